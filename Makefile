@@ -1,0 +1,41 @@
+# Everything is set up inside .venv; the second call of a target starts at once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-all lint types format setup clean
+
+demo: $(READY)
+	$(BIN)/python -m fnrfl.demo
+
+test: lint types
+	$(BIN)/python -m pytest -n 2 -m "not slow" -q
+
+test-all: lint types
+	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python tests/mutants.py
+
+lint: $(READY)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+
+types: $(READY)
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
+
+setup: $(READY)
+
+# torch comes first and alone: whatever asks for it afterwards is content with the pinned build.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fnrfl needs Python 3.11 or newer; set PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

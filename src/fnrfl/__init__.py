@@ -1,0 +1,55 @@
+"""Federated learning for skewed data: FNR-FL and the methods it compares, honest and fast.
+
+import fnrfl
+result = fnrfl.run("digits", algorithm="scaffold", fnr=dict(weight=0.1), seed=3)
+result.accuracy, result.rounds, result.bytes_up, result.model
+fnrfl.load("runs/digits-3")        # the same object from disk
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from fnrfl.runs import Result
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load", "resume", "run"]
+
+
+def run(
+    recipe: str | Path | None = None,
+    *,
+    out: str | Path | None | Literal[True] = True,
+    overwrite: bool = False,
+    progress: Callable[[dict[str, Any]], None] | None = None,
+    checkpoint_every: float = 30.0,
+    **keys: object,
+) -> Result:
+    """Run a recipe (a packaged name or a TOML file; without one, the embedded example) with some keys changed.
+
+    The keys are those of `fnrfl list keys`, sections as dicts: `algorithm="moon"`, `client=dict(lr=0.05)`. `out` is
+    the run directory, by default runs/<name>-<seed>; None writes nothing.
+    """
+    from fnrfl.config import load as config
+    from fnrfl.runs import run as start
+
+    return start(
+        config(recipe, keys), out=out, overwrite=overwrite, progress=progress, checkpoint_every=checkpoint_every
+    )
+
+
+def resume(run_dir: str | Path) -> Result:
+    """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
+    from fnrfl.runs import resume as go_on
+
+    return go_on(run_dir)
+
+
+def load(run_dir: str | Path) -> Result:
+    """A finished run from disk."""
+    from fnrfl.runs import load as read
+
+    return read(run_dir)

@@ -1,0 +1,6 @@
+"""`python -m fnrfl` is `fnrfl`."""
+
+from fnrfl.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,417 @@
+"""FNR: refine the weakest clients on public data towards the others' feature norms, around any method.
+
+The paper's Algorithms 1 to 3. Its penalty is a number without gradient, so it changes nothing; the penalties here are
+functions of the features, and `constant` is the paper's.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fnrfl.core.algorithm import Algorithm, Objective, option
+from fnrfl.core.net import Model
+from fnrfl.core.types import (
+    Batch,
+    Decorator,
+    Engine,
+    Flat,
+    LocalTask,
+    Out,
+    Probe,
+    Replies,
+    Shapes,
+    State,
+    Training,
+    Tree,
+)
+
+# -- Algorithm 1: class average feature norms -------------------------------------------------------------------------
+
+
+def feature_norms(features: Tensor) -> Tensor:
+    """U_i, the length of each example's features, [B]; with a gradient at zero too."""
+    return (features.square().sum(-1) + 1e-12).sqrt()
+
+
+def indicator(y: Tensor, num_classes: int) -> Tensor:
+    """1 where an example is of a class, [B, C]. (torch's one_hot reads values, which vmap cannot.)"""
+    return y[:, None] == torch.arange(num_classes)
+
+
+@dataclass(frozen=True)
+class ClassNorms(Probe):
+    """F_i^k: the mean feature norm of each class that the data has; 0 for a class that it has not."""
+
+    num_classes: int
+
+    def __call__(self, out: Out, batch: Batch) -> Tree:
+        hot = indicator(batch.y, self.num_classes).to(out.features.dtype)
+        return {"sum": feature_norms(out.features) @ hot, "count": hot.sum(0)}
+
+    def finish(self, total: Tree) -> Tree:
+        return {"norms": total["sum"] / total["count"].clamp(min=1)}
+
+
+class Accuracy(Probe):
+    """A_i: the share of right answers."""
+
+    def __call__(self, out: Out, batch: Batch) -> Tree:
+        right = (out.logits.argmax(-1) == batch.y).to(out.logits.dtype)
+        return {"right": right.sum(), "count": torch.ones_like(right).sum()}
+
+    def finish(self, total: Tree) -> Tree:
+        return {"accuracy": total["right"] / total["count"].clamp(min=1)}
+
+
+# -- Selection, and Algorithm 2: differences of feature norms ---------------------------------------------------------
+
+
+def num_refined(cohort: int, share: float) -> int:
+    """floor(m * p), with 0.7 * 10 taken for 7 although a float says 6.999..."""
+    return math.floor(cohort * share + 1e-9)
+
+
+def weakest(accuracy: Tensor, share: float) -> Tensor:
+    """Rows of the floor(m * p) lowest accuracies, ties to the lower row, in ascending order."""
+    return accuracy.argsort(stable=True)[: num_refined(len(accuracy), share)].sort().values
+
+
+def norm_targets(norms: Tensor, refined: Tensor, target: Literal["others", "all"]) -> Tensor:
+    """What the class norms of each refined row should become, [R, C].
+
+    others: the mean over the rows that are not refined, as in the paper; all: over all other rows, as in its code.
+    """
+    weak = torch.zeros(len(norms), dtype=torch.bool).index_fill(0, refined, True)
+    if target == "others":
+        return norms[~weak].mean(0).expand(len(refined), -1)
+    return (norms.sum(0) - norms[refined]) / (len(norms) - 1)
+
+
+def norm_differences(norms: Tensor, refined: Tensor, target: Literal["others", "all"]) -> Tensor:
+    """Delta_j of Algorithm 2: the sum over the others m of F_m - F_j, for every class, [R, C]."""
+    peers = len(norms) - len(refined) if target == "others" else len(norms) - 1
+    return peers * (norm_targets(norms, refined, target) - norms[refined])
+
+
+# -- The penalties J ---------------------------------------------------------------------------------------------------
+# Each is a function of the examples' norms u [B], the class indicator hot [B, C], the targets [C] (0: none) and the
+# number of peers. rho_l is the share of class l in the batch, as in Algorithm 3.
+
+Penalty = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+
+
+def _live(u: Tensor, hot: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(rho, class means of this batch, targets), with rho 0 and harmless values where there is nothing to compare."""
+    count = hot.sum(0)
+    known = (target > 0) & (count > 0)
+    mean = torch.where(known, (u @ hot) / count.clamp(min=1), 1.0)
+    return torch.where(known, count, 0.0) / len(u), mean, torch.where(known, target, 1.0)
+
+
+def relative(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
+    """sum_l rho_l (F_l / T_l - 1)^2: free of scale, so one weight serves all nets."""
+    rho, mean, goal = _live(u, hot, target)
+    return rho @ (mean / goal - 1).square()
+
+
+def squared(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
+    """sum_l rho_l (F_l - T_l)^2."""
+    rho, mean, goal = _live(u, hot, target)
+    return rho @ (mean - goal).square()
+
+
+def absolute(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
+    """sum_l rho_l |F_l - T_l|."""
+    rho, mean, goal = _live(u, hot, target)
+    return rho @ (mean - goal).abs()
+
+
+def huber(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
+    """sum_l rho_l H(F_l - T_l): squared/2 within 1, absolute outside."""
+    rho, mean, goal = _live(u, hot, target)
+    gap = (mean - goal).abs()
+    return rho @ torch.where(gap < 1, gap.square() / 2, gap - 0.5)
+
+
+def per_sample(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
+    """mean_i (u_i - T_{y_i})^2: also narrows the spread within a class."""
+    goal = hot @ target
+    return torch.where(goal > 0, (u - goal).square(), 0.0).mean()
+
+
+def log_ratio(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
+    """sum_l rho_l (log F_l - log T_l)^2: the same for twice as long and half as long."""
+    rho, mean, goal = _live(u, hot, target)
+    return rho @ (mean.log() - goal.log()).square()
+
+
+def literal(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
+    """-sum_l rho_l Delta[l] F_l with Delta from this very batch, held constant: the gradient the text suggests."""
+    rho, mean, goal = _live(u, hot, target)
+    return -(rho * peers * (goal - mean).detach()) @ mean
+
+
+def constant(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
+    """sum_l rho_l Delta[l], as printed: a number, so the weights cannot notice it."""
+    rho, mean, goal = _live(u, hot, target)
+    return (rho @ (peers * (goal - mean))).detach()
+
+
+PENALTIES: dict[str, Penalty] = {
+    "relative": relative,
+    "squared": squared,
+    "absolute": absolute,
+    "huber": huber,
+    "per-sample": per_sample,
+    "log-ratio": log_ratio,
+    "literal": literal,
+    "constant": constant,
+}
+
+
+@dataclass(frozen=True)
+class Penalised(Objective):
+    """Phi = L + lambda * J around any objective; targets come in `own` (refinement) or `shared` (local training)."""
+
+    inner: Objective
+    penalty: str
+    weight: float
+    peers: int
+
+    def noise(self, batch: int) -> Shapes:
+        return self.inner.noise(batch)
+
+    def begin(self, start: Flat, own: Tree) -> Flat:
+        return self.inner.begin(start, own)
+
+    def loss(self, out: Out, model: Model, params: Flat, batch: Batch, shared: Tree, own: Tree) -> Tensor:
+        loss = self.inner.loss(out, model, params, batch, shared, own)
+        if not self.weight:  # the control: exactly the inner objective
+            return loss
+        target = (own | shared)["fnr.target"]
+        hot = indicator(batch.y, len(target)).to(out.features.dtype)
+        return loss + self.weight * PENALTIES[self.penalty](feature_norms(out.features), hot, target, self.peers)
+
+    def correct(self, grad: Flat, params: Flat, start: Flat, shared: Tree, own: Tree) -> Flat:
+        return self.inner.correct(grad, params, start, shared, own)
+
+    def finish(
+        self, start: State, end: State, travel: Tensor, examples: Tensor, shared: Tree, own: Tree
+    ) -> tuple[Tree, Tree]:
+        return self.inner.finish(start, end, travel, examples, shared, own)
+
+
+# -- Algorithm 3: the round -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FNR(Algorithm):
+    """The inner method's round on an engine whose clients refine: no method knows about it.
+
+    Refinement changes the model that a client hands over. What the inner method estimates from private training
+    (variates, drift, step counts, memory) stays as it was.
+    """
+
+    inner: Algorithm
+    share: float = option(
+        0.5, "p: floor(p * cohort) clients with the lowest ranking accuracy are refined", ge=0.0, le=1.0
+    )
+    weight: float = option(0.1, "lambda: weight of the penalty", ge=0.0)
+    penalty: Literal["relative", "squared", "absolute", "huber", "per-sample", "log-ratio", "literal", "constant"] = (
+        option("relative", "how class norms are compared with their targets; constant is the paper's, without gradient")
+    )
+    target: Literal["others", "all"] = option(
+        "others", "targets averaged over the unrefined clients (the paper) or all other clients (its code)"
+    )
+    when: Literal["refine", "local", "both"] = option(
+        "refine", "penalty in the refinement (the paper), in local training towards the last round's norms, or both"
+    )
+    epochs: int = option(5, "passes over the public data", ge=0)
+    batch: int = option(32, "examples per refinement step", ge=1)
+    lr: float | Literal["client"] = option("client", "learning rate of refinement; client: the local one", gt=0.0)
+    optimizer: Literal["client", "sgd", "adam"] = option("client", "optimiser of refinement; always a fresh one")
+    batchnorm: Literal["frozen", "batch", "updating"] = option(
+        "frozen", "frozen: eval mode; batch: batch statistics, none stored; updating: the paper's code"
+    )
+    upload: Literal["once", "twice"] = option(
+        "once", "once: each client uploads one model, after ranking; twice: the paper's text"
+    )
+    augment: bool = option(False, "crop and flip public images while refining")
+    shuffle: bool = True  # the paper's code reads public data in a fixed order; set by protocol = "paper"
+    norm_pass_train_mode: bool = False  # a leak: the norm pass overwrites every client's BatchNorm statistics
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return self.inner.needs | {"features", "public-labels"}
+
+    def adapt(self, module: nn.Module, example: Tensor) -> nn.Module:
+        return self.inner.adapt(module, example)
+
+    def client_state(self, params: Flat, buffers: Tree) -> Tree:
+        return self.inner.client_state(params, buffers)
+
+    def init(self, params: Flat, buffers: Tree) -> State:
+        return self.inner.init(params, buffers)
+
+    def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
+        refining = Refining(engine, self, state.extra.get("fnr.target"))
+        new = self.inner.round(state, cohort, refining)
+        if self.when == "refine" or refining.norms is None:
+            return new
+        return replace(new, extra=new.extra | {"fnr.target": refining.norms.mean(0)})
+
+
+class Refining(Decorator):
+    """An engine whose clients end private training by refining the weakest of them."""
+
+    def __init__(self, engine: Engine, fnr: FNR, target: Tensor | None) -> None:
+        super().__init__(engine)
+        self.fnr, self.target = fnr, target
+        self.norms: Tensor | None = None  # [M, C] after the stream has been consumed
+
+    def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
+        fnr = self.fnr
+        refines = fnr.when != "local" and num_refined(len(cohort), fnr.share) > 0
+        if task.data != "private" or not task.upload or not (refines or fnr.when != "refine"):
+            yield from self.engine.stream(cohort, task)
+            return
+        # A method that estimates from private training needs both models of a refined client.
+        early = fnr.upload == "twice" or "uses-trained" in fnr.inner.needs or not refines
+        trained = Kept(self.engine.stream(cohort, replace(self._local(task), hold=True, upload=early)), models=early)
+        clients = trained.clients
+        if fnr.norm_pass_train_mode:
+            for _ in self.engine.stream(clients, self._norm_pass()):
+                pass
+        self.norms = self.engine.measure(clients, ClassNorms(self.num_classes))["norms"]
+        if not refines:
+            self.note(norms=self.norms.tolist())
+            yield from trained
+            return
+        accuracy = self.engine.measure(clients, Accuracy(), data="ranking")["accuracy"]
+        refined = weakest(accuracy, fnr.share)
+        target = norm_targets(self.norms, refined, fnr.target)
+        self.note(refined=clients[refined].tolist(), ranking=accuracy.tolist(), norms=self.norms.tolist())
+        peers = len(clients) - len(refined) if fnr.target == "others" else len(clients) - 1
+        first = 0
+        for chunk in trained:
+            here = torch.where((refined >= first) & (refined < first + len(chunk.clients)))[0]
+            task = self._refinement(peers, {"fnr.target": target[here]})
+            yield self._handed_over(chunk, refined[here] - first, task, early)
+            first += len(chunk.clients)
+
+    def _handed_over(self, chunk: Replies, rows: Tensor, task: LocalTask, early: bool) -> Replies:
+        """The chunk with the models that its clients hand over: refined ones, and the others as they are."""
+        parts = [self.engine.train(chunk.clients[rows], task)] if len(rows) else []
+        done = {c for part in parts for c in part.clients.tolist()}
+        rest = torch.tensor([m for m, c in enumerate(chunk.clients.tolist()) if c not in done], dtype=torch.int64)
+        if early and not self.fnr.norm_pass_train_mode:  # the server has them already
+            parts.append(chunk.pick(rest))
+        elif len(rest):
+            parts.append(self.engine.train(chunk.clients[rest], self._delivery()))
+        got = Replies.stack(parts)
+        order = torch.argsort(got.clients)[torch.argsort(torch.argsort(chunk.clients))]
+        params = got.params[order]
+        return replace(
+            chunk,
+            params=params,
+            trained=chunk.trained if early else params,
+            buffers={k: v[order] for k, v in got.buffers.items()},
+        )
+
+    # -- the tasks ----------------------------------------------------------------------------------------------------
+    def _local(self, task: LocalTask) -> LocalTask:
+        if self.fnr.when == "refine" or self.target is None:
+            return task
+        objective = Penalised(task.objective, self.fnr.penalty, self.fnr.weight, 1)
+        return replace(task, objective=objective, shared=task.shared | {"fnr.target": self.target})
+
+    def _refinement(self, peers: int, own: Tree) -> LocalTask:
+        fnr = self.fnr
+        objective = Penalised(Objective(), fnr.penalty, fnr.weight, peers)
+        return LocalTask(objective, "refine", own=own, data="public", training=self._training(), remember=False)
+
+    def _training(self) -> Training:
+        fnr = self.fnr
+        client = self.engine.training
+        return replace(
+            client,
+            epochs=fnr.epochs,
+            batch=fnr.batch,
+            lr=client.lr if fnr.lr == "client" else fnr.lr,
+            optimizer=client.optimizer if fnr.optimizer == "client" else fnr.optimizer,
+            batchnorm=fnr.batchnorm,
+            augment=fnr.augment,
+            shuffle=fnr.shuffle,
+        )
+
+    def _norm_pass(self) -> LocalTask:
+        """A pass over public data that moves nothing but BatchNorm statistics, as the paper's code does by accident."""
+        training = replace(
+            self._training(), epochs=1, lr=0.0, weight_decay=0.0, batchnorm="updating", augment=False, shuffle=False
+        )
+        return LocalTask(
+            Objective(), "norm-pass", data="public", training=training, remember=False, upload=False, hold=True
+        )
+
+    def _delivery(self) -> LocalTask:
+        """No step at all: the client sends the model that it holds."""
+        return LocalTask(Objective(), "deliver", training=replace(self.engine.training, epochs=0), remember=False)
+
+
+class Kept:
+    """Replies that wait for the ranking: one chunk in memory, more on disk, without models if clients keep those."""
+
+    def __init__(self, chunks: Iterable[Replies], *, models: bool) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="fnrfl-")
+        self._first: Replies | None = None
+        self._count = 0
+        clients = []
+        for chunk in chunks:
+            if not models:
+                gone = chunk.params[:, :0]
+                chunk = replace(chunk, params=gone, trained=gone, buffers={})
+            if self._count == 0:
+                self._first = chunk
+            else:
+                if self._first is not None:
+                    self._save(0, self._first)
+                    self._first = None
+                self._save(self._count, chunk)
+            self._count += 1
+            clients.append(chunk.clients)
+        self.clients = torch.cat(clients)
+
+    def __iter__(self) -> Iterator[Replies]:
+        with self._folder:
+            if self._first is not None:
+                yield self._first
+                return
+            for i in range(self._count):
+                yield self._load(i)
+
+    def _file(self, i: int) -> Path:
+        return Path(self._folder.name) / f"{i}.safetensors"
+
+    def _save(self, i: int, chunk: Replies) -> None:
+        flat: Tree = {}
+        for f in fields(chunk):
+            value = getattr(chunk, f.name)
+            flat |= {f"{f.name}/{k}": v for k, v in value.items()} if isinstance(value, dict) else {f.name: value}
+        save_file({k: v.clone(memory_format=torch.contiguous_format) for k, v in flat.items()}, self._file(i))
+
+    def _load(self, i: int) -> Replies:
+        values: dict[str, Any] = {"buffers": {}, "extras": {}}
+        for name, tensor in load_file(self._file(i)).items():
+            tree, _, key = name.partition("/")
+            (values[tree] if key else values)[key or tree] = tensor
+        self._file(i).unlink()
+        return Replies(**values)

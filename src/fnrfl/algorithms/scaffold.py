@@ -1,0 +1,99 @@
+"""SCAFFOLD: control variates remove client drift (Karimireddy et al., ICML 2020, Algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fnrfl.core.algorithm import Algorithm, Objective, option
+from fnrfl.core.net import Model
+from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, State, Training, Tree
+
+
+@dataclass(frozen=True)
+class Controlled(Objective):
+    """Local steps corrected by c - c_i."""
+
+    renew: bool  # c_i from this very training (option II)
+
+    def correct(self, grad: Flat, params: Flat, start: Flat, shared: Tree, own: Tree) -> Flat:
+        return grad - own["c"] + shared["c"]  # line 10; inside the gradient, so that momentum carries it too
+
+    def finish(
+        self, start: State, end: State, travel: Tensor, examples: Tensor, shared: Tree, own: Tree
+    ) -> tuple[Tree, Tree]:
+        if not self.renew:
+            return {}, {}
+        # Line 12 (ii). The paper divides by K * lr; `travel` is that for plain SGD, and right with momentum, where
+        # K * lr makes the variates grow without bound.
+        new = own["c"] - shared["c"] + (start.params - end.params) / travel
+        return {"delta_c": new - own["c"]}, {"c": new}
+
+
+@dataclass(frozen=True)
+class AtStart(Objective):
+    """The gradient of the client's whole loss at the model received, collected by unit steps: line 12 (i)."""
+
+    weight_decay: float
+
+    def loss(self, out: Out, model: Model, params: Flat, batch: Batch, shared: Tree, own: Tree) -> Tensor:
+        here = model.start.params + (params - params.detach())  # its value stays at x, its gradient flows to y
+        return len(batch.y) * super().loss(model(here, batch.x), model, here, batch, shared, own)
+
+    def finish(
+        self, start: State, end: State, travel: Tensor, examples: Tensor, shared: Tree, own: Tree
+    ) -> tuple[Tree, Tree]:
+        new = (start.params - end.params) / examples + self.weight_decay * start.params
+        return {"delta_c": new - own["c"]}, {"c": new}
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    """x <- x + server_lr * mean(y_i - x); c <- c + (the cohort's part of all clients) * mean(c_i^+ - c_i).
+
+    Invariant: c is the mean of all c_i, weighted as `weights` says, whoever takes part.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"linear-optimiser", "uses-trained"})
+
+    variates: Literal["I", "II"] = option(
+        "II", "new c_i from: I (an extra pass over the data at the server model), II (the steps taken)"
+    )
+    weights: Literal["examples", "uniform"] = option(
+        "examples", "weights of models and variates: by examples (finds the pooled optimum) or uniform (the paper's)"
+    )
+    server_lr: float = option(1.0, "step size of the server, eta_g", gt=0.0)
+
+    def client_state(self, params: Flat, buffers: Tree) -> Tree:
+        return {"c": torch.zeros_like(params)}
+
+    def init(self, params: Flat, buffers: Tree) -> State:
+        return State(params, buffers, {"c": torch.zeros_like(params)})
+
+    def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
+        uniform = self.weights == "uniform"
+        task = LocalTask(Controlled(self.variates == "II"), "local", state, shared={"c": state.extra["c"]})
+        got = engine.fold(
+            cohort,
+            task,
+            mean=lambda r: {"moved": r.trained - state.params, "refinement": r.params - r.trained} | r.extras,
+            uniform=uniform,
+        )
+        if self.variates == "I":
+            whole = engine.fold(
+                cohort, self._gradients(state, engine.training), mean=lambda r: r.extras, uniform=uniform
+            )
+            got.mean.update(whole.mean)
+        part = len(cohort) / len(engine.examples) if uniform else got.examples.sum() / engine.examples.sum()
+        params = state.params + self.server_lr * got.mean["moved"] + got.mean["refinement"]  # line 17
+        return state.step(got, params, c=state.extra["c"] + part * got.mean["delta_c"])  # line 17
+
+    def _gradients(self, state: State, training: Training) -> LocalTask:
+        once = replace(
+            training, optimizer="sgd", lr=1.0, momentum=0.0, weight_decay=0.0, epochs=1, last_batch="even",
+            shuffle=False, augment=False, batchnorm="batch",
+        )  # fmt: skip
+        return LocalTask(AtStart(training.weight_decay), "gradient", state, training=once, upload=False)

@@ -1,0 +1,247 @@
+"""From a config to the things a run is made of; whatever cannot go together is refused here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fnrfl import registry
+from fnrfl.algorithms.fnr import FNR, num_refined
+from fnrfl.config import RunConfig
+from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.net import Net
+from fnrfl.core.types import Training
+from fnrfl.data import augment, scenarios
+from fnrfl.data.batches import Pool
+from fnrfl.data.datasets import Dataset, load
+from fnrfl.data.scenarios import Partition
+from fnrfl.data.splits import Splits, carve
+from fnrfl.engines.base import InProcess
+from fnrfl.engines.batched import Batched
+from fnrfl.engines.loop import Loop
+from fnrfl.errors import CompatibilityError
+from fnrfl.models.build import build as build_model
+from fnrfl.rng import generator, seeded
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+CHUNK_BYTES = 4 << 30  # what the models of clients trained together may take, eight copies each
+
+
+@dataclass(frozen=True)
+class Built:
+    """Everything a run needs, and the config with nothing left to choose."""
+
+    config: RunConfig
+    dataset: Dataset
+    partition: Partition
+    splits: Splits
+    algorithm: Algorithm
+    net: Net
+    pool: Pool
+    engine: InProcess
+    notices: tuple[str, ...]
+
+    def noise(self, client: int, x: Tensor, stream: torch.Generator) -> Tensor:
+        """A client's feature noise over a batch."""
+        return feature_noise(self.partition, client, x, stream)
+
+
+def build(config: RunConfig, scratch: Path | None = None) -> Built:
+    """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory."""
+    dataset = load(config.dataset, seed=config.seed)
+    algorithm = _algorithm(config)
+    partition, splits = _data(config, dataset, algorithm)
+    net = _net(config, dataset, algorithm)
+    training = Training(
+        optimizer=config.client.optimizer,
+        lr=config.client.lr,
+        momentum=config.client.momentum,
+        weight_decay=config.client.weight_decay,
+        batch=config.client.batch,
+        epochs=config.client.epochs,
+        last_batch=config.client.last_batch,
+        augment=augment.resolve(config.client.augment, dataset.input_shape),
+    )
+    _check(config, algorithm, net, splits, partition, dataset)
+    config = _choose(config, net)
+    noise = partition.noise
+    pool = Pool(
+        {
+            "private": (splits.train.x, splits.train.y),
+            "public": (splits.public.x, splits.public.y),
+            "ranking": (splits.ranking.x, splits.ranking.y),
+            "distill": (splits.distill.x, splits.distill.y),
+        },
+        splits.clients,
+        dataset.num_classes,
+        dtype=net.dtype,
+        noise=None if noise is None else lambda client, x, stream: feature_noise(partition, client, x, stream),
+        redraw=noise is None or noise.redraw,
+        seed=config.seed,
+    )
+    params, buffers = net.flatten()
+    at_once = config.engine.clients_at_once
+    engine = ENGINES[config.engine.name](
+        net,
+        pool,
+        training,
+        seed=config.seed,
+        lr_decay=config.client.lr_decay,
+        client_state=algorithm.client_state(params, buffers),
+        clients_at_once=int(at_once),
+        threads=int(config.engine.threads),
+        nonfinite=config.client.nonfinite,
+        folder=scratch if int(at_once) < cohort_size(config) else None,
+    )
+    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, _notices(config))
+
+
+ENGINES: dict[str, Callable[..., InProcess]] = {"loop": Loop, "batched": Batched}
+
+
+def cohort_size(config: RunConfig) -> int:
+    """How many clients are active in a round."""
+    return max(1, round(config.participation * config.clients))
+
+
+def cohort(config: RunConfig, t: int) -> Tensor:
+    """The clients of round t, ascending."""
+    order = torch.randperm(config.clients, generator=generator(config.seed, t, "cohort"))
+    return order[: cohort_size(config)].sort().values
+
+
+def feature_noise(partition: Partition, client: int, x: Tensor, stream: torch.Generator) -> Tensor:
+    """x + (eps * M(x)) * sigma_i + mean."""
+    noise = partition.noise
+    assert noise is not None
+    mask = None
+    if noise.kind == "mask":
+        mask = torch.from_numpy(scenarios.mask(client, len(partition.positions), tuple(x.shape[1:]))).to(x.dtype)
+    return augment.add_noise(x, float(partition.levels[client]), noise.mean, mask, generator=stream)
+
+
+def _algorithm(config: RunConfig) -> Algorithm:
+    inner = registry.load(config.algorithm.name)(**config.algorithm.options)
+    if config.fnr is None:
+        return inner
+    return FNR(
+        inner=inner,
+        **config.fnr,  # type: ignore[arg-type]
+        shuffle=config.protocol != "paper",
+        norm_pass_train_mode=config.leaks.norm_pass_train_mode,
+    )
+
+
+def _data(config: RunConfig, dataset: Dataset, algorithm: Algorithm) -> tuple[Partition, Splits]:
+    """Set public and validation data aside, then partition the rest among the clients."""
+    public, labels = config.public, dataset.train.y.numpy()
+    distill = public.distill if public.distill != "auto" else 0.2 if "distill" in algorithm.needs else 0.0
+    carved = carve(
+        labels,
+        public=public.size if public.source == "train" else 0,
+        ranking=public.ranking,
+        distill=distill,
+        validation=config.validation.size,
+        seed=config.seed,
+        num_classes=dataset.num_classes,
+    )
+    scenario = scenarios.parse(config.scenario)
+    partition = scenarios.draw(
+        scenario, labels[carved.rest], config.clients, config.seed, num_classes=dataset.num_classes
+    )
+    elsewhere = public.source not in ("train", "test")
+    splits = Splits.build(
+        dataset,
+        carved,
+        partition.positions,
+        public=load(public.source, seed=config.seed) if elsewhere else None,
+        leak_public_is_test=config.leaks.public_is_test,
+    )
+    return partition, splits
+
+
+def _net(config: RunConfig, dataset: Dataset, algorithm: Algorithm) -> Net:
+    dtype = DTYPES.get(config.engine.precision)
+    if dtype is None:
+        raise CompatibilityError(
+            f'engine.precision = "{config.engine.precision}" needs a GPU, and engine.name = "{config.engine.name}" '
+            'runs on the CPU. Set engine.precision = "float32" or "float64".'
+        )
+    with seeded(config.seed, "init"):
+        module = build_model(config.model.name, dataset.input_shape, dataset.num_classes)
+        # Two examples: a few models need more than one to compute their shapes.
+        module = algorithm.adapt(module, torch.zeros(2, *dataset.input_shape))
+    module = module.to(dtype)
+    named = None if config.model.features == "auto" else config.model.features
+    net = Net(module, torch.zeros(2, *dataset.input_shape, dtype=dtype), features=named)
+    if net.num_logits < dataset.num_classes:
+        raise CompatibilityError(
+            f'model = "{config.model.name}" has {net.num_logits} outputs and dataset = "{config.dataset}" has '
+            f"{dataset.num_classes} classes. Give the model at least as many outputs."
+        )
+    return net
+
+
+def _check(
+    config: RunConfig, algorithm: Algorithm, net: Net, splits: Splits, partition: Partition, dataset: Dataset
+) -> None:
+    """What a method needs against what there is."""
+    name = f"fnr around {config.algorithm.name}" if config.fnr is not None else config.algorithm.name
+    if "features" in algorithm.needs and not net.has_features:
+        raise CompatibilityError(
+            f'{name} needs features and model = "{config.model.name}" calls no Linear layer to take them from. Name '
+            "the layer whose output they are with model.features."
+        )
+    if "public-labels" in algorithm.needs and not len(splits.public):
+        raise CompatibilityError(
+            f"{name} needs labelled public data and there is none. Set public.size = 0.1, give public.source, or set "
+            "fnr = off."
+        )
+    if "linear-optimiser" in algorithm.needs and config.client.optimizer != "sgd":
+        raise CompatibilityError(
+            f"{name} needs local steps that are linear in the gradients, and client.optimizer = "
+            f'"{config.client.optimizer}" is not. Set client.optimizer = "sgd".'
+        )
+    smallest = int(partition.sizes.argmin())
+    if not partition.sizes[smallest]:
+        raise CompatibilityError(
+            f'Under scenario = "{config.scenario}" client {smallest} has no examples. Set a minimum, another seed or '
+            "fewer clients."
+        )
+    if config.client.last_batch == "drop" and partition.sizes[smallest] < config.client.batch:
+        raise CompatibilityError(
+            f"Client {smallest} has {partition.sizes[smallest]} examples, less than one batch of {config.client.batch}"
+            ', so with client.last_batch = "drop" it would never train. Use "run-on", or a smaller client.batch.'
+        )
+
+
+def _choose(config: RunConfig, net: Net) -> RunConfig:
+    """What `auto` stands for: a fixed rule of model, cores and cohort, never a stopwatch, so that runs repeat."""
+    engine, cohort = config.engine, cohort_size(config)
+    name = engine.name
+    if name == "auto":  # vmap pays where a step is so small that its overhead dominates
+        convolutional = any(len(shape) > 2 for shape in net.shapes.values())
+        name = "batched" if not convolutional and cohort > 1 and net.size <= 200_000 else "loop"
+    threads = engine.threads
+    if threads == "auto":
+        threads = 1 if name == "batched" else max(1, min(cohort, os.cpu_count() or 1))
+    at_once = engine.clients_at_once
+    if at_once == "auto":
+        at_once = max(int(threads), min(cohort, CHUNK_BYTES // (8 * 4 * net.size)))
+    return config.replace(
+        {"engine": {"name": name, "threads": int(threads), "clients_at_once": min(cohort, int(at_once))}}
+    )
+
+
+def _notices(config: RunConfig) -> tuple[str, ...]:
+    """What a user should know once, before the first round."""
+    said = []
+    cohort = cohort_size(config)
+    if config.fnr is not None and not num_refined(cohort, float(config.fnr["share"])):
+        said.append(f"fnr.share = {config.fnr['share']} of a cohort of {cohort} is nobody: no client will be refined.")
+    return tuple(said)

@@ -1,0 +1,113 @@
+"""Atomic checkpoints: a kill at any moment leaves the last one or the one before, never half of one.
+
+`rounds/000012/` holds the server's state after round 12 and the memories of clients that changed since the checkpoint
+before; `checkpoint.json` is replaced last and names every file that counts. What it does not name is pruned.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from fnrfl import files
+from fnrfl.core.types import State, Tree
+from fnrfl.engines.store import ClientStore
+from fnrfl.errors import ConfigError
+
+FORMAT = 1
+
+
+def save(run_dir: Path, done: int, state: State, store: ClientStore, config: str) -> None:
+    """Keep the state after `done` rounds; `config` is the hash of the config it belongs to."""
+    folder = run_dir / "rounds" / f"{done:06d}"
+    part = folder.with_name(f"{folder.name}.part")
+    for stale in (part, folder):
+        shutil.rmtree(stale, ignore_errors=True)
+    part.mkdir(parents=True)
+    _write(part / "server.safetensors", _pack(state))
+    named = _named(run_dir)
+    for client in sorted(store.changed):
+        _write(part / f"client-{client}.safetensors", store.get(client))
+        named[str(client)] = f"rounds/{folder.name}/client-{client}.safetensors"
+    files.sync(part)
+    part.rename(folder)
+    files.sync(folder.parent)
+    server = f"rounds/{folder.name}/server.safetensors"
+    index = {"format": FORMAT, "round": done, "config": config, "server": server, "clients": named}
+    files.write(run_dir / "checkpoint.json", json.dumps(index, indent=1) + "\n")
+    store.changed.clear()
+    _prune(run_dir, {server, *named.values()})
+
+
+def load(run_dir: Path, store: ClientStore, config: str) -> tuple[int, State] | None:
+    """(rounds done, state), with the clients' memories put into `store`; None where nothing was saved yet."""
+    path = run_dir / "checkpoint.json"
+    if not path.exists():
+        return None
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        found = index["format"], index["config"]
+        server, clients, done = index["server"], index["clients"], int(index["round"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged ({error!r}). Run again into another directory.") from error
+    if found[0] != FORMAT:
+        raise ConfigError(
+            f"{path} has format {found[0]}, and this version reads format {FORMAT}. Resume it with the version that "
+            "wrote it, or run again."
+        )
+    if found[1] != config:
+        raise ConfigError(
+            f"{path} belongs to another config than the config.toml beside it. Put that file back as it was, or run "
+            "again into another directory."
+        )
+    state = _unpack(_read(run_dir / server))
+    for client, file in clients.items():
+        store.put(int(client), _read(run_dir / file))
+    store.changed.clear()
+    return done, state
+
+
+def _named(run_dir: Path) -> dict[str, str]:
+    path = run_dir / "checkpoint.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))["clients"]) if path.exists() else {}
+
+
+def _prune(run_dir: Path, alive: set[str]) -> None:
+    for folder in (run_dir / "rounds").iterdir():
+        for file in folder.iterdir():
+            if str(file.relative_to(run_dir)) not in alive:
+                file.unlink()
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _pack(state: State) -> Tree:
+    buffers = {f"buffers/{k}": v for k, v in state.buffers.items()}
+    return {"params": state.params} | buffers | {f"extra/{k}": v for k, v in state.extra.items()}
+
+
+def _unpack(flat: Tree) -> State:
+    def part(prefix: str) -> Tree:
+        return {k.removeprefix(prefix): v for k, v in flat.items() if k.startswith(prefix)}
+
+    return State(flat["params"], part("buffers/"), part("extra/"))
+
+
+def _write(path: Path, tensors: Tree) -> None:
+    # A row of a larger tensor would drag all of it along, and safetensors refuses tensors that share memory.
+    save_file({k: v.clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}, path)
+    files.sync(path)
+
+
+def _read(path: Path) -> Tree:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"The checkpoint file {path} cannot be read ({error}). Run again into another directory."
+        ) from error

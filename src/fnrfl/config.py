@@ -1,0 +1,561 @@
+"""The typed config: TOML and overrides go in, one frozen RunConfig comes out, and every mistake is a sentence.
+
+Each key is declared once, with its type, default, range and meaning: here, or as a field of the method that uses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from fnrfl import registry
+from fnrfl.errors import ConfigError
+from fnrfl.registry import Value
+
+Overrides: TypeAlias = Sequence[str] | Mapping[str, object]
+Flat: TypeAlias = dict[str, Any]  # dotted key -> value, plus "fnr": whether refinement is on
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Size = Share | Annotated[int, Field(ge=0)]
+
+EXAMPLE = "digits"
+SHORTHANDS = ("model", "algorithm", "engine")  # `model = "mlp"` is short for `model.name = "mlp"`
+
+
+class Section(BaseModel):
+    """A part of the config; its values cannot be changed, only replaced."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Model(Section):
+    """The network that everybody trains."""
+
+    name: str = Field("resnet18", description='a model, perhaps with arguments, or "module:function"')
+    features: str = Field("auto", description="layer whose output are the features; auto: the last Linear's input")
+
+
+class Client(Section):
+    """Local training."""
+
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="new each round")
+    lr: Positive = Field(0.01, description="learning rate")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate per round")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of sgd")
+    weight_decay: float = Field(1e-5, ge=0, description="added to the gradient")
+    batch: Count = Field(64, description="examples per step")
+    epochs: Count = Field(10, description="passes over a client's data per round")
+    last_batch: Literal["run-on", "keep", "drop"] = Field(
+        "run-on", description="run-on: epochs end to end in full batches; keep a shorter last batch; drop it"
+    )
+    augment: Literal["auto", "crop-flip", "none"] | bool = Field(
+        "auto", description="auto: crop-flip for colour images"
+    )
+    nonfinite: Literal["fail", "skip"] = Field(
+        "fail", description="when a client's loss is NaN or infinite: stop the run, or leave the client out"
+    )
+
+
+class Method(Section):
+    """The method, with all of its own fields."""
+
+    name: str = Field("fedavg", description='a method, or "module:Class" of your own')
+    options: dict[str, Value]
+
+
+class Public(Section):
+    """The labelled examples that the server may use."""
+
+    source: str = Field("train", description='train, test (a leak), a path or "module:function"')
+    size: Size = Field(0.1, description="a fraction of the training set, or a count")
+    ranking: Share = Field(0.2, description="share that only ranks clients; 0: the same examples rank and refine")
+    distill: Share | Literal["auto"] = Field(
+        "auto", description="share used without labels; auto: what the method needs"
+    )
+
+
+class Validation(Section):
+    """Examples for choosing anything; never the test set."""
+
+    size: Size = Field(0.05, description="a fraction of the training set, or a count")
+
+
+class Engine(Section):
+    """How the work is done; it changes the time, not the result."""
+
+    name: str = Field("auto", description="auto, loop or batched; auto is a fixed rule")
+    precision: Literal["float32", "tf32", "bf16", "float64"] = Field("float32", description="of all arithmetic")
+    deterministic: bool = Field(True, description="the same bits on every run")
+    clients_at_once: Count | Literal["auto"] = Field("auto", description="clients trained together")
+    threads: Count | Literal["auto"] = Field("auto", description="clients side by side on the CPU, one thread each")
+
+
+class Leaks(Section):
+    """What the released code does and an honest experiment must not; every result of it says leak."""
+
+    public_is_test: bool = Field(False, description="refinement trains on the test set and its labels")
+    norm_pass_train_mode: bool = Field(False, description="the norm pass overwrites clients' BatchNorm statistics")
+    constant_penalty: bool = Field(False, description="the penalty has no gradient")
+    clean_test_for_fnr: bool = Field(False, description="with feature noise, FNR alone is scored on clean images")
+
+
+class RunConfig(Section):
+    """Everything that decides a run. Made by `load`, which fills in the defaults and checks what belongs together."""
+
+    name: str = Field("run", description="what the run is called; by default, the recipe's name")
+    seed: int = Field(0, ge=0, description="of all randomness")
+    rounds: Count = Field(10, description="communication rounds")
+    clients: Count = Field(10, description="clients that hold data")
+    participation: float = Field(1.0, gt=0, le=1, description="share of clients active in a round")
+    protocol: Literal["honest", "paper"] = Field("honest", description="paper: the released code's settings and leaks")
+    dataset: str = Field("cifar10", description="a data set, file.npz, file.csv, folder/ or module:function")
+    scenario: str = Field(
+        "label-dirichlet(0.5)", description="how the data is spread over the clients; parts joined by +"
+    )
+    model: Model
+    client: Client
+    algorithm: Method
+    fnr: dict[str, Value] | None  # fields of the refinement, or None: off
+    public: Public
+    validation: Validation
+    engine: Engine
+    leaks: Leaks
+
+    @property
+    def leaks_on(self) -> tuple[str, ...]:
+        """The leaks that this run has, by name; every result of the run must show them."""
+        return tuple(name for name, on in self.leaks if on)
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the run is kept unless somebody says otherwise."""
+        return Path("runs") / f"{self.name}-{self.seed}"
+
+    @property
+    def sha256(self) -> str:
+        """The same for two configs exactly when all their values are the same."""
+        return hashlib.sha256(self.to_toml().encode()).hexdigest()
+
+    def to_toml(self) -> str:
+        """The whole config as text that runs as it is."""
+        tree = self._tree()
+        text = "".join(f"{key} = {_toml(value)}\n" for key, value in tree.items() if not isinstance(value, dict))
+        for section, values in tree.items():
+            if isinstance(values, dict):
+                text += f"\n[{section}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in values.items())
+        return text
+
+    def replace(self, overrides: Overrides) -> RunConfig:
+        """The same config with some keys changed, checked again."""
+        return _resolve(_flatten(self._tree()), _read_overrides(overrides), self.name)
+
+    def _tree(self) -> dict[str, Any]:
+        method = {"name": self.algorithm.name, **self.algorithm.options}
+        return self.model_dump() | {"algorithm": method, "fnr": "off" if self.fnr is None else self.fnr}
+
+
+# What protocol = "paper" takes as defaults: the settings of the released code, as its documentation runs it.
+PAPER: Flat = {
+    "rounds": 10,
+    "clients": 10,
+    "participation": 1.0,
+    "dataset": "cifar10",
+    "scenario": "niid(label-dirichlet(0.5))",
+    "model.name": "resnet18(head=1000)",
+    "client.optimizer": "sgd",
+    "client.lr": 0.01,
+    "client.momentum": 0.9,
+    "client.weight_decay": 1e-5,
+    "client.batch": 64,
+    "client.epochs": 10,
+    "client.last_batch": "keep",
+    "fnr.share": 0.5,
+    "fnr.weight": 0.5,
+    "fnr.penalty": "constant",
+    "fnr.target": "all",
+    "fnr.epochs": 5,
+    "fnr.batch": 32,
+    "fnr.batchnorm": "updating",
+    "public.source": "test",
+    "public.ranking": 0.0,
+    "validation.size": 0,
+    **{f"leaks.{name}": True for name in Leaks.model_fields},
+}
+# A leak that another key also expresses: the two must say the same.
+TWINS = (("leaks.public_is_test", "public.source", "test"), ("leaks.constant_penalty", "fnr.penalty", "constant"))
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the config, in words."""
+
+    name: str
+    type: str
+    default: Value
+    range: str
+    meaning: str
+    rule: str  # type and range as the end of a sentence: "it must be ..."
+
+
+def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> RunConfig:
+    """The config of a packaged recipe, of a TOML file, or without either of the embedded example, with overrides.
+
+    Overrides are `key=value` strings, or nested values such as `{"algorithm": "scaffold", "fnr": {"weight": 0.1}}`;
+    later ones win over earlier ones, and all of them over the recipe.
+    """
+    path = _find(EXAMPLE if recipe is None else recipe)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"The recipe {path} cannot be read: {reason}. Give the path of a TOML file.") from error
+    return loads(text, overrides, name=path.stem, origin=str(path))
+
+
+def loads(text: str, overrides: Overrides = (), *, name: str = "run", origin: str = "The config") -> RunConfig:
+    """The same from TOML text; `name` is the run's name unless the text or an override says another."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin} is not valid TOML: {error}.") from error
+    return _resolve(_flatten(tree), _read_overrides(overrides), name)
+
+
+def describe_keys() -> tuple[Key, ...]:
+    """Every key there is, those of all methods included."""
+    methods = {name: _keys(_model_of(registry.fields(name)), "algorithm.").values() for name in registry.algorithms()}
+    switch = Key(
+        "fnr", '"off" | "on"', "off", "", "refine the weakest clients; any key of [fnr] turns it on", "off or on"
+    )
+    return (
+        *_keys(RunConfig).values(),
+        *(replace(key, meaning=f"{name}: {key.meaning}") for name, keys in methods.items() for key in keys),
+        switch,
+        *_keys(_model_of(registry.fields("fnr")), "fnr.").values(),
+    )
+
+
+def _find(recipe: str | Path) -> Path:
+    """Where a recipe is; a bare word is a packaged one, anything with a suffix or a separator is a file."""
+    packaged = registry.recipes()
+    if isinstance(recipe, str) and recipe in packaged:
+        return registry.FOLDER / "recipes" / f"{recipe}.toml"
+    path = Path(recipe)
+    if path.suffix == ".toml" or len(path.parts) > 1 or path.exists():
+        return path
+    raise ConfigError(f'There is no recipe "{recipe}". {registry.hint(str(recipe), packaged)}, or give a .toml file.')
+
+
+def _flatten(tree: Mapping[str, object], prefix: str = "") -> Flat:
+    """Nested values by dotted key, with the shorthands written out."""
+    flat: Flat = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if path == "fnr" or path.startswith("fnr."):
+            flat["fnr"] = _switch(value) if path == "fnr" else True
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{path}.")
+        elif path in SHORTHANDS:
+            flat[f"{path}.name"] = _plain(value)
+        elif path != "fnr":
+            flat[path] = _plain(value)
+    return flat
+
+
+def _switch(value: object) -> bool:
+    """Whether `fnr = value` turns refinement on; a section does, even an empty one."""
+    if isinstance(value, Mapping):
+        return True
+    if value not in ("on", "off", True, False):
+        raise ConfigError(f'fnr = {_show(value)} is not allowed: it must be "on", "off" or a section.')
+    return value in ("on", True)
+
+
+def _plain(value: object) -> object:
+    """Paths as text and numpy's numbers as Python's, for callers from Python."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _read_overrides(overrides: Overrides) -> Flat:
+    if isinstance(overrides, Mapping):
+        return _flatten(overrides)
+    flat: Flat = {}
+    for text in [overrides] if isinstance(overrides, str) else overrides:
+        key, sign, value = (part.strip() for part in text.partition("="))
+        if not key or not sign:
+            raise ConfigError(f'"{text}" is not an override; write key=value, as in client.lr=0.1.')
+        flat |= _flatten({key: _read_value(value)})
+    return flat
+
+
+def _read_value(text: str) -> object:
+    """A TOML value, or where it is none, the word itself: `fnr=on`, `scenario=label-dirichlet(0.1)`."""
+    try:
+        read = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return read["value"] if len(read) == 1 else text
+
+
+def _resolve(recipe: Flat, overrides: Flat, name: str) -> RunConfig:
+    """Defaults, then the protocol's, then the recipe, then the overrides; all problems are reported at once."""
+    default = Method.model_fields["name"].default
+    algorithm = (recipe | overrides).get("algorithm.name", default)
+    if algorithm != recipe.get("algorithm.name", default):
+        # The recipe's fields were chosen for its own method: another method's mu is another quantity.
+        recipe = {key: value for key, value in recipe.items() if not key.startswith("algorithm.")}
+    if not isinstance(algorithm, str):
+        raise ConfigError(f"algorithm.name = {_show(algorithm)} is not allowed: it must be text.")
+    if algorithm == "fnr":
+        raise ConfigError('algorithm.name = "fnr" is not a method: FNR wraps any method. Set fnr = "on" instead.')
+
+    schema = _schema(registry.fields(algorithm), registry.fields("fnr"))
+    known = _keys(schema)
+    given: Flat = {"name": name} | recipe | overrides
+    refining = given.pop("fnr", False)
+    problems = [_unknown(key, known, algorithm) for key in given if key not in known]
+    given = {key: value for key, value in given.items() if key in known and (refining or not key.startswith("fnr."))}
+
+    values = {key: declared.default for key, declared in known.items()}
+    if given.get("protocol") == "paper":
+        values |= PAPER
+        for leak, twin, telling in TWINS:  # whichever of the two is given decides the other
+            if twin in given:
+                values[leak] = given[twin] == telling
+            elif given.get(leak) is False:
+                values[twin] = known[twin].default
+    values |= given
+
+    try:
+        checked = schema.model_validate(_nest(values)).model_dump()
+    except ValidationError as error:
+        raise ConfigError(" ".join([*problems, *_wrong_values(error, values, known)])) from None
+    try:
+        checked["scenario"] = _canonical(checked["scenario"])
+    except ConfigError as error:
+        problems.append(str(error))
+    method, refinement = checked.pop("algorithm"), checked.pop("fnr")
+    config = RunConfig(
+        **checked,
+        algorithm=Method(name=algorithm, options={key: value for key, value in method.items() if key != "name"}),
+        fnr=refinement if refining else None,
+    )
+    problems += [*_unknown_names(config), *_leaks_refused(config, known), *_conflicts(config)]
+    if problems:
+        raise ConfigError(" ".join(problems))
+    return config
+
+
+def _canonical(scenario: str) -> str:
+    """A scenario's text as its grammar writes it, so that equal scenarios are equal configs."""
+    from fnrfl.data.scenarios import parse
+
+    return str(parse(scenario))
+
+
+def _unknown(key: str, known: Mapping[str, Key], algorithm: str) -> str:
+    """An unknown key, and the one that was meant."""
+    inside = [name for name in known if name.startswith(f"{key}.")]
+    if inside:
+        return f"{key} is a section and cannot be given a value; set its keys, such as {inside[0]}."
+    section, _, word = key.rpartition(".")
+    if section == "algorithm":
+        among = [name for name in known if name.startswith("algorithm.")]
+        return f"Unknown key {key}: with {algorithm}, the keys of [algorithm] are {', '.join(among)}."
+    elsewhere = [name for name in known if name.rpartition(".")[2] == word]
+    meant = " or ".join(elsewhere) or registry.nearest(key, known)
+    return f"Unknown key {key}" + (f": did you mean {meant}?" if meant else "; `fnrfl list keys` prints all of them.")
+
+
+def _wrong_values(error: ValidationError, values: Flat, known: Mapping[str, Key]) -> list[str]:
+    """One sentence per key whose value has the wrong type or is out of range."""
+    located = [".".join(map(str, e["loc"])) + "." for e in error.errors()]
+    return [
+        f"{key} = {_show(values[key])} is not allowed: it must be {declared.rule} (default {_show(declared.default)})."
+        for key, declared in known.items()
+        if any(place.startswith(f"{key}.") for place in located)
+    ]
+
+
+def _unknown_names(config: RunConfig) -> Iterator[str]:
+    """Names that are in no table and do not look like the user's own."""
+    if config.name.startswith(".") or not config.name.strip() or set(config.name) & set("/\\\0\n"):
+        yield f"name = {_show(config.name)} is not allowed: it must be the name of one folder, such as my-run."
+    dataset = config.dataset
+    forms = ", ".join(registry.DATASET_FORMS)
+    if dataset not in registry.DATASETS and not _is_own_data(dataset):
+        yield f'dataset = "{dataset}" is not known. {registry.hint(dataset, registry.DATASETS)}, or give {forms}.'
+    source = config.public.source
+    if source not in ("train", "test") and not _is_own_data(source):
+        yield f'public.source = "{source}" is not known. Choose "train", or give {forms}.'
+    model = config.model.name.partition("(")[0].strip()
+    if ":" not in model and model not in registry.MODELS:
+        yield f'model = "{model}" is not known. {registry.hint(model, registry.MODELS)}, or give module:function.'
+    engine = config.engine.name
+    if engine in registry.LATER_ENGINES:
+        yield f'engine = "{engine}" is not in this version. Choose one of {", ".join(registry.ENGINES)}.'
+    elif engine not in registry.ENGINES:
+        yield f'engine = "{engine}" is not known. {registry.hint(engine, registry.ENGINES)}.'
+
+
+def _is_own_data(text: str) -> bool:
+    """Whether a text looks like a file, a folder or a function of the user's."""
+    return Path(text).suffix in (".npz", ".csv") or ":" in text or "/" in text or Path(text).is_dir()
+
+
+def _leaks_refused(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]:
+    """Leaks under the honest protocol, and leaks that a second key denies."""
+    values = _flatten(config._tree())
+    twins = [(leak, twin, values[twin] == telling) for leak, twin, telling in TWINS if twin in values]
+    if config.protocol == "honest":
+        leaking = [f"leaks.{name}" for name in config.leaks_on]
+        leaking += ["public.source"] if values["public.source"] == "test" else []
+        for key in leaking:
+            honest = f"{key} = {_show(known[key].default)}"
+            yield f'{key} = {_show(values[key])} is a leak; set protocol = "paper", which labels it, or {honest}.'
+        return
+    for leak, twin, leaks in twins:
+        if values[leak] != leaks:
+            yield f"{leak} = {_show(values[leak])} contradicts {twin} = {_show(values[twin])}; give only one of them."
+
+
+def _conflicts(config: RunConfig) -> Iterator[str]:
+    """Values that are right alone and cannot go together."""
+    public = config.public
+    if isinstance(public.distill, float) and public.ranking + public.distill >= 1:
+        yield (
+            f"public.ranking = {public.ranking} and public.distill = {public.distill} leave nothing to refine on; "
+            f"their sum must be below 1."
+        )
+    if config.fnr is None:
+        return
+    if public.source == "train" and public.size == 0:
+        yield (
+            "FNR needs labelled public data; public.size is 0. "
+            "Set public.size = 0.1, give public.source, or set fnr = off."
+        )
+    if config.fnr["share"] == 1 and config.fnr["target"] == "others":
+        yield (
+            'fnr.share = 1 leaves nobody unrefined to take targets from, so fnr.target = "others" cannot be used. '
+            'Set fnr.target = "all" or a smaller share.'
+        )
+
+
+def _nest(values: Flat) -> dict[str, Any]:
+    """The inverse of `_flatten`, without shorthands."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        section, _, word = key.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[word] = value
+    return tree
+
+
+@cache
+def _model_of(fields: tuple[registry.Field, ...]) -> type[Section]:
+    """A method's fields as a section that can be validated."""
+    declared: dict[str, Any] = {
+        f.name: (_bounded(f.type, dict(f.bounds)), Field(f.default, description=f.help)) for f in fields
+    }
+    return create_model("Options", __base__=Section, **declared)
+
+
+def _bounded(annotation: Any, bounds: dict[str, Any]) -> Any:
+    """The bounds put on the members of a type that are numbers: in `float | Literal["client"]`, on the first."""
+    if get_origin(annotation) in (Union, UnionType):
+        return Union[tuple(_bounded(member, bounds) for member in get_args(annotation))]  # noqa: UP007
+    return Annotated[annotation, Field(**bounds)] if annotation in (int, float) and bounds else annotation
+
+
+@cache
+def _schema(algorithm: tuple[registry.Field, ...], fnr: tuple[registry.Field, ...]) -> type[Section]:
+    """RunConfig with the fields of one method and of the refinement where they are written."""
+    named = create_model("Method", __base__=_model_of(algorithm), name=(str, Method.model_fields["name"]))
+    fixed: dict[str, Any] = {
+        name: (field.annotation, field)
+        for name, field in RunConfig.model_fields.items()
+        if name not in ("algorithm", "fnr")
+    }
+    return create_model("Schema", __base__=Section, **fixed, algorithm=(named, ...), fnr=(_model_of(fnr), ...))
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> dict[str, Key]:
+    """The keys of a section and of those inside it, by dotted name."""
+    keys: dict[str, Key] = {}
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{name}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            keys |= _keys(field.annotation, f"{path}.")
+        elif field.description:
+            members = list(_members(field.annotation, field.metadata))
+            keys[path] = Key(
+                path,
+                " | ".join(member.type for member in members),
+                field.default,
+                "; ".join(member.range for member in members if member.range),
+                field.description,
+                _either([" ".join(filter(None, (member.words, member.range))) for member in members]),
+            )
+    return keys
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One of the types that a key may have."""
+
+    type: str
+    words: str
+    range: str = ""
+
+
+def _members(annotation: Any, metadata: Sequence[Any]) -> Iterator[_Member]:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        inner = [bound for extra in args[1:] for bound in (extra.metadata if isinstance(extra, FieldInfo) else [extra])]
+        yield from _members(args[0], [*metadata, *inner])
+    elif origin in (Union, UnionType):
+        for arg in args:
+            yield from _members(arg, metadata)
+    elif origin is Literal:
+        for choice in args:
+            yield _Member(_toml(choice), _toml(choice))
+    else:
+        signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+        bounds = (
+            f"{sign} {getattr(bound, name):g}" for bound in metadata for name, sign in signs if hasattr(bound, name)
+        )
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        yield _Member(annotation.__name__, words[annotation], " and ".join(bounds))
+
+
+def _either(choices: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
+
+
+def _toml(value: Value) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def _show(value: object) -> str:
+    """A value as the user typed it, whatever it is."""
+    return _toml(value) if isinstance(value, Value) else repr(value)

@@ -1,0 +1,109 @@
+"""The two halves of a method: what a client minimises, and what the server does in a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor, nn
+
+from fnrfl.core.net import Model
+from fnrfl.core.types import Batch, Engine, Flat, Out, Shapes, State, Tree
+
+T = TypeVar("T")
+
+
+def option(default: T, help: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None) -> T:
+    """A hyper-parameter: its default, its one-line meaning and its range, declared where it is used.
+
+    All arguments are literals, so that the command line can read them from the source without importing torch.
+    """
+    bounds = {k: v for k, v in {"ge": ge, "gt": gt, "le": le}.items() if v is not None}
+    made: T = field(default=default, metadata={"help": help, **bounds})
+    return made
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of each example, [B]."""
+    return -logits.log_softmax(-1).gather(-1, y[..., None])[..., 0]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What one client minimises, and what it does before and after.
+
+    Written for ONE client: no client axis, no side effects, no random draws. Numbers that change between rounds belong
+    in `shared` (the same for all) or `own` (the client's memory and what was addressed to it), not in fields.
+    """
+
+    registry: ClassVar[dict[str, type[Objective]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Objective.registry[cls.__name__] = cls
+
+    def noise(self, batch: int) -> Shapes:
+        """Shapes of the uniform numbers that one step needs; they arrive in `batch.noise`."""
+        return {}
+
+    def begin(self, start: Flat, own: Tree) -> Flat:
+        """Where the client starts, given the model that it received or holds."""
+        return start
+
+    def loss(self, out: Out, model: Model, params: Flat, batch: Batch, shared: Tree, own: Tree) -> Tensor:
+        """The loss of one batch; `out` is the step's one forward pass, `model.start` the model received."""
+        return batch.mean(cross_entropy(out.logits, batch.y))
+
+    def correct(self, grad: Flat, params: Flat, start: Flat, shared: Tree, own: Tree) -> Flat:
+        """The gradient that the optimiser is given: weight decay is in it, momentum is not yet."""
+        return grad
+
+    def finish(
+        self, start: State, end: State, travel: Tensor, examples: Tensor, shared: Tree, own: Tree
+    ) -> tuple[Tree, Tree]:
+        """(what is sent up beside the model, what the client remembers: changed keys only)."""
+        return {}, {}
+
+
+Objective.registry["Objective"] = Objective
+
+
+def describe(objective: Objective) -> dict[str, Any]:
+    """An objective as plain values, by name and fields."""
+    values = {f.name: getattr(objective, f.name) for f in fields(objective)}
+    return {
+        "name": type(objective).__name__,
+        **{k: describe(v) if isinstance(v, Objective) else v for k, v in values.items()},
+    }
+
+
+def restore(described: dict[str, Any]) -> Objective:
+    """The inverse of `describe`."""
+    values = {k: restore(v) if isinstance(v, dict) else v for k, v in described.items() if k != "name"}
+    return Objective.registry[described["name"]](**values)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A federated method; its fields are its hyper-parameters.
+
+    `needs` may name "features", "public-labels", "linear-optimiser" (its arithmetic uses `travel`) and "uses-trained"
+    (the server must see where private training ended even if the client was refined afterwards).
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def adapt(self, module: nn.Module, example: Tensor) -> nn.Module:
+        """The module that this method trains; for methods that add layers."""
+        return module
+
+    def client_state(self, params: Flat, buffers: Tree) -> Tree:
+        """What a client remembers before its first round."""
+        return {}
+
+    def init(self, params: Flat, buffers: Tree) -> State:
+        """The server's state before the first round."""
+        return State(params, buffers)
+
+    def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
+        """One communication round."""
+        raise NotImplementedError

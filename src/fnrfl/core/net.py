@@ -1,0 +1,260 @@
+"""An nn.Module as a pure function of flat parameters and named buffers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fnrfl.core.types import Flat, Out, Shapes, State, Tree
+from fnrfl.errors import CompatibilityError
+
+
+class Dropout(nn.Module):
+    """Dropout whose mask is an input: `uniform` is a buffer that every training step supplies."""
+
+    uniform: Tensor
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.register_buffer("uniform", torch.ones(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keep what is at least `p`, scaled so that the mean stays."""
+        return x * (self.uniform >= self.p) / (1 - self.p) if self.training else x
+
+
+class ProjectionHead(nn.Module):
+    """MOON's classifier: features -> hidden -> projection -> logits. The logits read the projection."""
+
+    def __init__(self, num_features: int, width: int, num_logits: int) -> None:
+        super().__init__()
+        self.project = nn.Sequential(nn.Linear(num_features, num_features), nn.ReLU(), nn.Linear(num_features, width))
+        self.classify = nn.Linear(width, num_logits)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits of features."""
+        logits: Tensor = self.classify(self.project(features))
+        return logits
+
+
+def last_linear(module: nn.Module, example: Tensor) -> str | None:
+    """Name of the Linear that the forward pass calls last."""
+    called: list[str] = []
+    hooks = [
+        m.register_forward_hook(lambda *_, name=name: called.append(name))
+        for name, m in module.named_modules()
+        if isinstance(m, nn.Linear)
+    ]
+    _forward(module, example)
+    for hook in hooks:
+        hook.remove()
+    return called[-1] if called else None
+
+
+def _forward(module: nn.Module, example: Tensor) -> Tensor:
+    module.eval()
+    with torch.no_grad():
+        logits = module(example)
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(example):
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise CompatibilityError(
+            f"The model must return logits of shape [batch, classes] but gave {got} for a batch of {len(example)}. "
+            "Return the logits alone from forward."
+        )
+    return logits
+
+
+def _swap_dropout(module: nn.Module) -> list[str]:
+    """Replace every nn.Dropout by one whose mask is an input; returns their names."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Dropout:
+                setattr(parent, name, Dropout(child.p) if child.p > 0 else nn.Identity())
+    return [name for name, m in module.named_modules() if isinstance(m, Dropout)]
+
+
+def _refuse_random(module: nn.Module, example: Tensor, dropouts: Shapes) -> None:
+    """A training forward pass that draws random numbers of its own would differ between engines: refuse it by name."""
+    trial = copy.deepcopy(module).train()
+    for name, shape in dropouts.items():
+        trial.get_submodule(name.removesuffix(".uniform")).uniform = torch.ones(len(example), *shape)
+    before = torch.get_rng_state()
+    culprits: list[str] = []
+
+    def watch(m: nn.Module, *_: object, name: str) -> None:
+        if not culprits and not torch.equal(torch.get_rng_state(), before):
+            culprits.append(f"{name or 'the model'} ({type(m).__name__})")
+
+    for name, m in trial.named_modules():
+        m.register_forward_hook(lambda m, *_, name=name: watch(m, name=name))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        trial(example)
+    if culprits:
+        raise CompatibilityError(
+            f"{culprits[0]} draws random numbers of its own while training, so runs could not be repeated. "
+            "Use nn.Dropout, whose masks fnrfl draws itself, or remove the layer."
+        )
+
+
+class Net:
+    """A classifier as a function: `apply(params, buffers, x)` gives features and logits.
+
+    The features are the output of the layer named by `features` (or by the module's own `feature_layer`), else the
+    input of the projection head, else the input of the Linear that is called last. A module without any has no
+    features. The module is used by one thread at a time; `copy` makes another.
+    """
+
+    def __init__(self, module: nn.Module, example: Tensor, *, features: str | None = None) -> None:
+        self.module = module
+        self.drop_shapes: Shapes = {}
+        dropouts = _swap_dropout(module)
+        trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise CompatibilityError("The model has no trainable parameters. Give it some, or set requires_grad.")
+        self.shapes = {n: p.shape for n, p in trainable}
+        self.sizes = [p.numel() for _, p in trainable]
+        self.size = sum(self.sizes)
+        self.dtype = trainable[0][1].dtype
+        self.classifier = last_linear(module, example)
+        heads = [n for n, m in module.named_modules() if isinstance(m, ProjectionHead)]
+        self.projection_head = heads[0] if heads else None
+        named = features or getattr(module, "feature_layer", None)
+        if named is not None and named not in dict(module.named_modules()):
+            raise CompatibilityError(
+                f"model.features is {named!r}, which is not a layer of the model. "
+                f"Choose one of {', '.join(n for n, _ in module.named_modules() if n)}."
+            )
+        self.feature_layer = named
+        self._probe_dropout(example, dropouts)
+        _refuse_random(module, example, self.drop_shapes)
+        self._buffers = [n for n, _ in module.named_buffers() if n not in self.drop_shapes]
+        params, buffers = self.flatten()
+        with torch.no_grad():
+            out, _ = self.apply(params, buffers, example, mode="frozen")
+        self.num_features, self.num_logits = out.features.shape[1], out.logits.shape[1]
+
+    def _probe_dropout(self, example: Tensor, names: list[str]) -> None:
+        def record(_: nn.Module, args: tuple[Tensor, ...], name: str) -> None:
+            key = f"{name}.uniform"
+            if key in self.drop_shapes:
+                raise CompatibilityError(
+                    f"The dropout layer {name} is called twice in one forward pass. Use one nn.Dropout per call."
+                )
+            self.drop_shapes[key] = tuple(args[0].shape[1:])
+
+        hooks = [
+            self.module.get_submodule(n).register_forward_pre_hook(lambda m, a, n=n: record(m, a, n)) for n in names
+        ]
+        _forward(self.module, example)
+        for hook in hooks:
+            hook.remove()
+
+    @property
+    def has_features(self) -> bool:
+        """Whether there is a layer to take features from."""
+        return bool(self.feature_layer or self.projection_head or self.classifier)
+
+    def copy(self) -> Net:
+        """The same net around its own module: two threads must never share one."""
+        other = copy.copy(self)
+        other.module = copy.deepcopy(self.module)
+        return other
+
+    def flatten(self) -> tuple[Flat, Tree]:
+        """The module's present parameters as one vector, and its buffers."""
+        parameters = dict(self.module.named_parameters())
+        flat = torch.cat([parameters[n].detach().reshape(-1) for n in self.shapes])
+        buffers = dict(self.module.named_buffers())
+        return flat, {n: buffers[n].detach().clone() for n in self._buffers}
+
+    def unflatten(self, flat: Flat) -> Tree:
+        """Named views of a flat vector."""
+        parts = flat.split(self.sizes)
+        return {n: part.view(shape) for (n, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def export(self, params: Flat, buffers: Tree) -> nn.Module:
+        """An ordinary module with these weights."""
+        module = copy.deepcopy(self.module).eval()
+        module.load_state_dict(self.unflatten(params) | buffers, strict=False)
+        return module
+
+    def apply(
+        self,
+        params: Flat,
+        buffers: Tree,
+        x: Tensor,
+        *,
+        mode: Literal["updating", "batch", "frozen"],
+        masks: Tree | None = None,
+    ) -> tuple[Out, Tree]:
+        """One forward pass, and the buffers after it; the caller's buffers stay as they are.
+
+        updating: train mode; batch: train mode, buffers as before; frozen: eval mode.
+        """
+        train = mode != "frozen"
+        if self.module.training != train:
+            self.module.train(train)
+        new = {k: v.clone() for k, v in buffers.items()}  # BatchNorm writes in place
+        used = new | {k: masks[k] for k in self.drop_shapes} if train and masks else new
+        with self._captured() as seen:
+            logits = functional_call(self.module, (self.unflatten(params), used), (x,))
+        features = seen["features"].flatten(1) if "features" in seen else logits[:, :0]
+        return Out(features, logits, seen.get("projection", features)), new if mode == "updating" else buffers
+
+    @contextmanager
+    def _captured(self) -> Iterator[Tree]:
+        """Collect features and projection during a forward pass. Hooks live no longer than it does."""
+        seen: Tree = {}
+
+        def entering(name: str) -> torch.utils.hooks.RemovableHandle:
+            return self.module.get_submodule(name).register_forward_pre_hook(
+                lambda _, args: seen.__setitem__("features", args[0])
+            )
+
+        def leaving(name: str, what: str) -> torch.utils.hooks.RemovableHandle:
+            return self.module.get_submodule(name).register_forward_hook(
+                lambda _, args, out: seen.__setitem__(what, out)
+            )
+
+        hooks = []
+        if self.feature_layer is not None:
+            hooks.append(leaving(self.feature_layer, "features"))
+        elif self.projection_head is not None:
+            hooks.append(entering(self.projection_head))
+        elif self.classifier is not None:
+            hooks.append(entering(self.classifier))
+        if self.projection_head is not None:
+            hooks.append(leaving(f"{self.projection_head}.project", "projection"))
+        try:
+            yield seen
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+@dataclass
+class Model:
+    """The net of one client during one step: what an objective is handed."""
+
+    net: Net
+    start: State  # the model that the client received, or held
+    buffers: Tree  # the client's own, renewed by each training forward pass
+    masks: Tree
+    mode: Literal["updating", "batch", "frozen"]
+
+    def __call__(self, params: Flat, x: Tensor) -> Out:
+        """The training forward pass."""
+        out, self.buffers = self.net.apply(params, self.buffers, x, mode=self.mode, masks=self.masks)
+        return out
+
+    def frozen(self, params: Flat, buffers: Tree, x: Tensor) -> Out:
+        """Another model's answer: eval mode, its own buffers, no gradient."""
+        return self.net.apply(params.detach(), buffers, x, mode="frozen")[0]

@@ -1,0 +1,87 @@
+"""One optimiser step of one client: the only local training step in the package.
+
+Engines repeat it, batch it or ship it; nobody else steps a client's model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from fnrfl.core import optim
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.net import Model, Net
+from fnrfl.core.types import Batch, Flat, State, Training, Tree
+
+Loss = Callable[[Flat], tuple[Tensor, Tree]]  # parameters -> (loss, buffers after the forward pass)
+Gradient = Callable[[Loss, Flat], tuple[Flat, Tensor, Tree]]  # -> (gradient, loss, buffers)
+
+
+@dataclass(frozen=True)
+class Carry:
+    """What changes from step to step, in place; with a client axis in front under `vmap`."""
+
+    params: Flat
+    buffers: Tree
+    memory: Tree  # the optimiser's
+    travel: Tensor
+
+    @staticmethod
+    def new(training: Training, params: Flat, buffers: Tree) -> Carry:
+        """A carry that owns copies of its tensors; `params` is [P] or [M, P]."""
+        params = params.clone(memory_format=torch.contiguous_format)
+        own = {k: v.clone(memory_format=torch.contiguous_format) for k, v in buffers.items()}
+        return Carry(params, own, optim.new_memory(training, params), params.new_zeros(params.shape[:-1]))
+
+    def rows(self, where: slice | int) -> Carry:
+        """Views of some clients' rows."""
+        pick = lambda tree: {k: v[where] for k, v in tree.items()}  # noqa: E731
+        return Carry(self.params[where], pick(self.buffers), pick(self.memory), self.travel[where])
+
+
+def by_autograd(loss: Loss, params: Flat) -> tuple[Flat, Tensor, Tree]:
+    """Ordinary autograd on a leaf: the fastest for one client."""
+    leaf = params.data.requires_grad_()  # detach() would share a version counter with the rows of other threads
+    with torch.enable_grad():
+        value, buffers = loss(leaf)
+    (grad,) = torch.autograd.grad(value, leaf)
+    return grad, value.detach(), buffers
+
+
+def by_transform(loss: Loss, params: Flat) -> tuple[Flat, Tensor, Tree]:
+    """A function transform: what `vmap` can batch."""
+    grad, (value, buffers) = grad_and_value(loss, has_aux=True)(params)
+    return grad, value, buffers
+
+
+def local_step(
+    net: Net,
+    objective: Objective,
+    training: Training,
+    carry: Carry,
+    start: State,
+    batch: Batch,
+    shared: Tree,
+    own: Tree,
+    gradient: Gradient,
+) -> Tensor:
+    """Take one step; `carry` changes in place. Returns the loss."""
+
+    def loss(params: Flat) -> tuple[Tensor, Tree]:
+        model = Model(net, start, carry.buffers, batch.noise, training.batchnorm)
+        out = model(params, batch.x)
+        return objective.loss(out, model, params, batch, shared, own), model.buffers
+
+    grad, value, buffers = gradient(loss, carry.params)
+    if training.weight_decay:  # coupled: part of the raw gradient
+        grad = grad.add(carry.params, alpha=training.weight_decay)
+    grad = objective.correct(grad, carry.params, start.params, shared, own)
+    optim.update(training, training.lr, carry.params, grad, carry.memory, carry.travel)
+    if training.batchnorm == "updating":
+        for name, buffer in carry.buffers.items():
+            buffer.copy_(buffers[name])
+    return value

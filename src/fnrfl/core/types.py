@@ -1,0 +1,271 @@
+"""Values that cross the boundary between server and clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fnrfl.core.algorithm import Objective
+
+Flat = Tensor  # [P] trainable parameters of one model
+Tree = dict[str, Tensor]  # a few named tensors
+Shapes = dict[str, tuple[int, ...]]
+Data = Literal["private", "public", "ranking", "distill"]
+Stream = Callable[[str], torch.Generator]  # what the numbers are for -> where they come from
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client takes its steps: the `[client]` section for local training, part of `[fnr]` for refinement."""
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    batch: int = 64
+    epochs: int = 10
+    last_batch: Literal["run-on", "keep", "drop", "even"] = "run-on"
+    shuffle: bool = True
+    augment: bool = False
+    batchnorm: Literal["updating", "batch", "frozen"] = "updating"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of one client. There is never padding in it."""
+
+    x: Tensor  # [B, ...]
+    y: Tensor  # [B]
+    index: Tensor  # [B] positions in the split
+    noise: Tree = field(default_factory=dict)  # uniform numbers, in the shapes that net and objective asked for
+
+    def mean(self, per_example: Tensor) -> Tensor:
+        """Mean over the examples: every objective reduces with this."""
+        return per_example.mean()
+
+
+@dataclass(frozen=True)
+class Out:
+    """What a forward pass gives: features and logits, and what a contrastive method compares."""
+
+    features: Tensor  # [B, F]
+    logits: Tensor  # [B, C]
+    projection: Tensor  # [B, D]; the features, unless the net has a projection head
+
+
+@dataclass(frozen=True)
+class State:
+    """What the server knows between rounds; also a model to start from (then `extra` is empty)."""
+
+    params: Flat  # [P], or [M, P] when each client starts elsewhere
+    buffers: Tree
+    extra: Tree = field(default_factory=dict)
+
+    def step(self, got: Folded, params: Flat, **extra: Tensor) -> State:
+        """The state after a round that ended in `params`; buffers are the cohort's average."""
+        return State(params, got.buffers, self.extra | extra)
+
+
+@dataclass(frozen=True)
+class LocalTask:
+    """What the server asks of a cohort."""
+
+    objective: Objective
+    purpose: str  # "local", "refine", ...: part of the random address, and the phase that bytes and seconds count for
+    start: State | None = None  # None: the model the client holds
+    shared: Tree = field(default_factory=dict)  # broadcast
+    own: Tree = field(default_factory=dict)  # [M, ...], row m addressed to client m
+    data: Data = "private"
+    training: Training | None = None  # None: the client's own
+    remember: bool = True  # read and write the client's memory
+    upload: bool = True  # False: the model stays with the client
+    hold: bool = False  # keep the end model for a following probe or task of this round
+
+    def rows(self, where: slice) -> LocalTask:
+        """The same task for some of the cohort."""
+        start = self.start
+        if start is not None and start.params.ndim == 2:
+            start = State(start.params[where], {k: v[where] for k, v in start.buffers.items()})
+        return replace(self, start=start, own={k: v[where] for k, v in self.own.items()})
+
+
+@dataclass(frozen=True)
+class Replies:
+    """Answers of some clients, stacked in cohort order.
+
+    Estimate gradients and drift from `trained`; average `params`. Refinement changes `params` and `buffers` only.
+    """
+
+    clients: Tensor  # [M]
+    examples: Tensor  # [M] private examples
+    steps: Tensor  # [M]
+    travel: Tensor  # [M] sum of the coefficients of raw gradients in start - trained; nan where there is none (Adam)
+    loss: Tensor  # [M] mean training loss
+    trained: Tensor  # [M, P] where private training ended
+    params: Tensor  # [M, P] the model handed over
+    buffers: Tree  # [M, ...]
+    extras: Tree  # [M, ...]
+
+    def pick(self, rows: Tensor) -> Replies:
+        """Some of the rows."""
+        return Replies.stack([self], lambda tensors: tensors[0][rows])
+
+    @staticmethod
+    def stack(chunks: list[Replies], join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Replies:
+        """All chunks as one."""
+        if len(chunks) == 1 and join is torch.cat:
+            return chunks[0]
+        joined: dict[str, Any] = {}
+        for f in fields(Replies):
+            values = [getattr(chunk, f.name) for chunk in chunks]
+            tree = isinstance(values[0], dict)
+            joined[f.name] = {k: join([v[k] for v in values]) for k in values[0]} if tree else join(values)
+        return Replies(**joined)
+
+
+Fold = Callable[[Replies], Tree]  # some clients' replies -> named [m, ...] values
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What is left of a cohort's replies once the models have been let go."""
+
+    clients: Tensor
+    examples: Tensor
+    steps: Tensor
+    travel: Tensor
+    loss: Tensor
+    buffers: Tree  # floating ones averaged by examples, integer ones the largest
+    mean: Tree  # averaged by examples, or uniformly where the method asked for that
+
+    def weigh(self, values: Tensor) -> Tensor:
+        """Average of one number per client, by examples."""
+        return (self.examples / self.examples.sum()).to(values.dtype) @ values
+
+
+def _add(into: Tree, values: Tree, weights: Tensor) -> None:
+    for name, value in values.items():
+        part = (weights.to(value.dtype) @ value.reshape(len(value), -1)).view(value.shape[1:])
+        into[name] = part if name not in into else into[name].add_(part)
+
+
+def fold(chunks: Iterable[Replies], *, mean: Fold, uniform: bool = False) -> Folded:
+    """One pass over the replies; no more than one chunk of models is alive at a time."""
+    facts: list[tuple[Tensor, ...]] = []
+    means: Tree = {}
+    floating: Tree = {}
+    integer: Tree = {}
+    for chunk in chunks:
+        _add(means, mean(chunk), torch.ones_like(chunk.examples) if uniform else chunk.examples)
+        _add(floating, {k: v for k, v in chunk.buffers.items() if v.is_floating_point()}, chunk.examples)
+        for name, value in chunk.buffers.items():
+            if not value.is_floating_point():  # counters: averaging them makes no sense
+                top = value.amax(0)
+                integer[name] = top if name not in integer else torch.maximum(integer[name], top)
+        facts.append((chunk.clients, chunk.examples, chunk.steps, chunk.travel, chunk.loss))
+    clients, examples, steps, travel, loss = (torch.cat(f) for f in zip(*facts, strict=True))
+    for value in floating.values():
+        value.div_(examples.sum())
+    for value in means.values():
+        value.div_(len(examples) if uniform else examples.sum())
+    return Folded(clients, examples, steps, travel, loss, floating | integer, means)
+
+
+class Probe:
+    """A question about a model on some data, asked in eval mode and without gradient."""
+
+    def __call__(self, out: Out, batch: Batch) -> Tree:
+        """Sums over one batch; the engine adds them up over the data."""
+        raise NotImplementedError
+
+    def finish(self, total: Tree) -> Tree:
+        """What the client answers, from the sums over all its data."""
+        return total
+
+
+class Engine(Protocol):
+    """What a cohort can be asked. `stream` is the primitive; decorators override it alone."""
+
+    num_classes: int
+    examples: Tensor  # [N] private examples of every client
+    training: Training  # the client's own, at this round's learning rate
+
+    def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
+        """Train, a chunk of the cohort at a time, in cohort order. Lazy: consume once, to the end."""
+        ...
+
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        """Ask each client about the model that it holds; each value [M, ...]."""
+        ...
+
+    def note(self, **facts: object) -> None:
+        """Put facts into this round's line of the event log."""
+        ...
+
+    def fold(self, cohort: Tensor, task: LocalTask, *, mean: Fold, uniform: bool = False) -> Folded:
+        """Train and keep averages: memory does not grow with the cohort."""
+        return fold(self.stream(cohort, task), mean=mean, uniform=uniform)
+
+    def train(self, cohort: Tensor, task: LocalTask) -> Replies:
+        """Train and keep every model: [M, P] in memory."""
+        return Replies.stack(list(self.stream(cohort, task)))
+
+
+class Decorator(Engine):
+    """An engine around another, the same in everything that is not overridden."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        return self.engine.num_classes
+
+    @property
+    def examples(self) -> Tensor:  # type: ignore[override]
+        return self.engine.examples
+
+    @property
+    def training(self) -> Training:  # type: ignore[override]
+        return self.engine.training
+
+    def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
+        return self.engine.stream(cohort, task)
+
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        return self.engine.measure(cohort, probe, data=data)
+
+    def note(self, **facts: object) -> None:
+        self.engine.note(**facts)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One client's batches of one task, in order."""
+
+    positions: list[Tensor]  # [B] each, positions in the pool that `Feed.take` reads
+    transform: Callable[[Tensor], Tensor] | None = None  # augmentation and noise; call once per batch, in order
+
+
+class Feed(Protocol):
+    """Where engines get examples from."""
+
+    num_classes: int
+    examples: Tensor  # [N] private examples of every client
+
+    def plan(self, client: int, data: Data, training: Training, stream: Stream) -> Plan:
+        """The batches of a task."""
+        ...
+
+    def take(self, data: Data, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(x, y) at these positions, whatever their shape."""
+        ...
+
+    def whole(self, client: int, data: Data, stream: Stream) -> Iterator[Batch]:
+        """All of the client's data once, in large batches, as a probe sees it."""
+        ...

@@ -1,0 +1,112 @@
+"""Which examples a client sees, in which order, and how they become tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fnrfl.core.types import Batch, Data, Plan, Stream, Training
+from fnrfl.data import augment
+from fnrfl.rng import generator
+
+WHOLE = 1000  # examples per batch of a probe or an evaluation
+
+
+def plan(n: int, training: Training, stream: Stream) -> list[Tensor]:
+    """Positions of each step's batch among n examples.
+
+    run-on: the epochs' orders end to end, cut into full batches, the last one filled from its order's start;
+    keep: a shorter last batch each epoch; drop: without it; even: as many batches as keep, as equal as can be.
+    """
+    batch, epochs = training.batch, training.epochs
+    if not epochs:
+        return []
+    if training.shuffle:
+        order = stream("batches")
+        orders = [torch.randperm(n, generator=order) for _ in range(epochs)]
+    else:
+        orders = [torch.arange(n)] * epochs
+    if training.last_batch == "run-on":
+        missing = -(epochs * n) % batch
+        return list(torch.cat([*orders, orders[-1][torch.arange(missing) % n]]).split(batch))
+    if training.last_batch == "even":
+        return [part for order in orders for part in order.tensor_split(-(-n // batch))]
+    return [
+        part for order in orders for part in order.split(batch) if training.last_batch == "keep" or len(part) == batch
+    ]
+
+
+class Pool:
+    """Examples of every split, and the clients' shards of the training set."""
+
+    def __init__(
+        self,
+        parts: Mapping[str, tuple[Tensor, Tensor]],
+        shards: Sequence[Tensor],
+        num_classes: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        noise: Callable[[int, Tensor, torch.Generator], Tensor] | None = None,
+        redraw: bool = True,
+        seed: int = 0,
+    ) -> None:
+        """`parts` has "private" (what `shards` index), "public", "ranking", "distill".
+
+        `noise(client, x, stream)` lays a client's feature noise over a batch: at every access, or once and for all.
+        """
+        self.num_classes, self.dtype, self.shards = num_classes, dtype, list(shards)
+        self.examples = torch.tensor([float(len(shard)) for shard in shards])
+        self._parts = dict(parts)
+        self._noise = noise if redraw else None
+        if noise is not None and not redraw:
+            x, y = self._parts["private"]
+            x = scaled(x, torch.float32).clone()
+            for client, shard in enumerate(shards):
+                x[shard] = noise(client, x[shard], generator(seed, client, "feature-noise"))
+            self._parts["private"] = x, y
+
+    def take(self, data: Data, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(x, y) at these positions, pixels as numbers in [0, 1]."""
+        x, y = self._parts[data]
+        return scaled(x[positions], self.dtype), y[positions]
+
+    def plan(self, client: int, data: Data, training: Training, stream: Stream) -> Plan:
+        """The batches of one task of one client."""
+        private = data == "private"
+        n = len(self.shards[client]) if private else len(self._parts[data][1])
+        positions = plan(n, training, stream)
+        if private:
+            positions = [self.shards[client][p] for p in positions]
+        return Plan(positions, self._transform(client, training, private, stream))
+
+    def whole(self, client: int, data: Data, stream: Stream) -> Iterator[Batch]:
+        """All of a client's data, as a probe sees it: no augmentation, but the client's own noise."""
+        private = data == "private"
+        positions = self.shards[client] if private else torch.arange(len(self._parts[data][1]))
+        noise = stream("noise") if private and self._noise else None
+        for part in positions.split(WHOLE):
+            x, y = self.take(data, part)
+            yield Batch(x if noise is None or self._noise is None else self._noise(client, x, noise), y, part)
+
+    def _transform(
+        self, client: int, training: Training, private: bool, stream: Stream
+    ) -> Callable[[Tensor], Tensor] | None:
+        noise = self._noise if private else None
+        if not training.augment and noise is None:
+            return None
+        crops = stream("augment") if training.augment else None
+        draws = stream("noise") if noise else None
+
+        def transform(x: Tensor) -> Tensor:
+            if crops is not None:
+                x = augment.crop_flip(x, **augment.draw_crop_flip(len(x), crops), pad=augment.PAD)
+            return x if noise is None or draws is None else noise(client, x, draws)
+
+        return transform
+
+
+def scaled(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Pixels stored as bytes become numbers in [0, 1]; anything else keeps its scale."""
+    return x.to(dtype).div_(255) if x.dtype == torch.uint8 else x.to(dtype)

@@ -1,0 +1,276 @@
+"""Who may see which examples: clients, public, ranking, distillation, validation and test data.
+
+Under the honest protocol these are disjoint, and this is where an overlap is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fnrfl.data.datasets import Dataset, Part, stratified_order
+from fnrfl.data.sources import checksum
+from fnrfl.errors import CompatibilityError, ConfigError
+from fnrfl.rng import numpy_generator
+
+
+@dataclass(frozen=True, eq=False)
+class Carved:
+    """Positions in the training set, each array sorted: what is set aside, and the rest, which the clients get.
+
+    `public` refines. With a ranking share of 0 the same examples rank, and `ranking` is equal to `public`. Shares and
+    seed are kept for public data that comes from elsewhere, which is shared out in the same way.
+    """
+
+    public: np.ndarray
+    ranking: np.ndarray
+    distill: np.ndarray
+    validation: np.ndarray
+    rest: np.ndarray
+    ranking_share: float
+    distill_share: float
+    seed: int
+
+
+def carve(
+    labels: np.ndarray,
+    *,
+    public: float | int,
+    ranking: float,
+    distill: float,
+    validation: float | int,
+    seed: int,
+    num_classes: int,
+) -> Carved:
+    """Set public and validation data aside from the training set, stratified by class, before it is partitioned.
+
+    Sizes are fractions below 1 or counts; `ranking` and `distill` are shares of the public data. One stratified random
+    order serves all: public data is taken from its start and validation from its end, so that neither depends on the
+    size of the other, and a larger set contains a smaller one.
+    """
+    assert labels.ndim == 1 and (not len(labels) or 0 <= labels.min() <= labels.max() < num_classes)
+    num_public = _count("public.size", public, len(labels))
+    num_validation = _count("validation.size", validation, len(labels))
+    if num_public + num_validation >= len(labels):
+        raise ConfigError(
+            f"public.size = {public} and validation.size = {validation} take {num_public} and {num_validation} of "
+            f"{len(labels)} training examples; some must remain for the clients. Make them smaller."
+        )
+    order = stratified_order(labels, numpy_generator(seed, "split", "train"))
+    end = len(labels) - num_validation
+    shared = _share_out(order[:num_public], ranking, distill)
+    rest, held_out = np.sort(order[num_public:end]), np.sort(order[end:])
+    return Carved(*shared, held_out, rest, ranking, distill, seed)
+
+
+def _count(key: str, size: float | int, available: int) -> int:
+    """How many examples a size stands for."""
+    if not (size >= 0 and (size < 1 or float(size).is_integer())):
+        raise ConfigError(
+            f"{key} = {size} is neither a fraction of the training set nor a count. "
+            "Give a number from 0 to below 1, or a whole number of examples."
+        )
+    count = round(size * available) if size < 1 else int(size)
+    if size > 0 and count == 0:
+        raise ConfigError(
+            f"{key} = {size} of {available} training examples is less than one. Make it larger, or 0 for none."
+        )
+    return count
+
+
+def _share_out(order: np.ndarray, ranking: float, distill: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Stretches of a stratified order of public data, sorted: to refine, to rank, to distil.
+
+    Ranking comes first and distillation last, so that distillation takes from refinement and leaves ranking alone.
+    """
+    if not (0 <= ranking < 1 and 0 <= distill <= 1 and ranking + distill <= 1):
+        raise ConfigError(
+            f"public.ranking = {ranking} and public.distill = {distill} are shares of the public data: they must be "
+            "0 or more, ranking below 1, and together 1 at most. Make them smaller."
+        )
+    size = len(order)
+    if not size:
+        return order, order, order
+    first = max(1, round(ranking * size)) if ranking else 0
+    last = size - max(1, round(distill * size)) if distill else size
+    if ranking + distill == 1:
+        last = first
+    if first > last or (first == last and ranking + distill < 1) or (distill and last == size):
+        raise ConfigError(
+            f"{size} public examples cannot be shared out with public.ranking = {ranking} and public.distill = "
+            f"{distill} so that some serve each purpose. Give more public data or make the shares smaller."
+        )
+    refine = np.sort(order[first:last])
+    return refine, np.sort(order[:first]) if ranking else refine, np.sort(order[last:])
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """All the examples of a run, by who sees them; those to distil from have the label -1, to be used without."""
+
+    train: Part  # the data set's whole training part
+    clients: tuple[Tensor, ...]  # what each client holds, as positions in `train`
+    public: Part
+    ranking: Part
+    distill: Part
+    validation: Part
+    test: Part
+    num_classes: int
+
+    @classmethod
+    def build(
+        cls,
+        dataset: Dataset,
+        carved: Carved,
+        positions: Sequence[np.ndarray],
+        *,
+        public: Dataset | Part | Literal["test"] | None = None,
+        leak_public_is_test: bool = False,
+    ) -> Splits:
+        """Put a carved and partitioned data set together; `positions` says which of `carved.rest` each client holds.
+
+        Public data is the carved one, or comes from elsewhere, whole: a data set of the user's (both its parts), or
+        the test set, if that leak is on.
+        """
+        clients = {f"client {index}": carved.rest[chosen] for index, chosen in enumerate(positions)}
+        set_aside = {"the refinement data": carved.public, "the distillation data": carved.distill}
+        if carved.ranking_share:
+            set_aside["the ranking data"] = carved.ranking
+        check_disjoint({**set_aside, "the validation data": carved.validation, **clients})
+
+        pool, shared = dataset.train, (carved.public, carved.ranking, carved.distill)
+        if public is not None or leak_public_is_test:
+            if any(map(len, shared)):
+                raise CompatibilityError(
+                    'public.source = "train" set training examples aside, and other data is to be public as well; only '
+                    'one can be. Set public.source = "test" if leaks.public_is_test is meant, or turn that leak off.'
+                )
+            pool = _pool(dataset, public, leak_public_is_test)
+            order = stratified_order(pool.y.numpy(), numpy_generator(carved.seed, "split", "public"))
+            shared = _share_out(order, carved.ranking_share, carved.distill_share)
+        refine, ranking, unlabelled = (pool.take(torch.from_numpy(index)) for index in shared)
+        return cls(
+            train=dataset.train,
+            clients=tuple(torch.from_numpy(index) for index in clients.values()),
+            public=refine,
+            ranking=ranking,
+            distill=Part(unlabelled.x, torch.full_like(unlabelled.y, -1)),
+            validation=dataset.train.take(torch.from_numpy(carved.validation)),
+            test=dataset.test,
+            num_classes=dataset.num_classes,
+        )
+
+    def manifest(self) -> dict[str, object]:
+        """Sizes and sha256 of every part's contents and every client's positions, and one sha256 over all that."""
+        parts = ("train", "public", "ranking", "distill", "validation", "test")
+        listed: dict[str, object] = {"num_classes": self.num_classes}
+        for name in parts:
+            part: Part = getattr(self, name)
+            listed[name] = {"examples": len(part), "sha256": checksum(part.x.numpy(), part.y.numpy())}
+        listed["clients"] = [{"examples": len(held), "sha256": checksum(held.numpy())} for held in self.clients]
+        return {**listed, "sha256": hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()}
+
+
+def check_disjoint(
+    indices: Mapping[str, np.ndarray], *, outside: Part | None = None, inside: Mapping[str, Part] | None = None
+) -> None:
+    """Refuse examples that two hold: the same position in `indices`, or the same bytes `outside` and `inside`.
+
+    Contents are compared only for data from outside: inside a data set, the few pictures that its authors put into
+    both the training and the test part are part of the benchmark.
+    """
+    size = 1 + max((int(index.max()) for index in indices.values() if len(index)), default=-1)
+    holder = np.full(size, -1)
+    names = list(indices)
+    for number, (name, index) in enumerate(indices.items()):
+        if len(twice := index[holder[index] >= 0]):
+            other = names[holder[twice[0]]]
+            count = int((holder[index] == holder[twice[0]]).sum())
+            raise CompatibilityError(
+                f"{count} training examples, the first at position {twice[0]}, are in both {other} and {name}; "
+                "all parts must be disjoint. Partition only what is left after carving."
+            )
+        if len(np.unique(index)) < len(index):
+            raise CompatibilityError(
+                f"{name} holds {len(index) - len(np.unique(index))} training examples more than once; "
+                "each may be held once. Partition without repeating."
+            )
+        holder[index] = number
+    if outside is None:
+        return
+    prints = _prints(outside)
+    known = set(prints)
+    found = {name: known & set(_prints(part)) for name, part in (inside or {}).items()}
+    if overlaps := {name: sum(seen in common for seen in prints) for name, common in found.items() if common}:
+        listed = " and ".join(f"{count} that are also in {name}" for name, count in overlaps.items())
+        raise CompatibilityError(
+            f"public.source has {listed}, among its {len(outside)} examples; public data must be disjoint from both "
+            "training and test data. Leave those examples out of it."
+        )
+
+
+def _prints(part: Part) -> list[bytes]:
+    """A fingerprint of each example's bytes, labels aside."""
+    rows = np.ascontiguousarray(part.x.numpy()).reshape(len(part), -1)
+    return [hashlib.blake2b(row.data, digest_size=16).digest() for row in rows]
+
+
+def _pool(dataset: Dataset, public: Dataset | Part | Literal["test"] | None, leak_public_is_test: bool) -> Part:
+    """Public data that is not carved out of the training set, in the shape and with the class numbers of `dataset`."""
+    if public is None or public == "test":
+        if not leak_public_is_test:
+            raise CompatibilityError(
+                'public.source = "test" would train on the labels of the test set, which protocol = "honest" refuses. '
+                'Set public.source = "train" or name data of your own; or set protocol = "paper", which turns on '
+                "leaks.public_is_test and marks every result as a leak."
+            )
+        return dataset.test
+    if leak_public_is_test:
+        raise CompatibilityError(
+            "leaks.public_is_test = true makes the test set public, but public.source names other data; one of them "
+            'can be public. Set public.source = "test" or turn the leak off.'
+        )
+    pool = _both_parts(public, dataset.classes) if isinstance(public, Dataset) else public
+    like = dataset.train.x
+    if pool.x.shape[1:] != like.shape[1:] or pool.x.is_floating_point() != like.is_floating_point():
+        raise CompatibilityError(
+            f"public.source has examples of {_kind(pool.x)} and dataset {dataset.name} of {_kind(like)}; "
+            "they must be alike. Prepare the public data in the same way."
+        )
+    if len(pool) and not 0 <= int(pool.y.min()) <= int(pool.y.max()) < dataset.num_classes:
+        raise CompatibilityError(
+            f"public.source has labels from {int(pool.y.min())} to {int(pool.y.max())}; dataset {dataset.name} has "
+            f"{dataset.num_classes} classes, numbered from 0. Correct the labels."
+        )
+    pool = Part(pool.x.to(like.dtype), pool.y)
+    check_disjoint({}, outside=pool, inside={"the training set": dataset.train, "the test set": dataset.test})
+    return pool
+
+
+def _kind(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape[1:])}"
+
+
+def _both_parts(public: Dataset, classes: tuple[str, ...]) -> Part:
+    """All examples of another data set, its classes matched by name.
+
+    Where it only numbers its classes and `classes` are words, the numbers are taken for positions in `classes`.
+    """
+    x, y = torch.cat([public.train.x, public.test.x]), torch.cat([public.train.y, public.test.y])
+    unknown = [name for name in public.classes if name not in classes]
+    if not unknown:
+        return Part(x, torch.tensor([classes.index(name) for name in public.classes])[y])
+    numbered = public.classes == tuple(map(str, range(len(public.classes))))
+    if numbered and len(public.classes) <= len(classes) and not any(name.isdecimal() for name in classes):
+        return Part(x, y)
+    raise CompatibilityError(
+        f"public.source has the class {unknown[0]!r}, which dataset does not; its classes are {', '.join(classes)}. "
+        "Rename the classes of the public data or leave the others out."
+    )

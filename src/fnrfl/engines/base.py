@@ -1,0 +1,309 @@
+"""What every engine in this process shares: chunks, memory, held models, and errors that name the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.net import Net
+from fnrfl.core.step import Carry
+from fnrfl.core.types import (
+    Batch,
+    Data,
+    Engine,
+    Feed,
+    LocalTask,
+    Plan,
+    Probe,
+    Replies,
+    State,
+    Stream,
+    Training,
+    Tree,
+)
+from fnrfl.engines.store import ClientStore
+from fnrfl.errors import ClientError, FnrflError
+from fnrfl.rng import generator
+
+T = TypeVar("T")
+
+
+@contextmanager
+def one_intra_op_thread() -> Iterator[None]:
+    """Sums inside operators are split by thread count: one thread makes results the same on any machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A task for a chunk of the cohort, with everything its steps need."""
+
+    clients: list[int]
+    task: LocalTask
+    training: Training
+    start: State  # [M, P]
+    own: Tree  # [M, ...]
+    plans: list[Plan]
+    draws: list[Callable[[int], Tree]]  # batch size -> the uniform numbers of one step of client m
+    carry: Carry  # [M, ...]
+
+    def batch(self, m: int, step: int, feed: Feed) -> Batch:
+        """Client m's batch of a step; to be asked for in order."""
+        positions = self.plans[m].positions[step]
+        x, y = feed.take(self.task.data, positions)
+        transform = self.plans[m].transform
+        return Batch(x if transform is None else transform(x), y, positions, self.draws[m](len(positions)))
+
+
+class InProcess(Engine):
+    """Clients in this process, `clients_at_once` at a time. A subclass says how a chunk is trained.
+
+    `threads` clients work side by side, each with a module of its own: `functional_call` swaps parameters inside the
+    module, so two threads that shared one would silently mix clients up. Results do not depend on the number.
+    """
+
+    def __init__(
+        self,
+        net: Net,
+        feed: Feed,
+        training: Training,
+        *,
+        seed: int = 0,
+        lr_decay: float = 1.0,
+        client_state: Tree | None = None,
+        clients_at_once: int | None = None,
+        threads: int = 1,
+        nonfinite: Literal["fail", "skip"] = "fail",
+        folder: Path | None = None,
+    ) -> None:
+        self.net, self.feed, self.seed = net, feed, seed
+        self.lr_decay, self.clients_at_once, self.nonfinite = lr_decay, clients_at_once, nonfinite
+        self.num_classes, self.examples = feed.num_classes, feed.examples
+        self._training = training
+        self.store = ClientStore(client_state or {}, folder and _made(folder / "memory"))
+        self.held = ClientStore({}, folder and _made(folder / "held"))
+        self._nets: SimpleQueue[Net] = SimpleQueue()
+        for _ in range(threads):
+            self._nets.put(net.copy())
+        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+        self.begin(0)
+
+    def begin(self, t: int) -> None:
+        """Start round t."""
+        self.round = t
+        self.training = replace(self._training, lr=self._training.lr * self.lr_decay**t)
+        self.notes: dict[str, object] = {}
+        self.held.clear()
+
+    def note(self, **facts: object) -> None:
+        self.notes.update(facts)
+
+    # -- the two verbs ------------------------------------------------------------------------------------------------
+    def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
+        width = self.clients_at_once or len(cohort)
+        answered = False
+        for i in range(0, len(cohort), width):
+            where = slice(i, i + width)
+            with torch.no_grad(), one_intra_op_thread():
+                replies = self._chunk(cohort[where], task.rows(where))
+            if len(replies.clients):
+                answered = True
+                yield replies
+        if not answered:
+            raise ClientError(
+                "no client of the cohort ended with finite numbers; lower client.lr.",
+                client=int(cohort[0]),
+                round=self.round + 1,
+                stage=task.purpose,
+            )
+
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        clients = cohort.tolist()
+
+        def ask(net: Net, m: int) -> Tree:
+            model = self._held(clients[m])
+            total: Tree = {}
+            for batch in self.feed.whole(clients[m], data, self._stream(clients[m], "measure")):
+                part = probe(net.apply(model.params, model.buffers, batch.x, mode="frozen")[0], batch)
+                total = {k: total[k] + v if k in total else v for k, v in part.items()}
+            return probe.finish(total)
+
+        with torch.no_grad(), one_intra_op_thread():
+            rows = self._each(len(clients), ask)
+        return {k: torch.stack([row[k] for row in rows]) for k in rows[0]}
+
+    # -- what a subclass provides -------------------------------------------------------------------------------------
+    def _run(self, job: Job) -> list[Tensor]:
+        """Take all steps of a job, changing its carry; returns the losses of each client, [steps]."""
+        raise NotImplementedError
+
+    def _each(self, count: int, work: Callable[[Net, int], T]) -> list[T]:
+        """`work(net, m)` for every m below count, side by side, each with a net that nobody else uses."""
+
+        def with_a_net(m: int) -> T:
+            net = self._nets.get()
+            try:
+                with torch.no_grad():  # a thread's own setting
+                    return work(net, m)
+            finally:
+                self._nets.put(net)
+
+        return list(self._pool.map(with_a_net, range(count)))
+
+    # -- a chunk of the cohort ----------------------------------------------------------------------------------------
+    def _chunk(self, cohort: Tensor, task: LocalTask) -> Replies:
+        job = self._job(cohort.tolist(), task)
+        losses = self._run(job)
+        end = State(job.carry.params, job.carry.buffers)
+        extras, kept = self._finish(job, end)
+        good = self._finite(job, losses)
+        if task.remember:
+            self.store.write([job.clients[m] for m in good], {k: [rows[m] for m in good] for k, rows in kept.items()})
+        if task.hold:
+            for m in good:
+                self.held.put(
+                    job.clients[m], {"params": end.params[m]} | {f"/{k}": v[m] for k, v in end.buffers.items()}
+                )
+        mean = [row.mean() if len(row) else row.new_zeros(()) for row in losses]
+        replies = Replies(
+            clients=cohort,
+            examples=self.examples[cohort],
+            steps=torch.tensor([len(plan.positions) for plan in job.plans]),
+            travel=job.carry.travel,
+            loss=torch.stack(mean),
+            trained=end.params,
+            params=end.params,
+            buffers=end.buffers,
+            extras={k: torch.stack(rows) for k, rows in extras.items()},
+        )
+        return replies if len(good) == len(cohort) else replies.pick(torch.tensor(good, dtype=torch.int64))
+
+    def _job(self, clients: list[int], task: LocalTask) -> Job:
+        training = task.training or self.training
+        own = (self.store.read(clients) if task.remember else {}) | task.own
+        start = self._start(clients, task.start)
+        begin = start.params
+        if type(task.objective).begin is not Objective.begin:
+            begin = torch.stack([task.objective.begin(begin[m], row(own, m)) for m in range(len(clients))])
+        streams = [self._stream(client, task.purpose) for client in clients]
+        return Job(
+            clients,
+            task,
+            training,
+            start,
+            own,
+            [self.feed.plan(c, task.data, training, s) for c, s in zip(clients, streams, strict=True)],
+            [self._draw(task.objective, stream) for stream in streams],
+            Carry.new(training, begin, start.buffers),
+        )
+
+    def _start(self, clients: list[int], start: State | None) -> State:
+        if start is None:
+            rows = [self._held(client) for client in clients]
+            buffers = {k: torch.stack([row.buffers[k] for row in rows]) for k in rows[0].buffers}
+            return State(torch.stack([row.params for row in rows]), buffers)
+        if start.params.ndim == 2:
+            return start
+        M = len(clients)
+        return State(start.params.expand(M, -1), {k: v.expand(M, *v.shape) for k, v in start.buffers.items()})
+
+    def _held(self, client: int) -> State:
+        model = self.held.get(client)
+        return State(model["params"], {k[1:]: v for k, v in model.items() if k != "params"})
+
+    def _stream(self, client: int, purpose: str) -> Stream:
+        return lambda name: generator(self.seed, self.round, client, purpose, name)
+
+    def _draw(self, objective: Objective, stream: Stream) -> Callable[[int], Tree]:
+        """One stream per name, so that what an objective draws cannot move the dropout masks."""
+        streams: dict[str, torch.Generator] = {}
+
+        def draw(batch: int) -> Tree:
+            shapes = objective.noise(batch) | {k: (batch, *shape) for k, shape in self.net.drop_shapes.items()}
+            for name in shapes.keys() - streams.keys():
+                streams[name] = stream(name)
+            return {k: torch.rand(shape, generator=streams[k]).to(self.net.dtype) for k, shape in shapes.items()}
+
+        return draw
+
+    def _finish(self, job: Job, end: State) -> tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]]:
+        extras: dict[str, list[Tensor]] = {}
+        kept: dict[str, list[Tensor]] = {}
+        if type(job.task.objective).finish is Objective.finish:
+            return extras, kept
+        for m, client in enumerate(job.clients):
+            sent, remembered = job.task.objective.finish(
+                model_row(job.start, m),
+                model_row(end, m),
+                job.carry.travel[m],
+                self.examples[client],
+                job.task.shared,
+                row(job.own, m),
+            )
+            for into, values in ((extras, sent), (kept, remembered)):
+                for name, value in values.items():
+                    into.setdefault(name, []).append(value)
+        return extras, kept
+
+    def _finite(self, job: Job, losses: Sequence[Tensor]) -> list[int]:
+        """Rows whose losses and parameters are finite; the others are an error or left out, as configured."""
+        good = []
+        for m, row in enumerate(losses):
+            bad = (~row.isfinite()).nonzero()
+            if not len(bad) and job.carry.params[m].sum().isfinite():
+                good.append(m)
+            elif self.nonfinite == "fail":
+                step = int(bad[0]) if len(bad) else len(row) - 1
+                raise ClientError(
+                    "the loss or the model is no longer finite. Lower the learning rate, or set client.nonfinite = "
+                    "skip to leave such clients out of the round.",
+                    client=job.clients[m],
+                    round=self.round + 1,
+                    stage=job.task.purpose,
+                    step=step,
+                )
+            else:
+                self.note(skipped=[*self.notes.get("skipped", []), job.clients[m]])  # type: ignore[misc]
+        return good
+
+    @contextmanager
+    def _blame(self, job: Job, clients: Sequence[int]) -> Iterator[None]:
+        """Whatever goes wrong inside becomes an error that says where."""
+        try:
+            yield
+        except FnrflError:
+            raise
+        except Exception as error:
+            who = "" if len(clients) == 1 else f"one of clients {', '.join(map(str, clients))}: "
+            raise ClientError(
+                f"{who}{type(error).__name__}: {error}", client=clients[0], round=self.round + 1, stage=job.task.purpose
+            ) from error
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def row(tree: Tree, m: int) -> Tree:
+    """Client m of a stacked tree."""
+    return {k: v[m] for k, v in tree.items()}
+
+
+def model_row(state: State, m: int) -> State:
+    """Client m of stacked models."""
+    return State(state.params[m], row(state.buffers, m))

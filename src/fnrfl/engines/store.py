@@ -1,0 +1,70 @@
+"""What clients remember between tasks and rounds, by client index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fnrfl.core.types import Tree
+
+
+class ClientStore:
+    """Named tensors per client, equal to `birth` until written.
+
+    Nothing is allocated for a client before it writes. With a `folder`, memories live on disk and only the clients
+    being read are in memory.
+    """
+
+    def __init__(self, birth: Tree, folder: Path | None = None) -> None:
+        self.birth, self.folder = birth, folder
+        self.changed: set[int] = set()  # written since the last checkpoint
+        self._here: dict[int, Tree] = {}
+        self._there: set[int] = set()
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._here or client in self._there
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(sorted(self._here.keys() | self._there))
+
+    def get(self, client: int) -> Tree:
+        """One client's memory."""
+        if client in self._there:
+            return load_file(self._file(client))
+        return self._here.get(client, self.birth)
+
+    def put(self, client: int, memory: Tree) -> None:
+        """Replace one client's memory."""
+        self.changed.add(client)
+        if self.folder is None:
+            self._here[client] = memory
+        else:
+            save_file({k: v.contiguous() for k, v in memory.items()}, self._file(client))
+            self._there.add(client)
+
+    def read(self, clients: list[int]) -> Tree:
+        """Memories stacked, [M, ...]."""
+        rows = [self.get(c) for c in clients]
+        return {k: torch.stack([row[k] for row in rows]) for k in rows[0]} if rows else {}
+
+    def write(self, clients: list[int], changed: dict[str, list[Tensor]]) -> None:
+        """Change some names for some clients; row m belongs to client m."""
+        if not changed:
+            return
+        for m, client in enumerate(clients):
+            self.put(client, self.get(client) | {k: rows[m] for k, rows in changed.items()})
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for client in self._there:
+            self._file(client).unlink()
+        self._here.clear()
+        self._there.clear()
+        self.changed.clear()
+
+    def _file(self, client: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{client}.safetensors"

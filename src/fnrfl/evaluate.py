@@ -1,0 +1,68 @@
+"""How good a model is: counts of right answers per class, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fnrfl.core.algorithm import cross_entropy
+from fnrfl.core.net import Net
+from fnrfl.core.types import State
+from fnrfl.data.batches import WHOLE, scaled
+
+Noise = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Right answers and examples of every class, and the mean loss."""
+
+    right: Tensor  # [C]
+    count: Tensor  # [C]
+    loss: float
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right answers."""
+        return float(self.right.sum() / self.count.sum())
+
+    @property
+    def per_class(self) -> Tensor:
+        """Recall of every class, nan for one that the data has not."""
+        return self.right / self.count
+
+    @property
+    def balanced(self) -> float:
+        """Mean recall of the classes that the data has."""
+        return float(self.per_class.nanmean())
+
+    def reweighted(self, shares: Tensor) -> float:
+        """Accuracy on data with these class shares, [C]."""
+        known = self.count > 0
+        weight = torch.where(known, shares, 0.0)
+        return float((weight * self.per_class.nan_to_num()).sum() / weight.sum())
+
+
+@torch.no_grad()
+def evaluate(net: Net, state: State, x: Tensor, y: Tensor, num_classes: int, noise: Noise | None = None) -> Score:
+    """Score a model on data, in eval mode."""
+    right = torch.zeros(num_classes, dtype=torch.float64)
+    loss = 0.0
+    for xs, ys in zip(x.split(WHOLE), y.split(WHOLE), strict=True):
+        xs = scaled(xs, net.dtype)
+        logits = net.apply(state.params, state.buffers, xs if noise is None else noise(xs), mode="frozen")[0].logits
+        right.index_add_(0, ys, (logits.argmax(1) == ys).double())
+        loss += float(cross_entropy(logits, ys).sum())
+    return Score(right, torch.bincount(y, minlength=num_classes).double(), loss / len(y))
+
+
+def pooled(scores: list[Score]) -> Score:
+    """The score on several data sets taken together."""
+    counts = torch.stack([s.count.sum() for s in scores])
+    loss = sum(s.loss * float(n) for s, n in zip(scores, counts, strict=True)) / float(counts.sum())
+    return Score(
+        sum((s.right for s in scores[1:]), scores[0].right), sum((s.count for s in scores[1:]), scores[0].count), loss
+    )

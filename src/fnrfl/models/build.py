@@ -1,0 +1,154 @@
+"""From the model's name in a config to the module: `resnet18(head=1000)`, `mlp(hidden=128)`, `my_pkg.nets:make_net`."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+
+from pydantic import TypeAdapter, ValidationError
+from torch import nn
+
+from fnrfl.errors import ConfigError
+from fnrfl.models.resnet import ResNet18
+from fnrfl.models.small import cnn, mlp, simple_cnn
+from fnrfl.models.vgg import VGG11
+
+Factory = Callable[..., nn.Module]
+
+MODELS: dict[str, Factory] = {
+    "resnet18": ResNet18,
+    "vgg11": VGG11,
+    "simple-cnn": simple_cnn,
+    "cnn": cnn,
+    "mlp": mlp,
+}
+
+# What a model is told about the data; the other parameters of its factory are options, written in the spec.
+DATA = ("input_shape", "num_classes")
+
+
+def build(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """The freshly initialised model that `spec` names, for inputs of `input_shape` without the batch axis.
+
+    A model of your own, `"module:function"`, is imported from the current directory or the installed packages
+    and called with those of `input_shape` and `num_classes` that it accepts, plus any options in the spec.
+    Weights are drawn from torch's global stream: call this inside `rng.seeded(seed, "init")`.
+    """
+    name, options = _parse(spec)
+    data: dict[str, object] = dict(zip(DATA, (input_shape, num_classes), strict=True))
+    if ":" in name:
+        return _build_own(spec, _imported(name), data, options)
+    factory = _known(name)
+    _check(spec, factory, options)
+    return factory(**data, **options)
+
+
+def _parse(spec: str) -> tuple[str, dict[str, object]]:
+    """Split `name(key=value, ...)`; values are numbers, true, false, or words with or without quotes."""
+    match = re.fullmatch(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", spec, re.DOTALL)
+    try:
+        if match is None:
+            raise ValueError
+        call = ast.parse(f"f({match[2] or ''})", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError
+        options: dict[str, object] = {}
+        for keyword in call.keywords:
+            if keyword.arg is None or keyword.arg in options:
+                raise ValueError
+            options[keyword.arg] = _value(keyword.value)
+    except (ValueError, TypeError, SyntaxError) as error:
+        raise ConfigError(
+            f"Model {spec!r} cannot be read. Write a name, and options by name and once each in parentheses, "
+            'such as "resnet18", "resnet18(head=1000)" or "my_pkg.nets:make_net".'
+        ) from error
+    return match[1], options
+
+
+def _value(node: ast.expr) -> object:
+    if isinstance(node, ast.Name):
+        return {"true": True, "false": False}.get(node.id, node.id)
+    return ast.literal_eval(node)
+
+
+def _known(name: str) -> Factory:
+    if name not in MODELS:
+        raise ConfigError(
+            f"Model {name!r} is unknown.{_nearest(name, MODELS)} "
+            f'The models are {", ".join(MODELS)}; one of your own is "module:function".'
+        )
+    return MODELS[name]
+
+
+def _imported(name: str) -> Factory:
+    """The function or class behind `module:name`."""
+    module_name, _, attribute = name.partition(":")
+    # An installed command does not have the user's folder on the path, and a file may be younger than the caches.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # anything can go wrong in code that is not ours
+        raise ConfigError(
+            f"Model {name!r} cannot be imported: {type(error).__name__}: {error}. "
+            f"{module_name!r} must be a module in {os.getcwd()} or an installed package."
+        ) from error
+    factory: object = getattr(module, attribute, None)
+    if factory is None:
+        raise ConfigError(
+            f"Model {name!r}: module {module_name!r} has no {attribute!r}.{_nearest(attribute, vars(module))} "
+            "Name a function or a class in it that makes the network."
+        )
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise ConfigError(
+            f"Model {name!r} is an object of type {type(factory).__name__}. "
+            "Name a function that returns the nn.Module, or its class, so that every run starts from its own weights."
+        )
+    return factory
+
+
+def _check(spec: str, factory: Factory, options: dict[str, object]) -> None:
+    """Hold options against the names, types and ranges that the factory's signature declares."""
+    declared = {name: p.annotation for name, p in inspect.signature(factory, eval_str=True).parameters.items()}
+    offered = [name for name in declared if name not in DATA]
+    for option, value in options.items():
+        if option not in offered:
+            takes = f"It takes {' and '.join(offered)}" if offered else "It takes none"
+            raise ConfigError(f"Model {spec!r} has no option {option!r}.{_nearest(option, offered)} {takes}.")
+        try:
+            TypeAdapter(declared[option]).validate_python(value, strict=True)
+        except ValidationError as error:
+            rule = error.errors()[0]["msg"].removeprefix("Input ")
+            raise ConfigError(f"Model {spec!r} has {option} = {value!r}; it {rule}.") from error
+
+
+def _build_own(spec: str, factory: Factory, data: dict[str, object], options: dict[str, object]) -> nn.Module:
+    """Call somebody else's factory with what it accepts of `data`, and say in a sentence what went wrong."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+        accepts = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            accepts.update(data)
+        model = factory(**{name: value for name, value in data.items() if name in accepts} | options)
+    except Exception as error:  # anything can go wrong in code that is not ours
+        raise ConfigError(
+            f"Model {spec!r} could not be built: {type(error).__name__}: {error}. It is given {' and '.join(DATA)} "
+            "by name where it has such parameters; any other needs a default, or a value in the spec."
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"Model {spec!r} returned an object of type {type(model).__name__}; it must return a torch.nn.Module."
+        )
+    return model
+
+
+def _nearest(word: str, words: Iterable[str]) -> str:
+    match = difflib.get_close_matches(word, list(words), n=1)
+    return f" Did you mean {match[0]!r}?" if match else ""

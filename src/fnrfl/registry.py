@@ -1,0 +1,244 @@
+"""What there is, by name, without importing it: the source of `fnrfl list`, of checks on names and of every hint.
+
+Methods are read from their files as text, so that a typo or `--help` does not have to wait for torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_type_hints
+
+from fnrfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fnrfl.core.algorithm import Algorithm
+
+Value: TypeAlias = bool | int | float | str
+
+FOLDER = Path(__file__).parent
+
+MODELS = {
+    "resnet18": "ResNet-18 with the CIFAR stem; resnet18(head=1000) has the paper's 1000 outputs",
+    "vgg11": "VGG-11 without normalisation, for 32x32 images",
+    "simple-cnn": "NIID-Bench's small net: two 5x5 convolutions and three linear layers",
+    "cnn": "two 3x3 convolutions and one linear layer",
+    "mlp": "linear layers with ReLU; mlp(hidden=128, depth=2) chooses width and depth",
+}
+DATASETS = {
+    "digits": "1,797 handwritten digits of 8x8 pixels, part of the package",
+    "fashion-mnist": "70,000 grey images of clothes, 28x28 pixels",
+    "cifar10": "60,000 colour images of ten things, 32x32 pixels",
+}
+DATASET_FORMS = {
+    "file.npz": "your arrays: x_train, y_train, x_test, y_test, or x, y",
+    "file.csv": "your table with a label column",
+    "folder/": "your images, one folder per class",
+    "module:function": "your function that returns the data",
+}
+PENALTIES = {
+    "relative": "squared gap between class norm and target, in units of the target",
+    "squared": "squared gap",
+    "absolute": "absolute gap",
+    "huber": "squared near the target, absolute far from it",
+    "per-sample": "squared gap of every example's norm",
+    "log-ratio": "squared logarithm of norm over target",
+    "literal": "the paper's signed sum, read to first order; for study only",
+    "constant": "the released code's: a number without gradient (a leak switch)",
+}
+ENGINES = {
+    "auto": "a fixed rule of model, device and cohort",
+    "loop": "one client after another: the reference",
+    "batched": "all clients of a cohort in one vectorised step",
+}
+LATER_ENGINES = ("gpu", "ray", "flower")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One hyper-parameter of a method: what may be set, within which bounds, and what it means."""
+
+    name: str
+    type: Any
+    default: Value
+    help: str
+    bounds: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What can be known about a method from its file alone."""
+
+    name: str
+    idea: str
+    module: str
+    class_name: str
+    fields: tuple[Field, ...]
+
+
+def algorithms() -> dict[str, str]:
+    """Names of the methods and the idea of each; FNR is not one of them, since it wraps any of them."""
+    return {stem: _method(stem).idea for stem in _stems() if stem != "fnr"}
+
+
+def scenarios() -> dict[str, str]:
+    """What a scenario can be made of, as it is typed, and the meaning of each part."""
+    from fnrfl.data.scenarios import describe
+
+    return describe()
+
+
+def recipes() -> dict[str, str]:
+    """Names of the packaged recipes and the comment that each opens with."""
+    return {p.stem: _first_line(p).lstrip("# ") for p in sorted((FOLDER / "recipes").glob("*.toml"))}
+
+
+def fields(name: str) -> tuple[Field, ...]:
+    """The hyper-parameters of a method; those of "fnr" are the [fnr] section."""
+    return _fields_of(_import(name)) if ":" in name else _method(name).fields
+
+
+def load(name: str) -> type[Algorithm]:
+    """The class of a method, its own ("scaffold", "fnr") or a user's ("my_pkg.method:MyMethod"); imports it."""
+    if ":" in name:
+        return _import(name)
+    method = _method(name)
+    found: type[Algorithm] = getattr(importlib.import_module(method.module), method.class_name)
+    return found
+
+
+def nearest(word: str, among: Iterable[str]) -> str | None:
+    """The entry that somebody who typed `word` most likely meant."""
+    return next(iter(difflib.get_close_matches(word, list(among), n=1)), None)
+
+
+def hint(word: str, among: Iterable[str]) -> str:
+    """What somebody who typed the unknown name `word` could type instead."""
+    known = list(among)
+    meant = nearest(word, known)
+    return (f"Did you mean {meant}? " if meant else "") + "Choose one of " + ", ".join(known)
+
+
+def _first_line(path: Path) -> str:
+    return path.read_text(encoding="utf-8").partition("\n")[0]
+
+
+def _stems() -> list[str]:
+    return sorted(p.stem for p in (FOLDER / "algorithms").glob("*.py") if not p.stem.startswith("_"))
+
+
+def _method(name: str) -> Entry:
+    if name not in _stems():
+        among = [stem for stem in _stems() if stem != "fnr"]
+        raise ConfigError(
+            f'algorithm.name = "{name}" is not known. {hint(name, among)}, or "module:Class" of your own.'
+        )
+    return _read(FOLDER / "algorithms" / f"{name}.py")
+
+
+@cache
+def _read(path: Path) -> Entry:
+    """A method as its file declares it; the last class that derives from Algorithm is the method."""
+    classes = _classes(path)
+    if not classes:
+        raise TypeError(f"{path} declares no class that derives from Algorithm")
+    name, found = list(classes.items())[-1]
+    idea = (ast.get_docstring(_parse(path)) or "").partition("\n")[0]
+    return Entry(path.stem, idea, f"fnrfl.algorithms.{path.stem}", name, tuple(found.values()))
+
+
+@cache
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+@cache
+def _classes(path: Path) -> dict[str, dict[str, Field]]:
+    """The fields of each class in a file that derives from Algorithm, directly or through another method."""
+    inherited: dict[str, dict[str, Field]] = {"Algorithm": {}}
+    found: dict[str, dict[str, Field]] = {}
+    aliases: dict[str, ast.expr] = {}
+    for node in _parse(path).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fnrfl.algorithms."):
+            elsewhere = _classes(path.with_name((node.module or "").rpartition(".")[2] + ".py"))
+            inherited |= {a.asname or a.name: elsewhere[a.name] for a in node.names if a.name in elsewhere}
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            aliases[node.targets[0].id] = node.value
+        elif isinstance(node, ast.ClassDef):
+            bases = [inherited[base] for base in map(ast.unparse, node.bases) if base in inherited]
+            if bases:
+                own = {
+                    line.target.id: _field(line.target.id, _type(line.annotation, aliases), line.value)
+                    for line in node.body
+                    if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and _is_option(line.value)
+                }
+                found[node.name] = inherited[node.name] = bases[0] | own
+    return found
+
+
+def _is_option(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "option"
+
+
+def _field(name: str, annotation: Any, call: ast.expr | None) -> Field:
+    assert isinstance(call, ast.Call)
+    given = dict(zip(("default", "help"), map(ast.literal_eval, call.args), strict=False))
+    given |= {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    return Field(name, annotation, given.pop("default"), given.pop("help"), _bounds(given))
+
+
+def _bounds(given: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+    return tuple((k, given[k]) for k in ("ge", "gt", "le", "lt") if given.get(k) is not None)
+
+
+def _type(node: ast.expr, aliases: dict[str, ast.expr]) -> Any:
+    """The type that an annotation stands for, as far as a config value can have one."""
+    match node:
+        case ast.Name(id="bool" | "int" | "float" | "str" as name):
+            return {"bool": bool, "int": int, "float": float, "str": str}[name]
+        case ast.Name(id=name) if name in aliases:
+            return _type(aliases[name], aliases)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _type(left, aliases) | _type(right, aliases)
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
+            return Literal[ast.literal_eval(choices)]
+    raise TypeError(
+        f"{ast.unparse(node)} cannot be a config value; use bool, int, float, str, Literal or a union of them"
+    )
+
+
+def _fields_of(cls: type[Algorithm]) -> tuple[Field, ...]:
+    """The same from a class that is already imported."""
+    types = get_type_hints(cls)
+    return tuple(
+        Field(f.name, types[f.name], cast(Value, f.default), f.metadata["help"], _bounds(dict(f.metadata)))
+        for f in dataclasses.fields(cls)
+        if "help" in f.metadata
+    )
+
+
+def _import(target: str) -> type[Algorithm]:
+    """A user's class, found on the path or in the working folder."""
+    module, _, attribute = target.partition(":")
+    if os.getcwd() not in sys.path:  # an installed command does not have the user's folder on the path
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f'algorithm.name = "{target}" cannot be imported ({error}); give module:Class with a module that Python '
+            f"finds from the working folder."
+        ) from error
+    from fnrfl.core.algorithm import Algorithm
+
+    if not (isinstance(found, type) and issubclass(found, Algorithm) and dataclasses.is_dataclass(found)):
+        raise ConfigError(f'algorithm.name = "{target}" must be a dataclass that derives from fnrfl\'s Algorithm.')
+    return found

@@ -1,0 +1,44 @@
+"""Randomness is addressed, not consumed: a stream is named by the seed and what it is for.
+
+Work may then be done in any order, on any engine, and resumed anywhere, with the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+
+def address(seed: int, *key: object) -> int:
+    """The 63-bit number that a seed and a key stand for."""
+    digest = hashlib.blake2b(repr((seed, key)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def generator(seed: int, *key: object) -> torch.Generator:
+    """The stream named by `seed` and `key`, for example `generator(0, round, client, "local", "batches")`."""
+    import torch
+
+    return torch.Generator().manual_seed(address(seed, *key))
+
+
+def numpy_generator(seed: int, *key: object) -> np.random.Generator:
+    """The same for numpy, which draws partitions."""
+    return np.random.Generator(np.random.PCG64(address(seed, *key)))
+
+
+@contextmanager
+def seeded(seed: int, *key: object) -> Iterator[None]:
+    """Inside, torch's global stream is the addressed one: for initialising modules, which take no generator."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(address(seed, *key))
+        yield

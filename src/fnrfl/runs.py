@@ -1,0 +1,352 @@
+"""One run: build, loop over rounds, write one event per round, checkpoint, and give back a Result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import fnrfl
+from fnrfl import checkpoint, events, files
+from fnrfl.build import Built, build, cohort
+from fnrfl.config import RunConfig, loads
+from fnrfl.core.types import State
+from fnrfl.engines.metered import Metered
+from fnrfl.errors import ConfigError
+from fnrfl.evaluate import Score, evaluate, pooled
+from fnrfl.events import Event
+from fnrfl.rng import generator
+
+log = logging.getLogger("fnrfl")
+Progress = Callable[[Event], None]
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a run: the numbers of every round, and the model."""
+
+    config: RunConfig
+    rounds: list[Event]
+    model: nn.Module
+    model_sha256: str
+    run_dir: Path | None
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy after the last round."""
+        return float(self.rounds[-1]["accuracy"])
+
+    @property
+    def per_class(self) -> list[float]:
+        """Recall of every class after the last round."""
+        return list(self.rounds[-1]["per_class"])
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes from clients to the server, over all rounds."""
+        return sum(int(event["bytes_up"]) for event in self.rounds)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes from the server to clients, over all rounds."""
+        return sum(int(event["bytes_down"]) for event in self.rounds)
+
+    @property
+    def seconds_train(self) -> float:
+        """Seconds of training, norm pass, refinement and server, without evaluation."""
+        return float(sum(v for event in self.rounds for k, v in event["seconds"].items() if k != "evaluate"))
+
+    @property
+    def kappa(self) -> float:
+        """Accuracy * 1e4 per second; comparable only within one device, engine and table."""
+        return self.accuracy * 1e4 / self.seconds_train
+
+    @property
+    def rho(self) -> float:
+        """Accuracy * 1e4 per MiB of traffic."""
+        return self.accuracy * 1e4 / ((self.bytes_up + self.bytes_down) / MIB)
+
+    @property
+    def accuracy_best(self) -> float | None:
+        """Test accuracy of the round that was best on validation data; None without such data."""
+        judged = [event for event in self.rounds if event["validation_accuracy"] is not None]
+        return float(max(judged, key=lambda e: float(e["validation_accuracy"]))["accuracy"]) if judged else None
+
+    def summary(self) -> dict[str, Any]:
+        """The run as one JSON object."""
+        last = self.rounds[-1]
+        return {
+            "algorithm": self.config.algorithm.name,
+            "fnr": self.config.fnr,
+            "scenario": self.config.scenario,
+            "protocol": self.config.protocol,
+            "leaks": list(self.config.leaks_on),
+            "seed": self.config.seed,
+            "rounds": len(self.rounds),
+            "accuracy": self.accuracy,
+            "accuracy_last3": float(np.mean([event["accuracy"] for event in self.rounds[-3:]])),
+            "accuracy_best": self.accuracy_best,
+            "balanced_accuracy": last["balanced_accuracy"],
+            "worst_client": min(last["per_client"]),
+            "per_class": self.per_class,
+            "seconds_train": self.seconds_train,
+            "seconds_eval": sum(event["seconds"]["evaluate"] for event in self.rounds),
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "kappa": self.kappa,
+            "rho": self.rho,
+            "run_dir": None if self.run_dir is None else str(self.run_dir),
+            "model_sha256": self.model_sha256,
+        }
+
+
+def run(
+    config: RunConfig,
+    *,
+    out: str | Path | None | Literal[True] = True,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    checkpoint_every: float = 30.0,
+) -> Result:
+    """Run a config from the start. `out` is the run directory: by default runs/<name>-<seed>; None writes nothing."""
+    run_dir = None if out is None else config.run_dir if out is True else Path(out)
+    if run_dir is not None and run_dir.exists() and not overwrite:
+        raise ConfigError(
+            f"{run_dir} exists already. Go on with `fnrfl resume {run_dir}`, choose another directory with --out, or "
+            "replace it with --overwrite."
+        )
+    with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
+        built = build(config, Path(scratch))
+        for notice in built.notices:
+            log.warning(notice)
+        if run_dir is not None:
+            _found(run_dir, built, overwrite)
+        return _rounds(built, run_dir, 0, None, [], progress, checkpoint_every)
+
+
+def resume(run_dir: str | Path, *, progress: Progress | None = None, checkpoint_every: float = 30.0) -> Result:
+    """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
+    run_dir = Path(run_dir)
+    config = _config(run_dir)
+    if (run_dir / "model.safetensors").exists():
+        return load(run_dir)
+    with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
+        built = build(config, Path(scratch))
+        saved = checkpoint.load(run_dir, built.engine.store, config.sha256)
+        done, state = saved if saved is not None else (0, None)
+        kept = events.truncate(run_dir / "events.jsonl", done)
+        return _rounds(built, run_dir, done, state, kept[1:], progress, checkpoint_every)
+
+
+def load(run_dir: str | Path) -> Result:
+    """A finished run from disk."""
+    run_dir = Path(run_dir)
+    config = _config(run_dir)
+    path = run_dir / "model.safetensors"
+    if not path.exists():
+        raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {run_dir}`.")
+    built = build(config)
+    weights = load_file(path)
+    state = State(
+        torch.cat([weights[name].reshape(-1) for name in built.net.shapes]),
+        {name: weights[name] for name in built.net.flatten()[1]},
+    )
+    return Result(
+        config,
+        events.read(run_dir / "events.jsonl")[1:],
+        built.net.export(state.params, state.buffers),
+        sha256(built, state),
+        run_dir,
+    )
+
+
+def sha256(built: Built, state: State) -> str:
+    """Hash of a model: the bytes of every named parameter and buffer."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted((built.net.unflatten(state.params) | state.buffers).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _rounds(
+    built: Built,
+    run_dir: Path | None,
+    done: int,
+    state: State | None,
+    rounds: list[Event],
+    progress: Progress | None,
+    checkpoint_every: float,
+) -> Result:
+    config, engine = built.config, built.engine
+    metered = Metered(engine)
+    if state is None:
+        state = built.algorithm.init(*built.net.flatten())
+    saved = time.monotonic()
+    for t in range(done, config.rounds):
+        state, event = _round(built, metered, state, t)
+        rounds.append(event)
+        if run_dir is not None:
+            events.append(run_dir / "events.jsonl", event)
+            if time.monotonic() - saved >= checkpoint_every or t + 1 == config.rounds:
+                checkpoint.save(run_dir, t + 1, state, engine.store, config.sha256)
+                saved = time.monotonic()
+        if progress is not None:
+            progress(event | {"seconds": sum(event["seconds"].values())})
+    if run_dir is not None:
+        weights = built.net.unflatten(state.params) | state.buffers
+        part = run_dir / "model.safetensors.part"
+        save_file({k: v.clone(memory_format=torch.contiguous_format) for k, v in weights.items()}, part)
+        files.sync(part)
+        part.replace(run_dir / "model.safetensors")  # its presence says that the run is finished
+    return Result(config, rounds, built.net.export(state.params, state.buffers), sha256(built, state), run_dir)
+
+
+def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State, Event]:
+    config, engine = built.config, built.engine
+    engine.begin(t)
+    metered.begin()
+    active = cohort(config, t)
+    began = time.perf_counter()
+    state = built.algorithm.round(state, active, metered)
+    trained = time.perf_counter()
+    scores = _scores(built, state)
+    seconds = metered.seconds | {"server": trained - began - sum(metered.seconds.values())}
+    return state, {
+        "round": t + 1,
+        "rounds": config.rounds,
+        "cohort": active.tolist(),
+        "lr": engine.training.lr,
+        **scores,
+        "bytes": metered.bytes,
+        "bytes_up": sum(count["up"] for count in metered.bytes.values()),
+        "bytes_down": sum(count["down"] for count in metered.bytes.values()),
+        "seconds": seconds | {"evaluate": time.perf_counter() - trained},
+        **engine.notes,
+        "leaks": list(config.leaks_on),
+    }
+
+
+def _scores(built: Built, state: State) -> Event:
+    """Test accuracy in all its forms, and validation accuracy.
+
+    With feature noise the test set is what the clients see together: one copy under each client's noise.
+    """
+    config, partition, classes = built.config, built.partition, built.dataset.num_classes
+    clean_only = config.leaks.clean_test_for_fnr and config.fnr is not None
+
+    def copies(name: str, x: Tensor, y: Tensor) -> list[Score]:
+        if partition.noise is None or clean_only:
+            return [evaluate(built.net, state, x, y, classes)]
+        found = []
+        for client in range(config.clients):
+            stream = generator(config.seed, client, name, "feature-noise")
+            found.append(
+                evaluate(
+                    built.net,
+                    state,
+                    x,
+                    y,
+                    classes,
+                    lambda xs, c=client, s=stream: built.noise(c, xs, s),  # type: ignore[misc]
+                )
+            )
+        return found
+
+    test = copies("test", built.splits.test.x, built.splits.test.y)
+    whole = pooled(test)
+    shares = torch.from_numpy(partition.counts / partition.counts.sum(1, keepdims=True))
+    per_client = [test[i % len(test)].reweighted(shares[i]) for i in range(config.clients)]
+    clean = {}
+    if len(test) > 1:
+        clean = {
+            "accuracy_clean": evaluate(built.net, state, built.splits.test.x, built.splits.test.y, classes).accuracy
+        }
+    validation = built.splits.validation
+    judged = pooled(copies("validation", validation.x, validation.y)).accuracy if len(validation) else None
+    return {
+        "accuracy": whole.accuracy,
+        **clean,
+        "balanced_accuracy": whole.balanced,
+        "loss": whole.loss,
+        "per_class": [None if v != v else v for v in whole.per_class.tolist()],
+        "per_client": per_client,
+        "validation_accuracy": judged,
+    }
+
+
+# -- the run directory ------------------------------------------------------------------------------------------------
+
+
+def _found(run_dir: Path, built: Built, overwrite: bool) -> None:
+    """Make the directory whole, under another name, and then let it appear."""
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}-", dir=run_dir.parent))
+    try:
+        files.write(part / "config.toml", built.config.to_toml())
+        manifest = built.partition.manifest() | {"splits": built.splits.manifest()}
+        files.write(part / "partition.json", json.dumps(manifest) + "\n")
+        events.append(part / "events.jsonl", _header(built))
+        if overwrite and run_dir.exists():
+            shutil.rmtree(run_dir)
+        os.chmod(part, 0o755)
+        part.rename(run_dir)
+    except OSError:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    files.sync(run_dir.parent)
+
+
+def _header(built: Built) -> Event:
+    return {
+        "config": built.config.model_dump(),
+        "leaks": list(built.config.leaks_on),
+        "notices": list(built.notices),
+        "versions": {
+            "fnrfl": fnrfl.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "git": _revision(),
+        "device": f"{platform.machine()}, {os.cpu_count()} cores",
+        "data": {"source": built.dataset.source, "sha256": built.dataset.checksum},
+        "partition": built.partition.sha256,
+        "parameters": built.net.size,
+    }
+
+
+def _revision() -> str | None:
+    """The git revision of the code, where it runs from a checkout."""
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
+
+
+def _config(run_dir: Path) -> RunConfig:
+    path = run_dir / "config.toml"
+    if not path.exists():
+        raise ConfigError(
+            f"{run_dir} is not a run directory: it has no config.toml. Start one with `fnrfl run -o {run_dir}`."
+        )
+    return loads(path.read_text(encoding="utf-8"), origin=str(path))

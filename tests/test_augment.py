@@ -1,0 +1,155 @@
+"""Batched crop, flip and noise equal the plain per-image procedure, on every layout and leading axis."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fnrfl.data.augment import add_noise, crop_flip, draw_crop_flip, resolve, source_pixels
+from fnrfl.errors import CompatibilityError, ConfigError
+from fnrfl.rng import generator
+
+
+def one_by_one(x: Tensor, dy: Tensor, dx: Tensor, flip: Tensor, pad: int) -> Tensor:
+    """The textbook: pad, slice and mirror each image of [B, C, H, W] by itself."""
+    height, width = x.shape[-2:]
+    images = []
+    for padded, top, left, mirror in zip(F.pad(x, (pad,) * 4, mode="reflect"), dy, dx, flip, strict=True):
+        crop = padded[:, top : top + height, left : left + width]
+        images.append(crop.flip(-1) if mirror else crop)
+    return torch.stack(images)
+
+
+@pytest.mark.parametrize(
+    ("shape", "pad"),
+    [((64, 3, 32, 32), 4), ((40, 1, 5, 9), 4), ((40, 3, 9, 5), 4), ((17, 2, 8, 8), 0), ((9, 3, 7, 6), 2)],
+)
+def test_crop_flip_equals_one_by_one(shape: tuple[int, int, int, int], pad: int) -> None:
+    stream = generator(0, "augment", shape)
+    x = torch.rand(shape, generator=stream)
+    drawn = draw_crop_flip(shape[0], stream, pad)
+    assert torch.equal(crop_flip(x, **drawn, pad=pad), one_by_one(x, **drawn, pad=pad))
+
+
+def test_every_offset_equals_one_by_one() -> None:
+    code = torch.arange(2 * 9 * 9)
+    drawn = {"dy": code % 9, "dx": code // 9 % 9, "flip": code // 81 == 1}
+    x = torch.rand(162, 3, 6, 7, generator=generator(0))
+    assert torch.equal(crop_flip(x, **drawn, pad=4), one_by_one(x, **drawn, pad=4))
+
+
+def test_centre_without_flip_is_the_image_itself() -> None:
+    x = torch.rand(5, 3, 16, 16, generator=generator(0))
+    centre = torch.full((5,), 4)
+    assert torch.equal(crop_flip(x, centre, centre, torch.zeros(5, dtype=torch.bool)), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64])
+def test_crop_flip_keeps_the_type_and_reads_channels_last(dtype: torch.dtype) -> None:
+    x = torch.randint(256, (8, 3, 16, 16), generator=generator(0)).to(dtype)
+    drawn = draw_crop_flip(8, generator(1))
+    plain = crop_flip(x, **drawn, pad=4)
+    assert plain.dtype == dtype
+    assert torch.equal(crop_flip(x.contiguous(memory_format=torch.channels_last), **drawn, pad=4), plain)
+
+
+def test_leading_axes_equal_separate_batches() -> None:
+    x = torch.rand(3, 8, 3, 16, 16, generator=generator(0))
+    drawn = [draw_crop_flip(8, generator(0, client)) for client in range(3)]
+    stacked = {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]}
+    separate = torch.stack([crop_flip(x[m], **drawn[m], pad=4) for m in range(3)])
+    assert torch.equal(crop_flip(x, **stacked, pad=4), separate)
+    assert torch.equal(torch.vmap(crop_flip)(x, stacked["dy"], stacked["dx"], stacked["flip"]), separate)
+
+
+def test_source_pixels_read_batch_and_crop_in_one_gather() -> None:
+    images = torch.randint(256, (20, 12, 12, 3), generator=generator(0), dtype=torch.uint8)  # N, H, W, C
+    batch = torch.tensor([3, 17, 3, 0])
+    drawn = draw_crop_flip(4, generator(1))
+    source = batch[:, None, None] * 144 + source_pixels(12, 12, **drawn, pad=4)
+    at_once = images.view(-1, 3)[source].permute(0, 3, 1, 2)
+    assert torch.equal(at_once, crop_flip(images[batch].permute(0, 3, 1, 2), **drawn, pad=4))
+
+
+def test_draws_cover_their_ranges_evenly() -> None:
+    drawn = draw_crop_flip(16_200, generator(0, "augment"))
+    code = (drawn["dy"] * 9 + drawn["dx"]) * 2 + drawn["flip"]
+    counts = torch.bincount(code, minlength=162)
+    assert len(counts) == 162
+    # 100 expected of each of the 162 combinations: chi-square has mean 161 and standard deviation 18.
+    assert ((counts - 100.0) ** 2 / 100).sum() < 161 + 5 * 18
+
+
+def test_a_round_drawn_at_once_equals_step_by_step() -> None:
+    at_once = draw_crop_flip(5 * 64, generator(0, "augment"))
+    stream = generator(0, "augment")
+    steps = [draw_crop_flip(64, stream) for _ in range(5)]
+    for name, values in at_once.items():
+        assert torch.equal(values, torch.cat([step[name] for step in steps]))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 32), (2, 3, 32, 4)])
+def test_too_small_an_image_is_refused(shape: tuple[int, ...]) -> None:
+    drawn = draw_crop_flip(2, generator(0))
+    with pytest.raises(CompatibilityError, match="at least 5x5 pixels"):
+        crop_flip(torch.zeros(shape), **drawn, pad=4)
+
+
+def test_noise_follows_the_equation() -> None:
+    x = torch.rand(6, 3, 8, 8, generator=generator(0))
+    eps = torch.randn(x.shape, generator=generator(1))
+    mask = (torch.rand(6, 1, 8, 8, generator=generator(2)) < 0.5).float()
+    assert torch.equal(add_noise(x, 0.3, generator=generator(1)), x + eps * 0.3)
+    masked = add_noise(x, 0.3, 0.1, mask, generator=generator(1))
+    torch.testing.assert_close(masked, x + (eps * mask) * 0.3 + 0.1)
+    torch.testing.assert_close(masked[mask.expand_as(x) == 0], x[mask.expand_as(x) == 0] + 0.1)
+
+
+def test_noise_is_the_same_in_every_precision_and_not_clipped() -> None:
+    x = torch.ones(64, 1, 8, 8)
+    single = add_noise(x, 1.0, generator=generator(0))
+    double = add_noise(x.double(), 1.0, generator=generator(0))
+    assert double.dtype == torch.float64 and single.dtype == torch.float32
+    assert torch.equal(double.float(), single)
+    assert single.max() > 1.5 and single.min() < -0.5
+    noise = double - 1
+    assert abs(noise.mean().item()) < 0.1 and noise.std().item() == pytest.approx(1, abs=0.05)
+
+
+def test_each_client_has_its_own_noise_level() -> None:
+    level = torch.tensor([0.0, 0.25, 0.5]).view(3, 1, 1, 1, 1)
+    x = torch.zeros(3, 64, 1, 8, 8)
+    noise = add_noise(x, level, generator=generator(0))
+    assert torch.equal(noise[0], x[0])
+    assert noise.flatten(1).std(1).tolist() == pytest.approx([0, 0.25, 0.5], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("augment", "shape", "on"),
+    [
+        ("auto", (3, 32, 32), True),
+        ("auto", (3, 16, 16), True),
+        ("auto", (3, 15, 32), False),
+        ("auto", (1, 28, 28), False),
+        ("auto", (64,), False),
+        ("none", (3, 32, 32), False),
+        (False, (3, 32, 32), False),
+        ("crop-flip", (1, 28, 28), True),
+        (True, (1, 8, 8), True),
+    ],
+)
+def test_resolve(augment: str | bool, shape: tuple[int, ...], on: bool) -> None:
+    assert resolve(augment, shape) is on
+
+
+@pytest.mark.parametrize("shape", [(64,), (3, 4, 4)])
+def test_crop_flip_asked_for_where_it_cannot_be_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(CompatibilityError, match='Set augment = "none"'):
+        resolve("crop-flip", shape)
+
+
+def test_unknown_augmentation_is_refused() -> None:
+    with pytest.raises(ConfigError, match="augment is 'mixup'"):
+        resolve("mixup", (3, 32, 32))

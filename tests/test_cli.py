@@ -1,0 +1,244 @@
+"""The command line: what it hands on, what it prints where, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from fnrfl import cli, registry
+from fnrfl.config import RunConfig, load, loads
+from fnrfl.errors import ClientError
+
+SUMMARY = {"algorithm": "fedavg", "accuracy": 0.75, "rounds": 2, "leaks": []}
+
+
+class Outcome:
+    """Stands in for what a run returns."""
+
+    run_dir = Path("runs/fake")
+
+    def summary(self) -> dict[str, Any]:
+        return SUMMARY
+
+
+class Runs(ModuleType):
+    """Stands in for the module that runs things: two rounds, or whatever `ending` raises after the first."""
+
+    def __init__(self) -> None:
+        super().__init__("fnrfl.runs")
+        self.calls: list[dict[str, Any]] = []
+        self.ending: BaseException | None = None
+
+    def run(self, config: RunConfig, *, progress: Callable[[dict[str, Any]], None], **given: Any) -> Outcome:
+        self.calls.append({"config": config, **given})
+        return self._rounds(progress)
+
+    def resume(self, run_dir: Path, *, progress: Callable[[dict[str, Any]], None]) -> Outcome:
+        self.calls.append({"run_dir": run_dir})
+        return self._rounds(progress)
+
+    def _rounds(self, progress: Callable[[dict[str, Any]], None]) -> Outcome:
+        for t in (1, 2):
+            progress({"round": t, "rounds": 2, "accuracy": t / 4, "loss": 1 / t, "seconds": 0.5})
+            if self.ending is not None:
+                raise self.ending
+        return Outcome()
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    fake = Runs()
+    monkeypatch.setitem(sys.modules, "fnrfl.runs", fake)
+    return fake
+
+
+def fnrfl(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+# ---- run ----
+
+
+def test_run_without_arguments_is_the_embedded_example(runs: Runs) -> None:
+    assert fnrfl("run").exit_code == 0
+    assert runs.calls == [
+        {"config": load(), "out": Path("runs/digits-0"), "overwrite": False, "checkpoint_every": 30.0}
+    ]
+
+
+def test_run_hands_everything_on(runs: Runs) -> None:
+    got = fnrfl("run", "label-skew", "seed=3", "-o", "there", "fnr=on", "--overwrite", "--checkpoint-every", "5")
+    assert got.exit_code == 0, got.output
+    config = load("label-skew", ["seed=3", "fnr=on"])
+    assert runs.calls == [{"config": config, "out": Path("there"), "overwrite": True, "checkpoint_every": 5.0}]
+
+
+def test_a_first_argument_with_an_equals_sign_is_an_override(runs: Runs) -> None:
+    assert fnrfl("run", "seed=3", "rounds=1").exit_code == 0
+    assert runs.calls[0]["config"] == load(None, ["seed=3", "rounds=1"])
+
+
+def test_in_a_pipe_every_round_is_a_plain_line(runs: Runs) -> None:
+    got = fnrfl("run", "rounds=2")
+    assert got.stdout.splitlines() == [
+        "digits: fedavg, digits, mlp, label-dirichlet(0.1), 10 clients, 2 rounds, seed 0",
+        "round 1/2  accuracy 0.2500  loss 1.0000  0.5 s",
+        "round 2/2  accuracy 0.5000  loss 0.5000  0.5 s",
+        f"accuracy 0.7500 after 2 rounds, kept in {Outcome.run_dir}",
+    ]
+    assert got.stderr == ""
+
+
+def test_json_leaves_stdout_to_one_object(runs: Runs) -> None:
+    got = fnrfl("run", "--json")
+    assert json.loads(got.stdout) == SUMMARY
+    assert "round 2/2" in got.stderr
+
+
+def test_quiet_says_nothing(runs: Runs) -> None:
+    assert fnrfl("run", "--quiet").output == ""
+    assert fnrfl("run", "paper-label-skew", "--quiet").output == ""
+    assert json.loads(fnrfl("run", "--quiet", "--json").output) == SUMMARY
+
+
+def test_a_leak_is_named_at_the_start_and_the_end_and_marked_in_between(runs: Runs) -> None:
+    lines = fnrfl("run", "paper-label-skew").stdout.splitlines()
+    label = "leak: public_is_test, norm_pass_train_mode, constant_penalty, clean_test_for_fnr"
+    assert lines[1] == lines[-1] == label
+    assert all(line.endswith("leak") for line in lines if line.startswith("round"))
+    assert "leak" not in fnrfl("run", "label-skew").output
+
+
+def test_dry_run_prints_a_config_that_runs(runs: Runs) -> None:
+    got = fnrfl("run", "label-skew", "fnr=on", "--dry-run")
+    assert loads(got.stdout) == load("label-skew", ["fnr=on"])
+    assert runs.calls == []
+
+
+def test_on_a_terminal_there_is_a_bar_that_a_resumed_run_enters_in_the_middle() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100, _environ={})
+    with cli._display(console, "leak") as show:
+        show({"round": 7, "rounds": 9, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0})
+        show({"round": 8, "rounds": 9, "accuracy": 0.625, "loss": 1.0, "seconds": 1.0})
+    last = screen.getvalue().rpartition("accuracy")[2]
+    assert "0.6250 leak" in last and "8/9" in last
+
+
+# ---- ending badly ----
+
+
+def test_bad_input_is_one_line_and_exit_code_2(runs: Runs) -> None:
+    got = fnrfl("run", "client.lrr=1")
+    assert (got.exit_code, got.stdout) == (2, "")
+    assert got.stderr == "fnrfl: Unknown key client.lrr: did you mean client.lr?\n"
+    assert runs.calls == []
+
+
+def test_a_failed_run_is_one_line_and_exit_code_3(runs: Runs) -> None:
+    runs.ending = ClientError("the loss is nan", client=3, round=1, stage="local")
+    got = fnrfl("run", "--quiet")
+    assert (got.exit_code, got.stderr) == (3, "fnrfl: client 3, round 1, stage local: the loss is nan\n")
+
+
+def test_debug_lets_the_error_through(runs: Runs) -> None:
+    runs.ending = ClientError("the loss is nan", client=3, round=1, stage="local")
+    assert fnrfl("run", "--debug").exception is runs.ending
+
+
+def test_ctrl_c_says_how_to_go_on(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs.ending = KeyboardInterrupt()
+    for folder in ("my runs/a", "runs/label-skew-3"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.toml").touch()
+    got = fnrfl("run", "-o", "my runs/a")
+    assert got.exit_code == 130
+    assert got.stderr == "fnrfl: stopped. To go on: fnrfl resume 'my runs/a'\n"
+    assert fnrfl("run", "label-skew", "seed=3").stderr.endswith("fnrfl resume runs/label-skew-3\n")
+    assert fnrfl("run", "-o", "not-begun").stderr == "fnrfl: stopped. Nothing was written.\n"
+
+
+# ---- resume ----
+
+
+def test_resume_hands_the_folder_on(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(load("paper-label-skew").to_toml())
+    got = fnrfl("resume", str(tmp_path))
+    assert got.exit_code == 0, got.output
+    assert runs.calls == [{"run_dir": tmp_path}]
+    assert got.stdout.splitlines()[-1].startswith("leak: public_is_test")
+
+
+def test_resume_of_something_else_is_refused(runs: Runs, tmp_path: Path) -> None:
+    got = fnrfl("resume", str(tmp_path))
+    assert got.exit_code == 2
+    assert "is not a run: it has no config.toml" in got.stderr
+
+
+# ---- list ----
+
+
+@pytest.mark.parametrize("subject", cli.SUBJECTS)
+def test_lists_print_one_row_per_line(subject: str) -> None:
+    got = fnrfl("list", subject)
+    assert got.exit_code == 0
+    assert all("  " in line.strip() for line in got.stdout.splitlines())
+
+
+def test_lists_say_what_there_is() -> None:
+    def first_words(subject: str) -> list[str]:
+        return [line.split()[0] for line in fnrfl("list", subject).stdout.splitlines()]
+
+    assert first_words("algorithms") == list(registry.algorithms())
+    assert first_words("engines") == ["auto", "loop", "batched"]
+    assert {"digits", "label-skew", "quantity-skew", "feature-skew", "mixed", "paper-label-skew"} <= set(
+        first_words("recipes")
+    )
+    assert {"seed", "client.lr", "algorithm.mu", "fnr.weight"} <= set(first_words("keys"))
+
+
+def test_an_unknown_list_is_refused() -> None:
+    got = fnrfl("list", "modles")
+    assert got.exit_code == 2
+    assert got.stderr.startswith('fnrfl: There is no list of "modles". Did you mean models?')
+
+
+# ---- the process ----
+
+
+def test_help_lists_and_typos_do_not_import_torch() -> None:
+    script = """
+import sys
+from typer.testing import CliRunner
+from fnrfl.cli import SUBJECTS, app
+lines = [["--help"], ["--version"], ["run", "--help"], ["run", "client.lrr=1"], ["run", "--dry-run", "algorithm=moon"]]
+for line in lines + [["list", subject] for subject in SUBJECTS]:
+    CliRunner().invoke(app, line, catch_exceptions=False)
+    assert "torch" not in sys.modules, line
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_command_ends_with_its_exit_code_and_no_traceback() -> None:
+    script = "from fnrfl.cli import main; main()"
+    got = subprocess.run([sys.executable, "-c", script, "run", "rounds=0"], capture_output=True, text=True)
+    assert got.returncode == 2
+    assert got.stdout == ""
+    assert got.stderr == "fnrfl: rounds = 0 is not allowed: it must be a whole number >= 1 (default 10).\n"
+
+
+def test_the_version_is_the_packages() -> None:
+    from fnrfl import __version__
+
+    assert fnrfl("--version").stdout == f"fnrfl {__version__}\n"

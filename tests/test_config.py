@@ -1,0 +1,475 @@
+"""The config: what may be said, what it resolves to, and the sentences for what may not."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fnrfl import config, registry
+from fnrfl.config import RunConfig, describe_keys, load, loads
+from fnrfl.errors import ConfigError
+
+PAGE = """
+    name seed rounds clients participation protocol dataset scenario fnr
+    model.name model.features
+    client.optimizer client.lr client.lr_decay client.momentum client.weight_decay client.batch client.epochs
+    client.last_batch client.augment client.nonfinite
+    algorithm.name
+    fnr.share fnr.weight fnr.penalty fnr.target fnr.when fnr.epochs fnr.batch fnr.lr fnr.optimizer fnr.batchnorm
+    fnr.upload fnr.augment
+    public.source public.size public.ranking public.distill validation.size
+    engine.name engine.precision engine.deterministic engine.clients_at_once engine.threads
+    leaks.public_is_test leaks.norm_pass_train_mode leaks.constant_penalty leaks.clean_test_for_fnr
+"""
+
+
+def plain(*overrides: str) -> RunConfig:
+    """A config that says nothing but the overrides."""
+    return loads("", overrides)
+
+
+# ---- keys and recipes ----
+
+
+def test_the_keys_are_those_of_the_config_page() -> None:
+    methods = {f"algorithm.{f.name}" for name in registry.algorithms() for f in registry.fields(name)}
+    assert {key.name for key in describe_keys()} == set(PAGE.split()) | methods
+
+
+def test_every_key_has_a_meaning_and_a_default_that_obeys_its_own_rule() -> None:
+    assert all(key.meaning and key.type and key.rule for key in describe_keys())
+    everything = plain("fnr=on")
+    assert loads("", {"fnr": everything.fnr}) == everything
+
+
+def test_keys_are_described_in_words() -> None:
+    keys = {key.name: key for key in describe_keys()}
+    lr, distill, optimizer = keys["client.lr"], keys["public.distill"], keys["client.optimizer"]
+    assert (lr.type, lr.default, lr.range, lr.rule) == ("float", 0.01, "> 0", "a number > 0")
+    assert (distill.type, distill.range) == ('float | "auto"', ">= 0 and < 1")
+    assert (optimizer.type, optimizer.rule) == ('"sgd" | "adam"', '"sgd" or "adam"')
+
+
+@pytest.mark.parametrize("recipe", [None, *registry.recipes()])
+def test_recipes_load_and_their_resolved_text_loads_to_the_same(recipe: str | None) -> None:
+    resolved = load(recipe)
+    assert resolved.name == (recipe or "digits")
+    again = loads(resolved.to_toml())
+    assert again == resolved and again.sha256 == resolved.sha256
+
+
+@pytest.mark.parametrize("recipe", registry.recipes())
+def test_recipes_say_only_what_differs_from_the_defaults(recipe: str) -> None:
+    text = (registry.FOLDER / "recipes" / f"{recipe}.toml").read_text()
+    for line in text.splitlines(keepends=True):
+        if "=" in line and not line.startswith("#") and not line.startswith("scenario"):  # the point of most recipes
+            assert loads(text.replace(line, ""), name=recipe) != load(recipe), line
+
+
+def test_a_recipe_may_be_a_file_named_by_path(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('seed = 3\nmodel = "mlp"\n[fnr]\nweight = 0.2\n')
+    mine = load(file)
+    assert load(str(file)) == mine
+    assert (mine.name, mine.seed, mine.model.name) == ("mine", 3, "mlp")
+    assert mine.fnr is not None and mine.fnr["weight"] == 0.2
+    file.write_text('name = "other"')
+    assert load(file).name == "other"
+    assert load(file, ["name=third"]).name == "third"
+
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "seed": st.integers(0, 2**70),
+    "rounds": st.integers(1, 10**6),
+    "participation": st.floats(0, 1, exclude_min=True),
+    "protocol": st.sampled_from(["honest", "paper"]),
+    "dataset": st.text().map(lambda text: f"a{text}/"),
+    "model": st.text().map(lambda text: f"mlp({text})"),
+    "scenario": st.sampled_from(["iid", "label-dirichlet( 0.50 )+feature-noise(0.1)", "niid-mixed"]),
+    "client.lr": st.floats(0, exclude_min=True, allow_infinity=False),
+    "client.lr_decay": st.just(1) | st.floats(0.1, 1),
+    "client.augment": st.sampled_from(["auto", "crop-flip", "none", True, False]),
+    "algorithm": st.sampled_from([{"name": "fedavg"}, {"name": "moon", "mu": 5}, {"name": "fedprox", "mu": 0.1}]),
+    "fnr": st.sampled_from(["on", "off", True, False]) | st.fixed_dictionaries({"lr": st.just("client") | st.just(1)}),
+    "public.size": st.integers(1, 10**6) | st.floats(0, 1, exclude_min=True, exclude_max=True),
+    "engine.threads": st.just("auto") | st.integers(1, 64),
+    "leaks.norm_pass_train_mode": st.just(False),
+}
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.fixed_dictionaries({}, optional=VALUES))
+def test_resolved_text_loads_to_the_same_config(overrides: dict[str, Any]) -> None:
+    resolved = loads("", overrides)
+    again = loads(resolved.to_toml())
+    assert again == resolved
+    assert again.to_toml() == resolved.to_toml()
+    assert resolved.replace({}) == resolved
+
+
+def test_every_control_character_survives_the_round_trip() -> None:
+    awkward = "".join(map(chr, range(0x20))) + "\x7f\x85\u2028\"\\'#=[]\U0001f600/"
+    resolved = loads("", {"dataset": awkward})
+    assert resolved.dataset == awkward
+    assert loads(resolved.to_toml()) == resolved
+
+
+def test_the_hash_tells_configs_apart() -> None:
+    assert plain("seed=1").sha256 == plain("seed=1").sha256 != plain("seed=2").sha256
+
+
+def test_a_config_cannot_be_changed_only_replaced() -> None:
+    before = plain()
+    with pytest.raises(ValidationError):
+        before.client.lr = 1.0
+    after = before.replace(["client.lr=1"])
+    assert (before.client.lr, after.client.lr) == (0.01, 1.0)
+
+
+# ---- overrides ----
+
+
+def test_overrides_as_text_and_as_values_agree() -> None:
+    text = ["algorithm=scaffold", "fnr.weight=0.1", "seed=3", "scenario=label-dirichlet(0.1)", "client.epochs=2"]
+    values = {
+        "algorithm": "scaffold",
+        "fnr": {"weight": 0.1},
+        "seed": np.int64(3),
+        "scenario": "label-dirichlet(0.1)",
+        "client.epochs": 2,
+    }
+    assert load("label-skew", text) == load("label-skew", values)
+    assert load("label-skew", "seed=3") == load("label-skew", ["seed = 3"]) == load("label-skew", {"seed": 3})
+
+
+def test_a_path_object_is_a_value() -> None:
+    assert loads("", {"dataset": Path("data/mine.npz")}).dataset == str(Path("data/mine.npz"))
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [("name=plain-word", "plain-word"), ('name="quoted"', "quoted"), ("name=a=b", "a=b"), ("name = spaced ", "spaced")],
+)
+def test_values_are_toml_and_bare_words_are_text(override: str, value: str) -> None:
+    assert plain(override).name == value
+
+
+def test_inline_tables_and_later_overrides_win() -> None:
+    assert plain("client={lr=0.5, batch=8}", "client.lr=0.25").client.lr == 0.25
+    assert plain("seed=1", "seed=2").seed == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "weight"),
+    [
+        ([], None),
+        (["fnr=on"], 0.1),
+        (["fnr=true"], 0.1),
+        (["fnr={}"], 0.1),
+        (["fnr.weight=0.2"], 0.2),
+        (["fnr=off", "fnr.weight=0.2"], 0.2),
+        (["fnr.weight=0.2", "fnr=off"], None),
+        (["fnr.weight=0.2", "fnr=off", "fnr=on"], 0.2),
+    ],
+)
+def test_any_fnr_key_turns_refinement_on_and_the_last_word_counts(overrides: list[str], weight: float | None) -> None:
+    fnr = plain(*overrides).fnr
+    assert (None if fnr is None else fnr["weight"]) == weight
+
+
+def test_a_recipe_keeps_its_fnr_settings_for_when_it_is_switched_on_again() -> None:
+    recipe = "[fnr]\nepochs = 1\n"
+    off, on = loads(recipe, ["fnr=off"]), loads(recipe, ["fnr=on"])
+    assert off.fnr is None
+    assert on.fnr is not None and on.fnr["epochs"] == 1
+
+
+def test_another_method_does_not_inherit_the_recipes_fields() -> None:
+    recipe = '[algorithm]\nname = "fedprox"\nmu = 0.5\n'
+    assert loads(recipe).algorithm.options["mu"] == 0.5
+    assert loads(recipe, ["algorithm=fedprox"]).algorithm.options["mu"] == 0.5
+    assert loads(recipe, ["algorithm=fedavg"]).algorithm.options == {}
+    moon = {f.name: f.default for f in registry.fields("moon")}
+    assert loads(recipe, ["algorithm=moon"]).algorithm.options == moon
+    assert loads(recipe, ["algorithm=moon", "algorithm.mu=2"]).algorithm.options == moon | {"mu": 2.0}
+
+
+def test_a_whole_number_given_for_a_number_becomes_one() -> None:
+    lr = plain("client.lr=1").client.lr
+    assert isinstance(lr, float)
+    assert plain("client.lr=1") == plain("client.lr=1.0")
+
+
+def test_sizes_are_fractions_or_counts() -> None:
+    assert plain("public.size=0.25").public.size == 0.25
+    assert plain("public.size=500").public.size == 500
+
+
+def test_equal_scenarios_are_equal_configs() -> None:
+    assert plain("scenario= label-dirichlet(alpha = 0.5) ") == plain("scenario=label-dirichlet(0.5)")
+
+
+# ---- protocols ----
+
+
+def test_the_paper_protocol_is_the_released_codes() -> None:
+    paper = plain("protocol=paper", "fnr=on")
+    assert (paper.dataset, paper.model.name, paper.clients, paper.participation, paper.rounds) == (
+        "cifar10", "resnet18(head=1000)", 10, 1.0, 10,
+    )  # fmt: skip
+    assert paper.scenario == "niid(label-dirichlet(0.5))"
+    client = paper.client
+    assert (client.epochs, client.batch, client.lr, client.momentum, client.weight_decay, client.last_batch) == (
+        10, 64, 0.01, 0.9, 1e-5, "keep",
+    )  # fmt: skip
+    settled = dict(share=0.5, weight=0.5, epochs=5, batch=32, batchnorm="updating", target="all", penalty="constant")
+    assert paper.fnr is not None and settled.items() <= paper.fnr.items()
+    assert (paper.public.source, paper.public.ranking, paper.validation.size) == ("test", 0, 0)
+    assert paper.leaks_on == ("public_is_test", "norm_pass_train_mode", "constant_penalty", "clean_test_for_fnr")
+
+
+def test_the_paper_protocol_changes_defaults_and_no_more() -> None:
+    assert set(config.PAPER) <= {key.name for key in describe_keys()}
+    mine = load("digits", ["protocol=paper", "fnr.weight=2", "leaks.clean_test_for_fnr=false"])
+    assert (mine.dataset, mine.client.lr, mine.rounds) == ("digits", 0.05, 20)
+    assert mine.fnr is not None and mine.fnr["weight"] == 2
+    assert "clean_test_for_fnr" not in mine.leaks_on
+
+
+def test_a_leak_and_its_twin_key_follow_each_other() -> None:
+    by_leak = plain("protocol=paper", "leaks.public_is_test=false", "leaks.constant_penalty=false", "fnr=on")
+    by_twin = plain("protocol=paper", "public.source=train", "fnr.penalty=relative")
+    assert by_leak == by_twin
+    assert by_leak.leaks_on == ("norm_pass_train_mode", "clean_test_for_fnr")
+    assert by_leak.public.source == "train" and by_leak.fnr is not None and by_leak.fnr["penalty"] == "relative"
+
+
+def test_the_honest_protocol_has_no_leak() -> None:
+    assert plain("fnr=on").leaks_on == ()
+
+
+@pytest.mark.parametrize("leak", list(config.Leaks.model_fields))
+def test_the_honest_protocol_refuses_every_leak(leak: str) -> None:
+    with pytest.raises(ConfigError, match=rf'^leaks\.{leak} = true is a leak; set protocol = "paper", which .*\.$'):
+        plain(f"leaks.{leak}=true")
+
+
+# ---- refusals ----
+
+REFUSED = {
+    "client.lrr=1": "Unknown key client.lrr: did you mean client.lr?",
+    "lr=1": "Unknown key lr: did you mean client.lr or fnr.lr?",
+    "rouns=1": "Unknown key rouns: did you mean rounds?",
+    "zzz=1": "Unknown key zzz; `fnrfl list keys` prints all of them.",
+    "fnr.wieght=1": "Unknown key fnr.wieght: did you mean fnr.weight?",
+    "client.lr.x=1": "Unknown key client.lr.x: did you mean client.lr?",
+    "algorithm.mu=1": "Unknown key algorithm.mu: with fedavg, the keys of [algorithm] are algorithm.name.",
+    "client=3": "client is a section and cannot be given a value; set its keys, such as client.optimizer.",
+    "rounds=0": "rounds = 0 is not allowed: it must be a whole number >= 1 (default 10).",
+    "rounds=2.5": "rounds = 2.5 is not allowed: it must be a whole number >= 1 (default 10).",
+    "rounds=many": 'rounds = "many" is not allowed: it must be a whole number >= 1 (default 10).',
+    "rounds=[1, 2]": "rounds = [1, 2] is not allowed",
+    "seed=true": "seed = true is not allowed: it must be a whole number >= 0 (default 0).",
+    "seed=-1": "seed = -1 is not allowed",
+    "participation=0": "participation = 0 is not allowed: it must be a number > 0 and <= 1 (default 1.0).",
+    "participation=1.5": "participation = 1.5 is not allowed",
+    "client.lr=nan": "client.lr = nan is not allowed",
+    "client.lr=inf": "client.lr = inf is not allowed",
+    "client.momentum=1": "client.momentum = 1 is not allowed",
+    "client.optimizer=sdg": 'client.optimizer = "sdg" is not allowed: it must be "sgd" or "adam" (default "sgd").',
+    "client.nonfinite=ignore": 'client.nonfinite = "ignore" is not allowed: it must be "fail" or "skip"',
+    "engine.deterministic=1": "engine.deterministic = 1 is not allowed: it must be true or false (default true).",
+    "engine.threads=0": 'engine.threads = 0 is not allowed: it must be a whole number >= 1 or "auto"',
+    "public.size=1.0": "public.size = 1.0 is not allowed: it must be a number >= 0 and < 1 or a whole number >= 0",
+    "name=3": "name = 3 is not allowed: it must be text",
+    "name=../up": 'name = "../up" is not allowed: it must be the name of one folder',
+    "name=": 'name = "" is not allowed: it must be the name of one folder',
+    "fnr=maybe": 'fnr = "maybe" is not allowed: it must be "on", "off" or a section.',
+    "fnr.lr=0": 'fnr.lr = 0 is not allowed: it must be a number > 0 or "client" (default "client").',
+    "fnr.share=1": 'Set fnr.target = "all" or a smaller share.',
+    "public.source=test": 'public.source = "test" is a leak; set protocol = "paper", which labels it, or public.source',
+    "algorithm=fedprx": 'algorithm.name = "fedprx" is not known. Did you mean fedprox? Choose one of ',
+    "algorithm=fnr": 'algorithm.name = "fnr" is not a method: FNR wraps any method. Set fnr = "on" instead.',
+    "algorithm=3": "algorithm.name = 3 is not allowed: it must be text.",
+    "algorithm=no_such_module:Method": 'algorithm.name = "no_such_module:Method" cannot be imported',
+    "algorithm=json:loads": "must be a dataclass that derives from fnrfl's Algorithm.",
+    "dataset=cifar1": 'dataset = "cifar1" is not known. Did you mean cifar10? Choose one of digits, fashion-mnist',
+    "public.source=trian": 'public.source = "trian" is not known. Choose "train", or give file.npz, ',
+    "model=resnet(head=10)": 'model = "resnet" is not known. Did you mean resnet18?',
+    "engine=ray": 'engine = "ray" is not in this version. Choose one of auto, loop, batched.',
+    "engine=lop": 'engine = "lop" is not known. Did you mean loop? Choose one of auto, loop, batched.',
+    "scenario=label-dirichle(0.1)": "Did you mean 'label-dirichlet'?",
+    "rounds": '"rounds" is not an override; write key=value, as in client.lr=0.1.',
+    "=3": '"=3" is not an override',
+}
+
+
+@pytest.mark.parametrize(("override", "sentence"), REFUSED.items(), ids=REFUSED)
+def test_mistakes_are_refused_with_a_sentence(override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        plain(override)
+    assert sentence in str(refusal.value)
+    assert str(refusal.value).endswith((".", "?")) and "\n" not in str(refusal.value)
+
+
+def test_fnr_without_public_data_is_refused() -> None:
+    sentence = (
+        "FNR needs labelled public data; public.size is 0. Set public.size = 0.1, give public.source, or set fnr = off."
+    )
+    with pytest.raises(ConfigError) as refusal:
+        plain("fnr=on", "public.size=0")
+    assert str(refusal.value) == sentence
+    assert plain("public.size=0").public.size == 0
+    assert plain("fnr=on", "public.size=0", "public.source=mine.npz").fnr is not None
+
+
+def test_share_one_with_targets_from_all_is_allowed() -> None:
+    assert plain("fnr.share=1", "fnr.target=all").fnr is not None
+
+
+def test_public_data_that_is_all_spoken_for_is_refused() -> None:
+    with pytest.raises(ConfigError, match="leave nothing to refine on; their sum must be below 1"):
+        plain("public.ranking=0.5", "public.distill=0.5")
+
+
+def test_a_leak_that_its_twin_denies_is_refused() -> None:
+    with pytest.raises(ConfigError, match='leaks.public_is_test = true contradicts public.source = "train"; give only'):
+        plain("protocol=paper", "public.source=train", "leaks.public_is_test=true")
+
+
+def test_all_mistakes_are_reported_together() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        plain("roundz=3", "client.lr=-1", "clients=x")
+    for part in ("did you mean rounds?", "client.lr = -1", 'clients = "x"'):
+        assert part in str(refusal.value)
+
+
+def test_unreadable_recipes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'There is no recipe "label-skw"\. Did you mean label-skew\? Choose one of '):
+        load("label-skw")
+    with pytest.raises(ConfigError, match=r"missing\.toml cannot be read: No such file"):
+        load(tmp_path / "missing.toml")
+    with pytest.raises(ConfigError, match="cannot be read: .*directory"):
+        load(tmp_path)
+    broken = tmp_path / "broken.toml"
+    broken.write_text("seed = = 3")
+    with pytest.raises(ConfigError, match=r"broken\.toml is not valid TOML: .*line 1"):
+        load(broken)
+    broken.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="it is not UTF-8 text"):
+        load(broken)
+
+
+# ---- the registry ----
+
+
+@pytest.mark.parametrize("name", [*registry.algorithms(), "fnr"])
+def test_fields_read_from_the_source_are_those_of_the_class(name: str) -> None:
+    cls = registry.load(name)
+    assert registry.fields(name) == registry._fields_of(cls)
+    types = get_type_hints(cls)
+    for field in registry.fields(name):
+        assert field.type == types[field.name]
+
+
+@pytest.mark.parametrize("name", registry.algorithms())
+def test_a_method_can_be_built_from_its_resolved_options(name: str) -> None:
+    options = plain(f"algorithm={name}").algorithm.options
+    method = registry.load(name)(**options)
+    assert {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.name in options} == options
+
+
+def test_every_method_has_an_idea() -> None:
+    assert set(registry.algorithms()) >= {"fedavg", "fedprox", "scaffold", "moon", "fednova"}
+    assert "fnr" not in registry.algorithms()
+    assert all(registry.algorithms().values())
+
+
+def test_tables_are_in_step_with_the_code() -> None:
+    assert set(registry.MODELS) == set(importlib.import_module("fnrfl.models.build").MODELS)
+    assert set(registry.PENALTIES) == set(importlib.import_module("fnrfl.algorithms.fnr").PENALTIES)
+    for engine in set(registry.ENGINES) - {"auto"}:
+        importlib.import_module(f"fnrfl.engines.{engine}")
+
+
+METHOD = '''
+"""A method for a test.
+
+More about it.
+"""
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+from fnrfl.core.algorithm import Algorithm, option
+
+Kind = Literal["a", "b"]
+
+@dataclass(frozen=True)
+class Base(Algorithm):
+    needs: ClassVar[frozenset[str]] = frozenset({"features"})
+    mu: float = option(0.5, "strength", ge=0.0)
+    inner: str = "not a key"
+
+class Unrelated:
+    x: int = 3
+
+@dataclass(frozen=True)
+class Mine(Base):
+    kind: Kind = option("a", "which "
+                             "form")
+    lr: float | Literal["client"] = option(default="client", help="rate", gt=0.0, le=1.0)
+    mu: float = option(-1.0, "redefined")
+'''
+
+
+def test_a_file_is_read_as_python_would_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "algorithms").mkdir()
+    (tmp_path / "algorithms" / "mine.py").write_text(METHOD.lstrip())
+    (tmp_path / "algorithms" / "_shared.py").write_text("syntax error")
+    child = '"""Built on another file."""\nfrom fnrfl.algorithms.mine import Mine as Parent\nclass Child(Parent): ...\n'
+    (tmp_path / "algorithms" / "child.py").write_text(child)
+    (tmp_path / "mine_imported.py").write_text(METHOD.lstrip())
+    expected = (
+        registry.Field("mu", float, -1.0, "redefined"),
+        registry.Field("kind", Literal["a", "b"], "a", "which form"),
+        registry.Field("lr", float | Literal["client"], "client", "rate", (("gt", 0.0), ("le", 1.0))),
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert registry.fields("mine_imported:Mine") == expected
+    monkeypatch.setattr(registry, "FOLDER", tmp_path)
+    assert registry.algorithms() == {"child": "Built on another file.", "mine": "A method for a test."}
+    assert registry.fields("mine") == registry.fields("child") == expected
+
+
+def test_a_users_method_is_configured_by_its_own_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_method.py").write_text(METHOD.lstrip())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    theirs = plain("algorithm=their_method:Mine", "algorithm.lr=0.5")
+    assert theirs.algorithm.options == {"mu": -1.0, "kind": "a", "lr": 0.5}
+    assert registry.load(theirs.algorithm.name)(**theirs.algorithm.options) is not None
+    assert loads(theirs.to_toml()) == theirs
+    with pytest.raises(ConfigError, match='algorithm.lr = 2 is not allowed: it must be a number > 0 and <= 1 or "cli'):
+        plain("algorithm=their_method:Mine", "algorithm.lr=2")
+
+
+def test_a_method_whose_fields_cannot_be_config_values_is_our_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "algorithms").mkdir()
+    (tmp_path / "algorithms" / "bad.py").write_text("class Bad(Algorithm):\n    x: list[int] = option(1, 'x')\n")
+    (tmp_path / "algorithms" / "empty.py").write_text("x = 3\n")
+    monkeypatch.setattr(registry, "FOLDER", tmp_path)
+    with pytest.raises(TypeError, match=r"list\[int\] cannot be a config value"):
+        registry.fields("bad")
+    with pytest.raises(TypeError, match="declares no class"):
+        registry.fields("empty")
