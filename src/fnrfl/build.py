@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ class Built:
 
 def build(config: RunConfig, scratch: Path | None = None) -> Built:
     """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory."""
-    dataset = load(config.dataset, seed=config.seed)
+    dataset = load(config.dataset)
     algorithm = _algorithm(config)
     partition, splits = _data(config, dataset, algorithm)
     net = _net(config, dataset, algorithm)
@@ -154,15 +155,21 @@ def _data(config: RunConfig, dataset: Dataset, algorithm: Algorithm) -> tuple[Pa
     partition = scenarios.draw(
         scenario, labels[carved.rest], config.clients, config.seed, num_classes=dataset.num_classes
     )
-    elsewhere = public.source not in ("train", "test")
     splits = Splits.build(
         dataset,
         carved,
         partition.positions,
-        public=load(public.source, seed=config.seed) if elsewhere else None,
+        public=_public(public.source),
         leak_public_is_test=config.leaks.public_is_test,
     )
     return partition, splits
+
+
+def _public(source: str) -> Dataset | Literal["test"] | None:
+    """Public data that is not carved out of the training set."""
+    if source == "train":
+        return None
+    return "test" if source == "test" else load(source)
 
 
 def _net(config: RunConfig, dataset: Dataset, algorithm: Algorithm) -> Net:

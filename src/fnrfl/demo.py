@@ -36,7 +36,7 @@ def main() -> None:
             folder = Path("runs") / "demo" / f"{name.replace(', ', '-').replace(' ', '-').lower()}-{seed}"
             result = run(load(None, {"seed": seed, **keys}), out=folder, overwrite=True)
             found.setdefault(name, []).append(result)
-        console.print(f"  {name}: {_spread([r.accuracy for r in found[name]])}")
+        console.print(f"  {name}: {_mean([r.accuracy for r in found[name]]):.3f}")
     console.print(_table(found))
     console.print(
         "Accuracy on the test set after the last round, mean and range over the seeds; validation chose nothing here.\n"
@@ -46,12 +46,11 @@ def main() -> None:
 
 
 def _table(found: dict[str, list[Result]]) -> Table:
-    table = Table("run", "skew", "accuracy", "worst client", "MiB up", "MiB down", "seconds")
+    table = Table("run", "accuracy", "worst client", "MiB up", "MiB down", "seconds")
     for name, results in found.items():
         totals = [r.summary() for r in results]
         table.add_row(
             name,
-            "none" if results[0].config.scenario == "iid" else results[0].config.scenario,
             _spread([t["accuracy"] for t in totals]),
             _spread([t["worst_client"] for t in totals]),
             f"{_mean([t['bytes_up'] for t in totals]) / 2**20:.2f}",

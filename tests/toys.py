@@ -1,0 +1,293 @@
+"""Toy worlds for the tests: small enough to know the answer, and run through the real methods and engines.
+
+    state, engine, metered = run(Scaffold(), "batched", rounds=5)          # the classification world
+    Run(FedAvg(), world=quadratic(A, b, sizes)).round()                    # a world with a known optimum
+
+Everything is float64 unless asked otherwise, and nothing touches torch's global generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from fnrfl.core.algorithm import Algorithm, Objective
+from fnrfl.core.net import Model, Net
+from fnrfl.core.types import Batch, Decorator, Flat, LocalTask, Out, Replies, State, Training, Tree
+from fnrfl.data.batches import Pool
+from fnrfl.engines.base import InProcess
+from fnrfl.engines.batched import Batched
+from fnrfl.engines.loop import Loop
+from fnrfl.engines.metered import Metered
+from fnrfl.rng import generator, seeded
+
+ENGINES: dict[str, type[InProcess]] = {"loop": Loop, "batched": Batched}
+
+Loss = Callable[[Objective, Out, Model, Flat, Batch, Tree, Tree], Tensor]
+
+
+@dataclass(frozen=True)
+class World:
+    """Data, a model, and how clients train unless told otherwise."""
+
+    module: Callable[[], nn.Module]  # made under a fixed seed, in the dtype of the data
+    pool: Pool
+    example: Tensor  # [2, ...]
+    training: Training
+    active: int  # clients in a round
+    loss: Loss | None = None  # in place of the cross-entropy of every objective
+
+
+# -- Classification: the world that everything must work in -----------------------------------------------------------
+
+SIZES = (20, 33, 50, 64, 41, 97)  # examples of the six clients: ragged
+NUM_FEATURES, NUM_CLASSES = 12, 4
+
+
+class Mlp(nn.Module):
+    """A small net with BatchNorm and Dropout: state of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(NUM_FEATURES, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(16, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.drop(self.norm(self.hidden(x.flatten(1))).relu()))
+        return logits
+
+
+class Plain(nn.Module):
+    """The same without BatchNorm and Dropout: its loss is a mean over examples, however they are batched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(NUM_FEATURES, 16)
+        self.head = nn.Linear(16, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.hidden(x.flatten(1)).tanh())
+        return logits
+
+
+def classification(dtype: torch.dtype = torch.float64, *, module: Callable[[], nn.Module] = Mlp) -> World:
+    """Six clients with ragged shards of a separable problem, four of them active; public and ranking sets."""
+    draw = generator(0, "toy")
+    x = torch.randn(400, NUM_FEATURES, generator=draw, dtype=torch.float64)
+    y = (x @ torch.randn(NUM_FEATURES, NUM_CLASSES, generator=draw, dtype=torch.float64)).argmax(1)
+    private = sum(SIZES)
+    parts = {"private": slice(0, private), "public": slice(private, private + 55), "ranking": slice(private + 55, 400)}
+    shards = torch.randperm(private, generator=draw).split(SIZES)
+    return World(
+        module=lambda: module().to(dtype),
+        pool=Pool({k: (x[s], y[s]) for k, s in parts.items()}, shards, NUM_CLASSES, dtype=dtype),
+        example=x[:2].to(dtype),
+        training=Training(epochs=2, batch=16, lr=0.05, weight_decay=1e-3),
+        active=4,
+    )
+
+
+# -- Quadratics: f_i(y) = 1/2 y'A_i y - b_i'y, whose optimum is known ---------------------------------------------------
+
+
+class Vector(nn.Module):
+    """A model that is nothing but a vector, which it answers for every example."""
+
+    feature_layer = "same"
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.randn(size, dtype=torch.float64))
+        self.same = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.same(self.vector.expand(len(x), -1))
+        return answer
+
+
+def quadratic(
+    A: Tensor,
+    b: Tensor,
+    sizes: Sequence[int],
+    *,
+    steps: int = 1,
+    lr: float = 0.1,
+    momentum: float = 0.0,
+    batch: int = 1000,
+    active: int | None = None,
+    spread: float = 0.0,
+) -> World:
+    """Client i has `sizes[i]` examples and the loss of A[i] and b[i]; A = 0 makes it linear.
+
+    An example carries its own (A, b). By default all of a client's are alike and a step sees all of them, so that
+    `steps` are as many exact gradient steps; with a smaller `batch` a client takes `steps * ceil(size / batch)`. With
+    `spread` the examples' b differ around b[i], and batches matter.
+    """
+    N, d = b.shape
+    rows, labels = [], []
+    for i, n in enumerate(sizes):
+        around = spread * torch.randn(n, d, generator=generator(0, i, "spread"), dtype=torch.float64)
+        rows.append(torch.cat([A[i].reshape(1, -1).expand(n, -1), b[i] + around - around.mean(0)], 1))
+        labels.append(torch.zeros(n, dtype=torch.int64))
+    x, y = torch.cat(rows), torch.cat(labels)
+
+    def loss(_: Objective, out: Out, model: Model, params: Flat, batch: Batch, shared: Tree, own: Tree) -> Tensor:
+        A, b = batch.x[:, : d * d].reshape(-1, d, d), batch.x[:, d * d :]
+        v = out.logits
+        return batch.mean(0.5 * (v[:, None, :] @ A @ v[:, :, None]).flatten() - (b * v).sum(1))
+
+    return World(
+        module=lambda: Vector(d),
+        pool=Pool({"private": (x, y)}, torch.arange(len(x)).split(list(sizes)), d, dtype=torch.float64),
+        example=x[:2],
+        training=Training(
+            lr=lr, momentum=momentum, weight_decay=0.0, batch=batch, epochs=steps, last_batch="keep"
+        ),  # keep: with a batch above every size, an epoch is one full step
+        active=N if active is None else active,
+        loss=loss,
+    )
+
+
+def bowls(N: int = 4, d: int = 3) -> tuple[Tensor, Tensor]:
+    """Unlike quadratics, well conditioned: A [N, d, d] with eigenvalues within 0.4 to 1.6, b [N, d]."""
+    draw = generator(0, "bowls")
+    turn = torch.linalg.qr(torch.randn(N, d, d, generator=draw, dtype=torch.float64)).Q
+    curvature = 0.4 + 1.2 * torch.rand(N, d, generator=draw, dtype=torch.float64)
+    return turn @ torch.diag_embed(curvature) @ turn.mT, 3 * torch.randn(N, d, generator=draw, dtype=torch.float64)
+
+
+def optimum(A: Tensor, b: Tensor, weights: Sequence[float]) -> Tensor:
+    """The minimiser of the weighted mean of the clients' losses."""
+    w = torch.tensor(weights, dtype=torch.float64)
+    return torch.linalg.solve(torch.einsum("n,nij->ij", w, A), w @ b)
+
+
+# -- Runs -------------------------------------------------------------------------------------------------------------
+
+
+class Passed(NamedTuple):
+    """One chunk that crossed the boundary."""
+
+    cohort: Tensor
+    task: LocalTask
+    replies: Replies
+
+
+class Recorder(Decorator):
+    """An engine that remembers what passed since `passed` was last cleared."""
+
+    def __init__(self, engine: InProcess) -> None:
+        super().__init__(engine)
+        self.passed: list[Passed] = []
+
+    def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
+        for replies in self.engine.stream(cohort, task):
+            self.passed.append(Passed(cohort, task, replies))
+            yield replies
+
+
+class Run:
+    """A run that can be looked at, and changed, between rounds; `round()` plays the next one."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        engine: str = "loop",
+        *,
+        world: World | None = None,
+        training: Training | None = None,
+        active: int | None = None,
+        dtype: torch.dtype = torch.float64,
+        seed: int = 7,
+        **options: Any,  # of the engine
+    ) -> None:
+        self.world = world = world or classification(dtype)
+        self.algorithm, self.seed, self.t = algorithm, seed, 0
+        self.active = active or world.active
+        with seeded(1, "init"):
+            module = algorithm.adapt(world.module(), world.example).to(world.example.dtype)
+        self.net = Net(module, world.example)
+        params, buffers = self.net.flatten()
+        self.state = algorithm.init(params, buffers)
+        self.engine = ENGINES[engine](
+            self.net, world.pool, training or world.training,
+            seed=seed, client_state=algorithm.client_state(params, buffers), **options,
+        )  # fmt: skip
+        self.recorder = Recorder(self.engine)
+        self.metered = Metered(self.recorder)
+
+    def cohort(self, t: int) -> Tensor:
+        """The clients of a round, ascending."""
+        order = torch.randperm(len(self.world.pool.shards), generator=generator(self.seed, t, "cohort"))
+        return order[: self.active].sort().values
+
+    def round(self, cohort: Tensor | None = None) -> State:
+        """Play one round; bytes, notes and what passed are this round's."""
+        self.engine.begin(self.t)
+        self.metered.begin()
+        self.recorder.passed.clear()
+        with self.losses():
+            self.state = self.algorithm.round(self.state, self.cohort(self.t) if cohort is None else cohort, self.metered)
+        self.t += 1
+        return self.state
+
+    def rounds(self, count: int) -> State:
+        """Play some rounds."""
+        for _ in range(count):
+            self.round()
+        return self.state
+
+    def losses(self) -> Any:
+        """The world's losses in place of the cross-entropy, for as long as this context lasts."""
+        return nullcontext() if self.world.loss is None else mock.patch.object(Objective, "loss", self.world.loss)
+
+    def replies(self, purpose: str = "local") -> Replies:
+        """What the clients answered to the tasks of a purpose in this round."""
+        return Replies.stack([p.replies for p in self.recorder.passed if p.task.purpose == purpose])
+
+    def tasks(self, purpose: str) -> list[LocalTask]:
+        """The tasks of a purpose in this round, one for each chunk that was answered."""
+        return [p.task for p in self.recorder.passed if p.task.purpose == purpose]
+
+
+def run(
+    algorithm: Algorithm, engine: str = "loop", rounds: int = 5, dtype: torch.dtype = torch.float64, **options: Any
+) -> tuple[State, InProcess, Metered]:
+    """Play `rounds` rounds; `options` go to `Run`, and from there to the engine."""
+    played = Run(algorithm, engine, dtype=dtype, **options)
+    played.rounds(rounds)
+    return played.state, played.engine, played.metered
+
+
+# -- Comparisons ------------------------------------------------------------------------------------------------------
+
+
+def assert_same(a: State, b: State) -> None:
+    """Equal bit for bit: parameters, buffers and everything else that both know."""
+    for one, other in zip(_tensors(a, b), _tensors(b, a), strict=True):
+        assert torch.equal(one, other), f"off by {(one - other).abs().max():.3g}"
+
+
+def assert_near(a: State, b: State, atol: float = 1e-12) -> None:
+    """Equal but for rounding."""
+    for one, other in zip(_tensors(a, b), _tensors(b, a), strict=True):
+        torch.testing.assert_close(one, other, atol=atol, rtol=0)
+
+
+def _tensors(state: State, other: State) -> list[Tensor]:
+    assert state.buffers.keys() == other.buffers.keys()
+    common = sorted(state.extra.keys() & other.extra.keys())
+    return [state.params, *state.buffers.values(), *(state.extra[k] for k in common)]
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """The largest difference of any entry."""
+    return float((a - b).abs().max())
