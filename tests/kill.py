@@ -1,6 +1,6 @@
 """Kill runs without warning, resume them, and demand the bits of the run that nobody touched.
 
-    python tests/kill.py [--kills 20] [--rounds 100] [--out FOLDER]
+    python tests/kill.py [--kills 20] [--rounds 150] [--out FOLDER]
 
 SCAFFOLD under FNR on digits, in processes of its own: server state, client memories and BatchNorm buffers all have to
 survive. What a kill leaves behind is judged with plain JSON, TOML and safetensors readers, not with the code on trial.
@@ -19,7 +19,8 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +56,7 @@ class Wreck:
     left: str  # what shows that a write was cut
     done: int  # rounds in the log
     saved: int  # rounds in the checkpoint
+    moment: float = 0.0  # seconds after the start
 
 
 class Broken(Exception):
@@ -68,17 +70,18 @@ class Process:
     """`fnrfl ...` in a process of its own."""
 
     def __init__(self, arguments: Sequence[str], scratch: Path) -> None:
-        source = str(Path(fnrfl.__file__).parents[1])
         self.output = scratch / "output.txt"
+        self.killed = False
+        self.lived = 0.0  # seconds
+        self.began = time.monotonic()
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "fnrfl", *arguments, "--json", "--quiet"],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 # A killed process cannot tidy up, so its temporary files go where this script does it.
-                env=os.environ | {"PYTHONPATH": source, "TMPDIR": str(scratch)},
+                env=os.environ | {"PYTHONPATH": str(Path(fnrfl.__file__).parents[1]), "TMPDIR": str(scratch)},
             )
-        self.began = time.monotonic()
 
     def until(self, condition: Callable[[], bool], pause: float) -> bool:
         """Wait for a condition; False if the process ends before."""
@@ -91,27 +94,29 @@ class Process:
             time.sleep(pause)
         return True
 
-    def kill(self) -> float:
-        """Kill it; returns the seconds that it lived."""
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        return time.monotonic() - self.began
-
-    def hold(self) -> bool:
-        """Stop it where it is; False if it has ended."""
+    def kill(self) -> None:
+        """Kill it, unless it has ended."""
         if self.process.poll() is None:
-            os.kill(self.process.pid, signal.SIGSTOP)
-            stopped = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            return stopped is not None and stopped.si_code == os.CLD_STOPPED
-        return False
+            os.kill(self.process.pid, signal.SIGKILL)
+            self.killed = self.process.wait() == -signal.SIGKILL
+            self.lived = time.monotonic() - self.began
 
-    def release(self) -> None:
-        """Let it go on."""
-        os.kill(self.process.pid, signal.SIGCONT)
+    def kill_inside(self, begun: Callable[[], bool], still: Callable[[], bool], dice: np.random.Generator) -> None:
+        """Kill it inside a write: hold it once one has begun, and if that is over by then, wait for the next."""
+        while self.until(begun, 0.0005):
+            time.sleep(dice.uniform(0.0, 0.03))
+            if self.process.poll() is not None:
+                return
+            os.kill(self.process.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if still():
+                return self.kill()
+            os.kill(self.process.pid, signal.SIGCONT)
 
     def result(self, run_dir: Path) -> Outcome:
         """Wait for its end and read what came out."""
         self.until(lambda: False, 0.05)
+        self.lived = time.monotonic() - self.began
         text = self.output.read_text()
         if self.process.returncode:
             raise Broken(f"exit code {self.process.returncode}: {text.strip()[-500:]}")
@@ -122,18 +127,42 @@ class Process:
 
 # -- what is on disk ---------------------------------------------------------------------------------------------------
 
+Marks = set[tuple[str, int]]  # name and time of change
+
 
 def events(run_dir: Path) -> list[dict[str, Any]]:
     """The log; only its last line may be half of one."""
     return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().split("\n")[:-1]]
 
 
-def parts(run_dir: Path) -> list[str]:
-    """Files and folders that are being written."""
-    return sorted(p.name for pattern in ("*.part", "rounds/*.part") for p in run_dir.glob(pattern))
+def checkpointed(run_dir: Path) -> tuple[int, set[str]]:
+    """How many rounds the checkpoint holds, and the files that it names."""
+    path = run_dir / "checkpoint.json"
+    if not path.exists():
+        return 0, set()
+    index = json.loads(path.read_text())
+    return index["round"], {index["server"], *index["clients"].values()}
 
 
-def inspect(run_dir: Path) -> Wreck:
+def parts(run_dir: Path) -> Marks:
+    """Files and folders that are being written, or were when somebody was killed."""
+    found = set()
+    for pattern in ("*.part", "rounds/*.part"):
+        for path in run_dir.glob(pattern):
+            with suppress(FileNotFoundError):  # the writer goes on while we look
+                found.add((path.name, path.stat().st_ctime_ns))
+    return found
+
+
+def torn(run_dir: Path) -> Marks:
+    """What shows that a write was cut: parts, and folders with files that the checkpoint does not or no longer name."""
+    named = checkpointed(run_dir)[1]
+    folders = {p.parent for p in run_dir.glob("rounds/*/*") if str(p.relative_to(run_dir)) not in named}
+    whole = {(f"{f.name} not named", f.stat().st_ctime_ns) for f in folders if f.suffix != ".part"}
+    return parts(run_dir) | whole
+
+
+def inspect(run_dir: Path, before: Marks) -> Wreck:
     """Read everything a kill has left; raises if anything that counts is not whole."""
     if not run_dir.exists():
         return Wreck("no directory", "", 0, 0)
@@ -142,35 +171,29 @@ def inspect(run_dir: Path) -> Wreck:
     log = events(run_dir)
     if [event["round"] for event in log[1:]] != list(range(1, len(log))):
         raise Broken("the log skips or repeats rounds")
-    index = run_dir / "checkpoint.json"
-    saved, named = 0, set()
-    if index.exists():
-        checkpoint = json.loads(index.read_text())
-        saved, named = checkpoint["round"], {checkpoint["server"], *checkpoint["clients"].values()}
-        for name in named:
-            load_file(run_dir / name)
+    saved, named = checkpointed(run_dir)
+    for name in named:
+        load_file(run_dir / name)
     if (run_dir / "model.safetensors").exists():
         load_file(run_dir / "model.safetensors")
     if saved >= len(log):
         raise Broken(f"the checkpoint holds {saved} rounds and the log {len(log) - 1}")
-    unnamed = {str(p.relative_to(run_dir)) for p in run_dir.glob("rounds/*/*")} - named
-    left = parts(run_dir) or sorted({name.split("/")[1] + " unnamed" for name in unnamed})
-    kind = "inside write" if left else "between" if saved else "before first"
-    return Wreck(kind, left[-1] if left else "", len(log) - 1, saved)
+    left = ", ".join(name for name, _ in sorted(torn(run_dir) - before))
+    return Wreck("inside write" if left else "between" if saved else "before first", left, len(log) - 1, saved)
 
 
-def leftovers(run_dir: Path) -> set[str]:
+def leftovers(run_dir: Path) -> list[str]:
     """What a finished run directory should not have in it."""
-    checkpoint = json.loads((run_dir / "checkpoint.json").read_text())
     found = {str(p.relative_to(run_dir)) for p in run_dir.rglob("*") if p.is_file()}
-    return found - WHOLE - {checkpoint["server"], *checkpoint["clients"].values()}
+    return sorted(found - WHOLE - checkpointed(run_dir)[1])
 
 
-# -- a trial -----------------------------------------------------------------------------------------------------------
+# -- trials ------------------------------------------------------------------------------------------------------------
 
 
-def strike(process: Process, run_dir: Path, aim: Aim, after: int, dice: np.random.Generator) -> float | None:
-    """Kill a process as aimed, once `after` rounds are in the log; None if it ended before."""
+def strike(process: Process, run_dir: Path, aim: Aim, after: int, dice: np.random.Generator) -> Wreck:
+    """Kill a process as aimed, once `after` rounds are in the log, and look at what it leaves."""
+    before = torn(run_dir)  # by an earlier kill
 
     def logged() -> bool:
         log = run_dir / "events.jsonl"
@@ -178,92 +201,93 @@ def strike(process: Process, run_dir: Path, aim: Aim, after: int, dice: np.rando
 
     if aim == "start":
         time.sleep(dice.uniform(0.0, 1.5))
-        return process.kill()
-    if not process.until(logged, 0.002 if aim == "first" else 0.02):
-        return None
-    if aim == "write":
-        while True:
-            if not process.until(lambda: bool(parts(run_dir)), 0.0005):
-                return None
-            if process.hold():
-                if parts(run_dir):  # still there now that it cannot move
-                    return process.kill()
-                process.release()
-    time.sleep(dice.uniform(0.0, 0.3 if aim == "first" else 1.0))
-    return process.kill() if process.process.poll() is None else None
+        process.kill()
+    elif process.until(logged, 0.002 if aim == "first" else 0.02):
+        if aim == "write":
+            process.kill_inside(lambda: bool(parts(run_dir) - before), lambda: bool(torn(run_dir) - before), dice)
+        else:
+            time.sleep(dice.uniform(0.0, 0.3 if aim == "first" else 1.0))
+            process.kill()
+    if not process.killed:
+        return Wreck("not killed", "", *[len(events(run_dir)) - 1] * 2)
+    return replace(inspect(run_dir, before), moment=process.lived)
 
 
 def plan(kills: int, rounds: int) -> list[tuple[Aim, int]]:
     """What each trial aims at and after which round; the last two kinds are spread over the whole run."""
-    aims: list[Aim] = ["start"] * (kills // 20) + ["first"] * max(1, kills // 10)
-    rest = kills - len(aims)
     dice = numpy_generator(0, "kill", "plan")
+    trials: list[tuple[Aim, int]] = []
+    trials += [("start", 0)] * (kills // 20)
+    trials += [("first", 0)] * max(1, kills // 10)
+    rest = kills - len(trials)
     for i in range(rest):
-        aims.append("write" if i % 2 == 0 else "anywhere")
-    moments = [0] * (kills - rest) + [int(rounds * (i + dice.uniform()) / rest) for i in range(rest)]
-    return list(zip(aims, moments, strict=True))
+        trials.append(("write" if i % 2 == 0 else "anywhere", int(rounds * (i + dice.uniform()) / rest)))
+    return trials
+
+
+def difference(wanted: Outcome, got: Outcome) -> str:
+    """What is not the same, in a few words; nothing if all is."""
+    if got == wanted:
+        return ""
+    rounds = [a["round"] for a, b in zip(wanted.rounds, got.rounds, strict=False) if a != b]
+    return f"{got.sha256[:12]}, {len(got.rounds)} rounds, of which {rounds[:5]} differ"
 
 
 def main() -> int:
     """Print the table; 1 if a resumed run differs, or if too few kills hit what they aimed at."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--out", type=Path, help="keep the run directories here")
     given = parser.parse_args()
+    kills, rounds = given.kills, given.rounds
     folder = given.out or Path(tempfile.mkdtemp(prefix="fnrfl-kill-"))
     scratch = folder / "scratch"
     scratch.mkdir(parents=True)
 
     def run(run_dir: Path) -> Process:
-        settings = (*RECIPE, f"rounds={given.rounds}")
-        return Process(["run", *settings, "--checkpoint-every", EVERY, "--out", str(run_dir)], scratch)
+        settings = (*RECIPE, f"rounds={rounds}", "--checkpoint-every", EVERY, "--out", str(run_dir))
+        return Process(["run", *settings], scratch)
 
-    began = time.monotonic()
-    wanted = run(folder / "whole").result(folder / "whole")
-    print(f"uninterrupted: {len(wanted.rounds)} rounds, {time.monotonic() - began:.1f} s, {wanted.sha256}", flush=True)
-    row = "{:>5}  {:>8}  {:<12}  {:<22}  {:>6}  {:>5}  {:<34}  {}"
-    print(row.format("trial", "moment", "kind", "left behind", "rounds", "saved", "killed again", "equal"), flush=True)
+    def go_on(run_dir: Path) -> Process:
+        # Without a directory there is nothing to resume: the run starts over.
+        return Process(["resume", str(run_dir)], scratch) if run_dir.exists() else run(run_dir)
 
-    kinds: list[str] = []
+    whole = run(folder / "whole")
+    wanted = whole.result(folder / "whole")
+    print(f"uninterrupted: {rounds} rounds, {whole.lived:.1f} s, {wanted.sha256}", flush=True)
+    row = "{:>5}  {:>8}  {:<12}  {:>6}  {:>5}  {:<30}  {:<5}  {}"
+    print(row.format("trial", "moment", "kind", "rounds", "saved", "left behind", "equal", "killed again"), flush=True)
+
+    wrecks: list[Wreck] = []
     wrong = 0
-    for trial, (aim, after) in enumerate(plan(given.kills, given.rounds)):
+    for trial, (aim, after) in enumerate(plan(kills, rounds)):
         dice = numpy_generator(0, "kill", trial)
         run_dir = folder / f"trial-{trial}"
-        lived, again, verdict = None, "", "yes"
-        wreck = Wreck("not killed", "", given.rounds, given.rounds)
+        wreck = Wreck("unreadable", "", 0, 0)
+        again = ""
         try:
-            lived = strike(run(run_dir), run_dir, aim, after, dice)
-            wreck = inspect(run_dir) if lived is not None else wreck
-
-            def go_on(run_dir: Path = run_dir) -> Process:
-                # Without a directory there is nothing to resume: the run starts over.
-                return Process(["resume", str(run_dir)], scratch) if run_dir.exists() else run(run_dir)
-
+            wreck = strike(run(run_dir), run_dir, aim, after, dice)
             if trial % 3 == 2:
-                more: Aim = "write" if trial % 2 == 0 else "anywhere"
-                second = strike(go_on(), run_dir, more, int(dice.integers(wreck.done, given.rounds)), dice)
-                if second is not None:
-                    next_wreck = inspect(run_dir)
-                    again = f"{second:.1f} s, {next_wreck.kind} {next_wreck.left}, {next_wreck.done}/{next_wreck.saved}"
-            got = go_on().result(run_dir)
-            if got != wanted:
-                different = [a["round"] for a, b in zip(wanted.rounds, got.rounds, strict=False) if a != b]
-                verdict = f"NO: {got.sha256[:12]}, {len(got.rounds)} rounds, different {different[:5]}"
-            elif leftovers(run_dir):
-                verdict = f"NO: left over {sorted(leftovers(run_dir))}"
+                after = int(dice.integers(min(wreck.done + 1, rounds), rounds + 1))
+                second = strike(go_on(run_dir), run_dir, "write" if trial % 2 else "anywhere", after, dice)
+                again = (
+                    f"{second.moment:.1f} s, {second.kind} {second.left}, {second.done} rounds, {second.saved} saved"
+                )
+            problem = difference(wanted, go_on(run_dir).result(run_dir)) or ", ".join(leftovers(run_dir))
         except (Broken, OSError, ValueError, KeyError) as error:
-            verdict = f"NO: {error!r}"
-        moment = "-" if lived is None else f"{lived:.2f} s"
-        print(row.format(trial, moment, wreck.kind, wreck.left, wreck.done, wreck.saved, again, verdict), flush=True)
-        kinds.append(wreck.kind)
-        wrong += verdict != "yes"
-        if verdict == "yes":
+            problem = repr(error)
+        moment = f"{wreck.moment:.2f} s"
+        equal = f"NO: {problem}" if problem else "yes"
+        print(row.format(trial, moment, wreck.kind, wreck.done, wreck.saved, wreck.left, equal, again), flush=True)
+        wrecks.append(wreck)
+        wrong += bool(problem)
+        if not problem:
             shutil.rmtree(run_dir)
-    inside, early = kinds.count("inside write"), kinds.count("before first")
-    print(f"{given.kills - wrong} of {given.kills} equal; {inside} killed inside a write, {early} before the first one")
+    inside, early = (sum(w.kind == kind for w in wrecks) for kind in ("inside write", "before first"))
+    print(f"{kills - wrong} of {kills} equal; {inside} killed inside a write, {early} before the first one")
     shutil.rmtree(scratch)
-    return int(wrong > 0 or inside < given.kills // 4 or early < 1)
+    return int(wrong > 0 or inside < kills // 4 or early < 1)
 
 
 if __name__ == "__main__":

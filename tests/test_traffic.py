@@ -1,4 +1,4 @@
-"""Metered bytes against the formulas: M = 4 (parameters + float buffers) + 8 integer buffers, P parameters, C classes."""
+"""Metered bytes against the formulas: M = 4 (parameters + float buffers) + 8 (integer buffers), C classes."""
 
 from __future__ import annotations
 

@@ -235,7 +235,9 @@ class Run:
         self.metered.begin()
         self.recorder.passed.clear()
         with self.losses():
-            self.state = self.algorithm.round(self.state, self.cohort(self.t) if cohort is None else cohort, self.metered)
+            self.state = self.algorithm.round(
+                self.state, self.cohort(self.t) if cohort is None else cohort, self.metered
+            )
         self.t += 1
         return self.state
 

@@ -297,7 +297,8 @@ class Refining(Decorator):
             yield from trained
             return
         accuracy = self.engine.measure(clients, Accuracy(), data="ranking")["accuracy"]
-        refined = weakest(accuracy, fnr.share)
+        by_index = clients.argsort()  # so that ties go to the lower client
+        refined = by_index[weakest(accuracy[by_index], fnr.share)].sort().values
         target = norm_targets(self.norms, refined, fnr.target)
         self.note(refined=clients[refined].tolist(), ranking=accuracy.tolist(), norms=self.norms.tolist())
         peers = len(clients) - len(refined) if fnr.target == "others" else len(clients) - 1

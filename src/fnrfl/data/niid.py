@@ -145,11 +145,11 @@ def _second_owners(size: int, stream: random.Random) -> dict[int, int]:
 
 
 def _cuts(shares: npt.NDArray[np.float64], count: int, normalise: bool = True) -> npt.NDArray[np.int64]:
-    """Where to cut `count` examples. Shares that underflowed to NaN give everything to the last, as in the original."""
+    """Where to cut `count` examples. Shares lost to underflow give everything to the last, as in the original."""
     with np.errstate(invalid="ignore"):
         shares = shares / shares.sum() if normalise else shares
         ends = np.cumsum(shares) * count
-    cuts: npt.NDArray[np.int64] = np.nan_to_num(ends, nan=0.0).astype(np.int64)[:-1]
+    cuts: npt.NDArray[np.int64] = np.nan_to_num(ends, nan=0.0, posinf=0.0).astype(np.int64)[:-1]
     return cuts
 
 

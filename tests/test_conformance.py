@@ -1,0 +1,291 @@
+"""What every method must satisfy, on every engine, bare and under FNR; a new method gets all of it for free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fnrfl import checkpoint, registry
+from fnrfl.algorithms.fnr import FNR, PENALTIES
+from fnrfl.core.algorithm import Algorithm, Objective, describe, restore
+from fnrfl.core.types import Decorator, LocalTask, Replies, State
+from fnrfl.errors import ClientError
+from toys import NUM_CLASSES, NUM_FEATURES, Run, assert_near, assert_same, classification, distance
+
+METHODS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in registry.algorithms()},
+    "fedprox-strong": {"mu": 1.0},
+    "scaffold-I": {"variates": "I"},
+    "scaffold-uniform": {"weights": "uniform", "server_lr": 0.7},
+    "moon-head": {"head": 8, "mu": 0.5},
+}
+NEUTRAL = {"fedprox": {"mu": 0.0}, "moon": {"mu": 0.0}}  # settings at which a method must be FedAvg, bit for bit
+ENGINES = ("loop", "batched")
+
+
+def method(label: str, **changes: Any) -> Algorithm:
+    return registry.load(label.split("-")[0])(**{**METHODS[label], **changes})
+
+
+def algorithm(label: str, refined: bool) -> Algorithm:
+    return FNR(method(label)) if refined else method(label)
+
+
+@cache
+def played(label: str, engine: str = "loop", rounds: int = 5, fnr: tuple[tuple[str, Any], ...] | None = None) -> Run:
+    """A run that several checks look at."""
+    inner = method(label)
+    run = Run(inner if fnr is None else FNR(inner, **dict(fnr)), engine)
+    run.rounds(rounds)
+    return run
+
+
+def refined(**options: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(options.items()))
+
+
+def memories(run: Run) -> list[dict[str, Tensor]]:
+    return [run.engine.store.get(client) for client in range(len(run.world.pool.shards))]
+
+
+each_method = pytest.mark.parametrize("label", METHODS)
+each_engine = pytest.mark.parametrize("engine", ENGINES)
+bare_and_refined = pytest.mark.parametrize("fnr", [None, refined()], ids=["bare", "fnr"])
+
+
+# -- engines agree ----------------------------------------------------------------------------------------------------
+
+
+@each_method
+@bare_and_refined
+def test_batched_equals_loop(label: str, fnr: Any) -> None:
+    """Float64, BatchNorm, Dropout, ragged clients, four of six active, five rounds; client memory included."""
+    loop, batched = played(label, "loop", fnr=fnr), played(label, "batched", fnr=fnr)
+    assert_near(loop.state, batched.state, atol=1e-9)
+    for mine, theirs in zip(memories(loop), memories(batched), strict=True):
+        assert all(distance(mine[k], theirs[k]) <= 1e-9 for k in mine)
+
+
+class Pictures(nn.Module):
+    """The toy examples as pictures of 3 by 4 pixels, for a convolution with BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.head = nn.Linear(6 * NUM_FEATURES, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(self.conv(x.view(-1, 1, 3, 4))).relu().flatten(1))
+        return logits
+
+
+@each_method
+@pytest.mark.parametrize("under_fnr", [False, True], ids=["bare", "fnr"])
+def test_batched_equals_loop_on_convolutions(label: str, under_fnr: bool) -> None:
+    world = classification(module=Pictures)
+    loop, batched = (Run(algorithm(label, under_fnr), engine, world=world).rounds(5) for engine in ENGINES)
+    assert_near(loop, batched, atol=1e-9)
+
+
+@each_method
+@pytest.mark.parametrize("under_fnr", [False, True], ids=["bare", "fnr"])
+def test_batched_equals_loop_in_single_precision_after_four_steps(label: str, under_fnr: bool) -> None:
+    world = classification(torch.float32)
+    four = replace(world.training, epochs=4, batch=97, last_batch="keep")
+    runs = [Run(algorithm(label, under_fnr), engine, world=world, training=four) for engine in ENGINES]
+    states = [run.rounds(1) for run in runs]
+    assert set(runs[0].replies().steps.tolist()) == {4}
+    assert states[0].params.dtype == torch.float32
+    assert distance(states[0].params, states[1].params) <= 1e-4
+
+
+@each_method
+@each_engine
+@pytest.mark.parametrize("policy", ["keep", "drop", "run-on"])
+def test_engines_agree_on_every_last_batch(label: str, engine: str, policy: Any) -> None:
+    """Batches of unequal size, without padding: BatchNorm would notice."""
+    training = replace(classification().training, last_batch=policy, batch=15)  # 16 would leave one example alone
+    one = Run(algorithm(label, True), engine, training=training).rounds(2)
+    assert_near(Run(algorithm(label, True), "loop", training=training).rounds(2), one, atol=1e-9)
+
+
+@each_method
+@bare_and_refined
+def test_chunks_and_threads_change_nothing(label: str, fnr: Any, tmp_path: Path) -> None:
+    whole = played(label, fnr=fnr)
+    parts = Run(whole.algorithm, clients_at_once=3, threads=2, folder=tmp_path)
+    assert_near(whole.state, parts.rounds(5), atol=1e-12)
+
+
+@each_method
+@bare_and_refined
+def test_the_order_of_clients_does_not_matter(label: str, fnr: Any) -> None:
+    one, other = (Run(played(label, fnr=fnr).algorithm) for _ in range(2))
+    for _ in range(3):
+        cohort = one.cohort(one.t)
+        one.round(cohort)
+        other.round(cohort.flip(0))
+    assert_near(one.state, other.state)
+
+
+@each_method
+@each_engine
+@bare_and_refined
+def test_a_rerun_is_bit_identical(label: str, engine: str, fnr: Any) -> None:
+    assert_same(played(label, engine, fnr=fnr).state, Run(played(label, fnr=fnr).algorithm, engine).rounds(5))
+
+
+# -- FNR composes -----------------------------------------------------------------------------------------------------
+
+
+@each_method
+@each_engine
+def test_refining_nobody_is_the_inner_method(label: str, engine: str) -> None:
+    bare, nobody = played(label, engine), played(label, engine, fnr=refined(share=0.0))
+    assert_same(bare.state, nobody.state)
+    assert bare.metered.bytes == nobody.metered.bytes
+
+
+@each_method
+def test_refining_without_epochs_is_the_inner_method(label: str) -> None:
+    assert_near(played(label).state, played(label, fnr=refined(epochs=0)).state)
+
+
+@each_method
+def test_refinement_changes_the_model(label: str) -> None:
+    assert distance(played(label).state.params, played(label, fnr=refined()).state.params) > 1e-4
+
+
+@each_method
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_the_penalty_has_a_gradient_unless_it_is_the_papers(label: str, penalty: str) -> None:
+    with_it = played(label, rounds=2, fnr=refined(penalty=penalty, weight=0.1)).state
+    without = played(label, rounds=2, fnr=refined(penalty=penalty, weight=0.0)).state
+    if penalty == "constant":
+        assert_same(with_it, without)
+    else:
+        assert distance(with_it.params, without.params) > 1e-6
+
+
+class Poisoned(Decorator):
+    """Loses what a server does not receive: the model before refinement, for methods that did not ask for it."""
+
+    def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
+        for replies in self.engine.stream(cohort, task):
+            keep = task.upload or task.purpose != "local"
+            gone = torch.full_like(replies.params, torch.nan)
+            yield replies if keep else replace(replies, trained=gone, params=gone)
+
+
+@each_method
+def test_the_server_uses_only_what_was_uploaded(label: str) -> None:
+    sound, poisoned = played(label, fnr=refined()), Run(FNR(method(label)))
+    poisoned.metered.engine = Poisoned(poisoned.recorder)
+    assert_same(sound.state, poisoned.rounds(5))
+
+
+@each_method
+def test_refinement_leaves_private_estimates_alone(label: str) -> None:
+    """After one round, what clients remember and what the server estimates are those of the bare method."""
+    bare, fnr = Run(method(label)), Run(FNR(method(label)))
+    bare.rounds(1)
+    fnr.rounds(1)
+    for mine, theirs in zip(memories(bare), memories(fnr), strict=True):
+        assert all(torch.equal(mine[k], theirs[k]) for k in mine)
+    assert all(torch.equal(bare.state.extra[k], fnr.state.extra[k]) for k in bare.state.extra)
+
+
+# -- good manners -----------------------------------------------------------------------------------------------------
+
+
+@each_method
+@bare_and_refined
+def test_a_round_does_not_change_the_state_it_was_given(label: str, fnr: Any) -> None:
+    run = Run(played(label, fnr=fnr).algorithm)
+    run.rounds(2)
+    before = run.state
+    copies = State(
+        before.params.clone(),
+        {k: v.clone() for k, v in before.buffers.items()},
+        {k: v.clone() for k, v in before.extra.items()},
+    )
+    run.round()
+    assert_same(before, copies)
+    assert distance(before.params, run.state.params) > 0
+
+
+@each_method
+@bare_and_refined
+def test_objectives_travel_by_name_and_fields(label: str, fnr: Any) -> None:
+    tasks = [passed.task for passed in played(label, fnr=fnr).recorder.passed]
+    assert tasks
+    assert all(restore(describe(task.objective)) == task.objective for task in tasks)
+
+
+@each_method
+@each_engine
+@bare_and_refined
+def test_a_cohort_of_one_works(label: str, engine: str, fnr: Any) -> None:
+    run = Run(played(label, fnr=fnr).algorithm, engine, active=1)
+    before = run.state.params
+    run.rounds(2)
+    assert run.state.params.isfinite().all()
+    assert distance(before, run.state.params) > 0
+
+
+@each_method
+@bare_and_refined
+def test_it_learns(label: str, fnr: Any) -> None:
+    run = played(label, fnr=fnr)
+    x, y = run.world.pool.take("ranking", torch.arange(40))
+    out, _ = run.net.apply(run.state.params, run.state.buffers, x, mode="frozen")
+    assert (out.logits.argmax(1) == y).double().mean() > 2.5 / NUM_CLASSES
+
+
+@each_method
+@each_engine
+def test_it_resumes(label: str, engine: str, tmp_path: Path) -> None:
+    """Server state and client memory, saved after three rounds, are all that the next two need."""
+    whole = played(label, engine, fnr=refined())
+    first = Run(whole.algorithm, engine)
+    first.rounds(3)
+    checkpoint.save(tmp_path, 3, first.state, first.engine.store, "config")
+    second = Run(whole.algorithm, engine)
+    found = checkpoint.load(tmp_path, second.engine.store, "config")
+    assert found is not None
+    second.t, second.state = found
+    assert_same(whole.state, second.rounds(2))
+
+
+@each_method
+@each_engine
+def test_a_client_without_finite_numbers_is_named(label: str, engine: str) -> None:
+    world = classification()
+    x, y = world.pool._parts["private"]
+    spoiled = x.clone()
+    spoiled[world.pool.shards[2]] = torch.nan
+    world.pool._parts["private"] = spoiled, y
+    with pytest.raises(ClientError, match="client 2, round 1, stage (local|gradient), step 0") as caught:
+        Run(method(label), engine, world=world, active=6).rounds(1)
+    assert caught.value.client == 2
+
+
+@pytest.mark.parametrize("label", NEUTRAL)
+@each_engine
+def test_its_neutral_setting_is_fedavg(label: str, engine: str) -> None:
+    neutral = Run(method(label, **NEUTRAL[label]), engine).rounds(5)
+    assert_same(played("fedavg", engine).state, neutral)
+    under = Run(FNR(method(label, **NEUTRAL[label])), engine).rounds(5)
+    assert_same(played("fedavg", engine, fnr=refined()).state, under)
+
+
+def test_every_objective_is_registered_once() -> None:
+    assert all(name == cls.__name__ for name, cls in Objective.registry.items())

@@ -1,0 +1,291 @@
+"""The documents tell the truth: names exist, signatures are real, examples run, commands are accepted."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fnrfl
+from fnrfl import cli
+from fnrfl.config import PAPER, describe_keys
+from fnrfl.core import algorithm, types
+from fnrfl.data import scenarios
+
+ROOT = Path(__file__).parent.parent
+TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in map(ROOT.joinpath, TOP)}
+PAGES |= {f"docs/{path.name}": path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = [(page, info.split(), body) for page, text in PAGES.items() for info, body in FENCE.findall(text)]
+PROSE = {page: FENCE.sub("", text) for page, text in PAGES.items()}
+EXAMPLES = [(page, info[2:], body) for page, info, body in BLOCKS if info[:2] == ["python", "runnable"]]
+COMMANDS = [
+    (page, line) for page, info, body in BLOCKS if not info for line in body.splitlines() if line.startswith("fnrfl ")
+]
+
+
+def table(page: str, heading: str) -> list[list[str]]:
+    """The rows of the first table under a heading, without its head; cells as they are written."""
+    _, found, section = PAGES[page].partition(f"## {heading}\n")
+    assert found, f"{page} has no heading {heading!r}"
+    lines = section.partition("\n## ")[0].splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("|---"))
+    rows = []
+    for line in lines[first + 1 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+    return rows
+
+
+def numbers(rows: list[list[str]]) -> list[int]:
+    """The numbers in the first column, ranges such as 19-22 written out."""
+    found = []
+    for cell, *_ in rows:
+        first, _, last = cell.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+# -- paper to code ----------------------------------------------------------------------------------------------------
+
+MAP = "docs/paper-to-code.md"
+ALGORITHMS = {
+    "Algorithm 1: Calculate Class Average Feature Norms": 16,
+    "Algorithm 2: Calculate Feature Norms Differences": 9,
+    "Algorithm 3: FNR-FL": 43,
+}
+
+
+def resolve(name: str) -> object:
+    """What `module:Name` or `module:Class.method` stands for."""
+    module, _, path = name.partition(":")
+    found: object = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", sorted({name for text in PROSE.values() for name in re.findall(r"`(fnrfl[\w.]*:[\w.]+)`", text)})
+)
+def test_every_name_exists(name: str) -> None:
+    assert callable(resolve(name)) or isinstance(resolve(name), property)
+
+
+def test_a_wrong_name_would_be_noticed() -> None:
+    with pytest.raises(AttributeError):
+        resolve("fnrfl.algorithms.fnr:ClassNorms.nothing")
+
+
+@pytest.mark.parametrize(("heading", "lines"), ALGORITHMS.items())
+def test_every_line_of_an_algorithm_is_there_in_order(heading: str, lines: int) -> None:
+    rows = table(MAP, heading)
+    assert numbers(rows) == list(range(1, lines + 1))
+    assert all("`fnrfl." in code or said == "end" for _, said, code, _ in rows)
+
+
+def test_every_equation_is_there_in_order() -> None:
+    method = table(MAP, "Equations of the method")
+    assert numbers(method + table(MAP, "Equations of the convergence analysis")) == list(range(1, 62))
+    assert all("`fnrfl." in code for _, _, code, _ in method)
+
+
+def test_every_penalty_is_there() -> None:
+    fnr = importlib.import_module("fnrfl.algorithms.fnr")
+    listed = dict(re.findall(r"^\| `([\w-]+)` \|.*\| `([\w.]+:\w+)` \|$", PAGES[MAP], re.MULTILINE))
+    assert {name: resolve(code) for name, code in listed.items()} == fnr.PENALTIES
+
+
+# -- names, keys and links --------------------------------------------------------------------------------------------
+
+
+def test_every_key_exists() -> None:
+    known = {key.name for key in describe_keys()}
+    sections = {name.partition(".")[0] for name in known if "." in name}
+    used = {
+        key
+        for text in PROSE.values()
+        for code in re.findall(r"`([^`\n]+)`", text)
+        for key in re.findall(r"(?<![\w./])([a-z_]+\.[a-z_]+)(?![\w.(])", code)
+        if key.partition(".")[0] in sections and not key.endswith((".py", ".toml", ".safetensors", ".json"))
+    }
+    toys = {"algorithm.clip", "algorithm.beta"}  # of the method in CONTRIBUTING.md
+    assert len(used) > 20
+    assert used - known <= toys
+
+
+def test_links_lead_somewhere() -> None:
+    for page, text in PROSE.items():
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            if not target.startswith("http"):
+                assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+
+
+def test_every_make_target_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
+    text = "\n".join(PAGES.values())
+    used = {
+        word
+        for words in re.findall(r"(?:^|`)make ((?:[\w-]+ ?)+?)(?:`|  )", text, re.MULTILINE)
+        for word in words.split()
+    }
+    assert {"demo", "test", "setup"} <= used
+    assert used <= targets
+
+
+def test_signatures_are_those_of_the_code() -> None:
+    """Classes in a block marked `signatures` have these fields, and methods with these parameters, in this order."""
+    (body,) = [body for _, info, body in BLOCKS if info == ["python", "signatures"]]
+    declared = [node for node in ast.parse(body).body if isinstance(node, ast.ClassDef)]
+    assert {"Objective", "Algorithm", "LocalTask", "Replies", "Engine"} <= {node.name for node in declared}
+    for node in declared:
+        cls: Any = getattr(types, node.name, None) or getattr(algorithm, node.name)
+        written = [line.target.id for line in node.body if isinstance(line, ast.AnnAssign) and _named(line)]
+        if dataclasses.is_dataclass(cls) and cls is not algorithm.Algorithm:
+            assert written == [field.name for field in dataclasses.fields(cls)], node.name
+        else:
+            assert set(written) <= set(inspect.get_annotations(cls)), node.name
+        for method in (line for line in node.body if isinstance(line, ast.FunctionDef)):
+            real = list(inspect.signature(getattr(cls, method.name)).parameters)
+            given = method.args
+            stars = [arg.arg for arg in (given.vararg, given.kwarg) if arg is not None]
+            assert [arg.arg for arg in given.args + given.kwonlyargs] + stars == real, f"{node.name}.{method.name}"
+
+
+def _named(line: ast.AnnAssign) -> bool:
+    return isinstance(line.target, ast.Name)
+
+
+def test_architecture_names_every_module() -> None:
+    (package,) = [body for page, _, body in BLOCKS if page == "ARCHITECTURE.md" and body.startswith("src/fnrfl/")]
+    named = set(re.findall(r"\b(\w+)\.py\b", package))
+    source = ROOT / "src" / "fnrfl"
+    modules = {path.stem for path in source.rglob("*.py") if path.parent.name != "algorithms"} - {
+        "__init__",
+        "__main__",
+    }
+    assert modules - named == set(), "modules that the package map leaves out"
+    assert named - modules <= {"__init__", "fnr"}, "modules that do not exist"
+    assert len(PAGES["ARCHITECTURE.md"].splitlines()) < 200
+
+
+# -- protocols and scenarios ------------------------------------------------------------------------------------------
+
+
+def test_the_papers_settings_are_those_of_the_code() -> None:
+    written = {key.strip("`"): value for key, value in table("docs/protocols.md", "`paper`")}
+    assert written == {key: str(value).lower() if value is True else str(value) for key, value in PAPER.items()}
+
+
+def test_every_leak_is_explained() -> None:
+    explained = [key.strip("`") for key, *_ in table("docs/protocols.md", "The leaks")]
+    assert explained == [key.name for key in describe_keys() if key.name.startswith("leaks.")]
+
+
+def test_scenarios_of_the_table_are_read_and_none_is_missing() -> None:
+    rows = table("docs/scenarios.md", "What there is")
+    texts = [text.strip("`") for text, *_ in rows]
+    assert [str(scenarios.parse(text)) for text in texts] == texts
+    described = {name.partition("(")[0] for name in scenarios.describe()} - {"SCENARIO + SCENARIO"}
+    assert described == {part.partition("(")[0] for text in texts for part in text.split(" + ")}
+
+
+# -- examples run -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, from which modules are imported afresh."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    for module in ("mine", "steady"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    importlib.invalidate_caches()
+    return tmp_path
+
+
+def example(page: str) -> str:
+    (body,) = [body for found, _, body in EXAMPLES if found == page]
+    return body
+
+
+@pytest.mark.parametrize("page", sorted({page for page, file, _ in EXAMPLES if not file}))
+def test_examples_run(page: str, folder: Path) -> None:
+    for number, (found, file, body) in enumerate(EXAMPLES):
+        if found == page and not file:
+            script = folder / f"example_{number}.py"
+            script.write_text(body, encoding="utf-8")
+            runpy.run_path(str(script))
+
+
+def test_every_python_block_is_run_or_compared() -> None:
+    marked = {"runnable", "signatures"}
+    assert all(info[1:2] and info[1] in marked for _, info, _ in BLOCKS if info[:1] == ["python"])
+
+
+def test_own_model_and_data_beat_three_times_chance(folder: Path) -> None:
+    body = example("docs/own-model-and-data.md")
+    assert len(body.splitlines()) <= 15
+    assert "BatchNorm" in body
+    assert "Dropout" in body
+    (folder / "mine.py").write_text(body, encoding="utf-8")
+    result = runpy.run_path("mine.py", run_name="__main__")["result"]
+    assert result.config.fnr is not None
+    assert result.rounds[-1]["refined"]
+    assert result.accuracy > 3 / len(result.per_class)
+    assert fnrfl.load("runs/mine-0").model_sha256 == result.model_sha256
+
+
+def test_the_toy_method_learns_and_does_not_depend_on_the_engine(folder: Path) -> None:
+    body = example("CONTRIBUTING.md")
+    assert len(body.splitlines()) < 40
+    (folder / "steady.py").write_text(body, encoding="utf-8")
+    found = [
+        fnrfl.run(
+            algorithm={"name": "steady:Steady", "beta": 0.3},
+            fnr=fnr,
+            scenario="label-dirichlet(1)",
+            rounds=3,
+            out=None,
+            engine={"name": engine, "precision": "float64"},
+        )
+        for fnr in ("off", "on")
+        for engine in ("loop", "batched")
+    ]
+    for loop, batched in (found[:2], found[2:]):
+        assert loop.accuracy == batched.accuracy > 3 / 10
+    assert found[0].model_sha256 != found[2].model_sha256
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_commands_are_accepted(page: str, command: str) -> None:
+    """`fnrfl run` is asked for its config only; it has no need of data then."""
+    _, verb, *rest = shlex.split(command)
+    got = CliRunner().invoke(cli.app, [verb, *rest, *(["--dry-run"] if verb == "run" else [])])
+    assert verb in ("run", "list")
+    assert got.exit_code == 0, got.output
+
+
+def test_every_command_is_in_the_readme() -> None:
+    listed = {row[0].strip("`").split()[1] for row in table("README.md", "What you can type")}
+    registered = {info.name or (info.callback and info.callback.__name__) for info in cli.app.registered_commands}
+    assert listed == registered
+
+
+def test_the_changelog_and_citation_name_this_version() -> None:
+    assert f"## [{fnrfl.__version__}]" in PAGES["CHANGELOG.md"]
+    assert f"version: {fnrfl.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")

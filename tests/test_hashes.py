@@ -1,0 +1,67 @@
+"""Runs whose models must be the same, byte for byte, and runs that must differ: by `model_sha256`."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+import fnrfl
+from fnrfl.algorithms.fnr import PENALTIES
+from fnrfl.registry import algorithms
+
+
+def sha256(engine: str, algorithm: Any = "fedavg", fnr: Any = "off", **keys: Any) -> str:
+    return _run(engine, repr(algorithm), repr(fnr), repr(keys))
+
+
+@cache
+def _run(engine: str, algorithm: str, fnr: str, keys: str) -> str:
+    """A short run on digits with ragged clients, half of them active; with BatchNorm in the loop."""
+    from ast import literal_eval
+
+    result = fnrfl.run(
+        "digits", out=None, rounds=3, clients=6, participation=0.5, model="mlp" if engine == "batched" else "cnn(norm=batch)", engine=engine,
+        algorithm=literal_eval(algorithm), fnr=literal_eval(fnr), client={"epochs": 1}, **literal_eval(keys),
+    )  # fmt: skip
+    return result.model_sha256
+
+
+each_engine = pytest.mark.parametrize("engine", ["loop", "batched"])
+
+
+@each_engine
+@pytest.mark.parametrize("algorithm", algorithms())
+def test_share_zero_is_fnr_off(engine: str, algorithm: str) -> None:
+    assert sha256(engine, algorithm, {"share": 0.0}) == sha256(engine, algorithm)
+    assert sha256(engine, algorithm, {"epochs": 1}) != sha256(engine, algorithm)
+
+
+@each_engine
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_only_the_constant_penalty_is_inert(engine: str, penalty: str) -> None:
+    with_it = sha256(engine, fnr={"penalty": penalty, "weight": 0.1, "epochs": 1})
+    without = sha256(engine, fnr={"penalty": penalty, "weight": 0.0, "epochs": 1})
+    assert (with_it == without) == (penalty == "constant")
+
+
+@each_engine
+@pytest.mark.parametrize("algorithm", [a for a in algorithms() if a != "fedavg"])
+def test_the_penalty_reaches_every_method(engine: str, algorithm: str) -> None:
+    weighted = [sha256(engine, algorithm, {"weight": weight, "epochs": 1}) for weight in (0.0, 0.1)]
+    assert weighted[0] != weighted[1]
+
+
+@each_engine
+def test_fedprox_without_pull_is_fedavg(engine: str) -> None:
+    assert sha256(engine, {"name": "fedprox", "mu": 0.0}) == sha256(engine)
+    assert sha256(engine, {"name": "fedprox", "mu": 0.1}) != sha256(engine)
+
+
+@each_engine
+def test_the_seed_changes_everything_and_a_rerun_nothing(engine: str) -> None:
+    first = sha256(engine)
+    _run.cache_clear()
+    assert first == sha256(engine)
+    assert first != sha256(engine, seed=1)

@@ -1,0 +1,212 @@
+"""Card 3, SCAFFOLD: what must come out, known without running a federation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from toys import Run, assert_near, assert_same, bowls, classification, distance, optimum, quadratic, run
+from torch import Tensor
+
+from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.algorithms.scaffold import Controlled, Scaffold
+from fnrfl.core.types import State, Training, Tree
+
+SIZES = (10, 20, 30, 40)
+WEIGHTS = pytest.mark.parametrize("weights", ["examples", "uniform"])
+VARIATES = pytest.mark.parametrize("variates", ["I", "II"])
+
+
+def shares(weights: str, sizes: tuple[int, ...] = SIZES) -> Tensor:
+    """pi_i: of all examples, or of all clients."""
+    n = torch.tensor(sizes, dtype=torch.float64) if weights == "examples" else torch.ones(len(sizes)).double()
+    return n / n.sum()
+
+
+def remembered(played: Run) -> Tensor:
+    """c_i of every client, [N, P]."""
+    return torch.stack([played.engine.store.get(i)["c"] for i in range(len(played.world.pool.shards))])
+
+
+@VARIATES
+@WEIGHTS
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_card3_one_step_full_batch_is_gradient_descent(variates: str, weights: str, momentum: float) -> None:
+    """(i): with everyone active the corrections cancel, in every round."""
+    A, b = bowls()
+    played = Run(Scaffold(variates=variates, weights=weights), world=quadratic(A, b, SIZES, lr=0.2, momentum=momentum))
+    p, x = shares(weights), played.state.params.clone()
+    for _ in range(8):
+        gradients = A @ x - b  # [N, d]
+        x = x - 0.2 * p @ gradients
+        played.round()
+        assert distance(played.state.params, x) < 1e-12
+        assert distance(remembered(played), gradients) < 1e-12
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_card3_option_II_is_the_mean_of_the_raw_gradients(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """(ii): a_k-weighted, with a_k how often the gradient of step k entered the displacement; 1 for plain SGD."""
+    A, b = bowls()
+    trails: list[list[Tensor]] = []  # raw gradients of each client, in cohort order
+    correct = Controlled.correct
+
+    def watched(self: Controlled, grad: Tensor, params: Tensor, start: Tensor, shared: Tree, own: Tree) -> Tensor:
+        if torch.equal(params, start):
+            trails.append([])
+        trails[-1].append(grad)
+        return correct(self, grad, params, start, shared, own)
+
+    monkeypatch.setattr(Controlled, "correct", watched)
+    world = quadratic(A, b, (10, 23, 31, 40), steps=2, batch=8, lr=0.05, momentum=momentum, active=3, spread=2.0)
+    played = Run(Scaffold(), world=world)
+    for t in range(4):
+        trails.clear()
+        played.round()
+        for client, raw in zip(played.cohort(t).tolist(), trails, strict=True):
+            K = len(raw)
+            a = torch.tensor([sum(momentum**j for j in range(K - k)) for k in range(K)], dtype=torch.float64)
+            want = (a / a.sum()) @ torch.stack(raw)
+            assert distance(played.engine.store.get(client)["c"], want) < 1e-12
+
+
+def test_card3_option_I_is_the_gradient_of_all_examples_at_the_model_received() -> None:
+    """Not of a batch, not after training; weight decay is part of it. Ragged batches must not change it."""
+    A, b = bowls()
+    world = quadratic(A, b, (10, 23, 31, 40), steps=2, batch=8, lr=0.05, active=3, spread=2.0)
+    played = Run(Scaffold(variates="I"), world=world, training=replace(world.training, weight_decay=0.1))
+    for t in range(3):
+        x = played.state.params
+        played.round()
+        for i in played.cohort(t).tolist():
+            assert distance(played.engine.store.get(i)["c"], A[i] @ x - b[i] + 0.1 * x) < 1e-12
+
+
+@VARIATES
+@WEIGHTS
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_card3_server_variate_is_the_mean_of_the_clients(variates: str, weights: str, engine: str) -> None:
+    """(iii): after every round, at any participation, clients that never took part included."""
+    played = Run(Scaffold(variates=variates, weights=weights), engine)
+    p = shares(weights, tuple(len(s) for s in played.world.pool.shards))
+    for active in (4, 1, 2, 6):
+        played.active = active
+        played.round()
+        assert distance(played.state.extra["c"], p @ remembered(played)) < 1e-12
+
+
+@WEIGHTS
+def test_card3_invariant_survives_a_client_that_is_left_out(weights: str) -> None:
+    """(iii) with client.nonfinite = skip: who did not answer must not count for the server's variate either."""
+    A, b = bowls()
+    b[1] = torch.nan
+    played = Run(Scaffold(weights=weights), world=quadratic(A, b, SIZES, steps=3), nonfinite="skip")
+    played.round(torch.tensor([0, 1, 3]))
+    assert played.engine.notes["skipped"] == [1]
+    assert distance(played.state.extra["c"], shares(weights) @ remembered(played)) < 1e-12
+
+
+@VARIATES
+@WEIGHTS
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_card3_optimum_is_a_fixed_point(variates: str, weights: str, momentum: float) -> None:
+    """(iv): at x*, with c_i the gradients there and c = 0, any number of steps goes nowhere, whoever is active."""
+    A, b = bowls()
+    played = Run(
+        Scaffold(variates=variates, weights=weights),
+        world=quadratic(A, b, SIZES, steps=7, momentum=momentum, active=2),
+    )
+    best = optimum(A, b, shares(weights).tolist())
+    for i in range(4):
+        played.engine.store.put(i, {"c": A[i] @ best - b[i]})
+    played.state = State(best, {}, {"c": torch.zeros(3, dtype=torch.float64)})
+    played.rounds(3)
+    assert distance(played.state.params, best) < 1e-12
+    assert played.state.extra["c"].abs().max() < 1e-12
+
+
+@WEIGHTS
+@pytest.mark.parametrize(("variates", "rounds"), [("I", 60), ("II", 140)])
+def test_card3_finds_the_optimum_where_fedavg_does_not(variates: str, rounds: int, weights: str) -> None:
+    """(v): ten local steps, two of four active; weighted by examples the pooled optimum, uniformly the unweighted."""
+    A, b = bowls()
+    pooled, unweighted = optimum(A, b, SIZES), optimum(A, b, [1.0] * 4)
+    assert distance(pooled, unweighted) > 0.3
+    played = Run(
+        Scaffold(variates=variates, weights=weights), world=quadratic(A, b, SIZES, steps=10, lr=0.04, active=2)
+    )
+    played.rounds(rounds)
+    assert distance(played.state.params, pooled if weights == "examples" else unweighted) < 1e-4
+
+
+def test_card3_fedavg_stays_off_in_the_same_world() -> None:
+    """(v), the other half: even with everyone active."""
+    A, b = bowls()
+    bare = run(FedAvg(), rounds=60, world=quadratic(A, b, SIZES, steps=10, lr=0.04))[0]
+    assert distance(bare.params, optimum(A, b, SIZES)) > 0.1
+    assert distance(bare.params, optimum(A, b, [1.0] * 4)) > 0.1
+
+
+def test_card3_momentum_and_many_steps_do_not_diverge() -> None:
+    """Dividing by K * lr would: |a| / K is 8.2 here, and above 2 deviations grow whatever the learning rate."""
+    A, b = bowls()
+    world = quadratic(A, b, SIZES, steps=50, lr=0.002, momentum=0.9)
+    played = Run(Scaffold(), world=world)
+    best = optimum(A, b, SIZES)
+    began = distance(played.state.params, best)
+    played.rounds(12)
+    assert distance(played.state.params, best) < 0.01 * began
+
+
+def test_card3_frozen_zero_variates_are_fedavg_bit_for_bit() -> None:
+    """(vi)."""
+    frozen, bare = Run(Scaffold()), Run(FedAvg())
+    for _ in range(3):
+        assert_same(frozen.round(), bare.round())
+        assert frozen.state.extra["c"].abs().max() > 0
+        frozen.state = State(frozen.state.params, frozen.state.buffers, {"c": torch.zeros_like(frozen.state.params)})
+        frozen.engine.store.clear()
+
+
+@VARIATES
+@WEIGHTS
+def test_card3_alike_clients_are_fedavg(variates: str, weights: str) -> None:
+    """(vii): the same loss everywhere, full batches: all c_i are equal and the corrections vanish."""
+    A, b = bowls(1)
+    world = quadratic(A.expand(4, -1, -1), b.expand(4, -1), SIZES, steps=6, lr=0.2, momentum=0.5)
+    controlled, bare = Run(Scaffold(variates=variates, weights=weights), world=world), Run(FedAvg(), world=world)
+    for _ in range(4):
+        assert_near(controlled.round(), bare.round())
+        c = remembered(controlled)
+        assert distance(c, c[:1].expand(4, -1)) < 1e-12
+
+
+def test_card3_the_server_rate_scales_the_displacement() -> None:
+    A, b = bowls()
+    world = quadratic(A, b, SIZES, steps=5)
+    one, half = Run(Scaffold(), world=world), Run(Scaffold(server_lr=0.5), world=world)
+    x = one.state.params
+    assert distance(half.round().params, x + 0.5 * (one.round().params - x)) < 1e-12
+    assert torch.equal(half.state.extra["c"], one.state.extra["c"])
+
+
+@VARIATES
+def test_card3_buffers_are_averaged_and_not_controlled(variates: str) -> None:
+    """In the first round corrections are zero, so statistics must be FedAvg's; they stay positive afterwards."""
+    played, bare = Run(Scaffold(variates=variates)), Run(FedAvg())
+    played.round()
+    bare.round()
+    assert all(torch.equal(played.state.buffers[k], v) for k, v in bare.state.buffers.items())
+    assert (played.rounds(4).buffers["norm.running_var"] > 0).all()
+
+
+def test_card3_option_I_leaves_no_trace_of_its_extra_pass() -> None:
+    """The pass at the server model must not move what was trained: BatchNorm and batches are those of option II."""
+    training = Training(epochs=2, batch=16, lr=0.05, weight_decay=1e-3)
+    first, second = (Run(Scaffold(variates=v), training=training, world=classification()) for v in ("I", "II"))
+    first.round()
+    second.round()
+    assert torch.equal(first.state.params, second.state.params)
+    assert all(torch.equal(first.state.buffers[k], v) for k, v in second.state.buffers.items())
+    assert not torch.equal(first.state.extra["c"], second.state.extra["c"])
