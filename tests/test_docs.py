@@ -10,6 +10,7 @@ import re
 import runpy
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ PAGES |= {f"docs/{path.name}": path.read_text(encoding="utf-8") for path in sort
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [(page, info.split(), body) for page, text in PAGES.items() for info, body in FENCE.findall(text)]
 PROSE = {page: FENCE.sub("", text) for page, text in PAGES.items()}
-EXAMPLES = [(page, info[2:], body) for page, info, body in BLOCKS if info[:2] == ["python", "runnable"]]
+EXAMPLES: list[tuple[str, list[str], str]] = [
+    (page, info[2:], body) for page, info, body in BLOCKS if info[:2] == ["python", "runnable"]
+]
 COMMANDS = [
     (page, line) for page, info, body in BLOCKS if not info for line in body.splitlines() if line.startswith("fnrfl ")
 ]
@@ -52,7 +55,7 @@ def table(page: str, heading: str) -> list[list[str]]:
 
 def numbers(rows: list[list[str]]) -> list[int]:
     """The numbers in the first column, ranges such as 19-22 written out."""
-    found = []
+    found: list[int] = []
     for cell, *_ in rows:
         first, _, last = cell.partition("-")
         found += range(int(first), int(last or first) + 1)
@@ -134,6 +137,17 @@ def test_links_lead_somewhere() -> None:
                 assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
 
 
+def test_every_file_spoken_of_exists() -> None:
+    found = {
+        path
+        for text in PROSE.values()
+        for path in re.findall(r"`((?:\w+/)+\w*(?:\.py|\.toml)?)`", text)
+        if path.split("/")[0] not in ("runs", "rounds", "folder")  # of a run's folder, or the reader's own
+    }
+    assert "tests/test_conformance.py" in found
+    assert not [path for path in found if not (ROOT / path).exists() and not (ROOT / "src/fnrfl" / path).exists()]
+
+
 def test_every_make_target_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
@@ -154,7 +168,7 @@ def test_signatures_are_those_of_the_code() -> None:
     assert {"Objective", "Algorithm", "LocalTask", "Replies", "Engine"} <= {node.name for node in declared}
     for node in declared:
         cls: Any = getattr(types, node.name, None) or getattr(algorithm, node.name)
-        written = [line.target.id for line in node.body if isinstance(line, ast.AnnAssign) and _named(line)]
+        written = [ast.unparse(line.target) for line in node.body if isinstance(line, ast.AnnAssign)]
         if dataclasses.is_dataclass(cls) and cls is not algorithm.Algorithm:
             assert written == [field.name for field in dataclasses.fields(cls)], node.name
         else:
@@ -164,10 +178,6 @@ def test_signatures_are_those_of_the_code() -> None:
             given = method.args
             stars = [arg.arg for arg in (given.vararg, given.kwarg) if arg is not None]
             assert [arg.arg for arg in given.args + given.kwonlyargs] + stars == real, f"{node.name}.{method.name}"
-
-
-def _named(line: ast.AnnAssign) -> bool:
-    return isinstance(line.target, ast.Name)
 
 
 def test_architecture_names_every_module() -> None:
@@ -208,14 +218,14 @@ def test_scenarios_of_the_table_are_read_and_none_is_missing() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder, from which modules are imported afresh."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working folder; modules imported from it are forgotten again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    for module in ("mine", "steady"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    importlib.invalidate_caches()
-    return tmp_path
+    before = set(sys.modules)
+    yield tmp_path
+    for name in {"mine", "steady"} & (set(sys.modules) - before):
+        del sys.modules[name]
 
 
 def example(page: str) -> str:

@@ -22,8 +22,9 @@ def _run(engine: str, algorithm: str, fnr: str, keys: str) -> str:
     from ast import literal_eval
 
     result = fnrfl.run(
-        "digits", out=None, rounds=3, clients=6, participation=0.5, model="mlp" if engine == "batched" else "cnn(norm=batch)", engine=engine,
-        algorithm=literal_eval(algorithm), fnr=literal_eval(fnr), client={"epochs": 1}, **literal_eval(keys),
+        "digits", out=None, rounds=3, clients=6, participation=0.5, engine=engine,
+        model="mlp" if engine == "batched" else "cnn(norm=batch)", algorithm=literal_eval(algorithm),
+        fnr=literal_eval(fnr), client={"epochs": 1}, **literal_eval(keys),
     )  # fmt: skip
     return result.model_sha256
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import Plain, Run, World, assert_near, bowls, classification, distance, optimum, quadratic, run
 from torch import nn
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.core.types import State, Training
 from fnrfl.data.batches import Pool, plan
 from fnrfl.rng import generator, seeded
+from toys import Plain, Run, World, assert_near, bowls, classification, distance, optimum, quadratic, run
 
 SIZES = (10, 20, 30, 40)
 
@@ -43,7 +43,9 @@ def centralised(world: World, client: int, training: Training, rounds: int, seed
         else:
             optimiser = torch.optim.SGD(module.parameters(), momentum=training.momentum, **options)
         for positions in plan(
-            len(shard), training, lambda name, t=t: generator(seed, t, client, "local", name)  # type: ignore[misc]
+            len(shard),
+            training,
+            lambda name, t=t: generator(seed, t, client, "local", name),  # type: ignore[misc]
         ):
             x, y = world.pool.take("private", shard[positions])
             optimiser.zero_grad()

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import Run, assert_near, assert_same, bowls, classification, distance, quadratic, run
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fedprox import FedProx
 from fnrfl.core.types import Training
+from toys import Run, assert_near, assert_same, bowls, classification, distance, quadratic, run
 
 SIZES = (10, 20, 30, 40)
 EYE = torch.eye(3, dtype=torch.float64)

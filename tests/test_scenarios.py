@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fnrfl.data.partitions import Partition, draw
 from fnrfl.data.scenarios import (
     FeatureNoise,
     Iid,
@@ -22,11 +23,9 @@ from fnrfl.data.scenarios import (
     LabelDirichlet,
     Niid,
     NiidMixed,
-    Partition,
     QuantityDirichlet,
     Scenario,
     describe,
-    draw,
     mask,
     parse,
 )

@@ -20,7 +20,7 @@ from fnrfl.core.types import Training
 from fnrfl.data import augment, scenarios
 from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset, load
-from fnrfl.data.scenarios import Partition
+from fnrfl.data.partitions import Partition, draw
 from fnrfl.data.splits import Splits, carve
 from fnrfl.engines.base import InProcess
 from fnrfl.engines.batched import Batched
@@ -152,9 +152,7 @@ def _data(config: RunConfig, dataset: Dataset, algorithm: Algorithm) -> tuple[Pa
         num_classes=dataset.num_classes,
     )
     scenario = scenarios.parse(config.scenario)
-    partition = scenarios.draw(
-        scenario, labels[carved.rest], config.clients, config.seed, num_classes=dataset.num_classes
-    )
+    partition = draw(scenario, labels[carved.rest], config.clients, config.seed, num_classes=dataset.num_classes)
     splits = Splits.build(
         dataset,
         carved,

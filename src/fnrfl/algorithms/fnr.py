@@ -7,17 +7,15 @@ functions of the features, and `constant` is the paper's.
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fnrfl.core.algorithm import Algorithm, Objective, option
+from fnrfl.core.kept import Kept
 from fnrfl.core.net import Model
 from fnrfl.core.types import (
     Batch,
@@ -366,53 +364,3 @@ class Refining(Decorator):
     def _delivery(self) -> LocalTask:
         """No step at all: the client sends the model that it holds."""
         return LocalTask(Objective(), "deliver", training=replace(self.engine.training, epochs=0), remember=False)
-
-
-class Kept:
-    """Replies that wait for the ranking: one chunk in memory, more on disk, without models if clients keep those."""
-
-    def __init__(self, chunks: Iterable[Replies], *, models: bool) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="fnrfl-")
-        self._first: Replies | None = None
-        self._count = 0
-        clients = []
-        for chunk in chunks:
-            if not models:
-                gone = chunk.params[:, :0]
-                chunk = replace(chunk, params=gone, trained=gone, buffers={})
-            if self._count == 0:
-                self._first = chunk
-            else:
-                if self._first is not None:
-                    self._save(0, self._first)
-                    self._first = None
-                self._save(self._count, chunk)
-            self._count += 1
-            clients.append(chunk.clients)
-        self.clients = torch.cat(clients)
-
-    def __iter__(self) -> Iterator[Replies]:
-        with self._folder:
-            if self._first is not None:
-                yield self._first
-                return
-            for i in range(self._count):
-                yield self._load(i)
-
-    def _file(self, i: int) -> Path:
-        return Path(self._folder.name) / f"{i}.safetensors"
-
-    def _save(self, i: int, chunk: Replies) -> None:
-        flat: Tree = {}
-        for f in fields(chunk):
-            value = getattr(chunk, f.name)
-            flat |= {f"{f.name}/{k}": v for k, v in value.items()} if isinstance(value, dict) else {f.name: value}
-        save_file({k: v.clone(memory_format=torch.contiguous_format) for k, v in flat.items()}, self._file(i))
-
-    def _load(self, i: int) -> Replies:
-        values: dict[str, Any] = {"buffers": {}, "extras": {}}
-        for name, tensor in load_file(self._file(i)).items():
-            tree, _, key = name.partition("/")
-            (values[tree] if key else values)[key or tree] = tensor
-        self._file(i).unlink()
-        return Replies(**values)

@@ -1,0 +1,327 @@
+"""Who holds what: splits drawn from scenarios.
+
+Every split is exact, each example at exactly one client and no client without examples, or it is refused with a
+sentence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from fnrfl.data import niid
+from fnrfl.data.scenarios import (
+    FeatureNoise,
+    Floats,
+    Iid,
+    Ints,
+    Joint,
+    LabelClasses,
+    LabelDirichlet,
+    Niid,
+    NiidMixed,
+    QuantityDirichlet,
+    Scenario,
+    Split,
+    parse,
+)
+from fnrfl.errors import ConfigError
+from fnrfl.rng import numpy_generator
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which examples, by position, went to which client, and where that came from. Equal when the hashes are."""
+
+    positions: tuple[Ints, ...]  # one array per client
+    counts: Ints  # [clients, classes]
+    scenario: Scenario
+    seed: int
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.counts.shape[1])
+
+    @property
+    def sizes(self) -> Ints:
+        """How many examples each client holds, [clients]."""
+        return np.array([len(mine) for mine in self.positions], dtype=np.int64)
+
+    @property
+    def noise(self) -> FeatureNoise | None:
+        return self.scenario.noise
+
+    @property
+    def levels(self) -> Floats:
+        """The standard deviation of each client's noise, [clients]; zeros without noise."""
+        clients = len(self.positions)
+        return np.zeros(clients) if self.noise is None else self.noise.levels(clients)
+
+    @cached_property
+    def sha256(self) -> str:
+        return _sha256(self._content())
+
+    def manifest(self) -> dict[str, object]:
+        """The partition as plain JSON values, with its hash."""
+        return {**self._content(), "sha256": self.sha256}
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, object]) -> Partition:
+        """The partition that `manifest` describes; refused if anything in it was changed."""
+        content = {key: value for key, value in manifest.items() if key != "sha256"}
+        if content.get("format") != _FORMAT:
+            raise ConfigError(
+                f"The partition has format {content.get('format')!r} and this version reads format {_FORMAT}. "
+                f"Draw it again from its scenario and seed."
+            )
+        if _sha256(content) != manifest.get("sha256"):
+            raise ConfigError(
+                "The partition does not match its sha256: it was changed after it was drawn. Draw it again from its "
+                "scenario and seed."
+            )
+        positions: list[list[int]] = content["positions"]  # type: ignore[assignment]  # what the hash vouches for
+        return cls(
+            positions=_frozen(positions),
+            counts=np.array(content["counts"], dtype=np.int64),
+            scenario=parse(str(content["scenario"])),
+            seed=int(str(content["seed"])),
+        )
+
+    def _content(self) -> dict[str, object]:
+        return {
+            "format": _FORMAT,
+            "scenario": str(self.scenario),
+            "seed": self.seed,
+            "counts": self.counts.tolist(),
+            "positions": [mine.tolist() for mine in self.positions],
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Partition) and self.sha256 == other.sha256
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
+
+_FORMAT = 1
+
+
+def draw(
+    scenario: Scenario, labels: npt.NDArray[np.integer], clients: int, seed: int, *, num_classes: int
+) -> Partition:
+    """Split the examples with these labels among the clients, reproducibly; the noise does not change the split."""
+    labels = _check(labels, clients, num_classes)
+    if isinstance(scenario.split, Niid | NiidMixed):
+        positions = _draw_niid(scenario.split, labels, clients, seed, num_classes)
+    else:
+        positions = _draw(scenario.split, labels, clients, seed)
+    frozen = _frozen(positions)
+    counts = np.stack([np.bincount(labels[mine], minlength=num_classes) for mine in frozen]).astype(np.int64)
+    return Partition(frozen, counts, scenario, seed)
+
+
+def _draw(split: Split, labels: Ints, clients: int, seed: int) -> list[Ints]:
+    """Counts first, since they decide whether a draw is kept; positions once."""
+    if isinstance(split, Iid | QuantityDirichlet):
+        labels = np.zeros_like(labels)  # to them all examples are of one class
+    _, labels, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    least = _least(split)
+    _check_possible(split, sizes, clients, least)
+    shares = numpy_generator(seed, "partition", "shares")
+    # A second or so at most, if the overhead per class and per client is worth a hundred numbers.
+    tries = min(1000, max(50, 10_000_000 // (len(sizes) * clients + 100 * (len(sizes) + clients))))
+    for _ in range(tries):
+        counts = _draw_counts(split, sizes, clients, shares)
+        if counts.sum(axis=0).min() >= least:
+            return _deal(labels, counts, numpy_generator(seed, "partition", "order"))
+    raise ConfigError(
+        f"{split}: none of {tries} draws gave each of {clients} clients at least {least} of the {len(labels)} "
+        f"examples. Use fewer clients, a smaller min or a larger alpha."
+    )
+
+
+def _draw_niid(split: Niid | NiidMixed, labels: Ints, clients: int, seed: int, num_classes: int) -> list[Ints]:
+    if isinstance(split, NiidMixed) and (clients, num_classes) != (10, 10):
+        raise ConfigError(
+            f"niid-mixed is defined for 10 clients and 10 classes, here are {clients} and {num_classes}. Use "
+            f"label-dirichlet(...) + quantity-dirichlet(...)."
+        )
+    of = split if isinstance(split, NiidMixed) else split.of
+    if not isinstance(of, Iid | LabelClasses):
+        _check_room(split, len(labels), clients, niid.LEAST)
+    match of:
+        case Iid():
+            positions = niid.iid(len(labels), clients, seed)
+        case LabelDirichlet():
+            positions = niid.label_dirichlet(labels, num_classes, clients, of.alpha, seed)
+        case LabelClasses():
+            _check_classes(of, num_classes)
+            positions = niid.label_classes(labels, num_classes, clients, of.k, seed)
+        case QuantityDirichlet():
+            positions = niid.quantity_dirichlet(len(labels), clients, of.alpha, seed)
+        case NiidMixed():
+            positions = niid.mixed(labels, of.alpha, seed)
+    empty = [client for client, mine in enumerate(positions) if not len(mine)]
+    if empty:
+        way = "a larger alpha" if isinstance(split, NiidMixed) else "fewer clients"
+        raise ConfigError(f"{split}: seed {seed} leaves client {empty[0]} without examples. Use another seed or {way}.")
+    return positions
+
+
+def _check(labels: npt.NDArray[np.integer], clients: int, num_classes: int) -> Ints:
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise ConfigError(f"Labels must be whole numbers in one row; these are {labels.dtype} of shape {labels.shape}.")
+    if clients < 1:
+        raise ConfigError(f"clients is {clients}; it must be at least 1.")
+    if clients > len(labels):
+        raise ConfigError(
+            f"There are {clients} clients and {len(labels)} examples, and each client needs one. Use fewer clients."
+        )
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise ConfigError(
+            f"Labels run from {labels.min()} to {labels.max()}; with {num_classes} classes they must lie between 0 and "
+            f"{num_classes - 1}."
+        )
+    return labels.astype(np.int64)
+
+
+def _check_possible(split: Split, sizes: Ints, clients: int, least: int) -> None:
+    """Refuse at once what no draw can satisfy."""
+    _check_room(split, int(sizes.sum()), clients, least)
+    part = split.label if isinstance(split, Joint) else split
+    if not isinstance(part, LabelClasses):
+        return
+    _check_classes(part, len(sizes))
+    slots = clients * part.k
+    if slots < len(sizes):
+        raise ConfigError(
+            f"{part}: {clients} clients with {part.k} of {len(sizes)} classes each would leave classes without an "
+            f"owner. Use k of at least {-(-len(sizes) // clients)}, or more clients."
+        )
+    if slots > np.minimum(sizes, clients).sum():
+        raise ConfigError(
+            f"{part}: the classes have too few examples for {clients} clients to hold {part.k} of them each. Use "
+            f"fewer clients or a smaller k."
+        )
+
+
+def _check_room(split: Split, examples: int, clients: int, least: int) -> None:
+    if clients * least > examples:
+        way = f"at most {examples // least} clients" if examples >= least else "more examples"
+        way += "" if isinstance(split, Niid | NiidMixed) else " or a smaller min"
+        raise ConfigError(f"{split}: {clients} clients with at least {least} of {examples} examples each. Use {way}.")
+
+
+def _check_classes(part: LabelClasses, classes: int) -> None:
+    if part.k > classes:
+        raise ConfigError(f"{part}: a client cannot hold {part.k} classes, there are {classes}. Use a smaller k.")
+
+
+def _least(split: Split) -> int:
+    match split:
+        case LabelDirichlet() | QuantityDirichlet():
+            return split.min
+        case Joint():
+            return max(_least(split.label), _least(split.quantity))
+    return 1
+
+
+def _draw_counts(split: Split, sizes: Ints, clients: int, rng: np.random.Generator) -> Ints:
+    """How many examples of each class each client gets, [classes, clients]."""
+    shares = _log_shares(split, sizes, clients, rng)
+    offsets = rng.random(len(sizes))
+    if not (isinstance(split, LabelDirichlet) and split.balance):
+        return _apportion(shares, sizes, offsets)
+    even = sizes.sum() / clients
+    held = np.zeros(clients, dtype=np.int64)
+    rows = []
+    for k in range(len(sizes)):  # while examples are left, somebody holds less than an even share
+        open_shares = np.where(held < even, shares[k], -np.inf)
+        rows.append(_apportion(open_shares[None], sizes[k : k + 1], offsets[k : k + 1])[0])
+        held += rows[-1]
+    return np.stack(rows)
+
+
+def _log_shares(split: Split, sizes: Ints, clients: int, rng: np.random.Generator) -> Floats:
+    """Logarithms of the clients' shares of each class up to a constant a class, [classes, clients]."""
+    match split:
+        case LabelDirichlet() | QuantityDirichlet():
+            return _log_gamma(split.alpha, (len(sizes), clients), rng)
+        case LabelClasses():
+            return np.where(_owners(split.k, sizes, clients, rng), 0.0, -np.inf)
+        case Joint():
+            label = _log_shares(split.label, sizes, clients, rng)
+            return label + _log_gamma(split.quantity.alpha, (1, clients), rng)
+    return np.zeros((len(sizes), clients))
+
+
+def _log_gamma(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> Floats:
+    """Logarithms of Gamma(alpha) numbers, which normalised are Dirichlet(alpha).
+
+    Gamma(alpha) is Gamma(alpha + 1) * U^(1/alpha); without logarithms a small alpha underflows to 0/0.
+    """
+    draws: Floats = np.log(rng.standard_gamma(alpha + 1.0, shape)) + np.log1p(-rng.random(shape)) / alpha
+    return draws
+
+
+def _owners(k: int, sizes: Ints, clients: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Who holds which class, [classes, clients]: k a client, evenly over the classes, no class without an owner.
+
+    A class has no more owners than examples, so that every owner gets some.
+    """
+    limits = np.minimum(sizes, clients)
+    filled = np.minimum(limits[:, None], np.arange(clients + 1)).sum(axis=0)  # slots taken at each level of water
+    level = int(np.searchsorted(filled, clients * k, side="right")) - 1
+    slots = np.minimum(limits, level)
+    extra = rng.choice(np.flatnonzero(limits > level), clients * k - slots.sum(), replace=False)
+    slots[extra] += 1
+    owners = np.zeros((len(sizes), clients), dtype=np.bool_)
+    for client in rng.permutation(clients):
+        # Taking the classes with most free slots cannot end in a dead end (Gale and Ryser); ties fall at random.
+        chosen = np.argsort(-slots - rng.random(len(slots)))[:k]
+        owners[chosen, client] = True
+        slots[chosen] -= 1
+    return owners
+
+
+def _apportion(log_shares: Floats, sizes: Ints, offsets: Floats) -> Ints:
+    """Whole numbers that sum to each class's size and lie within one of its shares, [classes, clients].
+
+    Cumulative shares are rounded from a random offset in [0, 1), which favours no client: the mean is the exact share.
+    """
+    ends = np.cumsum(np.exp(log_shares - log_shares.max(axis=1, keepdims=True)), axis=1)
+    ends /= ends[:, -1:]  # exactly 1 from the last positive share on
+    cuts = np.floor(ends * sizes[:, None] + offsets[:, None]).astype(np.int64)
+    return np.diff(np.minimum(cuts, sizes[:, None]), axis=1, prepend=0)
+
+
+def _deal(labels: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
+    """Give out examples at random so that each client gets its `counts`; positions in ascending order."""
+    classes, clients = counts.shape
+    order = rng.permutation(len(labels))
+    by_class = order[np.argsort(_small(labels[order]), kind="stable")]
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[by_class] = np.repeat(np.tile(np.arange(clients), classes), counts.ravel())
+    return np.split(np.argsort(_small(owner), kind="stable"), np.cumsum(counts.sum(axis=0))[:-1])
+
+
+def _small(values: Ints) -> npt.NDArray[np.integer]:
+    """The same numbers in 16 bits where they fit, which numpy sorts in linear time."""
+    return values.astype(np.uint16) if values.max() < 2**16 else values
+
+
+def _frozen(positions: list[Ints] | list[list[int]]) -> tuple[Ints, ...]:
+    arrays = tuple(np.array(mine, dtype=np.int64) for mine in positions)
+    for array in arrays:
+        array.flags.writeable = False
+    return arrays
+
+
+def _sha256(content: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,579 @@
+"""Stopping, crashing, damage on disk: a run resumes to the same bits, or says in a sentence why it cannot."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fnrfl import checkpoint, events, files, runs
+from fnrfl.config import RunConfig, load
+from fnrfl.errors import ConfigError
+from fnrfl.rng import numpy_generator
+from fnrfl.runs import Result, resume, run
+
+ROUNDS = 3
+METHODS: tuple[dict[str, Any], ...] = (
+    {"name": "fedavg"},
+    {"name": "fedprox"},
+    {"name": "fednova"},
+    {"name": "scaffold"},
+    {"name": "scaffold", "variates": "I"},
+    {"name": "moon"},
+)
+REFINEMENTS: tuple[Any, ...] = ("off", {"epochs": 1}, {"epochs": 1, "when": "both"})
+Damage = Callable[[Path], object]
+
+
+class Stop(Exception):
+    """Somebody stops the run between two rounds."""
+
+
+class Crash(BaseException):
+    """The process dies: nobody catches this."""
+
+
+class Ticks:
+    """A clock that moves on by a second whenever somebody looks, so that `checkpoint_every` counts rounds."""
+
+    perf_counter = staticmethod(time.perf_counter)
+
+    def __init__(self) -> None:
+        self._ticks = itertools.count()
+
+    def monotonic(self) -> float:
+        return float(next(self._ticks))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ninety small images of three classes to train on, thirty to test."""
+    path = tmp_path_factory.mktemp("data") / "tiny.npz"
+    dice = numpy_generator(0, "tiny")
+    y = np.arange(120) % 3
+    x = (dice.normal(size=(120, 1, 4, 4)) + y[:, None, None, None]).astype(np.float32)
+    np.savez(path, x_train=x[:90], y_train=y[:90], x_test=x[90:], y_test=y[90:])
+    return path
+
+
+def configured(data: Path, changes: dict[str, Any] | None = None) -> RunConfig:
+    """SCAFFOLD under FNR with BatchNorm, part of the clients at a time: all that a checkpoint can hold."""
+    small = {
+        "dataset": str(data),
+        "model": "cnn(norm=batch)",
+        "rounds": ROUNDS,
+        "clients": 5,
+        "participation": 0.6,
+        "scenario": "label-dirichlet(1.0, min=4)",
+        "algorithm": "scaffold",
+        "fnr": {"epochs": 1},
+        "client": {"epochs": 1, "batch": 8, "lr": 0.05, "lr_decay": 0.9},
+        "engine": {"name": "loop", "threads": 1},
+    }
+    return load("digits", small | (changes or {}))
+
+
+@cache
+def uninterrupted(config: str) -> Result:
+    """The run that nobody stops, and that writes nothing."""
+    return run(RunConfig.model_validate_json(config), out=None)
+
+
+def facts(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Everything in the log of rounds that a clock has no part in."""
+    return [{k: v for k, v in event.items() if k != "seconds"} for event in rounds]
+
+
+def assert_same(got: Result, config: RunConfig) -> None:
+    """The uninterrupted run's model and rounds, in the result and on disk."""
+    wanted = uninterrupted(config.model_dump_json())
+    assert got.model_sha256 == wanted.model_sha256
+    assert facts(got.rounds) == facts(wanted.rounds)
+    assert got.run_dir is not None
+    log = events.read(got.run_dir / "events.jsonl")
+    assert log[0]["config"] == got.config.model_dump()
+    assert facts(log[1:]) == json.loads(json.dumps(facts(wanted.rounds)))
+
+
+def stopping(after: int) -> Callable[[dict[str, Any]], None]:
+    """A progress display that ends the run after some round."""
+
+    def progress(event: dict[str, Any]) -> None:
+        if event["round"] == after:
+            raise Stop
+
+    return progress
+
+
+def stopped(config: RunConfig, run_dir: Path, after: int, every: float = 0.0) -> Path:
+    """A run directory as it is after a stop."""
+    with pytest.raises(Stop):
+        run(config, out=run_dir, progress=stopping(after), checkpoint_every=every)
+    return run_dir
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """All files, their bytes and their times."""
+    return {
+        str(p.relative_to(folder)): (p.read_bytes(), p.stat().st_mtime_ns)
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
+
+
+def checkpoint_files(run_dir: Path) -> tuple[set[str], set[str]]:
+    """(files under rounds/, files that checkpoint.json names)."""
+    index = json.loads((run_dir / "checkpoint.json").read_text())
+    there = {str(p.relative_to(run_dir)) for p in (run_dir / "rounds").rglob("*") if p.is_file()}
+    return there, {index["server"], *index["clients"].values()}
+
+
+@pytest.fixture(scope="module")
+def config(data: Path) -> RunConfig:
+    return configured(data)
+
+
+@pytest.fixture(scope="module")
+def halfway(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run stopped after its second round, with a checkpoint of it; not to be touched."""
+    return stopped(config, tmp_path_factory.mktemp("halfway") / "run", after=2)
+
+
+@pytest.fixture
+def run_dir(halfway: Path, tmp_path: Path) -> Path:
+    """The same, to do anything to."""
+    return Path(shutil.copytree(halfway, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def finished(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A run that came to its end, with its directory."""
+    return run(config, out=tmp_path_factory.mktemp("finished") / "run")
+
+
+# -- stopping between rounds -------------------------------------------------------------------------------------------
+
+CHOICES = {
+    "method": st.sampled_from(METHODS),
+    "fnr": st.sampled_from(REFINEMENTS),
+    "engine": st.sampled_from(("loop", "batched")),
+    "at_once": st.sampled_from((2, 3)),  # with fewer than the cohort of three, memories live on disk
+    "stops": st.lists(st.integers(1, ROUNDS), max_size=3),
+    "every": st.integers(1, ROUNDS + 1),
+}
+
+
+def check_stops(
+    data: Path,
+    folder: Path,
+    method: dict[str, Any],
+    fnr: Any,
+    engine: str,
+    at_once: int,
+    stops: Sequence[int],
+    every: int,
+) -> None:
+    """Stop after each of these rounds in turn, going on in between; `every` counts rounds between checkpoints."""
+    model = "cnn(norm=batch)" if engine == "loop" else "mlp(hidden=8)"
+    engines = {"name": engine, "clients_at_once": at_once, "threads": 1}
+    config = configured(data, {"algorithm": method, "fnr": fnr, "model": model, "engine": engines})
+    run_dir = folder / "run"
+    shutil.rmtree(run_dir, ignore_errors=True)  # of the last example
+
+    def go(progress: Callable[[dict[str, Any]], None] | None = None) -> Result:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runs, "time", Ticks())
+            if run_dir.exists():
+                return resume(run_dir, progress=progress, checkpoint_every=every)
+            return run(config, out=run_dir, progress=progress, checkpoint_every=every)
+
+    for stop in stops:
+        try:
+            go(stopping(stop))
+        except Stop:
+            continue
+    assert_same(go(), config)
+    there, named = checkpoint_files(run_dir)
+    assert there == named
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@settings(max_examples=10, deadline=None)
+@given(**CHOICES)
+def test_stopping_after_any_round_changes_nothing(data: Path, folder: Path, **choice: Any) -> None:
+    check_stops(data, folder, **choice)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(**CHOICES)
+def test_stopping_after_any_round_changes_nothing_thoroughly(data: Path, folder: Path, **choice: Any) -> None:
+    check_stops(data, folder, **choice)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("at_once", [2, 3])
+def test_client_memories_survive_a_stop_after_every_round(data: Path, folder: Path, engine: str, at_once: int) -> None:
+    check_stops(data, folder, {"name": "scaffold"}, {"epochs": 1}, engine, at_once, [1, 2, 3], every=1)
+
+
+def test_without_its_client_memories_a_run_would_end_elsewhere(config: RunConfig, run_dir: Path) -> None:
+    """So that the tests above could fail at all."""
+    index = run_dir / "checkpoint.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"clients": {}}))
+    assert resume(run_dir).model_sha256 != uninterrupted(config.model_dump_json()).model_sha256
+
+
+# -- crashing inside a write -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def crashing(operations: int) -> Iterator[None]:
+    """After this many operations on files the process dies in the next one, and what it was writing is half there."""
+    left = itertools.count(operations, -1)
+
+    def dying(operation: Callable[..., Any], half: Callable[..., object] = lambda *_: None) -> Callable[..., Any]:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            if next(left) == 0:
+                half(*args)
+                raise Crash
+            return operation(*args, **options)
+
+        return wrapped
+
+    def half_text(path: Path, text: str) -> None:
+        path.write_bytes(text.encode()[: len(text) // 2])
+
+    def half_line(path: Path, event: dict[str, Any]) -> None:
+        with path.open("a") as log:
+            log.write(json.dumps(event)[:20])
+
+    def half_tensors(_: object, path: Path) -> None:
+        Path(path).write_bytes(bytes(10))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("mkdir", "rename", "replace", "unlink", "rmdir"):
+            patch.setattr(Path, name, dying(getattr(Path, name)))
+        patch.setattr(Path, "write_text", dying(Path.write_text, half_text))
+        patch.setattr(files, "sync", dying(files.sync))
+        patch.setattr(events, "append", dying(events.append, half_line))
+        for module in (checkpoint, runs):
+            patch.setattr(module, "save_file", dying(module.save_file, half_tensors))
+        yield
+
+
+def check_crash(config: RunConfig, folder: Path, first: int, second: int) -> bool:
+    """Crash, crash again while going on, go on; returns whether the first crash happened."""
+    run_dir = folder / "run"
+    shutil.rmtree(run_dir, ignore_errors=True)
+
+    def go() -> Result:
+        if run_dir.exists():
+            return resume(run_dir, checkpoint_every=0)
+        return run(config, out=run_dir, checkpoint_every=0)
+
+    crashes = 0
+    for operations in (first, second):
+        try:
+            with crashing(operations):
+                go()
+        except Crash:
+            crashes += 1
+    assert_same(go(), config)
+    there, named = checkpoint_files(run_dir)
+    assert there == named
+    assert not list(run_dir.glob("*.part"))
+    return crashes > 0
+
+
+@settings(max_examples=6, deadline=None)
+@given(first=st.integers(0, 90), second=st.integers(0, 90))
+def test_a_crash_in_any_file_operation_changes_nothing(
+    config: RunConfig, folder: Path, first: int, second: int
+) -> None:
+    check_crash(config, folder, first, second)
+
+
+@pytest.mark.slow
+def test_a_crash_in_every_single_file_operation_changes_nothing(config: RunConfig, folder: Path) -> None:
+    tried = next(n for n in itertools.count() if not check_crash(config, folder, n, second=10**9))
+    assert tried > 50  # three checkpoints with client memories cannot take less
+
+
+def test_a_crash_before_the_index_is_replaced_goes_on_from_the_checkpoint_before(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    def write(path: Path, text: str, original: Callable[[Path, str], None] = files.write) -> None:
+        if path.name == "checkpoint.json" and json.loads(text)["round"] == 2:
+            raise Crash
+        original(path, text)
+
+    run_dir = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "write", write)
+        with pytest.raises(Crash):
+            run(config, out=run_dir, checkpoint_every=0)
+    assert (run_dir / "rounds" / "000002" / "server.safetensors").exists()
+    assert json.loads((run_dir / "checkpoint.json").read_text())["round"] == 1
+
+    seen: list[int] = []
+    assert_same(resume(run_dir, progress=lambda event: seen.append(event["round"])), config)
+    assert seen == [2, 3]
+
+
+def test_pruning_keeps_what_the_checkpoint_names_and_nothing_else(config: RunConfig, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    folders: list[set[str]] = []
+
+    def progress(event: dict[str, Any]) -> None:
+        there, named = checkpoint_files(run_dir)
+        assert there == named
+        folders.append({Path(name).parts[1] for name in there})
+        stale = run_dir / "rounds" / "000099.part"  # as a kill leaves it
+        assert not stale.exists()
+        stale.mkdir()
+        (stale / "server.safetensors").write_bytes(b"half")
+
+    run(config, out=run_dir, progress=progress, checkpoint_every=0)
+    assert folders[0] == {"000001"}
+    # Memories that did not change since an older checkpoint stay where they are.
+    assert all("000003" in later and later - {"000003"} for later in folders[2:])
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def assert_refused(run_dir: Path, *words: str) -> None:
+    """Going on is refused with a sentence that has these words, and nothing is changed."""
+    before = snapshot(run_dir)
+    with pytest.raises(ConfigError) as error:
+        resume(run_dir)
+    for word in words:
+        assert word in str(error.value)
+    assert str(error.value).rstrip().endswith(".")
+    assert snapshot(run_dir) == before
+
+
+def change_index(**changes: Any) -> Damage:
+    def damage(run_dir: Path) -> None:
+        path = run_dir / "checkpoint.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return damage
+
+
+def cut(name: str, keep: float) -> Damage:
+    """Cut the first file of that name, keeping a share of it."""
+
+    def damage(run_dir: Path) -> None:
+        path = next(iter(sorted(run_dir.rglob(name))))
+        path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+
+    return damage
+
+
+def replace_text(name: str, text: bytes) -> Damage:
+    return lambda run_dir: (run_dir / name).write_bytes(text)
+
+
+def remove(name: str) -> Damage:
+    return lambda run_dir: next(iter(sorted(run_dir.rglob(name)))).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (cut("server.safetensors", 0.0), ["server.safetensors"]),
+        (cut("server.safetensors", 0.5), ["server.safetensors"]),
+        (cut("server.safetensors", 0.999), ["server.safetensors"]),
+        (cut("client-*.safetensors", 0.5), ["client-"]),
+        (remove("server.safetensors"), ["server.safetensors"]),
+        (remove("client-*.safetensors"), ["client-"]),
+        (cut("checkpoint.json", 0.0), ["checkpoint.json", "damaged"]),
+        (cut("checkpoint.json", 0.5), ["checkpoint.json", "damaged"]),
+        (replace_text("checkpoint.json", b"[]"), ["checkpoint.json", "damaged"]),
+        (replace_text("checkpoint.json", b"\xff\xfe"), ["checkpoint.json", "damaged"]),
+        (replace_text("checkpoint.json", b'{"format": 1}'), ["checkpoint.json", "damaged"]),
+        (change_index(round="two"), ["checkpoint.json", "damaged"]),
+        (change_index(clients=["rounds/000002/client-0.safetensors"]), ["checkpoint.json"]),
+        (change_index(clients={"somebody": "rounds/000002/server.safetensors"}), ["checkpoint.json"]),
+        (change_index(server=None), ["checkpoint.json"]),
+        (change_index(server="config.toml"), ["config.toml"]),
+        (change_index(format=checkpoint.FORMAT + 1), [f"format {checkpoint.FORMAT + 1}"]),
+        (replace_text("config.toml", b"seed = "), ["config.toml"]),
+        (replace_text("config.toml", b"\xff\xfe"), ["config.toml"]),
+        (remove("config.toml"), ["config.toml"]),
+        (remove("events.jsonl"), ["events.jsonl"]),
+    ],
+)  # fmt: skip
+def test_a_damaged_directory_is_refused_and_left_alone(run_dir: Path, damage: Damage, words: list[str]) -> None:
+    damage(run_dir)
+    assert_refused(run_dir, *words)
+
+
+def test_a_server_state_that_is_a_clients_is_refused(run_dir: Path) -> None:
+    _, named = checkpoint_files(run_dir)
+    change_index(server=max(n for n in named if "client" in n))(run_dir)
+    assert_refused(run_dir, "client-")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("lr = 0.05", "lr = 0.06"), ("seed = 0", "seed = 1"), ("rounds = 3", "rounds = 4")]
+)
+def test_a_checkpoint_of_another_config_is_refused(run_dir: Path, old: str, new: str) -> None:
+    path = run_dir / "config.toml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    assert_refused(run_dir, "checkpoint.json", "config.toml")
+
+
+def test_a_config_edited_before_the_first_checkpoint_is_refused(config: RunConfig, tmp_path: Path) -> None:
+    """The log's first line and the partition tell of the old one."""
+    run_dir = stopped(config, tmp_path / "run", after=1, every=1e9)
+    path = run_dir / "config.toml"
+    path.write_text(path.read_text().replace("seed = 0", "seed = 1", 1))
+    assert_refused(run_dir, "config.toml")
+
+
+def test_data_that_changed_since_the_stop_is_refused(data: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copy(data, tmp_path / "own.npz"))
+    run_dir = stopped(configured(own), tmp_path / "run", after=2)
+    with np.load(own) as arrays:
+        changed = {name: arrays[name] for name in arrays.files}
+    changed["x_train"] = changed["x_train"] + 1
+    np.savez(own, **changed)
+    assert_refused(run_dir, "own.npz")
+
+
+def test_a_log_damaged_in_the_middle_is_refused(run_dir: Path) -> None:
+    path = run_dir / "events.jsonl"
+    header, first, second, _ = path.read_text().split("\n")
+    path.write_text("\n".join([header, first[:40], second, ""]))
+    assert_refused(run_dir, "events.jsonl", "damaged")
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2])
+def test_a_log_shorter_than_the_checkpoint_is_refused(run_dir: Path, lines: int) -> None:
+    """Power may fail after a checkpoint has reached the disk and before the log has."""
+    path = run_dir / "events.jsonl"
+    path.write_text("".join(f"{line}\n" for line in path.read_text().split("\n")[:lines]))
+    assert_refused(run_dir, "events.jsonl")
+
+
+@pytest.mark.parametrize("every", [0.0, 1e9], ids=["with checkpoint", "without"])
+@pytest.mark.parametrize("half", ['{"round": 3, "rou', "{", '{"round": 3}'])
+def test_half_a_line_at_the_end_of_the_log_is_forgiven(
+    config: RunConfig, tmp_path: Path, half: str, every: float
+) -> None:
+    run_dir = stopped(config, tmp_path / "run", after=2, every=every)
+    with (run_dir / "events.jsonl").open("a") as log:
+        log.write(half)
+    assert_same(resume(run_dir), config)
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match=r"config\.toml"):
+            resume(path)
+    assert not list(tmp_path.iterdir())
+
+
+# -- finished runs -----------------------------------------------------------------------------------------------------
+
+
+def test_resuming_a_finished_run_returns_it_and_changes_nothing(config: RunConfig, finished: Result) -> None:
+    assert finished.run_dir is not None
+    before = snapshot(finished.run_dir)
+    seen: list[Any] = []
+    again = resume(finished.run_dir, progress=seen.append)
+    assert_same(again, config)
+    assert again.summary() == finished.summary()
+    assert not seen
+    assert snapshot(finished.run_dir) == before
+    weights = again.model.state_dict()
+    assert weights.keys() == finished.model.state_dict().keys()
+    assert all(torch.equal(weights[k], v) for k, v in finished.model.state_dict().items())
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5])
+def test_a_damaged_model_is_refused(finished: Result, tmp_path: Path, keep: float) -> None:
+    assert finished.run_dir is not None
+    run_dir = Path(shutil.copytree(finished.run_dir, tmp_path / "run"))
+    cut("model.safetensors", keep)(run_dir)
+    assert_refused(run_dir, "model.safetensors")
+
+
+# -- making the directory ----------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_into_a_directory_is_refused_and_changes_nothing(config: RunConfig, run_dir: Path) -> None:
+    before = snapshot(run_dir.parent)
+    with pytest.raises(ConfigError, match="exists already.*--overwrite"):
+        run(config, out=run_dir)
+    assert snapshot(run_dir.parent) == before
+
+
+def test_overwrite_replaces_the_run(data: Path, config: RunConfig, run_dir: Path) -> None:
+    (run_dir / "notes.txt").write_text("of the old run")
+    other = configured(data, {"algorithm": "fedavg", "seed": 7})
+    got = run(other, out=run_dir, overwrite=True)
+    assert_same(got, other)
+    assert got.model_sha256 != uninterrupted(config.model_dump_json()).model_sha256
+    assert not (run_dir / "notes.txt").exists()
+    assert [p.name for p in run_dir.parent.iterdir()] == ["run"]
+
+
+def test_overwrite_into_nothing_is_an_ordinary_run(config: RunConfig, tmp_path: Path) -> None:
+    assert_same(run(config, out=tmp_path / "run", overwrite=True), config)
+
+
+@pytest.mark.parametrize("failure", [OSError("no space left on device"), KeyboardInterrupt()], ids=["disk", "ctrl-c"])
+@pytest.mark.parametrize("where", ["config.toml", "partition.json", "events.jsonl"])
+@pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
+def test_a_directory_appears_whole_or_not_at_all(
+    config: RunConfig, run_dir: Path, where: str, failure: BaseException, overwrite: bool
+) -> None:
+    """And a run that was to be replaced is still there if its replacement could not be made."""
+
+    def failing(original: Callable[..., None]) -> Callable[..., None]:
+        def operation(path: Path, content: Any) -> None:
+            if path.name == where:
+                raise failure
+            original(path, content)
+
+        return operation
+
+    if not overwrite:
+        shutil.rmtree(run_dir)
+    before = snapshot(run_dir.parent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "write", failing(files.write))
+        patch.setattr(events, "append", failing(events.append))
+        with pytest.raises((type(failure), ConfigError)):
+            run(config, out=run_dir, overwrite=overwrite)
+    assert snapshot(run_dir.parent) == before
+    assert [p.name for p in run_dir.parent.iterdir()] == (["run"] if overwrite else [])
+
+
+def test_what_cannot_be_built_leaves_the_old_run_alone(data: Path, run_dir: Path) -> None:
+    before = snapshot(run_dir.parent)
+    impossible = configured(data, {"clients": 80})
+    with pytest.raises(ConfigError):
+        run(impossible, out=run_dir, overwrite=True)
+    assert snapshot(run_dir.parent) == before

@@ -1,0 +1,87 @@
+"""Imports point one way, randomness has one home, and a run needs six packages."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fnrfl
+
+PACKAGE = Path(fnrfl.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# What each part of the package may import from the package.
+ALLOWED = {
+    "rng": set(),
+    "errors": set(),
+    "files": {"errors"},
+    "events": {"files", "errors"},
+    "core": {"core", "rng", "errors"},
+    "algorithms": {"algorithms", "core", "server", "errors"},
+    "engines": {"engines", "core", "rng", "errors"},
+    "models": {"models", "core", "rng", "errors"},
+    "data": {"data", "core", "rng", "errors"},
+    "registry": {"errors", "core", "data"},  # core only for types and for a user's own class
+    "config": {"registry", "errors", "data"},
+}
+
+
+def name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def imported(path: Path) -> set[str]:
+    """First names below fnrfl that a module imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "fnrfl":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fnrfl."):
+            found.add((node.module or "").split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("fnrfl.")}
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_imports_point_one_way(path: Path) -> None:
+    part = name(path).split(".")[0]
+    if part in ALLOWED:
+        assert imported(path) <= ALLOWED[part]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_randomness_is_made_in_one_place(path: Path) -> None:
+    if name(path) in ("rng", "data.niid"):
+        return
+    text = path.read_text()
+    for forbidden in ("np.random.seed", "np.random.default_rng", "manual_seed", "import random", "RandomState"):
+        assert forbidden not in text, f"{name(path)} makes its own randomness: {forbidden}"
+
+
+def test_a_run_needs_only_six_packages() -> None:
+    """torch, numpy, safetensors, pydantic, typer and rich; whatever else is installed is hidden here."""
+    code = """
+import sys
+HIDDEN = {"matplotlib", "jinja2", "PIL", "sklearn", "scipy", "pandas", "hypothesis", "pytest", "flwr", "ray"}
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        return None if name.split(".")[0] in HIDDEN else self.finder.find_spec(name, path, target)
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+import fnrfl
+assert fnrfl.run(out=None, rounds=1, fnr="on").accuracy > 0
+assert fnrfl.run(out=None, rounds=1).accuracy > 0  # twice: the function is not shadowed by a module
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_fnrfl_does_not_import_torch() -> None:
+    code = "import sys, fnrfl; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
