@@ -1,6 +1,6 @@
 """Kill runs without warning, resume them, and demand the bits of the run that nobody touched.
 
-    python tests/kill.py [--kills 20] [--rounds 150] [--out FOLDER]
+    python tests/kill.py [--kills 20] [--rounds 250] [--out FOLDER]
 
 SCAFFOLD under FNR on digits, in processes of its own: server state, client memories and BatchNorm buffers all have to
 survive. What a kill leaves behind is judged with plain JSON, TOML and safetensors readers, not with the code on trial.
@@ -237,7 +237,7 @@ def main() -> int:
     """Print the table; 1 if a resumed run differs, or if too few kills hit what they aimed at."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=250)
     parser.add_argument("--out", type=Path, help="keep the run directories here")
     given = parser.parse_args()
     kills, rounds = given.kills, given.rounds

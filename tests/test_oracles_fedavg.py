@@ -45,7 +45,7 @@ def centralised(world: World, client: int, training: Training, rounds: int, seed
         for positions in plan(
             len(shard),
             training,
-            lambda name, t=t: generator(seed, t, client, "local", name),  # type: ignore[misc]
+            lambda name, t=t: generator(seed, t, client, "local", name),
         ):
             x, y = world.pool.take("private", shard[positions])
             optimiser.zero_grad()

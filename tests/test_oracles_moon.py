@@ -67,7 +67,7 @@ def contrast(local: Tensor, received: Tensor, previous: Tensor, *, tau: float = 
     y = torch.zeros(len(local), dtype=torch.int64)
     batch, out, model = Batch(local, y, y), Out(local, local, local), References(State(received, {}))
     own = {"previous": previous, "seen": torch.ones(())}
-    losses = [Contrastive(w, tau).loss(out, model, local, batch, {}, own) for w in (mu, 0.0)]  # type: ignore[arg-type]
+    losses = [Contrastive(w, tau).loss(out, model, local, batch, {}, own) for w in (mu, 0.0)]
     return float(losses[0] - losses[1])
 
 
@@ -127,8 +127,8 @@ def test_card4_references_answer_in_eval_mode_with_their_own_statistics(head: in
     played.round(everyone)
 
     def projection(module: nn.Module) -> Tensor:
-        features = module.features(x)  # type: ignore[operator]
-        return module.head.project(features) if head else features  # type: ignore[operator, union-attr]
+        features = module.features(x)
+        return module.head.project(features) if head else features
 
     with torch.no_grad():
         near = cosine_similarity(projection(local), projection(received)) / tau

@@ -96,15 +96,20 @@ def test_card3_server_variate_is_the_mean_of_the_clients(variates: str, weights:
         assert distance(played.state.extra["c"], p @ remembered(played)) < 1e-12
 
 
+@VARIATES
 @WEIGHTS
-def test_card3_invariant_survives_a_client_that_is_left_out(weights: str) -> None:
-    """(iii) with client.nonfinite = skip: who did not answer must not count for the server's variate either."""
+def test_card3_invariant_survives_a_client_that_is_left_out(variates: str, weights: str) -> None:
+    """(iii) with client.nonfinite = skip: who did not answer must not count for the server's variate either.
+
+    Client 1 is so steep that it diverges within its steps, though its gradient at the server model is finite.
+    """
     A, b = bowls()
-    b[1] = torch.nan
-    played = Run(Scaffold(weights=weights), world=quadratic(A, b, SIZES, steps=3), nonfinite="skip")
+    A[1] *= 1e6
+    world = quadratic(A, b, SIZES, steps=80)
+    played = Run(Scaffold(variates=variates, weights=weights), world=world, nonfinite="skip")
     played.round(torch.tensor([0, 1, 3]))
     assert played.engine.notes["skipped"] == [1]
-    assert distance(played.state.extra["c"], shares(weights) @ remembered(played)) < 1e-12
+    assert distance(played.state.extra["c"], shares(weights) @ remembered(played)) < 1e-9
 
 
 @VARIATES

@@ -13,11 +13,10 @@ from fnrfl.data.batches import Pool
 from fnrfl.engines.loop import Loop
 from fnrfl.engines.metered import Metered
 from fnrfl.models.build import build
-from fnrfl.registry import algorithms
+from fnrfl.registry import algorithms, load
 
 CLIENTS, CLASSES, ROUNDS = 6, 10, 2
 MIB = 2**20
-ESTIMATE_FROM_TRAINED = {"scaffold", "fednova"}  # they need both models of a refined client
 
 
 def traffic(**keys: object) -> tuple[int, int, int, int]:
@@ -52,7 +51,8 @@ def test_bare_traffic(name: str, participation: float) -> None:
 def test_traffic_under_fnr(name: str, upload: str) -> None:
     up, down, model, parameters = traffic(algorithm=name, fnr={"upload": upload, "share": 0.4, "epochs": 1})
     refined = int(CLIENTS * 0.4)
-    again = refined * model if upload == "twice" or name in ESTIMATE_FROM_TRAINED else 0
+    both_models = upload == "twice" or "uses-trained" in load(name).needs
+    again = refined * model if both_models else 0
     assert up == CLIENTS * (model + vectors(name, parameters)) + CLIENTS * 4 * (CLASSES + 1) + again
     assert down == CLIENTS * (model + vectors(name, parameters)) + refined * 4 * CLASSES
 

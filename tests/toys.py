@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -95,7 +95,7 @@ def classification(dtype: torch.dtype = torch.float64, *, module: Callable[[], n
     )
 
 
-# -- Quadratics: f_i(y) = 1/2 y'A_i y - b_i'y, whose optimum is known ---------------------------------------------------
+# -- Quadratics: f_i(y) = 1/2 y'A_i y - b_i'y, whose optimum is known -------------------------------------------------
 
 
 class Vector(nn.Module):
@@ -167,7 +167,8 @@ def bowls(N: int = 4, d: int = 3) -> tuple[Tensor, Tensor]:
 def optimum(A: Tensor, b: Tensor, weights: Sequence[float]) -> Tensor:
     """The minimiser of the weighted mean of the clients' losses."""
     w = torch.tensor(weights, dtype=torch.float64)
-    return torch.linalg.solve(torch.einsum("n,nij->ij", w, A), w @ b)
+    best: Tensor = torch.linalg.solve(torch.einsum("n,nij->ij", w, A), w @ b)
+    return best
 
 
 # -- Runs -------------------------------------------------------------------------------------------------------------
@@ -267,6 +268,16 @@ def run(
     played = Run(algorithm, engine, dtype=dtype, **options)
     played.rounds(rounds)
     return played.state, played.engine, played.metered
+
+
+def named(algorithm: Algorithm) -> str:
+    """A short name for test ids: the fields that differ from their defaults."""
+    said = [
+        named(value) if isinstance(value, Algorithm) else f"{f.name}={value}"
+        for f in fields(algorithm)
+        if (value := getattr(algorithm, f.name)) != f.default
+    ]
+    return f"{type(algorithm).__name__}({', '.join(said)})".replace("()", "")
 
 
 # -- Comparisons ------------------------------------------------------------------------------------------------------

@@ -72,13 +72,12 @@ def _forward(module: nn.Module, example: Tensor) -> Tensor:
     return logits
 
 
-def _swap_dropout(module: nn.Module) -> list[str]:
-    """Replace every nn.Dropout by one whose mask is an input; returns their names."""
+def _swap(module: nn.Module, old: type[Dropout | nn.Dropout], new: type[Dropout | nn.Dropout]) -> None:
+    """Replace every layer of one kind of dropout by the other kind, in place."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Dropout:
-                setattr(parent, name, Dropout(child.p) if child.p > 0 else nn.Identity())
-    return [name for name, m in module.named_modules() if isinstance(m, Dropout)]
+            if type(child) is old:
+                setattr(parent, name, new(child.p))
 
 
 def _refuse_random(module: nn.Module, example: Tensor, dropouts: Shapes) -> None:
@@ -115,7 +114,7 @@ class Net:
     def __init__(self, module: nn.Module, example: Tensor, *, features: str | None = None) -> None:
         self.module = module
         self.drop_shapes: Shapes = {}
-        dropouts = _swap_dropout(module)
+        _swap(module, nn.Dropout, Dropout)
         trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         if not trainable:
             raise CompatibilityError("The model has no trainable parameters. Give it some, or set requires_grad.")
@@ -133,7 +132,7 @@ class Net:
                 f"Choose one of {', '.join(n for n, _ in module.named_modules() if n)}."
             )
         self.feature_layer = named
-        self._probe_dropout(example, dropouts)
+        self._probe_dropout(example, [name for name, m in module.named_modules() if isinstance(m, Dropout)])
         _refuse_random(module, example, self.drop_shapes)
         self._buffers = [n for n, _ in module.named_buffers() if n not in self.drop_shapes]
         params, buffers = self.flatten()
@@ -182,9 +181,10 @@ class Net:
 
     def export(self, params: Flat, buffers: Tree) -> nn.Module:
         """An ordinary module with these weights."""
-        module = copy.deepcopy(self.module).eval()
+        module = copy.deepcopy(self.module)
+        _swap(module, Dropout, nn.Dropout)
         module.load_state_dict(self.unflatten(params) | buffers, strict=False)
-        return module
+        return module.eval()
 
     def apply(
         self,

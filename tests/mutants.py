@@ -1,0 +1,221 @@
+"""Break every equation on purpose: a named test must fail for each mutant.
+
+    python tests/mutants.py [WORD ...]      # only mutants whose name contains a word
+
+A mutant is a copy of the package in which one piece of text is replaced. The tests that guard the equation are run
+against the copy, and the first one that fails is printed. A mutant that no test notices survives, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FEDAVG, FEDPROX, SCAFFOLD, MOON, FEDNOVA, FNR = (
+    f"tests/test_oracles_{name}.py" for name in ("fedavg", "fedprox", "scaffold", "moon", "fednova", "fnr")
+)
+ENGINES, CONFORMANCE = "tests/test_engines.py", "tests/test_conformance.py"
+UNDER_FNR = f"{CONFORMANCE} -k fnr"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change, and who should notice."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def _of(file: str, *tests: str, **changes: tuple[str, str]) -> list[Mutant]:
+    stem = Path(file).stem
+    return [Mutant(f"{stem}: {name.replace('_', ' ')}", file, old, new, tests) for name, (old, new) in changes.items()]
+
+
+MUTANTS = [
+    *_of(
+        "algorithms/fedavg.py", FEDAVG, f"{CONFORMANCE} -k fedavg",
+        sign_of_the_step=("state.params + got", "state.params - got"),
+        average_forgets_refinement=("r.params - state", "r.trained - state"),
+        displacement_not_taken=('r.params - state.params}', "r.params}"),
+    ),
+    *_of(
+        "core/types.py", FEDAVG, FEDNOVA, SCAFFOLD, CONFORMANCE,
+        models_weighted_uniformly=("if uniform else chunk.examples)", "if True else chunk.examples)"),
+        uniform_weights_by_examples=("torch.ones_like(chunk.examples) if uniform else", "chunk.examples if uniform else"),
+        buffers_weighted_uniformly=("v.is_floating_point()}, chunk.examples)", "v.is_floating_point()}, torch.ones_like(chunk.examples))"),
+        weights_not_renormalised=("value.div_(len(examples) if uniform else examples.sum())", "value.div_(len(examples))"),
+        smallest_integer_buffer=("top = value.amax(0)", "top = value.amin(0)"),
+        travel_averaged_uniformly=("(self.examples / self.examples.sum()).to(values.dtype)", "torch.full_like(values, 1 / len(values))"),
+    ),
+    *_of(
+        "core/optim.py", ENGINES, FEDNOVA, SCAFFOLD,
+        sgd_ascends=("alpha=-lr", "alpha=lr"),
+        no_momentum=('memory["velocity"].mul_(training.momentum)', 'memory["velocity"].mul_(0.0)'),
+        count_forgets_momentum=("count.mul_(training.momentum)", "count.mul_(0.0)"),
+        travel_counts_steps=("travel.add_(count, alpha=lr)", "travel.add_(lr)"),
+        travel_without_rate=("travel.add_(count, alpha=lr)", "travel.add_(count)"),
+        adam_without_first_correction=('memory["first"] / (1 - BETA1**count)', 'memory["first"]'),
+        adam_without_second_correction=('memory["second"] / (1 - BETA2**count)', 'memory["second"]'),
+        adam_first_moment_swapped=("lerp_(grad, 1 - BETA1)", "lerp_(grad, BETA1)"),
+        adam_second_moment_swapped=("value=1 - BETA2", "value=BETA2"),
+    ),
+    *_of(
+        "core/step.py", ENGINES, SCAFFOLD, CONFORMANCE,
+        weight_decay_sign=("alpha=training.weight_decay", "alpha=-training.weight_decay"),
+        no_correction=("grad = objective.correct(grad, carry.params, start.params, shared, own)", "pass"),
+        statistics_always_stored=('if training.batchnorm == "updating":', "if True:"),
+    ),
+    *_of(
+        "algorithms/fedprox.py", FEDPROX,
+        sign_of_the_pull=("grad + self.mu", "grad - self.mu"),
+        no_pull=("grad + self.mu * (params - start)", "grad"),
+        half_the_pull=("self.mu * (params", "0.5 * self.mu * (params"),
+        pull_to_zero=("(params - start)", "params"),
+    ),
+    *_of(
+        "algorithms/scaffold.py", SCAFFOLD, f"{CONFORMANCE} -k scaffold",
+        correction_signs=('grad - own["c"] + shared["c"]', 'grad + own["c"] - shared["c"]'),
+        no_client_variate=('grad - own["c"] + shared["c"]', 'grad + shared["c"]'),
+        no_server_variate=('grad - own["c"] + shared["c"]', 'grad - own["c"]'),
+        new_variate_sign=("(start.params - end.params) / travel", "(end.params - start.params) / travel"),
+        new_variate_keeps_c=('own["c"] - shared["c"] + (start', 'own["c"] + (start'),
+        new_variate_forgets_ci=('own["c"] - shared["c"] + (start', '-shared["c"] + (start'),
+        new_variate_without_travel=("end.params) / travel", "end.params)"),
+        delta_sign=('return {"delta_c": new - own["c"]}, {"c": new}\n\n\n@dataclass(frozen=True)\nclass AtStart', 'return {"delta_c": own["c"] - new}, {"c": new}\n\n\n@dataclass(frozen=True)\nclass AtStart'),
+        whole_gradient_not_at_x=("model.start.params + (params - params.detach())", "params"),
+        whole_gradient_unweighted=("len(batch.y) * super()", "super()"),
+        whole_gradient_not_averaged=("(start.params - end.params) / examples", "(start.params - end.params)"),
+        whole_gradient_without_decay=(" + self.weight_decay * start.params", ""),
+        server_variate_of_the_cohort=("part * got.mean", "got.mean"),
+        server_variate_sign=('state.extra["c"] + part', 'state.extra["c"] - part'),
+        parts_swapped=("if uniform else got.examples.sum() / engine.examples.sum()", "if not uniform else got.examples.sum() / engine.examples.sum()"),
+        no_server_rate=("self.server_lr * got", "got"),
+        refinement_scaled=('self.server_lr * got.mean["moved"] + got.mean["refinement"]', 'self.server_lr * (got.mean["moved"] + got.mean["refinement"])'),
+        refinement_dropped=(' + got.mean["refinement"]', ""),
+        always_by_examples=('uniform = self.weights == "uniform"', "uniform = False"),
+    ),
+    *_of(
+        "algorithms/moon.py", MOON, f"{CONFORMANCE} -k moon",
+        near_and_far_swapped=("torch.stack([near, far], -1)", "torch.stack([far, near], -1)"),
+        contrast_sign=("contrast = -torch", "contrast = torch"),
+        temperature_multiplies=(".div(self.tau)", ".mul(self.tau)"),
+        weight_dropped=("self.mu * own", "own"),
+        contrast_before_first_part=('own["seen"] * batch', "batch"),
+        previous_is_the_received=('"previous": end.params', '"previous": start.params'),
+        previous_in_foreign_buffers=('model.frozen(own["previous"], buffers,', 'model.frozen(own["previous"], model.start.buffers,'),
+        near_is_the_previous=("model.frozen(model.start.params, model.start.buffers, batch.x)", 'model.frozen(own["previous"], buffers, batch.x)'),
+        contrast_of_logits=("out.projection, model.frozen(model", "out.logits, model.frozen(model"),
+    ),
+    *_of(
+        "core/net.py", MOON, ENGINES,
+        references_in_train_mode=('params.detach(), buffers, x, mode="frozen")', 'params.detach(), buffers, x, mode="batch")'),
+        dropout_not_scaled=(" / (1 - self.p)", ""),
+        threads_share_a_module=("other.module = copy.deepcopy(self.module)", "pass"),
+    ),
+    *_of(
+        "algorithms/fednova.py", FEDNOVA, f"{CONFORMANCE} -k fednova",
+        not_normalised=(" / r.travel[:, None]", ""),
+        normalised_by_steps=("r.travel[:, None]", "r.steps[:, None]"),
+        effective_steps_uniform=("got.weigh(got.travel)", "got.travel.mean()"),
+        effective_steps_of_counts=("got.weigh(got.travel)", "got.weigh(got.steps.to(got.travel.dtype))"),
+        sign=("state.params + effective", "state.params - effective"),
+        direction_from_refined=("(r.trained - state.params)", "(r.params - state.params)"),
+        refinement_dropped=(' + got.mean["refinement"]', ""),
+    ),
+    *_of(
+        "algorithms/fnr.py", FNR, UNDER_FNR,
+        norm_not_squared=("features.square().sum(-1)", "features.abs().sum(-1)"),
+        class_sums_not_means=('total["sum"] / total["count"].clamp(min=1)', 'total["sum"]'),
+        accuracy_inverted=("out.logits.argmax(-1) == batch.y", "out.logits.argmax(-1) != batch.y"),
+        refines_one_more=("math.floor(cohort * share + 1e-9)", "math.ceil(cohort * share + 1e-9)"),
+        refines_the_strongest=("accuracy.argsort(stable=True)", "(-accuracy).argsort(stable=True)"),
+        ranks_on_refinement_data=('Accuracy(), data="ranking"', 'Accuracy(), data="public"'),
+        target_of_the_refined=("norms[~weak].mean(0)", "norms[weak].mean(0)"),
+        target_includes_itself=("(norms.sum(0) - norms[refined]) / (len(norms) - 1)", "norms.mean(0).expand(len(refined), -1)"),
+        targets_swapped=('if target == "others":\n        return', 'if target != "others":\n        return'),
+        difference_sign=("(norm_targets(norms, refined, target) - norms[refined])", "(norms[refined] - norm_targets(norms, refined, target))"),
+        difference_peers=("return peers * (norm", "return (norm"),
+        rho_dropped=("torch.where(known, count, 0.0) / len(u)", "known.to(u.dtype)"),
+        live_sum_not_mean=("(u @ hot) / count.clamp(min=1)", "u @ hot"),
+        unknown_targets_count=("known = (target > 0) & (count > 0)", "known = count > 0"),
+        relative_without_one=("(mean / goal - 1).square()", "(mean / goal).square()"),
+        relative_upside_down=("(mean / goal - 1)", "(goal / mean - 1)"),
+        squared_sum=("rho @ (mean - goal).square()", "rho @ (mean + goal).square()"),
+        absolute_signed=("rho @ (mean - goal).abs()", "rho @ (mean - goal)"),
+        huber_offset=("gap - 0.5)", "gap)"),
+        huber_half=("gap.square() / 2", "gap.square()"),
+        per_sample_sum=("(u - goal).square()", "(u + goal).square()"),
+        log_ratio_sum=("mean.log() - goal.log()", "mean.log() + goal.log()"),
+        literal_sign=("return -(rho * peers", "return (rho * peers"),
+        literal_gap_moves=("(goal - mean).detach()) @ mean", "(goal - mean)) @ mean"),
+        literal_without_peers=("-(rho * peers * (goal", "-(rho * (goal"),
+        constant_with_gradient=("(rho @ (peers * (goal - mean))).detach()", "rho @ (peers * (goal - mean))"),
+        penalty_sign=("loss + self.weight * PENALTIES", "loss - self.weight * PENALTIES"),
+        penalty_unweighted=("loss + self.weight * PENALTIES", "loss + PENALTIES"),
+        penalty_dropped=("loss + self.weight * PENALTIES[self.penalty](feature_norms(out.features), hot, target, self.peers)", "loss"),
+        local_penalty_drops_correction=("return self.inner.correct(grad, params, start, shared, own)", "return grad"),
+        local_penalty_drops_finish=("return self.inner.finish(start, end, travel, examples, shared, own)", "return {}, {}"),
+        local_penalty_drops_inner_loss=("loss = self.inner.loss(", "loss = Objective().loss("),
+        refines_on_private_data=('"refine", own=own, data="public"', '"refine", own=own, data="private"'),
+        refinement_remembered=("training=self._training(), remember=False)", "training=self._training(), remember=True)"),
+        trained_is_the_refined=("trained=chunk.trained if early else params", "trained=params"),
+        refined_model_not_used=("params = got.params[order]", "params = chunk.params"),
+        refined_rows_mixed_up=("params = got.params[order]", "params = got.params"),
+        early_upload_forgotten=('or "uses-trained" in fnr.inner.needs', ""),
+        statistics_not_frozen=("batchnorm=fnr.batchnorm", 'batchnorm="updating"'),
+        refinement_at_local_rate=('lr=client.lr if fnr.lr == "client" else fnr.lr', "lr=client.lr"),
+        refinement_epochs=("epochs=fnr.epochs", "epochs=1"),
+        no_norm_pass=("if fnr.norm_pass_train_mode:\n", "if False:\n"),
+        local_targets_forgotten=('{"fnr.target": refining.norms.mean(0)}', '{"fnr.target": 0 * refining.norms.mean(0)}'),
+    ),
+]  # fmt: skip
+
+
+def verdict(mutant: Mutant) -> tuple[Mutant, str | None]:
+    """The test that noticed, or None."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        package = Path(folder) / "fnrfl"
+        shutil.copytree(ROOT / "src" / "fnrfl", package, ignore=shutil.ignore_patterns("__pycache__"))
+        target = package / mutant.file
+        text = target.read_text()
+        if text.count(mutant.old) == 0:
+            raise SystemExit(f"{mutant.name}: {mutant.old!r} is not in {mutant.file}; bring the list up to date.")
+        target.write_text(text.replace(mutant.old, mutant.new))
+        for tests in mutant.tests:
+            command = [sys.executable, "-m", "pytest", "-xqm", "not slow", "-p", "no:cacheprovider", *shlex.split(tests)]
+            done = subprocess.run(
+                command, cwd=ROOT, env={"PYTHONPATH": folder, "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+            )
+            failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+            if failed:
+                return mutant, failed.group(1)
+            if done.returncode:
+                raise SystemExit(f"{mutant.name}: pytest could not run.\n{done.stdout}{done.stderr}")
+    return mutant, None
+
+
+def main(words: list[str]) -> int:
+    """Try them all, two at a time."""
+    chosen = [m for m in MUTANTS if not words or any(word in m.name for word in words)]
+    killed = 0
+    with ThreadPoolExecutor(2) as pool:
+        for mutant, test in pool.map(verdict, chosen):
+            killed += test is not None
+            print(f"{'killed  ' if test else 'SURVIVED'}  {mutant.name:45}  {test or ''}", flush=True)
+    print(f"{killed} of {len(chosen)} mutants killed")
+    return killed != len(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,567 @@
+"""Engines, optimisers, batches and nets: what every method relies on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.algorithms.fednova import FedNova
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.algorithms.moon import Moon
+from fnrfl.algorithms.scaffold import Scaffold
+from fnrfl.core import optim
+from fnrfl.core.algorithm import Algorithm, Objective
+from fnrfl.core.net import Dropout, Model, Net
+from fnrfl.core.types import Batch, Flat, LocalTask, Out, State, Training, Tree
+from fnrfl.data.batches import Pool, plan
+from fnrfl.errors import ClientError, CompatibilityError
+from fnrfl.rng import generator
+from toys import Mlp, Run, World, assert_near, assert_same, bowls, classification, distance, named, quadratic
+
+ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])
+EVERYONE = torch.arange(6)
+
+
+def crowd() -> World:
+    """The classification world cut into 26 tiny clients."""
+    world = classification()
+    parts = {k: world.pool.take(k, torch.arange(n)) for k, n in (("private", 305), ("public", 55), ("ranking", 40))}
+    pool = Pool(parts, torch.arange(305).split(12), 4, dtype=torch.float64)
+    return replace(world, pool=pool, training=replace(world.training, batch=4), active=26)
+
+
+# -- Threads and chunks -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Meeting(Objective):
+    """Waits in its first loss until as many clients are there, and notes whose module each was called with."""
+
+    barrier: threading.Barrier = field(compare=False)
+    modules: list[int] = field(compare=False)
+
+    def loss(self, out: Out, model: Model, params: Flat, batch: Batch, shared: Tree, own: Tree) -> Tensor:
+        self.modules.append(id(model.net.module))
+        self.barrier.wait(timeout=20)
+        return super().loss(out, model, params, batch, shared, own)
+
+
+def test_clients_side_by_side_never_share_a_module() -> None:
+    """Four clients in the middle of a step at the same time, each with a module of its own."""
+    played = Run(FedAvg(), threads=4, training=Training(epochs=1, batch=1000, last_batch="keep"))
+    meeting = Meeting(threading.Barrier(4), [])
+    played.engine.train(torch.arange(4), LocalTask(meeting, "local", played.state))
+    assert len(meeting.modules) == len(set(meeting.modules)) == 4
+    assert id(played.net.module) not in meeting.modules
+
+
+def test_a_copy_of_a_net_shares_no_tensor() -> None:
+    net = Run(FedAvg()).net
+    mine = {t.data_ptr() for t in (*net.module.parameters(), *net.module.buffers())}
+    assert mine.isdisjoint(t.data_ptr() for t in (*net.copy().module.parameters(), *net.copy().module.buffers()))
+
+
+@pytest.mark.parametrize("algorithm", [FNR(Moon(mu=2.0)), Scaffold()], ids=named)
+def test_threads_do_not_change_a_bit(algorithm: Algorithm) -> None:
+    alone, many = (Run(algorithm, world=crowd(), threads=n) for n in (1, 4))
+    assert_same(alone.rounds(2), many.rounds(2))
+    for client in range(26):
+        one, other = alone.engine.store.get(client), many.engine.store.get(client)
+        assert all(torch.equal(one[k], other[k]) for k in one)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FNR(Scaffold()), FNR(FedAvg(), upload="twice")], ids=named)
+@ENGINES
+def test_clients_at_once_do_not_matter(algorithm: Algorithm, engine: str) -> None:
+    """To rounding: averages are summed chunk by chunk, and batched operators add in another order."""
+    want = Run(algorithm, engine).rounds(2)
+    for width in (1, 2, 3):
+        assert_near(Run(algorithm, engine, clients_at_once=width).rounds(2), want)
+
+
+def test_chunks_give_the_very_same_replies() -> None:
+    """One client after another, a client's own numbers cannot depend on its neighbours."""
+    whole, chunks = Run(Moon()), Run(Moon(), clients_at_once=1)
+    whole.round()
+    chunks.round()
+    assert len(chunks.recorder.passed) == 4
+    assert torch.equal(whole.replies().params, chunks.replies().params)
+    assert torch.equal(whole.replies().buffers["norm.running_var"], chunks.replies().buffers["norm.running_var"])
+
+
+# -- Memory and held models -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", [FNR(Scaffold()), FNR(Moon(mu=2.0))], ids=named)
+@ENGINES
+def test_memory_on_disk_is_memory_in_ram(algorithm: Algorithm, engine: str, tmp_path: Path) -> None:
+    there, here = Run(algorithm, engine, folder=tmp_path, clients_at_once=2), Run(algorithm, engine, clients_at_once=2)
+    assert_same(there.rounds(3), here.rounds(3))
+    assert list(there.engine.store) == list(here.engine.store)
+    for client in here.engine.store:
+        one, other = there.engine.store.get(client), here.engine.store.get(client)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[k], other[k]) for k in one)
+    assert len(list((tmp_path / "memory").iterdir())) == len(list(here.engine.store))
+
+
+def test_a_client_that_never_took_part_takes_no_memory() -> None:
+    played = Run(Scaffold())
+    played.round(torch.tensor([1, 4]))
+    assert list(played.engine.store) == [1, 4]
+    assert (played.engine.store.get(0)["c"] == 0).all()
+
+
+def test_held_models_last_for_a_round(tmp_path: Path) -> None:
+    for folder in (None, tmp_path):
+        played = Run(FNR(FedAvg()), folder=folder)
+        played.round()
+        assert list(played.engine.held) == played.cohort(0).tolist()
+        played.engine.begin(1)
+        assert list(played.engine.held) == []
+    assert list((tmp_path / "held").iterdir()) == []
+
+
+def test_a_task_that_does_not_remember_leaves_memory_alone() -> None:
+    played = Run(Moon())
+    played.engine.train(EVERYONE, LocalTask(Objective(), "local", played.state, remember=False))
+    assert list(played.engine.store) == []
+
+
+@ENGINES
+def test_a_round_changes_nothing_that_was_handed_in(engine: str) -> None:
+    played = Run(FNR(Scaffold(), batchnorm="updating"), engine)
+    before = played.round()
+    tensors = [before.params, *before.buffers.values(), *before.extra.values()]
+    copies = [t.clone() for t in tensors]
+    played.round()
+    assert all(torch.equal(a, b) for a, b in zip(tensors, copies, strict=True))
+
+
+# -- Clients that fail ------------------------------------------------------------------------------------------------
+
+
+def poisoned(client: int) -> tuple[World, int]:
+    """(the world in which one example of a client is not a number, the step of round 3 that first meets it)."""
+    world = classification()
+    parts = {k: world.pool.take(k, torch.arange(n)) for k, n in (("private", 305), ("public", 55), ("ranking", 40))}
+    shard = world.pool.shards[client]
+    parts["private"][0][shard[7]] = torch.nan
+    order = plan(len(shard), world.training, lambda name: generator(7, 2, client, "local", name))
+    first = next(step for step, positions in enumerate(order) if 7 in positions)
+    return replace(world, pool=Pool(parts, world.pool.shards, 4, dtype=torch.float64)), first
+
+
+@ENGINES
+def test_a_loss_that_is_not_finite_names_client_round_and_step(engine: str) -> None:
+    """Rounds are counted from one, as in reports; steps from zero."""
+    world, step = poisoned(3)
+    played = Run(FedAvg(), engine, world=world)
+    played.t = 2
+    with pytest.raises(ClientError, match=f"client 3, round 3, stage local, step {step}: .*finite.*learning rate") as e:
+        played.round(EVERYONE)
+    assert (e.value.client, e.value.round, e.value.stage, e.value.step) == (3, 3, "local", step)
+    assert step > 0
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), Moon(), Scaffold(), Scaffold(variates="I"), FedNova(), FNR(FedAvg())], ids=named)
+@ENGINES
+def test_a_skipped_client_is_as_if_it_were_absent(algorithm: Algorithm, engine: str) -> None:
+    world, _ = poisoned(3)
+    skipping = Run(algorithm, engine, world=world, nonfinite="skip")
+    without = Run(algorithm, engine, world=world)
+    for _ in range(2):
+        skipping.round(EVERYONE)
+        without.round(torch.tensor([0, 1, 2, 4, 5]))
+        assert skipping.engine.notes["skipped"] == [3]
+        assert_near(skipping.state, without.state)
+    assert 3 not in skipping.engine.store
+
+
+def test_a_cohort_of_skipped_clients_is_an_error() -> None:
+    world, _ = poisoned(3)
+    with pytest.raises(ClientError, match="client 3, round 1, stage local: no client of the cohort"):
+        Run(FedAvg(), world=world, nonfinite="skip").round(torch.tensor([3]))
+
+
+@ENGINES
+def test_a_client_that_raises_becomes_a_client_error_with_its_cause(engine: str) -> None:
+    def broken(client: int, x: Tensor, stream: torch.Generator) -> Tensor:
+        if client == 2:
+            raise ValueError("a broken sensor")
+        return x
+
+    world = classification()
+    parts = {"private": world.pool.take("private", torch.arange(305))}
+    pool = Pool(parts, world.pool.shards, 4, dtype=torch.float64, noise=broken)
+    played = Run(FedAvg(), engine, world=replace(world, pool=pool), clients_at_once=1)
+    with pytest.raises(ClientError, match="client 2, round 1, stage local: ValueError: a broken sensor") as e:
+        played.round(EVERYONE)
+    assert isinstance(e.value.__cause__, ValueError)
+    assert e.value.client == 2
+
+
+# -- Optimisers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("training", "make"),
+    [
+        (Training(lr=0.1, momentum=0.0, weight_decay=0.0), lambda p: torch.optim.SGD(p, lr=0.1)),
+        (
+            Training(lr=0.1, momentum=0.9, weight_decay=0.05),
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.05),
+        ),
+        (
+            Training(optimizer="adam", lr=0.1, weight_decay=0.05),
+            lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.05),
+        ),
+    ],
+    ids=["sgd", "sgd-momentum-decay", "adam"],
+)
+def test_optimiser_is_torchs(training: Training, make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
+    """Twenty steps on a function with curvature; coupled weight decay is added to the gradient by the step."""
+    ours = torch.linspace(-2, 3, 7, dtype=torch.float64)
+    theirs = ours.clone().requires_grad_()
+    memory, travel, optimiser = optim.new_memory(training, ours), torch.zeros((), dtype=torch.float64), make([theirs])
+    for _ in range(20):
+        gradient = ours.cos() + 0.5 * ours
+        optim.update(training, training.lr, ours, gradient + training.weight_decay * ours, memory, travel)
+        optimiser.zero_grad()
+        (theirs.sin() + 0.25 * theirs.square()).sum().backward()
+        optimiser.step()
+        assert distance(ours, theirs.detach()) < 1e-12
+    assert bool(travel.isnan()) == (training.optimizer == "adam")
+
+
+@ENGINES
+def test_learning_rate_decays_with_the_round(engine: str) -> None:
+    """A linear loss moves by lr * decay^t * b."""
+    _, b = bowls()
+    world = quadratic(torch.zeros(4, 3, 3).double(), b[:1].expand(4, -1), (10, 20, 30, 40), lr=0.2)
+    played = Run(FedAvg(), engine, world=world, lr_decay=0.5)
+    for t in range(4):
+        before = played.state.params
+        assert distance(played.round().params - before, 0.2 * 0.5**t * b[0]) < 1e-12
+
+
+# -- Batches ----------------------------------------------------------------------------------------------------------
+
+
+def stream(name: str) -> torch.Generator:
+    return generator(0, name)
+
+
+def orders(n: int, epochs: int) -> list[list[int]]:
+    """The epochs' shuffled orders: one stream, one permutation after another."""
+    shuffled = stream("batches")
+    return [torch.randperm(n, generator=shuffled).tolist() for _ in range(epochs)]
+
+
+N, B, E = st.integers(1, 40), st.integers(1, 50), st.integers(1, 4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(N, B, E)
+def test_run_on_covers_every_epoch_in_full_batches(n: int, batch: int, epochs: int) -> None:
+    parts = [p.tolist() for p in plan(n, Training(batch=batch, epochs=epochs), stream)]
+    flat = [i for part in parts for i in part]
+    want = orders(n, epochs)
+    assert {len(part) for part in parts} == {batch}
+    assert len(parts) == -(-epochs * n // batch)
+    assert flat[: epochs * n] == [i for order in want for i in order]
+    filled = flat[epochs * n :]  # from the start of the last order, again and again if it is short
+    assert filled == [want[-1][i % n] for i in range(len(filled))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(N, B, E)
+def test_keep_drop_and_even_sizes(n: int, batch: int, epochs: int) -> None:
+    training = Training(batch=batch, epochs=epochs)
+    kept, dropped, even = (
+        [p.tolist() for p in plan(n, replace(training, last_batch=policy), stream)]
+        for policy in ("keep", "drop", "even")
+    )
+    want = [i for order in orders(n, epochs) for i in order]
+    assert [i for part in kept for i in part] == want
+    assert [i for part in even for i in part] == want
+    full, rest = divmod(n, batch)
+    assert [len(part) for part in kept] == ([batch] * full + [rest] * (rest > 0)) * epochs
+    assert dropped == [part for part in kept if len(part) == batch]
+    assert len(even) == len(kept)
+    sizes = {len(part) for part in even}
+    assert max(sizes) <= batch
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_without_shuffling_examples_come_in_order() -> None:
+    parts = plan(5, Training(batch=2, epochs=2, shuffle=False, last_batch="keep"), stream)
+    assert [p.tolist() for p in parts] == [[0, 1], [2, 3], [4]] * 2
+    assert plan(5, Training(epochs=0), stream) == []
+
+
+@dataclass(frozen=True)
+class Seen(Objective):
+    """Notes which positions it was given."""
+
+    batches: list[Tensor] = field(compare=False)
+
+    def loss(self, out: Out, model: Model, params: Flat, batch: Batch, shared: Tree, own: Tree) -> Tensor:
+        self.batches.append(batch.index)
+        return super().loss(out, model, params, batch, shared, own)
+
+
+def test_a_client_trains_on_its_own_shard_epoch_by_epoch() -> None:
+    """As planned for its address, and with another order in another round."""
+    played, seen = Run(FedAvg()), []
+    for t in (0, 1):
+        played.engine.begin(t)
+        played.engine.train(torch.tensor([2]), LocalTask(Seen(batches := []), "local", played.state))
+        positions = torch.cat(batches)
+        assert {len(b) for b in batches} == {16}
+        for epoch in (0, 1):
+            assert sorted(positions[50 * epoch : 50 * (epoch + 1)].tolist()) == sorted(
+                played.world.pool.shards[2].tolist()
+            )
+        seen.append(positions)
+    assert not torch.equal(*seen)
+
+
+@pytest.mark.parametrize("policy", ["run-on", "keep", "drop", "even"])
+def test_batched_is_loop_under_every_policy(policy: str) -> None:
+    training = replace(classification().training, batch=15, last_batch=policy)
+    loop, batched = (Run(FedAvg(), engine, training=training).rounds(2) for engine in ("loop", "batched"))
+    assert_near(loop, batched, atol=1e-9)
+
+
+# -- Nets -------------------------------------------------------------------------------------------------------------
+
+X = torch.randn(6, 12, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+class Net12(nn.Module):
+    """Base of the nets below: layers that they put together as they like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 4)  # declared first, called last
+        self.body = nn.Linear(12, 16)
+        self.drop = nn.Dropout(0.5)
+        self.act: nn.Module = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.drop(self.act(self.body(x))))
+        return logits
+
+
+def made(module: nn.Module, **options: str) -> Net:
+    return Net(module.double(), X, **options)
+
+
+def test_features_are_the_input_of_the_linear_called_last() -> None:
+    net = made(Net12())
+    out, _ = net.apply(*net.flatten(), X, mode="frozen")
+    assert (net.classifier, net.num_features, net.num_logits) == ("head", 16, 4)
+    assert torch.equal(out.features, net.module.body(X).relu())
+    assert torch.equal(out.logits, net.module(X))
+    assert out.projection is out.features
+
+
+def test_features_are_the_output_of_a_named_layer() -> None:
+    net = made(Net12(), features="body")
+    assert torch.equal(net.apply(*net.flatten(), X, mode="frozen")[0].features, net.module.body(X))
+    own = Net12()
+    own.feature_layer = "body"
+    assert made(own).feature_layer == "body"
+    with pytest.raises(CompatibilityError, match="'boddy', which is not a layer of the model. Choose one of .*body"):
+        made(Net12(), features="boddy")
+
+
+def test_a_net_without_linear_has_no_features() -> None:
+    net = made(nn.Sequential(nn.Unflatten(1, (1, 12)), nn.Conv1d(1, 4, 12), nn.Flatten()))
+    assert not net.has_features
+    assert net.num_features == 0
+
+
+def test_dropout_masks_are_inputs() -> None:
+    """Kept where the uniform number is at least p, scaled so that the mean stays; nothing dropped in eval mode."""
+    net = made(Net12())
+    assert isinstance(net.module.drop, Dropout)
+    assert net.drop_shapes == {"drop.uniform": (16,)}
+    uniform = torch.rand(6, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    params, buffers = net.flatten()
+    assert buffers == {}
+    features = net.apply(params, buffers, X, mode="updating", masks={"drop.uniform": uniform})[0].features
+    kept = net.module.body(X).relu()
+    assert torch.equal(features, torch.where(uniform >= 0.5, kept * 2, 0.0))
+    assert torch.equal(net.apply(params, buffers, X, mode="frozen")[0].features, kept)
+
+
+@pytest.mark.parametrize(("p", "gives"), [(0.0, 1.0), (1.0, 0.0)])
+def test_dropout_of_nothing_and_of_everything(p: float, gives: float) -> None:
+    net = made(nn.Sequential(nn.Linear(12, 4), nn.Dropout(p)))
+    masks = {name: torch.full((6, *shape), 0.3).double() for name, shape in net.drop_shapes.items()}
+    logits = net.apply(*net.flatten(), X, mode="updating", masks=masks)[0].logits
+    assert torch.equal(logits, gives * net.module[0](X))
+
+
+def test_dropout_of_a_run_is_drawn_from_addressed_streams() -> None:
+    """The global generator neither matters nor moves."""
+    states = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        states.append(Run(FNR(Moon())).rounds(2))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert_same(*states)
+    assert distance(states[0].params, Run(FNR(Moon()), seed=8).rounds(2).params) > 1e-3
+
+
+class Noisy(Net12):
+    """Draws for itself in a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.RReLU()
+
+
+class Functional(Net12):
+    """Draws for itself in its own forward pass, between innocent layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(functional.dropout(self.body(x), 0.5, self.training))
+        return logits
+
+
+class Twice(Net12):
+    """One dropout layer for two calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.drop(self.act(self.body(self.drop(x)))))
+        return logits
+
+
+class Pair(Net12):
+    """More than logits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x), x
+
+
+class Flattened(Net12):
+    """Logits without a batch axis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).flatten()
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (Noisy, r"^act \(RReLU\) draws random numbers of its own"),
+        (Functional, r"^the model \(Functional\) draws random numbers of its own"),
+        (Twice, "dropout layer drop is called twice"),
+        (Pair, r"must return logits of shape \[batch, classes\] but gave tuple for a batch of 6"),
+        (Flattened, r"but gave \(24,\) for a batch of 6"),
+    ],
+)
+def test_nets_that_cannot_be_repeated_or_read_are_refused_by_name(module: type[nn.Module], says: str) -> None:
+    with pytest.raises(CompatibilityError, match=says):
+        made(module())
+
+
+def test_a_net_without_trainable_parameters_is_refused() -> None:
+    with pytest.raises(CompatibilityError, match="no trainable parameters"):
+        made(Net12().requires_grad_(False))
+
+
+class HalfFrozen(Mlp):
+    """A net whose first layer is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden.requires_grad_(False)
+
+
+@ENGINES
+def test_frozen_parameters_stay(engine: str) -> None:
+    played = Run(FNR(FedAvg()), engine, world=classification(module=HalfFrozen))
+    before = played.net.export(played.state.params, played.state.buffers)
+    assert played.net.size == sum(p.numel() for p in before.parameters() if p.requires_grad) == 16 * 2 + 16 * 4 + 4
+    after = played.net.export(played.rounds(2).params, played.state.buffers)
+    assert torch.equal(before.hidden.weight, after.hidden.weight)
+    assert not torch.equal(before.head.weight, after.head.weight)
+
+
+def test_export_is_an_ordinary_module_with_the_same_logits() -> None:
+    played = Run(FedAvg())
+    state = played.rounds(2)
+    module = played.net.export(state.params, state.buffers)
+    assert torch.equal(module(X), played.net.apply(state.params, state.buffers, X, mode="frozen")[0].logits)
+    with torch.no_grad():
+        module.hidden.weight.zero_()
+    again = played.net.export(state.params, state.buffers)
+    assert not torch.equal(module(X), again(X))  # it is the caller's own
+
+
+def test_export_can_be_trained_on() -> None:
+    """Its dropout drops again: a mask that nobody supplies would scale everything and drop nothing."""
+    played = Run(FedAvg())
+    module = played.net.export(played.state.params, played.state.buffers).train()
+    features = torch.ones(1000, 16, dtype=torch.float64)
+    dropped = module.drop(features)
+    assert 0.1 < float((dropped == 0).double().mean()) < 0.3
+    assert float(dropped.mean()) == pytest.approx(1.0, abs=0.05)
+
+
+def test_buffers_of_the_caller_are_never_written() -> None:
+    net = Run(FedAvg()).net
+    params, buffers = net.flatten()
+    copies = {k: v.clone() for k, v in buffers.items()}
+    masks = {"drop.uniform": torch.ones(6, 16, dtype=torch.float64)}
+    for mode in ("updating", "batch", "frozen"):
+        _, new = net.apply(params, buffers, X, mode=mode, masks=masks)
+        assert all(torch.equal(buffers[k], v) for k, v in copies.items())
+        assert torch.equal(new["norm.running_mean"], copies["norm.running_mean"]) == (mode != "updating")
+    assert all(torch.equal(net.module.get_buffer(k), v) for k, v in copies.items())
+
+
+# -- Metered ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_start_sent_twice_is_counted_once() -> None:
+    played = Run(FedAvg())
+    model = 4 * (played.net.size + 2 * 16) + 8  # parameters, two statistics, a counter
+    task = LocalTask(Objective(), "local", played.state)
+    played.metered.train(torch.tensor([0, 1]), task)
+    assert played.metered.bytes["local"] == {"down": 2 * model, "up": 2 * model, "headers": 2 * (8 + 4 + 8 + 4 + 4)}
+    played.metered.train(torch.tensor([1, 2, 3]), replace(task, purpose="again"))
+    assert played.metered.bytes["again"]["down"] == 2 * model  # client 1 has it
+    other = State(played.state.params.clone(), played.state.buffers)
+    played.metered.train(torch.tensor([1]), LocalTask(Objective(), "other", other))
+    assert played.metered.bytes["other"]["down"] == model
+    played.metered.begin()
+    played.metered.train(torch.tensor([1]), task)
+    assert played.metered.bytes == {"local": {"down": model, "up": model, "headers": 28}}
+
+
+@pytest.mark.parametrize("variates", ["I", "II"])
+@ENGINES
+def test_scaffold_counts_four_messages(variates: str, engine: str) -> None:
+    """Option I asks twice and sends the model once."""
+    played = Run(Scaffold(variates=variates), engine, clients_at_once=3)
+    played.round()
+    vector, model = 4 * played.net.size, 4 * (played.net.size + 2 * 16) + 8
+    down, up = (sum(phase[way] for phase in played.metered.bytes.values()) for way in ("down", "up"))
+    assert (down, up) == (4 * (model + vector), 4 * (model + vector))
+    assert all(seconds > 0 for seconds in played.metered.seconds.values())
