@@ -70,7 +70,8 @@ class Result:
     @property
     def seconds_train(self) -> float:
         """Seconds of training, norm pass, refinement and server, without evaluation."""
-        return float(sum(v for event in self.rounds for k, v in event["seconds"].items() if k != "evaluate"))
+        looking = ("evaluate", "observe")
+        return float(sum(v for event in self.rounds for k, v in event["seconds"].items() if k not in looking))
 
     @property
     def kappa(self) -> float:

@@ -70,6 +70,20 @@ class Accuracy(Probe):
         return {"accuracy": total["right"] / total["count"].clamp(min=1)}
 
 
+@dataclass(frozen=True)
+class ClassAccuracy(Probe):
+    """The share of right answers of every class, nan for one that the data has not; for the event log."""
+
+    num_classes: int
+
+    def __call__(self, out: Out, batch: Batch) -> Tree:
+        hot = indicator(batch.y, self.num_classes).to(out.logits.dtype)
+        return {"right": (out.logits.argmax(-1) == batch.y).to(hot.dtype) @ hot, "count": hot.sum(0)}
+
+    def finish(self, total: Tree) -> Tree:
+        return {"accuracy": total["right"] / total["count"]}
+
+
 # -- Selection, and Algorithm 2: differences of feature norms ---------------------------------------------------------
 
 
@@ -299,6 +313,7 @@ class Refining(Decorator):
         refined = by_index[weakest(accuracy[by_index], fnr.share)].sort().values
         target = norm_targets(self.norms, refined, fnr.target)
         self.note(refined=clients[refined].tolist(), ranking=accuracy.tolist(), norms=self.norms.tolist())
+        before = self._class_accuracy(clients[refined])
         peers = len(clients) - len(refined) if fnr.target == "others" else len(clients) - 1
         first = 0
         for chunk in trained:
@@ -306,6 +321,12 @@ class Refining(Decorator):
             task = self._refinement(peers, {"fnr.target": target[here]})
             yield self._handed_over(chunk, refined[here] - first, task, early)
             first += len(chunk.clients)
+        self.note(refined_before=before, refined_after=self._class_accuracy(clients[refined]))
+
+    def _class_accuracy(self, clients: Tensor) -> list[float | None]:
+        """Mean over some clients of each class's accuracy on ranking data."""
+        seen = self.observe(clients, ClassAccuracy(self.num_classes), data="ranking")["accuracy"].mean(0)
+        return [None if value != value else value for value in seen.tolist()]
 
     def _handed_over(self, chunk: Replies, rows: Tensor, task: LocalTask, early: bool) -> Replies:
         """The chunk with the models that its clients hand over: refined ones, and the others as they are."""
@@ -336,7 +357,9 @@ class Refining(Decorator):
     def _refinement(self, peers: int, own: Tree) -> LocalTask:
         fnr = self.fnr
         objective = Penalised(Objective(), fnr.penalty, fnr.weight, peers)
-        return LocalTask(objective, "refine", own=own, data="public", training=self._training(), remember=False)
+        return LocalTask(
+            objective, "refine", own=own, data="public", training=self._training(), remember=False, hold=True
+        )
 
     def _training(self) -> Training:
         fnr = self.fnr

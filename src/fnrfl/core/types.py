@@ -203,6 +203,10 @@ class Engine(Protocol):
         """Ask each client about the model that it holds; each value [M, ...]."""
         ...
 
+    def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        """The same as `measure` for the event log alone: no part of the protocol, so it costs no bytes."""
+        ...
+
     def note(self, **facts: object) -> None:
         """Put facts into this round's line of the event log."""
         ...
@@ -239,6 +243,9 @@ class Decorator(Engine):
 
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
         return self.engine.measure(cohort, probe, data=data)
+
+    def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        return self.engine.observe(cohort, probe, data=data)
 
     def note(self, **facts: object) -> None:
         self.engine.note(**facts)

@@ -146,6 +146,8 @@ class InProcess(Engine):
             rows = self._each(len(clients), ask)
         return {k: torch.stack([row[k] for row in rows]) for k in rows[0]}
 
+    observe = measure  # everybody is in this process
+
     # -- what a subclass provides -------------------------------------------------------------------------------------
     def _run(self, job: Job) -> list[Tensor]:
         """Take all steps of a job, changing its carry; returns the losses of each client, [steps]."""

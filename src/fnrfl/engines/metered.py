@@ -60,6 +60,12 @@ class Metered(Decorator):
         self.bytes.setdefault("measure", {"down": 0, "up": 0, "headers": 0})["up"] += _tree(answers)
         return answers
 
+    def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        began = time.perf_counter()
+        answers = self.engine.observe(cohort, probe, data=data)
+        self._tick("observe", began)
+        return answers
+
     def _model(self, cohort: Tensor, task: LocalTask) -> int:
         """Bytes of the models that go down with a task."""
         if task.start is None:
