@@ -178,7 +178,8 @@ def inspect(run_dir: Path, before: Marks) -> Wreck:
         load_file(run_dir / "model.safetensors")
     if saved >= len(log):
         raise Broken(f"the checkpoint holds {saved} rounds and the log {len(log) - 1}")
-    left = ", ".join(name for name, _ in sorted(torn(run_dir) - before))
+    marks = sorted(torn(run_dir) - before)
+    left = marks[-1][0] + (f" and {len(marks) - 1} more" if len(marks) > 1 else "") if marks else ""
     return Wreck("inside write" if left else "between" if saved else "before first", left, len(log) - 1, saved)
 
 

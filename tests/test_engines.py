@@ -89,20 +89,22 @@ def test_clients_at_once_do_not_matter(algorithm: Algorithm, engine: str) -> Non
         assert_near(Run(algorithm, engine, clients_at_once=width).rounds(2), want)
 
 
-def test_chunks_give_the_very_same_replies() -> None:
-    """One client after another, a client's own numbers cannot depend on its neighbours."""
+def test_a_client_does_not_depend_on_its_neighbours() -> None:
+    """To rounding: where a model lies in memory decides how operators add."""
     whole, chunks = Run(Moon()), Run(Moon(), clients_at_once=1)
     whole.round()
     chunks.round()
     assert len(chunks.recorder.passed) == 4
-    assert torch.equal(whole.replies().params, chunks.replies().params)
-    assert torch.equal(whole.replies().buffers["norm.running_var"], chunks.replies().buffers["norm.running_var"])
+    assert distance(whole.replies().params, chunks.replies().params) < 1e-12
+    assert torch.equal(whole.replies().travel, chunks.replies().travel)
+    for name, buffer in whole.replies().buffers.items():
+        assert distance(buffer.double(), chunks.replies().buffers[name].double()) < 1e-12
 
 
 # -- Memory and held models -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", [FNR(Scaffold()), FNR(Moon(mu=2.0))], ids=named)
+@pytest.mark.parametrize("algorithm", [FNR(Scaffold()), FNR(Moon())], ids=named)
 @ENGINES
 def test_memory_on_disk_is_memory_in_ram(algorithm: Algorithm, engine: str, tmp_path: Path) -> None:
     there, here = Run(algorithm, engine, folder=tmp_path, clients_at_once=2), Run(algorithm, engine, clients_at_once=2)
@@ -132,10 +134,21 @@ def test_held_models_last_for_a_round(tmp_path: Path) -> None:
     assert list((tmp_path / "held").iterdir()) == []
 
 
-def test_a_task_that_does_not_remember_leaves_memory_alone() -> None:
-    played = Run(Moon())
-    played.engine.train(EVERYONE, LocalTask(Objective(), "local", played.state, remember=False))
-    assert list(played.engine.store) == []
+@dataclass(frozen=True)
+class Remembering(Objective):
+    """Keeps where it ended."""
+
+    def finish(
+        self, start: State, end: State, travel: Tensor, examples: Tensor, shared: Tree, own: Tree
+    ) -> tuple[Tree, Tree]:
+        return {}, {"end": end.params}
+
+
+@pytest.mark.parametrize(("remember", "who"), [(True, [0, 3]), (False, [])])
+def test_a_task_that_does_not_remember_leaves_memory_alone(remember: bool, who: list[int]) -> None:
+    played = Run(FedAvg())
+    played.engine.train(torch.tensor([0, 3]), LocalTask(Remembering(), "local", played.state, remember=remember))
+    assert list(played.engine.store) == who
 
 
 @ENGINES
@@ -174,7 +187,9 @@ def test_a_loss_that_is_not_finite_names_client_round_and_step(engine: str) -> N
     assert step > 0
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), Moon(), Scaffold(), Scaffold(variates="I"), FedNova(), FNR(FedAvg())], ids=named)
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(), Moon(), Scaffold(), Scaffold(variates="I"), FedNova(), FNR(FedAvg())], ids=named
+)
 @ENGINES
 def test_a_skipped_client_is_as_if_it_were_absent(algorithm: Algorithm, engine: str) -> None:
     world, _ = poisoned(3)

@@ -10,12 +10,11 @@ import json
 import shutil
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fnrfl import files
-from fnrfl.core.types import State, Tree
+from fnrfl.core.types import State, Tree, aligned
 from fnrfl.engines.store import ClientStore
 from fnrfl.errors import ConfigError
 
@@ -99,14 +98,13 @@ def _unpack(flat: Tree) -> State:
 
 
 def _write(path: Path, tensors: Tree) -> None:
-    # A row of a larger tensor would drag all of it along, and safetensors refuses tensors that share memory.
-    save_file({k: v.clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}, path)
+    save_file(aligned(tensors), path)
     files.sync(path)
 
 
 def _read(path: Path) -> Tree:
     try:
-        return load_file(path)
+        return aligned(load_file(path))
     except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"The checkpoint file {path} cannot be read ({error}). Run again into another directory."

@@ -25,7 +25,7 @@ import fnrfl
 from fnrfl import checkpoint, events, files
 from fnrfl.build import Built, build, cohort
 from fnrfl.config import RunConfig, loads
-from fnrfl.core.types import State
+from fnrfl.core.types import State, aligned
 from fnrfl.engines.metered import Metered
 from fnrfl.errors import ConfigError
 from fnrfl.evaluate import Score, evaluate, pooled
@@ -213,7 +213,7 @@ def _rounds(
     if run_dir is not None:
         weights = built.net.unflatten(state.params) | state.buffers
         part = run_dir / "model.safetensors.part"
-        save_file({k: v.clone(memory_format=torch.contiguous_format) for k, v in weights.items()}, part)
+        save_file(aligned(weights), part)
         files.sync(part)
         part.replace(run_dir / "model.safetensors")  # its presence says that the run is finished
     return Result(config, rounds, built.net.export(state.params, state.buffers), sha256(built, state), run_dir)

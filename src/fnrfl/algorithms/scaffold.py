@@ -82,14 +82,14 @@ class Scaffold(Algorithm):
             mean=lambda r: {"moved": r.trained - state.params, "refinement": r.params - r.trained} | r.extras,
             uniform=uniform,
         )
+        new = got
         if self.variates == "I":
-            whole = engine.fold(
-                cohort, self._gradients(state, engine.training), mean=lambda r: r.extras, uniform=uniform
-            )
-            got.mean.update(whole.mean)
-        part = len(cohort) / len(engine.examples) if uniform else got.examples.sum() / engine.examples.sum()
+            gradients = self._gradients(state, engine.training)
+            new = engine.fold(cohort, gradients, mean=lambda r: r.extras, uniform=uniform)
+        everybody = engine.examples
+        part = len(new.clients) / len(everybody) if uniform else new.examples.sum() / everybody.sum()
         params = state.params + self.server_lr * got.mean["moved"] + got.mean["refinement"]  # line 17
-        return state.step(got, params, c=state.extra["c"] + part * got.mean["delta_c"])  # line 17
+        return state.step(got, params, c=state.extra["c"] + part * new.mean["delta_c"])  # line 17
 
     def _gradients(self, state: State, training: Training) -> LocalTask:
         once = replace(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from fnrfl.core.types import Replies, Tree
+from fnrfl.core.types import Replies, Tree, aligned
 
 
 class Kept:
@@ -53,11 +53,11 @@ class Kept:
         for f in fields(chunk):
             value = getattr(chunk, f.name)
             flat |= {f"{f.name}/{k}": v for k, v in value.items()} if isinstance(value, dict) else {f.name: value}
-        save_file({k: v.clone(memory_format=torch.contiguous_format) for k, v in flat.items()}, self._file(i))
+        save_file(aligned(flat), self._file(i))
 
     def _load(self, i: int) -> Replies:
         values: dict[str, Any] = {"buffers": {}, "extras": {}}
-        for name, tensor in load_file(self._file(i)).items():
+        for name, tensor in aligned(load_file(self._file(i))).items():
             tree, _, key = name.partition("/")
             (values[tree] if key else values)[key or tree] = tensor
         self._file(i).unlink()

@@ -28,7 +28,9 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep what is at least `p`, scaled so that the mean stays."""
-        return x * (self.uniform >= self.p) / (1 - self.p) if self.training else x
+        if not self.training:
+            return x
+        return x * (self.uniform >= self.p) * (1 / (1 - self.p) if self.p < 1 else 0.0)
 
 
 class ProjectionHead(nn.Module):
@@ -85,15 +87,16 @@ def _refuse_random(module: nn.Module, example: Tensor, dropouts: Shapes) -> None
     trial = copy.deepcopy(module).train()
     for name, shape in dropouts.items():
         trial.get_submodule(name.removesuffix(".uniform")).uniform = torch.ones(len(example), *shape)
-    before = torch.get_rng_state()
-    culprits: list[str] = []
+    entered: list[Tensor] = []
+    culprits: list[str] = []  # the innermost first
 
-    def watch(m: nn.Module, *_: object, name: str) -> None:
-        if not culprits and not torch.equal(torch.get_rng_state(), before):
+    def leave(m: nn.Module, *_: object, name: str) -> None:
+        if not torch.equal(entered.pop(), torch.get_rng_state()):
             culprits.append(f"{name or 'the model'} ({type(m).__name__})")
 
     for name, m in trial.named_modules():
-        m.register_forward_hook(lambda m, *_, name=name: watch(m, name=name))
+        m.register_forward_pre_hook(lambda *_: entered.append(torch.get_rng_state()))
+        m.register_forward_hook(lambda m, *_, name=name: leave(m, name=name))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         trial(example)
     if culprits:

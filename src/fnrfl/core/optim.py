@@ -36,7 +36,6 @@ def update(training: Training, lr: float, params: Flat, grad: Flat, memory: Tree
         return
     if training.momentum:
         grad = memory["velocity"].mul_(training.momentum).add_(grad)
-        count.mul_(training.momentum)
-    count.add_(1.0)
+    count.mul_(training.momentum).add_(1.0)
     params.add_(grad, alpha=-lr)
     travel.add_(count, alpha=lr)

@@ -15,7 +15,7 @@ from torch.func import grad_and_value
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.net import Model, Net
-from fnrfl.core.types import Batch, Flat, State, Training, Tree
+from fnrfl.core.types import Batch, Flat, State, Training, Tree, aligned
 
 Loss = Callable[[Flat], tuple[Tensor, Tree]]  # parameters -> (loss, buffers after the forward pass)
 Gradient = Callable[[Loss, Flat], tuple[Flat, Tensor, Tree]]  # -> (gradient, loss, buffers)
@@ -34,8 +34,7 @@ class Carry:
     def new(training: Training, params: Flat, buffers: Tree) -> Carry:
         """A carry that owns copies of its tensors; `params` is [P] or [M, P]."""
         params = params.clone(memory_format=torch.contiguous_format)
-        own = {k: v.clone(memory_format=torch.contiguous_format) for k, v in buffers.items()}
-        return Carry(params, own, optim.new_memory(training, params), params.new_zeros(params.shape[:-1]))
+        return Carry(params, aligned(buffers), optim.new_memory(training, params), params.new_zeros(params.shape[:-1]))
 
     def rows(self, where: slice | int) -> Carry:
         """Views of some clients' rows."""

@@ -19,6 +19,15 @@ Data = Literal["private", "public", "ranking", "distill"]
 Stream = Callable[[str], torch.Generator]  # what the numbers are for -> where they come from
 
 
+def aligned(tree: Tree) -> Tree:
+    """Copies in memory of their own.
+
+    Rows of a larger tensor drag all of it along, files refuse them, and fast sums depend on where a tensor begins in
+    memory: only copies make a run that was interrupted the same to the last bit as one that was not.
+    """
+    return {k: v.clone(memory_format=torch.contiguous_format) for k, v in tree.items()}
+
+
 @dataclass(frozen=True)
 class Training:
     """How a client takes its steps: the `[client]` section for local training, part of `[fnr]` for refinement."""
@@ -145,7 +154,8 @@ class Folded:
 
     def weigh(self, values: Tensor) -> Tensor:
         """Average of one number per client, by examples."""
-        return (self.examples / self.examples.sum()).to(values.dtype) @ values
+        shares = self.examples.to(values.dtype)
+        return shares @ values / shares.sum()
 
 
 def _add(into: Tree, values: Tree, weights: Tensor) -> None:

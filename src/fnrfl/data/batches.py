@@ -57,7 +57,7 @@ class Pool:
         `noise(client, x, stream)` lays a client's feature noise over a batch: at every access, or once and for all.
         """
         self.num_classes, self.dtype, self.shards = num_classes, dtype, list(shards)
-        self.examples = torch.tensor([float(len(shard)) for shard in shards])
+        self.examples = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
         self._parts = dict(parts)
         self._noise = noise if redraw else None
         if noise is not None and not redraw:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -106,7 +106,7 @@ class InProcess(Engine):
         """Start round t."""
         self.round = t
         self.training = replace(self._training, lr=self._training.lr * self.lr_decay**t)
-        self.notes: dict[str, object] = {}
+        self.notes: dict[str, Any] = {}
         self.held.clear()
 
     def note(self, **facts: object) -> None:
@@ -279,7 +279,7 @@ class InProcess(Engine):
                     step=step,
                 )
             else:
-                self.note(skipped=[*self.notes.get("skipped", []), job.clients[m]])  # type: ignore[misc]
+                self.notes["skipped"] = sorted({*self.notes.get("skipped", ()), job.clients[m]})
         return good
 
     @contextmanager

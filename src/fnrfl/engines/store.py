@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fnrfl.core.types import Tree
+from fnrfl.core.types import Tree, aligned
 
 
 class ClientStore:
@@ -33,16 +33,16 @@ class ClientStore:
     def get(self, client: int) -> Tree:
         """One client's memory."""
         if client in self._there:
-            return load_file(self._file(client))
+            return aligned(load_file(self._file(client)))
         return self._here.get(client, self.birth)
 
     def put(self, client: int, memory: Tree) -> None:
         """Replace one client's memory."""
         self.changed.add(client)
         if self.folder is None:
-            self._here[client] = memory
+            self._here[client] = aligned(memory)
         else:
-            save_file({k: v.contiguous() for k, v in memory.items()}, self._file(client))
+            save_file(aligned(memory), self._file(client))
             self._there.add(client)
 
     def read(self, clients: list[int]) -> Tree:

@@ -1,0 +1,1 @@
+"""Numbers about runs, from their summaries and events alone."""

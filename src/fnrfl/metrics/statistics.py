@@ -1,0 +1,149 @@
+"""What several seeds say together: means with their uncertainty, paired differences, and when a run got where.
+
+Pure functions over numbers and over the rounds of an event log; nothing here reads a file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+LEVEL = 0.95
+ROUNDING = 1e-9  # a spread below this share of the values is rounding: accuracies are fractions of a few hundred
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds and its interval; without spread, from one value or equal ones, there is no interval."""
+
+    n: int
+    mean: float
+    sd: float | None  # of the sample; None for one value
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Difference(Estimate):
+    """A mean of paired differences, its interval, and the two-sided p value of the paired t test.
+
+    p is 1 if no pair differs. It is None for one pair, and for pairs that all differ by the same amount: a t test
+    would be certain of them, when all they show is that accuracy comes in steps of one example.
+    """
+
+    p: float | None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What it took to get to a target accuracy for the first time."""
+
+    rounds: int
+    bytes: int  # both directions
+    seconds: float  # without evaluation
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean."""
+    return math.fsum(values) / len(values)
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """The standard deviation of a sample; None for one value, exactly 0 for values that differ by rounding only."""
+    if len(values) < 2:
+        return None
+    centre = mean(values)
+    found = math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
+    return found if found > ROUNDING * max(map(abs, values)) else 0.0
+
+
+def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate:
+    """The mean of some seeds' values with its Student-t interval."""
+    centre, sd, n = mean(values), deviation(values), len(values)
+    if not sd:
+        return Estimate(n, centre, sd, None, None)
+    reach = t_quantile((1 + level) / 2, n - 1) * sd / math.sqrt(n)
+    return Estimate(n, centre, sd, centre - reach, centre + reach)
+
+
+def paired(values: Mapping[int, float], baseline: Mapping[int, float], level: float = LEVEL) -> Difference | None:
+    """Values minus baseline over the seeds that both have; None where they share none."""
+    shared = sorted(values.keys() & baseline.keys())
+    if not shared:
+        return None
+    differences = [values[seed] - baseline[seed] for seed in shared]
+    found = estimate(differences, level)
+    p = None
+    if found.sd:
+        p = 2 * t_tail(abs(found.mean) * math.sqrt(found.n) / found.sd, found.n - 1)
+    elif found.sd == 0 and not any(differences):
+        p = 1.0
+    return Difference(found.n, found.mean, found.sd, found.low, found.high, p)
+
+
+def reached(rounds: Sequence[Mapping[str, Any]], target: float) -> Reached | None:
+    """The first round at or above a target accuracy, and all traffic and time until then; None if there is none."""
+    traffic, seconds = 0, 0.0
+    for event in rounds:
+        traffic += event["bytes_up"] + event["bytes_down"]
+        seconds += sum(spent for phase, spent in event["seconds"].items() if phase != "evaluate")
+        if event["accuracy"] >= target:
+            return Reached(event["round"], traffic, seconds)
+    return None
+
+
+# -- Student's t -------------------------------------------------------------------------------------------------------
+
+
+def t_tail(t: float, df: float) -> float:
+    """P(T > t) of Student's t with `df` degrees of freedom."""
+    if t <= 0:
+        return 0.5 if t == 0 else 1 - t_tail(-t, df)
+    return _incomplete_beta(df / 2, 0.5, df / t / t) / 2
+
+
+@cache
+def t_quantile(p: float, df: float) -> float:
+    """The t with P(T <= t) = p, by bisection of the tail."""
+    if not 0 < p < 1 or df <= 0:
+        raise ValueError(f"t_quantile({p}, {df}) needs 0 < p < 1 and df > 0")
+    if p == 0.5:
+        return 0.0
+    return -_upper(p, df) if p < 0.5 else _upper(1 - p, df)
+
+
+def _upper(tail: float, df: float) -> float:
+    """The t > 0 with P(T > t) = tail, for a tail below one half."""
+    low, high = 0.0, 1.0
+    while t_tail(high, df) > tail:
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if t_tail(middle, df) > tail else (low, middle)
+    return high
+
+
+def _incomplete_beta(a: float, b: float, odds: float) -> float:
+    """The regularised I_x(a, b) at x = odds / (1 + odds); the odds keep 1 - x exact where x is close to 1."""
+    x, y = odds / (1 + odds), 1 / (1 + odds)
+    log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+    front = math.exp(-a * math.log1p(1 / odds) - b * math.log1p(odds) - log_beta)
+    # The fraction converges fast below the mean of the beta distribution; above it the mirrored one does.
+    if x < (a + 1) / (a + b + 2):
+        return front / (a * _fraction(a, b, x))
+    return 1 - front / (b * _fraction(b, a, y))
+
+
+def _fraction(a: float, b: float, x: float) -> float:
+    """The continued fraction 1 + d1/(1 + d2/(1 + ...)) of the incomplete beta function, from its far end."""
+    value = 1.0
+    for n in range(60 + int(10 * math.sqrt(a + b)), 0, -1):
+        m = n // 2
+        if n % 2:
+            d = -(a + m) * (a + b + m) / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            d = m * (b - m) / ((a + 2 * m - 1) * (a + 2 * m))
+        value = 1 + d * x / value
+    return value

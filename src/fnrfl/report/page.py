@@ -1,0 +1,377 @@
+"""One HTML file about some runs: everything inside, nothing fetched, no markup from the outside."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+from fnrfl import files
+from fnrfl.errors import ConfigError
+from fnrfl.events import Event
+from fnrfl.report import read, tables, words
+from fnrfl.report.read import MIB, Group, Panel, Run
+
+DASHES = ("none", "7 4", "2 4", "10 4 2 4", "14 5", "5 3 1 3 1 3", "4 2", "1 3")
+METRICS = (
+    ("accuracy", "accuracy", "Share of right answers on the test set."),
+    ("accuracy_clean", "clean", "Accuracy on the test set without feature noise."),
+    ("accuracy_own", "own", "Mean over clients of the accuracy on each one's own test distribution."),
+    ("balanced_accuracy", "balanced", "Accuracy on the test set, every class counted alike."),
+    ("worst_client", "worst client", "The lowest accuracy on a client's own mixture of classes, from the test set."),
+    ("validation_accuracy", "validation", "Accuracy on validation data, which is there to choose by."),
+    ("loss", "loss", "Mean cross-entropy on the test set."),
+)
+PHASES = {
+    "local": "local training",
+    "norm-pass": "norm pass in train mode",
+    "measure": "norms and ranking",
+    "refine": "refinement",
+    "deliver": "delivery of unrefined models",
+    "server": "server",
+    "observe": "looking at refinement (not counted)",
+    "evaluate": "evaluation (not counted)",
+}
+NUMBERS = 120_000  # of class norms on a page, over all runs that are shown from inside
+ROWS = 200  # clients shown of one run
+
+
+def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plots: bool = True) -> Path:
+    """Write a page about run directories, and folders of them, to `out`; the figures go to plots/ beside it.
+
+    `out` is the file, or a folder that gets a report.html. Runs that differ in their seed alone make one line.
+    """
+    runs = [read.read(path) for path in read.find(run_dirs)]
+    begun = [run for run in runs if run.rounds]
+    if not begun:
+        raise ConfigError(
+            f"{runs[0].path} has no finished round yet, so there is nothing to report. Go on with `fnrfl resume "
+            f"{shlex.quote(str(runs[0].path))}`."
+        )
+    out = Path(out) / "report.html" if Path(out).is_dir() or not Path(out).suffix else Path(out)
+    panels = read.panels(begun)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    files.write(out, render(panels, [run for run in runs if not run.rounds], title))
+    if plots:
+        from fnrfl.report.plots import draw  # matplotlib is slow to import
+
+        draw(panels, out.parent / "plots")
+    return out
+
+
+def render(panels: Sequence[Panel], waiting: Sequence[Run] = (), title: str | None = None) -> str:
+    """The page as text; `waiting` are runs without a finished round."""
+    try:
+        from jinja2 import Environment, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise ConfigError("A report needs the package jinja2. Install it with `pip install jinja2`.") from error
+
+    def part(name: str) -> str:
+        return resources("fnrfl.report").joinpath(name).read_text(encoding="utf-8")
+
+    groups = [group for panel in panels for group in panel.groups]
+    runs = [run for group in groups for run in group.runs]
+    style, script = part("page.css"), part("page.js")
+    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return template.from_string(part("page.html")).render(
+        title=title or _title(panels),
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        data=Markup(_json(_payload(panels))),
+        dashes=DASHES,
+        summary=words.summary(panels),
+        leaks={leak: words.LEAKS.get(leak, leak) for group in groups for leak in group.leaks},
+        unfinished=[run for run in runs if not run.finished],
+        waiting=waiting,
+        notices=list(dict.fromkeys(notice for run in runs for notice in run.about["notices"])),
+        failed=list(dict.fromkeys(failed for run in runs for failed in read.comparison(run.path.parent).failed)),
+        panels=[
+            {
+                "title": panel.title,
+                "leaks": panel.leaks,
+                "measured_on": words.measured_on(panel),
+                "seconds_of": words.seconds_of(panel),
+                "several_seeds": any(len(group.runs) > 1 for group in panel.groups),
+                "results": tables.results(panel),
+                "differences": tables.differences(panel),
+                "every_run": tables.every_run(panel),
+                "settings": tables.settings(panel),
+            }
+            for panel in panels
+        ],
+        learned=tables.learned(groups),
+        refining=any(run.refines for run in runs),
+        groups=groups,
+        reruns=[_rerun(group) for group in groups],
+        facts=_facts(runs),
+    ).lstrip()
+
+
+def _title(panels: Sequence[Panel]) -> str:
+    groups = [group for panel in panels for group in panel.groups]
+    data = ", ".join(dict.fromkeys(str(group.config["dataset"]) for group in groups))
+    if len(groups) == 1:
+        return f"{groups[0].label} on {data}"
+    return f"{len(groups)} methods on {data}"
+
+
+def _hash(text: str) -> str:
+    """What the page's own policy calls this text, so that the browser runs it and nothing else."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _json(value: object) -> str:
+    """JSON that can stand in a script element: no character of markup is left in it."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+# -- what the charts are drawn from -----------------------------------------------------------------------------------
+
+
+def _payload(panels: Sequence[Panel]) -> dict[str, Any]:
+    groups = [group for panel in panels for group in panel.groups]
+    refining = sum(group.runs[0].refines for group in groups)
+    return {
+        "dashes": DASHES,
+        "metrics": [{"key": key, "name": name, "help": text} for key, name, text in METRICS],
+        "panels": [_panel(panel) for panel in panels],
+        "inside": [_inside(group, NUMBERS // max(1, refining)) for group in groups],
+    }
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    present: dict[str, list[str]] = {"bytes": [], "seconds": []}
+    for kind, names in present.items():
+        met = {name for group in panel.groups for run in group.runs for event in run.rounds for name in event[kind]}
+        names += [name for name in PHASES if name in met] + sorted(met - PHASES.keys())
+    colours = {
+        name: i for i, name in enumerate([*PHASES, *sorted({*present["bytes"], *present["seconds"]} - PHASES.keys())])
+    }
+
+    def named(names: list[str]) -> list[dict[str, Any]]:
+        return [{"label": PHASES.get(name, name), "mark": colours[name]} for name in names]
+
+    return {
+        "leaks": panel.leaks,
+        "classes": [str(c) for c in range(len(panel.groups[0].runs[0].counts[0]))],
+        "phases": {"bytes": named(present["bytes"]), "time": named(present["seconds"])},
+        "groups": [_group(group, present) for group in panel.groups],
+    }
+
+
+def _group(group: Group, phases: dict[str, list[str]]) -> dict[str, Any]:
+    rounds = range(group.num_rounds)
+
+    def over_seeds(metric: str) -> dict[str, list[float | None]] | None:
+        curves = [run.curve(metric) for run in group.runs]
+        at = [[curve[t] for curve in curves if curve[t] is not None] for t in rounds]
+        if not any(at):
+            return None
+        return {
+            "mean": [short(read.mean(values)) for values in at],
+            "low": [short(min(values, default=None)) for values in at],
+            "high": [short(max(values, default=None)) for values in at],
+        }
+
+    def spent(direction: str) -> list[float | None]:
+        return [
+            short(
+                read.mean(
+                    [sum(e["bytes"].get(p, {}).get(direction, 0) for e in run.rounds) / MIB for run in group.runs]
+                )
+            )
+            for p in phases["bytes"]
+        ]
+
+    curves = {metric: over_seeds(metric) for metric, _, _ in METRICS}
+    per_class = [run.rounds[-1]["per_class"] for run in group.runs]
+    return {
+        "label": group.label,
+        "mark": group.colour,
+        "seeds": group.seeds,
+        "final": [short(run.accuracy) for run in group.runs],
+        "rounds": [group.runs[0].rounds[t]["round"] for t in rounds],
+        "curves": {metric: curve for metric, curve in curves.items() if curve is not None},
+        "mib": [short(read.mean([run.mib[t] for run in group.runs])) for t in rounds],
+        "seconds": [short(read.mean([run.seconds[t] for run in group.runs])) for t in rounds],
+        "classes": [short(read.mean(values)) for values in zip(*per_class, strict=True)],
+        "bytes": [{"name": "down", "parts": spent("down")}, {"name": "up", "parts": spent("up")}],
+        "time": [
+            {
+                "name": "",
+                "parts": [
+                    short(read.mean([sum(e["seconds"].get(p, 0.0) for e in run.rounds) for run in group.runs]))
+                    for p in phases["seconds"]
+                ],
+            }
+        ],
+    }
+
+
+def _inside(group: Group, numbers: int) -> dict[str, Any]:
+    """One line's first run, client by client."""
+    run = group.runs[0]
+    shown = range(min(ROWS, len(run.counts)))
+    return {
+        "label": group.label,
+        "seed": run.seed,
+        "leaks": group.leaks,
+        "counts": [run.counts[client] for client in shown],
+        "all": len(run.counts),
+        "clients": [_client(run, client) for client in shown],
+        "refined": _refined(run, shown),
+        "change": _change(run),
+        "norms": _norms(run, numbers),
+        "gap": _gap(run),
+    }
+
+
+def _client(run: Run, client: int) -> dict[str, Any]:
+    """What the server knows about a client in the end."""
+    active = [event for event in run.rounds if client in event["cohort"]]
+    ranked = [event for event in active if "ranking" in event]
+    normed = [event for event in active if "norms" in event]
+    norms = normed[-1]["norms"][normed[-1]["cohort"].index(client)] if normed else []
+    known = [value for value in norms if value]  # 0: public data has none of this class
+    return {
+        "client": client,
+        "examples": sum(run.counts[client]),
+        "active": len(active),
+        "ranking": short(ranked[-1]["ranking"][ranked[-1]["cohort"].index(client)]) if ranked else None,
+        "norm": short(read.mean(known)),
+        "norm_low": short(min(known, default=None)),
+        "norm_high": short(max(known, default=None)),
+        "refined": sum(client in event["refined"] for event in active if "refined" in event) if run.refines else None,
+    }
+
+
+def _refined(run: Run, shown: range) -> dict[str, Any] | None:
+    """Who was refined when: 0 not active, 1 active, 2 refined."""
+    if not any("refined" in event for event in run.rounds):
+        return None
+
+    def state(event: Event, client: int) -> int:
+        return 0 if client not in event["cohort"] else 2 if client in event.get("refined", ()) else 1
+
+    def ranking(event: Event, client: int) -> float | None:
+        if client not in event["cohort"] or "ranking" not in event:
+            return None
+        return short(event["ranking"][event["cohort"].index(client)])
+
+    return {
+        "rounds": [event["round"] for event in run.rounds],
+        "grid": [[state(event, client) for event in run.rounds] for client in shown],
+        "ranking": [[ranking(event, client) for event in run.rounds] for client in shown],
+    }
+
+
+def _change(run: Run) -> dict[str, Any] | None:
+    """Accuracy of refined clients before and after, class by class, mean over the rounds."""
+    told = [event for event in run.rounds if "refined_before" in event and "refined_after" in event]
+    if not told:
+        return None
+    before, after = ([event[key] for event in told] for key in ("refined_before", "refined_after"))
+    return {
+        "before": [short(read.mean(values)) for values in zip(*before, strict=True)],
+        "after": [short(read.mean(values)) for values in zip(*after, strict=True)],
+    }
+
+
+def _norms(run: Run, numbers: int) -> dict[str, Any] | None:
+    """Class norms of the clients, of so many rounds as the page has room for; the last one is always there."""
+    told = [event for event in run.rounds if "norms" in event]
+    if not told:
+        return None
+    size = max(len(event["norms"][:ROWS]) * len(event["norms"][0]) for event in told)
+    every = math.ceil(len(told) * size / max(numbers, size))
+    kept = told[::-1][::every][::-1]
+    values = [[[short(v) or None for v in row] for row in event["norms"][:ROWS]] for event in kept]
+    return {
+        "rounds": [event["round"] for event in kept],
+        "cohorts": [event["cohort"][:ROWS] for event in kept],
+        "values": values,
+        "max": max((v for rows in values for row in rows for v in row if v is not None), default=None),
+    }
+
+
+def _gap(run: Run) -> list[dict[str, Any]] | None:
+    """Mean class norm of refined clients, before their refinement, and of the others, by round."""
+    told = [event for event in run.rounds if "norms" in event and "refined" in event]
+    if not told:
+        return None
+
+    def points(refined: bool) -> list[dict[str, Any]]:
+        found = []
+        for event in told:
+            rows = [
+                row
+                for client, row in zip(event["cohort"], event["norms"], strict=True)
+                if (client in event["refined"]) == refined
+            ]
+            means = [mean for row in rows if (mean := read.mean([v for v in row if v])) is not None]
+            if means:
+                found.append(
+                    {
+                        "x": event["round"],
+                        "y": short(read.mean(means)),
+                        "low": short(min(means)),
+                        "high": short(max(means)),
+                    }
+                )
+        return found
+
+    return [
+        {"label": "the others", "points": points(refined=False)},
+        {"label": "refined in this round, before it", "points": points(refined=True)},
+    ]
+
+
+def short(value: float | None) -> float | None:
+    """A number with as many digits as a chart can show."""
+    return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
+
+
+# -- how to get there again -------------------------------------------------------------------------------------------
+
+
+def _rerun(group: Group) -> dict[str, Any]:
+    run = group.runs[0]
+    again = run.path.with_name(f"{run.path.name}-again")
+    words_ = ["fnrfl", "run", str(run.path / "config.toml"), "-o", str(again)]
+    return {"group": group, "seed": run.seed, "command": shlex.join(words_), "toml": run.toml}
+
+
+def _facts(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Where the runs come from; what differs between them is listed."""
+
+    def each(values: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys(values))
+
+    def parts(run: Run) -> str:
+        held = {name: count for name, count in run.examples.items() if count and name != "train"}
+        clients = sum(map(sum, run.counts))
+        told = ", ".join(f"{count:,} {name}" for name, count in ({"with the clients": clients} | held).items())
+        return f"{run.config['dataset']}: {run.examples['train']:,} training examples; {told}"
+
+    about = [run.about for run in runs]
+    return {
+        "protocol": each([str(run.config["protocol"]) for run in runs]),
+        "leaks": each([", ".join(run.leaks) or "none" for run in runs]),
+        "examples": each([parts(run) for run in runs]),
+        "data source": each([f"{a['data']['source']} (sha256 {a['data']['sha256'][:16]})" for a in about]),
+        "device": each([str(a["device"]) for a in about]),
+        "engine": each([f"{run.config['engine.name']}, {run.config['engine.precision']}" for run in runs]),
+        "versions": each([", ".join(f"{k} {v}" for k, v in a["versions"].items()) for a in about]),
+        "revision": each([str(a["git"]) for a in about if a["git"]]),
+        "parameters": each([f"{a['parameters']:,}" for a in about]),
+    }

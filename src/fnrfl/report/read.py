@@ -1,0 +1,410 @@
+"""Run directories as plain values: runs, the lines they make together, and which lines can be compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fnrfl import events, files
+from fnrfl.errors import ConfigError
+from fnrfl.events import Event
+
+Config = dict[str, Any]  # by dotted key, as config.toml has them; "fnr" is "on" or "off"
+
+MIB = 2**20
+LOOKING = ("evaluate", "observe")  # phases of looking at models, which are no part of training
+COLOURS = 8
+# What decides which data an accuracy is of: only lines that share it are ranked.
+SETTING = ("dataset", "scenario", "clients")
+# Said in every label if it differs; all other keys only where labels would be the same.
+TELLING = ("dataset", "scenario", "model.name", "clients", "participation", "rounds")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory."""
+
+    path: Path
+    config: Config
+    toml: str
+    about: Event  # the first line of the log
+    rounds: list[Event]
+    counts: list[list[int]]  # [clients][classes], from partition.json
+    examples: dict[str, int]  # of each part of the data: test, validation, public, ...
+    finished: bool
+    baseline: tuple[str, ...]  # run directories that its comparison takes for the baseline, by name
+
+    @property
+    def seed(self) -> int:
+        """The seed of all its randomness."""
+        return int(self.config["seed"])
+
+    @property
+    def refines(self) -> bool:
+        """Whether it was an FNR run."""
+        return bool(self.config["fnr"] == "on")
+
+    @property
+    def leaks(self) -> tuple[str, ...]:
+        """The leaks that were on, by name."""
+        return tuple(self.about["leaks"])
+
+    def curve(self, metric: str) -> list[float | None]:
+        """A number of every round; `worst_client` is the lowest of `per_client`."""
+        if metric == "worst_client":
+            return [_finite(min(event["per_client"])) for event in self.rounds]
+        return [_finite(event.get(metric)) for event in self.rounds]
+
+    def last(self, metric: str) -> float | None:
+        """The same after the last round."""
+        return self.curve(metric)[-1]
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy after the last round."""
+        return float(self.rounds[-1]["accuracy"])
+
+    @property
+    def accuracy_last3(self) -> float:
+        """Mean test accuracy of the last three rounds."""
+        tail = [float(event["accuracy"]) for event in self.rounds[-3:]]
+        return sum(tail) / len(tail)
+
+    @property
+    def accuracy_best(self) -> float | None:
+        """Test accuracy of the round that was best on validation data."""
+        judged = [event for event in self.rounds if event["validation_accuracy"] is not None]
+        return float(max(judged, key=lambda e: float(e["validation_accuracy"]))["accuracy"]) if judged else None
+
+    @property
+    def mib(self) -> list[float]:
+        """Traffic in MiB, both directions, up to and including each round."""
+        return _running((event["bytes_up"] + event["bytes_down"]) / MIB for event in self.rounds)
+
+    @property
+    def seconds(self) -> list[float]:
+        """Seconds of training, norm pass, refinement and server, up to and including each round."""
+        return _running(sum(v for k, v in event["seconds"].items() if k not in LOOKING) for event in self.rounds)
+
+    @property
+    def kappa(self) -> float:
+        """Accuracy * 1e4 per second."""
+        return self.accuracy * 1e4 / self.seconds[-1]
+
+    @property
+    def rho(self) -> float:
+        """Accuracy * 1e4 per MiB."""
+        return self.accuracy * 1e4 / self.mib[-1]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone: one line of a chart, one row of a table."""
+
+    label: str
+    colour: int
+    runs: tuple[Run, ...]
+
+    @property
+    def config(self) -> Config:
+        """What the runs share, and the first one's seed."""
+        return self.runs[0].config
+
+    @property
+    def leaks(self) -> tuple[str, ...]:
+        """The leaks that were on, by name."""
+        return self.runs[0].leaks
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are there."""
+        return self.runs[0].finished
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """In ascending order."""
+        return tuple(run.seed for run in self.runs)
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that every run has."""
+        return min(len(run.rounds) for run in self.runs)
+
+    @property
+    def accuracy(self) -> dict[int, float]:
+        """Test accuracy after the last round, by seed."""
+        return {run.seed: run.accuracy for run in self.runs}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines that can share a chart: one data set, one set of leaks."""
+
+    title: str
+    groups: tuple[Group, ...]
+
+    @property
+    def leaks(self) -> tuple[str, ...]:
+        """The leaks that were on, by name."""
+        return self.groups[0].leaks
+
+
+def find(paths: Sequence[Path]) -> list[Path]:
+    """The run directories among and below some folders, each once."""
+    if not paths:
+        raise ConfigError("A report needs at least one run directory. Give a folder that `fnrfl run` has made.")
+    found: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        below = [path] if (path / "events.jsonl").is_file() else _below(path)
+        if not below:
+            raise ConfigError(
+                f"{path} is not a run directory and has none below it: there is no events.jsonl. Give a folder that "
+                "`fnrfl run` or `fnrfl compare` has made."
+            )
+        found |= {run.resolve(): run for run in below if run.resolve() not in found}
+    return list(found.values())
+
+
+def _below(path: Path) -> list[Path]:
+    logs = sorted(path.rglob("events.jsonl")) if path.is_dir() else []
+    # A folder with a dot is one that a run is still preparing.
+    return [log.parent for log in logs if not any(part.startswith(".") for part in log.relative_to(path).parts)]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a folder that `fnrfl compare` has made says beyond its runs."""
+
+    baselines: dict[str, tuple[str, ...]]  # run directory -> those of its baseline, by name
+    failed: tuple[str, ...]
+
+
+@cache
+def comparison(folder: Path) -> Comparison:
+    """The comparison that a folder holds, or an empty one."""
+    path = folder / "comparison.json"
+    if not path.is_file():
+        return Comparison({}, ())
+    try:
+        tree = json.loads(files.read(path, "a comparison has a comparison.json"))
+        cells: dict[str, list[str]] = {}
+        for run in tree["runs"]:
+            cells.setdefault(run["group"], []).append(run["cell"])
+        of = {row["group"]: row["baseline"] for row in tree["rows"]}
+        return Comparison(
+            {cell: tuple(cells.get(of[group], ())) for group, mine in cells.items() for cell in mine},
+            tuple(f"{failure['cell']} failed: {failure['error']}" for failure in tree["failed"]),
+        )
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged ({error!r}). Repeat the comparison, or remove the file.") from error
+
+
+def read(path: Path) -> Run:
+    """One run directory, finished or not."""
+    log = events.read(path / "events.jsonl")
+    toml = files.read(path / "config.toml", "a run directory has a config.toml")
+    manifest = files.read(path / "partition.json", "a run directory has a partition.json")
+    try:
+        tree, partition = tomllib.loads(toml), json.loads(manifest)
+        return Run(
+            path=path,
+            config=dict(_flat(tree)) | {"fnr": "on" if isinstance(tree["fnr"], dict) else "off"},
+            toml=toml,
+            about=log[0],
+            rounds=log[1:],
+            counts=partition["counts"],
+            examples={k: v["examples"] for k, v in partition["splits"].items() if isinstance(v, dict)},
+            finished=(path / "model.safetensors").exists(),
+            baseline=comparison(path.parent).baselines.get(path.name, ()),
+        )
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged ({error!r}). Run again into another directory.") from error
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def panels(runs: Sequence[Run]) -> list[Panel]:
+    """Runs as lines, and lines as charts; a chart with more lines than colours is split by setting."""
+    by_data: dict[object, list[tuple[Run, ...]]] = {}
+    for line in _lines(runs):
+        by_data.setdefault((line[0].config["dataset"], line[0].leaks), []).append(line)
+    found: list[Panel] = []
+    for lines in by_data.values():
+        charts: dict[object, list[tuple[Run, ...]]] = {}
+        for line in lines:
+            charts.setdefault(setting(line[0]) if len(lines) > COLOURS else None, []).append(line)
+        found += [_panel(chart, split=len(charts) > 1) for chart in charts.values()]
+    return found
+
+
+def setting(run: Run) -> tuple[object, ...]:
+    """What two runs must share for their accuracies to be of the same data."""
+    return (*(run.config[key] for key in SETTING), run.leaks)
+
+
+def _lines(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
+    """Runs of one config and different seeds; one config and seed a second time makes another line.
+
+    An unfinished run is never averaged with finished ones.
+    """
+    lines: dict[object, list[dict[int, Run]]] = {}
+    for run in runs:
+        same = frozenset((k, v) for k, v in run.config.items() if k not in ("seed", "name"))
+        alike = lines.setdefault((same, run.finished), [])
+        for line in alike:
+            if run.seed not in line:
+                line[run.seed] = run
+                break
+        else:
+            alike.append({run.seed: run})
+    found = [tuple(line[seed] for seed in sorted(line)) for alike in lines.values() for line in alike]
+    # A method's lines stand together: without FNR, then the control, then FNR.
+    names = list(dict.fromkeys(line[0].config["algorithm.name"] for line in found))
+    return sorted(
+        found,
+        key=lambda line: (
+            names.index(line[0].config["algorithm.name"]),
+            line[0].refines,
+            line[0].config.get("fnr.weight", 0) != 0,
+        ),
+    )
+
+
+def _panel(lines: Sequence[tuple[Run, ...]], split: bool) -> Panel:
+    config, leaks = lines[0][0].config, lines[0][0].leaks
+    title = ", ".join(str(config[key]) for key in (SETTING[:2] if split else SETTING[:1]))
+    labels = _labels([line[0] for line in lines])
+    groups = [Group(label, i, line) for i, (label, line) in enumerate(zip(labels, lines, strict=True))]
+    return Panel(f"{title}, with leaks" if leaks else title, tuple(groups))
+
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+
+def varying(configs: Sequence[Config]) -> list[str]:
+    """Keys that are not the same in all configs that have them, seed and name aside."""
+    keys = dict.fromkeys(key for config in configs for key in config)
+    values = {key: {str(config[key]) for config in configs if key in config} for key in keys}
+    return [key for key in keys if len(values[key]) > 1 and key not in ("seed", "name")]
+
+
+def method(config: Config) -> str:
+    """A method's name, with FNR if it is on; weight 0 is said, because that is the control and not FNR."""
+    if config["fnr"] == "off":
+        return str(config["algorithm.name"])
+    return f"{config['algorithm.name']} + FNR" + (", weight 0" if config["fnr.weight"] == 0 else "")
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Short names that differ: the method, the setting if it varies, and as few other keys as it takes."""
+    configs = [run.config for run in runs]
+    differing = varying(configs)
+    labels = [
+        ", ".join([method(c), *(_said(c, key) for key in TELLING if key in differing)])
+        + ("" if run.finished else ", unfinished")
+        for c, run in zip(configs, runs, strict=True)
+    ]
+    for key in (key for key in differing if key not in TELLING and not key.startswith("leaks.")):
+        for label in [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
+            same = [i for i, other in enumerate(labels) if other == label]
+            if len({str(configs[i].get(key)) for i in same}) > 1:
+                for i in same:
+                    labels[i] += f", {_said(configs[i], key)}"
+    seen: dict[str, int] = {}
+    for i, label in enumerate(labels):  # the same run twice
+        seen[label] = seen.get(label, 0) + 1
+        if seen[label] > 1:
+            labels[i] = f"{label} ({seen[label]})"
+    return labels
+
+
+def _said(config: Config, key: str) -> str:
+    """A key and its value; of a method's own keys the last word, and no key where the value speaks for itself."""
+    value = config.get(key, "none")
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    if key in ("dataset", "scenario", "model.name"):
+        return text
+    if key in ("clients", "rounds"):
+        return f"{text} {key}"
+    section, _, word = key.rpartition(".")
+    return f"{word if section in ('fnr', 'algorithm') else key} {text}"
+
+
+# -- relatives --------------------------------------------------------------------------------------------------------
+
+
+def ranked(groups: Sequence[Group]) -> list[list[Group]]:
+    """The finished lines of each setting: those whose accuracies may be put in order."""
+    settings: dict[object, list[Group]] = {}
+    for group in groups:
+        if group.finished:
+            settings.setdefault(setting(group.runs[0]), []).append(group)
+    return list(settings.values())
+
+
+def baseline(groups: Sequence[Group]) -> Group:
+    """What the lines of a setting are compared with: as the comparison says, else the first one without FNR."""
+    said = {name for group in groups for run in group.runs for name in run.baseline}
+    named = [group for group in groups if said & {run.path.name for run in group.runs}]
+    bare = [group for group in groups if not group.runs[0].refines]
+    return (named or bare or list(groups))[0]
+
+
+def plain(group: Group, groups: Sequence[Group]) -> Group | None:
+    """The same runs without FNR."""
+    return _relative(group, groups, refines=False, ignored=lambda key: key == "fnr" or key.startswith("fnr."))
+
+
+def control(group: Group, groups: Sequence[Group]) -> Group | None:
+    """The same refinement with weight 0; its penalty and targets then do not matter."""
+    if group.config.get("fnr.weight", 0) == 0:
+        return None
+    weightless = [other for other in groups if other.config.get("fnr.weight") == 0]
+    return _relative(
+        group, weightless, refines=True, ignored=lambda key: key in ("fnr.weight", "fnr.penalty", "fnr.target")
+    )
+
+
+def _relative(group: Group, groups: Sequence[Group], *, refines: bool, ignored: Callable[[str], bool]) -> Group | None:
+    def kept(config: Config) -> Config:
+        return {k: v for k, v in config.items() if not (ignored(k) or k in ("seed", "name") or k.startswith("leaks."))}
+
+    for other in groups:
+        able = other is not group and other.finished and other.runs[0].refines == refines
+        if able and kept(other.config) == kept(group.config):
+            return other
+    return None
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """The mean of the numbers that are there."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _finite(value: object) -> float | None:
+    """A number, or None for what JSON and a chart cannot show."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _running(values: Iterator[float]) -> list[float]:
+    total, sums = 0.0, []
+    for value in values:
+        total += value
+        sums.append(total)
+    return sums

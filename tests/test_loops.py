@@ -1,0 +1,369 @@
+"""FNR in a plain PyTorch loop: the same numbers as the package's own, and nothing of the caller's is disturbed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.algorithms.fnr import FNR, PENALTIES
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.types import LocalTask, State
+from fnrfl.data.batches import plan
+from fnrfl.engines.base import one_intra_op_thread
+from fnrfl.errors import CompatibilityError, ConfigError, FnrflError
+from fnrfl.loops import class_norms, norm_targets, refine, weakest
+from fnrfl.rng import generator, seeded
+from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Run, assert_near, classification, distance
+
+PUBLIC = 55
+MODES = ("frozen", "batch", "updating")
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    """Nets this small are fastest on one thread, and far faster on a busy machine."""
+    with one_intra_op_thread():
+        yield
+
+
+def made(module: Callable[[], nn.Module] = Mlp) -> nn.Module:
+    """A module in float64, the same at every call, whose BatchNorm has seen data; in train mode."""
+    with seeded(3, "loops"):
+        model = module().double().train()
+        model(torch.randn(40, NUM_FEATURES, dtype=torch.float64))
+    return model
+
+
+class Without(nn.Sequential):
+    """BatchNorm and no dropout, so that train mode draws nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(NUM_FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, NUM_CLASSES)
+        )  # fmt: skip
+
+
+class Free(nn.Module):
+    """What the engines refuse: one dropout layer called twice, and a functional one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(NUM_FEATURES, 16), nn.Linear(16, NUM_CLASSES)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.drop(F.dropout(self.drop(self.hidden(x)).relu(), 0.1, self.training)))
+        return logits
+
+
+def public() -> tuple[Tensor, Tensor]:
+    return classification().pool.take("public", torch.arange(PUBLIC))
+
+
+def batches(size: int = 16) -> list[tuple[Tensor, Tensor]]:
+    x, y = public()
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    return copy.deepcopy(model.state_dict())
+
+
+def unchanged(model: nn.Module, before: dict[str, Tensor]) -> bool:
+    after = model.state_dict()
+    return before.keys() == after.keys() and all(torch.equal(after[k], v) for k, v in before.items())
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+GOAL = torch.tensor([1.0, 3.0, 2.0, 4.0], dtype=torch.float64)
+
+
+# -- class norms ------------------------------------------------------------------------------------------------------
+
+
+def test_class_norms_are_a_loop_over_examples() -> None:
+    model = made()
+    x, y = public()
+    assert isinstance(model, Mlp)
+    model.eval()
+    lengths: dict[int, list[float]] = {}
+    for example, label in zip(x, y.tolist(), strict=True):
+        features = model.norm(model.hidden(example[None])).relu()
+        lengths.setdefault(label, []).append(float(features.detach().norm()))
+    by_hand = torch.tensor([sum(lengths[k]) / len(lengths[k]) for k in range(NUM_CLASSES)])
+    model.train()
+    assert distance(class_norms(model, batches(7)), by_hand) < 1e-6  # of float32, in which by_hand is kept
+    assert distance(class_norms(model, batches(7)), class_norms(model, batches(55))) < 1e-12
+
+
+def test_class_norms_leave_the_model_as_it_was() -> None:
+    """Parameters, buffers, the mode of every single layer, hooks, and the global random stream."""
+    model = made()
+    model.train()
+    assert isinstance(model, Mlp)
+    model.norm.eval()
+    before, modes = snapshot(model), [layer.training for layer in model.modules()]
+    x, y = public()
+    torch.manual_seed(5)
+    stream = torch.get_rng_state()
+    norms = class_norms(model, DataLoader(TensorDataset(x, y), 8, shuffle=True))
+    assert not norms.requires_grad
+    assert unchanged(model, before)
+    assert [layer.training for layer in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert isinstance(model.drop, nn.Dropout)
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.modules())
+
+
+def test_an_error_gives_the_modes_back() -> None:
+    model = made()
+    with pytest.raises(RuntimeError):
+        class_norms(model, [(torch.zeros(4, NUM_FEATURES + 1, dtype=torch.float64), torch.zeros(4))])
+    assert all(layer.training for layer in model.modules())
+
+
+def test_a_class_without_examples_has_norm_zero() -> None:
+    x, y = public()
+    norms = class_norms(made(), [(x[y != 2], y[y != 2])], num_classes=6)
+    assert norms.shape == (6,)
+    assert (norms == 0).tolist() == [False, False, True, False, True, True]
+
+
+def test_features_may_be_another_layer() -> None:
+    model = made()
+    assert isinstance(model, Mlp)
+    x, y = public()
+    found = class_norms(model, batches(), features="hidden")
+    by_hand = torch.stack([model.hidden(x)[y == k].norm(dim=1).mean() for k in range(NUM_CLASSES)]).detach()
+    assert distance(found, by_hand) < 1e-10
+    assert distance(found, class_norms(model, batches())) > 1e-3
+
+
+def test_any_iterable_will_do() -> None:
+    x, y = public()
+    model = made()
+    lazily: Iterator[tuple[Tensor, Tensor]] = (part for part in batches(9))
+    listed = class_norms(model, batches())
+    assert distance(class_norms(model, lazily), listed) < 1e-12
+    assert distance(class_norms(model, DataLoader(TensorDataset(x, y), 10)), listed) < 1e-12
+    assert distance(class_norms(model, [(x[i : i + 1], y[i : i + 1]) for i in range(PUBLIC)]), listed) < 1e-12
+    small = refine(made(), [(x, y.to(torch.uint8))], GOAL)
+    assert torch.equal(flat(small), flat(refine(made(), [(x, y)], GOAL)))
+
+
+# -- refinement -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batchnorm", MODES)
+@pytest.mark.parametrize("penalty", [p for p in PENALTIES if p not in ("literal", "constant")])
+def test_refine_is_the_refinement_of_fnr(penalty: str, batchnorm: Literal["frozen", "batch", "updating"]) -> None:
+    """A whole round of FNR on the package's engine; then the models of its refined clients again, by `refine`."""
+    fnr = FNR(FedAvg(), penalty=penalty, batchnorm=batchnorm, epochs=3, batch=16, weight=0.7)  # type: ignore[arg-type]
+    module = Mlp if batchnorm == "frozen" else Without
+    played = Run(fnr, world=classification(module=module))
+    cohort = played.cohort(0)
+    played.round()
+    refined, norms = played.engine.notes["refined"], torch.tensor(played.engine.notes["norms"], dtype=torch.float64)
+    assert isinstance(refined, list)
+    assert len(refined) == 2
+    rows = torch.tensor([cohort.tolist().index(client) for client in refined])
+    targets = norm_targets(norms, rows, "others")
+    handed = played.replies("refine")
+
+    start = State(*played.net.flatten())
+    again = Run(FedAvg(), world=classification(module=module))
+    trained = again.engine.train(cohort, LocalTask(Objective(), "local", start))
+    training = replace(played.engine.training, epochs=3, batch=16)
+    pool = played.world.pool
+    for m, client in enumerate(refined):
+        row = int(rows[m])
+        model = played.net.export(trained.params[row], {k: v[row] for k, v in trained.buffers.items()})
+        assert distance(class_norms(model, [pool.take("public", torch.arange(PUBLIC))]), norms[row]) < 1e-12
+        positions = plan(PUBLIC, training, lambda name, c=client: generator(played.seed, 0, c, "refine", name))  # type: ignore[misc]
+        loader = [pool.take("public", p) for p in positions]
+        refine(
+            model,
+            loader,
+            targets[m],
+            penalty=penalty,
+            weight=0.7,
+            epochs=1,
+            lr=training.lr,
+            weight_decay=training.weight_decay,
+            batchnorm=batchnorm,
+        )
+        got = State(flat(model), dict(model.named_buffers()))
+        theirs = State(handed.params[m], {k: v[m] for k, v in handed.buffers.items()})
+        assert_near(got, theirs, 1e-12)
+        assert distance(theirs.params, trained.params[row]) > 1e-3
+
+
+def test_refine_without_penalty_is_torch_sgd() -> None:
+    ours, theirs = made(Without), made(Without)
+    assert (
+        refine(ours, batches(), GOAL, weight=0, epochs=3, momentum=0.5, weight_decay=0.01, batchnorm="updating") is ours
+    )
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.01, momentum=0.5, weight_decay=0.01)
+    for _ in range(3):
+        for x, y in batches():
+            optimizer.zero_grad()
+            F.cross_entropy(theirs(x), y).backward()
+            optimizer.step()
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, atol=1e-12, rtol=0)
+
+
+def test_the_weight_matters_and_pulls_the_norms() -> None:
+    models = {w: refine(made(), batches(), GOAL, weight=w, epochs=20, lr=0.05) for w in (0.0, 1.0)}
+    assert distance(flat(models[0.0]), flat(models[1.0])) > 1e-3
+    gap = {w: float((class_norms(model, batches()) / GOAL - 1).square().mean()) for w, model in models.items()}
+    assert gap[1.0] < 0.5 * gap[0.0]
+
+
+def test_a_target_of_zero_is_none() -> None:
+    without = refine(made(), batches(), torch.zeros(NUM_CLASSES, dtype=torch.float64), weight=5.0)
+    assert torch.equal(flat(without), flat(refine(made(), batches(), GOAL, weight=0.0)))
+
+
+def test_batchnorm_modes() -> None:
+    """frozen and batch store no statistics; updating does; the three differ in what they learn."""
+    found = {}
+    for mode in MODES:
+        model = made(Without)
+        before = {k: v.clone() for k, v in model.named_buffers()}
+        refine(model, batches(), GOAL, batchnorm=mode)
+        same = [torch.equal(v, before[k]) for k, v in model.named_buffers()]
+        assert all(same) if mode != "updating" else not any(same)
+        found[mode] = flat(model)
+    assert distance(found["frozen"], found["batch"]) > 1e-4
+    assert torch.equal(found["batch"], found["updating"])  # the same gradients; only what is stored differs
+
+
+def test_dropout_follows_torchs_stream_unless_frozen() -> None:
+    def once(seed: int, mode: Literal["frozen", "batch"], module: Callable[[], nn.Module]) -> Tensor:
+        model = made(module)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            before = torch.get_rng_state()
+            refine(model, batches(), GOAL, epochs=2, batchnorm=mode)
+            assert torch.equal(before, torch.get_rng_state()) == (mode == "frozen")
+        return flat(model)
+
+    for module in (Mlp, Free):
+        assert torch.equal(once(1, "frozen", module), once(2, "frozen", module))
+        assert torch.equal(once(1, "batch", module), once(1, "batch", module))
+        assert not torch.equal(once(1, "batch", module), once(2, "batch", module))
+
+
+def test_refine_keeps_modes_frozen_parameters_and_layers() -> None:
+    model = made()
+    assert isinstance(model, Mlp)
+    model.drop.eval()
+    model.hidden.weight.requires_grad_(False)
+    kept, moving = model.hidden.weight.clone(), model.head.weight
+    before = moving.clone()
+    refine(model, batches(), GOAL)
+    assert [layer.training for layer in model.modules()] == [True, True, True, False, True]
+    assert torch.equal(model.hidden.weight, kept)
+    assert model.head.weight is moving
+    assert moving.requires_grad
+    assert not torch.equal(moving, before)
+    assert isinstance(model.drop, nn.Dropout)
+
+
+def test_tied_weights_stay_tied() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(NUM_FEATURES, NUM_FEATURES), nn.Linear(NUM_FEATURES, NUM_FEATURES)
+            self.two.weight = self.one.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.two(self.one(x).tanh())
+            return logits
+
+    ours, theirs = made(Tied), made(Tied)
+    refine(ours, batches(), torch.zeros(NUM_FEATURES, dtype=torch.float64), epochs=1)
+    assert isinstance(ours, Tied)
+    assert ours.two.weight is ours.one.weight
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.01, momentum=0.9)
+    for x, y in batches():
+        optimizer.zero_grad()
+        F.cross_entropy(theirs(x), y).backward()
+        optimizer.step()
+    assert distance(flat(ours), flat(theirs)) < 1e-12
+
+
+def test_no_epochs_change_nothing() -> None:
+    model = made()
+    before = snapshot(model)
+    refine(model, batches(), GOAL, epochs=0)
+    assert unchanged(model, before)
+
+
+def test_the_functions_make_a_round_of_fnr() -> None:
+    """Ranking, targets and refinement by hand bring the weak models' norms nearer to the others'."""
+    models = [made() for _ in range(4)]
+    with torch.no_grad():
+        for scale, model in zip((1.0, 1.1, 3.0, 0.3), models, strict=True):
+            assert isinstance(model, Mlp)
+            model.norm.weight.mul_(scale)
+    norms = torch.stack([class_norms(model, batches()) for model in models])
+    weak = weakest(torch.tensor([0.9, 0.8, 0.2, 0.1]), 0.5)
+    assert weak.tolist() == [2, 3]
+    targets = norm_targets(norms, weak, "others")
+    for i, target in zip(weak.tolist(), targets, strict=True):
+        refine(models[i], batches(), target, weight=2.0, epochs=20, lr=0.05)
+        assert distance(class_norms(models[i], batches()), target) < distance(norms[i], target)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"penalty": "relativ"}, "relativ"),
+        ({"weight": -1.0}, "weight = -1.0"),
+        ({"epochs": -1}, "epochs = -1"),
+        ({"lr": 0.0}, "lr = 0.0"),
+        ({"batchnorm": "thawed"}, "thawed"),
+        ({"targets": torch.ones(2, NUM_CLASSES)}, r"\(2, 4\)"),
+        ({"targets": torch.ones(2)}, "there are 2 classes"),
+        ({"public_loader": []}, "no batch"),
+        ({"public_loader": iter(())}, "only once"),
+        ({"features": "nothing"}, "nothing"),
+        ({"lr": 1e200}, "no longer finite"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_refused_and_the_model_is_untouched(options: dict[str, object], said: str) -> None:
+    model = made()
+    before = snapshot(model)
+    with pytest.raises(FnrflError, match=said):
+        refine(model, **{"public_loader": batches(), "targets": GOAL} | options)  # type: ignore[arg-type]
+    assert unchanged(model, before)
+    assert all(layer.training for layer in model.modules())
+
+
+def test_class_norms_refuse_what_they_cannot_measure() -> None:
+    with pytest.raises(ConfigError, match="no batch"):
+        class_norms(made(), [])
+    with pytest.raises(CompatibilityError, match="there are 3 classes"):
+        class_norms(made(), batches(), num_classes=3)
+    flat_only = nn.Sequential(nn.Unflatten(1, (1, NUM_FEATURES)), nn.Conv1d(1, 4, NUM_FEATURES), nn.Flatten()).double()
+    with pytest.raises(CompatibilityError, match="features='pool'"):
+        class_norms(flat_only, batches())
+    assert class_norms(flat_only, batches(), features="1").shape == (4,)
