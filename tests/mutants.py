@@ -169,7 +169,6 @@ MUTANTS = [
         local_penalty_drops_finish=("return self.inner.finish(start, end, travel, examples, shared, own)", "return {}, {}"),
         local_penalty_drops_inner_loss=("loss = self.inner.loss(", "loss = Objective().loss("),
         refines_on_private_data=('"refine", own=own, data="public"', '"refine", own=own, data="private"'),
-        refinement_remembered=("remember=False, hold=True", "remember=True, hold=True"),
         trained_is_the_refined=("trained=chunk.trained if early else params", "trained=params"),
         refined_model_not_used=("params = got.params[order]", "params = chunk.params"),
         refined_rows_mixed_up=("params = got.params[order]", "params = got.params"),

@@ -24,7 +24,7 @@ from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.net import Dropout, Model, Net
 from fnrfl.core.types import Batch, Flat, LocalTask, Out, State, Training, Tree
 from fnrfl.data.batches import Pool, plan
-from fnrfl.errors import ClientError, CompatibilityError
+from fnrfl.errors import ClientError, CompatibilityError, FnrflError
 from fnrfl.rng import generator
 from toys import Mlp, Run, World, assert_near, assert_same, bowls, classification, distance, named, quadratic
 
@@ -205,7 +205,7 @@ def test_a_skipped_client_is_as_if_it_were_absent(algorithm: Algorithm, engine: 
 
 def test_a_cohort_of_skipped_clients_is_an_error() -> None:
     world, _ = poisoned(3)
-    with pytest.raises(ClientError, match="client 3, round 1, stage local: no client of the cohort"):
+    with pytest.raises(FnrflError, match="No client of the cohort"):
         Run(FedAvg(), world=world, nonfinite="skip").round(torch.tensor([3]))
 
 

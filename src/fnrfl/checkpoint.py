@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import BaseModel, ConfigDict, Strict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -29,18 +31,19 @@ def save(run_dir: Path, done: int, state: State, store: ClientStore, config: str
         shutil.rmtree(stale, ignore_errors=True)
     part.mkdir(parents=True)
     _write(part / "server.safetensors", _pack(state))
-    named = _named(run_dir)
+    path = run_dir / "checkpoint.json"
+    clients = _index(path).clients if path.exists() else {}
     for client in sorted(store.changed):
         _write(part / f"client-{client}.safetensors", store.get(client))
-        named[str(client)] = f"rounds/{folder.name}/client-{client}.safetensors"
+        clients[client] = f"rounds/{folder.name}/client-{client}.safetensors"
     files.sync(part)
     part.rename(folder)
     files.sync(folder.parent)
     server = f"rounds/{folder.name}/server.safetensors"
-    index = {"format": FORMAT, "round": done, "config": config, "server": server, "clients": named}
-    files.write(run_dir / "checkpoint.json", json.dumps(index, indent=1) + "\n")
+    index = Index(format=FORMAT, round=done, config=config, server=server, clients=clients)
+    files.write(path, index.model_dump_json(indent=1) + "\n")
     store.changed.clear()
-    _prune(run_dir, {server, *named.values()})
+    _prune(run_dir, index)
 
 
 def load(run_dir: Path, store: ClientStore, config: str) -> tuple[int, State] | None:
@@ -48,35 +51,48 @@ def load(run_dir: Path, store: ClientStore, config: str) -> tuple[int, State] | 
     path = run_dir / "checkpoint.json"
     if not path.exists():
         return None
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-        found = index["format"], index["config"]
-        server, clients, done = index["server"], index["clients"], int(index["round"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged ({error!r}). Run again into another directory.") from error
-    if found[0] != FORMAT:
-        raise ConfigError(
-            f"{path} has format {found[0]}, and this version reads format {FORMAT}. Resume it with the version that "
-            "wrote it, or run again."
-        )
-    if found[1] != config:
+    index = _index(path)
+    if index.config != config:
         raise ConfigError(
             f"{path} belongs to another config than the config.toml beside it. Put that file back as it was, or run "
             "again into another directory."
         )
-    state = _unpack(_read(run_dir / server))
-    for client, file in clients.items():
-        store.put(int(client), _read(run_dir / file))
+    state = _unpack(run_dir / index.server)
+    for client, file in index.clients.items():
+        store.put(client, read(run_dir / file))
     store.changed.clear()
-    return done, state
+    _prune(run_dir, index)  # a kill may have left what the last save was about to remove
+    return index.round, state
 
 
-def _named(run_dir: Path) -> dict[str, str]:
-    path = run_dir / "checkpoint.json"
-    return dict(json.loads(path.read_text(encoding="utf-8"))["clients"]) if path.exists() else {}
+class Index(BaseModel):
+    """What `checkpoint.json` says."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: int
+    round: int
+    config: str
+    server: str
+    clients: dict[Annotated[int, Strict(False)], str]
 
 
-def _prune(run_dir: Path, alive: set[str]) -> None:
+def _index(path: Path) -> Index:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = content["format"]
+        if found == FORMAT:
+            return Index.model_validate(content)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged ({type(error).__name__}). Run again into another directory.") from error
+    raise ConfigError(
+        f"{path} has format {found}, and this version reads format {FORMAT}. Resume it with the version that wrote "
+        "it, or run again."
+    )
+
+
+def _prune(run_dir: Path, index: Index) -> None:
+    alive = {index.server, *index.clients.values()}
     for folder in (run_dir / "rounds").iterdir():
         for file in folder.iterdir():
             if str(file.relative_to(run_dir)) not in alive:
@@ -90,7 +106,11 @@ def _pack(state: State) -> Tree:
     return {"params": state.params} | buffers | {f"extra/{k}": v for k, v in state.extra.items()}
 
 
-def _unpack(flat: Tree) -> State:
+def _unpack(path: Path) -> State:
+    flat = read(path)
+    if "params" not in flat:
+        raise ConfigError(f"{path} is not a server's state. Run again into another directory.")
+
     def part(prefix: str) -> Tree:
         return {k.removeprefix(prefix): v for k, v in flat.items() if k.startswith(prefix)}
 
@@ -102,10 +122,9 @@ def _write(path: Path, tensors: Tree) -> None:
     files.sync(path)
 
 
-def _read(path: Path) -> Tree:
+def read(path: Path) -> Tree:
+    """The tensors of a file, or a sentence about why there are none."""
     try:
         return aligned(load_file(path))
     except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"The checkpoint file {path} cannot be read ({error}). Run again into another directory."
-        ) from error
+        raise ConfigError(f"{path} cannot be read ({error}). Run again into another directory.") from error

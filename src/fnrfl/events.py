@@ -30,5 +30,10 @@ def read(path: Path) -> list[Event]:
 def truncate(path: Path, rounds: int) -> list[Event]:
     """Keep the header and that many rounds; returns them."""
     kept = read(path)[: rounds + 1]
+    if len(kept) <= rounds:
+        raise ConfigError(
+            f"{path} has {len(kept)} lines, and the checkpoint beside it comes after round {rounds}. Run again into "
+            "another directory."
+        )
     files.write(path, "".join(json.dumps(event) + "\n" for event in kept))
     return kept

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fnrfl
@@ -132,12 +132,14 @@ def run(
             f"{run_dir} exists already. Go on with `fnrfl resume {run_dir}`, choose another directory with --out, or "
             "replace it with --overwrite."
         )
+    if run_dir is not None and run_dir.exists() and not (run_dir / "config.toml").exists():
+        raise ConfigError(f"{run_dir} is not a run, so it is not replaced. Choose another directory with --out.")
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         built = build(config, Path(scratch))
         for notice in built.notices:
             log.warning(notice)
         if run_dir is not None:
-            _found(run_dir, built, overwrite)
+            _found(run_dir, built)
         return _rounds(built, run_dir, 0, None, [], progress, checkpoint_every)
 
 
@@ -151,7 +153,9 @@ def resume(run_dir: str | Path, *, progress: Progress | None = None, checkpoint_
         built = build(config, Path(scratch))
         saved = checkpoint.load(run_dir, built.engine.store, config.sha256)
         done, state = saved if saved is not None else (0, None)
-        kept = events.truncate(run_dir / "events.jsonl", done)
+        log_file = run_dir / "events.jsonl"
+        _same(run_dir, events.read(log_file)[:1], built)
+        kept = events.truncate(log_file, done)
         return _rounds(built, run_dir, done, state, kept[1:], progress, checkpoint_every)
 
 
@@ -163,7 +167,7 @@ def load(run_dir: str | Path) -> Result:
     if not path.exists():
         raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {run_dir}`.")
     built = build(config)
-    weights = load_file(path)
+    weights = checkpoint.read(path)
     state = State(
         torch.cat([weights[name].reshape(-1) for name in built.net.shapes]),
         {name: weights[name] for name in built.net.flatten()[1]},
@@ -206,6 +210,7 @@ def _rounds(
         if run_dir is not None:
             events.append(run_dir / "events.jsonl", event)
             if time.monotonic() - saved >= checkpoint_every or t + 1 == config.rounds:
+                files.sync(run_dir / "events.jsonl")  # the log is never behind the checkpoint
                 checkpoint.save(run_dir, t + 1, state, engine.store, config.sha256)
                 saved = time.monotonic()
         if progress is not None:
@@ -295,7 +300,7 @@ def _scores(built: Built, state: State) -> Event:
 # -- the run directory ------------------------------------------------------------------------------------------------
 
 
-def _found(run_dir: Path, built: Built, overwrite: bool) -> None:
+def _found(run_dir: Path, built: Built) -> None:
     """Make the directory whole, under another name, and then let it appear."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}-", dir=run_dir.parent))
@@ -304,19 +309,41 @@ def _found(run_dir: Path, built: Built, overwrite: bool) -> None:
         manifest = built.partition.manifest() | {"splits": built.splits.manifest()}
         files.write(part / "partition.json", json.dumps(manifest) + "\n")
         events.append(part / "events.jsonl", _header(built))
-        if overwrite and run_dir.exists():
-            shutil.rmtree(run_dir)
         os.chmod(part, 0o755)
-        part.rename(run_dir)
-    except OSError:
+        if run_dir.exists():
+            old = part.with_name(f"{part.name}-old")
+            run_dir.rename(old)
+            part.rename(run_dir)
+            shutil.rmtree(old)
+        else:
+            part.rename(run_dir)
+    except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
     files.sync(run_dir.parent)
 
 
+def _same(run_dir: Path, header: list[Event], built: Built) -> None:
+    """Refuse to go on with another config or other data than the run began with."""
+    if not header:
+        raise ConfigError(f"{run_dir / 'events.jsonl'} has no first line. Run again into another directory.")
+    began = header[0]
+    if began.get("config_sha256") != built.config.sha256:
+        raise ConfigError(
+            f"{run_dir} was begun with another config than its config.toml says now. Put that file back as it was, or "
+            "run again into another directory."
+        )
+    if began["data"]["sha256"] != built.dataset.checksum:
+        raise ConfigError(
+            f'dataset = "{built.config.dataset}" is not the data that {run_dir} was begun with. Put it back as it was, '
+            "or run again into another directory."
+        )
+
+
 def _header(built: Built) -> Event:
     return {
         "config": built.config.model_dump(),
+        "config_sha256": built.config.sha256,
         "leaks": list(built.config.leaks_on),
         "notices": list(built.notices),
         "versions": {
@@ -350,4 +377,4 @@ def _config(run_dir: Path) -> RunConfig:
         raise ConfigError(
             f"{run_dir} is not a run directory: it has no config.toml. Start one with `fnrfl run -o {run_dir}`."
         )
-    return loads(path.read_text(encoding="utf-8"), origin=str(path))
+    return loads(files.read(path, "it must be the config that the run was begun with"), origin=str(path))

@@ -330,7 +330,7 @@ class Refining(Decorator):
 
     def _handed_over(self, chunk: Replies, rows: Tensor, task: LocalTask, early: bool) -> Replies:
         """The chunk with the models that its clients hand over: refined ones, and the others as they are."""
-        parts = [self.engine.train(chunk.clients[rows], task)] if len(rows) else []
+        parts = list(self.engine.stream(chunk.clients[rows], task)) if len(rows) else []
         done = {c for part in parts for c in part.clients.tolist()}
         rest = torch.tensor([m for m, c in enumerate(chunk.clients.tolist()) if c not in done], dtype=torch.int64)
         if early and not self.fnr.norm_pass_train_mode:  # the server has them already

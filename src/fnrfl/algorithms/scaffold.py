@@ -85,7 +85,7 @@ class Scaffold(Algorithm):
         new = got
         if self.variates == "I":
             gradients = self._gradients(state, engine.training)
-            new = engine.fold(cohort, gradients, mean=lambda r: r.extras, uniform=uniform)
+            new = engine.fold(got.clients, gradients, mean=lambda r: r.extras, uniform=uniform)
         everybody = engine.examples
         part = len(new.clients) / len(everybody) if uniform else new.examples.sum() / everybody.sum()
         params = state.params + self.server_lr * got.mean["moved"] + got.mean["refinement"]  # line 17

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from fnrfl.core.types import Replies, Tree, aligned
+from fnrfl.core.types import Replies, Tree, aligned, nobody_answered
 
 
 class Kept:
@@ -35,6 +35,8 @@ class Kept:
                 self._save(self._count, chunk)
             self._count += 1
             clients.append(chunk.clients)
+        if not clients:
+            raise nobody_answered()
         self.clients = torch.cat(clients)
 
     def __iter__(self) -> Iterator[Replies]:

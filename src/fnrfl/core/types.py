@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from fnrfl.errors import FnrflError
+
 if TYPE_CHECKING:
     from fnrfl.core.algorithm import Objective
 
@@ -127,6 +129,8 @@ class Replies:
     @staticmethod
     def stack(chunks: list[Replies], join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Replies:
         """All chunks as one."""
+        if not chunks:
+            raise nobody_answered()
         if len(chunks) == 1 and join is torch.cat:
             return chunks[0]
         joined: dict[str, Any] = {}
@@ -135,6 +139,11 @@ class Replies:
             tree = isinstance(values[0], dict)
             joined[f.name] = {k: join([v[k] for v in values]) for k in values[0]} if tree else join(values)
         return Replies(**joined)
+
+
+def nobody_answered() -> FnrflError:
+    """What to raise when a whole cohort was left out."""
+    return FnrflError("No client of the cohort ended with finite numbers. Lower client.lr, or fnr.lr if refining.")
 
 
 Fold = Callable[[Replies], Tree]  # some clients' replies -> named [m, ...] values
@@ -178,6 +187,8 @@ def fold(chunks: Iterable[Replies], *, mean: Fold, uniform: bool = False) -> Fol
                 top = value.amax(0)
                 integer[name] = top if name not in integer else torch.maximum(integer[name], top)
         facts.append((chunk.clients, chunk.examples, chunk.steps, chunk.travel, chunk.loss))
+    if not facts:
+        raise nobody_answered()
     clients, examples, steps, travel, loss = (torch.cat(f) for f in zip(*facts, strict=True))
     for value in floating.values():
         value.div_(examples.sum())

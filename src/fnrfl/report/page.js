@@ -41,6 +41,8 @@
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(+(i * step).toPrecision(12));
     return found;
   }
+  // Percentages on an axis have decimals only where they differ in them.
+  const whole = (values, text) => (text === percent && values.every((v) => Math.abs(100 * v - Math.round(100 * v)) < 1e-6) ? (v) => percent(v, 0) : text);
   const scale = (from, to, start, end) => (v) => start + ((v - from) / (to - from || 1)) * (end - start);
 
   // -- the value under a pointer, a finger or the arrow keys -------------------------------------------------------------
@@ -138,15 +140,17 @@
     const pad = (high - low || Math.abs(high) || 1) * 0.06;
     [low, high] = bounded ? [Math.max(0, low - pad), Math.min(1, high + pad)] : [Math.max(0, low - pad), high + pad];
     const yTicks = ticks(low, high, height / 55);
-    const left = 14 + 6.8 * Math.max(...yTicks.map((v) => yText(v).length));
+    const tickText = whole(yTicks, yText);
+    const left = 14 + 6.8 * Math.max(...yTicks.map((v) => tickText(v).length));
     const [right, top, bottom] = [width - 12, 14, height - 42];
     const x0 = shared ? Math.min(...xs) : 0;
     const xTicks = ticks(x0, Math.max(...xs), Math.min(8, width / 90)).filter((v) => !shared || Number.isInteger(v));
+    if (shared && xTicks[0] !== x0 && (xTicks.length < 2 || xTicks[0] - x0 > (xTicks[1] - xTicks[0]) / 2)) xTicks.unshift(x0);
     const px = scale(x0, Math.max(...xs), left + 4, right - 6);
     const py = scale(low, high, bottom, top);
     for (const v of yTicks) {
       svg.append(s("line", { class: "grid", x1: left, x2: right, y1: py(v), y2: py(v) }),
-        s("text", { x: left - 8, y: py(v) + 4, "text-anchor": "end" }, yText(v)));
+        s("text", { x: left - 8, y: py(v) + 4, "text-anchor": "end" }, tickText(v)));
     }
     for (const v of xTicks) svg.append(s("text", { x: px(v), y: bottom + 18, "text-anchor": "middle" }, xText(v)));
     svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, xName));
@@ -191,15 +195,17 @@
     const [low, high] = [Math.max(0, Math.min(...all) - pad), Math.min(1, Math.max(...all) + pad)];
     const px = scale(low, high, 8, width - 16);
     const bottom = height - 30;
-    for (const v of ticks(low, high, Math.min(8, width / 90))) {
+    const shown = ticks(low, high, Math.min(8, width / 90));
+    const tickText = whole(shown, percent);
+    for (const v of shown) {
       svg.append(s("line", { class: "grid", x1: px(v), x2: px(v), y1: top, y2: bottom }),
-        s("text", { x: px(v), y: bottom + 18, "text-anchor": "middle" }, percent(v)));
+        s("text", { x: px(v), y: bottom + 18, "text-anchor": "middle" }, tickText(v)));
     }
     if (leak) svg.append(s("text", { class: "watermark", x: width / 2, y: top + rows.length * step / 2 + 14, "text-anchor": "middle" }, "leak"));
     const targets = [];
     rows.forEach((row, index) => {
       const y = top + index * step + 31;
-      const label = s("text", { class: "name", x: 8, y: y - 13 }, clip(row.label, width - 24));
+      const label = s("text", { class: "name", x: 0, y: y - 13 }, clip(row.label, width - 8));
       svg.append(label, s("line", { x1: px(Math.min(...row.values)), x2: px(Math.max(...row.values)), y1: y, y2: y, stroke: colour(row.mark),
         "stroke-width": 2, opacity: 0.35 }));
       for (const value of row.values) {
@@ -230,6 +236,9 @@
       if (c % everyColumn === 0) svg.append(s("text", { x: labelWidth + (c + 0.5) * w, y: top - 8, "text-anchor": "middle" }, name));
     });
     const targets = [];
+    // All cells have their number or none has, and a small one rather than none.
+    const longest = Math.max(0, ...rows.flatMap((_, r) => columns.map((_, c) => (value(r, c) === null ? 0 : text(value(r, c)).length))));
+    const size = [12, 10.5, 9].find((points) => h0 >= 16 && w >= 0.6 * points * longest + 3);
     const most = beside ? Math.max(...beside) : 0;
     rows.forEach((name, r) => {
       const y = top + r * h0;
@@ -242,9 +251,10 @@
         const place = { x: box[0], y: box[1], width: box[2] - box[0], height: box[3] - box[1], rx: gap ? 2 : 0 };
         svg.append(s("rect", { class: "empty", ...place }));
         if (share > 0) svg.append(s("rect", { class: "cell", ...place, "fill-opacity": (0.06 + 0.94 * share).toFixed(3) }));
-        const inside = v === null ? "" : text(v);
-        if (h0 >= 16 && w >= 7 * inside.length + 4) {
-          svg.append(s("text", { class: share > 0.5 ? "dark" : "light", x: (box[0] + box[2]) / 2, y: y + h0 / 2 + 4, "text-anchor": "middle" }, inside));
+        if (size && v !== null) {
+          const cell = s("text", { class: share > 0.5 ? "dark" : "light", x: (box[0] + box[2]) / 2, y: y + h0 / 2 + 4, "text-anchor": "middle" }, text(v));
+          cell.style.fontSize = `${size}px`;
+          svg.append(cell);
         }
         targets.push({ box, at: [(box[0] + box[2]) / 2, box[1]], outline: true, ...said(r, c) });
       });
@@ -278,7 +288,6 @@
       svg.append(s("line", { class: "grid", x1: px(v), x2: px(v), y1: top, y2: bottom }),
         s("text", { x: px(v), y: bottom + 18, "text-anchor": "middle" }, number(v)));
     }
-    svg.append(s("text", { x: width, y: height, "text-anchor": "end" }, unit));
     if (leak) svg.append(s("text", { class: "watermark", x: width / 2, y: height / 2, "text-anchor": "middle" }, "leak"));
     const targets = [];
     let y = top;
@@ -396,6 +405,26 @@
     }
   });
 
+  // -- tables that sort -----------------------------------------------------------------------------------------------------
+  function sorting(table) {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, index) => head.querySelector("button").addEventListener("click", () => {
+      const numbers = head.classList.contains("number");
+      // Numbers from the largest, words from the first letter; what has no value stays at the end.
+      const way = head.getAttribute("aria-sort") === (numbers ? "descending" : "ascending") ? (numbers ? 1 : -1) : numbers ? -1 : 1;
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", way > 0 ? "ascending" : "descending");
+      const value = (row) => row.cells[index].dataset.value;
+      const rows = [...table.tBodies[0].rows].sort((a, b) => {
+        const [u, v] = [value(a), value(b)];
+        if (u === "" || v === "") return (u === "") - (v === "");
+        return way * (numbers ? u - v : u.localeCompare(v));
+      });
+      table.tBodies[0].append(...rows);
+    }));
+  }
+  document.querySelectorAll("table:not(.still):not(#learned-clients)").forEach(sorting);
+
   // -- inside one run -----------------------------------------------------------------------------------------------------
   const picker = document.getElementById("inside-picker");
   const slider = document.getElementById("inside-round");
@@ -405,6 +434,7 @@
   const clientNames = () => run().clients.map((client) => `client ${client.client}`);
   const classNames = () => run().counts[0].map((_, c) => String(c));
   data.inside.forEach((one, i) => picker.append(h("option", { value: i }, `${one.label}, seed ${one.seed}${one.leaks.length ? " (leak)" : ""}`)));
+  picker.value = data.first;
   const paints = [
     keep(plot("split"), (width) => {
       const { counts, clients } = run();
@@ -439,7 +469,9 @@
         shared: true }) : "";
     }),
   ];
-  const learned = document.querySelector("#learned-clients tbody");
+  const learned = document.getElementById("learned-clients");
+  const KNOWN = [["client", "client", String], ["examples", "examples", number], ["active", "rounds active", String], ["ranking", "ranking accuracy", percent],
+    ["norm", "mean class norm", number], ["norm_low", "lowest", number], ["norm_high", "highest", number], ["refined", "times refined", String]];
   function inside() {
     const { refined, change: changed, norms, gap, clients } = run();
     for (const [name, there] of Object.entries({ refined, change: changed, norms, gap })) part(name).hidden = !there;
@@ -447,37 +479,17 @@
     if (norms) slider.max = norms.rounds.length - 1;
     if (norms) slider.value = slider.max;
     paints.forEach((paint) => paint());
-    const shown = (v, text) => (v === null ? ["", ""] : [v, text(v)]);
-    learned.replaceChildren(...clients.map((client) => h("tr", {}, ...[
-      [client.client, String(client.client)], [client.examples, number(client.examples)], [client.active, String(client.active)],
-      shown(client.ranking, percent), shown(client.norm, (v) => `${number(v)} (${number(client.norm_low)} to ${number(client.norm_high)})`),
-      shown(client.refined, String),
-    ].map(([value, text], i) => h("td", { class: i ? "number" : "number head", "data-value": value,
-      "data-label": learned.parentElement.tHead.rows[0].cells[i].textContent }, i ? text : text)))));
+    const known = KNOWN.filter(([key]) => clients.some((client) => client[key] !== null));
+    learned.tHead.rows[0].replaceChildren(...known.map(([, name]) => h("th", { scope: "col", class: "number" }, h("button", { type: "button" }, name))));
+    learned.tBodies[0].replaceChildren(...clients.map((client) => h("tr", {}, ...known.map(([key, name, text], i) =>
+      h("td", { class: i ? "number" : "number head", "data-label": name, "data-value": client[key] === null ? "" : client[key] },
+        client[key] === null ? "" : i ? text(client[key]) : h("span", {}, `client ${client.client}`))))));
+    sorting(learned);
     document.getElementById("learned-of").textContent = picker.selectedOptions[0].textContent;
   }
   picker.addEventListener("change", inside);
   slider.addEventListener("input", () => paints[3]());
   inside();
-
-  // -- tables that sort -----------------------------------------------------------------------------------------------------
-  document.querySelectorAll("table:not(.still)").forEach((table) => {
-    const heads = [...table.tHead.rows[0].cells];
-    heads.forEach((head, index) => head.querySelector("button").addEventListener("click", () => {
-      const numbers = head.classList.contains("number");
-      // Numbers from the largest, words from the first letter; what has no value stays at the end.
-      const way = head.getAttribute("aria-sort") === (numbers ? "descending" : "ascending") ? (numbers ? 1 : -1) : numbers ? -1 : 1;
-      heads.forEach((other) => other.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", way > 0 ? "ascending" : "descending");
-      const value = (row) => row.cells[index].dataset.value;
-      const rows = [...table.tBodies[0].rows].sort((a, b) => {
-        const [u, v] = [value(a), value(b)];
-        if (u === "" || v === "") return (u === "") - (v === "");
-        return way * (numbers ? u - v : u.localeCompare(v));
-      });
-      table.tBodies[0].append(...rows);
-    }));
-  });
 
   // -- light and dark -------------------------------------------------------------------------------------------------------
   const button = document.getElementById("theme");

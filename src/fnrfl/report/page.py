@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,9 @@ PHASES = {
     "refine": "refinement",
     "deliver": "delivery of unrefined models",
     "server": "server",
-    "observe": "looking at refinement (not counted)",
-    "evaluate": "evaluation (not counted)",
+    "look": "evaluation, not counted",
 }
+COLOURS = {"local": 0, "norm-pass": 7, "measure": 2, "refine": 3, "deliver": 4, "server": 5, "look": 6}
 NUMBERS = 120_000  # of class norms on a page, over all runs that are shown from inside
 ROWS = 200  # clients shown of one run
 
@@ -80,40 +80,45 @@ def render(panels: Sequence[Panel], waiting: Sequence[Run] = (), title: str | No
     runs = [run for group in groups for run in group.runs]
     style, script = part("page.css"), part("page.js")
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return template.from_string(part("page.html")).render(
-        title=title or _title(panels),
-        style=Markup(style),
-        script=Markup(script),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
-        data=Markup(_json(_payload(panels))),
-        dashes=DASHES,
-        summary=words.summary(panels),
-        leaks={leak: words.LEAKS.get(leak, leak) for group in groups for leak in group.leaks},
-        unfinished=[run for run in runs if not run.finished],
-        waiting=waiting,
-        notices=list(dict.fromkeys(notice for run in runs for notice in run.about["notices"])),
-        failed=list(dict.fromkeys(failed for run in runs for failed in read.comparison(run.path.parent).failed)),
-        panels=[
-            {
-                "title": panel.title,
-                "leaks": panel.leaks,
-                "measured_on": words.measured_on(panel),
-                "seconds_of": words.seconds_of(panel),
-                "several_seeds": any(len(group.runs) > 1 for group in panel.groups),
-                "results": tables.results(panel),
-                "differences": tables.differences(panel),
-                "every_run": tables.every_run(panel),
-                "settings": tables.settings(panel),
-            }
-            for panel in panels
-        ],
-        learned=tables.learned(groups),
-        refining=any(run.refines for run in runs),
-        groups=groups,
-        reruns=[_rerun(group) for group in groups],
-        facts=_facts(runs),
-    ).lstrip()
+    return (
+        template.from_string(part("page.html"))
+        .render(
+            title=title or _title(panels),
+            style=Markup(style),
+            script=Markup(script),
+            style_hash=_hash(style),
+            script_hash=_hash(script),
+            data=Markup(_json(_payload(panels))),
+            dashes=DASHES,
+            what=words.what(panels),
+            summary=words.summary(panels),
+            leaks={leak: words.LEAKS.get(leak, leak) for group in groups for leak in group.leaks},
+            unfinished=[run for run in runs if not run.finished],
+            waiting=waiting,
+            notices=list(dict.fromkeys(notice for run in runs for notice in run.about["notices"])),
+            failed=list(dict.fromkeys(failed for run in runs for failed in read.comparison(run.path.parent).failed)),
+            panels=[
+                {
+                    "title": panel.title,
+                    "leaks": panel.leaks,
+                    "measured_on": words.measured_on(panel),
+                    "seconds_of": words.seconds_of(panel),
+                    "several_seeds": any(len(group.runs) > 1 for group in panel.groups),
+                    "results": tables.results(panel),
+                    "differences": tables.differences(panel),
+                    "every_run": tables.every_run(panel),
+                    "settings": tables.settings(panel),
+                }
+                for panel in panels
+            ],
+            learned=tables.learned(groups),
+            refining=any(run.refines for run in runs),
+            groups=groups,
+            reruns=[_rerun(group) for group in groups],
+            facts=_facts(runs),
+        )
+        .lstrip()
+    )
 
 
 def _title(panels: Sequence[Panel]) -> str:
@@ -146,30 +151,31 @@ def _payload(panels: Sequence[Panel]) -> dict[str, Any]:
         "metrics": [{"key": key, "name": name, "help": text} for key, name, text in METRICS],
         "panels": [_panel(panel) for panel in panels],
         "inside": [_inside(group, NUMBERS // max(1, refining)) for group in groups],
+        "first": next((i for i, group in enumerate(groups) if group.runs[0].refines), 0),
     }
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    present: dict[str, list[str]] = {"bytes": [], "seconds": []}
-    for kind, names in present.items():
-        met = {name for group in panel.groups for run in group.runs for event in run.rounds for name in event[kind]}
-        names += [name for name in PHASES if name in met] + sorted(met - PHASES.keys())
-    colours = {
-        name: i for i, name in enumerate([*PHASES, *sorted({*present["bytes"], *present["seconds"]} - PHASES.keys())])
-    }
+    def phases(kind: str) -> dict[str, dict[str, Any]]:
+        met = {_phase(name) for group in panel.groups for run in group.runs for e in run.rounds for name in e[kind]}
+        names = [name for name in PHASES if name in met] + sorted(met - PHASES.keys())
+        return {name: {"label": PHASES.get(name, name), "mark": COLOURS.get(name, 1)} for name in names}
 
-    def named(names: list[str]) -> list[dict[str, Any]]:
-        return [{"label": PHASES.get(name, name), "mark": colours[name]} for name in names]
-
+    traffic, time = phases("bytes"), phases("seconds")
     return {
         "leaks": panel.leaks,
         "classes": [str(c) for c in range(len(panel.groups[0].runs[0].counts[0]))],
-        "phases": {"bytes": named(present["bytes"]), "time": named(present["seconds"])},
-        "groups": [_group(group, present) for group in panel.groups],
+        "phases": {"bytes": list(traffic.values()), "time": list(time.values())},
+        "groups": [_group(group, list(traffic), list(time)) for group in panel.groups],
     }
 
 
-def _group(group: Group, phases: dict[str, list[str]]) -> dict[str, Any]:
+def _phase(name: str) -> str:
+    """A phase of the log as the page shows it: all looking at models is one."""
+    return "look" if name in read.LOOKING else name
+
+
+def _group(group: Group, traffic: Sequence[str], time: Sequence[str]) -> dict[str, Any]:
     rounds = range(group.num_rounds)
 
     def over_seeds(metric: str) -> dict[str, list[float | None]] | None:
@@ -178,19 +184,25 @@ def _group(group: Group, phases: dict[str, list[str]]) -> dict[str, Any]:
         if not any(at):
             return None
         return {
-            "mean": [short(read.mean(values)) for values in at],
+            "mean": [_mean(values) for values in at],
             "low": [short(min(values, default=None)) for values in at],
             "high": [short(max(values, default=None)) for values in at],
         }
 
-    def spent(direction: str) -> list[float | None]:
+    def sent(direction: str) -> list[float | None]:
+        """MiB by phase, mean over the runs."""
         return [
-            short(
-                read.mean(
-                    [sum(e["bytes"].get(p, {}).get(direction, 0) for e in run.rounds) / MIB for run in group.runs]
-                )
+            _mean(sum(e["bytes"].get(phase, {}).get(direction, 0) for e in run.rounds) / MIB for run in group.runs)
+            for phase in traffic
+        ]
+
+    def spent() -> list[float | None]:
+        """Seconds by phase, mean over the runs."""
+        return [
+            _mean(
+                sum(v for e in run.rounds for k, v in e["seconds"].items() if _phase(k) == phase) for run in group.runs
             )
-            for p in phases["bytes"]
+            for phase in time
         ]
 
     curves = {metric: over_seeds(metric) for metric, _, _ in METRICS}
@@ -202,19 +214,11 @@ def _group(group: Group, phases: dict[str, list[str]]) -> dict[str, Any]:
         "final": [short(run.accuracy) for run in group.runs],
         "rounds": [group.runs[0].rounds[t]["round"] for t in rounds],
         "curves": {metric: curve for metric, curve in curves.items() if curve is not None},
-        "mib": [short(read.mean([run.mib[t] for run in group.runs])) for t in rounds],
-        "seconds": [short(read.mean([run.seconds[t] for run in group.runs])) for t in rounds],
-        "classes": [short(read.mean(values)) for values in zip(*per_class, strict=True)],
-        "bytes": [{"name": "down", "parts": spent("down")}, {"name": "up", "parts": spent("up")}],
-        "time": [
-            {
-                "name": "",
-                "parts": [
-                    short(read.mean([sum(e["seconds"].get(p, 0.0) for e in run.rounds) for run in group.runs]))
-                    for p in phases["seconds"]
-                ],
-            }
-        ],
+        "mib": [_mean(run.mib[t] for run in group.runs) for t in rounds],
+        "seconds": [_mean(run.seconds[t] for run in group.runs) for t in rounds],
+        "classes": [_mean(values) for values in zip(*per_class, strict=True)],
+        "bytes": [{"name": "down", "parts": sent("down")}, {"name": "up", "parts": sent("up")}],
+        "time": [{"name": "", "parts": spent()}],
     }
 
 
@@ -248,7 +252,7 @@ def _client(run: Run, client: int) -> dict[str, Any]:
         "examples": sum(run.counts[client]),
         "active": len(active),
         "ranking": short(ranked[-1]["ranking"][ranked[-1]["cohort"].index(client)]) if ranked else None,
-        "norm": short(read.mean(known)),
+        "norm": _mean(known),
         "norm_low": short(min(known, default=None)),
         "norm_high": short(max(known, default=None)),
         "refined": sum(client in event["refined"] for event in active if "refined" in event) if run.refines else None,
@@ -282,8 +286,8 @@ def _change(run: Run) -> dict[str, Any] | None:
         return None
     before, after = ([event[key] for event in told] for key in ("refined_before", "refined_after"))
     return {
-        "before": [short(read.mean(values)) for values in zip(*before, strict=True)],
-        "after": [short(read.mean(values)) for values in zip(*after, strict=True)],
+        "before": [_mean(values) for values in zip(*before, strict=True)],
+        "after": [_mean(values) for values in zip(*after, strict=True)],
     }
 
 
@@ -323,7 +327,7 @@ def _gap(run: Run) -> list[dict[str, Any]] | None:
                 found.append(
                     {
                         "x": event["round"],
-                        "y": short(read.mean(means)),
+                        "y": _mean(means),
                         "low": short(min(means)),
                         "high": short(max(means)),
                     }
@@ -334,6 +338,10 @@ def _gap(run: Run) -> list[dict[str, Any]] | None:
         {"label": "the others", "points": points(refined=False)},
         {"label": "refined in this round, before it", "points": points(refined=True)},
     ]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    return short(read.mean(list(values)))
 
 
 def short(value: float | None) -> float | None:

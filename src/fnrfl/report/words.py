@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from fnrfl.metrics.statistics import Difference, mean, paired
 from fnrfl.report.read import Group, Panel, control, plain, ranked
 
-MOST = 6  # sentences about FNR; a longer list is what the table is for
+MOST = 6  # methods whose FNR gets a sentence; a longer list is what the table is for
+SPACE = "\N{NO-BREAK SPACE}"
 LEAKS = {
     "public_is_test": "models were refined on the test set and its labels",
     "norm_pass_train_mode": "the norm pass overwrote the clients' BatchNorm statistics",
@@ -16,98 +17,97 @@ LEAKS = {
 }
 
 
-def summary(panels: Sequence[Panel]) -> list[str]:
-    """Paragraphs: what was run, who was best and whether that is more than luck, and what FNR did."""
+def what(panels: Sequence[Panel]) -> str:
+    """What was run, in one sentence."""
     groups = [group for panel in panels for group in panel.groups]
-    told = [_what(groups)]
+    runs = sum(len(group.runs) for group in groups)
+    seeds = sorted({seed for group in groups for seed in group.seeds})
+
+    def each(key: str) -> str:
+        return listed(list(dict.fromkeys(str(group.config[key]) for group in groups)))
+
+    return (
+        f"{runs} {'run' if runs == 1 else 'runs'} on {each('dataset')}: {each('scenario')} over {each('clients')} "
+        f"clients, {each('rounds')} rounds, model {each('model.name')}, {'seed' if len(seeds) == 1 else 'seeds'} "
+        f"{listed([str(seed) for seed in seeds])}."
+    )
+
+
+def summary(panels: Sequence[Panel]) -> list[str]:
+    """Paragraphs: who was best, whether that is more than luck, and what FNR did."""
+    told = []
     settings = [(panel, lines) for panel in panels for lines in ranked(panel.groups)]
     for panel, lines in settings:
-        where = f"Under {lines[0].config['scenario']} on {panel.title}: " if len(settings) > 1 else ""
-        told.append(where + _best(lines))
-        told += _about_fnr(lines, where)
-    late = [group for group in groups if not group.finished]
-    if late:
-        told.append(f"{_list([g.label for g in late]).capitalize()}: shown as far as it went, and not ranked.")
-    if any(len(lines) > 1 for _, lines in settings) and any(panel.leaks for panel in panels):
+        where = f"{panel.title}, {lines[0].config['scenario']}: " if len(settings) > 1 else ""
+        first, *rest = [*_best(lines), *_about_fnr(lines)]
+        told += [where + first, *rest]
+    if late := [group.label for panel in panels for group in panel.groups if not group.finished]:
+        told.append(f"Not finished, so shown as far as it went and not ranked: {listed(late)}.")
+    if len(panels) > 1 and any(panel.leaks for panel in panels):
         told.append("Lines with a leak are ranked among themselves only: they saw what an honest run does not see.")
     return told
 
 
-def _what(groups: Sequence[Group]) -> str:
-    runs = sum(len(group.runs) for group in groups)
-    seeds = sorted({seed for group in groups for seed in group.seeds})
-    methods = list(dict.fromkeys(group.label for group in groups))
-    named = _list(methods) if len(methods) <= 5 else f"{len(methods)} methods and settings"
-
-    def one(key: str) -> str:
-        return _list(list(dict.fromkeys(str(group.config[key]) for group in groups)))
-
-    return (
-        f"{_count(runs, 'run')} on {one('dataset')}: {named}; {'seed' if len(seeds) == 1 else 'seeds'} "
-        f"{_list([str(seed) for seed in seeds])}; {one('clients')} clients, {one('scenario')}, {one('rounds')} rounds, "
-        f"model {one('model.name')}."
-    )
-
-
-def _best(lines: Sequence[Group]) -> str:
+def _best(lines: Sequence[Group]) -> list[str]:
     order = sorted(lines, key=lambda group: -mean(list(group.accuracy.values())))
     first = order[0]
     values = list(first.accuracy.values())
-    over = (
-        f", mean of {len(values)} seeds, {100 * min(values):.1f} to {percent(max(values))}" if len(values) > 1 else ""
-    )
-    reached = f"{percent(mean(values))} test accuracy after {first.config['rounds']} rounds{over}"
+    after = f"{percent(mean(values))} test accuracy after {first.config['rounds']} rounds"
+    spread = f"That is the mean of {len(values)} seeds, {percent(min(values))} to {percent(max(values))}. "
+    if len(values) == 1:
+        spread = "That is one seed. "
     if len(order) == 1:
-        return f"{first.label} reached {reached}." + ("" if over else " One seed says nothing about the spread.")
+        return [f"{first.label} reached {after}.", spread + "There is nothing here to compare it with."]
     second = order[1]
     ahead = mean(values) - mean(list(second.accuracy.values()))
     if round(ahead, 12) == 0:
-        return f"{first.label} and {second.label} are equal: {reached}."
-    found = paired(first.accuracy, second.accuracy)
-    text = f"{first.label} came out best: {reached}. The next is {second.label}, {points(ahead)} behind. "
-    return text + _luck(found, "the two")
+        return [f"{first.label} and {second.label} came out best, with the same {after}.", spread.strip()]
+    luck = _luck(paired(first.accuracy, second.accuracy))
+    return [
+        f"{first.label} came out best, with {after}.",
+        f"{spread}The next is {second.label}, {100 * ahead:.1f} points behind: {luck}.",
+    ]
 
 
-def _luck(found: Difference | None, these: str) -> str:
-    """Whether a difference is more than the spread over seeds."""
+def _luck(found: Difference | None) -> str:
+    """Whether a difference is more than the spread over seeds, as the end of a sentence."""
     if found is None:
-        return f"They have no seed in common, so it cannot be told whether {these} really differ."
+        return "they share no seed, so it cannot be told whether that is more than luck"
     if found.n == 1:
-        return "With one seed in common it cannot be told whether that is more than luck."
+        return "with one seed in common it cannot be told whether that is more than luck"
     if found.low is None or found.high is None:
-        return f"It is the same with every seed, which is too little to tell whether {these} really differ."
-    span = f"Seed by seed the 95 % interval is {signed(found.low)} to {signed(found.high)} points"
+        return (
+            "the same with every seed, which is too little to tell from luck" if found.mean else "with no seed at all"
+        )
+    interval = f"(95{SPACE}% interval {signed(found.low)} to {signed(found.high)} points, {found.n} seeds)"
     if found.low <= 0 <= found.high:
-        return f"{span}: within the spread over seeds, so {these} cannot be told apart."
-    return f"{span}: more than the spread over seeds."
+        return f"within the spread over seeds, so it may be luck {interval}"
+    return f"more than the spread over seeds {interval}"
 
 
-def _about_fnr(lines: Sequence[Group], where: str) -> list[str]:
+def _about_fnr(lines: Sequence[Group]) -> list[str]:
     """What refinement did to each method, and what of that is the penalty's."""
-    told = []
-    for group in lines:
-        if not group.runs[0].refines or group.config["fnr.weight"] == 0:
-            continue
+    penalised = [group for group in lines if group.runs[0].refines and group.config["fnr.weight"] != 0]
+    if len(penalised) > MOST:
+        return [f"{len(penalised)} lines have FNR; the table of differences says what it changed in each."]
+    told, alone = [], []
+    for group in penalised:
         bare, without = plain(group, lines), control(group, lines)
-        name = group.config["algorithm.name"]
-        found = bare and paired(group.accuracy, bare.accuracy)
         text = ""
-        if bare and found:
-            text = f"FNR changed {bare.label} by {points(found.mean, sign=True)}. {_luck(found, 'they')} "
-        penalty = without and paired(group.accuracy, without.accuracy)
-        if without and penalty:
-            text += f"The penalty's own part, against refinement with weight 0, is {points(penalty.mean, sign=True)}. "
-            text += _luck(penalty, "with and without penalty")
+        if bare and (found := paired(group.accuracy, bare.accuracy)):
+            text = f"{group.label} against {bare.label}: {signed(found.mean)} points, {_luck(found)}. "
+        if without and (found := paired(group.accuracy, without.accuracy)):
+            text += f"The penalty's own part, against {without.label}: {signed(found.mean)} points, {_luck(found)}."
         else:
-            text += (
-                f"There is no run of {name} with the same refinement and fnr.weight = 0, so nothing can be said about "
-                "the penalty itself."
-            )
-        told.append(where + text)
-    if len(told) > MOST:
-        return [f"{where}{len(told)} lines have FNR; the table of differences says what it changed in each."]
-    alike = f"{where}There is no run"  # said once, if it is all that there is to say
-    return told if not all(text.startswith(alike) for text in told) else told[:1]
+            alone.append(group.label)
+        if text:
+            told.append(text.strip())
+    if alone:
+        told.append(
+            f"Nothing can be said about the penalty itself in {listed(alone)}: there is no run with the same refinement "
+            "and fnr.weight = 0."
+        )
+    return told
 
 
 def verdict(found: Difference | None) -> str:
@@ -151,22 +151,14 @@ def seconds_of(panel: Panel) -> str:
 
 def percent(share: float) -> str:
     """A share for a sentence."""
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}{SPACE}%"
 
 
 def signed(share: float) -> str:
     """Percentage points with their sign, a proper minus included."""
-    return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")
+    return f"{round(100 * share, 1) + 0.0:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
-def points(share: float, sign: bool = False) -> str:
-    """Percentage points for a sentence."""
-    return f"{signed(share) if sign else f'{100 * share:.1f}'} points"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _list(words: Sequence[str]) -> str:
+def listed(words: Sequence[str]) -> str:
+    """Words as a list in a sentence."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
