@@ -329,6 +329,16 @@ def test_the_functions_make_a_round_of_fnr() -> None:
         assert distance(class_norms(models[i], batches()), target) < distance(norms[i], target)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_model_on_a_gpu_is_refined_there() -> None:
+    """Batches come from the CPU and are moved; the result is the CPU's."""
+    there = made().cuda()
+    refine(there, batches(), GOAL, weight=0.5)
+    assert next(there.parameters()).is_cuda
+    assert distance(flat(there).cpu(), flat(refine(made(), batches(), GOAL, weight=0.5))) < 1e-10
+    assert distance(class_norms(there, batches()).cpu(), class_norms(there.cpu(), batches())) < 1e-10
+
+
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 

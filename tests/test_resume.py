@@ -597,6 +597,25 @@ def test_a_directory_appears_whole_or_not_at_all(
     assert [p.name for p in run_dir.parent.iterdir()] == (["run"] if overwrite else [])
 
 
+@pytest.mark.parametrize("failure", [OSError("no space left on device"), KeyboardInterrupt()], ids=["disk", "ctrl-c"])
+def test_the_old_run_is_there_if_the_new_one_cannot_take_its_place(
+    config: RunConfig, run_dir: Path, failure: BaseException
+) -> None:
+    before = snapshot(run_dir.parent)
+    failures = [failure]
+
+    def rename(path: Path, target: Path, original: Callable[[Path, Path], Path] = Path.rename) -> Path:
+        if Path(target) == run_dir and failures:
+            raise failures.pop()
+        return original(path, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", rename)
+        with pytest.raises((type(failure), ConfigError)):
+            run(config, out=run_dir, overwrite=True)
+    assert snapshot(run_dir.parent) == before
+
+
 def test_what_cannot_be_built_leaves_the_old_run_alone(data: Path, run_dir: Path) -> None:
     before = snapshot(run_dir.parent)
     impossible = configured(data, {"clients": 80})

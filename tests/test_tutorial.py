@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +52,40 @@ def test_the_notebook_is_clean() -> None:
     """Nothing of the machine on which it was written: no outputs, no counts, the plain kernel."""
     assert NOTEBOOK["nbformat"] == 4
     assert NOTEBOOK["metadata"]["kernelspec"]["name"] == "python3"
-    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in NOTEBOOK["cells"] if "outputs" in cell)
-    ids = [cell["id"] for cell in NOTEBOOK["cells"]]
-    assert len(set(ids)) == len(ids)
+    cells = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells)
+    assert len({cell["id"] for cell in NOTEBOOK["cells"]}) == len(NOTEBOOK["cells"])
+
+
+# -- the first hour ---------------------------------------------------------------------------------------------------
+
+PAGE = (DOCS / "getting-started.md").read_text(encoding="utf-8")
+SET_UP = ("git clone", "cd fnrfl", "make ", "source ")  # what a reader does once; here it is done
+
+
+def steps(page: str) -> Iterator[tuple[str, str]]:
+    """Files to write (name, text) and commands to type ("$", command), in the order of the page."""
+    for info, body in re.findall(r"^```([^\n]*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        match info.split():
+            case ["python", "runnable", name]:
+                yield name, body
+            case ["console"]:
+                commands = re.findall(r"^\$ (.*)$", body.replace("\\\n", ""), re.MULTILINE)
+                yield from (("$", command) for command in commands if not command.startswith(SET_UP))
+
+
+@pytest.mark.slow
+def test_the_first_hour_can_be_typed(tmp_path: Path) -> None:
+    bin = Path(sys.executable).parent
+    source = Path(__file__).parent.parent / "src"
+    path = {"PATH": f"{bin}:{os.environ['PATH']}", "PYTHONPATH": os.environ.get("PYTHONPATH", str(source))}
+    found = list(steps(PAGE))
+    assert sum(what == "$" for what, _ in found) > 8
+    for what, text in found:
+        if what != "$":
+            (tmp_path / what).write_text(text, encoding="utf-8")
+            continue
+        done = subprocess.run(
+            ["bash", "-c", text], cwd=tmp_path, env=os.environ | path, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, f"$ {text}\n{done.stdout}{done.stderr}"

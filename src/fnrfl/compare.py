@@ -43,6 +43,7 @@ DISPENSABLE = (
     "MiB up", "MiB down", "best", "last 3", "rho", "kappa", "p of penalty", "seconds", "worst client", "MiB", "p",
     "penalty",
 )  # fmt: skip  # columns that a narrow terminal does without, in this order
+WEIGHTED = ("fnr.weight", "fnr.penalty", "fnr.target")  # keys that do not matter once the weight is 0
 SELF_EXPLAINING = ("algorithm.name", "dataset", "model.name", "scenario")  # the value says what it is
 
 
@@ -138,10 +139,11 @@ def read_seeds(text: str) -> list[int]:
     """Seeds such as "0,1,2" or "0-4"."""
     found: list[int] = []
     for piece in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", piece, re.ASCII)
-        if match is None:
+        match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", piece, re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not first <= last < first + 1000:
             raise ConfigError(f'"{text}" is not a list of seeds; write whole numbers, as in 0,1,2 or 0-4.')
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+        found += range(first, last + 1)
     return found
 
 
@@ -204,7 +206,7 @@ def _with_controls(groups: list[Group]) -> list[Group]:
             rows.append(group)
             continue
         without = config.replace({"fnr": {"weight": 0.0}})
-        parts = tuple(part for part in group.parts if part[0] not in ("fnr", "fnr.weight", "fnr.penalty"))
+        parts = tuple(part for part in group.parts if part[0] not in ("fnr", *WEIGHTED))
         twin = Group((*parts, ("fnr", "fnr weight 0")), without)
         label = known.setdefault(_fingerprint(without, weightless=True), twin.label)
         rows.append(replace(group, control=label))
@@ -214,10 +216,10 @@ def _with_controls(groups: list[Group]) -> list[Group]:
 
 
 def _fingerprint(config: RunConfig, *, weightless: bool = False) -> str:
-    """Equal for configs of the same run under different names; `weightless`: without weight no penalty matters."""
+    """Equal for configs of the same run under different names, or `weightless` with a penalty that has no weight."""
     fnr = config.fnr
     if weightless and fnr is not None and not fnr["weight"]:
-        fnr = {key: value for key, value in fnr.items() if key != "penalty"}
+        fnr = {key: value for key, value in fnr.items() if f"fnr.{key}" not in WEIGHTED}
     return config.model_copy(update={"name": "", "fnr": fnr}).sha256
 
 
@@ -515,7 +517,11 @@ def _baseline(groups: Iterable[Group], text: str | None) -> Parts:
             return group.parts
     pieces = {_slug(piece) for piece in split(text)}
     for group in known.values():
-        fitting = tuple(part for part in group.parts if pieces & {_slug(part[1]), _slug(f"{part[0]} {part[1]}")})
+        fitting = tuple(
+            (key, words)
+            for key, words in group.parts
+            if pieces & {_slug(words), _slug(f"{key.removesuffix('.name')} {words}")}
+        )
         if len(fitting) == len(pieces):
             return fitting
     labels = [f'"{label}"' for label in known]
@@ -562,7 +568,7 @@ def notes(comparison: Comparison) -> list[str]:
     if any(row.control for row in comparison.rows):
         said.insert(2, "Penalty: FNR minus the same refinement with fnr.weight = 0, paired in the same way.")
     if comparison.leaks:
-        said.insert(0, f"**leak**: {', '.join(comparison.leaks)}. These rows are no honest results.")
+        said.insert(0, f"leak: {', '.join(comparison.leaks)}. Rows marked so are no honest results.")
     if len(comparison.runs) < comparison.cells:
         said.insert(0, f"{len(comparison.runs)} of {comparison.cells} runs are finished.")
     return said + [f"{failure.cell} failed: {failure.error}" for failure in comparison.failed]

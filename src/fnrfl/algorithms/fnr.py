@@ -339,13 +339,8 @@ class Refining(Decorator):
             parts.append(self.engine.train(chunk.clients[rest], self._delivery()))
         got = Replies.stack(parts)
         order = torch.argsort(got.clients)[torch.argsort(torch.argsort(chunk.clients))]
-        params = got.params[order]
-        return replace(
-            chunk,
-            params=params,
-            trained=chunk.trained if early else params,
-            buffers={k: v[order] for k, v in got.buffers.items()},
-        )
+        # `trained` stays: what the server received before, or nothing at all, so that using it would be loud.
+        return replace(chunk, params=got.params[order], buffers={k: v[order] for k, v in got.buffers.items()})
 
     # -- the tasks ----------------------------------------------------------------------------------------------------
     def _local(self, task: LocalTask) -> LocalTask:

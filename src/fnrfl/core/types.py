@@ -117,7 +117,7 @@ class Replies:
     steps: Tensor  # [M]
     travel: Tensor  # [M] sum of the coefficients of raw gradients in start - trained; nan where there is none (Adam)
     loss: Tensor  # [M] mean training loss
-    trained: Tensor  # [M, P] where private training ended
+    trained: Tensor  # [M, P] where private training ended; [M, 0] if the server did not receive it
     params: Tensor  # [M, P] the model handed over
     buffers: Tree  # [M, ...]
     extras: Tree  # [M, ...]

@@ -431,13 +431,14 @@
   const part = (name) => document.querySelector(`[data-inside="${name}"]`);
   const plot = (name) => document.querySelector(`[data-inside-plot="${name}"]`);
   const run = () => data.inside[picker.value];
+  const split = () => data.splits[run().split];
   const clientNames = () => run().clients.map((client) => `client ${client.client}`);
-  const classNames = () => run().counts[0].map((_, c) => String(c));
+  const classNames = () => split()[0].map((_, c) => String(c));
   data.inside.forEach((one, i) => picker.append(h("option", { value: i }, `${one.label}, seed ${one.seed}${one.leaks.length ? " (leak)" : ""}`)));
   picker.value = data.first;
   const paints = [
     keep(plot("split"), (width) => {
-      const { counts, clients } = run();
+      const [counts, { clients }] = [split(), run()];
       return heat(width, { rows: clientNames(), columns: classNames(), rowName: "", columnName: "class", max: Math.max(...counts.flat()),
         value: (r, c) => counts[r][c], text: String, beside: clients.map((client) => client.examples),
         said: (r, c) => ({ title: `client ${r}, class ${c}`, rows: [{ label: "examples", value: String(counts[r][c]) },
@@ -473,7 +474,10 @@
   const KNOWN = [["client", "client", String], ["examples", "examples", number], ["active", "rounds active", String], ["ranking", "ranking accuracy", percent],
     ["norm", "mean class norm", number], ["norm_low", "lowest", number], ["norm_high", "highest", number], ["refined", "times refined", String]];
   function inside() {
-    const { refined, change: changed, norms, gap, clients } = run();
+    const { refined, change: changed, norms, gap, clients, all } = run();
+    const few = document.getElementById("inside-few");
+    few.hidden = clients.length === all;
+    few.textContent = `The first ${clients.length} of ${number(all)} clients.`;
     for (const [name, there] of Object.entries({ refined, change: changed, norms, gap })) part(name).hidden = !there;
     part("bare").hidden = Boolean(refined || norms);
     if (norms) slider.max = norms.rounds.length - 1;

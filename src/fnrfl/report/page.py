@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from importlib.resources import files as resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fnrfl import files
 from fnrfl.errors import ConfigError
@@ -18,7 +18,9 @@ from fnrfl.events import Event
 from fnrfl.report import read, tables, words
 from fnrfl.report.read import MIB, Group, Panel, Run
 
-DASHES = ("none", "7 4", "2 4", "10 4 2 4", "14 5", "5 3 1 3 1 3", "4 2", "1 3")
+T = TypeVar("T")
+# Seven, so that with eight colours fifty-six lines differ.
+DASHES = ("none", "7 4", "2 4", "10 4 2 4", "14 5", "5 3 1 3 1 3", "4 2")
 METRICS = (
     ("accuracy", "accuracy", "Share of right answers on the test set."),
     ("accuracy_clean", "clean", "Accuracy on the test set without feature noise."),
@@ -38,8 +40,10 @@ PHASES = {
     "look": "evaluation, not counted",
 }
 COLOURS = {"local": 0, "norm-pass": 7, "measure": 2, "refine": 3, "deliver": 4, "server": 5, "look": 6}
-NUMBERS = 120_000  # of class norms on a page, over all runs that are shown from inside
-ROWS = 200  # clients shown of one run
+# What keeps a page light, whatever it is about.
+POINTS = 200  # of a curve
+CLIENTS = 100  # of a run that is shown from inside
+NUMBERS = 100_000  # of class norms and rankings, over all runs that are shown from inside
 
 
 def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plots: bool = True) -> Path:
@@ -47,7 +51,7 @@ def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plo
 
     `out` is the file, or a folder that gets a report.html. Runs that differ in their seed alone make one line.
     """
-    runs = [read.read(path) for path in read.find(run_dirs)]
+    runs, failed = read.load(run_dirs)
     begun = [run for run in runs if run.rounds]
     if not begun:
         raise ConfigError(
@@ -56,17 +60,20 @@ def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plo
         )
     out = Path(out) / "report.html" if Path(out).is_dir() or not Path(out).suffix else Path(out)
     panels = read.panels(begun)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    files.write(out, render(panels, [run for run in runs if not run.rounds], title))
+    page = render(panels, title=title, waiting=[run for run in runs if not run.rounds], failed=failed)
     if plots:
         from fnrfl.report.plots import draw  # matplotlib is slow to import
 
         draw(panels, out.parent / "plots")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    files.write(out, page)
     return out
 
 
-def render(panels: Sequence[Panel], waiting: Sequence[Run] = (), title: str | None = None) -> str:
-    """The page as text; `waiting` are runs without a finished round."""
+def render(
+    panels: Sequence[Panel], *, title: str | None = None, waiting: Sequence[Run] = (), failed: Sequence[str] = ()
+) -> str:
+    """The page as text; `waiting` are runs without a finished round, `failed` sentences about runs that stopped."""
     try:
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
@@ -79,6 +86,7 @@ def render(panels: Sequence[Panel], waiting: Sequence[Run] = (), title: str | No
     groups = [group for panel in panels for group in panel.groups]
     runs = [run for group in groups for run in group.runs]
     style, script = part("page.css"), part("page.js")
+    lead, told = words.summary(panels)
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return (
         template.from_string(part("page.html"))
@@ -91,12 +99,13 @@ def render(panels: Sequence[Panel], waiting: Sequence[Run] = (), title: str | No
             data=Markup(_json(_payload(panels))),
             dashes=DASHES,
             what=words.what(panels),
-            summary=words.summary(panels),
+            lead=lead,
+            summary=told,
             leaks={leak: words.LEAKS.get(leak, leak) for group in groups for leak in group.leaks},
             unfinished=[run for run in runs if not run.finished],
             waiting=waiting,
             notices=list(dict.fromkeys(notice for run in runs for notice in run.about["notices"])),
-            failed=list(dict.fromkeys(failed for run in runs for failed in read.comparison(run.path.parent).failed)),
+            failed=failed,
             panels=[
                 {
                     "title": panel.title,
@@ -112,7 +121,6 @@ def render(panels: Sequence[Panel], waiting: Sequence[Run] = (), title: str | No
                 for panel in panels
             ],
             learned=tables.learned(groups),
-            refining=any(run.refines for run in runs),
             groups=groups,
             reruns=[_rerun(group) for group in groups],
             facts=_facts(runs),
@@ -124,9 +132,10 @@ def render(panels: Sequence[Panel], waiting: Sequence[Run] = (), title: str | No
 def _title(panels: Sequence[Panel]) -> str:
     groups = [group for panel in panels for group in panel.groups]
     data = ", ".join(dict.fromkeys(str(group.config["dataset"]) for group in groups))
+    methods = {read.method(group.config) for group in groups}
     if len(groups) == 1:
         return f"{groups[0].label} on {data}"
-    return f"{len(groups)} methods on {data}"
+    return f"{len(groups)} {'methods' if len(methods) == len(groups) else 'variants'} on {data}"
 
 
 def _hash(text: str) -> str:
@@ -145,12 +154,16 @@ def _json(value: object) -> str:
 
 def _payload(panels: Sequence[Panel]) -> dict[str, Any]:
     groups = [group for panel in panels for group in panel.groups]
-    refining = sum(group.runs[0].refines for group in groups)
+    refining = max(1, sum(group.runs[0].refines for group in groups))
+    splits: dict[str, list[list[int]]] = {}  # methods share them
+    for group in groups:
+        splits.setdefault(group.runs[0].about["partition"], group.runs[0].counts[:CLIENTS])
     return {
         "dashes": DASHES,
         "metrics": [{"key": key, "name": name, "help": text} for key, name, text in METRICS],
         "panels": [_panel(panel) for panel in panels],
-        "inside": [_inside(group, NUMBERS // max(1, refining)) for group in groups],
+        "splits": splits,
+        "inside": [_inside(group, NUMBERS // refining) for group in groups],
         "first": next((i for i, group in enumerate(groups) if group.runs[0].refines), 0),
     }
 
@@ -176,11 +189,11 @@ def _phase(name: str) -> str:
 
 
 def _group(group: Group, traffic: Sequence[str], time: Sequence[str]) -> dict[str, Any]:
-    rounds = range(group.num_rounds)
+    rounds = _thinned(range(group.num_rounds), POINTS)
 
     def over_seeds(metric: str) -> dict[str, list[float | None]] | None:
         curves = [run.curve(metric) for run in group.runs]
-        at = [[curve[t] for curve in curves if curve[t] is not None] for t in rounds]
+        at = [[value for curve in curves if (value := curve[t]) is not None] for t in rounds]
         if not any(at):
             return None
         return {
@@ -225,17 +238,17 @@ def _group(group: Group, traffic: Sequence[str], time: Sequence[str]) -> dict[st
 def _inside(group: Group, numbers: int) -> dict[str, Any]:
     """One line's first run, client by client."""
     run = group.runs[0]
-    shown = range(min(ROWS, len(run.counts)))
+    shown = range(min(CLIENTS, len(run.counts)))
     return {
         "label": group.label,
         "seed": run.seed,
         "leaks": group.leaks,
-        "counts": [run.counts[client] for client in shown],
+        "split": run.about["partition"],
         "all": len(run.counts),
         "clients": [_client(run, client) for client in shown],
-        "refined": _refined(run, shown),
+        "refined": _refined(run, shown, numbers // 2),
         "change": _change(run),
-        "norms": _norms(run, numbers),
+        "norms": _norms(run, numbers // 2),
         "gap": _gap(run),
     }
 
@@ -259,10 +272,11 @@ def _client(run: Run, client: int) -> dict[str, Any]:
     }
 
 
-def _refined(run: Run, shown: range) -> dict[str, Any] | None:
+def _refined(run: Run, shown: range, numbers: int) -> dict[str, Any] | None:
     """Who was refined when: 0 not active, 1 active, 2 refined."""
     if not any("refined" in event for event in run.rounds):
         return None
+    kept = _thinned(run.rounds, numbers // (2 * len(shown)))
 
     def state(event: Event, client: int) -> int:
         return 0 if client not in event["cohort"] else 2 if client in event.get("refined", ()) else 1
@@ -273,9 +287,9 @@ def _refined(run: Run, shown: range) -> dict[str, Any] | None:
         return short(event["ranking"][event["cohort"].index(client)])
 
     return {
-        "rounds": [event["round"] for event in run.rounds],
-        "grid": [[state(event, client) for event in run.rounds] for client in shown],
-        "ranking": [[ranking(event, client) for event in run.rounds] for client in shown],
+        "rounds": [event["round"] for event in kept],
+        "grid": [[state(event, client) for event in kept] for client in shown],
+        "ranking": [[ranking(event, client) for event in kept] for client in shown],
     }
 
 
@@ -292,17 +306,16 @@ def _change(run: Run) -> dict[str, Any] | None:
 
 
 def _norms(run: Run, numbers: int) -> dict[str, Any] | None:
-    """Class norms of the clients, of so many rounds as the page has room for; the last one is always there."""
+    """Class norms of the clients in each round."""
     told = [event for event in run.rounds if "norms" in event]
     if not told:
         return None
-    size = max(len(event["norms"][:ROWS]) * len(event["norms"][0]) for event in told)
-    every = math.ceil(len(told) * size / max(numbers, size))
-    kept = told[::-1][::every][::-1]
-    values = [[[short(v) or None for v in row] for row in event["norms"][:ROWS]] for event in kept]
+    size = max(len(event["norms"][:CLIENTS]) * len(event["norms"][0]) for event in told)
+    kept = _thinned(told, numbers // size)
+    values = [[[short(v) or None for v in row] for row in event["norms"][:CLIENTS]] for event in kept]
     return {
         "rounds": [event["round"] for event in kept],
-        "cohorts": [event["cohort"][:ROWS] for event in kept],
+        "cohorts": [event["cohort"][:CLIENTS] for event in kept],
         "values": values,
         "max": max((v for rows in values for row in rows for v in row if v is not None), default=None),
     }
@@ -310,7 +323,7 @@ def _norms(run: Run, numbers: int) -> dict[str, Any] | None:
 
 def _gap(run: Run) -> list[dict[str, Any]] | None:
     """Mean class norm of refined clients, before their refinement, and of the others, by round."""
-    told = [event for event in run.rounds if "norms" in event and "refined" in event]
+    told = _thinned([event for event in run.rounds if "norms" in event and "refined" in event], POINTS)
     if not told:
         return None
 
@@ -340,6 +353,12 @@ def _gap(run: Run) -> list[dict[str, Any]] | None:
     ]
 
 
+def _thinned(values: Sequence[T], most: int) -> Sequence[T]:
+    """Evenly spaced values, `most` of them or fewer; the last one is always there."""
+    every = math.ceil(len(values) / max(1, most)) or 1
+    return values[::-1][::every][::-1]
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
     return short(read.mean(list(values)))
 
@@ -355,8 +374,8 @@ def short(value: float | None) -> float | None:
 def _rerun(group: Group) -> dict[str, Any]:
     run = group.runs[0]
     again = run.path.with_name(f"{run.path.name}-again")
-    words_ = ["fnrfl", "run", str(run.path / "config.toml"), "-o", str(again)]
-    return {"group": group, "seed": run.seed, "command": shlex.join(words_), "toml": run.toml}
+    typed = ["fnrfl", "run", str(run.path / "config.toml"), "-o", str(again)]
+    return {"group": group, "seed": run.seed, "command": shlex.join(typed), "toml": run.toml}
 
 
 def _facts(runs: Sequence[Run]) -> dict[str, list[str]]:

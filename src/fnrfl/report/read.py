@@ -7,7 +7,7 @@ import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +82,12 @@ class Run:
         judged = [event for event in self.rounds if event["validation_accuracy"] is not None]
         return float(max(judged, key=lambda e: float(e["validation_accuracy"]))["accuracy"]) if judged else None
 
-    @property
+    @cached_property
     def mib(self) -> list[float]:
         """Traffic in MiB, both directions, up to and including each round."""
         return _running((event["bytes_up"] + event["bytes_down"]) / MIB for event in self.rounds)
 
-    @property
+    @cached_property
     def seconds(self) -> list[float]:
         """Seconds of training, norm pass, refinement and server, up to and including each round."""
         return _running(sum(v for k, v in event["seconds"].items() if k not in LOOKING) for event in self.rounds)
@@ -177,35 +177,32 @@ def _below(path: Path) -> list[Path]:
     return [log.parent for log in logs if not any(part.startswith(".") for part in log.relative_to(path).parts)]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What a folder that `fnrfl compare` has made says beyond its runs."""
+def load(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """All runs among and below some folders, and a sentence for each that a comparison gave up."""
+    found = find(paths)
+    comparisons = {folder: _comparison(folder) for folder in dict.fromkeys(path.parent for path in found)}
+    runs = [read(path, comparisons[path.parent][0].get(path.name, ())) for path in found]
+    return runs, [failed for _, failures in comparisons.values() for failed in failures]
 
-    baselines: dict[str, tuple[str, ...]]  # run directory -> those of its baseline, by name
-    failed: tuple[str, ...]
 
-
-@cache
-def comparison(folder: Path) -> Comparison:
-    """The comparison that a folder holds, or an empty one."""
+def _comparison(folder: Path) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """What `fnrfl compare` wrote beside its runs: the baseline's run directories for each, and what failed."""
     path = folder / "comparison.json"
     if not path.is_file():
-        return Comparison({}, ())
+        return {}, []
     try:
         tree = json.loads(files.read(path, "a comparison has a comparison.json"))
         cells: dict[str, list[str]] = {}
         for run in tree["runs"]:
             cells.setdefault(run["group"], []).append(run["cell"])
-        of = {row["group"]: row["baseline"] for row in tree["rows"]}
-        return Comparison(
-            {cell: tuple(cells.get(of[group], ())) for group, mine in cells.items() for cell in mine},
-            tuple(f"{failure['cell']} failed: {failure['error']}" for failure in tree["failed"]),
-        )
+        base = {row["group"]: row["baseline"] for row in tree["rows"]}
+        baselines = {cell: tuple(cells.get(base[group], ())) for group, mine in cells.items() for cell in mine}
+        return baselines, [f"{failure['cell']}: {failure['error']}" for failure in tree["failed"]]
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}). Repeat the comparison, or remove the file.") from error
 
 
-def read(path: Path) -> Run:
+def read(path: Path, baseline: tuple[str, ...] = ()) -> Run:
     """One run directory, finished or not."""
     log = events.read(path / "events.jsonl")
     toml = files.read(path / "config.toml", "a run directory has a config.toml")
@@ -221,7 +218,7 @@ def read(path: Path) -> Run:
             counts=partition["counts"],
             examples={k: v["examples"] for k, v in partition["splits"].items() if isinstance(v, dict)},
             finished=(path / "model.safetensors").exists(),
-            baseline=comparison(path.parent).baselines.get(path.name, ()),
+            baseline=baseline,
         )
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}). Run again into another directory.") from error
@@ -337,7 +334,7 @@ def _said(config: Config, key: str) -> str:
     if key in ("dataset", "scenario", "model.name"):
         return text
     if key in ("clients", "rounds"):
-        return f"{text} {key}"
+        return f"{text} {key.removesuffix('s') if value == 1 else key}"
     section, _, word = key.rpartition(".")
     return f"{word if section in ('fnr', 'algorithm') else key} {text}"
 
@@ -379,7 +376,9 @@ def control(group: Group, groups: Sequence[Group]) -> Group | None:
 
 def _relative(group: Group, groups: Sequence[Group], *, refines: bool, ignored: Callable[[str], bool]) -> Group | None:
     def kept(config: Config) -> Config:
-        return {k: v for k, v in config.items() if not (ignored(k) or k in ("seed", "name") or k.startswith("leaks."))}
+        """What both must share; an engine changes the time and not the result."""
+        aside = ("seed", "name", "leaks", "engine")
+        return {k: v for k, v in config.items() if not ignored(k) and k.partition(".")[0] not in aside}
 
     for other in groups:
         able = other is not group and other.finished and other.runs[0].refines == refines

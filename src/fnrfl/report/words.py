@@ -27,32 +27,38 @@ def what(panels: Sequence[Panel]) -> str:
         return listed(list(dict.fromkeys(str(group.config[key]) for group in groups)))
 
     return (
-        f"{runs} {'run' if runs == 1 else 'runs'} on {each('dataset')}: {each('scenario')} over {each('clients')} "
+        f"{counted(runs, 'run')} on {each('dataset')}: {each('scenario')} over {each('clients')} "
         f"clients, {each('rounds')} rounds, model {each('model.name')}, {'seed' if len(seeds) == 1 else 'seeds'} "
         f"{listed([str(seed) for seed in seeds])}."
     )
 
 
-def summary(panels: Sequence[Panel]) -> list[str]:
-    """Paragraphs: who was best, whether that is more than luck, and what FNR did."""
-    told = []
+def summary(panels: Sequence[Panel]) -> tuple[str, list[str]]:
+    """The first sentence and paragraphs: who was best, whether that is more than luck, and what FNR did."""
     settings = [(panel, lines) for panel in panels for lines in ranked(panel.groups)]
-    for panel, lines in settings:
-        where = f"{panel.title}, {lines[0].config['scenario']}: " if len(settings) > 1 else ""
-        first, *rest = [*_best(lines), *_about_fnr(lines)]
-        told += [where + first, *rest]
+    lead, told = f"There are {len(settings)} settings here, and each is ranked by itself.", []
+    if not settings:
+        lead = "No run is finished, so there is nothing to rank yet."
+    if len(settings) == 1:
+        lines = settings[0][1]
+        lead, *told = [*_best(lines), *_about_fnr(lines)]
+    else:
+        for panel, lines in settings:
+            where = f"{panel.title}, {lines[0].config['scenario']}"
+            told += [f"{where}: {' '.join(_best(lines))}", *([" ".join(about)] if (about := _about_fnr(lines)) else [])]
     if late := [group.label for panel in panels for group in panel.groups if not group.finished]:
         told.append(f"Not finished, so shown as far as it went and not ranked: {listed(late)}.")
     if len(panels) > 1 and any(panel.leaks for panel in panels):
         told.append("Lines with a leak are ranked among themselves only: they saw what an honest run does not see.")
-    return told
+    return lead, told
 
 
 def _best(lines: Sequence[Group]) -> list[str]:
     order = sorted(lines, key=lambda group: -mean(list(group.accuracy.values())))
     first = order[0]
     values = list(first.accuracy.values())
-    after = f"{percent(mean(values))} test accuracy after {first.config['rounds']} rounds"
+    leak = " (leak)" if first.leaks else ""
+    after = f"{percent(mean(values))} test accuracy{leak} after {counted(first.config['rounds'], 'round')}"
     spread = f"That is the mean of {len(values)} seeds, {percent(min(values))} to {percent(max(values))}. "
     if len(values) == 1:
         spread = "That is one seed. "
@@ -104,8 +110,8 @@ def _about_fnr(lines: Sequence[Group]) -> list[str]:
             told.append(text.strip())
     if alone:
         told.append(
-            f"Nothing can be said about the penalty itself in {listed(alone)}: there is no run with the same refinement "
-            "and fnr.weight = 0."
+            f"Nothing can be said about the penalty itself in {listed(alone)}: there is no run with the same "
+            "refinement and fnr.weight = 0."
         )
     return told
 
@@ -157,6 +163,11 @@ def percent(share: float) -> str:
 def signed(share: float) -> str:
     """Percentage points with their sign, a proper minus included."""
     return f"{round(100 * share, 1) + 0.0:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def listed(words: Sequence[str]) -> str:

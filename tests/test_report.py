@@ -1,0 +1,602 @@
+"""The report says what the logs say, about any runs, without torch, network or foreign markup."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from fnrfl.config import load
+from fnrfl.errors import ConfigError
+from fnrfl.report import read, report, tables, words
+
+CLASSES = 4
+SECTIONS = ("summary", "results", "convergence", "cost", "classes", "inside", "learned", "again")
+Make = Callable[..., Path]
+
+
+# -- run directories without a run ------------------------------------------------------------------------------------
+
+
+def fake_run(
+    path: Path,
+    *,
+    accuracy: float = 0.8,
+    rounds: int = 3,
+    done: int | None = None,
+    clean: bool = False,
+    examples: int = 7,
+    **keys: object,
+) -> Path:
+    """A run directory as `fnrfl run` leaves it, with numbers that are easy to recompute."""
+    config = load("digits", {"rounds": rounds, "clients": 5, **keys})
+    path.mkdir(parents=True)
+    (path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    clients, leaks = config.clients, list(config.leaks_on)
+    parts = {name: {"examples": count} for name, count in (("train", 90), ("public", 8), ("ranking", 2), ("test", 40))}
+    counts = [
+        [examples * (client + 1) if c == client % CLASSES else 1 for c in range(CLASSES)] for client in range(clients)
+    ]
+    (path / "partition.json").write_text(json.dumps({"counts": counts, "splits": {"num_classes": CLASSES, **parts}}))
+    header = {
+        "config": config.model_dump(),
+        "leaks": leaks,
+        "notices": [],
+        "versions": {"fnrfl": "0", "torch": "0"},
+        "git": None,
+        "device": "test machine",
+        "data": {"source": "made up", "sha256": "0" * 64},
+        "partition": f"{config.scenario} {config.seed} {clients}",
+        "parameters": 100,
+    }
+    done = rounds if done is None else done
+    lines = [header, *(_event(config, t, accuracy * (t + 1) / rounds, clean) for t in range(done))]
+    (path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if done == rounds:
+        (path / "model.safetensors").touch()
+    return path
+
+
+def _event(config: Any, t: int, accuracy: float, clean: bool) -> dict[str, Any]:
+    cohort = list(range(config.clients))[: max(1, round(config.participation * config.clients))]
+    event = {
+        "round": t + 1,
+        "rounds": config.rounds,
+        "cohort": cohort,
+        "accuracy": accuracy,
+        **({"accuracy_clean": accuracy + 0.01} if clean else {}),
+        "balanced_accuracy": accuracy - 0.02,
+        "loss": 1 - accuracy,
+        "per_class": [accuracy, None, 1.0, 0.0],
+        "per_client": [accuracy / (client + 1) for client in range(config.clients)],
+        "validation_accuracy": 0.9 - 0.1 * t,
+        "bytes": {"local": {"down": 2**20, "up": 2**19, "headers": 9}},
+        "bytes_up": 2**19,
+        "bytes_down": 2**20,
+        "seconds": {"local": 1.5, "server": 0.5, "evaluate": 9.0},
+        "leaks": list(config.leaks_on),
+    }
+    if config.fnr is not None:
+        norms = [[1.0 + client + t, 2.0, 3.0, 0.0] for client in cohort]
+        event["seconds"] |= {"measure": 0.25, "observe": 3.0, "refine": 0.75}
+        event["bytes"]["refine"] = {"down": 0, "up": 0, "headers": 0}
+        event |= {"refined": cohort[:2], "ranking": [0.1 * client for client in cohort], "norms": norms}
+        event |= {"refined_before": [0.2, 0.4, None, 0.5], "refined_after": [0.6, 0.3, None, 0.5]}
+    return event
+
+
+def page_of(*paths: Path, title: str | None = None) -> str:
+    out = paths[0].parent / "page.html"
+    assert report(paths, out, title=title, plots=False) == out
+    return out.read_text(encoding="utf-8")
+
+
+def payload(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return dict(json.loads(found[1]))
+
+
+class Elements(HTMLParser):
+    """Every tag with its attributes, and the text outside of scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._raw = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._raw = tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._raw = False
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self._raw else data
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> list[Path]:
+    """Two methods, bare and refined, with three seeds each."""
+    made = []
+    for a, algorithm in enumerate(("fedavg", "scaffold")):
+        for f, fnr in enumerate(("off", "on")):
+            for seed in range(3):
+                accuracy = 0.7 + 0.06 * a + 0.02 * f + 0.001 * seed * (1 + a + f)
+                path = tmp_path / f"{algorithm}-{fnr}-{seed}"
+                made.append(fake_run(path, accuracy=accuracy, algorithm=algorithm, fnr=fnr, seed=seed))
+    return made
+
+
+# -- what is on the page ----------------------------------------------------------------------------------------------
+
+
+def test_a_page_has_every_section_and_a_link_to_each(four: list[Path]) -> None:
+    tags = Elements(page_of(*four)).tags
+    ids = {attributes.get("id") for _, attributes in tags}
+    assert set(SECTIONS) <= ids
+    links = [attributes["href"] for tag, attributes in tags if tag == "a"]
+    assert len(links) == 7 and {str(link)[1:] for link in links} <= ids
+
+
+def test_curves_are_means_and_ranges_over_seeds_of_the_events(four: list[Path]) -> None:
+    groups = payload(page_of(*four))["panels"][0]["groups"]
+    assert [group["label"] for group in groups] == ["fedavg", "fedavg + FNR", "scaffold", "scaffold + FNR"]
+    runs = [read.read(path) for path in four[:3]]
+    for metric in ("accuracy", "worst_client", "loss", "balanced_accuracy", "validation_accuracy"):
+        for t in range(3):
+            values = [run.curve(metric)[t] for run in runs]
+            curve = groups[0]["curves"][metric]
+            assert curve["mean"][t] == pytest.approx(sum(v or 0 for v in values) / 3, rel=1e-4)
+            assert curve["low"][t] == pytest.approx(min(v or 0 for v in values), rel=1e-4)
+            assert curve["high"][t] == pytest.approx(max(v or 0 for v in values), rel=1e-4)
+    assert groups[0]["mib"] == [1.5, 3.0, 4.5]
+    assert groups[0]["seconds"] == [2.0, 4.0, 6.0]
+    assert groups[1]["seconds"] == [3.0, 6.0, 9.0]  # looking at models is no training
+    assert groups[1]["classes"] == [pytest.approx(0.722, rel=1e-4), None, 1.0, 0.0]
+
+
+def test_tables_have_the_numbers_of_the_runs(four: list[Path]) -> None:
+    panel = read.panels([read.read(path) for path in four])[0]
+    table = tables.results(panel)
+    names = [column.name for column in table.columns]
+    row = dict(zip(names, table.rows[0], strict=True))
+    assert row["accuracy, %"].text == "70.10" and row["accuracy, %"].value == pytest.approx(0.701)
+    assert row["accuracy, %"].spread == "± 0.10"
+    assert row["worst client, %"].value == pytest.approx(0.701 / 5)
+    assert row["MiB"].value == 4.5 and row["seconds"].value == 6.0
+    assert row["kappa"].value == pytest.approx(0.701e4 / 6) and row["rho"].value == pytest.approx(0.701e4 / 4.5)
+    assert "clean, %" not in names
+
+
+def test_inside_shows_split_refined_clients_norms_and_change(four: list[Path]) -> None:
+    data = payload(page_of(*four))
+    bare, refined = data["inside"][0], data["inside"][1]
+    assert data["first"] == 1
+    assert data["splits"][bare["split"]][1] == [1, 14, 1, 1] and bare["split"] == refined["split"]
+    assert [client["examples"] for client in bare["clients"]] == [10, 17, 24, 31, 38]
+    assert [bare[key] for key in ("refined", "norms", "change", "gap")] == [None] * 4
+    assert refined["refined"]["grid"] == [[2] * 3, [2] * 3, [1] * 3, [1] * 3, [1] * 3]
+    assert refined["norms"]["values"][2][0] == [3.0, 2.0, 3.0, None]  # no public example of the last class
+    assert refined["change"] == {"before": [0.2, 0.4, None, 0.5], "after": [0.6, 0.3, None, 0.5]}
+    others, weak = refined["gap"]
+    assert weak["points"][0] == {
+        "x": 1,
+        "y": pytest.approx(6.5 / 3, rel=1e-4),
+        "low": 2.0,
+        "high": pytest.approx(7 / 3, rel=1e-4),
+    }
+    assert others["points"][0]["low"] == pytest.approx(8 / 3, rel=1e-4)
+    assert refined["clients"][4]["ranking"] == 0.4 and refined["clients"][0]["refined"] == 3
+
+
+def test_what_the_server_learned_is_told_by_kind(four: list[Path]) -> None:
+    def kinds(*paths: Path) -> list[str]:
+        groups = [group for panel in read.panels([read.read(path) for path in paths]) for group in panel.groups]
+        return [row[0].text for row in tables.learned(groups).rows]
+
+    common, fnr = ["the model", "example count"], ["class norms", "ranking accuracy"]
+    assert kinds(four[0]) == common
+    assert kinds(*four) == [*common, "scaffold's own", *fnr]
+    assert "measured on public examples: a hint at the classes" in Elements(page_of(*four)).text
+
+
+def test_the_command_runs_it_again(tmp_path: Path) -> None:
+    path = fake_run(tmp_path / "a folder")
+    text = Elements(page_of(path)).text
+    assert f"fnrfl run '{path}/config.toml' -o '{path}-again'" in text
+    assert (path / "config.toml").read_text() in text
+    assert "made up" in text and "test machine" in text
+
+
+# -- any kind of run --------------------------------------------------------------------------------------------------
+
+
+def test_a_single_bare_run_of_one_round(tmp_path: Path) -> None:
+    page = page_of(fake_run(tmp_path / "one", rounds=1))
+    text = Elements(page).text
+    assert "fedavg reached 80.0\N{NO-BREAK SPACE}% test accuracy after 1 round." in text
+    assert "That is one seed." in text
+    assert payload(page)["panels"][0]["groups"][0]["rounds"] == [1]
+    assert 'data-table="differences"' not in page
+
+
+def test_feature_noise_has_the_clean_accuracy_beside(tmp_path: Path) -> None:
+    page = page_of(fake_run(tmp_path / "noisy", clean=True, scenario="feature-noise(0.5)"))
+    assert ">clean, %<" in page and "scored once under each client's noise" in Elements(page).text
+    curve = payload(page)["panels"][0]["groups"][0]["curves"]["accuracy_clean"]["mean"]
+    assert curve[-1] == pytest.approx(0.81)
+
+
+def test_an_unfinished_run_is_labelled_and_not_ranked(tmp_path: Path) -> None:
+    whole = fake_run(tmp_path / "whole", accuracy=0.5)
+    half = fake_run(tmp_path / "half", accuracy=0.9, done=2, seed=1)
+    page = page_of(whole, half)
+    text = Elements(page).text
+    assert [g["label"] for g in payload(page)["panels"][0]["groups"]] == ["fedavg", "fedavg, unfinished"]
+    assert "(2 of 3 rounds)" in text and "not ranked: fedavg, unfinished" in text
+    assert "fedavg reached 50.0" in text
+
+
+def test_only_unfinished_runs_make_a_page(tmp_path: Path) -> None:
+    assert "nothing to rank yet" in page_of(fake_run(tmp_path / "half", done=1))
+
+
+def test_a_run_without_a_round_is_named_and_left_out(tmp_path: Path) -> None:
+    page = page_of(fake_run(tmp_path / "whole"), fake_run(tmp_path / "new", done=0, seed=1))
+    assert f"left out: {tmp_path / 'new'}." in Elements(page).text
+    assert len(payload(page)["inside"]) == 1
+    with pytest.raises(ConfigError, match="no finished round yet.*fnrfl resume"):
+        report([tmp_path / "new"], tmp_path / "p.html", plots=False)
+    assert not (tmp_path / "p.html").exists()
+
+
+def test_partial_participation(tmp_path: Path) -> None:
+    inside = payload(page_of(fake_run(tmp_path / "some", participation=0.6, fnr="on")))["inside"][0]
+    assert inside["refined"]["grid"][4] == [0, 0, 0] and inside["clients"][4]["active"] == 0
+    assert inside["clients"][4]["ranking"] is None
+
+
+def test_numbers_that_are_not_finite_leave_a_gap(tmp_path: Path) -> None:
+    path = fake_run(tmp_path / "run")
+    log = path / "events.jsonl"
+    log.write_text(log.read_text().replace('"loss": 0.1999', '"loss": NaN, "x": 0.1999'))
+    assert "NaN" in log.read_text()
+    assert payload(page_of(path))["panels"][0]["groups"][0]["curves"]["loss"]["mean"][2] is None
+
+
+def test_a_folder_stands_for_the_runs_below_it(four: list[Path]) -> None:
+    folder = four[0].parent
+    (folder / ".scaffold-part").mkdir()
+    (folder / ".scaffold-part" / "events.jsonl").touch()
+    assert sorted(read.find([folder])) == sorted(four)
+    assert read.find([four[0], folder])[0] == four[0] and len(read.find([four[0], folder])) == len(four)
+    out = folder / "somewhere"
+    assert report([folder], out, plots=False) == out / "report.html"
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least one run directory"):
+        report([], tmp_path / "p.html")
+    with pytest.raises(ConfigError, match="is not a run directory"):
+        report([tmp_path], tmp_path / "p.html")
+    path = fake_run(tmp_path / "run")
+    (path / "partition.json").write_text("{")
+    with pytest.raises(ConfigError, match="run is damaged"):
+        report([path], tmp_path / "p.html")
+    assert not (tmp_path / "p.html").exists()
+
+
+# -- lines and labels -------------------------------------------------------------------------------------------------
+
+
+def lines(*paths: Path) -> list[tuple[str, tuple[int, ...]]]:
+    return [(g.label, g.seeds) for panel in read.panels([read.read(path) for path in paths]) for g in panel.groups]
+
+
+def test_seeds_make_a_line_whatever_the_runs_are_called(tmp_path: Path) -> None:
+    a = fake_run(tmp_path / "a", seed=2, name="a")
+    b = fake_run(tmp_path / "b", seed=0, name="b")
+    assert lines(a, b) == [("fedavg", (0, 2))]
+
+
+def test_the_same_run_twice_is_two_lines(tmp_path: Path) -> None:
+    a, b = fake_run(tmp_path / "a"), fake_run(tmp_path / "b")
+    assert lines(a, b) == [("fedavg", (0,)), ("fedavg (2)", (0,))]
+
+
+def test_labels_say_what_differs_and_no_more(tmp_path: Path) -> None:
+    paths = [
+        fake_run(tmp_path / "a", fnr={"weight": 0.1}),
+        fake_run(tmp_path / "b", fnr={"weight": 1.0}),
+        fake_run(tmp_path / "c", fnr={"weight": 0.0}),
+        fake_run(tmp_path / "d", client={"lr": 0.5}),
+        fake_run(tmp_path / "e"),
+        fake_run(tmp_path / "f", algorithm="fedprox"),
+    ]
+    assert [label for label, _ in lines(*paths)] == [
+        "fedavg, client.lr 0.5",
+        "fedavg, client.lr 0.05",
+        "fedavg + FNR, weight 0",
+        "fedavg + FNR, weight 0.1",
+        "fedavg + FNR, weight 1",
+        "fedprox",
+    ]
+    assert [label for label, _ in lines(paths[4], fake_run(tmp_path / "g", scenario="iid"))] == [
+        "fedavg, label-dirichlet(0.1)",
+        "fedavg, iid",
+    ]
+
+
+def test_more_lines_than_colours_are_split_by_setting(tmp_path: Path) -> None:
+    methods = ("fedavg", "fedprox", "scaffold", "moon", "fednova")
+    paths = [
+        fake_run(tmp_path / f"{method}-{scenario}", algorithm=method, scenario=scenario)
+        for scenario in ("iid", "label-classes(2)")
+        for method in methods
+    ]
+    panels = read.panels([read.read(path) for path in paths])
+    assert [(panel.title, len(panel.groups)) for panel in panels] == [
+        ("digits, iid", 5),
+        ("digits, label-classes(2)", 5),
+    ]
+    assert [group.label for group in panels[1].groups] == list(methods)
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def told(*paths: Path) -> str:
+    lead, rest = words.summary(read.panels([read.read(path) for path in paths]))
+    return " ".join([lead, *rest]).replace(words.SPACE, " ")
+
+
+def seeds(folder: Path, name: str, accuracies: list[float], **keys: object) -> list[Path]:
+    return [fake_run(folder / f"{name}-{s}", accuracy=a, seed=s, **keys) for s, a in enumerate(accuracies)]
+
+
+def test_a_clear_difference_is_called_so(tmp_path: Path) -> None:
+    text = told(
+        *seeds(tmp_path, "a", [0.50, 0.51, 0.52]), *seeds(tmp_path, "b", [0.70, 0.72, 0.71], algorithm="scaffold")
+    )
+    assert "scaffold came out best, with 71.0 % test accuracy after 3 rounds." in text
+    assert "The next is fedavg, 20.0 points behind: more than the spread over seeds" in text
+
+
+def test_a_difference_within_the_spread_is_called_so(tmp_path: Path) -> None:
+    text = told(
+        *seeds(tmp_path, "a", [0.50, 0.60, 0.55]), *seeds(tmp_path, "b", [0.62, 0.52, 0.57], algorithm="scaffold")
+    )
+    assert "within the spread over seeds, so it may be luck (95 % interval −" in text
+
+
+def test_one_seed_cannot_tell(tmp_path: Path) -> None:
+    text = told(*seeds(tmp_path, "a", [0.5]), *seeds(tmp_path, "b", [0.9], algorithm="scaffold"))
+    assert "with one seed in common it cannot be told whether that is more than luck" in text
+
+
+def test_equal_lines_are_equal(tmp_path: Path) -> None:
+    text = told(*seeds(tmp_path, "a", [0.5, 0.6]), *seeds(tmp_path, "b", [0.5, 0.6], algorithm="scaffold"))
+    assert "fedavg and scaffold came out best, with the same 55.0 % test accuracy" in text
+
+
+def test_the_penalty_is_judged_against_its_control(tmp_path: Path) -> None:
+    bare = seeds(tmp_path, "bare", [0.50, 0.51, 0.52])
+    fnr = seeds(tmp_path, "fnr", [0.60, 0.62, 0.61], fnr="on")
+    without = told(*bare, *fnr)
+    assert "fedavg + FNR against fedavg: +10.0 points, more than the spread over seeds" in without
+    assert "Nothing can be said about the penalty itself in fedavg + FNR" in without
+    control = seeds(tmp_path, "control", [0.60, 0.61, 0.62], fnr={"weight": 0.0})
+    text = told(*bare, *fnr, *control)
+    assert "The penalty's own part, against fedavg + FNR, weight 0: +0.0 points, within the spread" in text
+    assert "Nothing can be said" not in text
+
+
+def test_differences_are_paired_and_compared_within_a_setting(four: list[Path], tmp_path: Path) -> None:
+    elsewhere = fake_run(tmp_path / "iid", scenario="iid", algorithm="scaffold")
+    panel = read.panels([read.read(path) for path in [*four, elsewhere]])[0]
+    rows = [[cell.text for cell in row] for row in tables.differences(panel).rows]
+    short = [[text.removesuffix(", label-dirichlet(0.1)") for text in row[:2]] for row in rows]
+    assert short == [
+        ["fedavg + FNR", "fedavg"],
+        ["scaffold", "fedavg"],
+        ["scaffold + FNR", "fedavg"],
+        ["scaffold + FNR", "scaffold"],
+    ]
+    assert rows[1][2] == "+6.1" and rows[1][5:] == ["3", "more than the spread"]
+
+
+# -- leaks ------------------------------------------------------------------------------------------------------------
+
+
+def leaky(path: Path, **keys: object) -> Path:
+    return fake_run(path, protocol="paper", dataset="digits", model="mlp", scenario="label-dirichlet(0.1)", **keys)
+
+
+def test_leaks_are_marked_everywhere_and_ranked_apart(tmp_path: Path) -> None:
+    paths = [fake_run(tmp_path / "honest"), leaky(tmp_path / "a", fnr="on", accuracy=0.99), leaky(tmp_path / "b")]
+    page = page_of(*paths)
+    data = payload(page)
+    assert [(len(panel["groups"]), len(panel["leaks"])) for panel in data["panels"]] == [(1, 0), (2, 4)]
+    assert 'class="banner leak"' in page and "refined on the test set and its labels" in page
+    for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL):
+        assert ("fedavg + FNR" in row and "named" in row) <= ('class="tag leak"' in row)
+    text = Elements(page).text
+    assert "with leaks" in text and "99.0\N{NO-BREAK SPACE}% test accuracy (leak)" in text
+    assert "these very examples, labels included: a leak" in text
+
+
+def test_an_honest_page_has_no_mark(four: list[Path]) -> None:
+    page = page_of(*four)
+    assert 'class="tag leak"' not in page and "banner leak" not in page
+
+
+# -- nothing gets in, nothing gets out --------------------------------------------------------------------------------
+
+EVIL = "<img src=x onerror=alert(1)></script><script>alert(2)</script>&\"'"
+
+
+def evil_run(folder: Path) -> Path:
+    path = fake_run(folder / EVIL.replace("/", ""), name=EVIL.replace("/", ""), fnr="on")
+    for name in ("events.jsonl", "config.toml"):
+        text = (path / name).read_text()
+        (path / name).write_text(text.replace('"digits"', json.dumps(EVIL)).replace("made up", json.dumps(EVIL)[1:-1]))
+    return path
+
+
+def test_markup_in_names_is_text(tmp_path: Path) -> None:
+    page = page_of(evil_run(tmp_path), title=EVIL)
+    found = Elements(page)
+    assert not [tag for tag, _ in found.tags if tag in ("img", "iframe", "object", "link")]
+    assert [a.get("type") for tag, a in found.tags if tag == "script"] == ["application/json", None]
+    assert found.text.count(EVIL) > 3
+    assert payload(page)["inside"][0]["label"] == "fedavg + FNR"
+
+
+def test_the_page_refers_to_nothing_outside(four: list[Path]) -> None:
+    page = page_of(*four)
+    assert "http:" not in page and "https:" not in page and "@import" not in page and "url(" not in page
+    for _, attributes in Elements(page).tags:
+        assert "src" not in attributes and str(attributes.get("href", "#")).startswith("#")
+        assert not any(name.startswith("on") or name == "style" for name in attributes)
+    policy = next(a["content"] for tag, a in Elements(page).tags if a.get("http-equiv"))
+    assert str(policy).startswith("default-src 'none'; script-src 'sha256-")
+
+
+def test_the_page_is_the_same_every_time(four: list[Path]) -> None:
+    assert page_of(*four) == page_of(*four)
+
+
+def test_a_report_needs_no_torch(four: list[Path]) -> None:
+    code = f"""
+import sys
+sys.modules["torch"] = None
+from pathlib import Path
+from fnrfl.report import report
+report([Path({str(four[0].parent)!r})], Path({str(four[0].parent / "out.html")!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (four[0].parent / "plots" / "convergence.png").exists()
+
+
+# -- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def test_forty_runs_make_a_light_page(tmp_path: Path) -> None:
+    paths = [
+        fake_run(tmp_path / f"{method}-{fnr}-{seed}", rounds=20, clients=10, algorithm=method, fnr=fnr, seed=seed)
+        for method in ("fedavg", "fedprox", "scaffold", "moon")
+        for fnr in ("off", "on")
+        for seed in range(5)
+    ]
+    assert len(page_of(*paths)) < 600_000
+
+
+def test_long_and_wide_runs_are_thinned(tmp_path: Path) -> None:
+    page = page_of(fake_run(tmp_path / "long", rounds=300, clients=150, fnr="on"))
+    inside, group = payload(page)["inside"][0], payload(page)["panels"][0]["groups"][0]
+    assert len(page) < 2_000_000
+    assert len(inside["clients"]) == 100 and inside["all"] == 150
+    assert inside["norms"]["rounds"][-1] == inside["refined"]["rounds"][-1] == group["rounds"][-1] == 300
+    assert len(group["rounds"]) <= 200
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_pictures_of_every_panel(tmp_path: Path) -> None:
+    from fnrfl.report import plots
+
+    paths = [
+        *seeds(tmp_path, "a", [0.5, 0.6]),
+        leaky(tmp_path / "leak", fnr="on"),
+        fake_run(tmp_path / "half", done=1, seed=7),
+    ]
+    report([tmp_path], tmp_path / "page.html")
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert names == {f"{n}{p}.{s}" for n in plots.FIGURES for p in ("", "-2") for s in ("png", "svg")}
+    assert (tmp_path / "plots" / "seeds.png").read_bytes().startswith(b"\x89PNG")
+    for path in (tmp_path / "plots").glob("*.svg"):
+        text = "".join(ElementTree.parse(path).getroot().itertext())
+        assert ("leak" in text) == path.stem.endswith("-2")
+    assert len(paths) == 4
+
+
+def test_figures_take_names_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fnrfl.report import plots
+
+    monkeypatch.setattr(plots, "FIGURES", {"convergence": plots.convergence, "seeds": plots.seeds})
+    label = "_a $x_1^2$ <b>"
+    panel = read.Panel("x", (read.Group(label, 0, (read.read(evil_run(tmp_path)),)),))
+    first, again = (plots.draw([panel], tmp_path / name) for name in ("first", "again"))
+    for path, other in zip(first, again, strict=True):
+        assert path.read_bytes() == other.read_bytes()
+        if path.suffix == ".svg":
+            assert label in "".join(ElementTree.parse(path).getroot().itertext())
+
+
+def test_figures_have_the_colours_of_the_page() -> None:
+    from fnrfl.report import page, plots
+
+    css = (Path(page.__file__).parent / "page.css").read_text()
+    assert tuple(re.findall(r"--c\d: light-dark\((#\w+),", css)) == plots.PALETTE
+    assert len(plots.PALETTE) == read.COLOURS
+    looks = {(i % read.COLOURS, page.DASHES[i % len(page.DASHES)]) for i in range(50)}
+    assert len(looks) == 50
+
+
+# -- real runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `fnrfl compare` really leaves behind."""
+    from fnrfl.compare import compare, grid
+
+    out = tmp_path_factory.mktemp("real") / "grid"
+    compare(grid("digits", ["rounds=2", "clients=4"], ["fnr=off,on"], [0, 1], control=False), out, baseline="fnr on")
+    return out
+
+
+def test_a_real_run_reads_as_its_result(compared: Path) -> None:
+    for summary in json.loads((compared / "comparison.json").read_text())["runs"]:
+        run = read.read(compared / summary["cell"])
+        assert run.finished and run.seed == summary["seed"] and run.refines == (summary["fnr"] is not None)
+        for name in ("accuracy", "accuracy_last3", "accuracy_best", "kappa", "rho"):
+            assert getattr(run, name) == pytest.approx(summary[name], rel=1e-12)
+        assert run.last("balanced_accuracy") == summary["balanced_accuracy"]
+        assert run.last("worst_client") == summary["worst_client"]
+        assert run.seconds[-1] == pytest.approx(summary["seconds_train"], rel=1e-12)
+        assert run.mib[-1] == pytest.approx((summary["bytes_up"] + summary["bytes_down"]) / 2**20)
+
+
+def test_a_comparison_decides_its_baseline(compared: Path) -> None:
+    runs, failed = read.load([compared])
+    panel = read.panels(runs)[0]
+    assert [group.label for group in panel.groups] == ["fedavg", "fedavg + FNR"] and not failed
+    assert read.baseline(panel.groups).label == "fedavg + FNR"
+    page = page_of(compared)
+    assert payload(page)["inside"][1]["change"] is not None
+    assert "clients, 115 public, 29 ranking" in page
+
+
+def test_what_failed_in_a_comparison_is_told(compared: Path, tmp_path: Path) -> None:
+    fake_run(tmp_path / "run")
+    failure = {"cell": "moon-seed-0", "group": "moon", "seed": 0, "error": "client 3: loss is <nan>"}
+    (tmp_path / "comparison.json").write_text(json.dumps({"runs": [], "rows": [], "failed": [failure]}))
+    assert "moon-seed-0: client 3: loss is <nan>" in Elements(page_of(tmp_path / "run")).text
+    (tmp_path / "comparison.json").write_text("[]")
+    with pytest.raises(ConfigError, match="comparison.json is damaged"):
+        report([tmp_path / "run"], tmp_path / "p.html")
