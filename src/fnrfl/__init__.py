@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from fnrfl.loops import class_norms, norm_targets, refine, weakest
     from fnrfl.runs import Result
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load", "resume", "run"]
+__all__ = ["__version__", "class_norms", "load", "norm_targets", "refine", "resume", "run", "weakest"]
+_IN_LOOPS = ("class_norms", "norm_targets", "refine", "weakest")  # for a training loop of your own
 
 
 def run(
@@ -53,3 +55,12 @@ def load(run_dir: str | Path) -> Result:
     from fnrfl.runs import load as read
 
     return read(run_dir)
+
+
+def __getattr__(name: str) -> Any:
+    """Functions that need torch are imported when they are first asked for."""
+    if name not in _IN_LOOPS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fnrfl import loops
+
+    return getattr(loops, name)

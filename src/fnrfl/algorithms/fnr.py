@@ -42,7 +42,7 @@ def feature_norms(features: Tensor) -> Tensor:
 
 def indicator(y: Tensor, num_classes: int) -> Tensor:
     """1 where an example is of a class, [B, C]. (torch's one_hot reads values, which vmap cannot.)"""
-    return y[:, None] == torch.arange(num_classes)
+    return y[:, None] == torch.arange(num_classes, device=y.device)
 
 
 @dataclass(frozen=True)

@@ -114,10 +114,14 @@ class Net:
     features. The module is used by one thread at a time; `copy` makes another.
     """
 
-    def __init__(self, module: nn.Module, example: Tensor, *, features: str | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, example: Tensor, *, features: str | None = None, own_random: bool = False
+    ) -> None:
+        """`own_random` leaves random layers as they are, drawing from torch's global stream: for a user's own loop."""
         self.module = module
         self.drop_shapes: Shapes = {}
-        _swap(module, nn.Dropout, Dropout)
+        if not own_random:
+            _swap(module, nn.Dropout, Dropout)
         trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         if not trainable:
             raise CompatibilityError("The model has no trainable parameters. Give it some, or set requires_grad.")
@@ -135,8 +139,9 @@ class Net:
                 f"Choose one of {', '.join(n for n, _ in module.named_modules() if n)}."
             )
         self.feature_layer = named
-        self._probe_dropout(example, [name for name, m in module.named_modules() if isinstance(m, Dropout)])
-        _refuse_random(module, example, self.drop_shapes)
+        if not own_random:
+            self._probe_dropout(example, [name for name, m in module.named_modules() if isinstance(m, Dropout)])
+            _refuse_random(module, example, self.drop_shapes)
         self._buffers = [n for n, _ in module.named_buffers() if n not in self.drop_shapes]
         params, buffers = self.flatten()
         with torch.no_grad():
