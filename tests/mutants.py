@@ -72,7 +72,7 @@ MUTANTS = [
         adam_second_moment_swapped=("value=1 - BETA2", "value=BETA2"),
     ),
     *_of(
-        "core/step.py", ENGINES, SCAFFOLD, CONFORMANCE,
+        "core/step.py", FEDAVG, ENGINES, SCAFFOLD, CONFORMANCE,
         weight_decay_sign=("alpha=training.weight_decay", "alpha=-training.weight_decay"),
         no_correction=("grad = objective.correct(grad, carry.params, start.params, shared, own)", "pass"),
         statistics_always_stored=('if training.batchnorm == "updating":', "if True:"),

@@ -173,7 +173,7 @@ def test_tables_have_the_numbers_of_the_runs(four: list[Path]) -> None:
     names = [column.name for column in table.columns]
     row = dict(zip(names, table.rows[0], strict=True))
     assert row["accuracy, %"].text == "70.10" and row["accuracy, %"].value == pytest.approx(0.701)
-    assert row["accuracy, %"].spread == "± 0.10"
+    assert row["accuracy, %"].beside == "± 0.10"
     assert row["worst client, %"].value == pytest.approx(0.701 / 5)
     assert row["MiB"].value == 4.5 and row["seconds"].value == 6.0
     assert row["kappa"].value == pytest.approx(0.701e4 / 6) and row["rho"].value == pytest.approx(0.701e4 / 4.5)
@@ -399,8 +399,24 @@ def test_the_penalty_is_judged_against_its_control(tmp_path: Path) -> None:
     assert "Nothing can be said about the penalty itself in fedavg + FNR" in without
     control = seeds(tmp_path, "control", [0.60, 0.61, 0.62], fnr={"weight": 0.0})
     text = told(*bare, *fnr, *control)
-    assert "The penalty's own part, against fedavg + FNR, weight 0: +0.0 points, within the spread" in text
+    assert (
+        "The penalty's own part in fedavg + FNR against fedavg + FNR, weight 0: +0.0 points, no difference to be seen"
+        in text
+    )
     assert "Nothing can be said" not in text
+
+
+def test_fnr_around_many_methods_is_summed_up(tmp_path: Path) -> None:
+    paths = []
+    for a, algorithm in enumerate(("fedavg", "scaffold", "moon")):
+        paths += seeds(tmp_path, f"{algorithm}-bare", [0.50, 0.51, 0.52], algorithm=algorithm)
+        gain = (0.1, -0.1, 0.0)[a]
+        refined = [0.50 + gain, 0.52 + gain, 0.51 + gain]
+        paths += seeds(tmp_path, f"{algorithm}-fnr", refined, algorithm=algorithm, fnr="on")
+    assert (
+        "FNR against the plain method, 3 pairs of lines: 1 ahead by more than the spread over seeds (fedavg + FNR), "
+        "1 behind by more than the spread over seeds (scaffold + FNR), 1 not to be told apart."
+    ) in told(*paths)
 
 
 def test_differences_are_paired_and_compared_within_a_setting(four: list[Path], tmp_path: Path) -> None:

@@ -105,9 +105,12 @@ def test_nothing_sticks_out(browser: Any, page: Path, width: int) -> None:
         == 0
     )
     outside = browser.execute_script(
-        """return [...document.querySelectorAll("svg text, td, th, p, button")].filter((e) => e.getClientRects().length)
-        .filter((e) => { const r = e.getBoundingClientRect(); return r.left < -1 || r.right > innerWidth + 1; })
-        .map((e) => e.textContent)"""
+        """const main = document.querySelector("main"), frame = main.getBoundingClientRect();
+        const pad = parseFloat(getComputedStyle(main).paddingLeft) - 2;
+        return [...main.querySelectorAll("svg text, td, th, p, button")].filter((e) => e.getClientRects().length)
+        .map((e) => [e, e.getBoundingClientRect()])
+        .filter(([, r]) => r.left < frame.left + pad || r.right > frame.right - pad)
+        .map(([e]) => e.textContent)"""
     )
     assert outside == []
 

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ import fnrfl
 from fnrfl import checkpoint, events, files
 from fnrfl.build import Built, build, cohort
 from fnrfl.config import RunConfig, loads
-from fnrfl.core.types import State, aligned
+from fnrfl.core.types import State, Tree, aligned
 from fnrfl.engines.metered import Metered
 from fnrfl.errors import ConfigError
 from fnrfl.evaluate import Score, evaluate, pooled
@@ -43,9 +44,23 @@ class Result:
 
     config: RunConfig
     rounds: list[Event]
-    model: nn.Module
-    model_sha256: str
+    weights: Tree  # trained parameters and buffers, by the module's own names
     run_dir: Path | None
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model that came out, an ordinary module in eval mode."""
+        net = build(self.config).net
+        return net.export(*net.pack(self.weights))
+
+    @cached_property
+    def model_sha256(self) -> str:
+        """Hash of the model: the bytes of every named parameter and buffer."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.weights.items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def accuracy(self) -> float:
@@ -104,7 +119,7 @@ class Result:
             "accuracy_last3": float(np.mean([event["accuracy"] for event in self.rounds[-3:]])),
             "accuracy_best": self.accuracy_best,
             "balanced_accuracy": last["balanced_accuracy"],
-            "worst_client": min(last["per_client"]),
+            "worst_client": min((value for value in last["per_client"] if value is not None), default=None),
             "per_class": self.per_class,
             "seconds_train": self.seconds_train,
             "seconds_eval": sum(event["seconds"]["evaluate"] for event in self.rounds),
@@ -166,28 +181,7 @@ def load(run_dir: str | Path) -> Result:
     path = run_dir / "model.safetensors"
     if not path.exists():
         raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {run_dir}`.")
-    built = build(config)
-    weights = checkpoint.read(path)
-    state = State(
-        torch.cat([weights[name].reshape(-1) for name in built.net.shapes]),
-        {name: weights[name] for name in built.net.flatten()[1]},
-    )
-    return Result(
-        config,
-        events.read(run_dir / "events.jsonl")[1:],
-        built.net.export(state.params, state.buffers),
-        sha256(built, state),
-        run_dir,
-    )
-
-
-def sha256(built: Built, state: State) -> str:
-    """Hash of a model: the bytes of every named parameter and buffer."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted((built.net.unflatten(state.params) | state.buffers).items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    return Result(config, events.read(run_dir / "events.jsonl")[1:], checkpoint.read(path), run_dir)
 
 
 def _rounds(
@@ -201,8 +195,11 @@ def _rounds(
 ) -> Result:
     config, engine = built.config, built.engine
     metered = Metered(engine)
+    if config.engine.name == "batched":  # a second intra-op thread only spins while nets are this small
+        torch.set_num_threads(1)
     if state is None:
         state = built.algorithm.init(*built.net.flatten())
+    engine.warm_up()
     saved = time.monotonic()
     for t in range(done, config.rounds):
         state, event = _round(built, metered, state, t)
@@ -215,13 +212,13 @@ def _rounds(
                 saved = time.monotonic()
         if progress is not None:
             progress(event | {"seconds": sum(event["seconds"].values())})
+    weights = aligned(built.net.unflatten(state.params) | state.buffers)
     if run_dir is not None:
-        weights = built.net.unflatten(state.params) | state.buffers
         part = run_dir / "model.safetensors.part"
-        save_file(aligned(weights), part)
+        save_file(weights, part)
         files.sync(part)
         part.replace(run_dir / "model.safetensors")  # its presence says that the run is finished
-    return Result(config, rounds, built.net.export(state.params, state.buffers), sha256(built, state), run_dir)
+    return Result(config, rounds, weights, run_dir)
 
 
 def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State, Event]:
@@ -278,7 +275,7 @@ def _scores(built: Built, state: State) -> Event:
     test = copies("test", built.splits.test.x, built.splits.test.y)
     whole = pooled(test)
     shares = torch.from_numpy(partition.counts / partition.counts.sum(1, keepdims=True))
-    per_client = [test[i % len(test)].reweighted(shares[i]) for i in range(config.clients)]
+    per_client = [_number(test[i % len(test)].reweighted(shares[i])) for i in range(config.clients)]
     clean = {}
     if len(test) > 1:
         clean = {
@@ -291,10 +288,15 @@ def _scores(built: Built, state: State) -> Event:
         **clean,
         "balanced_accuracy": whole.balanced,
         "loss": whole.loss,
-        "per_class": [None if v != v else v for v in whole.per_class.tolist()],
+        "per_class": [_number(value) for value in whole.per_class.tolist()],
         "per_client": per_client,
         "validation_accuracy": judged,
     }
+
+
+def _number(value: float) -> float | None:
+    """JSON has no nan: a class or client that the data says nothing about is null."""
+    return None if value != value else value
 
 
 # -- the run directory ------------------------------------------------------------------------------------------------
@@ -310,17 +312,26 @@ def _found(run_dir: Path, built: Built) -> None:
         files.write(part / "partition.json", json.dumps(manifest) + "\n")
         events.append(part / "events.jsonl", _header(built))
         os.chmod(part, 0o755)
-        if run_dir.exists():
-            old = part.with_name(f"{part.name}-old")
-            run_dir.rename(old)
-            part.rename(run_dir)
-            shutil.rmtree(old)
-        else:
-            part.rename(run_dir)
+        _replace(run_dir, part)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
     files.sync(run_dir.parent)
+
+
+def _replace(run_dir: Path, new: Path) -> None:
+    """Let a directory appear, in the place of an old one if there is one."""
+    if not run_dir.exists():
+        new.rename(run_dir)
+        return
+    old = new.with_name(f"{new.name}-old")
+    run_dir.rename(old)
+    try:
+        new.rename(run_dir)
+    except BaseException:
+        old.rename(run_dir)
+        raise
+    shutil.rmtree(old)
 
 
 def _same(run_dir: Path, header: list[Event], built: Built) -> None:

@@ -187,6 +187,10 @@ class Net:
         parts = flat.split(self.sizes)
         return {n: part.view(shape) for (n, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
+    def pack(self, named: Tree) -> tuple[Flat, Tree]:
+        """The inverse of naming: parameters and buffers by name as a flat vector and buffers."""
+        return torch.cat([named[n].reshape(-1) for n in self.shapes]), {n: named[n] for n in self._buffers}
+
     def export(self, params: Flat, buffers: Tree) -> nn.Module:
         """An ordinary module with these weights."""
         module = copy.deepcopy(self.module)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import grad, vmap
 
 from fnrfl.core.step import Carry, by_transform, local_step
 from fnrfl.core.types import Batch, State, Tree
@@ -17,6 +17,9 @@ class Batched(InProcess):
     Clients are sorted by their number of steps and the group shrinks as they finish, so nothing is padded or masked.
     Batches of different sizes (`last_batch = "keep"`) are stepped in groups of equal size.
     """
+
+    def warm_up(self) -> None:
+        vmap(grad(torch.sum))(torch.zeros(1, 1))  # imports hundreds of modules the first time
 
     def _run(self, job: Job) -> list[Tensor]:
         steps = [len(plan.positions) for plan in job.plans]

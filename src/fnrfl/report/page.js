@@ -51,7 +51,7 @@
   function say(x, y, target) {
     tip.replaceChildren(h("b", {}, target.title), ...target.rows.map((row) =>
       h("div", {}, row.mark === undefined ? null : row.block ? block(row.mark) : swatch(row.mark),
-        h("span", {}, row.label), h("em", {}, row.value))));
+        h("span", { class: "label" }, row.label), h("em", {}, row.value), row.more ? h("small", {}, row.more) : null)));
     tip.hidden = false;
     const box = tip.getBoundingClientRect();
     const left = x + 14 + box.width > root.clientWidth - 8 ? x - 14 - box.width : x + 14;
@@ -167,20 +167,20 @@
         "stroke-dasharray": DASHES[one.mark % DASHES.length] }));
       if (there.length === 1) svg.append(s("circle", { cx: px(there[0].x), cy: py(there[0].y), r: 4, fill: colour(one.mark) }));
     }
-    const spread = (p) => (p.low === p.high ? yText(p.y, 2) : `${yText(p.y, 2)}  (${yText(p.low, 2)} to ${yText(p.high, 2)})`);
+    const told = (p) => ({ value: yText(p.y, 2), more: p.low === p.high ? "" : `${yText(p.low, 2)} to ${yText(p.high, 2)}` });
     let targets;
     if (shared) {
       targets = [...new Set(xs)].sort((a, b) => a - b).map((x) => {
         const here = series.flatMap((one) => one.points.filter((p) => p.x === x && p.y !== null).map((p) => ({ one, p })));
         here.sort((a, b) => b.p.y - a.p.y);
         return { box: [px(x), top, px(x), bottom], at: [px(x), py(here[0].p.y)], guide: true, title: `${xName} ${xText(x)}`,
-          rows: here.map(({ one, p }) => ({ mark: one.mark, label: one.label, value: spread(p) })),
+          rows: here.map(({ one, p }) => ({ mark: one.mark, label: one.label, ...told(p) })),
           marks: here.map(({ one, p }) => [px(x), py(p.y), one.mark]) };
       });
     } else {
       targets = series.flatMap((one) => one.points.filter((p) => p.y !== null).map((p) => ({
         box: [px(p.x), py(p.y), px(p.x), py(p.y)], at: [px(p.x), py(p.y)], title: `${one.label}, round ${p.round}`,
-        rows: [{ label: yName, value: spread(p) }, { label: xName, value: xText(p.x) }], marks: [[px(p.x), py(p.y), one.mark]] })));
+        rows: [{ label: yName, ...told(p) }, { label: xName, value: xText(p.x) }], marks: [[px(p.x), py(p.y), one.mark]] })));
     }
     return listen(svg, targets);
   }
@@ -193,7 +193,7 @@
     const all = rows.flatMap((row) => row.values);
     const pad = (Math.max(...all) - Math.min(...all) || 0.05) * 0.08;
     const [low, high] = [Math.max(0, Math.min(...all) - pad), Math.min(1, Math.max(...all) + pad)];
-    const px = scale(low, high, 8, width - 16);
+    const px = scale(low, high, 24, width - 24);
     const bottom = height - 30;
     const shown = ticks(low, high, Math.min(8, width / 90));
     const tickText = whole(shown, percent);

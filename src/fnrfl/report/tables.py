@@ -23,11 +23,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, its spread, what sorting compares, and the line that it names."""
+    """What is shown, what sorting compares, what stands beside it smaller, and the line that it names."""
 
     text: str
     value: Value = None
-    spread: str = ""
+    beside: str = ""
     group: Group | None = None
 
 
@@ -48,7 +48,8 @@ def _percent(value: float) -> str:
 
 
 def _size(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    """Three digits that count, in columns that line up."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 MEASURES: tuple[tuple[Column, Callable[[Run], float | None], Callable[[float], str]], ...] = (
@@ -142,7 +143,6 @@ def every_run(panel: Panel) -> Table:
         Column("seconds"),
         Column("kappa"),
         Column("rho"),
-        Column("folder", number=False),
     )
     rows = []
     for group in panel.groups:
@@ -151,7 +151,7 @@ def every_run(panel: Panel) -> Table:
             down = sum(event["bytes_down"] for event in run.rounds) / MIB
             rows.append(
                 (
-                    Cell(group.label, group.label, group=group),
+                    Cell(group.label, group.label, str(run.path), group),
                     Cell(str(run.seed), run.seed),
                     _cell(run.accuracy, _percent),
                     _cell(run.accuracy_last3, _percent),
@@ -163,7 +163,6 @@ def every_run(panel: Panel) -> Table:
                     _cell(run.seconds[-1], _size),
                     _cell(run.kappa, _size),
                     _cell(run.rho, _size),
-                    Cell(str(run.path), str(run.path)),
                 )
             )
     return Table(columns, tuple(rows))

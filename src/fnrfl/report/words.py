@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fnrfl.metrics.statistics import Difference, mean, paired
 from fnrfl.report.read import Group, Panel, control, plain, ranked
 
-MOST = 6  # methods whose FNR gets a sentence; a longer list is what the table is for
+MOST = 2  # methods whose FNR gets a sentence each
+CLEAR = "more than the spread"
 SPACE = "\N{NO-BREAK SPACE}"
 LEAKS = {
     "public_is_test": "models were refined on the test set and its labels",
@@ -86,6 +87,8 @@ def _luck(found: Difference | None) -> str:
             "the same with every seed, which is too little to tell from luck" if found.mean else "with no seed at all"
         )
     interval = f"(95{SPACE}% interval {signed(found.low)} to {signed(found.high)} points, {found.n} seeds)"
+    if round(found.mean, 3) == 0:
+        return f"no difference to be seen {interval}"
     if found.low <= 0 <= found.high:
         return f"within the spread over seeds, so it may be luck {interval}"
     return f"more than the spread over seeds {interval}"
@@ -94,26 +97,39 @@ def _luck(found: Difference | None) -> str:
 def _about_fnr(lines: Sequence[Group]) -> list[str]:
     """What refinement did to each method, and what of that is the penalty's."""
     penalised = [group for group in lines if group.runs[0].refines and group.config["fnr.weight"] != 0]
+    against_plain = _against(penalised, lines, plain)
+    against_control = _against(penalised, lines, control)
+    judged = [group for group, _, _ in against_control]
+    told = []
     if len(penalised) > MOST:
-        return [f"{len(penalised)} lines have FNR; the table of differences says what it changed in each."]
-    told, alone = [], []
-    for group in penalised:
-        bare, without = plain(group, lines), control(group, lines)
-        text = ""
-        if bare and (found := paired(group.accuracy, bare.accuracy)):
-            text = f"{group.label} against {bare.label}: {signed(found.mean)} points, {_luck(found)}. "
-        if without and (found := paired(group.accuracy, without.accuracy)):
-            text += f"The penalty's own part, against {without.label}: {signed(found.mean)} points, {_luck(found)}."
-        else:
-            alone.append(group.label)
-        if text:
-            told.append(text.strip())
-    if alone:
+        told += [_in_sum("FNR against the plain method", against_plain)] if against_plain else []
+        told += [_in_sum("The penalty's own part, against weight 0", against_control)] if against_control else []
+    else:
+        for said, found in (("", against_plain), ("The penalty's own part in ", against_control)):
+            told += [f"{said}{a.label} against {b.label}: {signed(d.mean)} points, {_luck(d)}." for a, b, d in found]
+    if alone := [group.label for group in penalised if group not in judged]:
         told.append(
             f"Nothing can be said about the penalty itself in {listed(alone)}: there is no run with the same "
             "refinement and fnr.weight = 0."
         )
     return told
+
+
+def _against(
+    groups: Sequence[Group], lines: Sequence[Group], relative: Callable[[Group, Sequence[Group]], Group | None]
+) -> list[tuple[Group, Group, Difference]]:
+    """Lines, their relatives, and the paired differences, where there are any."""
+    pairs = [(group, other) for group in groups if (other := relative(group, lines))]
+    return [(a, b, found) for a, b in pairs if (found := paired(a.accuracy, b.accuracy))]
+
+
+def _in_sum(what: str, found: Sequence[tuple[Group, Group, Difference]]) -> str:
+    better = [a.label for a, _, d in found if verdict(d) == CLEAR and d.mean > 0]
+    worse = [a.label for a, _, d in found if verdict(d) == CLEAR and d.mean < 0]
+    text = f"{what}, {counted(len(found), 'pair')} of lines: "
+    for names, word in ((better, "ahead"), (worse, "behind")):
+        text += f"{len(names)} {word} by more than the spread over seeds{f' ({listed(names)})' if names else ''}, "
+    return f"{text}{len(found) - len(better) - len(worse)} not to be told apart."
 
 
 def verdict(found: Difference | None) -> str:
@@ -124,7 +140,7 @@ def verdict(found: Difference | None) -> str:
         return "one seed: cannot be told"
     if found.low is None or found.high is None:
         return "no difference" if found.mean == 0 else "the same with every seed: cannot be told"
-    return "cannot be told apart" if found.low <= 0 <= found.high else "more than the spread"
+    return "cannot be told apart" if found.low <= 0 <= found.high else CLEAR
 
 
 def measured_on(panel: Panel) -> str:
