@@ -44,7 +44,7 @@ def _of(file: str, *tests: str, **changes: tuple[str, str]) -> list[Mutant]:
 
 MUTANTS = [
     *_of(
-        "algorithms/fedavg.py", FEDAVG, f"{CONFORMANCE} -k fedavg",
+        "algorithms/fedavg.py", FEDAVG, FNR, f"{CONFORMANCE} -k fedavg",
         sign_of_the_step=("state.params + got", "state.params - got"),
         average_forgets_refinement=("r.params - state", "r.trained - state"),
         displacement_not_taken=('r.params - state.params}', "r.params}"),
@@ -72,7 +72,7 @@ MUTANTS = [
         adam_second_moment_swapped=("value=1 - BETA2", "value=BETA2"),
     ),
     *_of(
-        "core/step.py", FEDAVG, ENGINES, SCAFFOLD, CONFORMANCE,
+        "core/step.py", FEDAVG, ENGINES, FNR, SCAFFOLD,
         weight_decay_sign=("alpha=training.weight_decay", "alpha=-training.weight_decay"),
         no_correction=("grad = objective.correct(grad, carry.params, start.params, shared, own)", "pass"),
         statistics_always_stored=('if training.batchnorm == "updating":', "if True:"),
@@ -85,7 +85,7 @@ MUTANTS = [
         pull_to_zero=("(params - start)", "params"),
     ),
     *_of(
-        "algorithms/scaffold.py", SCAFFOLD, f"{CONFORMANCE} -k scaffold",
+        "algorithms/scaffold.py", SCAFFOLD, FNR, f"{CONFORMANCE} -k scaffold",
         correction_signs=('grad - own["c"] + shared["c"]', 'grad + own["c"] - shared["c"]'),
         no_client_variate=('grad - own["c"] + shared["c"]', 'grad + shared["c"]'),
         no_server_variate=('grad - own["c"] + shared["c"]', 'grad - own["c"]'),
@@ -107,7 +107,7 @@ MUTANTS = [
         always_by_examples=('uniform = self.weights == "uniform"', "uniform = False"),
     ),
     *_of(
-        "algorithms/moon.py", MOON, f"{CONFORMANCE} -k moon",
+        "algorithms/moon.py", MOON, FNR, f"{CONFORMANCE} -k moon",
         near_and_far_swapped=("torch.stack([near, far], -1)", "torch.stack([far, near], -1)"),
         contrast_sign=("contrast = -torch", "contrast = torch"),
         temperature_multiplies=(".div(self.tau)", ".mul(self.tau)"),
@@ -125,7 +125,7 @@ MUTANTS = [
         threads_share_a_module=("other.module = copy.deepcopy(self.module)", "pass"),
     ),
     *_of(
-        "algorithms/fednova.py", FEDNOVA, f"{CONFORMANCE} -k fednova",
+        "algorithms/fednova.py", FEDNOVA, FNR, f"{CONFORMANCE} -k fednova",
         not_normalised=(" / r.travel[:, None]", ""),
         normalised_by_steps=("r.travel[:, None]", "r.steps[:, None]"),
         effective_steps_uniform=("got.weigh(got.travel)", "got.travel.mean()"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +18,8 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from fnrfl import cli, registry
-from fnrfl.config import RunConfig, load, loads
+from fnrfl.cli import look, train
+from fnrfl.config import RunConfig, load
 from fnrfl.errors import ClientError
 
 SUMMARY = {"algorithm": "fedavg", "accuracy": 0.75, "rounds": 2, "leaks": []}
@@ -43,8 +46,8 @@ class Runs(ModuleType):
         self.calls.append({"config": config, **given})
         return self._rounds(progress)
 
-    def resume(self, run_dir: Path, *, progress: Callable[[dict[str, Any]], None]) -> Outcome:
-        self.calls.append({"run_dir": run_dir})
+    def resume(self, run_dir: Path, *, progress: Callable[[dict[str, Any]], None], **given: Any) -> Outcome:
+        self.calls.append({"run_dir": run_dir, **given})
         return self._rounds(progress)
 
     def _rounds(self, progress: Callable[[dict[str, Any]], None]) -> Outcome:
@@ -83,9 +86,25 @@ def test_run_hands_everything_on(runs: Runs) -> None:
     assert runs.calls == [{"config": config, "out": Path("there"), "overwrite": True, "checkpoint_every": 5.0}]
 
 
-def test_a_first_argument_with_an_equals_sign_is_an_override(runs: Runs) -> None:
-    assert fnrfl("run", "seed=3", "rounds=1").exit_code == 0
-    assert runs.calls[0]["config"] == load(None, ["seed=3", "rounds=1"])
+@pytest.mark.parametrize(
+    "words",
+    [("label-skew", "seed=3", "rounds=1"), ("seed=3", "label-skew", "rounds=1"), ("seed=3", "rounds=1", "label-skew")],
+)
+def test_the_recipe_may_stand_anywhere(runs: Runs, words: tuple[str, ...]) -> None:
+    assert fnrfl("run", *words).exit_code == 0
+    assert runs.calls[0]["config"] == load("label-skew", ["seed=3", "rounds=1"])
+
+
+def test_without_a_recipe_all_words_are_overrides(runs: Runs) -> None:
+    assert fnrfl("run", "seed=3", "scenario=label-dirichlet(0.5, min=5)").exit_code == 0
+    assert runs.calls[0]["config"] == load(None, ["seed=3", "scenario=label-dirichlet(0.5, min=5)"])
+
+
+def test_a_recipe_may_have_an_equals_sign_in_its_name(runs: Runs, tmp_path: Path) -> None:
+    path = tmp_path / "lr=1.toml"
+    path.write_text("seed = 4\n")
+    assert fnrfl("run", str(path)).exit_code == 0
+    assert runs.calls[0]["config"].seed == 4
 
 
 def test_in_a_pipe_every_round_is_a_plain_line(runs: Runs) -> None:
@@ -119,20 +138,40 @@ def test_a_leak_is_named_at_the_start_and_the_end_and_marked_in_between(runs: Ru
     assert "leak" not in fnrfl("run", "label-skew").output
 
 
-def test_dry_run_prints_a_config_that_runs(runs: Runs) -> None:
-    got = fnrfl("run", "label-skew", "fnr=on", "--dry-run")
-    assert loads(got.stdout) == load("label-skew", ["fnr=on"])
-    assert runs.calls == []
+def test_notices_of_a_run_go_where_its_rounds_go(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def noticing(config: RunConfig, *, progress: Callable[[dict[str, Any]], None], **given: Any) -> Outcome:
+        logging.getLogger("fnrfl").warning("nobody will be refined")
+        return Outcome()
+
+    monkeypatch.setattr(runs, "run", noticing)
+    assert "note: nobody will be refined" in fnrfl("run").stdout
+    assert "note: nobody will be refined" in fnrfl("run", "--json").stderr
+    assert fnrfl("run", "--quiet").output == ""
+
+
+def terminal() -> tuple[io.StringIO, Console]:
+    screen = io.StringIO()
+    return screen, Console(file=screen, force_terminal=True, width=100, _environ={})
 
 
 def test_on_a_terminal_there_is_a_bar_that_a_resumed_run_enters_in_the_middle() -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=100, _environ={})
-    with cli._display(console, "leak") as show:
-        show({"round": 7, "rounds": 9, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0})
-        show({"round": 8, "rounds": 9, "accuracy": 0.625, "loss": 1.0, "seconds": 1.0})
+    screen, console = terminal()
+    with train.display(console, "leak") as shown:
+        shown.round({"round": 7, "rounds": 9, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0})
+        shown.round({"round": 8, "rounds": 9, "accuracy": 0.625, "loss": 1.0, "seconds": 1.0})
+        shown.phase("refine")
     last = screen.getvalue().rpartition("accuracy")[2]
-    assert "0.6250 leak" in last and "8/9" in last
+    assert "0.6250 leak" in last
+    assert "8/9" in last
+    assert "refine" in last
+
+
+def test_colours_are_off_in_a_pipe_and_on_in_a_terminal(runs: Runs) -> None:
+    assert "\x1b" not in fnrfl("run").output
+    screen, console = terminal()
+    with train.display(console, "") as shown:
+        shown.round({"round": 1, "rounds": 2, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0})
+    assert "\x1b[" in screen.getvalue()
 
 
 # ---- ending badly ----
@@ -176,7 +215,7 @@ def test_resume_hands_the_folder_on(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(load("paper-label-skew").to_toml())
     got = fnrfl("resume", str(tmp_path))
     assert got.exit_code == 0, got.output
-    assert runs.calls == [{"run_dir": tmp_path}]
+    assert runs.calls == [{"run_dir": tmp_path, "checkpoint_every": 30.0}]
     assert got.stdout.splitlines()[-1].startswith("leak: public_is_test")
 
 
@@ -189,7 +228,7 @@ def test_resume_of_something_else_is_refused(runs: Runs, tmp_path: Path) -> None
 # ---- list ----
 
 
-@pytest.mark.parametrize("subject", cli.SUBJECTS)
+@pytest.mark.parametrize("subject", look.SUBJECTS)
 def test_lists_print_one_row_per_line(subject: str) -> None:
     got = fnrfl("list", subject)
     assert got.exit_code == 0
@@ -214,6 +253,49 @@ def test_an_unknown_list_is_refused() -> None:
     assert got.stderr.startswith('fnrfl: There is no list of "modles". Did you mean models?')
 
 
+# ---- help and typos ----
+
+
+def commands() -> list[tuple[str, ...]]:
+    """Every command there is, those of groups included."""
+    found = [(info.name or (info.callback and info.callback.__name__) or "",) for info in cli.app.registered_commands]
+    for group in cli.app.registered_groups:
+        assert group.typer_instance is not None
+        assert group.name is not None
+        found += [(group.name, str(info.name)) for info in group.typer_instance.registered_commands]
+    return found
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_every_command_has_help_with_examples(words: tuple[str, ...], flag: str) -> None:
+    got = fnrfl(*words, flag)
+    assert got.exit_code == 0
+    assert f"\n  fnrfl {' '.join(words)}" in got.stdout
+
+
+def test_the_commands_in_the_help_have_whole_sentences() -> None:
+    listed = fnrfl("--help").stdout.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+    assert len(listed) == len(cli.app.registered_commands) + len(cli.app.registered_groups)
+    assert all(line.endswith(".") and "..." not in line for line in listed)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("rnu",), "'run'"),
+        (("comprae",), "'compare'"),
+        (("scenario", "shwo"), "'show'"),
+        (("data", "lits"), "'list'"),
+        (("run", "--ouut", "x"), "--out"),
+    ],
+)
+def test_a_typo_in_a_command_is_answered_with_the_nearest(words: tuple[str, ...], meant: str) -> None:
+    got = fnrfl(*words)
+    assert got.exit_code == 2
+    assert meant in got.stderr
+
+
 # ---- the process ----
 
 
@@ -221,13 +303,26 @@ def test_help_lists_and_typos_do_not_import_torch() -> None:
     script = """
 import sys
 from typer.testing import CliRunner
-from fnrfl.cli import SUBJECTS, app
-lines = [["--help"], ["--version"], ["run", "--help"], ["run", "client.lrr=1"], ["run", "--dry-run", "algorithm=moon"]]
+from fnrfl.cli import app
+from fnrfl.cli.look import SUBJECTS
+lines = [["--help"], ["--version"], ["run", "--help"], ["run", "client.lrr=1"], ["rnu"], ["data", "list"]]
 for line in lines + [["list", subject] for subject in SUBJECTS]:
     CliRunner().invoke(app, line, catch_exceptions=False)
     assert "torch" not in sys.modules, line
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_help_imports_neither_pydantic_nor_numpy_nor_rich() -> None:
+    script = """
+import sys
+from typer.testing import CliRunner
+from fnrfl.cli import app
+CliRunner().invoke(app, ["--help"], catch_exceptions=False)
+print([name for name in ("pydantic", "numpy", "rich.console", "torch") if name in sys.modules])
+"""
+    got = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert got.stdout == "[]\n"
 
 
 def test_the_command_ends_with_its_exit_code_and_no_traceback() -> None:
@@ -236,6 +331,29 @@ def test_the_command_ends_with_its_exit_code_and_no_traceback() -> None:
     assert got.returncode == 2
     assert got.stdout == ""
     assert got.stderr == "fnrfl: rounds = 0 is not allowed: it must be a whole number >= 1 (default 10).\n"
+
+
+def test_a_name_that_the_terminal_cannot_show_is_no_error() -> None:
+    script = "from fnrfl.cli import main; main()"
+    got = subprocess.run(
+        [sys.executable, "-c", script, "list", "h\u00e9\u2603"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+    )
+    assert got.returncode == 2
+    assert got.stderr.startswith(b'fnrfl: There is no list of "h\xe9\\u2603".')
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    script = "from fnrfl.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "list", "keys"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+    process.wait(timeout=60)
 
 
 def test_the_version_is_the_packages() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from fnrfl.config import load
@@ -282,7 +284,7 @@ def test_a_folder_stands_for_the_runs_below_it(four: list[Path]) -> None:
     (folder / ".scaffold-part" / "events.jsonl").touch()
     assert sorted(read.find([folder])) == sorted(four)
     assert read.find([four[0], folder])[0] == four[0] and len(read.find([four[0], folder])) == len(four)
-    out = folder / "somewhere"
+    out = folder / "some.where"
     assert report([folder], out, plots=False) == out / "report.html"
 
 
@@ -571,6 +573,36 @@ def test_figures_have_the_colours_of_the_page() -> None:
     assert len(plots.PALETTE) == read.COLOURS
     looks = {(i % read.COLOURS, page.DASHES[i % len(page.DASHES)]) for i in range(50)}
     assert len(looks) == 50
+
+
+# How colours look without one kind of cone (Machado, Oliveira and Fernandes 2009, severity 1), on linear RGB.
+SIGHT = {
+    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protan": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+    "deutan": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+    "tritan": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
+}
+
+
+def seen(colour: str, sight: str) -> np.ndarray:
+    """A colour in CIE Lab, as somebody sees it."""
+    s = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.clip(np.array(SIGHT[sight]) @ np.where(s <= 0.04045, s / 12.92, ((s + 0.055) / 1.055) ** 2.4), 0, 1)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
+    f = np.cbrt(xyz / (0.9505, 1.0, 1.089))
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colours_differ_for_everybody(sight: str, theme: str) -> None:
+    """A distance of 2 can be noticed; 10 can be told at a glance."""
+    from fnrfl.report import page
+
+    css = (Path(page.__file__).parent / "page.css").read_text()
+    pairs = re.findall(r"--c\d: light-dark\((#\w+), (#\w+)\)", css)
+    colours = [seen(pair[theme == "dark"], sight) for pair in pairs]
+    assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(colours, 2)) > 10
 
 
 # -- real runs --------------------------------------------------------------------------------------------------------

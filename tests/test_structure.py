@@ -25,6 +25,8 @@ ALLOWED = {
     "engines": {"engines", "core", "rng", "errors"},
     "models": {"models", "core", "rng", "errors"},
     "data": {"data", "core", "rng", "errors"},
+    "metrics": {"metrics"},
+    "report": {"report", "metrics", "events", "files", "errors"},
     "registry": {"errors", "core", "data"},  # core only for types and for a user's own class
     "config": {"registry", "errors", "data"},
 }

@@ -43,11 +43,16 @@ def run(
     )
 
 
-def resume(run_dir: str | Path) -> Result:
+def resume(
+    run_dir: str | Path,
+    *,
+    progress: Callable[[dict[str, Any]], None] | None = None,
+    checkpoint_every: float = 30.0,
+) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
     from fnrfl.runs import resume as go_on
 
-    return go_on(run_dir)
+    return go_on(run_dir, progress=progress, checkpoint_every=checkpoint_every)
 
 
 def load(run_dir: str | Path) -> Result:

@@ -379,7 +379,7 @@ def _revision() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() or None
+    return found.stdout.strip() if found.returncode == 0 else None
 
 
 def _config(run_dir: Path) -> RunConfig:

@@ -89,7 +89,7 @@ def reached(rounds: Sequence[Mapping[str, Any]], target: float) -> Reached | Non
     traffic, seconds = 0, 0.0
     for event in rounds:
         traffic += event["bytes_up"] + event["bytes_down"]
-        seconds += sum(spent for phase, spent in event["seconds"].items() if phase != "evaluate")
+        seconds += sum(spent for phase, spent in event["seconds"].items() if phase not in ("evaluate", "observe"))
         if event["accuracy"] >= target:
             return Reached(event["round"], traffic, seconds)
     return None

@@ -19,9 +19,9 @@
   const swatch = (index) =>
     s("svg", { class: "swatch", viewBox: "0 0 26 10", "aria-hidden": "true" },
       s("line", { x1: 1, x2: 25, y1: 5, y2: 5, stroke: colour(index), "stroke-dasharray": DASHES[index % DASHES.length] }));
-  function block(index) {
+  function block(tone) {
     const square = h("span", { class: "block" });
-    square.style.background = colour(index);
+    square.style.background = `var(--${tone})`;
     return square;
   }
 
@@ -50,7 +50,7 @@
   const tip = document.getElementById("tip");
   function say(x, y, target) {
     tip.replaceChildren(h("b", {}, target.title), ...target.rows.map((row) =>
-      h("div", {}, row.mark === undefined ? null : row.block ? block(row.mark) : swatch(row.mark),
+      h("div", {}, row.tone ? block(row.tone) : row.mark === undefined ? null : swatch(row.mark),
         h("span", { class: "label" }, row.label), h("em", {}, row.value), row.more ? h("small", {}, row.more) : null)));
     tip.hidden = false;
     const box = tip.getBoundingClientRect();
@@ -69,7 +69,7 @@
       const [x0, y0, x1, y1] = target.box;
       const frame = svg.getBoundingClientRect();
       over.replaceChildren(
-        target.guide ? s("line", { class: "guide", x1: target.at[0], x2: target.at[0], y1: y0, y2: y1 }) : null || "",
+        target.guide ? s("line", { class: "guide", x1: target.at[0], x2: target.at[0], y1: y0, y2: y1 }) : "",
         ...(target.outline ? [s("rect", { class: "outline", x: x0, y: y0, width: x1 - x0, height: y1 - y0, rx: 2 })] : []),
         ...(target.marks || []).map(([x, y, index]) =>
           s("circle", { cx: x, cy: y, r: 4.5, fill: colour(index), stroke: "var(--paper)", "stroke-width": 1.5 })));
@@ -299,11 +299,11 @@
         let x = side;
         bar.parts.forEach((part, p) => {
           const next = x + px(part) - px(0);
-          if (part) svg.append(s("rect", { x, y: yb, width: Math.max(0.5, next - x), height: thick, fill: colour(phases[p].mark) }));
+          if (part) svg.append(s("rect", { x, y: yb, width: Math.max(0.5, next - x), height: thick, fill: `var(--${phases[p].tone})` }));
           x = next;
         });
         targets.push({ box: [0, yb - 2, width, yb + thick + 2], at: [(side + x) / 2, yb], title: `${row.label}${bar.name ? `, ${bar.name}` : ""}`,
-          rows: [...phases.flatMap((phase, p) => bar.parts[p] ? [{ mark: phase.mark, block: true, label: phase.label, value: show(bar.parts[p]) }] : []),
+          rows: [...phases.flatMap((phase, p) => bar.parts[p] ? [{ tone: phase.tone, label: phase.label, value: show(bar.parts[p]) }] : []),
             { label: "together", value: show(total(bar)) }] });
       });
       y += heights[index];
@@ -401,7 +401,7 @@
     for (const [name, unit, show] of [["bytes", "MiB", (v) => `${number(v)} MiB`], ["time", "seconds", (v) => `${number(v)} s`]]) {
       const phases = panel.phases[name];
       keep(place(name), (width) => bars(width, { phases, unit, show, leak, rows: panel.groups.map((group) => ({ label: group.label, bars: group[name] })) }));
-      document.querySelector(`[data-phases="${name}-${p}"]`).replaceChildren(...phases.map((phase) => h("span", {}, block(phase.mark), phase.label)));
+      document.querySelector(`[data-phases="${name}-${p}"]`).replaceChildren(...phases.map((phase) => h("span", {}, block(phase.tone), phase.label)));
     }
   });
 

@@ -39,7 +39,15 @@ PHASES = {
     "server": "server",
     "look": "evaluation, not counted",
 }
-COLOURS = {"local": 0, "norm-pass": 7, "measure": 2, "refine": 3, "deliver": 4, "server": 5, "look": 6}
+TONES = {
+    "local": "c0",
+    "norm-pass": "c7",
+    "measure": "c2",
+    "refine": "c3",
+    "deliver": "c5",
+    "server": "c1",
+    "look": "mute",
+}
 # What keeps a page light, whatever it is about.
 POINTS = 200  # of a curve
 CLIENTS = 100  # of a run that is shown from inside
@@ -58,7 +66,7 @@ def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plo
             f"{runs[0].path} has no finished round yet, so there is nothing to report. Go on with `fnrfl resume "
             f"{shlex.quote(str(runs[0].path))}`."
         )
-    out = Path(out) / "report.html" if Path(out).is_dir() or not Path(out).suffix else Path(out)
+    out = Path(out) if Path(out).suffix in (".html", ".htm") else Path(out) / "report.html"
     panels = read.panels(begun)
     page = render(panels, title=title, waiting=[run for run in runs if not run.rounds], failed=failed)
     if plots:
@@ -164,7 +172,7 @@ def _payload(panels: Sequence[Panel]) -> dict[str, Any]:
         "panels": [_panel(panel) for panel in panels],
         "splits": splits,
         "inside": [_inside(group, NUMBERS // refining) for group in groups],
-        "first": next((i for i, group in enumerate(groups) if group.runs[0].refines), 0),
+        "first": max(range(len(groups)), key=lambda i: (bool(groups[i].config.get("fnr.weight")), -i)),
     }
 
 
@@ -172,7 +180,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
     def phases(kind: str) -> dict[str, dict[str, Any]]:
         met = {_phase(name) for group in panel.groups for run in group.runs for e in run.rounds for name in e[kind]}
         names = [name for name in PHASES if name in met] + sorted(met - PHASES.keys())
-        return {name: {"label": PHASES.get(name, name), "mark": COLOURS.get(name, 1)} for name in names}
+        return {name: {"label": PHASES.get(name, name), "tone": TONES.get(name, "c4")} for name in names}
 
     traffic, time = phases("bytes"), phases("seconds")
     return {

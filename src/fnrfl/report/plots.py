@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise ConfigError("Figures need the package matplotlib. Install it, or make the page without figures.") from error
 
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#a8488a", "#b58900", "#3a9bdc", "#6b6b6b", "#7a2e2e")
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#c0267e", "#27278f", "#8f86ea", "#4d3a2a", "#7a0f4a")
 INK, SOFT, LINE, HEAT = "#1d1d1f", "#5f6368", "#e3e3df", "#0b62a4"
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # a name may have dollars in it

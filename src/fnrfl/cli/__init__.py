@@ -1,0 +1,29 @@
+"""The command line: it parses and delegates, and decides nothing."""
+
+from __future__ import annotations
+
+import sys
+
+from fnrfl.cli import look, train, use
+from fnrfl.cli.common import app
+
+__all__ = ["app", "main"]
+
+app.command()(train.run)
+app.command()(train.compare)
+app.command()(train.resume)
+app.add_typer(look.scenario, name="scenario")
+app.command()(use.report)
+app.command()(use.evaluate)
+app.command()(use.predict)
+app.add_typer(look.data, name="data")
+app.command("list")(look.list_)
+app.command()(look.doctor)
+
+
+def main() -> None:
+    """The `fnrfl` command."""
+    for stream in (sys.stdout, sys.stderr):  # a name that the terminal cannot show must not be an error
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    app()

@@ -1,0 +1,330 @@
+"""Bad input is one sentence that names the value, the rule and the way out; nothing is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from fnrfl import cli, files
+from fnrfl.config import load
+from fnrfl.data import sources
+from fnrfl.runs import run
+
+
+def fnrfl(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else b"" for p in folder.rglob("*")}
+
+
+def assert_refused(got: Result, *said: str, code: int = 2) -> None:
+    assert got.exit_code == code, got.output
+    assert got.stderr.startswith("fnrfl: "), got.stderr
+    assert got.stderr.count("\n") == 1, "one line"
+    assert got.stderr.rstrip().endswith((".", "?")), got.stderr
+    assert "Unexpected" not in got.stderr
+    assert "Traceback" not in got.output
+    for words in said:
+        assert words in got.stderr
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, without data or a network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FNRFL_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(sources, "DEBIAN", tmp_path / "nothing")
+    monkeypatch.setattr(sources, "download", refused)
+    monkeypatch.setattr(sources, "npm_pack", refused)
+    return tmp_path
+
+
+def refused(what: str, *_: object, **__: object) -> Path:
+    raise sources.ConfigError(f"{what} could not be downloaded; check the network and try again.")
+
+
+# -- config ------------------------------------------------------------------------------------------------------------
+
+CONFIGS: dict[str, tuple[list[str], list[str]]] = {
+    "unknown key": (["client.lrr=1"], ["client.lrr", "client.lr?"]),
+    "unknown section": (["cleint.lr=1"], ["cleint.lr", "client.lr"]),
+    "section given a value": (["client=3"], ["client", "client.optimizer"]),
+    "key of another method": (["algorithm=fedavg", "algorithm.mu=1"], ["algorithm.mu", "fedavg"]),
+    "a key with a dash": (["client-lr=3"], ["client-lr", "client.lr"]),
+    "no key": (["=3"], ['"=3"', "key=value"]),
+    "wrong type": (["rounds=ten"], ['rounds = "ten"', "a whole number >= 1"]),
+    "a number as text": (["rounds='3'"], ['rounds = "3"', "a whole number"]),
+    "half a round": (["rounds=1.5"], ["rounds = 1.5", "a whole number"]),
+    "out of range": (["participation=2"], ["participation = 2", "<= 1"]),
+    "not a number": (["client.lr=nan"], ["client.lr = nan", "> 0"]),
+    "not a choice": (["client.optimizer=adamw"], ['"adamw"', '"sgd" or "adam"']),
+    "two mistakes": (["rounds=0", "seed=-1"], ["rounds = 0", "seed = -1"]),
+    "unknown recipe": (["lable-skew"], ['"lable-skew"', "label-skew"]),
+    "two recipes": (["digits", "label-skew"], ['"digits"', '"label-skew"', "key=value"]),
+    "missing recipe file": (["nowhere.toml"], ["nowhere.toml", "cannot be read"]),
+    "unknown method": (["algorithm=scafold"], ['"scafold"', "scaffold"]),
+    "fnr as a method": (["algorithm=fnr"], ['fnr = "on"']),
+    "unknown model": (["model=resnet19"], ['"resnet19"', "resnet18"]),
+    "unknown option of a model": (["model=mlp(hiden=3)"], ["hiden", "hidden"]),
+    "unknown data set": (["dataset=digit"], ['"digit"', "digits"]),
+    "unknown engine": (["engine=lop"], ['"lop"', "loop"]),
+    "name with a separator": (["name=a/b"], ['"a/b"', "one folder"]),
+    "a leak without its protocol": (["leaks.public_is_test=true"], ["leaks.public_is_test", "paper"]),
+    "fnr without public data": (["fnr=on", "public.size=0"], ["public.size is 0", "public.size = 0.1", "fnr = off"]),
+    "everybody refined": (["fnr.share=1"], ["fnr.share = 1", 'fnr.target = "all"']),
+    "all data set aside": (["public.size=0.6", "validation.size=0.5"], ["public.size = 0.6", "smaller"]),
+    "variates of adam": (["algorithm=scaffold", "client.optimizer=adam"], ["scaffold", "sgd"]),
+    "a gpu that is absent": (["engine=gpu"], ['"gpu"', "loop"]),
+    "precision of a gpu": (["engine.precision=bf16"], ['"bf16"', "float32"]),
+    "garbled scenario": (["scenario=label-dirichlet("], ["label-dirichlet("]),
+    "unknown scenario": (["scenario=lable-dirichlet(1)"], ["lable-dirichlet", "'label-dirichlet'"]),
+    "scenario out of range": (["scenario=label-dirichlet(-1)"], ["alpha", "-1"]),
+    "more clients than examples": (["clients=5000"], ["5000"]),
+    "far more clients than examples": (["clients=5000000000"], ["5000000000"]),
+    "more classes than there are": (["scenario=label-classes(11)"], ["11"]),
+    "a minimum that no draw meets": (["scenario=label-dirichlet(0.01, min=100)"], ["min"]),
+    "a batch that no client has": (["client.last_batch=drop", "client.batch=1000"], ["1000", "run-on"]),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_config(case: str, folder: Path) -> None:
+    words, said = CONFIGS[case]
+    before = tree(folder)
+    assert_refused(fnrfl("run", *words), *said)
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"rounds = ", "not valid TOML"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[client]\nlr = [1]\n", "client.lr"),
+        (b"[[client]]\nlr = 1\n", "client"),
+        (b"rounds = 1979-05-27\n", "rounds"),
+    ],
+)
+def test_recipe_files(folder: Path, text: bytes, said: str) -> None:
+    (folder / "mine.toml").write_bytes(text)
+    before = tree(folder)
+    assert_refused(fnrfl("run", "mine.toml"), said)
+    assert tree(folder) == before
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def csv(folder: Path, name: str = "mine.csv", rows: int = 400) -> Path:
+    path = folder / name
+    dice = np.random.default_rng(0)
+    lines = (",".join([*(f"{v:.4f}" for v in dice.random(4)), str(i % 4)]) for i in range(rows))
+    path.write_text("a,b,c,d,label\n" + "\n".join(lines) + "\n")
+    return path
+
+
+def corrupt(data: Path) -> None:
+    data.mkdir()
+    shutil.copy(sources.EMBEDDED, data / "cifar10.npz")
+
+
+DATA: dict[str, tuple[Callable[[Path], object], list[str], list[str]]] = {
+    "missing file": (lambda f: None, ["dataset=nowhere.csv"], ["nowhere.csv", "does not exist"]),
+    "missing folder": (lambda f: None, ["dataset=nowhere/"], ["nowhere"]),
+    "truncated": (
+        lambda f: (f / "mine.npz").write_bytes(sources.EMBEDDED.read_bytes()[:1000]),
+        ["dataset=mine.npz"],
+        ["mine.npz", "truncated"],
+    ),
+    "wrong checksum": (lambda f: corrupt(f / "data"), ["dataset=cifar10"], ["cifar10"]),
+    "not fetched": (lambda f: None, ["dataset=cifar10"], ["cifar10", "check the network"]),
+    "no labels": (lambda f: (f / "m.npz").touch(), ["dataset=m.npz"], ["m.npz"]),
+    "a word among numbers": (
+        lambda f: (f / "m.csv").write_text("a,b,label\n1,x,0\n"),
+        ["dataset=m.csv"],
+        ["'x'", "must hold numbers"],
+    ),
+    "overlapping splits": (
+        csv,
+        ["dataset=mine.csv", "public.source=mine.csv", "fnr=on"],
+        ["public.source", "disjoint"],
+    ),
+    "public data of another kind": (csv, ["public.source=mine.csv", "fnr=on"], ["public.source", "alike"]),
+    "a function that is not there": (lambda f: None, ["dataset=nowhere:load"], ["nowhere:load", "imported"]),
+}
+
+
+@pytest.mark.parametrize("case", DATA)
+def test_data(case: str, folder: Path) -> None:
+    prepare, words, said = DATA[case]
+    prepare(folder)
+    before = tree(folder)
+    assert_refused(fnrfl("run", "rounds=1", *words), *said)
+    after = {name: content for name, content in tree(folder).items() if not name.startswith("data")}
+    assert after == {name: content for name, content in before.items() if not name.startswith("data")}
+
+
+# -- run directories ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that lost its end: everything is saved but the finished model."""
+    path = tmp_path_factory.mktemp("runs") / "stopped"
+    run(load(None, ["rounds=2"]), out=path)
+    (path / "model.safetensors").unlink()
+    return path
+
+
+@pytest.fixture
+def run_dir(stopped: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(stopped, folder / "run"))
+
+
+def changed(run_dir: Path, name: str, old: str, new: str) -> None:
+    path = next(run_dir.rglob(name))
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+
+
+def cut(run_dir: Path, name: str) -> None:
+    path = next(run_dir.rglob(name))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "checkpoint cut": (lambda d: cut(d, "checkpoint.json"), ["checkpoint.json", "damaged"]),
+    "weights cut": (lambda d: cut(d, "server.safetensors"), ["server.safetensors", "cannot be read"]),
+    "another format": (lambda d: changed(d, "checkpoint.json", '"format": 1', '"format": 9'), ["format 9", "format 1"]),
+    "another config": (lambda d: changed(d, "config.toml", "lr = 0.05", "lr = 0.06"), ["another config"]),
+    "log cut": (lambda d: cut(d, "events.jsonl"), ["events.jsonl"]),
+    "config cut": (lambda d: (d / "config.toml").write_text("rounds = "), ["config.toml", "TOML"]),
+    "no config": (lambda d: (d / "config.toml").unlink(), ["not a run", "config.toml"]),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_resume(case: str, run_dir: Path) -> None:
+    damage, said = DAMAGE[case]
+    damage(run_dir)
+    before = tree(run_dir)
+    assert_refused(fnrfl("resume", "run"), *said)
+    assert tree(run_dir) == before
+
+
+def test_an_undamaged_run_is_resumed(run_dir: Path) -> None:
+    assert fnrfl("resume", "run").exit_code == 0
+
+
+def test_a_directory_that_exists(run_dir: Path) -> None:
+    before = tree(run_dir)
+    assert_refused(fnrfl("run", "rounds=1", "-o", "run"), "run exists already", "fnrfl resume run", "--overwrite")
+    assert tree(run_dir) == before
+
+
+def test_overwrite_takes_no_folder_that_is_not_a_run(folder: Path) -> None:
+    (folder / "thesis").mkdir()
+    (folder / "thesis" / "text.tex").write_text("three years")
+    assert_refused(fnrfl("run", "rounds=1", "-o", "thesis", "--overwrite"), "thesis is not a run")
+    assert (folder / "thesis" / "text.tex").exists()
+
+
+def test_a_file_where_the_directory_should_be(folder: Path) -> None:
+    (folder / "file").write_text("mine")
+    got = fnrfl("run", "rounds=1", "-o", "file/run")
+    assert_refused(got, "file", code=3)
+    assert (folder / "file").read_text() == "mine"
+
+
+# -- a client that diverges --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_loss_that_is_not_finite_names_client_round_and_step(engine: str) -> None:
+    got = fnrfl("run", "rounds=2", "client.lr=1e30", f"engine={engine}", "--quiet")
+    assert_refused(got, "client 0, round 1, stage local, step", "Lower the learning rate", "skip", code=3)
+
+
+def test_the_policy_may_be_to_skip() -> None:
+    got = fnrfl("run", "rounds=2", "client.lr=1e30", "client.nonfinite=skip", "--quiet")
+    assert_refused(got, "o client of the cohort ended with finite numbers", code=3)
+
+
+# -- the other commands ------------------------------------------------------------------------------------------------
+
+OTHERS: dict[str, tuple[list[str], list[str]]] = {
+    "resume nothing": (["resume", "nowhere"], ["nowhere is not a run"]),
+    "list": (["list", "modles"], ['"modles"', "models"]),
+    "data": (["data", "get", "cifar"], ["'cifar'", "'cifar10'"]),
+    "data without network": (["data", "get", "cifar10"], ["cifar10", "check the network"]),
+    "evaluate nothing": (["evaluate", "nowhere", "digits"], ["nowhere is not a run"]),
+    "evaluate the unfinished": (["evaluate", "run", "digits"], ["run is not finished", "fnrfl resume run"]),
+    "predict nothing": (["predict", "nowhere", "digits"], ["nowhere is not a run"]),
+    "report nothing": (["report", "nowhere"], ["nowhere"]),
+    "grid without values": (["compare", "--over", "algorithm="], ['"algorithm="', "key=a,b"]),
+    "grid of unknown methods": (["compare", "--over", "algorithm=fedavg,scafold"], ['"scafold"', "scaffold"]),
+    "seeds": (["compare", "--seeds", "zero"], ['"zero"', "0,1,2"]),
+    "grid that cannot be built": (["compare", "--over", "clients=5,5000", "--seeds", "0"], ["clients 5000", "5000"]),
+    "baseline": (["compare", "--over", "fnr=off,on", "--seeds", "0", "--baseline", "x"], ['"x"', "fnr off"]),
+    "scenario": (["scenario", "show", "lable-dirichlet(1)"], ["'label-dirichlet'"]),
+    "scenario that cannot be met": (["scenario", "show", "iid", "clients=5000"], ["5000"]),
+    "scenario into no json": (["scenario", "save", "iid", "split.txt"], [".json"]),
+    "figure of no kind": (["scenario", "show", "iid", "--png", "split.xyz"], ["split.xyz", ".png"]),
+    "a key of a scenario": (["scenario", "show", "iid", "clinets=3"], ["clinets", "clients"]),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_commands(case: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    words, said = OTHERS[case]
+    if "run" in words:
+        request.getfixturevalue("run_dir")
+    before = tree(folder)
+    assert_refused(fnrfl(*words), *said)
+    assert {name for name in tree(folder) if not name.startswith("data")} == set(before)
+
+
+# -- names that could be trouble ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["my runs/one", "größe/läuft ☃", "-dash", "<b>bold", "a'b\"c", "$(x)", "run\twith tab"]
+)
+def test_odd_paths_are_handled(folder: Path, name: str) -> None:
+    got = fnrfl("run", "rounds=1", "client.epochs=1", f"--out={name}")
+    assert got.exit_code == 0, got.output
+    assert (folder / name / "model.safetensors").is_file()
+    assert fnrfl("resume", "--quiet", "--", name).exit_code == 0
+
+
+def test_a_name_with_html_is_text(folder: Path) -> None:
+    got = fnrfl("run", "rounds=1", "client.epochs=1", "name=<b>x & y")
+    assert got.exit_code == 0, got.output
+    assert "<b>x & y: fedavg" in got.stdout
+    assert fnrfl("report", "runs/<b>x & y-0", "--no-plots").exit_code == 0
+    page = (folder / "runs" / "<b>x & y-0" / "report.html").read_text()
+    assert "<b>x" not in page
+    assert "&lt;b&gt;x" in page
+
+
+def test_a_json_result_is_one_object_whatever_the_name(folder: Path) -> None:
+    got = fnrfl("run", "rounds=1", "client.epochs=1", 'name="quote"', "--json", "-o", 'x"y\\z')
+    assert json.loads(got.stdout)["run_dir"] == 'x"y\\z'
+
+
+def test_writes_are_whole_or_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(path: Path, text: str) -> None:
+        path.with_name(path.name + ".part").write_text(text[: len(text) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write", half)
+    assert_refused(fnrfl("scenario", "save", "split.json", "iid"), "No space left on device", "Make room", code=3)
+    assert not (folder / "split.json").exists()
