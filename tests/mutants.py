@@ -193,7 +193,16 @@ def verdict(mutant: Mutant) -> tuple[Mutant, str | None]:
             raise SystemExit(f"{mutant.name}: {mutant.old!r} is not in {mutant.file}; bring the list up to date.")
         target.write_text(text.replace(mutant.old, mutant.new))
         for tests in mutant.tests:
-            command = [sys.executable, "-m", "pytest", "-xqm", "not slow", "-p", "no:cacheprovider", *shlex.split(tests)]
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-xqm",
+                "not slow",
+                "-p",
+                "no:cacheprovider",
+                *shlex.split(tests),
+            ]
             done = subprocess.run(
                 command, cwd=ROOT, env={"PYTHONPATH": folder, "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
             )

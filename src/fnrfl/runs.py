@@ -31,6 +31,8 @@ from fnrfl.engines.metered import Metered
 from fnrfl.errors import ConfigError
 from fnrfl.evaluate import Score, evaluate, pooled
 from fnrfl.events import Event
+from fnrfl.interrupt import interruptible
+from fnrfl.lock import alone
 from fnrfl.rng import generator
 
 log = logging.getLogger("fnrfl")
@@ -153,9 +155,11 @@ def run(
         built = build(config, Path(scratch))
         for notice in built.notices:
             log.warning(notice)
-        if run_dir is not None:
-            _found(run_dir, built)
-        return _rounds(built, run_dir, 0, None, [], progress, checkpoint_every)
+        if run_dir is None:
+            return _rounds(built, None, 0, None, [], progress, checkpoint_every)
+        _found(run_dir, built)
+        with alone(run_dir):
+            return _rounds(built, run_dir, 0, None, [], progress, checkpoint_every)
 
 
 def resume(run_dir: str | Path, *, progress: Progress | None = None, checkpoint_every: float = 30.0) -> Result:
@@ -164,7 +168,7 @@ def resume(run_dir: str | Path, *, progress: Progress | None = None, checkpoint_
     config = _config(run_dir)
     if (run_dir / "model.safetensors").exists():
         return load(run_dir)
-    with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
+    with alone(run_dir), tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         built = build(config, Path(scratch))
         saved = checkpoint.load(run_dir, built.engine.store, config.sha256)
         done, state = saved if saved is not None else (0, None)
@@ -201,17 +205,20 @@ def _rounds(
         state = built.algorithm.init(*built.net.flatten())
     engine.warm_up()
     saved = time.monotonic()
-    for t in range(done, config.rounds):
-        state, event = _round(built, metered, state, t)
-        rounds.append(event)
-        if run_dir is not None:
-            events.append(run_dir / "events.jsonl", event)
-            if time.monotonic() - saved >= checkpoint_every or t + 1 == config.rounds:
-                files.sync(run_dir / "events.jsonl")  # the log is never behind the checkpoint
-                checkpoint.save(run_dir, t + 1, state, engine.store, config.sha256)
-                saved = time.monotonic()
-        if progress is not None:
-            progress(event | {"seconds": sum(event["seconds"].values())})
+    with interruptible() as stop:
+        for t in range(done, config.rounds):
+            state, event = _round(built, metered, state, t)
+            rounds.append(event)
+            if run_dir is not None:
+                events.append(run_dir / "events.jsonl", event)
+                if stop() or time.monotonic() - saved >= checkpoint_every or t + 1 == config.rounds:
+                    files.sync(run_dir / "events.jsonl")  # the log is never behind the checkpoint
+                    checkpoint.save(run_dir, t + 1, state, engine.store, config.sha256)
+                    saved = time.monotonic()
+            if progress is not None:
+                progress(event | {"seconds": sum(event["seconds"].values())})
+            if stop() and t + 1 < config.rounds:
+                raise KeyboardInterrupt
     weights = aligned(built.net.unflatten(state.params) | state.buffers)
     if run_dir is not None:
         part = run_dir / "model.safetensors.part"
@@ -325,6 +332,8 @@ def _replace(run_dir: Path, new: Path) -> None:
         new.rename(run_dir)
         return
     old = new.with_name(f"{new.name}-old")
+    with alone(run_dir):
+        pass  # nobody is still at work in it
     run_dir.rename(old)
     try:
         new.rename(run_dir)
