@@ -75,7 +75,6 @@ MUTANTS = [
         "core/step.py", FEDAVG, ENGINES, FNR, SCAFFOLD,
         weight_decay_sign=("alpha=training.weight_decay", "alpha=-training.weight_decay"),
         no_correction=("grad = objective.correct(grad, carry.params, start.params, shared, own)", "pass"),
-        statistics_always_stored=('if training.batchnorm == "updating":', "if True:"),
     ),
     *_of(
         "algorithms/fedprox.py", FEDPROX,
@@ -119,8 +118,9 @@ MUTANTS = [
         contrast_of_logits=("out.projection, model.frozen(model", "out.logits, model.frozen(model"),
     ),
     *_of(
-        "core/net.py", MOON, ENGINES,
+        "core/net.py", MOON, ENGINES, FNR,
         references_in_train_mode=('params.detach(), buffers, x, mode="frozen")', 'params.detach(), buffers, x, mode="batch")'),
+        statistics_always_stored=('new if mode == "updating" else buffers', "new"),
         dropout_not_scaled=("(1 / (1 - self.p) if", "(1.0 if"),
         threads_share_a_module=("other.module = copy.deepcopy(self.module)", "pass"),
     ),

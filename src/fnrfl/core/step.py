@@ -80,7 +80,6 @@ def local_step(
         grad = grad.add(carry.params, alpha=training.weight_decay)
     grad = objective.correct(grad, carry.params, start.params, shared, own)
     optim.update(training, training.lr, carry.params, grad, carry.memory, carry.travel)
-    if training.batchnorm == "updating":
-        for name, buffer in carry.buffers.items():
-            buffer.copy_(buffers[name])
+    for name, buffer in carry.buffers.items():
+        buffer.copy_(buffers[name])
     return value
