@@ -25,7 +25,8 @@ from fnrfl.rng import generator, seeded
 from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Run, assert_near, classification, distance
 
 PUBLIC = 55
-MODES = ("frozen", "batch", "updating")
+Mode = Literal["frozen", "batch", "updating"]
+MODES: tuple[Mode, ...] = ("frozen", "batch", "updating")
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +169,7 @@ def test_any_iterable_will_do() -> None:
 
 @pytest.mark.parametrize("batchnorm", MODES)
 @pytest.mark.parametrize("penalty", [p for p in PENALTIES if p not in ("literal", "constant")])
-def test_refine_is_the_refinement_of_fnr(penalty: str, batchnorm: Literal["frozen", "batch", "updating"]) -> None:
+def test_refine_is_the_refinement_of_fnr(penalty: str, batchnorm: Mode) -> None:
     """A whole round of FNR on the package's engine; then the models of its refined clients again, by `refine`."""
     fnr = FNR(FedAvg(), penalty=penalty, batchnorm=batchnorm, epochs=3, batch=16, weight=0.7)  # type: ignore[arg-type]
     module = Mlp if batchnorm == "frozen" else Without
@@ -252,7 +253,7 @@ def test_batchnorm_modes() -> None:
 
 
 def test_dropout_follows_torchs_stream_unless_frozen() -> None:
-    def once(seed: int, mode: Literal["frozen", "batch"], module: Callable[[], nn.Module]) -> Tensor:
+    def once(seed: int, mode: Mode, module: Callable[[], nn.Module]) -> Tensor:
         model = made(module)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

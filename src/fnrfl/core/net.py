@@ -55,9 +55,11 @@ def last_linear(module: nn.Module, example: Tensor) -> str | None:
         for name, m in module.named_modules()
         if isinstance(m, nn.Linear)
     ]
-    _forward(module, example)
-    for hook in hooks:
-        hook.remove()
+    try:
+        _forward(module, example)
+    finally:
+        for hook in hooks:
+            hook.remove()
     return called[-1] if called else None
 
 
@@ -160,9 +162,11 @@ class Net:
         hooks = [
             self.module.get_submodule(n).register_forward_pre_hook(lambda m, a, n=n: record(m, a, n)) for n in names
         ]
-        _forward(self.module, example)
-        for hook in hooks:
-            hook.remove()
+        try:
+            _forward(self.module, example)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     @property
     def has_features(self) -> bool:
