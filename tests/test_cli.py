@@ -43,10 +43,12 @@ class Runs(ModuleType):
         self.ending: BaseException | None = None
 
     def run(self, config: RunConfig, *, progress: Callable[[dict[str, Any]], None], **given: Any) -> Outcome:
+        given.pop("phase", None)
         self.calls.append({"config": config, **given})
         return self._rounds(progress)
 
     def resume(self, run_dir: Path, *, progress: Callable[[dict[str, Any]], None], **given: Any) -> Outcome:
+        given.pop("phase", None)
         self.calls.append({"run_dir": run_dir, **given})
         return self._rounds(progress)
 
@@ -354,6 +356,17 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert b"Traceback" not in process.stderr.read()
     process.stderr.close()
     process.wait(timeout=60)
+
+
+@pytest.mark.slow
+def test_the_example_fits_into_little_memory() -> None:
+    script = """
+import fnrfl, resource, sys
+fnrfl.run(fnr="on", out=None)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+"""
+    got = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert int(got.stdout) < 500e6
 
 
 def test_the_version_is_the_packages() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from fnrfl.cli import look, train, use
@@ -26,4 +27,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a name that the terminal cannot show must not be an error
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == 130:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(130)  # an ordinary exit would wait for threads in the middle of training a client
+        raise

@@ -85,6 +85,8 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
+        for place in range(len(rows[0])):
+            table.add_column(no_wrap=not place, overflow="fold")  # names stay whole
         for row in rows:
             table.add_row(*map(Text, row))
         screen.print(table, soft_wrap=False)
