@@ -68,8 +68,8 @@ MUTANTS = [
         travel_without_rate=("travel.add_(count, alpha=lr)", "travel.add_(count)"),
         adam_without_first_correction=('memory["first"] / (1 - BETA1**count)', 'memory["first"]'),
         adam_without_second_correction=('memory["second"] / (1 - BETA2**count)', 'memory["second"]'),
-        adam_first_moment_swapped=("lerp_(grad, 1 - BETA1)", "lerp_(grad, BETA1)"),
-        adam_second_moment_swapped=("value=1 - BETA2", "value=BETA2"),
+        adam_first_moment_swapped=("alpha=1 - BETA1", "alpha=BETA1"),
+        adam_second_moment_swapped=("alpha=1 - BETA2", "alpha=BETA2"),
     ),
     *_of(
         "core/step.py", FEDAVG, ENGINES, FNR, SCAFFOLD,

@@ -57,7 +57,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
     dataset = load(config.dataset)
     algorithm = _algorithm(config)
     partition, splits = _data(config, dataset, algorithm)
-    net = _net(config, dataset, algorithm)
+    net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm)
     training = Training(
         optimizer=config.client.optimizer,
         lr=config.client.lr,
@@ -170,7 +170,11 @@ def _public(source: str) -> Dataset | Literal["test"] | None:
     return "test" if source == "test" else load(source)
 
 
-def _net(config: RunConfig, dataset: Dataset, algorithm: Algorithm) -> Net:
+def build_net(
+    config: RunConfig, input_shape: tuple[int, ...], num_classes: int, algorithm: Algorithm | None = None
+) -> Net:
+    """The freshly initialised model that a config's method trains, for data of this shape."""
+    algorithm = algorithm or _algorithm(config)
     dtype = DTYPES.get(config.engine.precision)
     if dtype is None:
         raise CompatibilityError(
@@ -178,16 +182,16 @@ def _net(config: RunConfig, dataset: Dataset, algorithm: Algorithm) -> Net:
             'runs on the CPU. Set engine.precision = "float32" or "float64".'
         )
     with seeded(config.seed, "init"):
-        module = build_model(config.model.name, dataset.input_shape, dataset.num_classes)
+        module = build_model(config.model.name, input_shape, num_classes)
         # Two examples: a few models need more than one to compute their shapes.
-        module = algorithm.adapt(module, torch.zeros(2, *dataset.input_shape))
+        module = algorithm.adapt(module, torch.zeros(2, *input_shape))
     module = module.to(dtype)
     named = None if config.model.features == "auto" else config.model.features
-    net = Net(module, torch.zeros(2, *dataset.input_shape, dtype=dtype), features=named)
-    if net.num_logits < dataset.num_classes:
+    net = Net(module, torch.zeros(2, *input_shape, dtype=dtype), features=named)
+    if net.num_logits < num_classes:
         raise CompatibilityError(
             f'model = "{config.model.name}" has {net.num_logits} outputs and dataset = "{config.dataset}" has '
-            f"{dataset.num_classes} classes. Give the model at least as many outputs."
+            f"{num_classes} classes. Give the model at least as many outputs."
         )
     return net
 
@@ -212,6 +216,8 @@ def _check(
             f"{name} needs local steps that are linear in the gradients, and client.optimizer = "
             f'"{config.client.optimizer}" is not. Set client.optimizer = "sgd".'
         )
+    if partition.noise is not None and partition.noise.kind == "mask":
+        scenarios.mask(0, config.clients, dataset.input_shape)  # refuses examples that are no images
     smallest = int(partition.sizes.argmin())
     if not partition.sizes[smallest]:
         raise CompatibilityError(

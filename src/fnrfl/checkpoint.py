@@ -30,11 +30,11 @@ def save(run_dir: Path, done: int, state: State, store: ClientStore, config: str
     for stale in (part, folder):
         shutil.rmtree(stale, ignore_errors=True)
     part.mkdir(parents=True)
-    _write(part / "server.safetensors", _pack(state))
+    write(part / "server.safetensors", _pack(state))
     path = run_dir / "checkpoint.json"
     clients = _index(path).clients if path.exists() else {}
     for client in sorted(store.changed):
-        _write(part / f"client-{client}.safetensors", store.get(client))
+        write(part / f"client-{client}.safetensors", store.get(client))
         clients[client] = f"rounds/{folder.name}/client-{client}.safetensors"
     files.sync(part)
     part.rename(folder)
@@ -117,8 +117,10 @@ def _unpack(path: Path) -> State:
     return State(flat["params"], part("buffers/"), part("extra/"))
 
 
-def _write(path: Path, tensors: Tree) -> None:
+def write(path: Path, tensors: Tree) -> None:
+    """Tensors as a file that others may read too, on the disk when this returns."""
     save_file(aligned(tensors), path)
+    path.chmod(0o644)  # safetensors' own choice is 0600
     files.sync(path)
 
 

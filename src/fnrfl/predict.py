@@ -127,21 +127,12 @@ def predict(run_dir: str | Path, data: str) -> Prediction:
 def open_run(run_dir: str | Path) -> Trained:
     """The model of a finished run."""
     result = runs.load(run_dir)
-    data = events.read(Path(run_dir) / "events.jsonl")[0]["data"]
-    if "classes" not in data:  # a run that did not write down what its data looks like
-        dataset = load(result.config.dataset)
-        data = {
-            "classes": dataset.classes,
-            "input_shape": dataset.input_shape,
-            "pixels": dataset.train.x.dtype == torch.uint8,
-        }
-    shape = tuple(data["input_shape"])
+    shape = result.input_shape
     dtype = next(result.model.parameters()).dtype
     named = None if result.config.model.features == "auto" else result.config.model.features
     net = Net(result.model, torch.zeros(2, *shape, dtype=dtype), features=named)
-    return Trained(
-        Path(run_dir), result.config, net, State(*net.flatten()), tuple(data["classes"]), shape, bool(data["pixels"])
-    )
+    pixels = bool(events.read(Path(run_dir) / "events.jsonl")[0]["data"]["pixels"])
+    return Trained(Path(run_dir), result.config, net, State(*net.flatten()), result.classes, shape, pixels)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -7,11 +7,13 @@ import json
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +21,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fnrfl
 from fnrfl import checkpoint, events, files
-from fnrfl.build import Built, build, cohort
+from fnrfl.build import Built, build, build_net, cohort
 from fnrfl.config import RunConfig, loads
 from fnrfl.core.types import State, Tree, aligned
 from fnrfl.engines.metered import Metered
@@ -37,6 +38,7 @@ from fnrfl.rng import generator
 
 log = logging.getLogger("fnrfl")
 Progress = Callable[[Event], None]
+Phase = Callable[[str], None]
 MIB = 2**20
 
 
@@ -47,12 +49,14 @@ class Result:
     config: RunConfig
     rounds: list[Event]
     weights: Tree  # trained parameters and buffers, by the module's own names
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
     run_dir: Path | None
 
     @cached_property
     def model(self) -> nn.Module:
-        """The model that came out, an ordinary module in eval mode."""
-        net = build(self.config).net
+        """The model that came out, an ordinary module in eval mode; its data need not be there."""
+        net = build_net(self.config, self.input_shape, len(self.classes))
         return net.export(*net.pack(self.weights))
 
     @cached_property
@@ -140,15 +144,16 @@ def run(
     out: str | Path | None | Literal[True] = True,
     overwrite: bool = False,
     progress: Progress | None = None,
+    phase: Phase | None = None,
     checkpoint_every: float = 30.0,
 ) -> Result:
-    """Run a config from the start. `out` is the run directory: by default runs/<name>-<seed>; None writes nothing."""
+    """Run a config from the start. `out` is the run directory: by default runs/<name>-<seed>; None writes nothing.
+
+    `progress` hears of every round when it has ended, `phase` the name of each phase of a round as it begins.
+    """
     run_dir = None if out is None else config.run_dir if out is True else Path(out)
     if run_dir is not None and run_dir.exists() and not overwrite:
-        raise ConfigError(
-            f"{run_dir} exists already. Go on with `fnrfl resume {run_dir}`, choose another directory with --out, or "
-            "replace it with --overwrite."
-        )
+        raise _exists(run_dir)
     if run_dir is not None and run_dir.exists() and not (run_dir / "config.toml").exists():
         raise ConfigError(f"{run_dir} is not a run, so it is not replaced. Choose another directory with --out.")
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
@@ -156,13 +161,19 @@ def run(
         for notice in built.notices:
             log.warning(notice)
         if run_dir is None:
-            return _rounds(built, None, 0, None, [], progress, checkpoint_every)
-        _found(run_dir, built)
+            return _rounds(built, None, 0, None, [], progress, phase, checkpoint_every)
+        _found(run_dir, built, overwrite)
         with alone(run_dir):
-            return _rounds(built, run_dir, 0, None, [], progress, checkpoint_every)
+            return _rounds(built, run_dir, 0, None, [], progress, phase, checkpoint_every)
 
 
-def resume(run_dir: str | Path, *, progress: Progress | None = None, checkpoint_every: float = 30.0) -> Result:
+def resume(
+    run_dir: str | Path,
+    *,
+    progress: Progress | None = None,
+    phase: Phase | None = None,
+    checkpoint_every: float = 30.0,
+) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
     run_dir = Path(run_dir)
     config = _config(run_dir)
@@ -175,7 +186,7 @@ def resume(run_dir: str | Path, *, progress: Progress | None = None, checkpoint_
         log_file = run_dir / "events.jsonl"
         _same(run_dir, events.read(log_file)[:1], built)
         kept = events.truncate(log_file, done)
-        return _rounds(built, run_dir, done, state, kept[1:], progress, checkpoint_every)
+        return _rounds(built, run_dir, done, state, kept[1:], progress, phase, checkpoint_every)
 
 
 def load(run_dir: str | Path) -> Result:
@@ -184,8 +195,10 @@ def load(run_dir: str | Path) -> Result:
     config = _config(run_dir)
     path = run_dir / "model.safetensors"
     if not path.exists():
-        raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {run_dir}`.")
-    return Result(config, events.read(run_dir / "events.jsonl")[1:], checkpoint.read(path), run_dir)
+        raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`.")
+    header, *rounds = events.read(run_dir / "events.jsonl")
+    data = header["data"]
+    return Result(config, rounds, checkpoint.read(path), tuple(data["classes"]), tuple(data["input_shape"]), run_dir)
 
 
 def _rounds(
@@ -195,37 +208,39 @@ def _rounds(
     state: State | None,
     rounds: list[Event],
     progress: Progress | None,
+    phase: Phase | None,
     checkpoint_every: float,
 ) -> Result:
     config, engine = built.config, built.engine
-    metered = Metered(engine)
+    metered = Metered(engine, phase or (lambda name: None))
     if config.engine.name == "batched":  # a second intra-op thread only spins while nets are this small
         torch.set_num_threads(1)
     if state is None:
         state = built.algorithm.init(*built.net.flatten())
     engine.warm_up()
     saved = time.monotonic()
-    with interruptible() as stop:
+    with nullcontext(lambda: False) if run_dir is None else interruptible() as stop:
         for t in range(done, config.rounds):
             state, event = _round(built, metered, state, t)
             rounds.append(event)
+            last = t + 1 == config.rounds
+            stopping = stop() and not last  # asked once: whoever asks later is heard after the next round
             if run_dir is not None:
                 events.append(run_dir / "events.jsonl", event)
-                if stop() or time.monotonic() - saved >= checkpoint_every or t + 1 == config.rounds:
+                if stopping or last or time.monotonic() - saved >= checkpoint_every:
                     files.sync(run_dir / "events.jsonl")  # the log is never behind the checkpoint
                     checkpoint.save(run_dir, t + 1, state, engine.store, config.sha256)
                     saved = time.monotonic()
             if progress is not None:
                 progress(event | {"seconds": sum(event["seconds"].values())})
-            if stop() and t + 1 < config.rounds:
+            if stopping:
                 raise KeyboardInterrupt
     weights = aligned(built.net.unflatten(state.params) | state.buffers)
     if run_dir is not None:
         part = run_dir / "model.safetensors.part"
-        save_file(weights, part)
-        files.sync(part)
+        checkpoint.write(part, weights)
         part.replace(run_dir / "model.safetensors")  # its presence says that the run is finished
-    return Result(config, rounds, weights, run_dir)
+    return Result(config, rounds, weights, built.dataset.classes, built.dataset.input_shape, run_dir)
 
 
 def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State, Event]:
@@ -236,6 +251,7 @@ def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State,
     began = time.perf_counter()
     state = built.algorithm.round(state, active, metered)
     trained = time.perf_counter()
+    metered.tell("evaluate")
     scores = _scores(built, state)
     seconds = metered.seconds | {"server": trained - began - sum(metered.seconds.values())}
     return state, {
@@ -309,7 +325,14 @@ def _number(value: float) -> float | None:
 # -- the run directory ------------------------------------------------------------------------------------------------
 
 
-def _found(run_dir: Path, built: Built) -> None:
+def _exists(run_dir: Path) -> ConfigError:
+    return ConfigError(
+        f"{run_dir} exists already. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`, choose another directory "
+        "with --out, or replace it with --overwrite."
+    )
+
+
+def _found(run_dir: Path, built: Built, overwrite: bool) -> None:
     """Make the directory whole, under another name, and then let it appear."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}-", dir=run_dir.parent))
@@ -319,6 +342,8 @@ def _found(run_dir: Path, built: Built) -> None:
         files.write(part / "partition.json", json.dumps(manifest) + "\n")
         events.append(part / "events.jsonl", _header(built))
         os.chmod(part, 0o755)
+        if run_dir.exists() and not overwrite:  # another run has made it in the meantime
+            raise _exists(run_dir)
         _replace(run_dir, part)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
@@ -374,7 +399,13 @@ def _header(built: Built) -> Event:
         },
         "git": _revision(),
         "device": f"{platform.machine()}, {os.cpu_count()} cores",
-        "data": {"source": built.dataset.source, "sha256": built.dataset.checksum},
+        "data": {
+            "source": built.dataset.source,
+            "sha256": built.dataset.checksum,
+            "classes": list(built.dataset.classes),
+            "input_shape": list(built.dataset.input_shape),
+            "pixels": built.dataset.train.x.dtype == torch.uint8,
+        },
         "partition": built.partition.sha256,
         "parameters": built.net.size,
     }

@@ -83,7 +83,12 @@ def run(
             from fnrfl.runs import run
 
             return run(
-                config, out=run_dir, overwrite=overwrite, progress=shown.round, checkpoint_every=checkpoint_every
+                config,
+                out=run_dir,
+                overwrite=overwrite,
+                progress=shown.round,
+                phase=shown.phase,
+                checkpoint_every=checkpoint_every,
             )
 
         _carry_out(start, config, run_dir, quiet=quiet, json=json)
@@ -113,7 +118,7 @@ def resume(
         def start(shown: Display) -> Result:
             from fnrfl.runs import resume
 
-            return resume(run_dir, progress=shown.round, checkpoint_every=checkpoint_every)
+            return resume(run_dir, progress=shown.round, phase=shown.phase, checkpoint_every=checkpoint_every)
 
         _carry_out(start, config, run_dir, quiet=quiet, json=json)
 

@@ -28,8 +28,8 @@ def update(training: Training, lr: float, params: Flat, grad: Flat, memory: Tree
     count = memory["count"]
     if training.optimizer == "adam":
         count.add_(1.0)
-        memory["first"].lerp_(grad, 1 - BETA1)
-        memory["second"].mul_(BETA2).addcmul_(grad, grad, value=1 - BETA2)
+        memory["first"].mul_(BETA1).add_(grad, alpha=1 - BETA1)
+        memory["second"].mul_(BETA2).add_(grad.square(), alpha=1 - BETA2)
         size = (memory["second"] / (1 - BETA2**count)).sqrt_().add_(EPS)
         params.sub_(lr * (memory["first"] / (1 - BETA1**count)) / size)
         travel.fill_(torch.nan)  # not linear in the gradients

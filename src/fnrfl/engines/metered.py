@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
@@ -23,11 +23,12 @@ class Metered(Decorator):
     """An engine that knows what crossed, by phase and direction, and how long each phase took.
 
     `bytes[phase]["down" | "up" | "headers"]`: models, vectors and answers; headers are ids, counts and step totals.
-    A model that was sent to a client in this round is not sent again.
+    A model that was sent to a client in this round is not sent again. `tell` hears the name of each phase as it begins.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, tell: Callable[[str], None] = lambda phase: None) -> None:
         super().__init__(engine)
+        self.tell = tell
         self.begin()
 
     def begin(self) -> None:
@@ -37,6 +38,7 @@ class Metered(Decorator):
         self._sent: list[tuple[object, set[int]]] = []
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
+        self.tell(task.purpose)
         count = self.bytes.setdefault(task.purpose, {"down": 0, "up": 0, "headers": 0})
         count["down"] += len(cohort) * _tree(task.shared) + _tree(task.own) + self._model(cohort, task)
         chunks = self.engine.stream(cohort, task)
@@ -54,6 +56,7 @@ class Metered(Decorator):
             yield replies
 
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        self.tell("measure")
         began = time.perf_counter()
         answers = self.engine.measure(cohort, probe, data=data)
         self._tick("measure", began)
@@ -61,6 +64,7 @@ class Metered(Decorator):
         return answers
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        self.tell("observe")
         began = time.perf_counter()
         answers = self.engine.observe(cohort, probe, data=data)
         self._tick("observe", began)

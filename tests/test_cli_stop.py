@@ -1,0 +1,225 @@
+"""Stopping a run, and running where somebody else runs, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from fnrfl import cli, runs
+from fnrfl.cli import train
+from fnrfl.config import load
+from fnrfl.predict import predict
+
+MAIN = """
+from fnrfl.cli import main, train
+Display = train.Display
+train.Display = lambda round, phase: Display(round, lambda name: print("phase", name, flush=True))
+main()
+"""
+PATIENCE = 60.0
+
+
+def fnrfl(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts the command line in a process of its own; whatever is left of it in the end is killed."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def command(*words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", MAIN, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        begun.append(process)
+        return process
+
+    yield command
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def wait(until: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not until():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def rounds(run_dir: Path) -> int:
+    log = run_dir / "events.jsonl"
+    return log.read_bytes().count(b"\n") - 1 if log.exists() else -1
+
+
+KEYS = ("rounds=400", "algorithm=scaffold")
+
+
+def test_ctrl_c_saves_and_a_resumed_run_is_the_same(start: Start, folder: Path) -> None:
+    process = start("run", *KEYS, "-o", "my runs/a")
+    wait(lambda: rounds(folder / "my runs/a") > 3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, err
+    assert "stopping after this round" in err
+    assert err.endswith("fnrfl: stopped. To go on: fnrfl resume 'my runs/a'\n")
+    run_dir = folder / "my runs/a"
+    done = json.loads((run_dir / "checkpoint.json").read_text())["round"]
+    assert done == rounds(run_dir) == len(re.findall("^round ", out, re.MULTILINE))
+    assert not (run_dir / ".lock").exists()
+    whole = runs.run(load(None, [*KEYS, f"rounds={done + 1}"]), out=None)
+    with pytest.raises(Stop):
+        runs.resume(run_dir, progress=stopping)
+    last = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()][-1]
+    assert last["round"] == done + 1
+    assert last["loss"] == whole.rounds[-1]["loss"]
+    assert last["per_client"] == whole.rounds[-1]["per_client"]
+
+
+class Stop(Exception):
+    pass
+
+
+def stopping(event: object) -> None:
+    raise Stop
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_second_ctrl_c_stops_at_once(start: Start, folder: Path, engine: str) -> None:
+    long = ("client.epochs=1000", "client.batch=8", "model=mlp(hidden=4000)")
+    process = start("run", *long, f"engine={engine}", "engine.threads=2", "-o", "run")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert "phase local\n" in process.stdout
+    time.sleep(2)  # into the middle of it
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline() == "\n"
+    assert "stopping after this round" in process.stderr.readline()
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert time.monotonic() - began < 10
+    assert err == "fnrfl: stopped. To go on: fnrfl resume run\n"
+
+
+def test_ctrl_c_in_the_last_round_changes_nothing(folder: Path) -> None:
+    config = load(None, ["rounds=2"])
+
+    def press(event: dict[str, object]) -> None:
+        if event["round"] == 1:
+            pressed.append(True)
+
+    pressed: list[bool] = []
+
+    def phase(name: str) -> None:
+        if pressed and name == "local":
+            pressed.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    result = runs.run(config, out="run", progress=press, phase=phase)
+    assert result.model_sha256 == runs.run(config, out=None).model_sha256
+    assert (folder / "run" / "model.safetensors").is_file()
+
+
+def test_ctrl_c_without_a_directory_interrupts_as_usual() -> None:
+    def phase(name: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(load(None, ["rounds=2"]), out=None, phase=phase)
+
+
+def test_a_directory_in_use_is_refused(start: Start, folder: Path) -> None:
+    process = start("run", "rounds=100000", "-o", "run", "-q")
+    wait(lambda: rounds(folder / "run") > 0)
+    for words in (("resume", "run"), ("run", "-o", "run", "--overwrite")):
+        got = fnrfl(*words)
+        assert got.exit_code == 2
+        assert f"run is in use by process {process.pid}. Wait until it is done" in got.stderr
+    assert "exists already" in fnrfl("run", "-o", "run").stderr
+    process.kill()
+    process.communicate(timeout=PATIENCE)
+    assert (folder / "run" / ".lock").exists()
+    got = fnrfl("run", "rounds=1", "-o", "run", "--overwrite")  # nobody works there any more
+    assert got.exit_code == 0, got.output
+    assert not (folder / "run" / ".lock").exists()
+    assert [path.name for path in folder.iterdir()] == ["run"]
+
+
+def test_two_runs_that_race_for_a_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes second finds out when it wants to write, and says what it would have said before."""
+    first = runs.run(load(None, ["rounds=1"]), out="other")
+
+    def meanwhile(*given: object, **named: object) -> object:
+        shutil.copytree("other", "run", dirs_exist_ok=True)
+        return build(*given, **named)  # type: ignore[arg-type]
+
+    build = runs.build
+    monkeypatch.setattr(runs, "build", meanwhile)
+    got = fnrfl("run", "rounds=1", "seed=1", "-o", "run")
+    assert got.exit_code == 2
+    assert "run exists already" in got.stderr
+    assert runs.load("run").model_sha256 == first.model_sha256
+    assert sorted(path.name for path in folder.iterdir()) == ["other", "run"]
+
+
+def test_phases_are_told_as_they_begin() -> None:
+    heard: list[str] = []
+    runs.run(load(None, ["rounds=1", "fnr=on"]), out=None, phase=heard.append)
+    assert heard[:2] == ["local", "measure"]
+    assert "refine" in heard
+    assert heard[-1] == "evaluate"
+
+
+def test_the_command_line_shows_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    real = train.Display
+
+    def display(round: object, phase: object) -> train.Display:
+        return real(round, told.append)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(train, "Display", display)
+    assert fnrfl("run", "rounds=1", "-q").exit_code == 0
+    assert told == ["local", "evaluate"]
+
+
+def test_a_model_is_of_use_without_its_data(folder: Path) -> None:
+    dice = np.random.default_rng(0)
+    y = dice.integers(3, size=300)
+    np.savez("mine.npz", x=(dice.normal(size=(300, 4)) + 3 * np.eye(3, 4)[y]).astype(np.float32), y=y)
+    result = runs.run(load(None, ["dataset=mine.npz", "rounds=1", "clients=3"]), out="run")
+    (folder / "mine.npz").unlink()
+    assert runs.load("run").model_sha256 == result.model_sha256
+    np.savez("new.npz", x=np.eye(3, 4, dtype=np.float32))
+    assert len(predict("run", "new.npz").labels) == 3
+
+
+def test_noise_in_a_mask_on_a_table_is_refused_before_anything_is_written(folder: Path) -> None:
+    (folder / "t.csv").write_text("a,b,label\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(400)))
+    got = fnrfl("run", "dataset=t.csv", "scenario=feature-noise(1, kind=mask)")
+    assert got.exit_code == 2
+    assert "kind=level" in got.stderr
+    assert [path.name for path in folder.iterdir()] == ["t.csv"]
