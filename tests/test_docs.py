@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import doctest
 import importlib
 import inspect
 import re
@@ -306,3 +307,13 @@ def test_every_command_is_in_the_readme() -> None:
 def test_the_changelog_and_citation_name_this_version() -> None:
     assert f"## [{fnrfl.__version__}]" in PAGES["CHANGELOG.md"]
     assert f"version: {fnrfl.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["fnrfl", "fnrfl.algorithms.fnr", "fnrfl.config", "fnrfl.data.scenarios", "fnrfl.metrics.statistics", "fnrfl.rng"],
+)
+def test_examples_in_docstrings(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.attempted > 0
+    assert found.failed == 0

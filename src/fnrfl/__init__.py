@@ -34,6 +34,12 @@ def run(
 
     The keys are those of `fnrfl list keys`, sections as dicts: `algorithm="moon"`, `client=dict(lr=0.05)`. `out` is
     the run directory, by default runs/<name>-<seed>; None writes nothing.
+
+    >>> result = run("digits", algorithm="scaffold", fnr=dict(weight=0.1), rounds=2, seed=3, out=None)
+    >>> len(result.rounds), 0 < result.accuracy < 1
+    (2, True)
+    >>> result.config.fnr["weight"], sorted(result.rounds[-1]["bytes"])
+    (0.1, ['local', 'measure', 'refine'])
     """
     from fnrfl.config import load as config
     from fnrfl.runs import run as start

@@ -216,6 +216,10 @@ def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> RunConf
 
     Overrides are `key=value` strings, or nested values such as `{"algorithm": "scaffold", "fnr": {"weight": 0.1}}`;
     later ones win over earlier ones, and all of them over the recipe.
+
+    >>> config = load("digits", ["algorithm=fedprox", "algorithm.mu=0.1", "fnr=on"])
+    >>> config.algorithm.options, config.fnr["share"], config.protocol
+    ({'mu': 0.1}, 0.5, 'honest')
     """
     path = _find(EXAMPLE if recipe is None else recipe)
     try:

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def address(seed: int, *key: object) -> int:
-    """The 63-bit number that a seed and a key stand for."""
+    """The 63-bit number that a seed and a key stand for.
+
+    >>> address(0, 1, "batches") == address(0, 1, "batches") != address(0, 1, "noise")
+    True
+    """
     digest = hashlib.blake2b(repr((seed, key)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 

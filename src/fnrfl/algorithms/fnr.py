@@ -93,7 +93,11 @@ def num_refined(cohort: int, share: float) -> int:
 
 
 def weakest(accuracy: Tensor, share: float) -> Tensor:
-    """Rows of the floor(m * p) lowest accuracies, ties to the lower row, in ascending order."""
+    """Rows of the floor(m * p) lowest accuracies, ties to the lower row, in ascending order.
+
+    >>> weakest(torch.tensor([0.9, 0.2, 0.5, 0.2]), share=0.5)
+    tensor([1, 3])
+    """
     return accuracy.argsort(stable=True)[: num_refined(len(accuracy), share)].sort().values
 
 
@@ -101,6 +105,9 @@ def norm_targets(norms: Tensor, refined: Tensor, target: Literal["others", "all"
     """What the class norms of each refined row should become, [R, C].
 
     others: the mean over the rows that are not refined, as in the paper; all: over all other rows, as in its code.
+
+    >>> norm_targets(torch.tensor([[2.0], [4.0], [6.0]]), torch.tensor([0]), "others")
+    tensor([[5.]])
     """
     weak = torch.zeros(len(norms), dtype=torch.bool).index_fill(0, refined, True)
     if target == "others":

@@ -213,7 +213,11 @@ _TOKEN = re.compile(r"\s*([A-Za-z][\w-]*|-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|
 
 
 def parse(text: str) -> Scenario:
-    """Read a scenario such as "label-dirichlet(0.5) + feature-noise(0.1)"."""
+    """Read a scenario such as "label-dirichlet(0.5) + feature-noise(0.1)".
+
+    >>> str(parse("label-dirichlet( 0.50,min = 5 )+feature-noise(0.1)"))
+    'label-dirichlet(0.5, min=5) + feature-noise(0.1)'
+    """
     return _Reader(text).scenario()
 
 

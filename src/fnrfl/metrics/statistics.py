@@ -47,7 +47,11 @@ class Reached:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean."""
+    """The arithmetic mean.
+
+    >>> mean([1, 2, 6])
+    3.0
+    """
     return math.fsum(values) / len(values)
 
 
