@@ -27,7 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "moon-head": {"head": 8, "mu": 0.5},
 }
 NEUTRAL = {"fedprox": {"mu": 0.0}, "moon": {"mu": 0.0}}  # settings at which a method must be FedAvg, bit for bit
-ENGINES = ("loop", "batched")
+ENGINES = ("loop", "batched", "loop-fast", "batched-fast")  # fast: with every accelerator
 
 
 def method(label: str, **changes: Any) -> Algorithm:
@@ -57,6 +57,7 @@ def memories(run: Run) -> list[dict[str, Tensor]]:
 
 each_method = pytest.mark.parametrize("label", METHODS)
 each_engine = pytest.mark.parametrize("engine", ENGINES)
+each_other = pytest.mark.parametrize("engine", ENGINES[1:])
 bare_and_refined = pytest.mark.parametrize("fnr", [None, refined()], ids=["bare", "fnr"])
 
 
@@ -64,12 +65,13 @@ bare_and_refined = pytest.mark.parametrize("fnr", [None, refined()], ids=["bare"
 
 
 @each_method
+@each_other
 @bare_and_refined
-def test_batched_equals_loop(label: str, fnr: Any) -> None:
+def test_engines_equal_loop(label: str, engine: str, fnr: Any) -> None:
     """Float64, BatchNorm, Dropout, ragged clients, four of six active, five rounds; client memory included."""
-    loop, batched = played(label, "loop", fnr=fnr), played(label, "batched", fnr=fnr)
-    assert_near(loop.state, batched.state, atol=1e-9)
-    for mine, theirs in zip(memories(loop), memories(batched), strict=True):
+    loop, other = played(label, "loop", fnr=fnr), played(label, engine, fnr=fnr)
+    assert_near(loop.state, other.state, atol=1e-9)
+    for mine, theirs in zip(memories(loop), memories(other), strict=True):
         assert all(distance(mine[k], theirs[k]) <= 1e-9 for k in mine)
 
 
@@ -88,23 +90,31 @@ class Pictures(nn.Module):
 
 
 @each_method
+@pytest.mark.parametrize("engine", ["batched", "loop-fast"])
 @pytest.mark.parametrize("under_fnr", [False, True], ids=["bare", "fnr"])
-def test_batched_equals_loop_on_convolutions(label: str, under_fnr: bool) -> None:
+def test_engines_equal_loop_on_convolutions(label: str, engine: str, under_fnr: bool) -> None:
+    """As a run would use them: the convolutions of fast engines are channels-last and not recorded."""
     world = classification(module=Pictures)
-    loop, batched = (Run(algorithm(label, under_fnr), engine, world=world).rounds(5) for engine in ENGINES)
-    assert_near(loop, batched, atol=1e-9)
+    plain = Run(algorithm(label, under_fnr), world=world)
+    other = Run(algorithm(label, under_fnr), engine, world=world, trace=False)
+    plain.rounds(5)
+    other.rounds(5)
+    assert plain.state.buffers.keys() == other.state.buffers.keys()
+    for run in (plain, other):
+        run.named = run.net.unflatten(run.state.params) | run.state.buffers
+    assert all(distance(plain.named[k], other.named[k]) <= 1e-9 for k in plain.named)
 
 
 @each_method
 @pytest.mark.parametrize("under_fnr", [False, True], ids=["bare", "fnr"])
-def test_batched_equals_loop_in_single_precision_after_four_steps(label: str, under_fnr: bool) -> None:
+def test_engines_equal_loop_in_single_precision_after_four_steps(label: str, under_fnr: bool) -> None:
     world = classification(torch.float32)
     four = replace(world.training, epochs=4, batch=97, last_batch="keep")
     runs = [Run(algorithm(label, under_fnr), engine, world=world, training=four) for engine in ENGINES]
     states = [run.rounds(1) for run in runs]
     assert set(runs[0].replies().steps.tolist()) == {4}
     assert states[0].params.dtype == torch.float32
-    assert distance(states[0].params, states[1].params) <= 1e-4
+    assert all(distance(states[0].params, other.params) <= 1e-4 for other in states[1:])
 
 
 @each_method

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -171,7 +172,7 @@ def poisoned(client: int) -> tuple[World, int]:
     shard = world.pool.shards[client]
     parts["private"][0][shard[7]] = torch.nan
     order = plan(len(shard), world.training, lambda name: generator(7, 2, client, "local", name))
-    first = next(step for step, positions in enumerate(order) if 7 in positions)
+    first = next(step for step, positions in enumerate(order.batches) if 7 in positions)
     return replace(world, pool=Pool(parts, world.pool.shards, 4, dtype=torch.float64)), first
 
 
@@ -244,19 +245,23 @@ def test_a_client_that_raises_becomes_a_client_error_with_its_cause(engine: str)
     ],
     ids=["sgd", "sgd-momentum-decay", "adam"],
 )
-def test_optimiser_is_torchs(training: Training, make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
+def test_optimiser_is_torchs(
+    training: Training, make: Callable[[list[Tensor]], torch.optim.Optimizer], as_tensor: bool
+) -> None:
     """Twenty steps on a function with curvature; coupled weight decay is added to the gradient by the step."""
     ours = torch.linspace(-2, 3, 7, dtype=torch.float64)
     theirs = ours.clone().requires_grad_()
-    memory, travel, optimiser = optim.new_memory(training, ours), torch.zeros((), dtype=torch.float64), make([theirs])
+    memory, optimiser = optim.new_memory(training, ours), make([theirs])
     for _ in range(20):
         gradient = ours.cos() + 0.5 * ours
-        optim.update(training, training.lr, ours, gradient + training.weight_decay * ours, memory, travel)
+        lr = torch.tensor(training.lr, dtype=torch.float64) if as_tensor else training.lr
+        optim.update(training, lr, ours, gradient + training.weight_decay * ours, memory)
         optimiser.zero_grad()
         (theirs.sin() + 0.25 * theirs.square()).sum().backward()
         optimiser.step()
         assert distance(ours, theirs.detach()) < 1e-12
-    assert bool(travel.isnan()) == (training.optimizer == "adam")
+    assert math.isnan(optim.travel(training, 20)) == (training.optimizer == "adam")
 
 
 @ENGINES
@@ -289,7 +294,7 @@ N, B, E = st.integers(1, 40), st.integers(1, 50), st.integers(1, 4)
 @settings(max_examples=60, deadline=None)
 @given(N, B, E)
 def test_run_on_covers_every_epoch_in_full_batches(n: int, batch: int, epochs: int) -> None:
-    parts = [p.tolist() for p in plan(n, Training(batch=batch, epochs=epochs), stream)]
+    parts = [p.tolist() for p in plan(n, Training(batch=batch, epochs=epochs), stream).batches]
     flat = [i for part in parts for i in part]
     want = orders(n, epochs)
     assert {len(part) for part in parts} == {batch}
@@ -304,7 +309,7 @@ def test_run_on_covers_every_epoch_in_full_batches(n: int, batch: int, epochs: i
 def test_keep_drop_and_even_sizes(n: int, batch: int, epochs: int) -> None:
     training = Training(batch=batch, epochs=epochs)
     kept, dropped, even = (
-        [p.tolist() for p in plan(n, replace(training, last_batch=policy), stream)]
+        [p.tolist() for p in plan(n, replace(training, last_batch=policy), stream).batches]
         for policy in ("keep", "drop", "even")
     )
     want = [i for order in orders(n, epochs) for i in order]
@@ -321,8 +326,8 @@ def test_keep_drop_and_even_sizes(n: int, batch: int, epochs: int) -> None:
 
 def test_without_shuffling_examples_come_in_order() -> None:
     parts = plan(5, Training(batch=2, epochs=2, shuffle=False, last_batch="keep"), stream)
-    assert [p.tolist() for p in parts] == [[0, 1], [2, 3], [4]] * 2
-    assert plan(5, Training(epochs=0), stream) == []
+    assert [p.tolist() for p in parts.batches] == [[0, 1], [2, 3], [4]] * 2
+    assert plan(5, Training(epochs=0), stream).steps == 0
 
 
 @dataclass(frozen=True)

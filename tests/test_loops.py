@@ -193,7 +193,7 @@ def test_refine_is_the_refinement_of_fnr(penalty: str, batchnorm: Mode) -> None:
         model = played.net.export(trained.params[row], {k: v[row] for k, v in trained.buffers.items()})
         assert distance(class_norms(model, [pool.take("public", torch.arange(PUBLIC))]), norms[row]) < 1e-12
         positions = plan(PUBLIC, training, lambda name, c=client: generator(played.seed, 0, c, "refine", name))  # type: ignore[misc]
-        loader = [pool.take("public", p) for p in positions]
+        loader = [pool.take("public", p) for p in positions.batches]
         refine(
             model,
             loader,

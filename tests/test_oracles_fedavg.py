@@ -46,7 +46,7 @@ def centralised(world: World, client: int, training: Training, rounds: int, seed
             len(shard),
             training,
             lambda name, t=t: generator(seed, t, client, "local", name),
-        ):
+        ).batches:
             x, y = world.pool.take("private", shard[positions])
             optimiser.zero_grad()
             nn.functional.cross_entropy(module(x), y).backward()

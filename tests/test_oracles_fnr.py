@@ -278,7 +278,7 @@ def test_algorithm_3_is_plain_torch(target: str, weight: float) -> None:
         optimiser = torch.optim.SGD(
             modules[m].parameters(), lr=0.02, momentum=training.momentum, weight_decay=training.weight_decay
         )
-        for positions in plan(55, training, lambda name, c=client: generator(7, 0, c, "refine", name)):
+        for positions in plan(55, training, lambda name, c=client: generator(7, 0, c, "refine", name)).batches:
             loss = nn.functional.cross_entropy(modules[m](x[positions]), y[positions])
             lengths = hidden(modules[m], x[positions]).norm(dim=1)
             for k in y[positions].unique().tolist():
@@ -341,7 +341,7 @@ def test_norm_pass_in_train_mode_overwrites_the_statistics_of_all(inner: Algorit
     for m, client in enumerate(private.clients.tolist()):
         module = played.net.export(private.params[m], {k: v[m] for k, v in private.buffers.items()}).train()
         with torch.no_grad():
-            for positions in plan(55, training, _none):
+            for positions in plan(55, training, _none).batches:
                 module(x[positions])
         for name, buffer in module.named_buffers():
             if name.startswith("norm."):

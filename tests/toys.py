@@ -28,6 +28,7 @@ from fnrfl.engines.metered import Metered
 from fnrfl.rng import generator, seeded
 
 ENGINES: dict[str, type[InProcess]] = {"loop": Loop, "batched": Batched}
+FAST = {"trace": True, "threads": 2}  # what "loop-fast" and "batched-fast" add, beside channels-last weights
 
 Loss = Callable[[Objective, Out, Model, Flat, Batch, Tree, Tree], Tensor]
 
@@ -215,12 +216,13 @@ class Run:
         self.active = active or world.active
         with seeded(1, "init"):
             module = algorithm.adapt(world.module(), world.example).to(world.example.dtype)
-        self.net = Net(module, world.example)
+        name, _, fast = engine.partition("-")
+        self.net = Net(module, world.example, channels_last=bool(fast))
         params, buffers = self.net.flatten()
         self.state = algorithm.init(params, buffers)
-        self.engine = ENGINES[engine](
+        self.engine = ENGINES[name](
             self.net, world.pool, training or world.training,
-            seed=seed, client_state=algorithm.client_state(params, buffers), **options,
+            seed=seed, client_state=algorithm.client_state(params, buffers), **(FAST if fast else {}) | options,
         )  # fmt: skip
         self.recorder = Recorder(self.engine)
         self.metered = Metered(self.recorder)

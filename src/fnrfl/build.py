@@ -30,6 +30,8 @@ from fnrfl.models.build import build as build_model
 from fnrfl.rng import generator, seeded
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+SMALL = 1_000_000  # parameters times batch of a dense net up to which clients step together
+WORTH_RECORDING = 300  # steps of a client in a run
 CHUNK_BYTES = 4 << 30  # what the models of clients trained together may take, eight copies each
 
 
@@ -96,6 +98,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         client_state=algorithm.client_state(params, buffers),
         clients_at_once=int(at_once),
         threads=int(config.engine.threads),
+        trace=_trace(config, net, partition),
         nonfinite=config.client.nonfinite,
         folder=scratch if int(at_once) < cohort_size(config) else None,
     )
@@ -187,7 +190,8 @@ def build_net(
         module = algorithm.adapt(module, torch.zeros(2, *input_shape))
     module = module.to(dtype)
     named = None if config.model.features == "auto" else config.model.features
-    net = Net(module, torch.zeros(2, *input_shape, dtype=dtype), features=named)
+    example = torch.zeros(2, *input_shape, dtype=dtype)
+    net = Net(module, example, features=named, channels_last=config.engine.accelerate)
     if net.num_logits < num_classes:
         raise CompatibilityError(
             f'model = "{config.model.name}" has {net.num_logits} outputs and dataset = "{config.dataset}" has '
@@ -235,18 +239,23 @@ def _choose(config: RunConfig, net: Net) -> RunConfig:
     """What `auto` stands for: a fixed rule of model, cores and cohort, never a stopwatch, so that runs repeat."""
     engine, cohort = config.engine, cohort_size(config)
     name = engine.name
-    if name == "auto":  # vmap pays where a step is so small that its overhead dominates
-        convolutional = any(len(shape) > 2 for shape in net.shapes.values())
-        name = "batched" if not convolutional and cohort > 1 and net.size <= 200_000 else "loop"
+    if name == "auto":  # stepping together pays where a step is so small that its overhead dominates
+        name = "batched" if not net.convolutional and cohort > 1 and net.size * config.client.batch <= SMALL else "loop"
     threads = engine.threads
     if threads == "auto":
-        threads = 1 if name == "batched" else max(1, min(cohort, os.cpu_count() or 1))
+        threads = max(1, min(cohort, os.cpu_count() or 1))
     at_once = engine.clients_at_once
     if at_once == "auto":
         at_once = max(int(threads), min(cohort, CHUNK_BYTES // (8 * 4 * net.size)))
     return config.replace(
         {"engine": {"name": name, "threads": int(threads), "clients_at_once": min(cohort, int(at_once))}}
     )
+
+
+def _trace(config: RunConfig, net: Net, partition: Partition) -> bool:
+    """Whether steps are recorded: recording one takes as long as some hundred steps, and large steps gain nothing."""
+    steps = config.rounds * -(-config.client.epochs * int(partition.sizes.max()) // config.client.batch)
+    return config.engine.accelerate and not net.convolutional and steps >= WORTH_RECORDING
 
 
 def _notices(config: RunConfig) -> tuple[str, ...]:

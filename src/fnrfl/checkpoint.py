@@ -20,7 +20,7 @@ from fnrfl.core.types import State, Tree, aligned
 from fnrfl.engines.store import ClientStore
 from fnrfl.errors import ConfigError
 
-FORMAT = 1
+FORMAT = 2  # 2: the weights of convolutions are channels-last
 
 
 def save(run_dir: Path, done: int, state: State, store: ClientStore, config: str) -> None:

@@ -102,6 +102,7 @@ class Engine(Section):
     deterministic: bool = Field(True, description="the same bits on every run")
     clients_at_once: Count | Literal["auto"] = Field("auto", description="clients trained together")
     threads: Count | Literal["auto"] = Field("auto", description="clients side by side on the CPU, one thread each")
+    accelerate: bool = Field(True, description="channels-last convolutions, recorded steps of dense nets")
 
 
 class Leaks(Section):

@@ -39,11 +39,10 @@ class Score:
         """Mean recall of the classes that the data has."""
         return float(self.per_class.nanmean())
 
-    def reweighted(self, shares: Tensor) -> float:
-        """Accuracy on data with these class shares, [C]."""
-        known = self.count > 0
-        weight = torch.where(known, shares, 0.0)
-        return float((weight * self.per_class.nan_to_num()).sum() / weight.sum())
+    def reweighted(self, shares: Tensor) -> Tensor:
+        """Accuracy on data with these class shares, [..., C]."""
+        weight = torch.where(self.count > 0, shares, 0.0)
+        return (weight * self.per_class.nan_to_num()).sum(-1) / weight.sum(-1)
 
 
 @torch.no_grad()
@@ -53,7 +52,8 @@ def evaluate(net: Net, state: State, x: Tensor, y: Tensor, num_classes: int, noi
     loss = 0.0
     for xs, ys in zip(x.split(WHOLE), y.split(WHOLE), strict=True):
         xs = scaled(xs, net.dtype)
-        logits = net.apply(state.params, state.buffers, xs if noise is None else noise(xs), mode="frozen")[0].logits
+        xs = net.laid_out(xs if noise is None else noise(xs))
+        logits = net.apply(state.params, state.buffers, xs, mode="frozen")[0].logits
         right.index_add_(0, ys, (logits.argmax(1) == ys).double())
         loss += float(cross_entropy(logits, ys).sum())
     return Score(right, torch.bincount(y, minlength=num_classes).double(), loss / len(y))

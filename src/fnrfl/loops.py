@@ -98,7 +98,7 @@ def refine(
                     carry = Carry.new(training, start.params, start.buffers)
                     own = {"fnr.target": targets.to(start.params)}
                 _check_labels(batch.y, len(targets))
-                losses.append(local_step(net, objective, training, carry, start, batch, {}, own, by_autograd))
+                losses.append(local_step(net, objective, training, carry, start, batch, {}, own, lr, by_autograd))
     if net is None and epochs:
         raise ConfigError("public_loader gave no batch to refine on. Give at least one batch of (x, y).")
     if net is not None:

@@ -131,7 +131,7 @@ class Rehearsal(Engine):
         key = (client if task.data == "private" else -1, task.data, training)
         if key not in self._counted:
             plan = self.built.engine.feed.plan(client, task.data, training, _stream)
-            self._counted[key] = len(plan.positions)
+            self._counted[key] = plan.steps
         return self._counted[key]
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
@@ -193,9 +193,9 @@ class Excerpt:
 
     def plan(self, client: int, data: Data, training: Training, stream: Stream) -> Plan:
         whole = self.feed.plan(client, data, training, stream)
-        positions = whole.positions[: self.steps]
-        self.fed += len(positions)
-        return Plan(positions, whole.transform)
+        sizes = whole.sizes[: self.steps]
+        self.fed += len(sizes)
+        return Plan(whole.order[: sum(sizes)], sizes, whole.transform)
 
     def take(self, data: Data, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self.feed.take(data, positions)
@@ -233,8 +233,8 @@ def _seconds_per_step(built: Built, clients: Tensor, task: LocalTask) -> float:
         return (time.perf_counter() - began) / excerpt.fed
 
     try:
-        if config.name == "batched":
-            timed(1)  # the first vmap of a process takes seconds
+        if config.name == "batched" or engine.tracer is not None:
+            timed(1)  # the first vmap of a process takes seconds, and recording a step takes a while
         once = timed(1)
         return once if once > SLOW else min(timed(FEW) for _ in range(3))
     finally:

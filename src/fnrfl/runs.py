@@ -27,7 +27,10 @@ import fnrfl
 from fnrfl import checkpoint, events, files
 from fnrfl.build import Built, build, build_net, cohort
 from fnrfl.config import RunConfig, loads
+from fnrfl.core.net import Net
 from fnrfl.core.types import State, Tree, aligned
+from fnrfl.data.batches import WHOLE
+from fnrfl.engines.base import one_intra_op_thread
 from fnrfl.engines.metered import Metered
 from fnrfl.errors import ConfigError
 from fnrfl.evaluate import Score, evaluate, pooled
@@ -213,13 +216,11 @@ def _rounds(
 ) -> Result:
     config, engine = built.config, built.engine
     metered = Metered(engine, phase or (lambda name: None))
-    if config.engine.name == "batched":  # a second intra-op thread only spins while nets are this small
-        torch.set_num_threads(1)
     if state is None:
         state = built.algorithm.init(*built.net.flatten())
     engine.warm_up()
     saved = time.monotonic()
-    with nullcontext(lambda: False) if run_dir is None else interruptible() as stop:
+    with one_intra_op_thread(), nullcontext(lambda: False) if run_dir is None else interruptible() as stop:
         for t in range(done, config.rounds):
             state, event = _round(built, metered, state, t)
             rounds.append(event)
@@ -277,42 +278,35 @@ def _scores(built: Built, state: State) -> Event:
     config, partition, classes = built.config, built.partition, built.dataset.num_classes
     clean_only = config.leaks.clean_test_for_fnr and config.fnr is not None
 
+    def noisy(net: Net, client: int, name: str, x: Tensor, y: Tensor) -> Score:
+        stream = generator(config.seed, client, name, "feature-noise")
+        return evaluate(net, state, x, y, classes, lambda xs: built.noise(client, xs, stream))
+
+    def clean(x: Tensor, y: Tensor) -> Score:
+        parts = list(zip(x.split(WHOLE), y.split(WHOLE), strict=True))
+        return pooled(built.engine.each(len(parts), lambda net, i: evaluate(net, state, *parts[i], classes)))
+
     def copies(name: str, x: Tensor, y: Tensor) -> list[Score]:
         if partition.noise is None or clean_only:
-            return [evaluate(built.net, state, x, y, classes)]
-        found = []
-        for client in range(config.clients):
-            stream = generator(config.seed, client, name, "feature-noise")
-            found.append(
-                evaluate(
-                    built.net,
-                    state,
-                    x,
-                    y,
-                    classes,
-                    lambda xs, c=client, s=stream: built.noise(c, xs, s),  # type: ignore[misc]
-                )
-            )
-        return found
+            return [clean(x, y)]
+        return built.engine.each(config.clients, lambda net, client: noisy(net, client, name, x, y))
 
     test = copies("test", built.splits.test.x, built.splits.test.y)
     whole = pooled(test)
     shares = torch.from_numpy(partition.counts / partition.counts.sum(1, keepdims=True))
-    per_client = [_number(test[i % len(test)].reweighted(shares[i])) for i in range(config.clients)]
-    clean = {}
-    if len(test) > 1:
-        clean = {
-            "accuracy_clean": evaluate(built.net, state, built.splits.test.x, built.splits.test.y, classes).accuracy
-        }
+    if len(test) == 1:
+        per_client = test[0].reweighted(shares).tolist()
+    else:
+        per_client = [float(score.reweighted(mine)) for score, mine in zip(test, shares, strict=True)]
     validation = built.splits.validation
     judged = pooled(copies("validation", validation.x, validation.y)).accuracy if len(validation) else None
     return {
         "accuracy": whole.accuracy,
-        **clean,
+        **({"accuracy_clean": clean(built.splits.test.x, built.splits.test.y).accuracy} if len(test) > 1 else {}),
         "balanced_accuracy": whole.balanced,
         "loss": whole.loss,
         "per_class": [_number(value) for value in whole.per_class.tolist()],
-        "per_client": per_client,
+        "per_client": [_number(value) for value in per_client],
         "validation_accuracy": judged,
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -114,13 +114,23 @@ class Net:
     The features are the output of the layer named by `features` (or by the module's own `feature_layer`), else the
     input of the projection head, else the input of the Linear that is called last. A module without any has no
     features. The module is used by one thread at a time; `copy` makes another.
+
+    With `channels_last`, the flat vector holds 4-d weights as [out, height, width, in], the order in which CPUs
+    convolve fastest; names, values and everything that leaves the net stay as they are.
     """
 
     def __init__(
-        self, module: nn.Module, example: Tensor, *, features: str | None = None, own_random: bool = False
+        self,
+        module: nn.Module,
+        example: Tensor,
+        *,
+        features: str | None = None,
+        own_random: bool = False,
+        channels_last: bool = False,
     ) -> None:
         """`own_random` leaves random layers as they are, drawing from torch's global stream: for a user's own loop."""
         self.module = module
+        self.input_shape = tuple(example.shape[1:])
         self.drop_shapes: Shapes = {}
         if not own_random:
             _swap(module, nn.Dropout, Dropout)
@@ -130,6 +140,8 @@ class Net:
         self.shapes = {n: p.shape for n, p in trainable}
         self.sizes = [p.numel() for _, p in trainable]
         self.size = sum(self.sizes)
+        self.convolutional = any(len(shape) == 4 for shape in self.shapes.values())
+        self.channels_last = channels_last and self.convolutional
         self.dtype = trainable[0][1].dtype
         self.classifier = last_linear(module, example)
         heads = [n for n, m in module.named_modules() if isinstance(m, ProjectionHead)]
@@ -182,18 +194,31 @@ class Net:
     def flatten(self) -> tuple[Flat, Tree]:
         """The module's present parameters as one vector, and its buffers."""
         parameters = dict(self.module.named_parameters())
-        flat = torch.cat([parameters[n].detach().reshape(-1) for n in self.shapes])
         buffers = dict(self.module.named_buffers())
-        return flat, {n: buffers[n].detach().clone() for n in self._buffers}
+        return self._flat(parameters), {n: buffers[n].detach().clone() for n in self._buffers}
 
     def unflatten(self, flat: Flat) -> Tree:
         """Named views of a flat vector."""
         parts = flat.split(self.sizes)
-        return {n: part.view(shape) for (n, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        return {n: self._view(part, shape) for (n, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
     def pack(self, named: Tree) -> tuple[Flat, Tree]:
         """The inverse of naming: parameters and buffers by name as a flat vector and buffers."""
-        return torch.cat([named[n].reshape(-1) for n in self.shapes]), {n: named[n] for n in self._buffers}
+        return self._flat(named), {n: named[n] for n in self._buffers}
+
+    def _flat(self, named: Mapping[str, Tensor]) -> Flat:
+        last = lambda v: v.permute(0, 2, 3, 1) if self.channels_last and v.ndim == 4 else v  # noqa: E731
+        return torch.cat([last(named[n].detach()).reshape(-1) for n in self.shapes])
+
+    def _view(self, part: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if not (self.channels_last and len(shape) == 4):
+            return part.view(shape)
+        out, into, height, width = shape
+        return part.view(out, height, width, into).permute(0, 3, 1, 2)
+
+    def laid_out(self, x: Tensor) -> Tensor:
+        """A batch in the memory order that the weights have."""
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.ndim == 4 else x
 
     def export(self, params: Flat, buffers: Tree) -> nn.Module:
         """An ordinary module with these weights."""

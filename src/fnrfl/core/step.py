@@ -28,18 +28,17 @@ class Carry:
     params: Flat
     buffers: Tree
     memory: Tree  # the optimiser's
-    travel: Tensor
 
     @staticmethod
     def new(training: Training, params: Flat, buffers: Tree) -> Carry:
         """A carry that owns copies of its tensors; `params` is [P] or [M, P]."""
         params = params.clone(memory_format=torch.contiguous_format)
-        return Carry(params, aligned(buffers), optim.new_memory(training, params), params.new_zeros(params.shape[:-1]))
+        return Carry(params, aligned(buffers), optim.new_memory(training, params))
 
     def rows(self, where: slice | int) -> Carry:
         """Views of some clients' rows."""
         pick = lambda tree: {k: v[where] for k, v in tree.items()}  # noqa: E731
-        return Carry(self.params[where], pick(self.buffers), pick(self.memory), self.travel[where])
+        return Carry(self.params[where], pick(self.buffers), pick(self.memory))
 
 
 def by_autograd(loss: Loss, params: Flat) -> tuple[Flat, Tensor, Tree]:
@@ -66,9 +65,13 @@ def local_step(
     batch: Batch,
     shared: Tree,
     own: Tree,
+    lr: float | Tensor,
     gradient: Gradient,
 ) -> Tensor:
-    """Take one step; `carry` changes in place. Returns the loss."""
+    """Take one step; `carry` changes in place. Returns the loss.
+
+    To be recorded for many rounds, it must be given the learning rate as a tensor, like all that may change.
+    """
 
     def loss(params: Flat) -> tuple[Tensor, Tree]:
         model = Model(net, start, carry.buffers, batch.noise, training.batchnorm)
@@ -79,7 +82,7 @@ def local_step(
     if training.weight_decay:  # coupled: part of the raw gradient
         grad = grad.add(carry.params, alpha=training.weight_decay)
     grad = objective.correct(grad, carry.params, start.params, shared, own)
-    optim.update(training, training.lr, carry.params, grad, carry.memory, carry.travel)
+    optim.update(training, lr, carry.params, grad, carry.memory)
     for name, buffer in carry.buffers.items():
         buffer.copy_(buffers[name])
     return value

@@ -122,7 +122,7 @@ class Replies:
     buffers: Tree  # [M, ...]
     extras: Tree  # [M, ...]
 
-    def pick(self, rows: Tensor) -> Replies:
+    def pick(self, rows: Tensor | slice) -> Replies:
         """Some of the rows."""
         return Replies.stack([self], lambda tensors: tensors[0][rows])
 
@@ -173,13 +173,17 @@ def _add(into: Tree, values: Tree, weights: Tensor) -> None:
         into[name] = part if name not in into else into[name].add_(part)
 
 
+FEW = 16  # clients whose values are computed and summed at once: more would only take memory
+
+
 def fold(chunks: Iterable[Replies], *, mean: Fold, uniform: bool = False) -> Folded:
     """One pass over the replies; no more than one chunk of models is alive at a time."""
     facts: list[tuple[Tensor, ...]] = []
     means: Tree = {}
     floating: Tree = {}
     integer: Tree = {}
-    for chunk in chunks:
+    few = (chunk.pick(slice(i, i + FEW)) for chunk in chunks for i in range(0, len(chunk.clients), FEW))
+    for chunk in few:
         _add(means, mean(chunk), torch.ones_like(chunk.examples) if uniform else chunk.examples)
         _add(floating, {k: v for k, v in chunk.buffers.items() if v.is_floating_point()}, chunk.examples)
         for name, value in chunk.buffers.items():
@@ -274,10 +278,27 @@ class Decorator(Engine):
 
 @dataclass(frozen=True)
 class Plan:
-    """One client's batches of one task, in order."""
+    """One client's batches of one task, end to end."""
 
-    positions: list[Tensor]  # [B] each, positions in the pool that `Feed.take` reads
+    order: Tensor  # positions in the pool that `Feed.take` reads
+    sizes: list[int]  # of the batches
     transform: Callable[[Tensor], Tensor] | None = None  # augmentation and noise; call once per batch, in order
+
+    @property
+    def steps(self) -> int:
+        """How many batches there are."""
+        return len(self.sizes)
+
+    @property
+    def batches(self) -> tuple[Tensor, ...]:
+        """Positions of each batch."""
+        parts: tuple[Tensor, ...] = self.order.split(self.sizes)
+        return parts
+
+    def stretch(self, first: int, last: int) -> Tensor:
+        """Positions of some batches that are of one size, [steps, batch]."""
+        size, before = self.sizes[first], sum(self.sizes[:first])
+        return self.order[before : before + size * (last - first)].view(last - first, size)
 
 
 class Feed(Protocol):

@@ -14,15 +14,15 @@ from fnrfl.rng import generator
 WHOLE = 1000  # examples per batch of a probe or an evaluation
 
 
-def plan(n: int, training: Training, stream: Stream) -> list[Tensor]:
-    """Positions of each step's batch among n examples.
+def plan(n: int, training: Training, stream: Stream) -> Plan:
+    """Which of n examples each step sees.
 
     run-on: the epochs' orders end to end, cut into full batches, the last one filled from its order's start;
     keep: a shorter last batch each epoch; drop: without it; even: as many batches as keep, as equal as can be.
     """
     batch, epochs = training.batch, training.epochs
     if not epochs:
-        return []
+        return Plan(torch.arange(0), [])
     if training.shuffle:
         order = stream("batches")
         orders = [torch.randperm(n, generator=order) for _ in range(epochs)]
@@ -30,12 +30,17 @@ def plan(n: int, training: Training, stream: Stream) -> list[Tensor]:
         orders = [torch.arange(n)] * epochs
     if training.last_batch == "run-on":
         missing = -(epochs * n) % batch
-        return list(torch.cat([*orders, orders[-1][torch.arange(missing) % n]]).split(batch))
+        whole = torch.cat([*orders, orders[-1][torch.arange(missing) % n]])
+        return Plan(whole, [batch] * (len(whole) // batch))
+    full, rest = divmod(n, batch)
+    if training.last_batch == "drop":
+        return Plan(torch.cat([order[: full * batch] for order in orders]), [batch] * full * epochs)
     if training.last_batch == "even":
-        return [part for order in orders for part in order.tensor_split(-(-n // batch))]
-    return [
-        part for order in orders for part in order.split(batch) if training.last_batch == "keep" or len(part) == batch
-    ]
+        count = -(-n // batch)
+        sizes = [n // count + (i < n % count) for i in range(count)]
+    else:
+        sizes = [batch] * full + [rest] * (rest > 0)
+    return Plan(torch.cat(orders), sizes * epochs)
 
 
 class Pool:
@@ -70,16 +75,17 @@ class Pool:
     def take(self, data: Data, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(x, y) at these positions, pixels as numbers in [0, 1]."""
         x, y = self._parts[data]
-        return scaled(x[positions], self.dtype), y[positions]
+        # index_select: many times faster than x[positions], which goes number by number
+        picked = x.index_select(0, positions.reshape(-1)).view(*positions.shape, *x.shape[1:])
+        return scaled(picked, self.dtype), y[positions]
 
     def plan(self, client: int, data: Data, training: Training, stream: Stream) -> Plan:
         """The batches of one task of one client."""
         private = data == "private"
         n = len(self.shards[client]) if private else len(self._parts[data][1])
-        positions = plan(n, training, stream)
-        if private:
-            positions = [self.shards[client][p] for p in positions]
-        return Plan(positions, self._transform(client, training, private, stream))
+        made = plan(n, training, stream)
+        order = self.shards[client][made.order] if private else made.order
+        return Plan(order, made.sizes, self._transform(client, training, private, stream))
 
     def whole(self, client: int, data: Data, stream: Stream) -> Iterator[Batch]:
         """All of a client's data, as a probe sees it: no augmentation, but the client's own noise."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,9 +14,10 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from fnrfl.core import optim
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.net import Net
-from fnrfl.core.step import Carry
+from fnrfl.core.step import Carry, Gradient, by_autograd, local_step
 from fnrfl.core.types import (
     Batch,
     Data,
@@ -25,27 +27,32 @@ from fnrfl.core.types import (
     Plan,
     Probe,
     Replies,
+    Shapes,
     State,
     Stream,
     Training,
     Tree,
 )
 from fnrfl.engines.store import ClientStore
+from fnrfl.engines.trace import Part, Step, Tracer
 from fnrfl.errors import ClientError, FnrflError
 from fnrfl.rng import generator
 
 T = TypeVar("T")
+GATHERED = 4 << 20  # bytes of examples that are gathered at once: many steps of a small net, one of a large
 
 
 @contextmanager
 def one_intra_op_thread() -> Iterator[None]:
     """Sums inside operators are split by thread count: one thread makes results the same on any machine."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    if before != 1:
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if before != 1:
+            torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -58,15 +65,72 @@ class Job:
     start: State  # [M, P]
     own: Tree  # [M, ...]
     plans: list[Plan]
-    draws: list[Callable[[int], Tree]]  # batch size -> the uniform numbers of one step of client m
+    draws: list[Callable[[int, int], Tree]]  # steps, batch size -> the uniform numbers of client m's next steps
     carry: Carry  # [M, ...]
+    lr: Tensor
 
-    def batch(self, m: int, step: int, feed: Feed) -> Batch:
-        """Client m's batch of a step; to be asked for in order."""
-        positions = self.plans[m].positions[step]
-        x, y = feed.take(self.task.data, positions)
-        transform = self.plans[m].transform
-        return Batch(x if transform is None else transform(x), y, positions, self.draws[m](len(positions)))
+    @property
+    def steps(self) -> list[int]:
+        """How many steps each client takes."""
+        return [plan.steps for plan in self.plans]
+
+    def batches(self, at: Mapping[int, int], steps: int, feed: Feed, idle: int = 0) -> Batch:
+        """Some clients' next batches, [steps, clients, ...], all of one size; to be asked for in order.
+
+        `at` has each row's first step; `idle` more rows repeat the first row's.
+        """
+        positions = [self.plans[m].stretch(first, first + steps) for m, first in at.items()]
+        noise = [self.draws[m](*positions[0].shape) for m in at]
+        index = torch.stack(positions + positions[:1] * idle, 1)
+        x, y = feed.take(self.task.data, index)
+        for i, m in enumerate(at):
+            transform = self.plans[m].transform
+            if transform is not None:
+                for batch in x[:, i]:
+                    batch.copy_(transform(batch))
+        noise += noise[:1] * idle
+        return Batch(x, y, index, {k: torch.stack([draw[k] for draw in noise], 1) for k in noise[0]})
+
+    def step(self, net: Net, gradient: Gradient) -> Step:
+        """One step of one client as a function of all that it reads and writes."""
+
+        def step(
+            params: Tensor, buffers: Tree, memory: Tree, begin: Tensor, begin_buffers: Tree, own: Tree, shared: Tree,
+            lr: Tensor, x: Tensor, y: Tensor, index: Tensor, noise: Tree,
+        ) -> Tensor:  # fmt: skip
+            by = self.training.lr if gradient is by_autograd else lr  # autograd is never recorded
+            return local_step(
+                net,
+                self.task.objective,
+                self.training,
+                Carry(params, buffers, memory),
+                State(begin, begin_buffers),
+                Batch(x, y, index, noise),
+                shared,
+                own,
+                by,
+                gradient,
+            )
+
+        return step
+
+    def fixed(self, carry: Carry, start: State, own: Tree) -> tuple[Part, ...]:
+        """The arguments of `step` that stay the same objects from step to step."""
+        return (
+            carry.params, carry.buffers, carry.memory, start.params, start.buffers, own, self.task.shared, self.lr,
+        )  # fmt: skip
+
+    @property
+    def key(self) -> Hashable:
+        """What a recorded step depends on beside the number of clients."""
+        own = tuple((k, v.shape[1:], v.dtype) for k, v in sorted(self.own.items()))
+        shared = tuple((k, v.shape, v.stride(), v.dtype) for k, v in sorted(self.task.shared.items()))
+        return self.task.objective, replace(self.training, lr=0.0), own, shared
+
+
+def parts(batch: Batch) -> tuple[Part, ...]:
+    """The arguments of a step that differ from step to step."""
+    return batch.x, batch.y, batch.index, batch.noise
 
 
 class InProcess(Engine):
@@ -89,6 +153,7 @@ class InProcess(Engine):
         threads: int = 1,
         nonfinite: Literal["fail", "skip"] = "fail",
         folder: Path | None = None,
+        trace: bool = False,
     ) -> None:
         self.net, self.feed, self.seed = net, feed, seed
         self.lr_decay, self.clients_at_once, self.nonfinite = lr_decay, clients_at_once, nonfinite
@@ -96,6 +161,8 @@ class InProcess(Engine):
         self._training = training
         self.store = ClientStore(client_state or {}, folder and _made(folder / "memory"))
         self.held = ClientStore({}, folder and _made(folder / "held"))
+        self.tracer = Tracer() if trace else None
+        self._threads = threads
         self._nets: SimpleQueue[Net] = SimpleQueue()
         for _ in range(threads):
             self._nets.put(net.copy())
@@ -132,12 +199,13 @@ class InProcess(Engine):
             model = self._held(clients[m])
             total: Tree = {}
             for batch in self.feed.whole(clients[m], data, self._stream(clients[m], "measure")):
-                part = probe(net.apply(model.params, model.buffers, batch.x, mode="frozen")[0], batch)
+                x = net.laid_out(batch.x)
+                part = probe(net.apply(model.params, model.buffers, x, mode="frozen")[0], batch)
                 total = {k: total[k] + v if k in total else v for k, v in part.items()}
             return probe.finish(total)
 
         with torch.no_grad(), one_intra_op_thread():
-            rows = self._each(len(clients), ask)
+            rows = self.each(len(clients), ask)
         return {k: torch.stack([row[k] for row in rows]) for k in rows[0]}
 
     observe = measure  # everybody is in this process
@@ -147,7 +215,7 @@ class InProcess(Engine):
         """Take all steps of a job, changing its carry; returns the losses of each client, [steps]."""
         raise NotImplementedError
 
-    def _each(self, count: int, work: Callable[[Net, int], T]) -> list[T]:
+    def each(self, count: int, work: Callable[[Net, int], T]) -> list[T]:
         """`work(net, m)` for every m below count, side by side, each with a net that nobody else uses."""
 
         def with_a_net(m: int) -> T:
@@ -158,15 +226,48 @@ class InProcess(Engine):
             finally:
                 self._nets.put(net)
 
+        if count == 1 or self._threads == 1:
+            with one_intra_op_thread():
+                return [with_a_net(m) for m in range(count)]
         return list(self._pool.map(with_a_net, range(count)))
+
+    def _example(self, job: Job, rows: Sequence[int], size: int) -> Batch:
+        """A batch of some clients, [M, size, ...], that takes nothing from their streams."""
+        index = torch.stack([job.plans[m].order[:size] for m in rows])
+        x, y = self.feed.take(job.task.data, index)
+        stream = generator(0, "example")
+        shapes = self._noise_shapes(job.task.objective, index.shape[1])
+        noise = {k: torch.rand(len(rows), *shape, generator=stream).to(x.dtype) for k, shape in shapes.items()}
+        return Batch(x, y, index, noise)
+
+    def _stretches(self, job: Job, first: int, last: int, rows: int) -> Iterator[tuple[int, int]]:
+        """(first, last) cut so that the batches of some rows are not too large to be gathered at once."""
+        bytes_a_step = rows * job.training.batch * math.prod(self.net.input_shape) * self.net.dtype.itemsize
+        most = max(1, GATHERED // bytes_a_step)
+        for a in range(first, last, most):
+            yield a, min(a + most, last)
 
     # -- a chunk of the cohort ----------------------------------------------------------------------------------------
     def _chunk(self, cohort: Tensor, task: LocalTask) -> Replies:
         job = self._job(cohort.tolist(), task)
         losses = self._run(job)
         end = State(job.carry.params, job.carry.buffers)
-        extras, kept = self._finish(job, end)
-        good = self._finite(job, losses)
+        steps = job.steps
+        travel = {n: optim.travel(job.training, n) for n in set(steps)}
+        replies = Replies(
+            clients=cohort,
+            examples=self.examples[cohort],
+            steps=torch.tensor(steps),
+            travel=torch.tensor([travel[n] for n in steps], dtype=end.params.dtype),
+            loss=torch.stack([row.mean() if len(row) else row.new_zeros(()) for row in losses]),
+            trained=end.params,
+            params=end.params,
+            buffers=end.buffers,
+            extras={},
+        )
+        extras, kept = self._finish(job, end, replies.travel)
+        replies = replace(replies, extras={k: torch.stack(rows) for k, rows in extras.items()})
+        good = self._finite(job, losses, replies.loss)
         if task.remember:
             self.store.write([job.clients[m] for m in good], {k: [rows[m] for m in good] for k, rows in kept.items()})
         if task.hold:
@@ -174,18 +275,6 @@ class InProcess(Engine):
                 self.held.put(
                     job.clients[m], {"params": end.params[m]} | {f"/{k}": v[m] for k, v in end.buffers.items()}
                 )
-        mean = [row.mean() if len(row) else row.new_zeros(()) for row in losses]
-        replies = Replies(
-            clients=cohort,
-            examples=self.examples[cohort],
-            steps=torch.tensor([len(plan.positions) for plan in job.plans]),
-            travel=job.carry.travel,
-            loss=torch.stack(mean),
-            trained=end.params,
-            params=end.params,
-            buffers=end.buffers,
-            extras={k: torch.stack(rows) for k, rows in extras.items()},
-        )
         return replies if len(good) == len(cohort) else replies.pick(torch.tensor(good, dtype=torch.int64))
 
     def _job(self, clients: list[int], task: LocalTask) -> Job:
@@ -205,6 +294,7 @@ class InProcess(Engine):
             [self.feed.plan(c, task.data, training, s) for c, s in zip(clients, streams, strict=True)],
             [self._draw(task.objective, stream) for stream in streams],
             Carry.new(training, begin, start.buffers),
+            torch.tensor(training.lr, dtype=begin.dtype),
         )
 
     def _start(self, clients: list[int], start: State | None) -> State:
@@ -224,19 +314,26 @@ class InProcess(Engine):
     def _stream(self, client: int, purpose: str) -> Stream:
         return lambda name: generator(self.seed, self.round, client, purpose, name)
 
-    def _draw(self, objective: Objective, stream: Stream) -> Callable[[int], Tree]:
+    def _noise_shapes(self, objective: Objective, batch: int) -> Shapes:
+        """Uniform numbers that a step needs: the objective's and the dropout masks'."""
+        return objective.noise(batch) | {k: (batch, *shape) for k, shape in self.net.drop_shapes.items()}
+
+    def _draw(self, objective: Objective, stream: Stream) -> Callable[[int, int], Tree]:
         """One stream per name, so that what an objective draws cannot move the dropout masks."""
         streams: dict[str, torch.Generator] = {}
 
-        def draw(batch: int) -> Tree:
-            shapes = objective.noise(batch) | {k: (batch, *shape) for k, shape in self.net.drop_shapes.items()}
+        def draw(steps: int, batch: int) -> Tree:
+            shapes = self._noise_shapes(objective, batch)
             for name in shapes.keys() - streams.keys():
                 streams[name] = stream(name)
-            return {k: torch.rand(shape, generator=streams[k]).to(self.net.dtype) for k, shape in shapes.items()}
+            # torch.rand takes its numbers one by one, so many steps at once get what they would get in turn.
+            return {
+                k: torch.rand(steps, *shape, generator=streams[k]).to(self.net.dtype) for k, shape in shapes.items()
+            }
 
         return draw
 
-    def _finish(self, job: Job, end: State) -> tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]]:
+    def _finish(self, job: Job, end: State, travel: Tensor) -> tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]]:
         extras: dict[str, list[Tensor]] = {}
         kept: dict[str, list[Tensor]] = {}
         if type(job.task.objective).finish is Objective.finish:
@@ -245,7 +342,7 @@ class InProcess(Engine):
             sent, remembered = job.task.objective.finish(
                 model_row(job.start, m),
                 model_row(end, m),
-                job.carry.travel[m],
+                travel[m],
                 self.examples[client],
                 job.task.shared,
                 row(job.own, m),
@@ -255,26 +352,24 @@ class InProcess(Engine):
                     into.setdefault(name, []).append(value)
         return extras, kept
 
-    def _finite(self, job: Job, losses: Sequence[Tensor]) -> list[int]:
+    def _finite(self, job: Job, losses: Sequence[Tensor], mean: Tensor) -> list[int]:
         """Rows whose losses and parameters are finite; the others are an error or left out, as configured."""
-        good = []
-        for m, row in enumerate(losses):
-            bad = (~row.isfinite()).nonzero()
-            if not len(bad) and job.carry.params[m].sum().isfinite():
-                good.append(m)
-            elif self.nonfinite == "fail":
-                step = int(bad[0]) if len(bad) else len(row) - 1
+        finite = (mean.isfinite() & job.carry.params.sum(1).isfinite()).tolist()
+        for m, fine in enumerate(finite):
+            if fine:
+                continue
+            if self.nonfinite == "fail":
+                bad = (~losses[m].isfinite()).nonzero()
                 raise ClientError(
                     "the loss or the model is no longer finite. Lower the learning rate, or set client.nonfinite = "
                     "skip to leave such clients out of the round.",
                     client=job.clients[m],
                     round=self.round + 1,
                     stage=job.task.purpose,
-                    step=step,
+                    step=int(bad[0]) if len(bad) else len(losses[m]) - 1,
                 )
-            else:
-                self.notes["skipped"] = sorted({*self.notes.get("skipped", ()), job.clients[m]})
-        return good
+            self.notes["skipped"] = sorted({*self.notes.get("skipped", ()), job.clients[m]})
+        return [m for m, fine in enumerate(finite) if fine]
 
     @contextmanager
     def _blame(self, job: Job, clients: Sequence[int]) -> Iterator[None]:

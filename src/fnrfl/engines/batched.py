@@ -1,108 +1,215 @@
-"""All clients of a chunk in one batched step: the single-client step under `vmap`."""
+"""Several clients in one batched step: the single-client step under `vmap`."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fnrfl.core.step import Carry, by_transform, local_step
-from fnrfl.core.types import Batch, State, Tree
-from fnrfl.engines.base import InProcess, Job
+from fnrfl.core.net import Net
+from fnrfl.core.step import Carry, by_transform
+from fnrfl.core.types import Data, Probe, State, Tree
+from fnrfl.engines.base import InProcess, Job, one_intra_op_thread, parts
+from fnrfl.engines.trace import Part, Step, in_turn, leaves, of_leaves
+
+ROWS = 16  # clients in a group, at most
+FEW = 4  # sizes of last batches that are worth a program each
+IN_DIMS = (0, 0, 0, 0, 0, 0, None, None, 0, 0, 0, 0)  # of a step: `shared` and `lr` have no client axis
 
 
 class Batched(InProcess):
-    """State has a client axis in front, [M, P].
+    """State has a client axis in front, [M, P]; groups of clients step together, the groups side by side.
 
-    Clients are sorted by their number of steps and the group shrinks as they finish, so nothing is padded or masked.
-    Batches of different sizes (`last_batch = "keep"`) are stepped in groups of equal size.
+    Groups are a rule of the clients' numbers of steps alone, so that results do not depend on the number of threads.
     """
 
     def warm_up(self) -> None:
         vmap(grad(torch.sum))(torch.zeros(1, 1))  # imports hundreds of modules the first time
 
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        if data == "private":  # everybody is asked about other examples
+            return super().measure(cohort, probe, data=data)
+        clients = cohort.tolist()
+        groups = [clients[i : i + ROWS] for i in range(0, len(clients), ROWS)]
+
+        def ask(net: Net, g: int) -> list[Tree]:
+            held = [self._held(client) for client in groups[g]]
+            params = torch.stack([model.params for model in held])
+            buffers = {k: torch.stack([model.buffers[k] for model in held]) for k in held[0].buffers}
+            total: Tree = {}
+            for batch in self.feed.whole(groups[g][0], data, self._stream(groups[g][0], "measure")):
+                part = vmap(lambda p, b, batch=batch: probe(net.apply(p, b, batch.x, mode="frozen")[0], batch))(
+                    params, buffers
+                )
+                total = {k: total[k] + v if k in total else v for k, v in part.items()}
+            return [probe.finish({k: v[i] for k, v in total.items()}) for i in range(len(held))]
+
+        with torch.no_grad(), one_intra_op_thread():
+            rows = [row for group in self.each(len(groups), ask) for row in group]
+        return {k: torch.stack([row[k] for row in rows]) for k in rows[0]}
+
+    observe = measure
+
     def _run(self, job: Job) -> list[Tensor]:
-        steps = [len(plan.positions) for plan in job.plans]
-        order = sorted(range(len(steps)), key=lambda m: -steps[m])  # stable
-        in_order = order == list(range(len(steps)))
-        start, own, carry = job.start, job.own, job.carry
-        if not in_order:
-            rows = torch.tensor(order)
-            start = State(start.params[rows], _rows(start.buffers, rows))
-            own, carry = _rows(own, rows), _carry(carry, rows)
-        losses: list[list[Tensor]] = [[] for _ in order]
-        for step in range(max(steps)):
-            active = [m for m in order if steps[m] > step]
-            with self._blame(job, [job.clients[m] for m in active]):
-                batches = [job.batch(m, step, self.feed) for m in active]
-                for group in _equal_sizes(batches):
-                    together = _stack([batches[i] for i in group])
-                    for i, loss in zip(group, self._step(job, group, together, start, own, carry), strict=True):
-                        losses[active[i]].append(loss)
-        if not in_order:
-            _write(job.carry, rows, carry)
-        return [torch.stack(row) if row else job.carry.params.new_zeros(0) for row in losses]
+        steps, sizes = job.steps, {size for plan in job.plans for size in plan.sizes}
+        if not sizes:
+            return [job.carry.params.new_zeros(0) for _ in steps]
+        if len(sizes) > 1:
+            return self._uneven(job)
+        groups = in_groups(steps)
+        width, size = max(len(group) for group in groups), sizes.pop()
+        for group in groups:
+            for _, _, w in shrinking([steps[m] for m in group], width):
+                self._program(job, group, w, size)
 
-    def _step(self, job: Job, group: list[int], batch: Batch, start: State, own: Tree, carry: Carry) -> Tensor:
-        """One step of the rows in `group`; returns their losses."""
-        prefix = group == list(range(len(group)))
-        where: slice | Tensor = slice(0, len(group)) if prefix else torch.tensor(group)
-        mine = carry.rows(where) if isinstance(where, slice) else _carry(carry, where)
+        def train(net: Net, g: int) -> list[Tensor]:
+            with self._blame(job, [job.clients[m] for m in groups[g]]):
+                return self._group(net, job, groups[g], width, size)
 
-        def one(
-            params: Tensor, buffers: Tree, memory: Tree, travel: Tensor, x: Tensor, y: Tensor, index: Tensor,
-            noise: Tree, begin: Tensor, begin_buffers: Tree, own: Tree,
-        ) -> Tensor:  # fmt: skip
-            return local_step(
-                self.net,
-                job.task.objective,
-                job.training,
-                Carry(params, buffers, memory, travel),
-                State(begin, begin_buffers),
-                Batch(x, y, index, noise),
-                job.task.shared,
-                own,
-                by_transform,
-            )
+        found = zip(groups, self.each(len(groups), train), strict=True)
+        rows = {m: loss for group, losses in found for m, loss in zip(group, losses, strict=True)}
+        return [rows[m] for m in range(len(steps))]
 
-        loss: Tensor = vmap(one)(
-            mine.params, mine.buffers, mine.memory, mine.travel, batch.x, batch.y, batch.index, batch.noise,
-            start.params[where], _rows(start.buffers, where), _rows(own, where),
-        )  # fmt: skip
-        if not prefix:
-            assert isinstance(where, Tensor)
-            _write(carry, where, mine)
-        return loss
+    def _group(self, net: Net, job: Job, group: list[int], width: int, size: int) -> list[Tensor]:
+        """All steps of some clients, sorted by their number of steps; a group short of `width` has idle rows.
+
+        A client that has finished is copied out, and its row goes on idly until the group shrinks past it: rows do not
+        know of each other, and a step costs nearly the same with one row more.
+        """
+        steps = [job.steps[m] for m in group]
+        carry, start, own = rows_of(job, padded(group, width))
+        losses = carry.params.new_zeros(max(steps), width)
+        for first, last, w in shrinking(steps, width):
+            top = slice(0, w)
+            fixed = job.fixed(carry.rows(top), State(start.params[top], _rows(start.buffers, top)), _rows(own, top))
+            live = [m for m, n in zip(group, steps, strict=True) if n > first]
+            for a, b in self._stretches(job, first, last, w):
+                batch = parts(job.batches(dict.fromkeys(live, a), b - a, self.feed, idle=w - len(live)))
+                losses[a:b, top] = self._steps(net, job, w, size, fixed, batch)
+            for i, m in enumerate(group):
+                if steps[i] == last:
+                    _write(job.carry, m, carry, i)
+        return [losses[:n, i] for i, n in enumerate(steps)]
+
+    def _uneven(self, job: Job) -> list[Tensor]:
+        """Batches of several sizes (`last_batch = "keep"`): clients wait for each other to have batches of one size."""
+        losses: list[list[Tensor]] = [[] for _ in job.plans]
+        at = [0] * len(job.plans)
+        while True:
+            waiting: dict[int, list[int]] = {}
+            for m, plan in enumerate(job.plans):
+                if at[m] < plan.steps:
+                    waiting.setdefault(plan.sizes[at[m]], []).append(m)
+            if not waiting:
+                break
+            size, rows = max(waiting.items(), key=lambda item: (len(item[1]), item[0]))
+            rows = rows[:ROWS]
+            width = next(w for w in halves(min(ROWS, len(job.plans))) if w >= len(rows))
+            together = min(sum(1 for _ in takewhile(size.__eq__, job.plans[m].sizes[at[m] :])) for m in rows)
+            if self._few_sizes(job):
+                self._program(job, rows, width, size)
+            with self._blame(job, [job.clients[m] for m in rows]):
+                carry, start, own = rows_of(job, padded(rows, width))
+                fixed = job.fixed(carry, start, own)
+                for a, b in self._stretches(job, 0, together, width):
+                    batch = job.batches({m: at[m] + a for m in rows}, b - a, self.feed, idle=width - len(rows))
+                    found = self._steps(self.net, job, width, size, fixed, parts(batch))
+                    for i, m in enumerate(rows):
+                        losses[m].append(found[:, i])
+            for i, m in enumerate(rows):
+                _write(job.carry, m, carry, i)
+                at[m] += together
+        return [torch.cat(row) if row else job.carry.params.new_zeros(0) for row in losses]
+
+    def _few_sizes(self, job: Job) -> bool:
+        """Whether the last batches of all clients have so few sizes that a program for each is worth it."""
+        if job.task.data != "private":
+            return True
+        return len({int(n) % job.training.batch for n in self.examples.tolist()}) <= FEW
+
+    # -- one step, recorded or not ------------------------------------------------------------------------------------
+    def _steps(
+        self, net: Net, job: Job, width: int, size: int, fixed: tuple[Part, ...], batch: tuple[Part, ...]
+    ) -> Tensor:
+        """Steps of `width` clients with batches of a size, one after another."""
+        program = None if self.tracer is None else self.tracer.get((width, size, job.key))
+        if program is None:
+            program = in_turn(of_leaves(vmap(job.step(net, by_transform), in_dims=IN_DIMS), [*fixed, *batch]))
+        return program(leaves(fixed), leaves(batch))
+
+    def _program(self, job: Job, group: list[int], width: int, size: int) -> None:
+        """Record such steps, if they are to be and have not been."""
+        if self.tracer is None:
+            return
+
+        def example() -> tuple[Step, tuple[Part, ...], tuple[Part, ...]]:
+            rows = padded(group, width)[:width]
+            step = vmap(job.step(self.net, by_transform), in_dims=IN_DIMS)
+            return step, job.fixed(*rows_of(job, rows)), parts(self._example(job, rows, size))
+
+        self.tracer.program((width, size, job.key), example)
 
 
-def _equal_sizes(batches: list[Batch]) -> list[list[int]]:
-    groups: dict[int, list[int]] = {}
-    for i, batch in enumerate(batches):
-        groups.setdefault(len(batch.y), []).append(i)
-    return list(groups.values())
+def in_groups(steps: Sequence[int]) -> list[list[int]]:
+    """Rows in groups of at most `ROWS`, those with the most steps first, as equal in number as can be.
+
+    >>> in_groups([3, 9, 1, 8, 4])
+    [[1, 3, 4, 0, 2]]
+    """
+    order = sorted(range(len(steps)), key=lambda m: -steps[m])  # stable
+    size = -(-len(order) // -(-len(order) // ROWS))
+    return [order[i : i + size] for i in range(0, len(order), size)]
 
 
-def _stack(batches: list[Batch]) -> Batch:
-    noise = {k: torch.stack([b.noise[k] for b in batches]) for k in batches[0].noise}
-    return Batch(
-        torch.stack([b.x for b in batches]),
-        torch.stack([b.y for b in batches]),
-        torch.stack([b.index for b in batches]),
-        noise,
-    )
+def shrinking(steps: Sequence[int], width: int) -> list[tuple[int, int, int]]:
+    """(first step, last step, rows): stretches between the ends of clients, rows halved as clients finish.
+
+    Halves rather than as many as are left: every number of rows is another program.
+
+    >>> shrinking([9, 4, 4, 2], 4)
+    [(0, 2, 4), (2, 4, 4), (4, 9, 1)]
+    """
+    found, first = [], 0
+    for last in sorted({n for n in steps if n}):
+        live = sum(n > first for n in steps)
+        found.append((first, last, next(w for w in halves(width) if w >= live)))
+        first = last
+    return found
+
+
+def halves(width: int) -> list[int]:
+    """1, ..., a half, the whole, rounded up.
+
+    >>> halves(10)
+    [1, 2, 3, 5, 10]
+    """
+    found = [width]
+    while found[-1] > 1:
+        found.append(-(-found[-1] // 2))
+    return found[::-1]
+
+
+def padded(rows: list[int], width: int) -> list[int]:
+    """At least `width` rows, the last one again and again."""
+    return rows + rows[-1:] * (width - len(rows))
+
+
+def rows_of(job: Job, rows: list[int]) -> tuple[Carry, State, Tree]:
+    """Copies of some clients' rows of a job."""
+    where = torch.tensor(rows)
+    carry = Carry(job.carry.params[where], _rows(job.carry.buffers, where), _rows(job.carry.memory, where))
+    return carry, State(job.start.params[where], _rows(job.start.buffers, where)), _rows(job.own, where)
 
 
 def _rows(tree: Tree, where: slice | Tensor) -> Tree:
     return {k: v[where] for k, v in tree.items()}
 
 
-def _carry(carry: Carry, rows: Tensor) -> Carry:
-    return Carry(carry.params[rows], _rows(carry.buffers, rows), _rows(carry.memory, rows), carry.travel[rows])
-
-
-def _write(into: Carry, rows: Tensor, new: Carry) -> None:
-    into.params[rows] = new.params
-    into.travel[rows] = new.travel
+def _write(into: Carry, m: int, new: Carry, i: int) -> None:
+    into.params[m] = new.params[i]
     for old, trees in ((into.buffers, new.buffers), (into.memory, new.memory)):
         for k in old:
-            old[k][rows] = trees[k]
+            old[k][m] = trees[k][i]

@@ -1,0 +1,378 @@
+"""How fast fnrfl is on a CPU, against a tight hand-written loop (`tight.py`) that does the same work.
+
+    python benchmarks/cpu.py                     all of it, about half an hour on two cores
+    python benchmarks/cpu.py --only W1 W2        some of it
+    python benchmarks/cpu.py --out results/cpu   a line of JSON for each measurement, in a file of that folder
+
+Machines are noisy, so fnrfl and the loop take turns, several rounds each, and the figure is the median of the ratios
+of their times in the same turn; the spread is the lowest and the highest. A round is a whole round of `fnrfl.run`:
+training, averaging, evaluation, the line of the event log. The loop has one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PAIRS = 15
+BASE = {
+    "public": {"size": 0},
+    "validation": {"size": 0},
+    "client": {"momentum": 0.0, "weight_decay": 0.0, "lr": 0.1},
+}
+FNR = {"fnr": {"epochs": 5, "batch": 32}, "public": {"size": 0.1, "ranking": 0.2}}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Some work, as keys of a config."""
+
+    name: str
+    says: str
+    keys: dict[str, Any]
+    rounds: int  # in one turn
+    tight: str = "fedavg"
+    thread_counts: tuple[int | str, ...] = ("auto",)
+    like: dict[str, Any] = field(default_factory=dict)
+
+    def config(self, threads: int | str = "auto") -> Any:
+        """The config of this work."""
+        from fnrfl.config import load
+
+        keys = {k: {**v} if isinstance(v, dict) else v for k, v in BASE.items()}
+        for changes in (self.keys, self.like, {"engine": {"threads": threads}}):
+            for key, value in changes.items():
+                keys[key] = {**keys.get(key, {}), **value} if isinstance(value, dict) else value
+        return load(None, keys)
+
+
+W1 = {"dataset": "digits", "model": "mlp(hidden=64)", "clients": 10, "client": {"batch": 32, "epochs": 2}}
+W2 = {
+    "dataset": "fashion-mnist",
+    "model": "mlp(hidden=128)",
+    "clients": 100,
+    "participation": 0.1,
+    "client": {"batch": 64, "epochs": 1},
+}
+W3 = {"dataset": "W3", "model": "cnn", "clients": 10, "client": {"batch": 64, "epochs": 1}}
+W4 = {**W2, "model": "mlp(hidden=32)", "clients": 200, "client": {"batch": 32, "epochs": 2}}
+W5 = {**W3, "model": "cnn(norm=batch)", "client": {"batch": 32, "epochs": 1}}
+EVEN, RAGGED = {"scenario": "iid"}, {"scenario": "label-dirichlet(0.5)"}
+BOTH = (1, "auto")
+
+BENCHES = [
+    Bench("W1", "10 clients, digits, MLP 64-64-10, batch 32, 2 epochs", W1 | EVEN, 20, thread_counts=BOTH),
+    Bench("W1-ragged", "the same, label-dirichlet(0.5)", W1 | RAGGED, 20, thread_counts=BOTH),
+    Bench("W1-keep", "W1 with the loop's very batches", W1 | EVEN, 20, like={"client": {"last_batch": "keep"}}),
+    Bench("W2", "10 of 100 clients, Fashion-MNIST, MLP 784-128-10, batch 64", W2 | EVEN, 5, thread_counts=BOTH),
+    Bench("W2-ragged", "the same, label-dirichlet(0.5)", W2 | RAGGED, 5, thread_counts=BOTH),
+    Bench("W3", "10 clients, 12,000 Fashion-MNIST images, CNN 1-16-32, batch 64", W3 | EVEN, 1, thread_counts=BOTH),
+    Bench("W3-ragged", "the same, label-dirichlet(0.5)", W3 | RAGGED, 1, thread_counts=BOTH),
+    Bench("W4", "20 of 200 clients, Fashion-MNIST, MLP 784-32-10, batch 32, 2 epochs", W4 | EVEN, 3),
+    Bench("W5", "W3 with BatchNorm, batch 32", W5 | EVEN, 1),
+    Bench("W1-scaffold", "W1, SCAFFOLD", W1 | EVEN, 20, "scaffold", like={"algorithm": "scaffold"}),
+    Bench("W1-moon", "W1, MOON", W1 | EVEN, 10, "moon", like={"algorithm": "moon"}),
+    Bench("W1-fnr", "W1, FedAvg under FNR", W1 | EVEN, 10, "fnr", like=FNR),
+    Bench("W3-scaffold", "W3, SCAFFOLD", W3 | EVEN, 1, "scaffold", like={"algorithm": "scaffold"}),
+    Bench("W3-moon", "W3, MOON", W3 | EVEN, 1, "moon", like={"algorithm": "moon"}),
+    Bench("W3-fnr", "W3, FedAvg under FNR", W3 | EVEN, 1, "fnr", like=FNR),
+]
+
+
+def subset(folder: Path) -> Path:
+    """12,000 training and 2,000 test images of Fashion-MNIST."""
+    import numpy as np
+
+    from fnrfl.data.datasets import load
+
+    path = folder / "fashion-12000.npz"
+    if not path.exists():
+        whole = load("fashion-mnist")
+        some = np.sort(np.random.default_rng(0).permutation(60_000)[:12_000])
+        np.savez(
+            path,
+            x_train=whole.train.x[some].numpy(),
+            y_train=whole.train.y[some].numpy(),
+            x_test=whole.test.x[:2000].numpy(),
+            y_test=whole.test.y[:2000].numpy(),
+        )
+    return path
+
+
+def tight_work(config: Any, rounds: int) -> Any:
+    """The same data, split, cohorts and initial weights for the loop."""
+    import torch
+
+    import tight
+    from fnrfl.build import build, cohort
+    from fnrfl.data.batches import scaled
+
+    built = build(config)
+    parts, client = built.splits, built.config.client
+    memory = lambda split: (scaled(split.x, torch.float32), split.y)  # noqa: E731
+    train = parts.train
+    return tight.Work(
+        net=built.net.export(*built.net.flatten()),
+        data=[(scaled(train.x[shard], torch.float32), train.y[shard]) for shard in parts.clients],
+        test=memory(parts.test),
+        cohorts=[cohort(config, t).tolist() for t in range(rounds)],
+        lr=client.lr,
+        batch=client.batch,
+        epochs=client.epochs,
+        public=memory(parts.public),
+        ranking=memory(parts.ranking),
+        public_batch=32,
+        public_epochs=5,
+    )
+
+
+def turns(bench: Bench, threads: int | str, pairs: int) -> dict[str, Any]:
+    """fnrfl and the loop in turn, `bench.rounds` rounds each; the first turn warms both up."""
+    import torch
+
+    import tight
+    from fnrfl.runs import run
+
+    rounds = bench.rounds * (pairs + 1)
+    config = bench.config(threads).replace({"rounds": rounds})
+    loop = tight.LOOPS[bench.tight](tight_work(config, rounds))
+    ours: list[float] = []
+    theirs: list[float] = []
+    accuracy = {"fnrfl": 0.0, "tight": 0.0}
+    began = time.perf_counter()
+    first: list[float] = []
+
+    def progress(event: dict[str, Any]) -> None:
+        nonlocal began
+        if not first:
+            first.append(time.perf_counter() - began)
+        if event["round"] % bench.rounds:
+            return
+        ours.append((time.perf_counter() - began) / bench.rounds)
+        cores = torch.get_num_threads()
+        torch.set_num_threads(1)
+        began = time.perf_counter()
+        for _ in range(bench.rounds):
+            accuracy["tight"] = next(loop)
+        theirs.append((time.perf_counter() - began) / bench.rounds)
+        torch.set_num_threads(cores)
+        accuracy["fnrfl"] = event["accuracy"]
+        began = time.perf_counter()
+
+    result = run(config, out=None, progress=progress)
+    ratios = sorted(b / a for a, b in zip(ours[1:], theirs[1:], strict=True))
+    engine = result.config.engine
+    return {
+        "benchmark": bench.name,
+        "says": bench.says,
+        "engine": engine.name,
+        "threads": engine.threads,
+        "pairs": len(ratios),
+        "rounds_a_turn": bench.rounds,
+        "ratio": round(statistics.median(ratios), 3),
+        "lowest": round(ratios[0], 3),
+        "highest": round(ratios[-1], 3),
+        "ms_fnrfl": round(1e3 * statistics.median(ours[1:]), 2),
+        "ms_tight": round(1e3 * statistics.median(theirs[1:]), 2),
+        "first_turn_extra_s": round(bench.rounds * (ours[0] - statistics.median(ours[1:])), 2),
+        "accuracy_fnrfl": accuracy["fnrfl"],
+        "accuracy_tight": accuracy["tight"],
+    }
+
+
+# -- A ResNet-18 step -------------------------------------------------------------------------------------------------
+
+
+def resnet(pairs: int) -> Iterator[dict[str, Any]]:
+    """Steps of ResNet-18 at batch 64 on CIFAR-sized images, against a plain PyTorch loop on as many threads."""
+    import torch
+    from torch import nn
+
+    from fnrfl.algorithms.fedavg import FedAvg
+    from fnrfl.core.net import Net
+    from fnrfl.core.types import LocalTask, State, Training
+    from fnrfl.data.batches import Pool
+    from fnrfl.engines.loop import Loop
+    from fnrfl.models.build import build
+
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (256, 3, 32, 32), dtype=torch.uint8, generator=draw)
+    labels = torch.randint(10, (256,), generator=draw)
+    training = Training(batch=64, epochs=1, lr=0.01)
+    for threads in sorted({1, os.cpu_count() or 1}):
+        torch.manual_seed(0)
+        model = build("resnet18", (3, 32, 32), 10)
+        net = Net(model, torch.zeros(2, 3, 32, 32), channels_last=True)
+        shards = list(torch.arange(256).split(128))[:threads]  # a client with two batches for each thread
+        engine = Loop(net, Pool({"private": (images, labels)}, shards, 10), training, threads=threads)
+        start = State(*net.flatten())
+        plain = net.export(*net.flatten()).train()
+        optimiser = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)
+
+        def ours(engine: Any = engine, shards: Any = shards, start: Any = start) -> None:
+            engine.train(torch.arange(len(shards)), LocalTask(FedAvg().objective, "local", start))
+
+        def theirs(threads: int = threads, plain: Any = plain, optimiser: Any = optimiser) -> None:
+            torch.set_num_threads(threads)
+            for i in range(2 * threads):
+                x, y = images[64 * i : 64 * i + 64].float().div(255), labels[64 * i : 64 * i + 64]
+                optimiser.zero_grad()
+                nn.functional.cross_entropy(plain(x), y).backward()
+                optimiser.step()
+
+        yield {
+            "benchmark": "resnet18-step",
+            "says": f"ResNet-18, batch 64, 3x32x32, against a plain loop on {threads} thread(s)",
+            "engine": "loop",
+            "threads": threads,
+            **alternate(ours, theirs, pairs, 2 * threads),
+        }
+
+
+def alternate(ours: Callable[[], None], theirs: Callable[[], None], pairs: int, steps: int) -> dict[str, Any]:
+    """Ratios of two functions called in turn."""
+    a, b = [], []
+    for _ in range(pairs + 1):
+        for function, times in ((ours, a), (theirs, b)):
+            began = time.perf_counter()
+            function()
+            times.append((time.perf_counter() - began) / steps)
+    ratios = sorted(y / x for x, y in zip(a[1:], b[1:], strict=True))
+    return {
+        "pairs": pairs,
+        "ratio": round(statistics.median(ratios), 3),
+        "lowest": round(ratios[0], 3),
+        "highest": round(ratios[-1], 3),
+        "ms_fnrfl": round(1e3 * statistics.median(a[1:]), 1),
+        "ms_tight": round(1e3 * statistics.median(b[1:]), 1),
+    }
+
+
+# -- Many clients, start-up and memory: each in a process of its own --------------------------------------------------
+
+CHILD = """
+import json, resource, sys, time
+began = time.perf_counter()
+import fnrfl
+imported = time.perf_counter() - began
+keys = json.loads(sys.argv[1])
+marks = []
+result = fnrfl.run(out=None, progress=lambda event: marks.append(time.perf_counter()), **keys)
+gaps = sorted(b - a for a, b in zip(marks[2:], marks[3:]))
+trained = sorted(sum(event["seconds"].values()) - event["seconds"]["evaluate"] for event in result.rounds[3:])
+engine = result.config.engine
+print(json.dumps({
+    "import_s": round(imported, 3), "first_round_s": round(marks[0] - began, 2), "round_s": gaps[len(gaps) // 2],
+    "round_without_evaluation_s": trained[len(trained) // 2],
+    "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    "engine": engine.name, "threads": engine.threads}))
+"""
+
+
+def alone(config: Any) -> dict[str, Any]:
+    """Start-up, time of a round and peak memory of a run in a fresh process."""
+    keys = config.model_dump(exclude={"name"})
+    keys["algorithm"] = config.algorithm.name
+    keys = {k: v for k, v in keys.items() if k not in ("leaks", "fnr")} | {"fnr": config.fnr or "off"}
+    found = subprocess.run([sys.executable, "-c", CHILD, json.dumps(keys)], capture_output=True, text=True, check=True)
+    measured: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
+    return measured
+
+
+def processes(benches: list[Bench]) -> Iterator[dict[str, Any]]:
+    """Start-up and memory of each work."""
+    for bench in benches:
+        yield {"benchmark": f"{bench.name}-process", "says": bench.says, **alone(bench.config().replace({"rounds": 8}))}
+
+
+def many_clients(pairs: int) -> Iterator[dict[str, Any]]:
+    """1,000 clients of 60 examples, 100 sampled, against 10 clients of 60, all active: time for each client."""
+    common = {
+        "dataset": "fashion-mnist",
+        "model": "mlp(hidden=128)",
+        "scenario": "iid",
+        "client": {"batch": 20, "epochs": 5},
+        "rounds": 12,
+    }
+    many = Bench("many", "", {**common, "clients": 1000, "participation": 0.1}, 1).config()
+    few = Bench("few", "", {**common, "clients": 1000, "participation": 0.01}, 1).config()
+    whole = [(alone(many), alone(few)) for _ in range(pairs)]
+    seconds = "round_without_evaluation_s"  # which is the same for both, and would hide the difference
+    ratios = sorted(a[seconds] / 100 / (b[seconds] / 10) for a, b in whole)
+    memory = sorted(a["peak_mb"] / b["peak_mb"] for a, b in whole)
+    yield {
+        "benchmark": "1000-clients",
+        "says": "100 of 1,000 clients (60 examples each), Fashion-MNIST, MLP, against 10 of them",
+        "pairs": pairs,
+        "time_per_client_ratio": round(statistics.median(ratios), 3),
+        "lowest": round(ratios[0], 3),
+        "highest": round(ratios[-1], 3),
+        "memory_ratio": round(statistics.median(memory), 3),
+        "peak_mb": statistics.median(a["peak_mb"] for a, _ in whole),
+        "engine": whole[0][0]["engine"],
+        "threads": whole[0][0]["threads"],
+    }
+
+
+def main() -> None:
+    """Measure, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", help="names, or beginnings of names")
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--out", type=Path, help="folder for a file of JSON lines")
+    arguments = parser.parse_args()
+    import torch
+
+    wanted = lambda name: not arguments.only or any(name.startswith(start) for start in arguments.only)  # noqa: E731
+    machine = {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "seed": 0,
+    }
+    out = None
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        out = (arguments.out / f"cpu-{machine['date']}.jsonl").open("a")
+
+    def say(line: dict[str, Any]) -> None:
+        print(json.dumps(line), flush=True)
+        if out is not None:
+            out.write(json.dumps(line | machine) + "\n")
+            out.flush()
+
+    with tempfile.TemporaryDirectory(prefix="fnrfl-bench-") as folder:
+        benches = []
+        for bench in BENCHES:
+            keys = bench.keys | ({"dataset": str(subset(Path(folder)))} if bench.keys["dataset"] == "W3" else {})
+            benches.append(Bench(**{**bench.__dict__, "keys": keys}))
+        for bench in benches:
+            if wanted(bench.name):
+                for threads in bench.thread_counts:
+                    say(turns(bench, threads, arguments.pairs))
+        if wanted("resnet18-step"):
+            for line in resnet(arguments.pairs):
+                say(line)
+        if wanted("process"):
+            for line in processes([b for b in benches if b.name in ("W1", "W2", "W3")]):
+                say(line)
+        if wanted("1000-clients"):
+            for line in many_clients(arguments.pairs):
+                say(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""Accelerators: recorded steps, groups of clients, channels-last weights, batches gathered at once."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+
+from fnrfl import build, runs
+from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.algorithms.moon import Moon
+from fnrfl.algorithms.scaffold import Scaffold
+from fnrfl.config import RunConfig, load
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.net import Model, Net
+from fnrfl.core.types import Batch, Flat, LocalTask, Out, Training, Tree
+from fnrfl.data.batches import Pool
+from fnrfl.engines import base, trace
+from fnrfl.engines.batched import ROWS, halves, in_groups, shrinking
+from fnrfl.models.build import build as build_model
+from test_conformance import METHODS, algorithm
+from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, assert_near, assert_same, classification, distance
+
+FAST = pytest.mark.parametrize("engine", ["loop-fast", "batched-fast"])
+
+
+def programs(run: Run) -> list[trace.Steps | None]:
+    assert run.engine.tracer is not None
+    return list(run.engine.tracer._programs.values())
+
+
+# -- Recorded steps ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", METHODS)
+@FAST
+def test_the_steps_of_every_method_can_be_recorded(label: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By TorchScript, with BatchNorm and dropout: the slower way to run a record is taken away."""
+    monkeypatch.setattr(trace, "in_turn", lambda step: pytest.fail("not scripted"))
+    run = Run(algorithm(label, refined=True), engine, active=6)
+    run.engine.training = replace(run.engine.training, last_batch="run-on")
+    run.rounds(1)
+    assert programs(run)
+    assert all(program is not None for program in programs(run))
+
+
+@FAST
+def test_nothing_is_recorded_twice(engine: str) -> None:
+    """The learning rate decays, models and memories change: all of it is read, none of it recorded."""
+    run = Run(FNR(Scaffold()), engine, active=6, lr_decay=0.7)
+    run.rounds(1)
+    assert run.engine.tracer is not None
+    recorded = run.engine.tracer.traced
+    run.rounds(3)
+    assert run.engine.tracer.traced == recorded
+    assert_near(run.state, Run(FNR(Scaffold()), active=6, lr_decay=0.7).rounds(4), atol=1e-9)
+
+
+def test_the_number_of_programs_is_bounded_whoever_takes_part() -> None:
+    run = Run(FedAvg(), "batched-fast", active=4)
+    run.rounds(12)
+    assert len(programs(run)) <= len(halves(4))
+
+
+class Moody(nn.Module):
+    """Looks at its input before it decides, which no record can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.other = nn.Linear(NUM_FEATURES, 8), nn.Linear(NUM_FEATURES, 8)
+        self.head = nn.Linear(8, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.hidden if float(x.sum()) > 0 else self.other
+        logits: Tensor = self.head(layer(x.flatten(1)).relu())
+        return logits
+
+
+def test_what_cannot_be_recorded_is_run_as_it_is() -> None:
+    world = classification(module=Moody)
+    plain, fast = Run(FNR(FedAvg()), world=world), Run(FNR(FedAvg()), "loop-fast", world=world)
+    assert_same(plain.rounds(2), fast.rounds(2))
+    assert programs(fast)
+    assert set(programs(fast)) == {None}
+
+
+@FAST
+def test_a_record_that_does_not_repeat_the_step_is_refused(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(graph: fx.GraphModule) -> None:
+        for node in graph.graph.nodes:
+            if node.target is torch.ops.aten.sub_.Tensor:  # the update
+                node.target = torch.ops.aten.add_.Tensor
+        graph.recompile()
+
+    monkeypatch.setattr(trace, "_tidy", spoil)
+    run = Run(FedAvg(), engine)
+    plain = Run(FedAvg(), engine.removesuffix("-fast"), threads=2)
+    assert_same(run.rounds(2), plain.rounds(2))
+    assert set(programs(run)) == {None}
+
+
+@FAST
+def test_without_torchscript_a_record_is_run_operator_by_operator(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> trace.Steps:
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr(trace, "_scripted", refuse)
+    run = Run(FNR(Moon()), engine)
+    assert_near(run.rounds(3), Run(FNR(Moon())).rounds(3), atol=1e-9)
+    assert None not in programs(run)
+
+
+def test_one_tensor_given_for_two_arguments_is_two_arguments() -> None:
+    def step(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        a.add_(b * x)
+        return a.sum()
+
+    same = torch.ones(3)
+    program = trace.record(step, [same, same], [torch.full((3,), 2.0)])
+    assert program is not None
+    a, b = torch.ones(3), torch.tensor([1.0, 2.0, 3.0])
+    losses = program([a, b], [torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])])
+    assert a.tolist() == [4.0, 7.0, 10.0]
+    assert losses.tolist() == [9.0, 21.0]
+    assert same.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_leaves_do_not_depend_on_who_was_put_into_a_tree_first() -> None:
+    one, two = torch.zeros(1), torch.ones(2)
+    assert trace.leaves([{"a": one, "b": two}, two]) == trace.leaves([{"b": two, "a": one}, two]) == [one, two, two]
+    flat = trace.of_leaves(lambda tree, x: tree["a"] + x, [{"b": two, "a": one}, one])
+    assert flat(one, two, one + 5).item() == 5
+
+
+# -- Threads ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Meeting(Objective):
+    """Waits in its loss until as many groups are there, and notes whose module each was called with."""
+
+    barrier: threading.Barrier = field(compare=False)
+    modules: list[int] = field(compare=False)
+
+    def loss(self, out: Out, model: Model, params: Flat, batch: Batch, shared: Tree, own: Tree) -> Tensor:
+        self.modules.append(id(model.net.module))
+        self.barrier.wait(timeout=20)
+        return super().loss(out, model, params, batch, shared, own)
+
+
+def many(clients: int) -> Run:
+    world = classification(module=Plain)
+    parts = {k: world.pool.take(k, torch.arange(n)) for k, n in (("private", 305), ("public", 55), ("ranking", 40))}
+    pool = Pool(parts, torch.arange(clients * 6).split(6), NUM_CLASSES, dtype=torch.float64)
+    training = Training(epochs=1, batch=6, lr=0.05)
+    return Run(FedAvg(), "batched", world=replace(world, pool=pool, training=training, active=clients), threads=2)
+
+
+def test_groups_side_by_side_never_share_a_module() -> None:
+    """Two groups in the middle of a step at the same time, each with a module of its own."""
+    run = many(2 * ROWS)
+    meeting = Meeting(threading.Barrier(2), [])
+    run.engine.train(torch.arange(2 * ROWS), LocalTask(meeting, "local", run.state))
+    assert len(meeting.modules) == len(set(meeting.modules)) == 2
+    assert id(run.net.module) not in meeting.modules
+
+
+@FAST
+def test_programs_use_no_module_at_all(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads may share them: once recorded, a round of FedAvg calls no model."""
+    run, other = (Run(FedAvg(), engine, active=6) for _ in range(2))
+    run.rounds(1)
+    other.rounds(1)
+    monkeypatch.setattr(Net, "apply", lambda *_, **__: pytest.fail("a model was called"))
+    assert distance(other.state.params, run.rounds(1).params) > 0
+
+
+@FAST
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_number_of_threads_changes_no_bit(engine: str, threads: int) -> None:
+    assert_same(Run(FNR(Moon()), engine, threads=threads).rounds(2), Run(FNR(Moon()), engine).rounds(2))
+
+
+# -- Groups -----------------------------------------------------------------------------------------------------------
+
+STEPS = st.lists(st.integers(0, 9), min_size=1, max_size=60)
+
+
+@given(STEPS)
+def test_groups_hold_everybody_once_longest_first(steps: list[int]) -> None:
+    groups = in_groups(steps)
+    flat = [m for group in groups for m in group]
+    assert sorted(flat) == list(range(len(steps)))
+    assert [steps[m] for m in flat] == sorted(steps, reverse=True)
+    assert max(map(len, groups)) <= ROWS
+
+
+@given(STEPS)
+def test_a_shrinking_group_takes_every_step_of_everybody(steps: list[int]) -> None:
+    steps = sorted(steps, reverse=True)
+    taken = shrinking(steps, len(steps))
+    assert [first for first, _, _ in taken] == [0, *(last for _, last, _ in taken)][: len(taken)]
+    assert (taken[-1][1] if taken else 0) == max(steps)
+    for first, last, width in taken:
+        live = sum(n > first for n in steps)
+        assert live <= width <= len(steps)
+        assert width in halves(len(steps))
+        assert width == 1 or live > width // 2 or width == min(w for w in halves(len(steps)) if w >= live)
+        assert all(n <= first or n >= last for n in steps)
+
+
+# -- Batches gathered at once -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched", "loop-fast", "batched-fast"])
+@pytest.mark.parametrize("policy", ["run-on", "keep"])
+def test_how_much_is_gathered_at_once_changes_no_bit(engine: str, policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout and a client's noise, whose numbers are drawn for many steps or for one."""
+    world = classification()
+    parts = {k: world.pool.take(k, torch.arange(n)) for k, n in (("private", 305), ("public", 55), ("ranking", 40))}
+    pool = Pool(
+        parts,
+        world.pool.shards,
+        NUM_CLASSES,
+        dtype=torch.float64,
+        noise=lambda client, x, stream: x + 0.1 * client * torch.randn(x.shape, generator=stream).to(x),
+    )
+    world = replace(world, pool=pool, training=replace(world.training, last_batch=policy, batch=15))
+    whole = Run(FedAvg(), engine, world=world).rounds(2)
+    monkeypatch.setattr(base, "GATHERED", 1)
+    assert_same(whole, Run(FedAvg(), engine, world=world).rounds(2))
+    assert_near(whole, Run(FedAvg(), world=world).rounds(2), atol=1e-9)
+
+
+# -- Channels-last ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cnn(norm=batch)", "simple-cnn", "resnet18"])
+def test_only_the_order_inside_the_vector_differs(name: str) -> None:
+    module = build_model(name, (3, 32, 32), 10)
+    x = torch.rand(2, 3, 32, 32)
+    plain, last = Net(module, x), Net(module, x, channels_last=True)
+    (a, buffers), (b, _) = plain.flatten(), last.flatten()
+    assert a.shape == b.shape
+    assert not torch.equal(a, b)
+    assert torch.equal(a.sort().values, b.sort().values)
+    one, other = plain.unflatten(a), last.unflatten(b)
+    assert all(torch.equal(one[k], other[k]) and one[k].shape == other[k].shape for k in one)
+    assert torch.equal(last.pack(other | buffers)[0], b)
+    assert torch.equal(last.pack(one | buffers)[0], b)
+    exported = last.export(b, buffers)
+    assert all(torch.equal(p, one[n]) for n, p in exported.named_parameters())
+    weight = next(v for v in other.values() if v.ndim == 4 and v.shape[1] > 1)
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert last.laid_out(x).is_contiguous(memory_format=torch.channels_last)
+
+
+# -- What a run uses --------------------------------------------------------------------------------------------------
+
+
+def built(*keys: str) -> build.Built:
+    return build.build(load(None, list(keys)))
+
+
+def test_auto_is_the_documented_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.os, "cpu_count", lambda: 3)
+    for keys, engine, threads in (
+        ((), "batched", 3),
+        (("clients=2",), "batched", 2),
+        (("clients=1", "scenario=iid"), "loop", 1),
+        (("model=mlp(hidden=1000)",), "loop", 3),
+        (("model=cnn",), "loop", 3),
+        (("engine=loop",), "loop", 3),
+        (("engine=batched", "model=cnn", "engine.threads=1"), "batched", 1),
+    ):
+        chosen = built(*keys).config.engine
+        assert (chosen.name, chosen.threads) == (engine, threads), keys
+
+
+def test_long_runs_of_dense_nets_are_recorded_and_convolutions_are_channels_last() -> None:
+    assert built("rounds=1").engine.tracer is None
+    assert built("rounds=1000").engine.tracer is not None
+    assert built("rounds=1000", "engine=loop").engine.tracer is not None
+    assert built("rounds=1000", "engine.accelerate=false").engine.tracer is None
+    assert built("rounds=1000", "model=cnn").engine.tracer is None
+    assert built("model=cnn").net.channels_last
+    assert not built("model=cnn", "engine.accelerate=false").net.channels_last
+    assert not built("model=mlp").net.channels_last
+
+
+def short(*keys: str) -> RunConfig:
+    return load(None, ["rounds=4", "clients=4", "client.epochs=1", "fnr=on", "algorithm=scaffold", *keys])
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn(norm=batch)"])
+def test_a_fast_run_is_the_plain_run(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In double precision, model by name, and the same bits on every rerun."""
+    monkeypatch.setattr(build, "WORTH_RECORDING", 1)
+    keys = (f"model={model}", "engine.precision=float64")
+    fast, again = (runs.run(short(*keys), out=None) for _ in range(2))
+    plain = runs.run(short(*keys, "engine=loop", "engine.accelerate=false"), out=None)
+    assert fast.model_sha256 == again.model_sha256
+    ours, theirs = fast.model.state_dict(), plain.model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(distance(ours[k].double(), theirs[k].double()) < 1e-9 for k in ours)
