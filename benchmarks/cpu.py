@@ -260,10 +260,76 @@ def alternate(ours: Callable[[], None], theirs: Callable[[], None], pairs: int, 
     }
 
 
+# -- Where the time goes ----------------------------------------------------------------------------------------------
+
+
+def where(bench: Bench, rounds: int) -> dict[str, Any]:
+    """Milliseconds of a round by what they are spent on, on one thread, as a share of the whole round."""
+    from fnrfl import runs
+    from fnrfl.build import build
+    from fnrfl.engines import base, trace
+    from fnrfl.engines.metered import Metered
+
+    spent: dict[str, float] = {}
+
+    def timed(name: str, function: Any) -> Any:
+        def wrapped(*args: Any, **keys: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*args, **keys)
+            finally:
+                spent[name] = spent.get(name, 0.0) + time.perf_counter() - began
+
+        return wrapped
+
+    config = bench.config(1).replace({"rounds": 1000})
+    kept = base.InProcess._job, base.Job.batches, trace.in_turn, trace.record, runs._scores
+    base.InProcess._job = timed("orders, start", kept[0])  # type: ignore[method-assign]
+    base.Job.batches = timed("gathering batches", kept[1])  # type: ignore[method-assign]
+    runs._scores = timed("evaluation", kept[4])
+    try:
+        built = build(config)
+        engine = built.engine
+        if engine.tracer is not None:
+            recorded = engine.tracer._programs
+
+            class Timed(dict):  # type: ignore[type-arg]
+                def __setitem__(self, key: Any, program: Any) -> None:
+                    super().__setitem__(key, program and timed("steps", program))
+
+                def move_to_end(self, key: Any) -> None:
+                    pass
+
+            engine.tracer._programs = Timed(recorded)  # type: ignore[assignment]
+        else:
+            from fnrfl.engines import loop
+
+            loop.in_turn = lambda step: timed("steps", kept[2](step))  # type: ignore[assignment]
+        metered, state = Metered(engine), built.algorithm.init(*built.net.flatten())
+        engine.warm_up()
+        with base.one_intra_op_thread():
+            for t in range(3):
+                state, _ = runs._round(built, metered, state, t)
+            spent.clear()
+            began = time.perf_counter()
+            for t in range(3, 3 + rounds):
+                state, _ = runs._round(built, metered, state, t)
+            whole = time.perf_counter() - began
+    finally:
+        base.InProcess._job, base.Job.batches = kept[0], kept[1]  # type: ignore[method-assign]
+        runs._scores = kept[4]
+        from fnrfl.engines import loop
+
+        loop.in_turn = kept[2]
+    parts = {k: round(1e3 * v / rounds, 3) for k, v in spent.items()}
+    parts["averaging, the rest"] = round(1e3 * whole / rounds - sum(parts.values()), 3)
+    return {"benchmark": f"{bench.name}-where", "says": bench.says, "threads": 1, "ms": parts}
+
+
 # -- Many clients, start-up and memory: each in a process of its own --------------------------------------------------
 
 CHILD = """
-import json, resource, sys, time
+import json, sys, time
 began = time.perf_counter()
 import fnrfl
 imported = time.perf_counter() - began
@@ -276,7 +342,7 @@ engine = result.config.engine
 print(json.dumps({
     "import_s": round(imported, 3), "first_round_s": round(marks[0] - began, 2), "round_s": gaps[len(gaps) // 2],
     "round_without_evaluation_s": trained[len(trained) // 2],
-    "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    "peak_mb": round(next(int(line.split()[1]) for line in open("/proc/self/status") if "VmHWM" in line) / 1024),
     "engine": engine.name, "threads": engine.threads}))
 """
 
@@ -294,7 +360,11 @@ def alone(config: Any) -> dict[str, Any]:
 def processes(benches: list[Bench]) -> Iterator[dict[str, Any]]:
     """Start-up and memory of each work."""
     for bench in benches:
-        yield {"benchmark": f"{bench.name}-process", "says": bench.says, **alone(bench.config().replace({"rounds": 8}))}
+        config = bench.config().replace({"rounds": 8 if bench.name == "W3" else 40})  # long enough to be recorded
+        yield {"benchmark": f"{bench.name}-process", "says": bench.says, **alone(config)}
+        if bench.name == "W2":
+            few = config.replace({"clients": 10, "participation": 1.0})
+            yield {"benchmark": "W2-few-process", "says": "W2 with 10 clients, all active", **alone(few)}
 
 
 def many_clients(pairs: int) -> Iterator[dict[str, Any]]:
@@ -363,6 +433,9 @@ def main() -> None:
             if wanted(bench.name):
                 for threads in bench.thread_counts:
                     say(turns(bench, threads, arguments.pairs))
+        for bench in benches:
+            if bench.name in ("W1", "W2", "W3") and wanted("where"):
+                say(where(bench, {"W1": 200, "W2": 20, "W3": 3}[bench.name]))
         if wanted("resnet18-step"):
             for line in resnet(arguments.pairs):
                 say(line)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 FEDAVG, FEDPROX, SCAFFOLD, MOON, FEDNOVA, FNR = (
     f"tests/test_oracles_{name}.py" for name in ("fedavg", "fedprox", "scaffold", "moon", "fednova", "fnr")
 )
-ENGINES, CONFORMANCE = "tests/test_engines.py", "tests/test_conformance.py"
+ENGINES, CONFORMANCE, FAST = "tests/test_engines.py", "tests/test_conformance.py", "tests/test_fast.py"
 UNDER_FNR = f"{CONFORMANCE} -k fnr"
 
 
@@ -62,10 +62,12 @@ MUTANTS = [
         "core/optim.py", ENGINES, FEDNOVA, SCAFFOLD,
         sgd_ascends=("alpha=-lr", "alpha=lr"),
         no_momentum=('memory["velocity"].mul_(training.momentum)', 'memory["velocity"].mul_(0.0)'),
-        count_forgets_momentum=("count.mul_(training.momentum)", "count.mul_(0.0)"),
-        count_never_forgets=("count.mul_(training.momentum)", "count"),
-        travel_counts_steps=("travel.add_(count, alpha=lr)", "travel.add_(lr)"),
-        travel_without_rate=("travel.add_(count, alpha=lr)", "travel.add_(count)"),
+        rate_as_a_tensor_ascends=("params.sub_(grad * lr)", "params.add_(grad * lr)"),
+        rate_as_a_tensor_dropped=("params.sub_(grad * lr)", "params.sub_(grad)"),
+        count_forgets_momentum=("count = training.momentum * count + 1", "count = 1"),
+        count_never_forgets=("count = training.momentum * count + 1", "count = count + 1"),
+        travel_counts_steps=("total += training.lr * count", "total += training.lr"),
+        travel_without_rate=("total += training.lr * count", "total += count"),
         adam_without_first_correction=('memory["first"] / (1 - BETA1**count)', 'memory["first"]'),
         adam_without_second_correction=('memory["second"] / (1 - BETA2**count)', 'memory["second"]'),
         adam_first_moment_swapped=("alpha=1 - BETA1", "alpha=BETA1"),
@@ -75,6 +77,31 @@ MUTANTS = [
         "core/step.py", FEDAVG, ENGINES, FNR, SCAFFOLD,
         weight_decay_sign=("alpha=training.weight_decay", "alpha=-training.weight_decay"),
         no_correction=("grad = objective.correct(grad, carry.params, start.params, shared, own)", "pass"),
+    ),
+    *_of(
+        "engines/trace.py", FAST,
+        leaves_in_order_of_insertion=("[part[k] for k in sorted(part)]", "list(part.values())"),
+        any_record_will_do=("if _repeats(program, same, now, stepped):", "if True:"),
+        one_tensor_for_two=("return [t.clone() for t in tensors]", "return list(tensors)"),
+        only_one_step=("for s in range(b0.size(0)):", "for s in range(1):"),
+    ),
+    *_of(
+        "engines/batched.py", FAST, CONFORMANCE,
+        finished_clients_go_on=("if steps[i] == last:", "if last == max(steps):"),
+        group_shrinks_too_far=("next(w for w in halves(width) if w >= live)", "next(w for w in halves(width) if 2 * w >= live)"),
+        nobody_waits_for_the_size=("plan.sizes[at[m]], [])", "plan.sizes[0], [])"),
+        held_models_mixed_up=("groups = [clients[i : i + ROWS]", "groups = [clients[::-1][i : i + ROWS]"),
+    ),
+    *_of(
+        "engines/base.py", FAST, ENGINES,
+        idle_rows_draw=("noise = [self.draws[m](*positions[0].shape) for m in at]", "noise = [self.draws[m](*positions[0].shape) for m in [*at, *list(at)[:1] * idle]]"),
+        transform_of_another_client=("for i, m in enumerate(at):", "for i, m in enumerate(reversed(at)):"),
+        rate_of_the_first_round=("torch.tensor(training.lr, dtype", "torch.tensor(self._training.lr, dtype"),
+    ),
+    *_of(
+        "core/net.py", FAST,
+        weights_not_put_back=("part.view(out, height, width, into).permute(0, 3, 1, 2)", "part.view(out, into, height, width)"),
+        packed_in_the_old_order=("v.permute(0, 2, 3, 1) if self.channels_last and v.ndim == 4 else v", "v"),
     ),
     *_of(
         "algorithms/fedprox.py", FEDPROX,

@@ -176,14 +176,19 @@ def _add(into: Tree, values: Tree, weights: Tensor) -> None:
 FEW = 16  # clients whose values are computed and summed at once: more would only take memory
 
 
+def _few(chunks: Iterable[Replies]) -> Iterator[Replies]:
+    for chunk in chunks:
+        count = len(chunk.clients)
+        yield from [chunk] if count <= FEW else (chunk.pick(slice(i, i + FEW)) for i in range(0, count, FEW))
+
+
 def fold(chunks: Iterable[Replies], *, mean: Fold, uniform: bool = False) -> Folded:
     """One pass over the replies; no more than one chunk of models is alive at a time."""
     facts: list[tuple[Tensor, ...]] = []
     means: Tree = {}
     floating: Tree = {}
     integer: Tree = {}
-    few = (chunk.pick(slice(i, i + FEW)) for chunk in chunks for i in range(0, len(chunk.clients), FEW))
-    for chunk in few:
+    for chunk in _few(chunks):
         _add(means, mean(chunk), torch.ones_like(chunk.examples) if uniform else chunk.examples)
         _add(floating, {k: v for k, v in chunk.buffers.items() if v.is_floating_point()}, chunk.examples)
         for name, value in chunk.buffers.items():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, TypeVar
@@ -69,7 +70,7 @@ class Job:
     carry: Carry  # [M, ...]
     lr: Tensor
 
-    @property
+    @cached_property
     def steps(self) -> list[int]:
         """How many steps each client takes."""
         return [plan.steps for plan in self.plans]
@@ -120,7 +121,7 @@ class Job:
             carry.params, carry.buffers, carry.memory, start.params, start.buffers, own, self.task.shared, self.lr,
         )  # fmt: skip
 
-    @property
+    @cached_property
     def key(self) -> Hashable:
         """What a recorded step depends on beside the number of clients."""
         own = tuple((k, v.shape[1:], v.dtype) for k, v in sorted(self.own.items()))

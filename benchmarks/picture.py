@@ -1,0 +1,95 @@
+"""The figure of docs/performance.md, from the lines that `cpu.py` wrote.
+
+python benchmarks/picture.py results/cpu/cpu-2026-11-15.jsonl docs/images/cpu.png
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+WORKS = ("W1", "W1-ragged", "W2", "W2-ragged", "W3", "W3-ragged", "W4", "W5")
+PARTS = {
+    "steps": "#31688e",
+    "gathering batches": "#35b779",
+    "orders, start": "#90d743",
+    "evaluation": "#e7a23b",
+    "averaging, the rest": "#bbbbbb",
+}
+
+
+def latest(path: Path) -> list[dict[str, Any]]:
+    """The last line of every measurement: a work may have been measured again."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return list({(line["benchmark"], line.get("threads")): line for line in lines}.values())
+
+
+def ratios(axes: Any, lines: list[dict[str, Any]]) -> None:
+    """Times faster than the tight loop, by work and threads."""
+    for shift, color, label, chosen in (
+        (-0.2, "#7fb3d5", "one thread", lambda line: line["threads"] == 1),
+        (0.2, "#31688e", "both cores", lambda line: line["threads"] != 1),
+    ):
+        found = {line["benchmark"]: line for line in lines if line["benchmark"] in WORKS and chosen(line)}
+        here = [i for i, work in enumerate(WORKS) if work in found]
+        bars = [found[WORKS[i]] for i in here]
+        axes.barh([i + shift for i in here], [b["ratio"] for b in bars], 0.36, color=color, label=label)
+        axes.errorbar(
+            [b["ratio"] for b in bars],
+            [i + shift for i in here],
+            xerr=[[b["ratio"] - b["lowest"] for b in bars], [b["highest"] - b["ratio"] for b in bars]],
+            fmt="none",
+            ecolor="#222222",
+            elinewidth=1,
+            capsize=2,
+        )
+        for i, bar in zip(here, bars, strict=True):
+            axes.text(bar["highest"] + 0.07, i + shift, f"{bar['ratio']:.2f}", va="center", fontsize=8)
+    axes.axvline(1, color="#aa3333", linewidth=1)
+    axes.set_yticks(range(len(WORKS)), WORKS)
+    axes.invert_yaxis()
+    axes.set_xlabel("times faster than the tight loop on one thread")
+    axes.set_title("Rounds, median and range of 15 turns", fontsize=10)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def where(axes: Any, lines: list[dict[str, Any]]) -> None:
+    """What a round's time is spent on."""
+    found = [line for line in lines if line["benchmark"].endswith("-where")]
+    for i, line in enumerate(found):
+        left, whole = 0.0, sum(line["ms"].values())
+        for part, color in PARTS.items():
+            width = 100 * line["ms"].get(part, 0.0) / whole
+            axes.barh(i, width, 0.55, left=left, color=color, label=part if i == 0 else None)
+            if width > 7:
+                axes.text(left + width / 2, i, f"{width:.0f}", ha="center", va="center", fontsize=8)
+            left += width
+    names = [f"{line['benchmark'].removesuffix('-where')}\n{sum(line['ms'].values()):,.1f} ms" for line in found]
+    axes.set_yticks(range(len(found)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("per cent of a round, one thread")
+    axes.set_title("Where the time of a round goes", fontsize=10)
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.45, -0.16))
+
+
+def main(source: Path, target: Path) -> None:
+    """Draw."""
+    lines = latest(source)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), width_ratios=[1.1, 1])
+    ratios(left, lines)
+    where(right, lines)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(target, dpi=130)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
