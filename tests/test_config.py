@@ -22,7 +22,7 @@ PAGE = """
     name seed rounds clients participation protocol dataset scenario fnr
     model.name model.features
     client.optimizer client.lr client.lr_decay client.momentum client.weight_decay client.batch client.epochs
-    client.last_batch client.augment client.nonfinite
+    client.last_batch client.augment client.stragglers client.dropout client.nonfinite
     algorithm.name
     fnr.share fnr.weight fnr.penalty fnr.target fnr.when fnr.epochs fnr.batch fnr.lr fnr.optimizer fnr.batchnorm
     fnr.upload fnr.augment

@@ -25,13 +25,35 @@ METHODS: dict[str, dict[str, Any]] = {
     "scaffold-I": {"variates": "I"},
     "scaffold-uniform": {"weights": "uniform", "server_lr": 0.7},
     "moon-head": {"head": 8, "mu": 0.5},
+    "feddyn-uniform": {"weights": "uniform", "alpha": 0.1},
+    "fedavgm-scaffold": {"inner": "scaffold"},
+    "fedadam-corrected": {"v0": "zero", "correction": True, "inner": "fednova"},
+    "fedbn-uniform": {"weights": "uniform"},
+    "feddf-probs": {"teachers": "probs", "weights": "uniform", "batchnorm": "updating", "steps": 20},
+    "fedgen-latent": {"a": 2.0, "b": 1.0},
+    "fedftg-l1": {"disagreement": "l1", "batchnorm": "updating"},
+    "cfedfn-features": {"descriptor": "features", "cut": "gap", "clusters": 3},
+    "ktpfl-released": {"coefficients": "mse", "batchnorm": "updating"},
+    "ktpfl-weights": {"exchange": "weights", "lam": 0.5, "rho": 0.01},
 }
-NEUTRAL = {"fedprox": {"mu": 0.0}, "moon": {"mu": 0.0}}  # settings at which a method must be FedAvg, bit for bit
+NEUTRAL: dict[str, dict[str, Any]] = {  # settings at which a method must be FedAvg, bit for bit
+    "fedprox": {"mu": 0.0},
+    "moon": {"mu": 0.0},
+    "fedavgm": {"beta": 0.0, "server_lr": 1.0, "refinement": "inside"},
+    "fedgen": {"a": 0.0, "b": 0.0},
+    "fedftg": {"iterations": 0},
+    "feddf": {"steps": 0},
+    "cfedfn": {"clusters": 1},
+    "public-finetune": {"epochs": 0},
+    "public-share": {},
+    "public-returned": {},
+}
 ENGINES = ("loop", "batched", "loop-fast", "batched-fast")  # fast: with every accelerator
 
 
 def method(label: str, **changes: Any) -> Algorithm:
-    return registry.load(label.split("-")[0])(**{**METHODS[label], **changes})
+    name = max((known for known in registry.algorithms() if f"{label}-".startswith(f"{known}-")), key=len)
+    return registry.load(name)(**{**METHODS[label], **changes})
 
 
 def algorithm(label: str, refined: bool) -> Algorithm:
@@ -51,13 +73,41 @@ def refined(**options: Any) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(options.items()))
 
 
+def models(run: Run) -> list[State]:
+    """What the method is about: the server's model, or every client's own."""
+    if not run.algorithm.personalised:
+        return [run.state]
+    mine = enumerate(memories(run))
+    return [run.algorithm.personal(run.net, run.state, client, memory) for client, memory in mine]
+
+
+def weights(run: Run) -> Tensor:
+    return torch.stack([model.params for model in models(run)])
+
+
 def memories(run: Run) -> list[dict[str, Tensor]]:
     return [run.engine.store.get(client) for client in range(len(run.world.pool.shards))]
 
 
-each_method = pytest.mark.parametrize("label", METHODS)
-each_engine = pytest.mark.parametrize("engine", ENGINES)
-each_other = pytest.mark.parametrize("engine", ENGINES[1:])
+# Variants of a method, and what differs from FedAvg in data alone, are checked by `make test-all`.
+OFTEN = {*registry.algorithms()} - {"public-share", "public-returned", "fedyogi", "fedadagrad"}
+WITHOUT_CLIENTS = {label for label in METHODS if not method(label).trains_clients}  # controls: there is nobody to ask
+
+
+def labels(*left_out: str) -> list[Any]:
+    return [
+        label if label in OFTEN else pytest.param(label, marks=pytest.mark.slow)
+        for label in METHODS
+        if label not in left_out
+    ]
+
+
+each_method = pytest.mark.parametrize("label", labels())
+each_federated = pytest.mark.parametrize("label", labels(*WITHOUT_CLIENTS))
+slowly = lambda *engines: [pytest.param(engine, marks=pytest.mark.slow) for engine in engines]  # noqa: E731
+each_engine = pytest.mark.parametrize("engine", ["loop", "batched", *slowly("loop-fast", "batched-fast")])
+each_other = pytest.mark.parametrize("engine", ["batched", "batched-fast", *slowly("loop-fast")])
+as_a_run_does = pytest.mark.parametrize("engine", ["loop", "batched-fast", *slowly("batched", "loop-fast")])
 bare_and_refined = pytest.mark.parametrize("fnr", [None, refined()], ids=["bare", "fnr"])
 
 
@@ -105,12 +155,12 @@ def test_engines_equal_loop_on_convolutions(label: str, engine: str, under_fnr: 
     assert all(distance(plain.named[k], other.named[k]) <= 1e-9 for k in plain.named)
 
 
-@each_method
+@each_federated
 @pytest.mark.parametrize("under_fnr", [False, True], ids=["bare", "fnr"])
 def test_engines_equal_loop_in_single_precision_after_four_steps(label: str, under_fnr: bool) -> None:
     world = classification(torch.float32)
     four = replace(world.training, epochs=4, batch=97, last_batch="keep")
-    runs = [Run(algorithm(label, under_fnr), engine, world=world, training=four) for engine in ENGINES]
+    runs = [Run(algorithm(label, under_fnr), engine, world=world, training=four) for engine in ENGINES[:2]]
     states = [run.rounds(1) for run in runs]
     assert set(runs[0].replies().steps.tolist()) == {4}
     assert states[0].params.dtype == torch.float32
@@ -119,7 +169,7 @@ def test_engines_equal_loop_in_single_precision_after_four_steps(label: str, und
 
 @each_method
 @each_engine
-@pytest.mark.parametrize("policy", ["keep", "drop", "run-on"])
+@pytest.mark.parametrize("policy", ["keep", *slowly("drop", "run-on")])
 def test_engines_agree_on_every_last_batch(label: str, engine: str, policy: Any) -> None:
     """Batches of unequal size, without padding: BatchNorm would notice."""
     training = replace(classification().training, last_batch=policy, batch=15)  # 16 would leave one example alone
@@ -169,20 +219,23 @@ def test_refining_without_epochs_is_the_inner_method(label: str) -> None:
     assert_near(played(label).state, played(label, fnr=refined(epochs=0)).state)
 
 
-@each_method
+@each_federated
 def test_refinement_changes_the_model(label: str) -> None:
-    assert distance(played(label).state.params, played(label, fnr=refined()).state.params) > 1e-4
+    assert distance(weights(played(label)), weights(played(label, fnr=refined()))) > 1e-4
 
 
-@each_method
-@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize(
+    ("label", "penalty"),
+    [("fedavg", penalty) for penalty in PENALTIES]
+    + [(label, p) for label in sorted(OFTEN - WITHOUT_CLIENTS - {"fedavg"}) for p in ("relative", "constant")],
+)
 def test_the_penalty_has_a_gradient_unless_it_is_the_papers(label: str, penalty: str) -> None:
-    with_it = played(label, rounds=2, fnr=refined(penalty=penalty, weight=0.1)).state
-    without = played(label, rounds=2, fnr=refined(penalty=penalty, weight=0.0)).state
+    with_it = played(label, rounds=2, fnr=refined(penalty=penalty, weight=0.1))
+    without = played(label, rounds=2, fnr=refined(penalty=penalty, weight=0.0))
     if penalty == "constant":
-        assert_same(with_it, without)
+        assert_same(with_it.state, without.state)
     else:
-        assert distance(with_it.params, without.params) > 1e-6
+        assert distance(weights(with_it), weights(without)) > 1e-6
 
 
 class Poisoned(Decorator):
@@ -209,8 +262,10 @@ def test_refinement_leaves_private_estimates_alone(label: str) -> None:
     bare.rounds(1)
     fnr.rounds(1)
     for mine, theirs in zip(memories(bare), memories(fnr), strict=True):
-        assert all(torch.equal(mine[k], theirs[k]) for k in mine)
-    assert all(torch.equal(bare.state.extra[k], fnr.state.extra[k]) for k in bare.state.extra)
+        assert all(torch.equal(mine[k], theirs[k]) for k in mine if not k.startswith("model"))  # a model of its own
+    taught = ("generator", "adam", "coefficients", "said")  # what the server learns from the models after refinement
+    kept = [k for k in bare.state.extra if not k.startswith(taught)]
+    assert all(torch.equal(bare.state.extra[k], fnr.state.extra[k]) for k in kept)
 
 
 # -- good manners -----------------------------------------------------------------------------------------------------
@@ -227,12 +282,13 @@ def test_a_round_does_not_change_the_state_it_was_given(label: str, fnr: Any) ->
         {k: v.clone() for k, v in before.buffers.items()},
         {k: v.clone() for k, v in before.extra.items()},
     )
+    here = weights(run)
     run.round()
     assert_same(before, copies)
-    assert distance(before.params, run.state.params) > 0
+    assert distance(here, weights(run)) > 0
 
 
-@each_method
+@each_federated
 @bare_and_refined
 def test_objectives_travel_by_name_and_fields(label: str, fnr: Any) -> None:
     tasks = [passed.task for passed in played(label, fnr=fnr).recorder.passed]
@@ -245,10 +301,10 @@ def test_objectives_travel_by_name_and_fields(label: str, fnr: Any) -> None:
 @bare_and_refined
 def test_a_cohort_of_one_works(label: str, engine: str, fnr: Any) -> None:
     run = Run(played(label, fnr=fnr).algorithm, engine, active=1)
-    before = run.state.params
+    before = weights(run)
     run.rounds(2)
-    assert run.state.params.isfinite().all()
-    assert distance(before, run.state.params) > 0
+    assert weights(run).isfinite().all()
+    assert distance(before, weights(run)) > 0
 
 
 @each_method
@@ -256,12 +312,13 @@ def test_a_cohort_of_one_works(label: str, engine: str, fnr: Any) -> None:
 def test_it_learns(label: str, fnr: Any) -> None:
     run = played(label, fnr=fnr)
     x, y = run.world.pool.take("ranking", torch.arange(40))
-    out, _ = run.net.apply(run.state.params, run.state.buffers, x, mode="frozen")
-    assert (out.logits.argmax(1) == y).double().mean() > 2.5 / NUM_CLASSES
+    outs = [run.net.apply(model.params, model.buffers, x, mode="frozen")[0] for model in models(run)]
+    right = torch.stack([(out.logits.argmax(1) == y).double().mean() for out in outs])
+    assert right.mean() > (2.0 if run.algorithm.personalised else 2.5) / NUM_CLASSES
 
 
 @each_method
-@each_engine
+@as_a_run_does
 def test_it_resumes(label: str, engine: str, tmp_path: Path) -> None:
     """Server state and client memory, saved after three rounds, are all that the next two need."""
     whole = played(label, engine, fnr=refined())
@@ -275,7 +332,7 @@ def test_it_resumes(label: str, engine: str, tmp_path: Path) -> None:
     assert_same(whole.state, second.rounds(2))
 
 
-@each_method
+@each_federated
 @each_engine
 def test_a_client_without_finite_numbers_is_named(label: str, engine: str) -> None:
     world = classification()

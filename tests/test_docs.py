@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fnrfl
-from fnrfl import cli, config
+from fnrfl import cli, config, registry
 from fnrfl.config import PAPER, describe_keys
 from fnrfl.core import algorithm, types
 from fnrfl.data import scenarios
@@ -27,7 +27,10 @@ from fnrfl.data import scenarios
 ROOT = Path(__file__).parent.parent
 TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PAGES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in map(ROOT.joinpath, TOP)}
-PAGES |= {f"docs/{path.name}": path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+PAGES |= {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+}
 
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [(page, info.split(), body) for page, text in PAGES.items() for info, body in FENCE.findall(text)]
@@ -40,18 +43,18 @@ COMMANDS = [
 ]
 
 
+def tables(text: str) -> list[tuple[list[str], list[list[str]]]]:
+    """Every table of a text: its head and its rows; cells as they are written."""
+    found = re.findall(r"^(\|.*\n)\|-.*\n((?:\|.*(?:\n|\Z))*)", text, re.MULTILINE)
+    cells = lambda line: [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]  # noqa: E731
+    return [(cells(head), [cells(row) for row in rows.splitlines()]) for head, rows in found]
+
+
 def table(page: str, heading: str) -> list[list[str]]:
-    """The rows of the first table under a heading, without its head; cells as they are written."""
+    """The rows of the first table under a heading, without its head."""
     _, found, section = PAGES[page].partition(f"## {heading}\n")
     assert found, f"{page} has no heading {heading!r}"
-    lines = section.partition("\n## ")[0].splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("|---"))
-    rows = []
-    for line in lines[first + 1 :]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
-    return rows
+    return tables(section.partition("\n## ")[0])[0][1]
 
 
 def numbers(rows: list[list[str]]) -> list[int]:
@@ -131,11 +134,19 @@ def test_every_key_exists() -> None:
     assert used - known <= toys
 
 
+def headings(page: Path) -> set[str]:
+    """The anchors that a page's headings make."""
+    titles = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_links_lead_somewhere() -> None:
     for page, text in PROSE.items():
-        for target in re.findall(r"\]\(([^)#]+)\)", text):
+        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
             if not target.startswith("http"):
-                assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+                there = (ROOT / page).parent / target if target else ROOT / page
+                assert there.exists(), f"{page} links to {target}"
+                assert not anchor or anchor in headings(there), f"{page} links to {target}#{anchor}"
 
 
 def test_every_file_spoken_of_exists() -> None:
@@ -147,6 +158,15 @@ def test_every_file_spoken_of_exists() -> None:
     }
     assert "tests/test_conformance.py" in found
     assert not [path for path in found if not (ROOT / path).exists() and not (ROOT / "src/fnrfl" / path).exists()]
+
+
+def test_every_test_spoken_of_exists() -> None:
+    """By its name, or by what several names begin with."""
+    files = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("*.py")]
+    there = [name for text in files for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)]
+    named = {name for text in PROSE.values() for name in re.findall(r"`(test_\w+)`", text)}
+    assert "test_card5_travel_is_the_closed_form" in named
+    assert not [name for name in named if not any(function.startswith(name) for function in there)]
 
 
 def test_every_make_target_exists() -> None:
@@ -192,6 +212,72 @@ def test_architecture_names_every_module() -> None:
     assert modules - named == set(), "modules that the package map leaves out"
     assert named - modules <= {"__init__", "fnr"}, "modules that do not exist"
     assert len(PAGES["ARCHITECTURE.md"].splitlines()) < 200
+
+
+# -- methods ----------------------------------------------------------------------------------------------------------
+
+OVERVIEW = "docs/methods/README.md"
+
+
+def about(name: str) -> str:
+    """The page of a method, or its section of the page of controls."""
+    if f"docs/methods/{name}.md" in PAGES:
+        return PAGES[f"docs/methods/{name}.md"]
+    section = re.search(
+        rf"^(##+) `?{name}`?(?![\w-])[^\n]*\n.*?(?=^\1 |\Z)",
+        PAGES.get("docs/methods/controls.md", ""),
+        re.MULTILINE | re.DOTALL | re.IGNORECASE,
+    )
+    assert section is not None, f"there is neither docs/methods/{name}.md nor a section {name} in controls.md"
+    return section[0]
+
+
+def defaults(text: str) -> dict[str, str]:
+    """Keys and values of every table whose second column is called default; a row may have several, with commas."""
+    rows = [row for head, rows in tables(text) if head[1:] and head[1].startswith("default") for row in rows]
+    found: dict[str, str] = {}
+    for cell, value, *_ in rows:
+        keys = re.findall(r"`([\w.]+)`", cell)
+        values = value.split(",") if len(keys) > 1 else [value]
+        found |= dict(zip(keys, (one.strip(' `"') for one in values), strict=True))
+    return found
+
+
+def same(written: str, value: object) -> bool:
+    """Whether a cell says a value: true and false, a number however it is written, or the word itself."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return written == (str(value).lower() if isinstance(value, bool) else value)
+    return re.fullmatch(r"[-+.\de]+", written) is not None and float(written) == value
+
+
+@pytest.mark.parametrize("name", [*registry.algorithms(), "fnr"])
+def test_a_page_has_all_options_of_its_method_and_their_defaults(name: str) -> None:
+    section = "fnr" if name == "fnr" else "algorithm"
+    options = {f"{section}.{field.name}": field.default for field in registry.fields(name)}
+    known = {key.name: key.default for key in describe_keys() if not key.name.startswith("algorithm.")} | options
+    written = {key if key in known else f"{section}.{key}": value for key, value in defaults(about(name)).items()}
+    assert options.keys() <= written.keys(), "options that the page leaves out"
+    assert written.keys() <= known.keys(), "options that do not exist"
+    assert {key: value for key, value in written.items() if not same(value, known[key])} == {}, "other defaults"
+
+
+def test_a_wrong_default_would_be_noticed() -> None:
+    right = [("1e-05", 1e-5), ("0", 0.0), ("false", False), ("client", "client")]
+    wrong = [("0.1", 1.0), ("", 0), ("0", False), ("local", "client")]
+    assert all(same(written, value) for written, value in right)
+    assert not any(same(written, value) for written, value in wrong)
+    text = "| option | default | |\n|---|---|---|\n| `algorithm.mu` | 2.0 | pull |\n| `a`, `b` | 1, x | |\n"
+    assert defaults(text) == {"algorithm.mu": "2.0", "a": "1", "b": "x"}
+
+
+def test_the_overview_has_every_method_with_its_needs() -> None:
+    rows = table(OVERVIEW, "All methods") + table(OVERVIEW, "Controls")
+    listed = {re.sub(r"\[([\w-]+)\]\([\w-]+\.md(?:#[\w-]+)?\)", r"\1", link): needs for link, _, needs, *_ in rows}
+    assert listed.keys() == registry.algorithms().keys()
+    written = {name: set(re.findall(r"`([\w-]+)`", needs)) for name, needs in listed.items()}
+    assert written == {name: set(registry.load(name)().needs) for name in listed}
+    explained = {need.strip("`") for need, _ in table(OVERVIEW, "Needs")}
+    assert set().union(*written.values()) <= explained
 
 
 # -- protocols and scenarios ------------------------------------------------------------------------------------------
@@ -283,8 +369,13 @@ def test_the_toy_method_learns_and_does_not_depend_on_the_engine(folder: Path) -
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
-def test_commands_are_accepted(page: str, command: str) -> None:
-    """The keys of a run or comparison make a config, a list is printed, and any other command exists."""
+def test_commands_are_accepted(page: str, command: str, folder: Path) -> None:
+    """The keys of a run or comparison make a config, a list is printed, and any other command exists.
+
+    Files that the page has the reader write are in the working folder.
+    """
+    for _, (name,), body in (found for found in EXAMPLES if found[0] == page and found[1]):
+        (folder / name).write_text(body, encoding="utf-8")
     _, verb, *rest = shlex.split(command)
     if verb in ("run", "compare"):
         overrides = [word for word in rest if re.match(r"[a-z_.]+=", word)]

@@ -22,6 +22,7 @@ ALLOWED = {
     "events": {"files", "errors"},
     "core": {"core", "rng", "errors"},
     "algorithms": {"algorithms", "core", "server", "errors"},
+    "server": {"server", "core", "errors"},
     "engines": {"engines", "core", "rng", "errors"},
     "models": {"models", "core", "rng", "errors"},
     "data": {"data", "core", "rng", "errors"},

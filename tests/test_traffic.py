@@ -2,81 +2,144 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
 
 import fnrfl
+from fnrfl import runs
 from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.build import build
 from fnrfl.core.net import Net
 from fnrfl.core.types import Training
 from fnrfl.data.batches import Pool
 from fnrfl.engines.loop import Loop
 from fnrfl.engines.metered import Metered
-from fnrfl.models.build import build
+from fnrfl.models.build import build as build_model
 from fnrfl.registry import algorithms, load
 
 CLIENTS, CLASSES, ROUNDS = 6, 10, 2
 MIB = 2**20
 
 
-def traffic(**keys: object) -> tuple[int, int, int, int]:
-    """(bytes up per round, bytes down per round, M, P) of a run on digits with a BatchNorm net."""
-    result = fnrfl.run(
-        "digits", out=None, model="cnn(norm=batch)", rounds=ROUNDS, clients=CLIENTS, client={"epochs": 1}, **keys
+@dataclass(frozen=True)
+class Sent:
+    """What a run on digits with a BatchNorm net sent, by round, and what the formulas are made of."""
+
+    up: list[int]
+    down: list[int]
+    M: int  # bytes of a model
+    P: int  # parameters
+    norms: int  # bytes of BatchNorm layers
+    features: int
+    distill: int  # public examples without labels
+
+
+def traffic(**keys: object) -> Sent:
+    built: list[Any] = []
+    with mock.patch.object(runs, "build", lambda *a: built.append(build(*a)) or built[0]):
+        result = fnrfl.run(
+            "digits", out=None, model="cnn(norm=batch)", rounds=ROUNDS, clients=CLIENTS, client={"epochs": 1}, **keys
+        )
+    net = built[0].net
+    _, buffers = net.flatten()
+    assert any(not b.is_floating_point() for b in buffers.values()), "the formula's last term needs an integer buffer"
+    of = lambda tree: sum(b.numel() * (4 if b.is_floating_point() else 8) for b in tree.values())  # noqa: E731
+    return Sent(
+        up=[event["bytes_up"] for event in result.rounds],
+        down=[event["bytes_down"] for event in result.rounds],
+        M=4 * net.size + of(buffers),
+        P=net.size,
+        norms=4 * int(net.mask(net.batchnorm).sum()) + of({k: v for k, v in buffers.items() if k in net.batchnorm}),
+        features=net.num_features,
+        distill=len(built[0].splits.distill),
     )
-    parameters = sum(p.numel() for p in result.model.parameters())
-    buffers = [b for n, b in result.model.named_buffers() if not n.endswith("uniform")]
-    model = 4 * parameters + sum(b.numel() * (4 if b.is_floating_point() else 8) for b in buffers)
-    assert any(not b.is_floating_point() for b in buffers), "the formula's last term needs an integer buffer"
-    up, down = {e["bytes_up"] for e in result.rounds}, {e["bytes_down"] for e in result.rounds}
-    assert len(up) == len(down) == 1, "the same in every round"
-    return up.pop(), down.pop(), model, parameters
 
 
-def vectors(name: str, parameters: int) -> int:
-    """What a method sends each way beside the model: SCAFFOLD's variates, on parameters."""
-    return 4 * parameters if name == "scaffold" else 0
+def generator_bytes(features: int) -> int:
+    """FedGen's: (16 + C) x 64, BatchNorm's weights, 64 x F and a bias; two statistics of 64; a number a class."""
+    return 4 * ((16 + CLASSES) * 64 + 2 * 64 + 64 * features + features + 2 * 64 + CLASSES)
+
+
+def client(name: str, sent: Sent, t: int) -> tuple[int, int]:
+    """(bytes down, bytes up) of an active client in round t, bare; for full participation where t matters."""
+    M, P = sent.M, sent.P
+    if name in ("scaffold", "feddc"):  # the literal four messages: variates, on parameters
+        return M + 4 * P, M + 4 * P
+    if name == "fedbn":
+        return M - sent.norms, M - sent.norms
+    if name == "fedgen":
+        return M + generator_bytes(sent.features), M + 4 * CLASSES
+    if name == "fedftg":
+        return M, M + (4 * CLASSES if t == 0 else 0)
+    if name == "ktpfl":
+        return 4 * sent.distill * CLASSES, 4 * sent.distill * CLASSES
+    if name in ("local-only", "public-only", "centralised"):
+        return 0, 0
+    return M, M
+
+
+def once(name: str, sent: Sent, t: int, m: int) -> tuple[int, int]:
+    """(bytes down, bytes up) of everybody together, once: cFedFN's clients describe their data in the second round.
+
+    Those of the cohort have the model already, under which they describe it.
+    """
+    return ((CLIENTS - m) * sent.M, CLIENTS * 8 * CLASSES) if name == "cfedfn" and t == 1 else (0, 0)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("name", algorithms())
 def test_bare_traffic(name: str, participation: float) -> None:
-    up, down, model, parameters = traffic(algorithm=name, participation=participation)
+    if participation < 1 and name == "fedftg":
+        pytest.skip("who is asked for label counts in a round depends on who was there before")
+    sent = traffic(algorithm=name, participation=participation)
     m = round(CLIENTS * participation)
-    assert up == down == m * (model + vectors(name, parameters))
+    for t in range(ROUNDS):
+        (down, up), (all_down, all_up) = client(name, sent, t), once(name, sent, t, m)
+        assert sent.down[t] == m * down + all_down
+        assert sent.up[t] == m * up + all_up
 
 
 @pytest.mark.parametrize("upload", ["once", "twice"])
 @pytest.mark.parametrize("name", algorithms())
 def test_traffic_under_fnr(name: str, upload: str) -> None:
-    up, down, model, parameters = traffic(algorithm=name, fnr={"upload": upload, "share": 0.4, "epochs": 1})
-    refined = int(CLIENTS * 0.4)
-    both_models = upload == "twice" or "uses-trained" in load(name).needs
-    again = refined * model if both_models else 0
-    assert up == CLIENTS * (model + vectors(name, parameters)) + CLIENTS * 4 * (CLASSES + 1) + again
-    assert down == CLIENTS * (model + vectors(name, parameters)) + refined * 4 * CLASSES
+    sent = traffic(algorithm=name, fnr={"upload": upload, "share": 0.4, "epochs": 1})
+    method = load(name)()
+    model = 0 if name in ("ktpfl", "local-only") else sent.M - (sent.norms if name == "fedbn" else 0)
+    for t in range(ROUNDS):
+        refined = 0 if not method.trains_clients else int(CLIENTS * 0.4)
+        if name == "cfedfn" and t > 0:  # within each cluster
+            return
+        both_models = upload == "twice" or "uses-trained" in method.needs
+        answers = CLIENTS * 4 * (CLASSES + 1) if method.trains_clients else 0
+        (down, up), (all_down, all_up) = client(name, sent, t), once(name, sent, t, CLIENTS)
+        assert sent.up[t] == CLIENTS * up + all_up + answers + (refined * model if both_models else 0)
+        assert sent.down[t] == CLIENTS * down + all_down + refined * 4 * CLASSES
 
 
 def test_scaffold_with_whole_gradients_sends_the_same_four_messages() -> None:
-    up, down, model, parameters = traffic(algorithm={"name": "scaffold", "variates": "I"})
-    assert up == down == CLIENTS * (model + 4 * parameters)
+    sent = traffic(algorithm={"name": "scaffold", "variates": "I"})
+    assert sent.up == sent.down == [CLIENTS * (sent.M + 4 * sent.P)] * ROUNDS
 
 
 def test_moon_with_a_head_sends_the_head() -> None:
     bare = traffic(algorithm="moon")
     headed = traffic(algorithm={"name": "moon", "head": 32})
-    assert headed[3] > bare[3]
-    assert headed[0] == headed[1] == CLIENTS * headed[2]
+    assert headed.P > bare.P
+    assert headed.up == headed.down == [CLIENTS * headed.M] * ROUNDS
 
 
 def test_paper_traffic_of_fedavg() -> None:
     """The paper's 8,920: ten clients, ten rounds, ResNet-18 with 1000 outputs, BatchNorm buffers included, in MiB."""
-    module = build("resnet18(head=1000)", (3, 32, 32), 10)
+    module = build_model("resnet18(head=1000)", (3, 32, 32), 10)
     net = Net(module, torch.zeros(2, 3, 32, 32))
     x, y = torch.zeros(20, 3, 32, 32, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64)
     pool = Pool({"private": (x, y)}, torch.arange(20).split(2), 10)
     metered = Metered(Loop(net, pool, Training(batch=2, epochs=1), clients_at_once=1))
-    algorithm, (params, buffers) = FedAvg(), net.flatten()
-    algorithm.round(algorithm.init(params, buffers), torch.arange(10), metered)
+    algorithm = FedAvg()
+    algorithm.round(algorithm.init(net), torch.arange(10), metered)
     a_round = sum(metered.bytes["local"][way] for way in ("up", "down"))
     assert round(10 * a_round / MIB, 1) == 8919.9

@@ -21,7 +21,7 @@ from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Decorator, Flat, LocalTask, Out, Replies, State, Training, Tree
 from fnrfl.data.batches import Pool
-from fnrfl.engines.base import InProcess
+from fnrfl.engines.base import InProcess, one_intra_op_thread
 from fnrfl.engines.batched import Batched
 from fnrfl.engines.loop import Loop
 from fnrfl.engines.metered import Metered
@@ -80,13 +80,17 @@ class Plain(nn.Module):
 
 
 def classification(dtype: torch.dtype = torch.float64, *, module: Callable[[], nn.Module] = Mlp) -> World:
-    """Six clients with ragged shards of a separable problem, four of them active; public and ranking sets."""
+    """Six clients with ragged shards of a separable problem, four of them active; public data of every kind."""
     draw = generator(0, "toy")
     x = torch.randn(400, NUM_FEATURES, generator=draw, dtype=torch.float64)
-    y = (x @ torch.randn(NUM_FEATURES, NUM_CLASSES, generator=draw, dtype=torch.float64)).argmax(1)
+    more = torch.randn(80, NUM_FEATURES, generator=generator(0, "toy", "more"), dtype=torch.float64)
+    truth = torch.randn(NUM_FEATURES, NUM_CLASSES, generator=draw, dtype=torch.float64)
     private = sum(SIZES)
-    parts = {"private": slice(0, private), "public": slice(private, private + 55), "ranking": slice(private + 55, 400)}
+    ends = {"private": private, "public": private + 55, "ranking": 400, "distill": 448, "validation": 480}
+    parts = {k: slice(a, b) for (k, b), a in zip(ends.items(), [0, *ends.values()], strict=False)}
     shards = torch.randperm(private, generator=draw).split(SIZES)
+    x = torch.cat([x, more])
+    y = (x @ truth).argmax(1)
     return World(
         module=lambda: module().to(dtype),
         pool=Pool({k: (x[s], y[s]) for k, s in parts.items()}, shards, NUM_CLASSES, dtype=dtype),
@@ -218,11 +222,10 @@ class Run:
             module = algorithm.adapt(world.module(), world.example).to(world.example.dtype)
         name, _, fast = engine.partition("-")
         self.net = Net(module, world.example, channels_last=bool(fast))
-        params, buffers = self.net.flatten()
-        self.state = algorithm.init(params, buffers)
+        self.state = algorithm.init(self.net)
         self.engine = ENGINES[name](
             self.net, world.pool, training or world.training,
-            seed=seed, client_state=algorithm.client_state(params, buffers), **(FAST if fast else {}) | options,
+            seed=seed, client_state=algorithm.client_state(self.net), **(FAST if fast else {}) | options,
         )  # fmt: skip
         self.recorder = Recorder(self.engine)
         self.metered = Metered(self.recorder)
@@ -237,7 +240,7 @@ class Run:
         self.engine.begin(self.t)
         self.metered.begin()
         self.recorder.passed.clear()
-        with self.losses():
+        with self.losses(), one_intra_op_thread():
             self.state = self.algorithm.round(
                 self.state, self.cohort(self.t) if cohort is None else cohort, self.metered
             )
@@ -300,7 +303,8 @@ def assert_near(a: State, b: State, atol: float = 1e-12) -> None:
 def _tensors(state: State, other: State) -> list[Tensor]:
     assert state.buffers.keys() == other.buffers.keys()
     common = sorted(state.extra.keys() & other.extra.keys())
-    return [state.params, *state.buffers.values(), *(state.extra[k] for k in common)]
+    buffers = [state.buffers[k] for k in sorted(state.buffers)]
+    return [state.params, *buffers, *(state.extra[k] for k in common)]
 
 
 def distance(a: Tensor, b: Tensor) -> float:

@@ -21,7 +21,7 @@ from fnrfl.data import augment, scenarios
 from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset, load
 from fnrfl.data.partitions import Partition, draw
-from fnrfl.data.splits import Splits, carve
+from fnrfl.data.splits import PublicTo, Splits, carve
 from fnrfl.engines.base import InProcess
 from fnrfl.engines.batched import Batched
 from fnrfl.engines.loop import Loop
@@ -75,10 +75,11 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
     noise = partition.noise
     pool = Pool(
         {
-            "private": (splits.train.x, splits.train.y),
+            "private": (splits.private.x, splits.private.y),
             "public": (splits.public.x, splits.public.y),
             "ranking": (splits.ranking.x, splits.ranking.y),
             "distill": (splits.distill.x, splits.distill.y),
+            "validation": (splits.validation.x, splits.validation.y),
         },
         splits.clients,
         dataset.num_classes,
@@ -87,7 +88,6 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         redraw=noise is None or noise.redraw,
         seed=config.seed,
     )
-    params, buffers = net.flatten()
     at_once = config.engine.clients_at_once
     engine = ENGINES[config.engine.name](
         net,
@@ -95,14 +95,17 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         training,
         seed=config.seed,
         lr_decay=config.client.lr_decay,
-        client_state=algorithm.client_state(params, buffers),
+        client_state=algorithm.client_state(net),
         clients_at_once=int(at_once),
         threads=int(config.engine.threads),
-        trace=_trace(config, net, partition),
+        trace=_trace(config, net, splits),
+        stragglers=config.client.stragglers,
+        dropout=config.client.dropout,
         nonfinite=config.client.nonfinite,
         folder=scratch if int(at_once) < cohort_size(config) else None,
     )
-    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, _notices(config))
+    notices = _notices(config, splits)
+    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, notices)
 
 
 ENGINES: dict[str, Callable[..., InProcess]] = {"loop": Loop, "batched": Batched}
@@ -141,8 +144,19 @@ def _algorithm(config: RunConfig) -> Algorithm:
     )
 
 
+def _public_to(algorithm: Algorithm) -> PublicTo:
+    """Who trains on public data, as the method says or the one that it goes around."""
+    within = [getattr(algorithm, name, None) for name in ("inner", "method")]
+    inside: list[PublicTo] = [_public_to(one) for one in within if isinstance(one, Algorithm)]
+    said: PublicTo = getattr(algorithm, "public_to", inside[0] if inside else "nobody")
+    return said
+
+
 def _data(config: RunConfig, dataset: Dataset, algorithm: Algorithm) -> tuple[Partition, Splits]:
-    """Set public and validation data aside, then partition the rest among the clients."""
+    """Set public and validation data aside, then partition the rest among the clients.
+
+    A method that has public data handed out says so in `public_to`; the carving and the draw are the same for all.
+    """
     public, labels = config.public, dataset.train.y.numpy()
     distill = public.distill if public.distill != "auto" else 0.2 if "distill" in algorithm.needs else 0.0
     carved = carve(
@@ -162,6 +176,7 @@ def _data(config: RunConfig, dataset: Dataset, algorithm: Algorithm) -> tuple[Pa
         partition.positions,
         public=_public(public.source),
         leak_public_is_test=config.leaks.public_is_test,
+        public_to=_public_to(algorithm),
     )
     return partition, splits
 
@@ -210,10 +225,26 @@ def _check(
             f'{name} needs features and model = "{config.model.name}" calls no Linear layer to take them from. Name '
             "the layer whose output they are with model.features."
         )
-    if "public-labels" in algorithm.needs and not len(splits.public):
+    if "head" in algorithm.needs and not net.has_head:
         raise CompatibilityError(
-            f"{name} needs labelled public data and there is none. Set public.size = 0.1, give public.source, or set "
-            "fnr = off."
+            f'{name} needs a last Linear that reads the features, and model = "{config.model.name}" has none. Choose '
+            "another model, or set model.features = auto."
+        )
+    if "batchnorm" in algorithm.needs and not net.batchnorm:
+        raise CompatibilityError(
+            f'{name} works on BatchNorm layers, and model = "{config.model.name}" has none. Choose a model with '
+            'BatchNorm, such as "cnn(norm=batch)", or algorithm = fedavg.'
+        )
+    if "distill" in algorithm.needs and not len(splits.distill):
+        raise CompatibilityError(
+            f"{name} needs public data to distil on and there is none. Set public.size = 0.1 and leave public.distill "
+            "at auto, or give public.source."
+        )
+    if "public-labels" in algorithm.needs and not len(splits.public):
+        only_fnr = isinstance(algorithm, FNR) and "public-labels" not in algorithm.inner.needs
+        way = "set fnr = off" if only_fnr else "set algorithm = fedavg"
+        raise CompatibilityError(
+            f"{name} needs labelled public data and there is none. Set public.size = 0.1, give public.source, or {way}."
         )
     if "linear-optimiser" in algorithm.needs and config.client.optimizer != "sgd":
         raise CompatibilityError(
@@ -222,15 +253,21 @@ def _check(
         )
     if partition.noise is not None and partition.noise.kind == "mask":
         scenarios.mask(0, config.clients, dataset.input_shape)  # refuses examples that are no images
+    if splits.public_to == "everybody" and partition.noise is not None and not partition.noise.redraw:
+        raise CompatibilityError(
+            f'{name} gives the same public examples to every client, and under scenario = "{config.scenario}" an '
+            "example keeps the noise of one. Leave out redraw=false."
+        )
     smallest = int(partition.sizes.argmin())
     if not partition.sizes[smallest]:
         raise CompatibilityError(
             f'Under scenario = "{config.scenario}" client {smallest} has no examples. Set a minimum, another seed or '
             "fewer clients."
         )
-    if config.client.last_batch == "drop" and partition.sizes[smallest] < config.client.batch:
+    held, smallest = min((len(mine), client) for client, mine in enumerate(splits.clients))
+    if config.client.last_batch == "drop" and held < config.client.batch:
         raise CompatibilityError(
-            f"Client {smallest} has {partition.sizes[smallest]} examples, less than one batch of {config.client.batch}"
+            f"Client {smallest} has {held} examples, less than one batch of {config.client.batch}"
             ', so with client.last_batch = "drop" it would never train. Use "run-on", or a smaller client.batch.'
         )
 
@@ -252,16 +289,18 @@ def _choose(config: RunConfig, net: Net) -> RunConfig:
     )
 
 
-def _trace(config: RunConfig, net: Net, partition: Partition) -> bool:
+def _trace(config: RunConfig, net: Net, splits: Splits) -> bool:
     """Whether steps are recorded: recording one takes as long as some hundred steps, and large steps gain nothing."""
-    steps = config.rounds * -(-config.client.epochs * int(partition.sizes.max()) // config.client.batch)
+    steps = config.rounds * -(-config.client.epochs * max(map(len, splits.clients)) // config.client.batch)
     return config.engine.accelerate and not net.convolutional and steps >= WORTH_RECORDING
 
 
-def _notices(config: RunConfig) -> tuple[str, ...]:
+def _notices(config: RunConfig, splits: Splits) -> tuple[str, ...]:
     """What a user should know once, before the first round."""
     said = []
     cohort = cohort_size(config)
     if config.fnr is not None and not num_refined(cohort, float(config.fnr["share"])):
         said.append(f"fnr.share = {config.fnr['share']} of a cohort of {cohort} is nobody: no client will be refined.")
+    if config.fnr is not None and splits.public_to != "nobody":
+        said.append(f"with {config.algorithm.name}, FNR ranks and refines on examples that clients have trained on.")
     return tuple(said)

@@ -65,6 +65,8 @@ class Client(Section):
     augment: Literal["auto", "crop-flip", "none"] | bool = Field(
         "auto", description="auto: crop-flip for colour images"
     )
+    stragglers: float = Field(0.0, ge=0, lt=1, description="share of a cohort that does a random part of the epochs")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of a cohort whose replies are lost")
     nonfinite: Literal["fail", "skip"] = Field(
         "fail", description="when a client's loss is NaN or infinite: stop the run, or leave the client out"
     )

@@ -2,6 +2,7 @@
 
 Steps and bytes are exact: one rehearsal of the method's own round, in which every client answers at once with the model
 that it was given, is counted by the same meter as a run. Memory and time are estimates from a few steps, thrown away.
+Nobody is slow or lost in a rehearsal: with client.stragglers steps are upper bounds, with client.dropout bytes up too.
 """
 
 from __future__ import annotations
@@ -94,21 +95,21 @@ class Rehearsal(Engine):
     def __init__(self, built: Built) -> None:
         self.built = built
         self.num_classes, self.examples = built.engine.num_classes, built.engine.examples
-        self.training = built.engine.training
+        self.net, self.training, self.round = built.net, built.engine.training, 0
         self.tasks: list[tuple[Tensor, LocalTask]] = []  # of the last round
         self.probes: list[tuple[Tensor, Data]] = []
         self._model = State(*built.net.flatten())
-        self._memory = built.algorithm.client_state(*built.net.flatten())
+        self._memory = built.algorithm.client_state(built.net)
         self._counted: dict[tuple[int, Data, Training], int] = {}
 
     def bytes(self) -> list[dict[str, int]]:
         """Bytes up and down of the first rounds."""
         built, metered = self.built, Metered(self)
-        state = built.algorithm.init(*built.net.flatten())
+        state = built.algorithm.init(built.net)
         sent = []
         for t in range(min(REHEARSED, built.config.rounds)):
             metered.begin()
-            self.tasks, self.probes = [], []
+            self.tasks, self.probes, self.round = [], [], t
             state = built.algorithm.round(state, cohort(built.config, t), metered)
             sent.append({way: sum(count[way] for count in metered.bytes.values()) for way in ("up", "down")})
         return sent
@@ -159,7 +160,16 @@ class Rehearsal(Engine):
             extras=_expanded(extras, m),
         )
 
-    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+    def fit(self, task: LocalTask) -> State:
+        return self._model if task.start is None else State(task.start.params, task.start.buffers)
+
+    def generator(self, *key: object) -> torch.Generator:
+        return generator(0, "rehearsal", *key)
+
+    def pool(self, data: Data) -> tuple[Tensor, Tensor]:
+        return self.built.pool.all(data)
+
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
         self.probes.append((cohort, data))
         batch = next(iter(self.built.engine.feed.whole(int(cohort[0]), data, _stream)))
         two = Batch(batch.x[:2], batch.y[:2], batch.index[:2])
@@ -167,7 +177,8 @@ class Rehearsal(Engine):
             out = self.built.net.apply(self._model.params, self._model.buffers, two.x, mode="frozen")[0]
         return _expanded(probe.finish(probe(out, two)), len(cohort))
 
-    observe = measure
+    def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        return self.measure(cohort, probe, data=data)
 
     def note(self, **facts: object) -> None:
         """A rehearsal leaves no log."""
@@ -202,6 +213,9 @@ class Excerpt:
 
     def whole(self, client: int, data: Data, stream: Stream) -> Iterator[Batch]:
         return self.feed.whole(client, data, stream)
+
+    def all(self, data: Data) -> tuple[Tensor, Tensor]:
+        return self.feed.all(data)
 
 
 def _seconds(built: Built, rehearsal: Rehearsal, steps: dict[str, int]) -> float:
@@ -276,4 +290,4 @@ def _memory(built: Built, before: int | None, after: int | None) -> int | None:
     used = max(after, before + at_once * COPIES * model[0].nbytes)
     if at_once < cohort_size(config):  # memories are on disk
         return used
-    return used + config.clients * sum(tensor.nbytes for tensor in built.algorithm.client_state(*model).values())
+    return used + config.clients * sum(tensor.nbytes for tensor in built.algorithm.client_state(built.net).values())

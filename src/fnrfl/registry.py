@@ -59,6 +59,7 @@ ENGINES = {
     "loop": "one client after another: the reference",
     "batched": "all clients of a cohort in one vectorised step",
 }
+INNER = "as its inner method"  # in the place of needs that are a property, of a method that goes around another
 LATER_ENGINES = ("gpu", "ray", "flower")
 
 
@@ -82,11 +83,27 @@ class Entry:
     module: str
     class_name: str
     fields: tuple[Field, ...]
+    needs: tuple[str, ...]
+    traffic: str
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the body of a method's class says, and what it inherits."""
+
+    fields: dict[str, Field] = dataclasses.field(default_factory=dict)
+    needs: frozenset[str] = frozenset()
+    traffic: str = "1 model down, 1 up"
 
 
 def algorithms() -> dict[str, str]:
     """Names of the methods and the idea of each; FNR is not one of them, since it wraps any of them."""
-    return {stem: _method(stem).idea for stem in _stems() if stem != "fnr"}
+    return {entry.name: entry.idea for entry in methods()}
+
+
+def methods() -> tuple[Entry, ...]:
+    """The methods, with what each needs and sends."""
+    return tuple(_method(name) for name in _names() if name != "fnr")
 
 
 def scenarios() -> dict[str, str]:
@@ -131,17 +148,17 @@ def _first_line(path: Path) -> str:
     return path.read_text(encoding="utf-8").partition("\n")[0]
 
 
-def _stems() -> list[str]:
-    return sorted(p.stem for p in (FOLDER / "algorithms").glob("*.py") if not p.stem.startswith("_"))
+def _names() -> list[str]:
+    return sorted(p.stem.replace("_", "-") for p in (FOLDER / "algorithms").glob("*.py") if p.stem[0] != "_")
 
 
 def _method(name: str) -> Entry:
-    if name not in _stems():
-        among = [stem for stem in _stems() if stem != "fnr"]
+    if name not in _names():
+        among = [known for known in _names() if known != "fnr"]
         raise ConfigError(
             f'algorithm.name = "{name}" is not known. {hint(name, among)}, or "module:Class" of your own.'
         )
-    return _read(FOLDER / "algorithms" / f"{name}.py")
+    return _read(FOLDER / "algorithms" / f"{name.replace('-', '_')}.py")
 
 
 @cache
@@ -152,7 +169,8 @@ def _read(path: Path) -> Entry:
         raise TypeError(f"{path} declares no class that derives from Algorithm")
     name, found = list(classes.items())[-1]
     idea = (ast.get_docstring(_parse(path)) or "").partition("\n")[0]
-    return Entry(path.stem, idea, f"fnrfl.algorithms.{path.stem}", name, tuple(found.values()))
+    fields, needs = tuple(found.fields.values()), tuple(sorted(found.needs))
+    return Entry(path.stem.replace("_", "-"), idea, f"fnrfl.algorithms.{path.stem}", name, fields, needs, found.traffic)
 
 
 @cache
@@ -161,10 +179,10 @@ def _parse(path: Path) -> ast.Module:
 
 
 @cache
-def _classes(path: Path) -> dict[str, dict[str, Field]]:
-    """The fields of each class in a file that derives from Algorithm, directly or through another method."""
-    inherited: dict[str, dict[str, Field]] = {"Algorithm": {}}
-    found: dict[str, dict[str, Field]] = {}
+def _classes(path: Path) -> dict[str, Declared]:
+    """What each class in a file that derives from Algorithm declares, directly or through another method."""
+    inherited = {"Algorithm": Declared()}
+    found: dict[str, Declared] = {}
     aliases: dict[str, ast.expr] = {}
     for node in _parse(path).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fnrfl.algorithms."):
@@ -175,13 +193,51 @@ def _classes(path: Path) -> dict[str, dict[str, Field]]:
         elif isinstance(node, ast.ClassDef):
             bases = [inherited[base] for base in map(ast.unparse, node.bases) if base in inherited]
             if bases:
-                own = {
-                    line.target.id: _field(line.target.id, _type(line.annotation, aliases), line.value)
-                    for line in node.body
-                    if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and _is_option(line.value)
-                }
-                found[node.name] = inherited[node.name] = bases[0] | own
+                found[node.name] = inherited[node.name] = _declared(node, bases[0], inherited, aliases)
     return found
+
+
+def _declared(
+    node: ast.ClassDef, base: Declared, inherited: dict[str, Declared], aliases: dict[str, ast.expr]
+) -> Declared:
+    """A class's own lines over those of its base."""
+    own = {
+        line.target.id: _field(line.target.id, _type(line.annotation, aliases), line.value)
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and _is_option(line.value)
+    }
+    said = {ast.unparse(target): value for line in node.body for target, value in _assigned(line)}
+    needs = _needs(said["needs"], inherited) if "needs" in said else base.needs
+    if any(isinstance(line, ast.FunctionDef) and line.name == "needs" for line in node.body):
+        needs = frozenset({INNER})
+    return Declared(
+        base.fields | own,
+        needs,
+        ast.literal_eval(said["traffic"]) if "traffic" in said else base.traffic,
+    )
+
+
+def _assigned(line: ast.stmt) -> list[tuple[ast.expr, ast.expr]]:
+    """(name, value) of a line that gives a value to one name."""
+    if isinstance(line, ast.AnnAssign) and line.value is not None:
+        return [(line.target, line.value)]
+    return [(line.targets[0], line.value)] if isinstance(line, ast.Assign) else []
+
+
+def _needs(node: ast.expr, inherited: dict[str, Declared]) -> frozenset[str]:
+    """The set that `frozenset({"features"})` and `FedAvg.needs | {"features"}` stand for."""
+    match node:
+        case ast.Call(func=ast.Name(id="frozenset"), args=[]):
+            return frozenset()
+        case ast.Call(func=ast.Name(id="frozenset"), args=[given]):
+            return frozenset(ast.literal_eval(given))
+        case ast.Set():
+            return frozenset(ast.literal_eval(node))
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _needs(left, inherited) | _needs(right, inherited)
+        case ast.Attribute(value=ast.Name(id=name), attr="needs") if name in inherited:
+            return inherited[name].needs
+    raise TypeError(f"needs = {ast.unparse(node)} cannot be read from the source; write frozenset({{...}})")
 
 
 def _is_option(node: ast.expr | None) -> bool:

@@ -29,7 +29,7 @@ from fnrfl.build import Built, build, build_net, cohort
 from fnrfl.config import RunConfig, loads
 from fnrfl.core.net import Net
 from fnrfl.core.types import State, Tree, aligned
-from fnrfl.data.batches import WHOLE
+from fnrfl.data.batches import WHOLE, scaled
 from fnrfl.engines.base import one_intra_op_thread
 from fnrfl.engines.metered import Metered
 from fnrfl.errors import ConfigError
@@ -103,9 +103,10 @@ class Result:
         return self.accuracy * 1e4 / self.seconds_train
 
     @property
-    def rho(self) -> float:
-        """Accuracy * 1e4 per MiB of traffic."""
-        return self.accuracy * 1e4 / ((self.bytes_up + self.bytes_down) / MIB)
+    def rho(self) -> float | None:
+        """Accuracy * 1e4 per MiB of traffic; None where nothing was sent."""
+        sent = self.bytes_up + self.bytes_down
+        return self.accuracy * 1e4 / (sent / MIB) if sent else None
 
     @property
     def accuracy_best(self) -> float | None:
@@ -127,6 +128,7 @@ class Result:
             "accuracy": self.accuracy,
             "accuracy_last3": float(np.mean([event["accuracy"] for event in self.rounds[-3:]])),
             "accuracy_best": self.accuracy_best,
+            "accuracy_own": last.get("accuracy_own"),
             "balanced_accuracy": last["balanced_accuracy"],
             "worst_client": min((value for value in last["per_client"] if value is not None), default=None),
             "per_class": self.per_class,
@@ -217,7 +219,7 @@ def _rounds(
     config, engine = built.config, built.engine
     metered = Metered(engine, phase or (lambda name: None))
     if state is None:
-        state = built.algorithm.init(*built.net.flatten())
+        state = built.algorithm.init(built.net)
     engine.warm_up()
     saved = time.monotonic()
     with one_intra_op_thread(), nullcontext(lambda: False) if run_dir is None else interruptible() as stop:
@@ -291,6 +293,8 @@ def _scores(built: Built, state: State) -> Event:
             return [clean(x, y)]
         return built.engine.each(config.clients, lambda net, client: noisy(net, client, name, x, y))
 
+    if built.algorithm.personalised:
+        return _own_scores(built, state)
     test = copies("test", built.splits.test.x, built.splits.test.y)
     whole = pooled(test)
     shares = torch.from_numpy(partition.counts / partition.counts.sum(1, keepdims=True))
@@ -306,9 +310,62 @@ def _scores(built: Built, state: State) -> Event:
         "balanced_accuracy": whole.balanced,
         "loss": whole.loss,
         "per_class": [_number(value) for value in whole.per_class.tolist()],
+        "accuracy_own": _mean(per_client),
         "per_client": [_number(value) for value in per_client],
         "validation_accuracy": judged,
     }
+
+
+def _own_scores(built: Built, state: State) -> Event:
+    """The same where clients use models of their own: each on the whole test set, and on its own distribution.
+
+    With feature noise the test set has every client's noise in it, example by example; a client's own has its own.
+    """
+    config, partition, splits = built.config, built.partition, built.splits
+    noisy = partition.noise is not None and not (config.leaks.clean_test_for_fnr and config.fnr is not None)
+
+    def mixed(name: str, x: Tensor) -> Tensor:
+        """Example j under the noise of client j mod N."""
+        x = scaled(x, built.net.dtype)
+        if noisy:
+            x = x.clone()
+            for client in range(config.clients):
+                stream = generator(config.seed, client, name, "feature-noise")
+                x[client :: config.clients] = built.noise(client, x[client :: config.clients], stream)
+        return x
+
+    def score(net: Net, client: int, x: Tensor, y: Tensor, own: bool = False) -> Score:
+        model = built.algorithm.personal(net, state, client, built.engine.store.get(client))
+        stream = generator(config.seed, client, "test", "feature-noise")
+        noise = (lambda xs: built.noise(client, xs, stream)) if own else None
+        return evaluate(net, model, x, y, built.dataset.num_classes, noise)
+
+    def everybody(x: Tensor, y: Tensor, own: bool = False) -> list[Score]:
+        return built.engine.each(config.clients, lambda net, client: score(net, client, x, y, own))
+
+    test = everybody(mixed("test", splits.test.x), splits.test.y)
+    mine = everybody(splits.test.x, splits.test.y, own=True) if noisy else test
+    shares = torch.from_numpy(partition.counts / partition.counts.sum(1, keepdims=True))
+    per_client = [float(one.reweighted(part)) for one, part in zip(mine, shares, strict=True)]
+    whole, judged = pooled(test), None
+    if len(splits.validation):
+        judged = pooled(everybody(mixed("validation", splits.validation.x), splits.validation.y)).accuracy
+    return {
+        "accuracy": whole.accuracy,
+        **({"accuracy_clean": pooled(everybody(splits.test.x, splits.test.y)).accuracy} if noisy else {}),
+        "balanced_accuracy": whole.balanced,
+        "loss": whole.loss,
+        "per_class": [_number(value) for value in whole.per_class.tolist()],
+        "accuracy_own": _mean(per_client),
+        "per_client": [_number(value) for value in per_client],
+        "validation_accuracy": judged,
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    """The mean of those that are numbers."""
+    known = [value for value in values if value == value]
+    return sum(known) / len(known) if known else None
 
 
 def _number(value: float) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from fnrfl.core.types import Engine, LocalTask, State
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
     """x <- x + sum_i p_i (y_i - x), p_i the client's share of the cohort's examples."""
+
+    traffic: ClassVar[str] = "1 model down, 1 up"
 
     objective = Objective()
 

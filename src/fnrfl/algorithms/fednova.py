@@ -20,6 +20,7 @@ class FedNova(Algorithm):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"linear-optimiser", "uses-trained"})
+    traffic: ClassVar[str] = "1 model down, 1 up"
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
         def parts(r: Replies) -> Tree:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fnrfl.core.algorithm import Algorithm, Objective, option
 from fnrfl.core.kept import Kept
-from fnrfl.core.net import Model
+from fnrfl.core.net import Model, Net
 from fnrfl.core.types import (
     Batch,
     Decorator,
@@ -209,7 +209,7 @@ class Penalised(Objective):
     def noise(self, batch: int) -> Shapes:
         return self.inner.noise(batch)
 
-    def begin(self, start: Flat, own: Tree) -> Flat:
+    def begin(self, start: State, own: Tree) -> State:
         return self.inner.begin(start, own)
 
     def loss(self, out: Out, model: Model, params: Flat, batch: Batch, shared: Tree, own: Tree) -> Tensor:
@@ -275,11 +275,22 @@ class FNR(Algorithm):
     def adapt(self, module: nn.Module, example: Tensor) -> nn.Module:
         return self.inner.adapt(module, example)
 
-    def client_state(self, params: Flat, buffers: Tree) -> Tree:
-        return self.inner.client_state(params, buffers)
+    @property
+    def trains_clients(self) -> bool:  # type: ignore[override]
+        return self.inner.trains_clients
 
-    def init(self, params: Flat, buffers: Tree) -> State:
-        return self.inner.init(params, buffers)
+    @property
+    def personalised(self) -> bool:  # type: ignore[override]
+        return self.inner.personalised
+
+    def client_state(self, net: Net) -> Tree:
+        return self.inner.client_state(net)
+
+    def init(self, net: Net) -> State:
+        return self.inner.init(net)
+
+    def personal(self, net: Net, state: State, client: int, memory: Tree) -> State:
+        return self.inner.personal(net, state, client, memory)
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
         refining = Refining(engine, self, state.extra.get("fnr.target"))
@@ -295,43 +306,53 @@ class Refining(Decorator):
     def __init__(self, engine: Engine, fnr: FNR, target: Tensor | None) -> None:
         super().__init__(engine)
         self.fnr, self.target = fnr, target
-        self.norms: Tensor | None = None  # [M, C] after the stream has been consumed
+        self.norms: Tensor | None = None  # [M, C] of everybody who has been streamed
+        self._noted: dict[str, list[object]] = {}
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         fnr = self.fnr
         refines = fnr.when != "local" and num_refined(len(cohort), fnr.share) > 0
-        if task.data != "private" or not task.upload or not (refines or fnr.when != "refine"):
+        if task.purpose != "local" or not (refines or fnr.when != "refine"):
             yield from self.engine.stream(cohort, task)
             return
         # A method that estimates from private training needs both models of a refined client.
-        early = fnr.upload == "twice" or "uses-trained" in fnr.inner.needs or not refines
+        early = task.upload and (fnr.upload == "twice" or "uses-trained" in fnr.inner.needs or not refines)
         trained = Kept(self.engine.stream(cohort, replace(self._local(task), hold=True, upload=early)), models=early)
         clients = trained.clients
         if fnr.norm_pass_train_mode:
             for _ in self.engine.stream(clients, self._norm_pass()):
                 pass
-        self.norms = self.engine.measure(clients, ClassNorms(self.num_classes))["norms"]
+        norms = self.engine.measure(clients, ClassNorms(self.num_classes))["norms"]
+        self.norms = norms if self.norms is None else torch.cat([self.norms, norms])
         if not refines:
-            self.note(norms=self.norms.tolist())
+            self._remark(norms=norms.tolist())
             yield from trained
             return
         accuracy = self.engine.measure(clients, Accuracy(), data="ranking")["accuracy"]
         by_index = clients.argsort()  # so that ties go to the lower client
         refined = by_index[weakest(accuracy[by_index], fnr.share)].sort().values
-        target = norm_targets(self.norms, refined, fnr.target)
-        self.note(refined=clients[refined].tolist(), ranking=accuracy.tolist(), norms=self.norms.tolist())
+        target = norm_targets(norms, refined, fnr.target)
+        self._remark(refined=clients[refined].tolist(), ranking=accuracy.tolist(), norms=norms.tolist())
         before = self._class_accuracy(clients[refined])
         peers = len(clients) - len(refined) if fnr.target == "others" else len(clients) - 1
         first = 0
         for chunk in trained:
             here = torch.where((refined >= first) & (refined < first + len(chunk.clients)))[0]
-            task = self._refinement(peers, {"fnr.target": target[here]})
-            yield self._handed_over(chunk, refined[here] - first, task, early)
+            refinement = self._refinement(task, peers, {"fnr.target": target[here]})
+            yield self._handed_over(chunk, refined[here] - first, refinement, early)
             first += len(chunk.clients)
         self.note(refined_before=before, refined_after=self._class_accuracy(clients[refined]))
 
+    def _remark(self, **facts: list[object]) -> None:
+        """Note lists that grow: a clustered method streams each of its clusters."""
+        for name, values in facts.items():
+            self._noted[name] = self._noted.get(name, []) + values
+        self.note(**self._noted)
+
     def _class_accuracy(self, clients: Tensor) -> list[float | None]:
         """Mean over some clients of each class's accuracy on ranking data."""
+        if not len(clients):  # replies were lost
+            return []
         seen = self.observe(clients, ClassAccuracy(self.num_classes), data="ranking")["accuracy"].mean(0)
         return [None if value != value else value for value in seen.tolist()]
 
@@ -340,10 +361,12 @@ class Refining(Decorator):
         parts = list(self.engine.stream(chunk.clients[rows], task)) if len(rows) else []
         done = {c for part in parts for c in part.clients.tolist()}
         rest = torch.tensor([m for m, c in enumerate(chunk.clients.tolist()) if c not in done], dtype=torch.int64)
+        if not task.upload:  # the models stay where they are
+            return chunk
         if early and not self.fnr.norm_pass_train_mode:  # the server has them already
             parts.append(chunk.pick(rest))
         elif len(rest):
-            parts.append(self.engine.train(chunk.clients[rest], self._delivery()))
+            parts.append(self.engine.train(chunk.clients[rest], self._delivery(task)))
         got = Replies.stack(parts)
         order = torch.argsort(got.clients)[torch.argsort(torch.argsort(chunk.clients))]
         # `trained` stays: what the server received before, or nothing at all, so that using it would be loud.
@@ -356,12 +379,15 @@ class Refining(Decorator):
         objective = Penalised(task.objective, self.fnr.penalty, self.fnr.weight, 1)
         return replace(task, objective=objective, shared=task.shared | {"fnr.target": self.target})
 
-    def _refinement(self, peers: int, own: Tree) -> LocalTask:
+    def _refinement(self, task: LocalTask, peers: int, own: Tree) -> LocalTask:
+        """What is the client's own, such as FedBN's layers, is not refined."""
         fnr = self.fnr
         objective = Penalised(Objective(), fnr.penalty, fnr.weight, peers)
+        training = replace(self._training(), frozen=task.stays)
         return LocalTask(
-            objective, "refine", own=own, data="public", training=self._training(), remember=False, hold=True
-        )
+            objective, "refine", own=own, data="public", training=training, remember=False, upload=task.upload,
+            hold=True, stays=task.stays,
+        )  # fmt: skip
 
     def _training(self) -> Training:
         fnr = self.fnr
@@ -386,6 +412,7 @@ class Refining(Decorator):
             Objective(), "norm-pass", data="public", training=training, remember=False, upload=False, hold=True
         )
 
-    def _delivery(self) -> LocalTask:
+    def _delivery(self, task: LocalTask) -> LocalTask:
         """No step at all: the client sends the model that it holds."""
-        return LocalTask(Objective(), "deliver", training=replace(self.engine.training, epochs=0), remember=False)
+        training = replace(self.engine.training, epochs=0)
+        return LocalTask(Objective(), "deliver", training=training, remember=False, stays=task.stays)

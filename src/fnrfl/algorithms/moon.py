@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.core.algorithm import Objective, option
-from fnrfl.core.net import Model, ProjectionHead, last_linear
+from fnrfl.core.net import Model, Net, ProjectionHead, last_linear
 from fnrfl.core.types import Batch, Flat, Out, State, Tree
 from fnrfl.errors import CompatibilityError
 
@@ -45,6 +45,7 @@ class Moon(FedAvg):
     """FedAvg with a contrastive term; the previous model is the one that private training ended in."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"features"})
+    traffic: ClassVar[str] = "1 model down, 1 up, with the projection head if there is one"
 
     mu: float = option(1.0, "weight of the contrastive term; the paper tunes it in 0.1, 1, 5, 10", ge=0.0)
     tau: float = option(0.5, "temperature", gt=0.0)
@@ -71,5 +72,6 @@ class Moon(FedAvg):
         setattr(module.get_submodule(parent), leaf, ProjectionHead(last.in_features, self.head, last.out_features))
         return module
 
-    def client_state(self, params: Flat, buffers: Tree) -> Tree:
+    def client_state(self, net: Net) -> Tree:
+        params, buffers = net.flatten()
         return {"previous": params, "seen": params.new_zeros(())} | {f"previous.{k}": v for k, v in buffers.items()}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.algorithm import Algorithm, Objective, option
-from fnrfl.core.net import Model
+from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, State, Training, Tree
 
 
@@ -58,6 +58,7 @@ class Scaffold(Algorithm):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"linear-optimiser", "uses-trained"})
+    traffic: ClassVar[str] = "1 model and P numbers down, as much up"
 
     variates: Literal["I", "II"] = option(
         "II", "new c_i from: I (an extra pass over the data at the server model), II (the steps taken)"
@@ -67,11 +68,11 @@ class Scaffold(Algorithm):
     )
     server_lr: float = option(1.0, "step size of the server, eta_g", gt=0.0)
 
-    def client_state(self, params: Flat, buffers: Tree) -> Tree:
-        return {"c": torch.zeros_like(params)}
+    def client_state(self, net: Net) -> Tree:
+        return {"c": torch.zeros(net.size, dtype=net.dtype)}
 
-    def init(self, params: Flat, buffers: Tree) -> State:
-        return State(params, buffers, {"c": torch.zeros_like(params)})
+    def init(self, net: Net) -> State:
+        return State(*net.flatten(), {"c": torch.zeros(net.size, dtype=net.dtype)})
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
         uniform = self.weights == "uniform"

@@ -221,6 +221,7 @@ def data_get(
 
 def list_(
     subject: Annotated[str, typer.Argument(metavar="SUBJECT", show_default=False, help=", ".join(SUBJECTS))],
+    json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Say what there is, by name.
@@ -228,16 +229,22 @@ def list_(
     \b
     fnrfl list algorithms
     fnrfl list keys
+
+    Of a method: its idea, what it needs, and what a client receives and sends in a round.
     """
     with errors_in_words(debug):
-        print_table(_rows(subject))
+        columns, rows = _rows(subject)
+        if json:
+            typer.echo(json_format.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+            return
+        print_table([[(", ".join(c) or "-") if isinstance(c, tuple) else str(c) for c in row] for row in rows])
 
 
-def _rows(subject: str) -> list[tuple[str, ...]]:
+def _rows(subject: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """(names of the columns, the rows) of a list."""
     from fnrfl import registry
 
     tables: dict[str, Callable[[], Mapping[str, str]]] = {
-        "algorithms": registry.algorithms,
         "models": lambda: registry.MODELS,
         "datasets": lambda: registry.DATASETS | registry.DATASET_FORMS,
         "scenarios": registry.scenarios,
@@ -248,10 +255,14 @@ def _rows(subject: str) -> list[tuple[str, ...]]:
     if subject == "keys":
         from fnrfl.config import describe_keys
 
-        return [(key.name, key.type, str(key.default), key.range, key.meaning) for key in describe_keys()]
+        columns: tuple[str, ...] = ("name", "type", "default", "range", "meaning")
+        return columns, [(key.name, key.type, key.default, key.range, key.meaning) for key in describe_keys()]
+    if subject == "algorithms":
+        columns = ("name", "idea", "needs", "traffic")
+        return columns, [(method.name, method.idea, method.needs, method.traffic) for method in registry.methods()]
     if subject not in tables:
         raise ConfigError(f'There is no list of "{subject}". {registry.hint(subject, SUBJECTS)}.')
-    return list(tables[subject]().items())
+    return ("name", "meaning"), list(tables[subject]().items())
 
 
 # -- doctor ------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-from fnrfl.core.net import Model
+from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Engine, Flat, Out, Shapes, State, Tree
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Objective:
         """Shapes of the uniform numbers that one step needs; they arrive in `batch.noise`."""
         return {}
 
-    def begin(self, start: Flat, own: Tree) -> Flat:
+    def begin(self, start: State, own: Tree) -> State:
         """Where the client starts, given the model that it received or holds."""
         return start
 
@@ -87,23 +87,31 @@ def restore(described: dict[str, Any]) -> Objective:
 class Algorithm:
     """A federated method; its fields are its hyper-parameters.
 
-    `needs` may name "features", "public-labels", "linear-optimiser" (its arithmetic uses `travel`) and "uses-trained"
-    (the server must see where private training ended even if the client was refined afterwards).
+    `needs` may name "features", "head" (a Linear that reads the features), "batchnorm", "public-labels", "distill"
+    (public data without labels), "linear-optimiser" (its arithmetic uses `travel`) and "uses-trained" (the server must
+    see where private training ended even if the client was refined afterwards).
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
+    personalised: ClassVar[bool] = False  # clients use models of their own, and `personal` says which
+    trains_clients: ClassVar[bool] = True  # False for controls that need no clients: FNR has nobody to refine
+    traffic: ClassVar[str] = "1 model down, 1 up"  # of a client in a round, for `fnrfl list algorithms`
 
     def adapt(self, module: nn.Module, example: Tensor) -> nn.Module:
         """The module that this method trains; for methods that add layers."""
         return module
 
-    def client_state(self, params: Flat, buffers: Tree) -> Tree:
+    def client_state(self, net: Net) -> Tree:
         """What a client remembers before its first round."""
         return {}
 
-    def init(self, params: Flat, buffers: Tree) -> State:
+    def init(self, net: Net) -> State:
         """The server's state before the first round."""
-        return State(params, buffers)
+        return State(*net.flatten())
+
+    def personal(self, net: Net, state: State, client: int, memory: Tree) -> State:
+        """The model that a client uses, of what the server knows and the client remembers."""
+        return state
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
         """One communication round."""

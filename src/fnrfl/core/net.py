@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -153,6 +153,11 @@ class Net:
                 f"Choose one of {', '.join(n for n, _ in module.named_modules() if n)}."
             )
         self.feature_layer = named
+        norms = [n for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        inside = lambda name: name.rpartition(".")[0] in norms  # noqa: E731
+        self.batchnorm = frozenset(
+            n for n, _ in [*module.named_parameters(), *module.named_buffers()] if inside(n)
+        )  # by type: names of BatchNorm layers vary
         if not own_random:
             self._probe_dropout(example, [name for name, m in module.named_modules() if isinstance(m, Dropout)])
             _refuse_random(module, example, self.drop_shapes)
@@ -179,6 +184,29 @@ class Net:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    @property
+    def has_head(self) -> bool:
+        """Whether logits are one Linear of the features."""
+        plain = self.classifier is not None and self.feature_layer is None and self.projection_head is None
+        return plain and f"{self.classifier}.weight" in self.shapes
+
+    @property
+    def head_slice(self) -> slice:
+        """Where the head's parameters are in the flat vector."""
+        places = [i for i, name in enumerate(self.shapes) if name.rpartition(".")[0] == self.classifier]
+        first = sum(self.sizes[: places[0]])
+        return slice(first, first + sum(self.sizes[i] for i in places))
+
+    def head(self, head: Flat, features: Tensor) -> Tensor:
+        """Logits of features; `head` is `params[net.head_slice]`."""
+        shape = self.shapes[f"{self.classifier}.weight"]
+        weight, bias = head[: shape[0] * shape[1]].view(shape), head[shape[0] * shape[1] :]
+        return nn.functional.linear(features, weight, bias if len(bias) else None)
+
+    def mask(self, names: Set[str]) -> Tensor:
+        """Which entries of the flat vector belong to some parameters, [P]."""
+        return torch.cat([torch.full((n,), name in names) for name, n in zip(self.shapes, self.sizes, strict=True)])
 
     @property
     def has_features(self) -> bool:

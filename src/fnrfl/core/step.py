@@ -82,6 +82,8 @@ def local_step(
     if training.weight_decay:  # coupled: part of the raw gradient
         grad = grad.add(carry.params, alpha=training.weight_decay)
     grad = objective.correct(grad, carry.params, start.params, shared, own)
+    if training.frozen:
+        grad = torch.where(net.mask(training.frozen), 0.0, grad)
     optim.update(training, lr, carry.params, grad, carry.memory)
     for name, buffer in carry.buffers.items():
         buffer.copy_(buffers[name])

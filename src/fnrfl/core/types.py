@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -13,11 +13,13 @@ from fnrfl.errors import FnrflError
 
 if TYPE_CHECKING:
     from fnrfl.core.algorithm import Objective
+    from fnrfl.core.net import Net
 
 Flat = Tensor  # [P] trainable parameters of one model
 Tree = dict[str, Tensor]  # a few named tensors
 Shapes = dict[str, tuple[int, ...]]
-Data = Literal["private", "public", "ranking", "distill"]
+Data = Literal["private", "public", "ranking", "distill", "validation"]
+SERVER = -1  # in the place of a client, where the server does a client's work
 Stream = Callable[[str], torch.Generator]  # what the numbers are for -> where they come from
 
 
@@ -44,6 +46,7 @@ class Training:
     shuffle: bool = True
     augment: bool = False
     batchnorm: Literal["updating", "batch", "frozen"] = "updating"
+    frozen: frozenset[str] = frozenset()  # parameters that stay as they are
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class LocalTask:
     remember: bool = True  # read and write the client's memory
     upload: bool = True  # False: the model stays with the client
     hold: bool = False  # keep the end model for a following probe or task of this round
+    stays: frozenset[str] = frozenset()  # parameters and buffers that are the client's own and never travel
 
     def rows(self, where: slice) -> LocalTask:
         """The same task for some of the cohort."""
@@ -160,6 +164,8 @@ class Folded:
     loss: Tensor
     buffers: Tree  # floating ones averaged by examples, integer ones the largest
     mean: Tree  # averaged by examples, or uniformly where the method asked for that
+    total: Tree  # plain sums
+    rows: Tree  # [M, ...]
 
     def weigh(self, values: Tensor) -> Tensor:
         """Average of one number per client, by examples."""
@@ -182,14 +188,27 @@ def _few(chunks: Iterable[Replies]) -> Iterator[Replies]:
         yield from [chunk] if count <= FEW else (chunk.pick(slice(i, i + FEW)) for i in range(0, count, FEW))
 
 
-def fold(chunks: Iterable[Replies], *, mean: Fold, uniform: bool = False) -> Folded:
+def nothing(_: Replies) -> Tree:
+    """The fold that keeps nothing."""
+    return {}
+
+
+def fold(
+    chunks: Iterable[Replies], *, mean: Fold, uniform: bool = False, total: Fold = nothing, rows: Fold = nothing
+) -> Folded:
     """One pass over the replies; no more than one chunk of models is alive at a time."""
     facts: list[tuple[Tensor, ...]] = []
+    kept: dict[str, list[Tensor]] = {}
+    sums: Tree = {}
     means: Tree = {}
     floating: Tree = {}
     integer: Tree = {}
     for chunk in _few(chunks):
-        _add(means, mean(chunk), torch.ones_like(chunk.examples) if uniform else chunk.examples)
+        ones = torch.ones_like(chunk.examples)
+        _add(means, mean(chunk), ones if uniform else chunk.examples)
+        _add(sums, total(chunk), ones)
+        for name, value in rows(chunk).items():
+            kept.setdefault(name, []).append(value)
         _add(floating, {k: v for k, v in chunk.buffers.items() if v.is_floating_point()}, chunk.examples)
         for name, value in chunk.buffers.items():
             if not value.is_floating_point():  # counters: averaging them makes no sense
@@ -203,11 +222,17 @@ def fold(chunks: Iterable[Replies], *, mean: Fold, uniform: bool = False) -> Fol
         value.div_(examples.sum())
     for value in means.values():
         value.div_(len(examples) if uniform else examples.sum())
-    return Folded(clients, examples, steps, travel, loss, floating | integer, means)
+    stacked = {k: torch.cat(values) for k, values in kept.items()}
+    return Folded(clients, examples, steps, travel, loss, floating | integer, means, sums, stacked)
 
 
 class Probe:
-    """A question about a model on some data, asked in eval mode and without gradient."""
+    """A question about a model on some data, asked in eval mode and without gradient.
+
+    One about the data alone sets `asks_model = False`: it is handed an empty `out`, and no model is sent or called.
+    """
+
+    asks_model: ClassVar[bool] = True
 
     def __call__(self, out: Out, batch: Batch) -> Tree:
         """Sums over one batch; the engine adds them up over the data."""
@@ -219,18 +244,23 @@ class Probe:
 
 
 class Engine(Protocol):
-    """What a cohort can be asked. `stream` is the primitive; decorators override it alone."""
+    """What a cohort can be asked, and what the server itself has. `stream` is the primitive; decorators override it.
 
+    Rounds are counted from 0.
+    """
+
+    net: Net
     num_classes: int
     examples: Tensor  # [N] private examples of every client
     training: Training  # the client's own, at this round's learning rate
+    round: int
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         """Train, a chunk of the cohort at a time, in cohort order. Lazy: consume once, to the end."""
         ...
 
-    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
-        """Ask each client about the model that it holds; each value [M, ...]."""
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
+        """Ask each client about the model that it holds, or is sent with `at`; each value [M, ...]."""
         ...
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
@@ -241,9 +271,33 @@ class Engine(Protocol):
         """Put facts into this round's line of the event log."""
         ...
 
-    def fold(self, cohort: Tensor, task: LocalTask, *, mean: Fold, uniform: bool = False) -> Folded:
-        """Train and keep averages: memory does not grow with the cohort."""
-        return fold(self.stream(cohort, task), mean=mean, uniform=uniform)
+    def fit(self, task: LocalTask) -> State:
+        """The server itself takes a task on data that it has: nothing crosses, nobody remembers.
+
+        On "private" data it stands for everybody at once, which only a control may do.
+        """
+        ...
+
+    def generator(self, *key: object) -> torch.Generator:
+        """The server's random stream of this round for some purpose."""
+        ...
+
+    def pool(self, data: Data) -> tuple[Tensor, Tensor]:
+        """(x, y) of data that the server has: everything but "private"."""
+        ...
+
+    def fold(
+        self,
+        cohort: Tensor,
+        task: LocalTask,
+        *,
+        mean: Fold,
+        uniform: bool = False,
+        total: Fold = nothing,
+        rows: Fold = nothing,
+    ) -> Folded:
+        """Train and keep averages, sums and small rows: memory does not grow with the cohort's models."""
+        return fold(self.stream(cohort, task), mean=mean, uniform=uniform, total=total, rows=rows)
 
     def train(self, cohort: Tensor, task: LocalTask) -> Replies:
         """Train and keep every model: [M, P] in memory."""
@@ -255,6 +309,14 @@ class Decorator(Engine):
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+
+    @property
+    def net(self) -> Net:  # type: ignore[override]
+        return self.engine.net
+
+    @property
+    def round(self) -> int:  # type: ignore[override]
+        return self.engine.round
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]
@@ -271,14 +333,23 @@ class Decorator(Engine):
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         return self.engine.stream(cohort, task)
 
-    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
-        return self.engine.measure(cohort, probe, data=data)
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
+        return self.engine.measure(cohort, probe, data=data, at=at)
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
         return self.engine.observe(cohort, probe, data=data)
 
     def note(self, **facts: object) -> None:
         self.engine.note(**facts)
+
+    def fit(self, task: LocalTask) -> State:
+        return self.engine.fit(task)
+
+    def generator(self, *key: object) -> torch.Generator:
+        return self.engine.generator(*key)
+
+    def pool(self, data: Data) -> tuple[Tensor, Tensor]:
+        return self.engine.pool(data)
 
 
 @dataclass(frozen=True)
@@ -322,4 +393,8 @@ class Feed(Protocol):
 
     def whole(self, client: int, data: Data, stream: Stream) -> Iterator[Batch]:
         """All of the client's data once, in large batches, as a probe sees it."""
+        ...
+
+    def all(self, data: Data) -> tuple[Tensor, Tensor]:
+        """(x, y) of a split."""
         ...

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fnrfl.core.types import Batch, Data, Plan, Stream, Training
+from fnrfl.core.types import SERVER, Batch, Data, Plan, Stream, Training
 from fnrfl.data import augment
 from fnrfl.rng import generator
 
@@ -57,7 +57,7 @@ class Pool:
         redraw: bool = True,
         seed: int = 0,
     ) -> None:
-        """`parts` has "private" (what `shards` index), "public", "ranking", "distill".
+        """`parts` has "private" (what `shards` index), "public", "ranking", "distill", "validation".
 
         `noise(client, x, stream)` lays a client's feature noise over a batch: at every access, or once and for all.
         """
@@ -82,10 +82,14 @@ class Pool:
     def plan(self, client: int, data: Data, training: Training, stream: Stream) -> Plan:
         """The batches of one task of one client."""
         private = data == "private"
-        n = len(self.shards[client]) if private else len(self._parts[data][1])
-        made = plan(n, training, stream)
-        order = self.shards[client][made.order] if private else made.order
-        return Plan(order, made.sizes, self._transform(client, training, private, stream))
+        shard = torch.arange(len(self._parts[data][1])) if not private else self._shard(client)
+        made = plan(len(shard), training, stream)
+        # The server, standing for everybody, sees examples without anybody's noise.
+        transform = self._transform(client, training, private and client != SERVER, stream)
+        return Plan(shard[made.order], made.sizes, transform)
+
+    def _shard(self, client: int) -> Tensor:
+        return torch.cat(self.shards) if client == SERVER else self.shards[client]
 
     def whole(self, client: int, data: Data, stream: Stream) -> Iterator[Batch]:
         """All of a client's data, as a probe sees it: no augmentation, but the client's own noise."""
@@ -95,6 +99,10 @@ class Pool:
         for part in positions.split(WHOLE):
             x, y = self.take(data, part)
             yield Batch(x if noise is None or self._noise is None else self._noise(client, x, noise), y, part)
+
+    def all(self, data: Data) -> tuple[Tensor, Tensor]:
+        """(x, y) of a split, pixels as numbers in [0, 1]."""
+        return self.take(data, torch.arange(len(self._parts[data][1])))
 
     def _transform(
         self, client: int, training: Training, private: bool, stream: Stream

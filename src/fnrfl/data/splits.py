@@ -20,6 +20,9 @@ from fnrfl.data.sources import checksum
 from fnrfl.errors import CompatibilityError, ConfigError
 from fnrfl.rng import numpy_generator
 
+# Who trains on the public data besides the server: nobody; everybody; or, each example, a client that has such ones.
+PublicTo = Literal["nobody", "everybody", "owners"]
+
 
 @dataclass(frozen=True, eq=False)
 class Carved:
@@ -116,13 +119,15 @@ class Splits:
     """All the examples of a run, by who sees them; those to distil from have the label -1, to be used without."""
 
     train: Part  # the data set's whole training part
-    clients: tuple[Tensor, ...]  # what each client holds, as positions in `train`
+    private: Part  # the same, and behind it public data from elsewhere if the clients hold that as well
+    clients: tuple[Tensor, ...]  # what each client holds, as positions in `private`
     public: Part
     ranking: Part
     distill: Part
     validation: Part
     test: Part
     num_classes: int
+    public_to: PublicTo = "nobody"
 
     @classmethod
     def build(
@@ -133,11 +138,13 @@ class Splits:
         *,
         public: Dataset | Part | Literal["test"] | None = None,
         leak_public_is_test: bool = False,
+        public_to: PublicTo = "nobody",
     ) -> Splits:
         """Put a carved and partitioned data set together; `positions` says which of `carved.rest` each client holds.
 
         Public data is the carved one, or comes from elsewhere, whole: a data set of the user's (both its parts), or
-        the test set, if that leak is on.
+        the test set, if that leak is on. With `public_to` the clients hold all of it too, whatever the server uses it
+        for; everything else, and how the rest was partitioned, stays as it is.
         """
         clients = {f"client {index}": carved.rest[chosen] for index, chosen in enumerate(positions)}
         set_aside = {"the refinement data": carved.public, "the distillation data": carved.distill}
@@ -156,26 +163,71 @@ class Splits:
             order = stratified_order(pool.y.numpy(), numpy_generator(carved.seed, "split", "public"))
             shared = _share_out(order, carved.ranking_share, carved.distill_share)
         refine, ranking, unlabelled = (pool.take(torch.from_numpy(index)) for index in shared)
+        private, held = _handed_out(dataset, pool, shared, list(clients.values()), public_to, carved.seed)
         return cls(
             train=dataset.train,
-            clients=tuple(torch.from_numpy(index) for index in clients.values()),
+            private=private,
+            clients=tuple(torch.from_numpy(index) for index in held),
             public=refine,
             ranking=ranking,
             distill=Part(unlabelled.x, torch.full_like(unlabelled.y, -1)),
             validation=dataset.train.take(torch.from_numpy(carved.validation)),
             test=dataset.test,
             num_classes=dataset.num_classes,
+            public_to=public_to,
         )
 
     def manifest(self) -> dict[str, object]:
         """Sizes and sha256 of every part's contents and every client's positions, and one sha256 over all that."""
         parts = ("train", "public", "ranking", "distill", "validation", "test")
-        listed: dict[str, object] = {"num_classes": self.num_classes}
+        listed: dict[str, object] = {"num_classes": self.num_classes, "public_to": self.public_to}
         for name in parts:
             part: Part = getattr(self, name)
             listed[name] = {"examples": len(part), "sha256": checksum(part.x.numpy(), part.y.numpy())}
         listed["clients"] = [{"examples": len(held), "sha256": checksum(held.numpy())} for held in self.clients]
         return {**listed, "sha256": hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()}
+
+
+def _handed_out(
+    dataset: Dataset,
+    pool: Part,
+    shared: Sequence[np.ndarray],
+    clients: Sequence[np.ndarray],
+    public_to: PublicTo,
+    seed: int,
+) -> tuple[Part, Sequence[np.ndarray]]:
+    """(what clients' positions point into, the clients' positions with the public data that they are given)."""
+    private, public = dataset.train, np.unique(np.concatenate(shared))  # ranking may be the same examples
+    if public_to == "nobody":
+        return private, clients
+    if public_to == "everybody":
+        if pool is not dataset.train:
+            private = Part(torch.cat([private.x, pool.x]), torch.cat([private.y, pool.y]))
+            public = public + len(dataset.train)
+        given = [public] * len(clients)
+    else:
+        if pool is not dataset.train:
+            raise CompatibilityError(
+                "public-returned gives public data back to the clients, and this public data never was theirs. Set "
+                'public.source = "train", or algorithm = public-share, which adds it to every client.'
+            )
+        owner = _owners(dataset.train.y.numpy(), public, clients, seed, dataset.num_classes)
+        given = [public[owner == client] for client in range(len(clients))]
+    return private, [np.sort(np.concatenate(both)) for both in zip(clients, given, strict=True)]
+
+
+def _owners(
+    labels: np.ndarray, public: np.ndarray, clients: Sequence[np.ndarray], seed: int, num_classes: int
+) -> np.ndarray:
+    """The client that each public example goes to, drawn in proportion to how many of its class a client has.
+
+    A class that nobody has goes in proportion to the clients' sizes.
+    """
+    counts = np.stack([np.bincount(labels[mine], minlength=num_classes) for mine in clients])  # [clients, classes]
+    ends = np.where(counts.any(0), counts, counts.sum(1, keepdims=True)).cumsum(0)[:, labels[public]]
+    drawn = numpy_generator(seed, "split", "returned").integers(0, ends[-1])
+    owner: np.ndarray = (drawn >= ends).sum(0)
+    return owner
 
 
 def check_disjoint(

@@ -20,11 +20,13 @@ from fnrfl.core.algorithm import Objective
 from fnrfl.core.net import Net
 from fnrfl.core.step import Carry, Gradient, by_autograd, local_step
 from fnrfl.core.types import (
+    SERVER,
     Batch,
     Data,
     Engine,
     Feed,
     LocalTask,
+    Out,
     Plan,
     Probe,
     Replies,
@@ -155,14 +157,18 @@ class InProcess(Engine):
         nonfinite: Literal["fail", "skip"] = "fail",
         folder: Path | None = None,
         trace: bool = False,
+        stragglers: float = 0.0,
+        dropout: float = 0.0,
     ) -> None:
         self.net, self.feed, self.seed = net, feed, seed
         self.lr_decay, self.clients_at_once, self.nonfinite = lr_decay, clients_at_once, nonfinite
         self.num_classes, self.examples = feed.num_classes, feed.examples
+        self.stragglers, self.dropout = stragglers, dropout
         self._training = training
         self.store = ClientStore(client_state or {}, folder and _made(folder / "memory"))
         self.held = ClientStore({}, folder and _made(folder / "held"))
         self.tracer = Tracer() if trace else None
+        self.initial = State(*net.flatten())
         self._threads = threads
         self._nets: SimpleQueue[Net] = SimpleQueue()
         for _ in range(threads):
@@ -178,6 +184,8 @@ class InProcess(Engine):
         self.round = t
         self.training = replace(self._training, lr=self._training.lr * self.lr_decay**t)
         self.notes: dict[str, Any] = {}
+        self.slow: set[int] = set()  # of the last private training
+        self.lost: set[int] = set()
         self.held.clear()
 
     def note(self, **facts: object) -> None:
@@ -186,6 +194,11 @@ class InProcess(Engine):
     # -- the two verbs ------------------------------------------------------------------------------------------------
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         width = self.clients_at_once or len(cohort)
+        if task.purpose == "local":
+            self.slow, self.lost = self._some(cohort, self.stragglers), self._some(cohort, self.dropout, "dropout")
+            for what, some in (("stragglers", self.slow), ("dropped", self.lost)):
+                if some:
+                    self.notes[what] = sorted({*self.notes.get(what, ()), *some})
         for i in range(0, len(cohort), width):
             where = slice(i, i + width)
             with torch.no_grad(), one_intra_op_thread():
@@ -193,15 +206,31 @@ class InProcess(Engine):
             if len(replies.clients):  # not if all were left out
                 yield replies
 
-    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+    def _some(self, cohort: Tensor, share: float, what: str = "stragglers") -> set[int]:
+        """floor(share * m) clients of a cohort, whatever its order, but not all."""
+        count = min(math.floor(len(cohort) * share + 1e-9), len(cohort) - 1)  # somebody is left
+        order = torch.randperm(len(cohort), generator=generator(self.seed, self.round, what))
+        return set(cohort.sort().values[order[:count]].tolist())
+
+    def _epochs(self, client: int, task: LocalTask, epochs: int) -> int:
+        """A straggler does a random part of the epochs, one at least and not all."""
+        if task.purpose != "local" or client not in self.slow or epochs < 2:
+            return epochs
+        stream = generator(self.seed, self.round, client, "straggler")
+        return int(torch.randint(1, epochs, (), generator=stream))
+
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
         clients = cohort.tolist()
 
         def ask(net: Net, m: int) -> Tree:
-            model = self._held(clients[m])
+            model = self._asked(clients[m], m, probe, at)
             total: Tree = {}
             for batch in self.feed.whole(clients[m], data, self._stream(clients[m], "measure")):
-                x = net.laid_out(batch.x)
-                part = probe(net.apply(model.params, model.buffers, x, mode="frozen")[0], batch)
+                if model is None:
+                    part = probe(Out(batch.y[:, None][:, :0], batch.y[:, None][:, :0], batch.y[:, None][:, :0]), batch)
+                else:
+                    x = net.laid_out(batch.x)
+                    part = probe(net.apply(model.params, model.buffers, x, mode="frozen")[0], batch)
                 total = {k: total[k] + v if k in total else v for k, v in part.items()}
             return probe.finish(total)
 
@@ -209,7 +238,34 @@ class InProcess(Engine):
             rows = self.each(len(clients), ask)
         return {k: torch.stack([row[k] for row in rows]) for k in rows[0]}
 
-    observe = measure  # everybody is in this process
+    def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        return self.measure(cohort, probe, data=data)  # everybody is in this process
+
+    def _asked(self, client: int, m: int, probe: Probe, at: State | None) -> State | None:
+        """The model that a probe looks at."""
+        if not probe.asks_model:
+            return None
+        if at is None:
+            return self._held(client)
+        return at if at.params.ndim == 1 else model_row(at, m)
+
+    # -- the server's own ---------------------------------------------------------------------------------------------
+    def fit(self, task: LocalTask) -> State:
+        with torch.no_grad(), one_intra_op_thread():
+            job = self._job([SERVER], replace(task, remember=False))
+            losses = self._run(job)
+        if not (losses[0].isfinite().all() and job.carry.params.isfinite().all()):
+            raise FnrflError(
+                f"The server's model is no longer finite (round {self.round + 1}, {task.purpose}). Lower the learning "
+                "rate of what it trains with."
+            )
+        return model_row(State(job.carry.params, job.carry.buffers), 0)
+
+    def generator(self, *key: object) -> torch.Generator:
+        return generator(self.seed, self.round, "server", *key)
+
+    def pool(self, data: Data) -> tuple[Tensor, Tensor]:
+        return self.feed.all(data)
 
     # -- what a subclass provides -------------------------------------------------------------------------------------
     def _run(self, job: Job) -> list[Tensor]:
@@ -269,6 +325,8 @@ class InProcess(Engine):
         extras, kept = self._finish(job, end, replies.travel)
         replies = replace(replies, extras={k: torch.stack(rows) for k, rows in extras.items()})
         good = self._finite(job, losses, replies.loss)
+        if task.purpose == "local" and self.lost:  # as if they had not been asked, but for the bytes down
+            good = [m for m in good if job.clients[m] not in self.lost]
         if task.remember:
             self.store.write([job.clients[m] for m in good], {k: [rows[m] for m in good] for k, rows in kept.items()})
         if task.hold:
@@ -282,9 +340,12 @@ class InProcess(Engine):
         training = task.training or self.training
         own = (self.store.read(clients) if task.remember else {}) | task.own
         start = self._start(clients, task.start)
-        begin = start.params
         if type(task.objective).begin is not Objective.begin:
-            begin = torch.stack([task.objective.begin(begin[m], row(own, m)) for m in range(len(clients))])
+            begun = [task.objective.begin(model_row(start, m), row(own, m)) for m in range(len(clients))]
+            start = State(
+                torch.stack([s.params for s in begun]),
+                {k: torch.stack([s.buffers[k] for s in begun]) for k in start.buffers},
+            )
         streams = [self._stream(client, task.purpose) for client in clients]
         return Job(
             clients,
@@ -292,10 +353,13 @@ class InProcess(Engine):
             training,
             start,
             own,
-            [self.feed.plan(c, task.data, training, s) for c, s in zip(clients, streams, strict=True)],
+            [
+                self.feed.plan(c, task.data, replace(training, epochs=self._epochs(c, task, training.epochs)), s)
+                for c, s in zip(clients, streams, strict=True)
+            ],
             [self._draw(task.objective, stream) for stream in streams],
-            Carry.new(training, begin, start.buffers),
-            torch.tensor(training.lr, dtype=begin.dtype),
+            Carry.new(training, start.params, start.buffers),
+            torch.tensor(training.lr, dtype=start.params.dtype),
         )
 
     def _start(self, clients: list[int], start: State | None) -> State:
@@ -309,6 +373,8 @@ class InProcess(Engine):
         return State(start.params.expand(M, -1), {k: v.expand(M, *v.shape) for k, v in start.buffers.items()})
 
     def _held(self, client: int) -> State:
+        if client not in self.held:  # nothing yet: the model that everybody knows from the start
+            return self.initial
         model = self.held.get(client)
         return State(model["params"], {k[1:]: v for k, v in model.items() if k != "params"})
 

@@ -29,14 +29,15 @@ class Batched(InProcess):
     def warm_up(self) -> None:
         vmap(grad(torch.sum))(torch.zeros(1, 1))  # imports hundreds of modules the first time
 
-    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
-        if data == "private":  # everybody is asked about other examples
-            return super().measure(cohort, probe, data=data)
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
+        if data == "private" or not probe.asks_model:  # everybody is asked about other examples
+            return super().measure(cohort, probe, data=data, at=at)
         clients = cohort.tolist()
         groups = [clients[i : i + ROWS] for i in range(0, len(clients), ROWS)]
 
         def ask(net: Net, g: int) -> list[Tree]:
-            held = [self._held(client) for client in groups[g]]
+            first = g * ROWS
+            held = [self._asked(client, first + i, probe, at) or self.initial for i, client in enumerate(groups[g])]
             params = torch.stack([model.params for model in held])
             buffers = {k: torch.stack([model.buffers[k] for model in held]) for k in held[0].buffers}
             total: Tree = {}
@@ -50,8 +51,6 @@ class Batched(InProcess):
         with torch.no_grad(), one_intra_op_thread():
             rows = [row for group in self.each(len(groups), ask) for row in group]
         return {k: torch.stack([row[k] for row in rows]) for k in rows[0]}
-
-    observe = measure
 
     def _run(self, job: Job) -> list[Tensor]:
         steps, sizes = job.steps, {size for plan in job.plans for size in plan.sizes}

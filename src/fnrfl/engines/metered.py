@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from fnrfl.core.types import Data, Decorator, Engine, LocalTask, Probe, Replies, Tree
+from fnrfl.core.types import Data, Decorator, Engine, LocalTask, Probe, Replies, State, Tree
 
 
 def wire_bytes(tensor: Tensor) -> int:
@@ -19,10 +19,16 @@ def _tree(tree: Tree) -> int:
     return sum(wire_bytes(v) for v in tree.values())
 
 
+def _vectors(tree: Tree, axes: int) -> Tree:
+    """Without what is a single number for a client: that is a header."""
+    return {k: v for k, v in tree.items() if v.ndim > axes}
+
+
 class Metered(Decorator):
     """An engine that knows what crossed, by phase and direction, and how long each phase took.
 
-    `bytes[phase]["down" | "up" | "headers"]`: models, vectors and answers; headers are ids, counts and step totals.
+    `bytes[phase]["down" | "up" | "headers"]`: models, vectors and answers; headers are ids, counts, step totals and
+    single numbers.
     A model that was sent to a client in this round is not sent again. `tell` hears the name of each phase as it begins.
     """
 
@@ -40,7 +46,10 @@ class Metered(Decorator):
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         self.tell(task.purpose)
         count = self.bytes.setdefault(task.purpose, {"down": 0, "up": 0, "headers": 0})
-        count["down"] += len(cohort) * _tree(task.shared) + _tree(task.own) + self._model(cohort, task)
+        count["down"] += len(cohort) * _tree(_vectors(task.shared, 0)) + _tree(_vectors(task.own, 1))
+        count["down"] += self._model(cohort, task.start, task.stays)
+        scalars = sum(v.ndim == 0 for v in task.shared.values()) + sum(v.ndim == 1 for v in task.own.values())
+        count["headers"] += len(cohort) * 4 * scalars
         chunks = self.engine.stream(cohort, task)
         while True:
             began = time.perf_counter()
@@ -50,17 +59,21 @@ class Metered(Decorator):
                 return
             count["up"] += _tree(replies.extras)
             if task.upload:
-                count["up"] += wire_bytes(replies.params) + _tree(replies.buffers)
+                whole = wire_bytes(replies.params) + _tree(replies.buffers)
+                count["up"] += whole - len(replies.clients) * self._staying(task.stays)
             facts = (replies.clients, replies.examples, replies.steps, replies.travel, replies.loss)
             count["headers"] += sum(wire_bytes(fact) for fact in facts)
             yield replies
 
-    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
         self.tell("measure")
         began = time.perf_counter()
-        answers = self.engine.measure(cohort, probe, data=data)
+        answers = self.engine.measure(cohort, probe, data=data, at=at)
         self._tick("measure", began)
-        self.bytes.setdefault("measure", {"down": 0, "up": 0, "headers": 0})["up"] += _tree(answers)
+        count = self.bytes.setdefault("measure", {"down": 0, "up": 0, "headers": 0})
+        count["up"] += _tree(answers)
+        if probe.asks_model:
+            count["down"] += self._model(cohort, at)
         return answers
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
@@ -70,22 +83,30 @@ class Metered(Decorator):
         self._tick("observe", began)
         return answers
 
-    def _model(self, cohort: Tensor, task: LocalTask) -> int:
-        """Bytes of the models that go down with a task."""
-        if task.start is None:
+    def _model(self, cohort: Tensor, start: State | None, stays: frozenset[str] = frozenset()) -> int:
+        """Bytes of the models that go down with a task or a probe."""
+        if start is None:
             return 0
-        if task.start.params.ndim == 2:
-            return wire_bytes(task.start.params) + _tree(task.start.buffers)
+        if start.params.ndim == 2:
+            return wire_bytes(start.params) + _tree(start.buffers) - len(cohort) * self._staying(stays)
         clients = set(cohort.tolist())
         for model, had in self._sent:
-            if model is task.start.params:
+            if model is start.params:
                 new = clients - had
                 had |= clients
                 break
         else:
             new = clients
-            self._sent.append((task.start.params, clients))
-        return len(new) * (wire_bytes(task.start.params) + _tree(task.start.buffers))
+            self._sent.append((start.params, clients))
+        return len(new) * (wire_bytes(start.params) + _tree(start.buffers) - self._staying(stays))
+
+    def _staying(self, names: frozenset[str]) -> int:
+        """Bytes of a model's parameters and buffers that never travel."""
+        if not names:
+            return 0
+        params, buffers = self.engine.net.flatten()
+        mine = self.engine.net.mask(names)
+        return wire_bytes(params[mine]) + _tree({k: v for k, v in buffers.items() if k in names})
 
     def _tick(self, phase: str, began: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began

@@ -98,9 +98,9 @@ class Run:
         return self.accuracy * 1e4 / self.seconds[-1]
 
     @property
-    def rho(self) -> float:
-        """Accuracy * 1e4 per MiB."""
-        return self.accuracy * 1e4 / self.mib[-1]
+    def rho(self) -> float | None:
+        """Accuracy * 1e4 per MiB; None where nothing was sent."""
+        return self.accuracy * 1e4 / self.mib[-1] if self.mib[-1] else None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,132 @@
+"""What server optimisers share: a wrapper around another method, whose displacement is the gradient."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fnrfl.core.algorithm import Algorithm, option
+from fnrfl.core.net import Net
+from fnrfl.core.types import Engine, Flat, State, Tree
+from fnrfl.errors import CompatibilityError
+from fnrfl.server import optimisers
+
+
+@dataclass(frozen=True)
+class Optimised(Algorithm):
+    """x <- x + step(D) + sum_i p_i (z_i - y_i), D the displacement of the inner method's round.
+
+    Parameters only: buffers, client memory and the inner method's own state are as that method leaves them.
+    """
+
+    traffic: ClassVar[str] = "as its inner method"
+
+    inner: str = option("fedavg", "the method, at its defaults, whose displacement of the model is the gradient")
+    refinement: Literal["outside", "inside"] = option(
+        "outside", "FNR's part of the displacement: added after the server's step, or seen by it like the rest"
+    )
+
+    def __post_init__(self) -> None:
+        self.method.needs  # noqa: B018  (an inner method that cannot be is refused now)
+
+    def memory(self, params: Flat) -> Tree:
+        """The optimiser's memory before the first round; names begin with `server.`."""
+        raise NotImplementedError
+
+    def step(self, D: Flat, memory: Tree, t: int) -> tuple[Flat, Tree]:
+        """(what is added to the model in round t, counted from 1; the memory after it)."""
+        raise NotImplementedError
+
+    def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
+        apart = optimisers.Apart(engine)
+        new = self.method.round(state, cohort, apart if self.refinement == "outside" else engine)
+        D = new.params - state.params
+        step, memory = self.step(D, state.extra, engine.round + 1)
+        # x + step(D), written so that a step of D itself is the inner method to the last bit.
+        return State(new.params + (step - D) + apart.refinement, new.buffers, new.extra | memory)
+
+    # -- as the inner method has it ------------------------------------------------------------------------------------
+    @cached_property
+    def method(self) -> Algorithm:
+        """The inner method."""
+        return _at_defaults(self.inner)
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return self.method.needs | ({"uses-trained"} if self.refinement == "outside" else set())
+
+    @property
+    def personalised(self) -> bool:  # type: ignore[override]
+        return self.method.personalised
+
+    def adapt(self, module: nn.Module, example: Tensor) -> nn.Module:
+        return self.method.adapt(module, example)
+
+    def client_state(self, net: Net) -> Tree:
+        return self.method.client_state(net)
+
+    def init(self, net: Net) -> State:
+        state = self.method.init(net)
+        return State(state.params, state.buffers, state.extra | self.memory(state.params))
+
+    def personal(self, net: Net, state: State, client: int, memory: Tree) -> State:
+        return self.method.personal(net, state, client, memory)
+
+
+@dataclass(frozen=True)
+class Adaptive(Optimised):
+    """m <- beta1 m + (1 - beta1) D; v as the method says; x <- x + server_lr m / (sqrt(v) + tau)."""
+
+    server_lr: float = option(0.03, "step size of the server: about how far a parameter moves in a round", gt=0.0)
+    beta1: float = option(0.9, "how much of the mean displacement is kept", ge=0.0, le=0.9999)
+    tau: float = option(1e-3, "displacements far below it are not adapted to; large: like fedavgm", gt=0.0)
+    v0: Literal["tau", "zero"] = option("tau", "v before the first round: tau^2 (the paper) or zero (most codes)")
+
+    def memory(self, params: Flat) -> Tree:
+        first = self.tau**2 if self.v0 == "tau" else 0.0
+        return {"server.m": torch.zeros_like(params), "server.v": torch.full_like(params, first)}
+
+    def step(self, D: Flat, memory: Tree, t: int) -> tuple[Flat, Tree]:
+        m = optimisers.average(memory["server.m"], D, self.beta1)
+        v = self.second(memory["server.v"], D.square())
+        return self.rate(t) * optimisers.adaptive(m, v, self.tau), {"server.m": m, "server.v": v}
+
+    def second(self, v: Flat, square: Flat) -> Flat:
+        """The next v, given D^2."""
+        raise NotImplementedError
+
+    def rate(self, t: int) -> float:
+        """The step size of round t."""
+        return self.server_lr
+
+
+def _at_defaults(name: str) -> Algorithm:
+    """A method of the package by its name, if it is not a wrapper itself."""
+    if name in _stems():
+        found = _class(name)
+        if not _wraps(found):
+            return found()
+    choices = [known for known in _stems() if not _wraps(_class(known))]
+    reason = "goes around a method itself" if name in _stems() else "is not a method of the package"
+    raise CompatibilityError(f'algorithm.inner = "{name}" {reason}. Choose one of {", ".join(choices)}.')
+
+
+def _stems() -> list[str]:
+    return sorted(p.stem.replace("_", "-") for p in Path(__file__).parent.glob("*.py") if p.stem[0] != "_")
+
+
+def _class(name: str) -> type[Algorithm]:
+    """The last class of the file that derives from Algorithm, as everywhere."""
+    module = importlib.import_module(f"fnrfl.algorithms.{name.replace('-', '_')}")
+    here = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+    return [c for c in here if issubclass(c, Algorithm)][-1]
+
+
+def _wraps(cls: type[Algorithm]) -> bool:
+    return any(f.name == "inner" for f in fields(cls))
