@@ -305,7 +305,7 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
             from fnrfl.engines import loop
 
             loop.in_turn = lambda step: timed("steps", kept[2](step))  # type: ignore[assignment]
-        metered, state = Metered(engine), built.algorithm.init(*built.net.flatten())
+        metered, state = Metered(engine), built.algorithm.init(built.net)
         engine.warm_up()
         with base.one_intra_op_thread():
             for t in range(3):
