@@ -53,9 +53,12 @@ BASE = (
     *("rounds=3", "clients=6", "client.epochs=1", "model=cnn(norm=batch)", "scenario=label-dirichlet(1)"),
     *("public.size=100", "validation.size=1000", "fnr.epochs=1", "fnr=off"),  # which leaves little to train on
 )
+# What cfedfn's and fedftg's clients are asked in a round depends on earlier rounds: a forecast of theirs is no more
+# than near.
+FORESEEN = [name for name in registry.algorithms() if name not in ("cfedfn", "fedftg")]
 VARIANTS = [
-    *((f"algorithm={name}",) for name in registry.algorithms()),
-    *((f"algorithm={name}", "fnr=on", "fnr.share=0.4", "participation=0.5") for name in registry.algorithms()),
+    *((f"algorithm={name}",) for name in FORESEEN),
+    *((f"algorithm={name}", "fnr=on", "fnr.share=0.4", "participation=0.5") for name in FORESEEN),
     ("algorithm=scaffold", "algorithm.variates=I"),
     ("algorithm=moon", "algorithm.head=16"),
     ("fnr.upload=twice", "fnr=on"),

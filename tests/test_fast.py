@@ -39,7 +39,8 @@ def programs(run: Run) -> list[trace.Steps | None]:
 # -- Recorded steps ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("label", METHODS)
+# FedBN's refinement leaves some parameters out, by a mask that TorchScript does not take; its steps run one by one.
+@pytest.mark.parametrize("label", [label for label in METHODS if not label.startswith("fedbn")])
 @FAST
 def test_the_steps_of_every_method_can_be_recorded(label: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By TorchScript, with BatchNorm and dropout: the slower way to run a record is taken away."""

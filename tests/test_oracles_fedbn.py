@@ -275,7 +275,7 @@ def test_card13_a_client_uses_its_layers_with_the_refined_average() -> None:
 
 
 def test_card13_a_model_without_batchnorm_is_refused() -> None:
-    with pytest.raises(CompatibilityError, match="keeps BatchNorm layers apart"):
+    with pytest.raises(CompatibilityError, match="works on BatchNorm layers"):
         fnrfl.run("digits", out=None, algorithm="fedbn", model="mlp")
 
 

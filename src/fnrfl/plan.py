@@ -20,7 +20,21 @@ from torch import Tensor
 
 from fnrfl.build import Built, build, cohort, cohort_size
 from fnrfl.config import RunConfig
-from fnrfl.core.types import Batch, Data, Engine, Feed, LocalTask, Plan, Probe, Replies, State, Stream, Training, Tree
+from fnrfl.core.types import (
+    SERVER,
+    Batch,
+    Data,
+    Engine,
+    Feed,
+    LocalTask,
+    Plan,
+    Probe,
+    Replies,
+    State,
+    Stream,
+    Training,
+    Tree,
+)
 from fnrfl.data.batches import WHOLE
 from fnrfl.engines.base import row
 from fnrfl.engines.metered import Metered
@@ -120,7 +134,8 @@ class Rehearsal(Engine):
         for t in range(self.built.config.rounds):
             active = cohort(self.built.config, t)
             for clients, task in self.tasks:
-                who = active[: len(clients)] if task.data == "private" else clients
+                federated = task.data == "private" and int(clients[0]) != SERVER
+                who = active[: len(clients)] if federated else clients
                 steps = sum(self.steps_of(client, task) for client in who.tolist())
                 if steps:
                     total[task.purpose] = total.get(task.purpose, 0) + steps
@@ -161,6 +176,7 @@ class Rehearsal(Engine):
         )
 
     def fit(self, task: LocalTask) -> State:
+        self.tasks.append((torch.tensor([SERVER]), task))
         return self._model if task.start is None else State(task.start.params, task.start.buffers)
 
     def generator(self, *key: object) -> torch.Generator:

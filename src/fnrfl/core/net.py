@@ -206,7 +206,8 @@ class Net:
 
     def mask(self, names: Set[str]) -> Tensor:
         """Which entries of the flat vector belong to some parameters, [P]."""
-        return torch.cat([torch.full((n,), name in names) for name, n in zip(self.shapes, self.sizes, strict=True)])
+        ones = [torch.ones(n) * (name in names) for name, n in zip(self.shapes, self.sizes, strict=True)]
+        return torch.cat(ones) > 0
 
     @property
     def has_features(self) -> bool:
