@@ -140,7 +140,7 @@ def test_words_may_be_quoted(word: str) -> None:
         ("resnet81", "Did you mean 'resnet18'"),
         ("transformer", "The models are resnet18, vgg11"),
         ("simple_cnn", "Did you mean 'simple-cnn'"),
-        ("mlp(hiden=3)", "no option 'hiden'. Did you mean 'hidden'? It takes hidden and depth"),
+        ("mlp(hiden=3)", "no option 'hiden'. Did you mean 'hidden'? It takes hidden, depth, norm"),
         ("vgg11(head=3)", "no option 'head'. It takes none"),
         ("mlp(num_classes=3)", "no option 'num_classes'"),
         ("mlp(hidden=0)", "hidden = 0; it should be greater than 0"),

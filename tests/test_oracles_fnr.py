@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fnrfl.algorithms.cfedfn import CFedFN
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fednova import FedNova
 from fnrfl.algorithms.fedprox import FedProx
@@ -305,7 +306,7 @@ def handed_over(fnr: FNR, **options: object) -> tuple[Run, Replies, Replies]:
     played = Run(fnr, **options)
     task = LocalTask(Objective(), "local", played.state)
     private = played.engine.train(played.cohort(0), task)
-    return played, private, Refining(played.metered, fnr, None).train(played.cohort(0), task)
+    return played, private, Refining(played.metered, fnr, played.cohort(0), None).train(played.cohort(0), task)
 
 
 @pytest.mark.parametrize("inner", [FedAvg(), FedNova()], ids=named)
@@ -535,3 +536,16 @@ def test_a_cohort_in_another_order_is_refined_alike() -> None:
     back.round(back.cohort(0).flip(0))
     assert sorted(there.engine.notes["refined"]) == sorted(back.engine.notes["refined"])
     assert_near(there.state, back.state)
+
+
+def test_the_log_has_one_ranking_for_each_client_of_the_cohort_in_its_order() -> None:
+    clustered = Run(FNR(inner=CFedFN(clusters=2)), active=6)
+    clustered.rounds(2)
+    told, cohort = clustered.engine.notes, clustered.cohort(1).tolist()
+    assert len(told["ranking"]) == len(told["norms"]) == len(cohort)
+    assert all(told["ranking"][cohort.index(client)] is not None for client in told["refined"])
+    lossy = Run(FNR(inner=FedAvg()), active=6, dropout=0.34)
+    lossy.round()
+    told, cohort = lossy.engine.notes, lossy.cohort(0).tolist()
+    lost = [client for client, value in zip(cohort, told["ranking"], strict=True) if value is None]
+    assert lost == told["dropped"] and len(lost) == 2

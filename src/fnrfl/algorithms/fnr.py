@@ -293,7 +293,7 @@ class FNR(Algorithm):
         return self.inner.personal(net, state, client, memory)
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
-        refining = Refining(engine, self, state.extra.get("fnr.target"))
+        refining = Refining(engine, self, cohort, state.extra.get("fnr.target"))
         new = self.inner.round(state, cohort, refining)
         if self.when == "refine" or refining.norms is None:
             return new
@@ -303,11 +303,13 @@ class FNR(Algorithm):
 class Refining(Decorator):
     """An engine whose clients end private training by refining the weakest of them."""
 
-    def __init__(self, engine: Engine, fnr: FNR, target: Tensor | None) -> None:
+    def __init__(self, engine: Engine, fnr: FNR, cohort: Tensor, target: Tensor | None) -> None:
         super().__init__(engine)
-        self.fnr, self.target = fnr, target
+        self.fnr, self.cohort, self.target = fnr, cohort, target
         self.norms: Tensor | None = None  # [M, C] of everybody who has been streamed
-        self._noted: dict[str, list[object]] = {}
+        self._noted: dict[str, dict[int, object]] = {}
+        self._refined: list[int] = []
+        self._seen: dict[str, list[Tensor]] = {}  # [R, C] of refined clients, before and after
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         fnr = self.fnr
@@ -325,15 +327,17 @@ class Refining(Decorator):
         norms = self.engine.measure(clients, ClassNorms(self.num_classes))["norms"]
         self.norms = norms if self.norms is None else torch.cat([self.norms, norms])
         if not refines:
-            self._remark(norms=norms.tolist())
+            self._remark(clients, norms=norms)
             yield from trained
             return
         accuracy = self.engine.measure(clients, Accuracy(), data="ranking")["accuracy"]
         by_index = clients.argsort()  # so that ties go to the lower client
         refined = by_index[weakest(accuracy[by_index], fnr.share)].sort().values
         target = norm_targets(norms, refined, fnr.target)
-        self._remark(refined=clients[refined].tolist(), ranking=accuracy.tolist(), norms=norms.tolist())
-        before = self._class_accuracy(clients[refined])
+        self._remark(clients, ranking=accuracy, norms=norms)
+        self._refined += clients[refined].tolist()
+        self.note(refined=self._refined)
+        self._observe("refined_before", clients[refined])
         peers = len(clients) - len(refined) if fnr.target == "others" else len(clients) - 1
         first = 0
         for chunk in trained:
@@ -341,20 +345,22 @@ class Refining(Decorator):
             refinement = self._refinement(task, peers, {"fnr.target": target[here]})
             yield self._handed_over(chunk, refined[here] - first, refinement, early)
             first += len(chunk.clients)
-        self.note(refined_before=before, refined_after=self._class_accuracy(clients[refined]))
+        self._observe("refined_after", clients[refined])
 
-    def _remark(self, **facts: list[object]) -> None:
-        """Note lists that grow: a clustered method streams each of its clusters."""
+    def _remark(self, clients: Tensor, **facts: Tensor) -> None:
+        """Note what is known of each client, in cohort order; a clustered method streams its clusters in turn."""
         for name, values in facts.items():
-            self._noted[name] = self._noted.get(name, []) + values
-        self.note(**self._noted)
+            noted = self._noted.setdefault(name, {})
+            noted.update(zip(clients.tolist(), values.tolist(), strict=True))
+            self.note(**{name: [noted.get(client) for client in self.cohort.tolist()]})
 
-    def _class_accuracy(self, clients: Tensor) -> list[float | None]:
-        """Mean over some clients of each class's accuracy on ranking data."""
-        if not len(clients):  # replies were lost
-            return []
-        seen = self.observe(clients, ClassAccuracy(self.num_classes), data="ranking")["accuracy"].mean(0)
-        return [None if value != value else value for value in seen.tolist()]
+    def _observe(self, name: str, clients: Tensor) -> None:
+        """Note the mean over all refined clients of each class's accuracy on ranking data."""
+        seen = self._seen.setdefault(name, [])
+        if len(clients):  # not if their replies were lost
+            seen.append(self.observe(clients, ClassAccuracy(self.num_classes), data="ranking")["accuracy"])
+        mean = torch.cat(seen).mean(0).tolist() if seen else []
+        self.note(**{name: [None if value != value else value for value in mean]})
 
     def _handed_over(self, chunk: Replies, rows: Tensor, task: LocalTask, early: bool) -> Replies:
         """The chunk with the models that its clients hand over: refined ones, and the others as they are."""

@@ -120,7 +120,7 @@ def _check(spec: str, factory: Factory, options: dict[str, object]) -> None:
     offered = [name for name in declared if name not in DATA]
     for option, value in options.items():
         if option not in offered:
-            takes = f"It takes {' and '.join(offered)}" if offered else "It takes none"
+            takes = f"It takes {', '.join(offered)}" if offered else "It takes none"
             raise ConfigError(f"Model {spec!r} has no option {option!r}.{_nearest(option, offered)} {takes}.")
         try:
             TypeAdapter(declared[option]).validate_python(value, strict=True)

@@ -48,12 +48,19 @@ def cnn(input_shape: tuple[int, ...], num_classes: int, norm: Literal["none", "b
 
 
 def mlp(
-    input_shape: tuple[int, ...], num_classes: int, hidden: PositiveInt = 64, depth: PositiveInt = 1
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    hidden: PositiveInt = 64,
+    depth: PositiveInt = 1,
+    norm: Literal["none", "batch"] = "none",
 ) -> nn.Sequential:
-    """A perceptron with `depth` hidden layers of `hidden` units; it flattens whatever shape it is given."""
+    """A perceptron with `depth` hidden layers of `hidden` units for any shape; `norm=batch` adds BatchNorm."""
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(input_shape)
     for _ in range(depth):
-        layers += [nn.Linear(width, hidden), nn.ReLU()]
+        layers.append(nn.Linear(width, hidden))
+        if norm == "batch":
+            layers.append(nn.BatchNorm1d(hidden))
+        layers.append(nn.ReLU())
         width = hidden
     return nn.Sequential(*layers, nn.Linear(width, num_classes))

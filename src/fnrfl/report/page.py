@@ -264,20 +264,25 @@ def _inside(group: Group, numbers: int) -> dict[str, Any]:
 def _client(run: Run, client: int) -> dict[str, Any]:
     """What the server knows about a client in the end."""
     active = [event for event in run.rounds if client in event["cohort"]]
-    ranked = [event for event in active if "ranking" in event]
-    normed = [event for event in active if "norms" in event]
-    norms = normed[-1]["norms"][normed[-1]["cohort"].index(client)] if normed else []
+    ranked = [value for event in active if (value := _of_client(event, "ranking", client)) is not None]
+    normed = [value for event in active if (value := _of_client(event, "norms", client)) is not None]
+    norms = normed[-1] if normed else []
     known = [value for value in norms if value]  # 0: public data has none of this class
     return {
         "client": client,
         "examples": sum(run.counts[client]),
         "active": len(active),
-        "ranking": short(ranked[-1]["ranking"][ranked[-1]["cohort"].index(client)]) if ranked else None,
+        "ranking": short(ranked[-1]) if ranked else None,
         "norm": _mean(known),
         "norm_low": short(min(known, default=None)),
         "norm_high": short(max(known, default=None)),
         "refined": sum(client in event["refined"] for event in active if "refined" in event) if run.refines else None,
     }
+
+
+def _of_client(event: Event, what: str, client: int) -> Any:
+    """What a round's line says of a client; None if nothing."""
+    return event[what][event["cohort"].index(client)] if what in event and client in event["cohort"] else None
 
 
 def _refined(run: Run, shown: range, numbers: int) -> dict[str, Any] | None:
@@ -290,9 +295,7 @@ def _refined(run: Run, shown: range, numbers: int) -> dict[str, Any] | None:
         return 0 if client not in event["cohort"] else 2 if client in event.get("refined", ()) else 1
 
     def ranking(event: Event, client: int) -> float | None:
-        if client not in event["cohort"] or "ranking" not in event:
-            return None
-        return short(event["ranking"][event["cohort"].index(client)])
+        return short(_of_client(event, "ranking", client))
 
     return {
         "rounds": [event["round"] for event in kept],
@@ -318,9 +321,11 @@ def _norms(run: Run, numbers: int) -> dict[str, Any] | None:
     told = [event for event in run.rounds if "norms" in event]
     if not told:
         return None
-    size = max(len(event["norms"][:CLIENTS]) * len(event["norms"][0]) for event in told)
-    kept = _thinned(told, numbers // size)
-    values = [[[short(v) or None for v in row] for row in event["norms"][:CLIENTS]] for event in kept]
+    size = max(sum(len(row or ()) for row in event["norms"][:CLIENTS]) for event in told)
+    kept = _thinned(told, numbers // max(1, size))
+    classes = max(len(row or ()) for event in kept for row in event["norms"])
+    unknown: list[float | None] = [None] * classes
+    values = [[[short(v) or None for v in row or unknown] for row in event["norms"][:CLIENTS]] for event in kept]
     return {
         "rounds": [event["round"] for event in kept],
         "cohorts": [event["cohort"][:CLIENTS] for event in kept],
@@ -341,7 +346,7 @@ def _gap(run: Run) -> list[dict[str, Any]] | None:
             rows = [
                 row
                 for client, row in zip(event["cohort"], event["norms"], strict=True)
-                if (client in event["refined"]) == refined
+                if row is not None and (client in event["refined"]) == refined
             ]
             means = [mean for row in rows if (mean := read.mean([v for v in row if v])) is not None]
             if means:
