@@ -92,7 +92,7 @@ MUTANTS = [
     *_of(
         "engines/trace.py", FAST,
         leaves_in_order_of_insertion=("[part[k] for k in sorted(part)]", "list(part.values())"),
-        any_record_will_do=("if _repeats(program, same, now, stepped):", "if True:"),
+        any_record_will_do=("if self.repeats(program, same, now, stepped):", "if True:"),
         one_tensor_for_two=("return [t.clone() for t in tensors]", "return list(tensors)"),
         only_one_step=("for s in range(b0.size(0)):", "for s in range(1):"),
     ),
@@ -101,7 +101,7 @@ MUTANTS = [
         finished_clients_go_on=("if steps[i] == last:", "if last == max(steps):"),
         group_shrinks_too_far=("next(w for w in halves(width) if w >= live)", "next(w for w in halves(width) if 2 * w >= live)"),
         nobody_waits_for_the_size=("plan.sizes[at[m]], [])", "plan.sizes[0], [])"),
-        held_models_mixed_up=("groups = [clients[i : i + ROWS]", "groups = [clients[::-1][i : i + ROWS]"),
+        held_models_mixed_up=("groups = [clients[i : i + self.rows]", "groups = [clients[::-1][i : i + self.rows]"),
     ),
     *_of(
         "engines/base.py", FAST, ENGINES,

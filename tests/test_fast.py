@@ -124,7 +124,7 @@ def test_one_tensor_given_for_two_arguments_is_two_arguments() -> None:
         return a.sum()
 
     same = torch.ones(3)
-    program = trace.record(step, [same, same], [torch.full((3,), 2.0)])
+    program = trace.Tracer().record(step, [same, same], [torch.full((3,), 2.0)])
     assert program is not None
     a, b = torch.ones(3), torch.tensor([1.0, 2.0, 3.0])
     losses = program([a, b], [torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])])
@@ -235,7 +235,7 @@ def test_how_much_is_gathered_at_once_changes_no_bit(engine: str, policy: Any, m
     )
     world = replace(world, pool=pool, training=replace(world.training, last_batch=policy, batch=15))
     whole = Run(FedAvg(), engine, world=world).rounds(2)
-    monkeypatch.setattr(base, "GATHERED", 1)
+    monkeypatch.setattr(base.InProcess, "gathered", 1)
     assert_same(whole, Run(FedAvg(), engine, world=world).rounds(2))
     assert_near(whole, Run(FedAvg(), world=world).rounds(2), atol=1e-9)
 

@@ -22,6 +22,7 @@ from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset, load
 from fnrfl.data.partitions import Partition, draw
 from fnrfl.data.splits import PublicTo, Splits, carve
+from fnrfl.engines import gpu
 from fnrfl.engines.base import InProcess
 from fnrfl.engines.batched import Batched
 from fnrfl.engines.loop import Loop
@@ -29,9 +30,10 @@ from fnrfl.errors import CompatibilityError
 from fnrfl.models.build import build as build_model
 from fnrfl.rng import generator, seeded
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
 SMALL = 1_000_000  # parameters times batch of a dense net up to which clients step together
 WORTH_RECORDING = 300  # steps of a client in a run
+WORTH_CAPTURING = 30  # the same on a GPU
 CHUNK_BYTES = 4 << 30  # what the models of clients trained together may take, eight copies each
 
 
@@ -72,6 +74,10 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
     )
     _check(config, algorithm, net, splits, partition, dataset)
     config = _choose(config, net)
+    if config.engine.name == "gpu":
+        precision = config.engine.precision
+        gpu.set_up(deterministic=config.engine.deterministic, tf32=precision == "tf32")
+        net = net.copy(gpu.device(), torch.bfloat16 if precision == "bf16" else net.dtype)
     noise = partition.noise
     pool = Pool(
         {
@@ -87,6 +93,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         noise=None if noise is None else lambda client, x, stream: feature_noise(partition, client, x, stream),
         redraw=noise is None or noise.redraw,
         seed=config.seed,
+        device=net.device,
     )
     at_once = config.engine.clients_at_once
     engine = ENGINES[config.engine.name](
@@ -102,13 +109,14 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         stragglers=config.client.stragglers,
         dropout=config.client.dropout,
         nonfinite=config.client.nonfinite,
+        rounds=config.rounds,
         folder=scratch if int(at_once) < cohort_size(config) else None,
     )
     notices = _notices(config, splits)
     return Built(config, dataset, partition, splits, algorithm, net, pool, engine, notices)
 
 
-ENGINES: dict[str, Callable[..., InProcess]] = {"loop": Loop, "batched": Batched}
+ENGINES: dict[str, Callable[..., InProcess]] = {"loop": Loop, "batched": Batched, "gpu": gpu.Gpu}
 
 
 def cohort_size(config: RunConfig) -> int:
@@ -128,7 +136,7 @@ def feature_noise(partition: Partition, client: int, x: Tensor, stream: torch.Ge
     assert noise is not None
     mask = None
     if noise.kind == "mask":
-        mask = torch.from_numpy(scenarios.mask(client, len(partition.positions), tuple(x.shape[1:]))).to(x.dtype)
+        mask = torch.from_numpy(scenarios.mask(client, len(partition.positions), tuple(x.shape[1:]))).to(x)
     return augment.add_noise(x, float(partition.levels[client]), noise.mean, mask, generator=stream)
 
 
@@ -193,12 +201,7 @@ def build_net(
 ) -> Net:
     """The freshly initialised model that a config's method trains, for data of this shape."""
     algorithm = algorithm or _algorithm(config)
-    dtype = DTYPES.get(config.engine.precision)
-    if dtype is None:
-        raise CompatibilityError(
-            f'engine.precision = "{config.engine.precision}" needs a GPU, and engine.name = "{config.engine.name}" '
-            'runs on the CPU. Set engine.precision = "float32" or "float64".'
-        )
+    dtype = DTYPES[config.engine.precision]
     with seeded(config.seed, "init"):
         module = build_model(config.model.name, input_shape, num_classes)
         # Two examples: a few models need more than one to compute their shapes.
@@ -273,16 +276,26 @@ def _check(
 
 
 def _choose(config: RunConfig, net: Net) -> RunConfig:
-    """What `auto` stands for: a fixed rule of model, cores and cohort, never a stopwatch, so that runs repeat."""
+    """What `auto` stands for: a fixed rule of model, machine and cohort, never a stopwatch, so that runs repeat."""
     engine, cohort = config.engine, cohort_size(config)
     name = engine.name
     if name == "auto":  # stepping together pays where a step is so small that its overhead dominates
-        name = "batched" if not net.convolutional and cohort > 1 and net.size * config.client.batch <= SMALL else "loop"
+        small = not net.convolutional and net.size * config.client.batch <= SMALL
+        name = "batched" if small and cohort > 1 else "gpu" if torch.cuda.is_available() and not small else "loop"
+    if name == "gpu":
+        gpu.device()
+    elif engine.precision in ("tf32", "bf16"):
+        raise CompatibilityError(
+            f'engine.precision = "{engine.precision}" needs a GPU, and engine.name = "{name}" runs on the CPU. Set '
+            'engine.precision = "float32" or "float64".'
+        )
     threads = engine.threads
     if threads == "auto":
-        threads = max(1, min(cohort, os.cpu_count() or 1))
+        threads = 1 if name == "gpu" else max(1, min(cohort, os.cpu_count() or 1))
     at_once = engine.clients_at_once
-    if at_once == "auto":
+    if at_once == "auto" and name == "gpu":
+        at_once = gpu.clients_at_once(net.size, net.dtype.itemsize, cohort)
+    elif at_once == "auto":
         at_once = max(int(threads), min(cohort, CHUNK_BYTES // (8 * 4 * net.size)))
     return config.replace(
         {"engine": {"name": name, "threads": int(threads), "clients_at_once": min(cohort, int(at_once))}}
@@ -292,7 +305,10 @@ def _choose(config: RunConfig, net: Net) -> RunConfig:
 def _trace(config: RunConfig, net: Net, splits: Splits) -> bool:
     """Whether steps are recorded: recording one takes as long as some hundred steps, and large steps gain nothing."""
     steps = config.rounds * -(-config.client.epochs * max(map(len, splits.clients)) // config.client.batch)
-    return config.engine.accelerate and not net.convolutional and steps >= WORTH_RECORDING
+    pays = (
+        steps >= WORTH_CAPTURING if config.engine.name == "gpu" else not net.convolutional and steps >= WORTH_RECORDING
+    )
+    return config.engine.accelerate and pays
 
 
 def _notices(config: RunConfig, splits: Splits) -> tuple[str, ...]:

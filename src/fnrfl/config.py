@@ -99,12 +99,14 @@ class Validation(Section):
 class Engine(Section):
     """How the work is done; it changes the time, not the result."""
 
-    name: str = Field("auto", description="auto, loop or batched; auto is a fixed rule")
-    precision: Literal["float32", "tf32", "bf16", "float64"] = Field("float32", description="of all arithmetic")
-    deterministic: bool = Field(True, description="the same bits on every run")
+    name: str = Field("auto", description="auto, loop, batched or gpu; auto is a fixed rule")
+    precision: Literal["float32", "tf32", "bf16", "float64"] = Field(
+        "float32", description="of all arithmetic; tf32 and bf16 need a GPU"
+    )
+    deterministic: bool = Field(True, description="the same bits on every run; on a CPU always")
     clients_at_once: Count | Literal["auto"] = Field("auto", description="clients trained together")
     threads: Count | Literal["auto"] = Field("auto", description="clients side by side on the CPU, one thread each")
-    accelerate: bool = Field(True, description="channels-last convolutions, recorded steps of dense nets")
+    accelerate: bool = Field(True, description="channels-last convolutions, recorded or captured steps")
 
 
 class Leaks(Section):

@@ -48,15 +48,15 @@ class Score:
 @torch.no_grad()
 def evaluate(net: Net, state: State, x: Tensor, y: Tensor, num_classes: int, noise: Noise | None = None) -> Score:
     """Score a model on data, in eval mode."""
-    right = torch.zeros(num_classes, dtype=torch.float64)
+    right = torch.zeros(num_classes, dtype=torch.float64, device=net.device)
     loss = 0.0
     for xs, ys in zip(x.split(WHOLE), y.split(WHOLE), strict=True):
-        xs = scaled(xs, net.dtype)
+        xs, ys = scaled(xs.to(net.device), net.dtype), ys.to(net.device)
         xs = net.laid_out(xs if noise is None else noise(xs))
         logits = net.apply(state.params, state.buffers, xs, mode="frozen")[0].logits
         right.index_add_(0, ys, (logits.argmax(1) == ys).double())
         loss += float(cross_entropy(logits, ys).sum())
-    return Score(right, torch.bincount(y, minlength=num_classes).double(), loss / len(y))
+    return Score(right.cpu(), torch.bincount(y, minlength=num_classes).double(), loss / len(y))
 
 
 def pooled(scores: list[Score]) -> Score:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -222,10 +222,10 @@ class Excerpt:
         whole = self.feed.plan(client, data, training, stream)
         sizes = whole.sizes[: self.steps]
         self.fed += len(sizes)
-        return Plan(whole.order[: sum(sizes)], sizes, whole.transform)
+        return replace(whole, order=whole.order[: sum(sizes)], sizes=sizes)
 
-    def take(self, data: Data, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self.feed.take(data, positions)
+    def take(self, data: Data, positions: Tensor, crops: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.feed.take(data, positions, crops)
 
     def whole(self, client: int, data: Data, stream: Stream) -> Iterator[Batch]:
         return self.feed.whole(client, data, stream)

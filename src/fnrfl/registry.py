@@ -58,9 +58,10 @@ ENGINES = {
     "auto": "a fixed rule of model, device and cohort",
     "loop": "one client after another: the reference",
     "batched": "all clients of a cohort in one vectorised step",
+    "gpu": "the same on an NVIDIA GPU, with captured steps",
 }
 INNER = "as its inner method"  # in the place of needs that are a property, of a method that goes around another
-LATER_ENGINES = ("gpu", "ray", "flower")
+LATER_ENGINES = ("ray", "flower")
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,13 @@ def generator(seed: int, *key: object) -> torch.Generator:
     return torch.Generator().manual_seed(address(seed, *key))
 
 
+def elsewhere(stream: torch.Generator, device: torch.device) -> torch.Generator:
+    """The stream of the same address on another device: the same numbers on each of its kind, not those of a CPU."""
+    import torch
+
+    return stream if device.type == "cpu" else torch.Generator(device).manual_seed(stream.initial_seed())
+
+
 def numpy_generator(seed: int, *key: object) -> np.random.Generator:
     """The same for numpy, which draws partitions."""
     return np.random.Generator(np.random.PCG64(address(seed, *key)))

@@ -37,7 +37,7 @@ from fnrfl.evaluate import Score, evaluate, pooled
 from fnrfl.events import Event
 from fnrfl.interrupt import interruptible
 from fnrfl.lock import alone
-from fnrfl.rng import generator
+from fnrfl.rng import elsewhere, generator
 
 log = logging.getLogger("fnrfl")
 Progress = Callable[[Event], None]
@@ -187,7 +187,7 @@ def resume(
     with alone(run_dir), tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         built = build(config, Path(scratch))
         saved = checkpoint.load(run_dir, built.engine.store, config.sha256)
-        done, state = saved if saved is not None else (0, None)
+        done, state = (0, None) if saved is None else (saved[0], saved[1].to(built.net.device))
         log_file = run_dir / "events.jsonl"
         _same(run_dir, events.read(log_file)[:1], built)
         kept = events.truncate(log_file, done)
@@ -238,7 +238,7 @@ def _rounds(
                 progress(event | {"seconds": sum(event["seconds"].values())})
             if stopping:
                 raise KeyboardInterrupt
-    weights = aligned(built.net.unflatten(state.params) | state.buffers)
+    weights = aligned(built.net.unflatten(state.params.cpu()) | {k: v.cpu() for k, v in state.buffers.items()})
     if run_dir is not None:
         part = run_dir / "model.safetensors.part"
         checkpoint.write(part, weights)
@@ -281,7 +281,7 @@ def _scores(built: Built, state: State) -> Event:
     clean_only = config.leaks.clean_test_for_fnr and config.fnr is not None
 
     def noisy(net: Net, client: int, name: str, x: Tensor, y: Tensor) -> Score:
-        stream = generator(config.seed, client, name, "feature-noise")
+        stream = elsewhere(generator(config.seed, client, name, "feature-noise"), net.device)
         return evaluate(net, state, x, y, classes, lambda xs: built.noise(client, xs, stream))
 
     def clean(x: Tensor, y: Tensor) -> Score:
@@ -336,7 +336,7 @@ def _own_scores(built: Built, state: State) -> Event:
 
     def score(net: Net, client: int, x: Tensor, y: Tensor, own: bool = False) -> Score:
         model = built.algorithm.personal(net, state, client, built.engine.store.get(client))
-        stream = generator(config.seed, client, "test", "feature-noise")
+        stream = elsewhere(generator(config.seed, client, "test", "feature-noise"), net.device)
         noise = (lambda xs: built.noise(client, xs, stream)) if own else None
         return evaluate(net, model, x, y, built.dataset.num_classes, noise)
 

@@ -77,13 +77,12 @@ class CFedFN(FedAvg):
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
         if engine.round < self.warmup:
             return super().round(state, cohort, engine)
-        cluster = state.extra.get("cluster")
-        if cluster is None:
+        if "cluster" not in state.extra:
             cluster = self._divide(state, engine)
             models = [replace(state, extra={})] * (int(cluster.max()) + 1)
             engine.note(clusters=cluster.tolist())
         else:
-            models = self._models(state)
+            cluster, models = state.extra["cluster"].cpu(), self._models(state)
         for k in cluster[cohort].unique().tolist():  # the others keep their models
             models[k] = super().round(models[k], cohort[cluster[cohort] == k], engine)
         return self._gathered(state, cluster, models, engine)
@@ -94,7 +93,7 @@ class CFedFN(FedAvg):
         probe = Description(engine.num_classes if self.descriptor == "classes" else 0)
         told = engine.measure(torch.arange(N), probe, data="private", at=state)
         most = max(1, min(4, N // 2)) if self.clusters == "auto" else self.clusters
-        return agglomerate(positions(told["norms"], told["counts"]), most, gap=self.cut == "gap")
+        return agglomerate(positions(told["norms"], told["counts"]).cpu(), most, gap=self.cut == "gap")
 
     @staticmethod
     def _models(state: State) -> list[State]:
@@ -106,7 +105,7 @@ class CFedFN(FedAvg):
         """The state after a round; buffers are averaged as FedAvg does it."""
         params = torch.stack([model.params for model in models])
         buffers = {k: torch.stack([model.buffers[k] for model in models]) for k in state.buffers}
-        share = torch.bincount(cluster, engine.examples, len(models)) / engine.examples.sum()
+        share = torch.bincount(cluster, engine.examples.cpu(), len(models)) / engine.examples.sum().cpu()
 
         def average(values: Tensor) -> Tensor:
             if not values.is_floating_point():

@@ -47,7 +47,7 @@ class FedDyn(Algorithm):
     )
 
     def client_state(self, net: Net) -> Tree:
-        return {"h": torch.zeros(net.size, dtype=net.dtype)}
+        return {"h": net.zeros()}
 
     def init(self, net: Net) -> State:
         return State(*net.flatten(), self.client_state(net))

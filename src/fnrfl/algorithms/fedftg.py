@@ -108,8 +108,9 @@ class FedFTG(Algorithm):
 
     def _counts(self, known: Tensor, clients: Tensor, engine: Engine) -> Tensor:
         """Label counts of every client, [N, C], -1 where it was never asked; new clients are asked now, once."""
-        known = known.clone() if len(known) else torch.full((len(engine.examples), engine.num_classes), -1.0)
-        new = clients[known[clients, 0] < 0]
+        if not len(known):
+            known = torch.full((len(engine.examples), engine.num_classes), -1.0, device=engine.net.device)
+        known, new = known.clone(), clients[(known[clients, 0] < 0).cpu()]
         if len(new):
             known[new] = engine.measure(new, LabelCounts(engine.num_classes), data="private")["counts"]
         return known
@@ -121,7 +122,7 @@ class FedFTG(Algorithm):
             weights = extra["generator"].clone()
             statistics = under("generator", extra)
         else:
-            weights, statistics = maker.new(engine.generator("generator"), net.dtype)
+            weights, statistics = maker.new(engine.generator("generator"), average.params)
         adam = Training(optimizer="adam", lr=self.generator_lr * rate, weight_decay=0.0)
         sgd = Training(
             lr=self.lr * rate, momentum=0.0, weight_decay=self.weight_decay, batch=self.batch, batchnorm=self.batchnorm
@@ -130,7 +131,7 @@ class FedFTG(Algorithm):
         shares = holders(counts.to(net.dtype))  # alpha, [M, C]
         labels = proportional(counts.sum(0), self.iterations * self.batch, stream)
         for y in labels.view(self.iterations, self.batch):
-            noise = torch.randn(self.batch, self.noise, generator=stream).to(net.dtype)
+            noise = torch.randn(self.batch, self.noise, generator=stream).to(weights)
             for _ in range(self.generator_steps):
                 for teacher, share in zip(teachers, shares, strict=True):
                     models = State(student.params, student.buffers), teacher
@@ -140,10 +141,9 @@ class FedFTG(Algorithm):
             target = ensemble(net, teachers, shares[:, y], x)
             for _ in range(self.student_steps):
                 masks = {
-                    k: torch.rand(self.batch, *shape, generator=stream).to(net.dtype)
-                    for k, shape in net.drop_shapes.items()
+                    k: torch.rand(self.batch, *shape, generator=stream).to(x) for k, shape in net.drop_shapes.items()
                 }
-                batch = Batch(x, y, torch.arange(self.batch), masks)
+                batch = Batch(x, y, torch.arange(self.batch, device=y.device), masks)
                 local_step(net, Ensembled(), sgd, student, average, batch, {"target": target}, {}, sgd.lr, by_autograd)
         return State(
             student.params, student.buffers, extra | {"generator": weights} | prefixed("generator", statistics)

@@ -102,9 +102,9 @@ class FedGen(Algorithm):
 
     def _first(self, maker: Generator, adam: Training, engine: Engine) -> Tree:
         """A generator that has learnt nothing."""
-        weights, statistics = maker.new(engine.generator("generator", "initial"), engine.net.dtype)
+        weights, statistics = maker.new(engine.generator("generator", "initial"), engine.net.zeros())
         kept = prefixed("generator", statistics) | prefixed("adam", optim.new_memory(adam, weights))
-        return kept | {"generator": weights, "labels": torch.zeros(engine.num_classes, dtype=weights.dtype)}
+        return kept | {"generator": weights, "labels": weights.new_zeros(engine.num_classes)}
 
     def _taught(
         self, maker: Generator, adam: Training, extra: Tree, heads: Tensor, counts: Tensor, engine: Engine
@@ -115,8 +115,8 @@ class FedGen(Algorithm):
         weights, memory = extra["generator"].clone(), {k: v.clone() for k, v in under("adam", extra).items()}
         statistics, stream = under("generator", extra), engine.generator("generator")
         for _ in range(self.steps):
-            noise = torch.rand(self.batch, self.noise, generator=stream).to(counts.dtype)
-            y = labelled(edges(held), torch.rand(self.batch, generator=stream).to(counts.dtype))
+            noise = torch.rand(self.batch, self.noise, generator=stream).to(counts)
+            y = labelled(edges(held), torch.rand(self.batch, generator=stream).to(counts))
             loss = partial(self._loss, engine.net, maker, statistics, heads, seen / seen.sum(0), noise, y)
             statistics = descend(adam, weights, memory, loss)[1]
         kept = prefixed("generator", statistics) | prefixed("adam", memory)

@@ -324,13 +324,13 @@ class Refining(Decorator):
         if fnr.norm_pass_train_mode:
             for _ in self.engine.stream(clients, self._norm_pass()):
                 pass
-        norms = self.engine.measure(clients, ClassNorms(self.num_classes))["norms"]
+        norms = self.engine.measure(clients, ClassNorms(self.num_classes))["norms"].cpu()
         self.norms = norms if self.norms is None else torch.cat([self.norms, norms])
         if not refines:
             self._remark(clients, norms=norms)
             yield from trained
             return
-        accuracy = self.engine.measure(clients, Accuracy(), data="ranking")["accuracy"]
+        accuracy = self.engine.measure(clients, Accuracy(), data="ranking")["accuracy"].cpu()
         by_index = clients.argsort()  # so that ties go to the lower client
         refined = by_index[weakest(accuracy[by_index], fnr.share)].sort().values
         target = norm_targets(norms, refined, fnr.target)

@@ -100,9 +100,10 @@ class KTpFL(LocalOnly):
     def _teachers(self, extra: Tree, clients: Tensor, told: Tree, N: int) -> tuple[Tree, Tree]:
         """(each client's teacher, what the server knows now)."""
         birth = told[""].new_full((N, N), 1 / N)
-        known = extra.get("known", torch.zeros(N, dtype=torch.bool)).index_fill(0, clients, True)
+        known = extra.get("known", torch.zeros(N, dtype=torch.bool)).cpu().index_fill(0, clients, True)
         said = {
-            k: extra.get(f"said{k}", v.new_zeros(N, *v.shape[1:])).index_copy(0, clients, v) for k, v in told.items()
+            k: extra.get(f"said{k}", v.new_zeros(N, *v.shape[1:])).index_copy(0, clients.to(v.device), v)
+            for k, v in told.items()
         }
         who = known.nonzero()[:, 0]
         c = extra.get("coefficients", birth).clone()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from fnrfl.core.algorithm import Algorithm, Objective, option
@@ -69,10 +68,10 @@ class Scaffold(Algorithm):
     server_lr: float = option(1.0, "step size of the server, eta_g", gt=0.0)
 
     def client_state(self, net: Net) -> Tree:
-        return {"c": torch.zeros(net.size, dtype=net.dtype)}
+        return {"c": net.zeros()}
 
     def init(self, net: Net) -> State:
-        return State(*net.flatten(), {"c": torch.zeros(net.size, dtype=net.dtype)})
+        return State(*net.flatten(), {"c": net.zeros()})
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
         uniform = self.weights == "uniform"

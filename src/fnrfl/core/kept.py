@@ -20,6 +20,7 @@ class Kept:
     def __init__(self, chunks: Iterable[Replies], *, models: bool) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="fnrfl-")
         self._first: Replies | None = None
+        self._device = torch.device("cpu")
         self._count = 0
         clients = []
         for chunk in chunks:
@@ -27,7 +28,7 @@ class Kept:
                 gone = chunk.params[:, :0]
                 chunk = replace(chunk, params=gone, trained=gone, buffers={})
             if self._count == 0:
-                self._first = chunk
+                self._first, self._device = chunk, chunk.params.device
             else:
                 if self._first is not None:
                     self._save(0, self._first)
@@ -61,6 +62,7 @@ class Kept:
         values: dict[str, Any] = {"buffers": {}, "extras": {}}
         for name, tensor in aligned(load_file(self._file(i))).items():
             tree, _, key = name.partition("/")
-            (values[tree] if key else values)[key or tree] = tensor
+            place = tensor.device if name == "clients" else self._device
+            (values[tree] if key else values)[key or tree] = tensor.to(place)
         self._file(i).unlink()
         return Replies(**values)

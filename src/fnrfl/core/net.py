@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fnrfl.core import norm
 from fnrfl.core.types import Flat, Out, Shapes, State, Tree
 from fnrfl.errors import CompatibilityError
 
@@ -88,7 +89,7 @@ def _refuse_random(module: nn.Module, example: Tensor, dropouts: Shapes) -> None
     """A training forward pass that draws random numbers of its own would differ between engines: refuse it by name."""
     trial = copy.deepcopy(module).train()
     for name, shape in dropouts.items():
-        trial.get_submodule(name.removesuffix(".uniform")).uniform = torch.ones(len(example), *shape)
+        trial.get_submodule(name.removesuffix(".uniform")).uniform = example.new_ones(len(example), *shape)
     entered: list[Tensor] = []
     culprits: list[str] = []  # the innermost first
 
@@ -115,9 +116,11 @@ class Net:
     input of the projection head, else the input of the Linear that is called last. A module without any has no
     features. The module is used by one thread at a time; `copy` makes another.
 
-    With `channels_last`, the flat vector holds 4-d weights as [out, height, width, in], the order in which CPUs
-    convolve fastest; names, values and everything that leaves the net stay as they are.
+    With `channels_last`, the flat vector holds 4-d weights as [out, height, width, in], the order in which CPUs and
+    GPUs convolve fastest; names, values and everything that leaves the net stay as they are.
     """
+
+    compute: torch.dtype | None  # if given: the type of all arithmetic but BatchNorm's, on copies of the parameters
 
     def __init__(
         self,
@@ -142,7 +145,7 @@ class Net:
         self.size = sum(self.sizes)
         self.convolutional = any(len(shape) == 4 for shape in self.shapes.values())
         self.channels_last = channels_last and self.convolutional
-        self.dtype = trainable[0][1].dtype
+        self.dtype, self.device, self.compute = trainable[0][1].dtype, trainable[0][1].device, None
         self.classifier = last_linear(module, example)
         heads = [n for n, m in module.named_modules() if isinstance(m, ProjectionHead)]
         self.projection_head = heads[0] if heads else None
@@ -206,18 +209,25 @@ class Net:
 
     def mask(self, names: Set[str]) -> Tensor:
         """Which entries of the flat vector belong to some parameters, [P]."""
-        ones = [torch.ones(n) * (name in names) for name, n in zip(self.shapes, self.sizes, strict=True)]
-        return torch.cat(ones) > 0
+        ones = [torch.full((n,), name in names) for name, n in zip(self.shapes, self.sizes, strict=True)]
+        return torch.cat(ones).to(self.device)
+
+    def zeros(self) -> Flat:
+        """A flat vector of zeros."""
+        return torch.zeros(self.size, dtype=self.dtype, device=self.device)
 
     @property
     def has_features(self) -> bool:
         """Whether there is a layer to take features from."""
         return bool(self.feature_layer or self.projection_head or self.classifier)
 
-    def copy(self) -> Net:
-        """The same net around its own module: two threads must never share one."""
+    def copy(self, device: torch.device | None = None, compute: torch.dtype | None = None) -> Net:
+        """The same net around its own module, elsewhere if asked: two threads must never share one."""
         other = copy.copy(self)
-        other.module = copy.deepcopy(self.module)
+        other.device, other.compute = device or self.device, compute or self.compute
+        other.module = copy.deepcopy(self.module).to(other.device)
+        if compute is not None:
+            norm.use(other.module)
         return other
 
     def flatten(self) -> tuple[Flat, Tree]:
@@ -254,7 +264,7 @@ class Net:
         module = copy.deepcopy(self.module)
         _swap(module, Dropout, nn.Dropout)
         module.load_state_dict(self.unflatten(params) | buffers, strict=False)
-        return module.eval()
+        return module.cpu().eval()
 
     def apply(
         self,
@@ -274,10 +284,16 @@ class Net:
             self.module.train(train)
         new = {k: v.clone() for k, v in buffers.items()}  # BatchNorm writes in place
         used = new | {k: masks[k] for k in self.drop_shapes} if train and masks else new
+        weights = self.unflatten(params)
+        if self.compute is not None:
+            x = x.to(self.compute)
+            # A copy even where the type stays: it has no gaps, so that the weights of many clients are one block.
+            weights = {k: v if k in self.batchnorm else v.to(self.compute, copy=True) for k, v in weights.items()}
         with self._captured() as seen:
-            logits = functional_call(self.module, (self.unflatten(params), used), (x,))
-        features = seen["features"].flatten(1) if "features" in seen else logits[:, :0]
-        return Out(features, logits, seen.get("projection", features)), new if mode == "updating" else buffers
+            logits = functional_call(self.module, (weights, used), (x,)).to(self.dtype)
+        features = seen["features"].flatten(1).to(self.dtype) if "features" in seen else logits[:, :0]
+        projection = seen["projection"].to(self.dtype) if "projection" in seen else features
+        return Out(features, logits, projection), new if mode == "updating" else buffers
 
     @contextmanager
     def _captured(self) -> Iterator[Tree]:

@@ -80,6 +80,11 @@ class State:
     buffers: Tree
     extra: Tree = field(default_factory=dict)
 
+    def to(self, device: torch.device) -> State:
+        """The same elsewhere."""
+        move = lambda tree: {k: v.to(device) for k, v in tree.items()}  # noqa: E731
+        return State(self.params.to(device), move(self.buffers), move(self.extra))
+
     def step(self, got: Folded, params: Flat, **extra: Tensor) -> State:
         """The state after a round that ended in `params`; buffers are the cohort's average."""
         return State(params, got.buffers, self.extra | extra)
@@ -111,7 +116,7 @@ class LocalTask:
 
 @dataclass(frozen=True)
 class Replies:
-    """Answers of some clients, stacked in cohort order.
+    """Answers of some clients, stacked in cohort order; all but `clients` are where the models are.
 
     Estimate gradients and drift from `trained`; average `params`. Refinement changes `params` and `buffers` only.
     """
@@ -358,7 +363,8 @@ class Plan:
 
     order: Tensor  # positions in the pool that `Feed.take` reads
     sizes: list[int]  # of the batches
-    transform: Callable[[Tensor], Tensor] | None = None  # augmentation and noise; call once per batch, in order
+    crops: Tensor | None = None  # how each example is cropped and flipped; see `augment.draw_crop_flip`
+    noise: Callable[[Tensor], Tensor] | None = None  # lays feature noise over a batch; call once for each, in order
 
     @property
     def steps(self) -> int:
@@ -373,8 +379,15 @@ class Plan:
 
     def stretch(self, first: int, last: int) -> Tensor:
         """Positions of some batches that are of one size, [steps, batch]."""
+        return self._batches(self.order, first, last)
+
+    def crops_of(self, first: int, last: int) -> Tensor | None:
+        """The same of `crops`."""
+        return None if self.crops is None else self._batches(self.crops, first, last)
+
+    def _batches(self, of: Tensor, first: int, last: int) -> Tensor:
         size, before = self.sizes[first], sum(self.sizes[:first])
-        return self.order[before : before + size * (last - first)].view(last - first, size)
+        return of[before : before + size * (last - first)].view(last - first, size)
 
 
 class Feed(Protocol):
@@ -387,8 +400,8 @@ class Feed(Protocol):
         """The batches of a task."""
         ...
 
-    def take(self, data: Data, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(x, y) at these positions, whatever their shape."""
+    def take(self, data: Data, positions: Tensor, crops: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(x, y) at these positions, whatever their shape, cropped and flipped if asked."""
         ...
 
     def whole(self, client: int, data: Data, stream: Stream) -> Iterator[Batch]:

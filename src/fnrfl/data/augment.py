@@ -26,33 +26,28 @@ def resolve(augment: str | bool, input_shape: tuple[int, ...], pad: int = PAD) -
     raise ConfigError(f'augment is {augment!r}; it must be "auto", "crop-flip" (or true) or "none" (or false).')
 
 
-def draw_crop_flip(batch: int, generator: torch.Generator, pad: int = PAD) -> dict[str, Tensor]:
-    """What `crop_flip` needs for `batch` images: dy and dx in 0..2*pad and flip, each [batch].
+def draw_crop_flip(images: int, generator: torch.Generator, pad: int = PAD) -> Tensor:
+    """What `crop_flip` needs for some images, [images]: a number for each of the ways to place and mirror it.
 
-    Every image takes one number from the stream, so a whole round may be drawn at once or step by step.
+    Every image takes one number from the stream, so a whole task may be drawn at once or step by step.
     """
-    side = 2 * pad + 1
-    code = torch.randint(2 * side * side, (batch,), generator=generator, device=generator.device)
-    place = code // 2
-    return {"dy": place // side, "dx": place % side, "flip": code % 2 == 1}
+    return torch.randint(2 * (2 * pad + 1) ** 2, (images,), generator=generator, device=generator.device)
 
 
-def crop_flip(x: Tensor, dy: Tensor, dx: Tensor, flip: Tensor, pad: int = PAD) -> Tensor:
-    """Pad images [..., C, H, W] by reflection, crop them back at (dy, dx), and mirror those with `flip`."""
+def crop_flip(x: Tensor, crops: Tensor, pad: int = PAD) -> Tensor:
+    """Pad images [..., C, H, W] by reflection, crop them back to their size, and mirror them, as `crops` [...] says."""
     _check(tuple(x.shape[-3:]), pad)
-    source = source_pixels(x.shape[-2], x.shape[-1], dy, dx, flip, pad).flatten(-2).unsqueeze(-2)  # [..., 1, H*W]
+    source = source_pixels(x.shape[-2], x.shape[-1], crops, pad).flatten(-2).unsqueeze(-2)  # [..., 1, H*W]
     pixels = x.flatten(-2)
     return pixels.gather(-1, source.expand_as(pixels)).reshape(x.shape)
 
 
-def source_pixels(height: int, width: int, dy: Tensor, dx: Tensor, flip: Tensor, pad: int = PAD) -> Tensor:
-    """Where each pixel of the augmented images comes from, as row * width + column: [..., H, W].
-
-    An engine may add this to the example's own offset and read batch and crop from the data set in one gather.
-    """
-    rows = _reflect(height, dy - pad)
-    columns = _reflect(width, dx - pad)
-    columns = torch.where(flip.unsqueeze(-1), columns.flip(-1), columns)
+def source_pixels(height: int, width: int, crops: Tensor, pad: int = PAD) -> Tensor:
+    """Where each pixel of the augmented images comes from, as row * width + column: [..., H, W]."""
+    side, place = 2 * pad + 1, crops // 2
+    rows = _reflect(height, place // side - pad)
+    columns = _reflect(width, place % side - pad)
+    columns = torch.where(crops.unsqueeze(-1) % 2 == 1, columns.flip(-1), columns)
     return rows.unsqueeze(-1) * width + columns.unsqueeze(-2)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
 
 from fnrfl.core.types import SERVER, Batch, Data, Plan, Stream, Training
 from fnrfl.data import augment
-from fnrfl.rng import generator
+from fnrfl.rng import elsewhere, generator
 
 WHOLE = 1000  # examples per batch of a probe or an evaluation
 
@@ -56,27 +57,42 @@ class Pool:
         noise: Callable[[int, Tensor, torch.Generator], Tensor] | None = None,
         redraw: bool = True,
         seed: int = 0,
+        device: torch.device | str = "cpu",
     ) -> None:
         """`parts` has "private" (what `shards` index), "public", "ranking", "distill", "validation".
 
-        `noise(client, x, stream)` lays a client's feature noise over a batch: at every access, or once and for all.
+        They lie on `device`, as bytes if they are bytes. `noise(client, x, stream)` lays a client's feature noise over
+        a batch: at every access, or once and for all.
         """
         self.num_classes, self.dtype, self.shards = num_classes, dtype, list(shards)
         self.examples = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
-        self._parts = dict(parts)
+        self.device = torch.device(device)
+        self._parts = {k: (x.to(self.device), y.to(self.device)) for k, (x, y) in parts.items()}
         self._noise = noise if redraw else None
         if noise is not None and not redraw:
             x, y = self._parts["private"]
             x = scaled(x, torch.float32).clone()
             for client, shard in enumerate(shards):
-                x[shard] = noise(client, x[shard], generator(seed, client, "feature-noise"))
+                x[shard] = noise(client, x[shard], self._on_device(generator(seed, client, "feature-noise")))
             self._parts["private"] = x, y
 
-    def take(self, data: Data, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def elsewhere(self, device: torch.device) -> Pool:
+        """The same examples on another device."""
+        if device == self.device:
+            return self
+        other = copy(self)
+        other.device = device
+        other._parts = {k: (x.to(device), y.to(device)) for k, (x, y) in self._parts.items()}
+        return other
+
+    def take(self, data: Data, positions: Tensor, crops: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(x, y) at these positions, pixels as numbers in [0, 1]."""
         x, y = self._parts[data]
+        positions = positions.to(self.device, non_blocking=True)
         # index_select: many times faster than x[positions], which goes number by number
         picked = x.index_select(0, positions.reshape(-1)).view(*positions.shape, *x.shape[1:])
+        if crops is not None:
+            picked = augment.crop_flip(picked, crops.to(self.device, non_blocking=True))
         return scaled(picked, self.dtype), y[positions]
 
     def plan(self, client: int, data: Data, training: Training, stream: Stream) -> Plan:
@@ -84,9 +100,10 @@ class Pool:
         private = data == "private"
         shard = torch.arange(len(self._parts[data][1])) if not private else self._shard(client)
         made = plan(len(shard), training, stream)
+        crops = augment.draw_crop_flip(len(made.order), stream("augment")) if training.augment else None
         # The server, standing for everybody, sees examples without anybody's noise.
-        transform = self._transform(client, training, private and client != SERVER, stream)
-        return Plan(shard[made.order], made.sizes, transform)
+        noise = self._noise_of(client, stream) if private and client != SERVER else None
+        return Plan(shard[made.order], made.sizes, crops, noise)
 
     def _shard(self, client: int) -> Tensor:
         return torch.cat(self.shards) if client == SERVER else self.shards[client]
@@ -95,30 +112,24 @@ class Pool:
         """All of a client's data, as a probe sees it: no augmentation, but the client's own noise."""
         private = data == "private"
         positions = self.shards[client] if private else torch.arange(len(self._parts[data][1]))
-        noise = stream("noise") if private and self._noise else None
-        for part in positions.split(WHOLE):
+        noise = self._noise_of(client, stream) if private else None
+        for part in positions.to(self.device).split(WHOLE):
             x, y = self.take(data, part)
-            yield Batch(x if noise is None or self._noise is None else self._noise(client, x, noise), y, part)
+            yield Batch(x if noise is None else noise(x), y, part)
 
     def all(self, data: Data) -> tuple[Tensor, Tensor]:
         """(x, y) of a split, pixels as numbers in [0, 1]."""
         return self.take(data, torch.arange(len(self._parts[data][1])))
 
-    def _transform(
-        self, client: int, training: Training, private: bool, stream: Stream
-    ) -> Callable[[Tensor], Tensor] | None:
-        noise = self._noise if private else None
-        if not training.augment and noise is None:
+    def _noise_of(self, client: int, stream: Stream) -> Callable[[Tensor], Tensor] | None:
+        """A client's feature noise over a batch, drawn where the examples are; None if there is none."""
+        if self._noise is None:
             return None
-        crops = stream("augment") if training.augment else None
-        draws = stream("noise") if noise else None
+        noise, draws = self._noise, self._on_device(stream("noise"))
+        return lambda x: noise(client, x, draws)
 
-        def transform(x: Tensor) -> Tensor:
-            if crops is not None:
-                x = augment.crop_flip(x, **augment.draw_crop_flip(len(x), crops), pad=augment.PAD)
-            return x if noise is None or draws is None else noise(client, x, draws)
-
-        return transform
+    def _on_device(self, stream: torch.Generator) -> torch.Generator:
+        return elsewhere(stream, self.device)
 
 
 def scaled(x: Tensor, dtype: torch.dtype) -> Tensor:

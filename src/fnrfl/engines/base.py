@@ -42,7 +42,6 @@ from fnrfl.errors import ClientError, FnrflError
 from fnrfl.rng import generator
 
 T = TypeVar("T")
-GATHERED = 4 << 20  # bytes of examples that are gathered at once: many steps of a small net, one of a large
 
 
 @contextmanager
@@ -83,16 +82,18 @@ class Job:
         `at` has each row's first step; `idle` more rows repeat the first row's.
         """
         positions = [self.plans[m].stretch(first, first + steps) for m, first in at.items()]
+        crops = [crop for m, first in at.items() if (crop := self.plans[m].crops_of(first, first + steps)) is not None]
         noise = [self.draws[m](*positions[0].shape) for m in at]
-        index = torch.stack(positions + positions[:1] * idle, 1)
-        x, y = feed.take(self.task.data, index)
+        filled = lambda rows: torch.stack(rows + rows[:1] * idle, 1)  # noqa: E731
+        index = filled(positions)
+        x, y = feed.take(self.task.data, index, filled(crops) if crops else None)
         for i, m in enumerate(at):
-            transform = self.plans[m].transform
-            if transform is not None:
+            lay = self.plans[m].noise
+            if lay is not None:
                 for batch in x[:, i]:
-                    batch.copy_(transform(batch))
-        noise += noise[:1] * idle
-        return Batch(x, y, index, {k: torch.stack([draw[k] for draw in noise], 1) for k in noise[0]})
+                    batch.copy_(lay(batch))
+        uniform = {k: filled([draw[k] for draw in noise]).to(x, non_blocking=True) for k in noise[0]}
+        return Batch(x, y, index.to(x.device, non_blocking=True), uniform)
 
     def step(self, net: Net, gradient: Gradient) -> Step:
         """One step of one client as a function of all that it reads and writes."""
@@ -143,6 +144,8 @@ class InProcess(Engine):
     module, so two threads that shared one would silently mix clients up. Results do not depend on the number.
     """
 
+    gathered = 4 << 20  # bytes of examples that are gathered at once: many steps of a small net, one of a large
+
     def __init__(
         self,
         net: Net,
@@ -159,15 +162,16 @@ class InProcess(Engine):
         trace: bool = False,
         stragglers: float = 0.0,
         dropout: float = 0.0,
+        rounds: int = 1,
     ) -> None:
         self.net, self.feed, self.seed = net, feed, seed
         self.lr_decay, self.clients_at_once, self.nonfinite = lr_decay, clients_at_once, nonfinite
-        self.num_classes, self.examples = feed.num_classes, feed.examples
-        self.stragglers, self.dropout = stragglers, dropout
+        self.num_classes, self.examples = feed.num_classes, feed.examples.to(net.device)
+        self.stragglers, self.dropout, self.rounds = stragglers, dropout, rounds
         self._training = training
-        self.store = ClientStore(client_state or {}, folder and _made(folder / "memory"))
-        self.held = ClientStore({}, folder and _made(folder / "held"))
-        self.tracer = Tracer() if trace else None
+        self.store = ClientStore(client_state or {}, folder and _made(folder / "memory"), net.device)
+        self.held = ClientStore({}, folder and _made(folder / "held"), net.device)
+        self.tracer = self._tracer() if trace else None
         self.initial = State(*net.flatten())
         self._threads = threads
         self._nets: SimpleQueue[Net] = SimpleQueue()
@@ -175,6 +179,9 @@ class InProcess(Engine):
             self._nets.put(net.copy())
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
         self.begin(0)
+
+    def _tracer(self) -> Tracer:
+        return Tracer()
 
     def warm_up(self) -> None:
         """Pay now what the first step would pay otherwise, so that a round's seconds are the round's."""
@@ -193,18 +200,25 @@ class InProcess(Engine):
 
     # -- the two verbs ------------------------------------------------------------------------------------------------
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
-        width = self.clients_at_once or len(cohort)
         if task.purpose == "local":
             self.slow, self.lost = self._some(cohort, self.stragglers), self._some(cohort, self.dropout, "dropout")
             for what, some in (("stragglers", self.slow), ("dropped", self.lost)):
                 if some:
                     self.notes[what] = sorted({*self.notes.get(what, ()), *some})
-        for i in range(0, len(cohort), width):
-            where = slice(i, i + width)
+        first = 0
+        while first < len(cohort):
+            where = slice(first, first + (self.clients_at_once or len(cohort)))
             with torch.no_grad(), one_intra_op_thread():
-                replies = self._chunk(cohort[where], task.rows(where))
+                replies = self._fitting(cohort[where], task.rows(where))
+            if replies is None:
+                continue  # the same again, with fewer at once
+            first = where.stop
             if len(replies.clients):  # not if all were left out
                 yield replies
+
+    def _fitting(self, cohort: Tensor, task: LocalTask) -> Replies | None:
+        """A chunk's replies; None if it did not fit in memory and `clients_at_once` is less now."""
+        return self._chunk(cohort, task)
 
     def _some(self, cohort: Tensor, share: float, what: str = "stragglers") -> set[int]:
         """floor(share * m) clients of a cohort, whatever its order, but not all."""
@@ -294,13 +308,13 @@ class InProcess(Engine):
         x, y = self.feed.take(job.task.data, index)
         stream = generator(0, "example")
         shapes = self._noise_shapes(job.task.objective, index.shape[1])
-        noise = {k: torch.rand(len(rows), *shape, generator=stream).to(x.dtype) for k, shape in shapes.items()}
-        return Batch(x, y, index, noise)
+        noise = {k: torch.rand(len(rows), *shape, generator=stream).to(x) for k, shape in shapes.items()}
+        return Batch(x, y, index.to(x.device), noise)
 
     def _stretches(self, job: Job, first: int, last: int, rows: int) -> Iterator[tuple[int, int]]:
         """(first, last) cut so that the batches of some rows are not too large to be gathered at once."""
         bytes_a_step = rows * job.training.batch * math.prod(self.net.input_shape) * self.net.dtype.itemsize
-        most = max(1, GATHERED // bytes_a_step)
+        most = max(1, self.gathered // bytes_a_step)
         for a in range(first, last, most):
             yield a, min(a + most, last)
 
@@ -314,8 +328,8 @@ class InProcess(Engine):
         replies = Replies(
             clients=cohort,
             examples=self.examples[cohort],
-            steps=torch.tensor(steps),
-            travel=torch.tensor([travel[n] for n in steps], dtype=end.params.dtype),
+            steps=torch.tensor(steps, device=end.params.device),
+            travel=end.params.new_tensor([travel[n] for n in steps]),
             loss=torch.stack([row.mean() if len(row) else row.new_zeros(()) for row in losses]),
             trained=end.params,
             params=end.params,
@@ -337,8 +351,9 @@ class InProcess(Engine):
         return replies if len(good) == len(cohort) else replies.pick(torch.tensor(good, dtype=torch.int64))
 
     def _job(self, clients: list[int], task: LocalTask) -> Job:
-        training = task.training or self.training
-        own = (self.store.read(clients) if task.remember else {}) | task.own
+        training, device = task.training or self.training, self.net.device
+        task = replace(task, shared=moved(task.shared, device))
+        own = (self.store.read(clients) if task.remember else {}) | moved(task.own, device)
         start = self._start(clients, task.start)
         if type(task.objective).begin is not Objective.begin:
             begun = [task.objective.begin(model_row(start, m), row(own, m)) for m in range(len(clients))]
@@ -359,7 +374,7 @@ class InProcess(Engine):
             ],
             [self._draw(task.objective, stream) for stream in streams],
             Carry.new(training, start.params, start.buffers),
-            torch.tensor(training.lr, dtype=start.params.dtype),
+            start.params.new_tensor(training.lr),
         )
 
     def _start(self, clients: list[int], start: State | None) -> State:
@@ -367,6 +382,7 @@ class InProcess(Engine):
             rows = [self._held(client) for client in clients]
             buffers = {k: torch.stack([row.buffers[k] for row in rows]) for k in rows[0].buffers}
             return State(torch.stack([row.params for row in rows]), buffers)
+        start = start.to(self.net.device)
         if start.params.ndim == 2:
             return start
         M = len(clients)
@@ -443,7 +459,7 @@ class InProcess(Engine):
         """Whatever goes wrong inside becomes an error that says where."""
         try:
             yield
-        except FnrflError:
+        except (FnrflError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             who = "" if len(clients) == 1 else f"one of clients {', '.join(map(str, clients))}: "
@@ -455,6 +471,11 @@ class InProcess(Engine):
 def _made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def moved(tree: Tree, device: torch.device) -> Tree:
+    """A tree elsewhere."""
+    return {k: v.to(device) for k, v in tree.items()}
 
 
 def row(tree: Tree, m: int) -> Tree:

@@ -26,6 +26,8 @@ class Batched(InProcess):
     Groups are a rule of the clients' numbers of steps alone, so that results do not depend on the number of threads.
     """
 
+    rows = ROWS
+
     def warm_up(self) -> None:
         vmap(grad(torch.sum))(torch.zeros(1, 1))  # imports hundreds of modules the first time
 
@@ -33,10 +35,10 @@ class Batched(InProcess):
         if data == "private" or not probe.asks_model:  # everybody is asked about other examples
             return super().measure(cohort, probe, data=data, at=at)
         clients = cohort.tolist()
-        groups = [clients[i : i + ROWS] for i in range(0, len(clients), ROWS)]
+        groups = [clients[i : i + self.rows] for i in range(0, len(clients), self.rows)]
 
         def ask(net: Net, g: int) -> list[Tree]:
-            first = g * ROWS
+            first = g * self.rows
             held = [self._asked(client, first + i, probe, at) or self.initial for i, client in enumerate(groups[g])]
             params = torch.stack([model.params for model in held])
             buffers = {k: torch.stack([model.buffers[k] for model in held]) for k in held[0].buffers}
@@ -58,11 +60,14 @@ class Batched(InProcess):
             return [job.carry.params.new_zeros(0) for _ in steps]
         if len(sizes) > 1:
             return self._uneven(job)
-        groups = in_groups(steps)
+        groups = in_groups(steps, self.rows)
         width, size = max(len(group) for group in groups), sizes.pop()
+        planned: dict[int, int] = {}
         for group in groups:
-            for _, _, w in shrinking([steps[m] for m in group], width):
-                self._program(job, group, w, size)
+            for first, last, w in shrinking([steps[m] for m in group], width):
+                planned[w] = planned.get(w, 0) + last - first
+        for w, taken in planned.items():
+            self._program(job, groups[0], w, size, taken * self.rounds)
 
         def train(net: Net, g: int) -> list[Tensor]:
             with self._blame(job, [job.clients[m] for m in groups[g]]):
@@ -105,8 +110,8 @@ class Batched(InProcess):
             if not waiting:
                 break
             size, rows = max(waiting.items(), key=lambda item: (len(item[1]), item[0]))
-            rows = rows[:ROWS]
-            width = next(w for w in halves(min(ROWS, len(job.plans))) if w >= len(rows))
+            rows = rows[: self.rows]
+            width = next(w for w in halves(min(self.rows, len(job.plans))) if w >= len(rows))
             together = min(sum(1 for _ in takewhile(size.__eq__, job.plans[m].sizes[at[m] :])) for m in rows)
             if self._few_sizes(job):
                 self._program(job, rows, width, size)
@@ -139,8 +144,8 @@ class Batched(InProcess):
             program = in_turn(of_leaves(vmap(job.step(net, by_transform), in_dims=IN_DIMS), [*fixed, *batch]))
         return program(leaves(fixed), leaves(batch))
 
-    def _program(self, job: Job, group: list[int], width: int, size: int) -> None:
-        """Record such steps, if they are to be and have not been."""
+    def _program(self, job: Job, group: list[int], width: int, size: int, steps: int = 0) -> None:
+        """Record such steps, of which about `steps` will be taken, if they are to be and have not been."""
         if self.tracer is None:
             return
 
@@ -149,17 +154,17 @@ class Batched(InProcess):
             step = vmap(job.step(self.net, by_transform), in_dims=IN_DIMS)
             return step, job.fixed(*rows_of(job, rows)), parts(self._example(job, rows, size))
 
-        self.tracer.program((width, size, job.key), example)
+        self.tracer.program((width, size, job.key), example, steps)
 
 
-def in_groups(steps: Sequence[int]) -> list[list[int]]:
-    """Rows in groups of at most `ROWS`, those with the most steps first, as equal in number as can be.
+def in_groups(steps: Sequence[int], rows: int = ROWS) -> list[list[int]]:
+    """Clients in groups of at most `rows`, those with the most steps first, as equal in number as can be.
 
     >>> in_groups([3, 9, 1, 8, 4])
     [[1, 3, 4, 0, 2]]
     """
     order = sorted(range(len(steps)), key=lambda m: -steps[m])  # stable
-    size = -(-len(order) // -(-len(order) // ROWS))
+    size = -(-len(order) // -(-len(order) // rows))
     return [order[i : i + size] for i in range(0, len(order), size)]
 
 

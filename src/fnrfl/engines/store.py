@@ -10,16 +10,24 @@ from torch import Tensor
 
 from fnrfl.core.types import Tree, aligned
 
+CPU = torch.device("cpu")
+
 
 class ClientStore:
     """Named tensors per client, equal to `birth` until written.
 
     Nothing is allocated for a client before it writes. With a `folder`, memories live on disk and only the clients
-    being read are in memory.
+    being read are in memory; else they live on `home`. They are read onto `device`.
     """
 
-    def __init__(self, birth: Tree, folder: Path | None = None) -> None:
-        self.birth, self.folder = birth, folder
+    def __init__(
+        self,
+        birth: Tree,
+        folder: Path | None = None,
+        device: torch.device = CPU,
+        home: torch.device | None = None,
+    ) -> None:
+        self.birth, self.folder, self.device, self.home = birth, folder, device, home or device
         self.changed: set[int] = set()  # written since the last checkpoint
         self._here: dict[int, Tree] = {}
         self._there: set[int] = set()
@@ -32,15 +40,14 @@ class ClientStore:
 
     def get(self, client: int) -> Tree:
         """One client's memory."""
-        if client in self._there:
-            return aligned(load_file(self._file(client)))
-        return self._here.get(client, self.birth)
+        found = aligned(load_file(self._file(client))) if client in self._there else self._here.get(client, self.birth)
+        return {k: v.to(self.device) for k, v in found.items()}
 
     def put(self, client: int, memory: Tree) -> None:
         """Replace one client's memory."""
         self.changed.add(client)
         if self.folder is None:
-            self._here[client] = aligned(memory)
+            self._here[client] = {k: v.to(self.home) for k, v in aligned(memory).items()}
         else:
             save_file(aligned(memory), self._file(client))
             self._there.add(client)

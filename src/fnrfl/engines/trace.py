@@ -8,6 +8,7 @@ very step that it was recorded from, or the step stays as it is.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -19,10 +20,12 @@ from torch import Tensor, fx
 
 from fnrfl.core.types import Tree
 
+log = logging.getLogger("fnrfl")
 Part = Tensor | Tree
 Step = Callable[..., Tensor]  # of parts, or of leaves; changes some of them in place, returns the loss
 Steps = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]  # leaves that stay, leaves [S, ...] in turn -> [S, ...]
 LIMIT = 64  # programs kept: each holds about a megabyte for good
+CARRY = 3  # arguments of a step that it changes, in front: parameters, buffers, the optimiser's memory
 
 
 def leaves(parts: Sequence[Part]) -> list[Tensor]:
@@ -51,64 +54,92 @@ def in_turn(step: Step) -> Steps:
 class Tracer:
     """Programs by what they do and the shapes they do it for. To be asked while no other thread is at work."""
 
+    limit = LIMIT
+
     def __init__(self) -> None:
         self._programs: OrderedDict[Hashable, Steps | None] = OrderedDict()
         self.traced = 0
+
+    def clear(self) -> None:
+        """Let all programs go."""
+        self._programs.clear()
 
     def get(self, key: Hashable) -> Steps | None:
         """A program that was recorded."""
         return self._programs.get(key)
 
     def program(
-        self, key: Hashable, example: Callable[[], tuple[Step, Sequence[Part], Sequence[Part]]]
+        self, key: Hashable, example: Callable[[], tuple[Step, Sequence[Part], Sequence[Part]]], steps: int = 0
     ) -> Steps | None:
         """Recorded steps, None if that cannot be done.
 
         `key` names the step and the shapes of all it reads; `example` gives it, with its arguments that stay and those
-        that change from step to step.
+        that change from step to step. About `steps` of them are to be taken.
         """
         if key not in self._programs:
             self.traced += 1
             step, same, now = example()
-            self._programs[key] = record(of_leaves(step, [*same, *now]), leaves(same), leaves(now))
-            if len(self._programs) > LIMIT:
+            written = len(leaves(same[:CARRY]))
+            self._programs[key] = self.record(of_leaves(step, [*same, *now]), leaves(same), leaves(now), written, steps)
+            if len(self._programs) > self.limit:
                 self._programs.popitem(last=False)
         self._programs.move_to_end(key)
         return self._programs[key]
 
+    def record(
+        self, step: Step, same: Sequence[Tensor], now: Sequence[Tensor], written: int = 1, steps: int = 0
+    ) -> Steps | None:
+        """A program that does what `step` does, for tensors like these; None if there is no such program.
 
-def record(step: Step, same: Sequence[Tensor], now: Sequence[Tensor]) -> Steps | None:
-    """A program that does what `step` does, for tensors like these; None if there is no such program."""
-    from torch._decomp import get_decompositions
-    from torch.fx.experimental.proxy_tensor import make_fx
+        The step changes the first `written` of `same`.
+        """
+        from torch.fx.experimental.proxy_tensor import make_fx
 
-    aten = torch.ops.aten
-    # TorchScript cannot trace operators that take a list of booleans; these are made of others.
-    composed: Any = get_decompositions([aten.native_batch_norm_backward, aten.native_layer_norm_backward])
-    stepped = _copies([*same, *now])
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of constants in the record, and of TorchScript's age
-            graph = make_fx(step, decomposition_table=composed)(*stepped)
-            _tidy(graph)
-            for program in _programs(graph, same, now):
-                if _repeats(program, same, now, stepped):
-                    return program
-    except Exception:  # whatever a model does that cannot be recorded, it can still be run
+        stepped = _copies([*same, *now])
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of constants in the record, and of TorchScript's age
+                graph = make_fx(step, decomposition_table=self.composed())(*stepped)
+                _tidy(graph)
+                for program in self.ways(graph, same, now, written, steps):
+                    if self.repeats(program, same, now, stepped):
+                        return program
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # whatever a model does that cannot be recorded, it can still be run
+            log.debug("a step could not be recorded", exc_info=True)
+            return None
         return None
-    return None
+
+    def composed(self) -> Any:
+        """Operators that are recorded as others: TorchScript cannot trace those that take a list of booleans."""
+        from torch._decomp import get_decompositions
+
+        aten = torch.ops.aten
+        return get_decompositions([aten.native_batch_norm_backward, aten.native_layer_norm_backward])
+
+    def ways(
+        self, graph: fx.GraphModule, same: Sequence[Tensor], now: Sequence[Tensor], written: int, steps: int
+    ) -> Iterator[Steps]:
+        """Ways to run a graph for many steps, the fastest first."""
+        with suppress(RuntimeError):  # of an operator that TorchScript does not take
+            yield _scripted(graph, same, now)
+        yield in_turn(graph)
+
+    def repeats(self, program: Steps, same: Sequence[Tensor], now: Sequence[Tensor], stepped: Sequence[Tensor]) -> bool:
+        """Whether a program changes tensors as the step itself has changed them."""
+        changed = _copies(same)
+        program(changed, [t.clone()[None] for t in now])
+        return all(self.alike(*three) for three in zip(same, changed, stepped, strict=False))
+
+    def alike(self, before: Tensor, changed: Tensor, stepped: Tensor) -> bool:
+        """Whether a tensor was changed as it should be."""
+        return torch.allclose(changed, stepped, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Distinct ones: a tensor given twice would be taken for one input."""
     return [t.clone() for t in tensors]
-
-
-def _programs(graph: fx.GraphModule, same: Sequence[Tensor], now: Sequence[Tensor]) -> Iterator[Steps]:
-    """Ways to run a graph for many steps, the fastest first."""
-    with suppress(RuntimeError):  # of an operator that TorchScript does not take
-        yield _scripted(graph, same, now)
-    yield in_turn(graph)
 
 
 class _Script(torch.jit.ScriptModule):
@@ -132,15 +163,6 @@ def _scripted(graph: fx.GraphModule, same: Sequence[Tensor], now: Sequence[Tenso
         "    return torch.stack(losses)\n"
     )
     return lambda same, turns: script(*same, *turns)
-
-
-def _repeats(program: Steps, same: Sequence[Tensor], now: Sequence[Tensor], stepped: Sequence[Tensor]) -> bool:
-    """Whether a program changes tensors as the step itself has changed them."""
-    changed = _copies(same)
-    program(changed, [t.clone()[None] for t in now])
-    return all(
-        torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in zip(changed, stepped, strict=False)
-    )
 
 
 def _tidy(graph: fx.GraphModule) -> None:

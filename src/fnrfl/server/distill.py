@@ -83,12 +83,10 @@ def distill(
     best, chosen, loss = start, 0, math.nan
     liked = -math.inf if judge is None else judge(start)
     masks = {} if training.batchnorm == "frozen" else {name: stream(name) for name in net.drop_shapes}
-    order = batches(len(x), training.batch, steps, stream("batches"))
+    order = batches(len(x), training.batch, steps, stream("batches")).to(x.device)
     taken = 0
     for taken, index in enumerate(order, 1):
-        noise = {
-            k: torch.rand(len(index), *net.drop_shapes[k], generator=draw).to(net.dtype) for k, draw in masks.items()
-        }
+        noise = {k: torch.rand(len(index), *net.drop_shapes[k], generator=draw).to(x) for k, draw in masks.items()}
         batch = Batch(net.laid_out(x[index]), torch.full_like(index, -1), index, noise)
         lr = cosine(training.lr, taken - 1, steps)
         loss = float(local_step(net, objective, training, carry, start, batch, {"target": target}, {}, lr, by_autograd))

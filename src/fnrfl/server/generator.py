@@ -61,16 +61,16 @@ class Generator:
         norms |= {"end": self.shape[0]} if self.end == "standard" else {}
         return {f"{name}.{what}": channels for name, channels in norms.items() for what in ("mean", "var")}
 
-    def new(self, stream: torch.Generator, dtype: torch.dtype) -> tuple[Flat, Tree]:
-        """Weights drawn as torch's layers draw theirs, and statistics that change nothing."""
+    def new(self, stream: torch.Generator, like: Tensor) -> tuple[Flat, Tree]:
+        """Weights drawn as torch's layers draw theirs, and statistics that change nothing; type and place of `like`."""
         weights = []
         for name, shape in self.shapes.items():
             if name.startswith(("scale", "shift", "bias")):
                 weights.append(torch.full(shape, float(name.startswith("scale"))))
             else:
                 weights.append((2 * torch.rand(shape, generator=stream) - 1) / math.sqrt(math.prod(shape[1:])))
-        buffers = {k: torch.full((n,), float(k.endswith("var")), dtype=dtype) for k, n in self.statistics.items()}
-        return torch.cat([w.flatten() for w in weights]).to(dtype), buffers
+        buffers = {k: like.new_full((n,), float(k.endswith("var"))) for k, n in self.statistics.items()}
+        return torch.cat([w.flatten() for w in weights]).to(like), buffers
 
     def __call__(
         self, weights: Flat, buffers: Tree, noise: Tensor, y: Tensor, *, training: bool
@@ -220,7 +220,7 @@ def proportional(counts: Tensor, total: int, stream: torch.Generator) -> Tensor:
     """`total` labels in the proportions of counts [C], exactly (floors of cumulative sums), in random order."""
     upto = counts.to(torch.int64).cumsum(0)
     edges = upto * total // upto[-1]
-    return labelled(edges, torch.arange(total))[torch.randperm(total, generator=stream)]
+    return labelled(edges, torch.arange(total, device=counts.device))[torch.randperm(total, generator=stream)]
 
 
 def labelled(edges: Tensor, at: Tensor) -> Tensor:

@@ -1,0 +1,124 @@
+"""Steps captured as a CUDA graph: a replay launches a whole step, and Python has nothing to do in it.
+
+The graph reads its batch at a counter that lives on the device and moves it on, so that a replay needs no input. Before
+that, `torch.compile` may join the operators of a step into fewer kernels; the seconds that it takes are counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fnrfl.engines.trace import Step, Steps, Tracer, in_turn
+
+log = logging.getLogger("fnrfl")
+ROOM = 256 << 20  # bytes of batches that lie ready on the device
+MOST = 1024  # batches that do
+WARM = 3  # steps before a capture: libraries choose kernels and allocate in the first ones
+WORTH_COMPILING = 5_000  # steps: compiling a large step takes a minute, and saves some milliseconds of each
+# How far a program may be from the step that it was recorded from, relative to how far the step goes.
+APART = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.5}
+
+
+class Capturer(Tracer):
+    """A tracer for a GPU: recorded steps are compiled where that pays, and captured."""
+
+    limit = 12  # each holds tensors of its own
+
+    def __init__(self, compute: torch.dtype, *, compile: bool | None = None) -> None:
+        """`compile` says whether to compile; None: where many steps are to be taken."""
+        super().__init__()
+        self.compute, self.compile = compute, compile
+        self.seconds_compiling = 0.0
+        self._pool = torch.cuda.graph_pool_handle()  # one for all: no two of the graphs run at the same time
+
+    def clear(self) -> None:
+        super().clear()
+        torch.cuda.empty_cache()
+
+    def composed(self) -> Any:
+        return {}
+
+    def ways(
+        self, graph: fx.GraphModule, same: Sequence[Tensor], now: Sequence[Tensor], written: int, steps: int
+    ) -> Iterator[Steps]:
+        if self.compile or (self.compile is None and steps >= WORTH_COMPILING):
+            try:
+                yield Captured(self._compiled(graph, [*same, *now]), same, now, written, self._pool)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                log.warning("torch.compile failed (%s); steps are captured as they are.", type(error).__name__)
+        yield Captured(graph, same, now, written, self._pool)
+        yield in_turn(graph)
+
+    def _compiled(self, graph: fx.GraphModule, example: Sequence[Tensor]) -> Step:
+        began = time.perf_counter()
+        step: Step = torch.compile(graph, fullgraph=True, dynamic=False)
+        step(*(t.clone() for t in example))
+        torch.cuda.synchronize()
+        self.seconds_compiling += time.perf_counter() - began
+        return step
+
+    def alike(self, before: Tensor, changed: Tensor, stepped: Tensor) -> bool:
+        if not before.is_floating_point():
+            return torch.equal(changed, stepped)
+        way, off = (stepped - before).double().norm(), (changed - stepped).double().norm()
+        tiny = 1e-6 * before.double().norm()
+        return bool(off <= APART[self.compute] * way + tiny) or not bool(stepped.isfinite().all())
+
+
+class Captured:
+    """A step as a graph, and the tensors that the graph reads and writes."""
+
+    def __init__(self, step: Step, same: Sequence[Tensor], now: Sequence[Tensor], written: int, pool: Any) -> None:
+        self._step, self._written = step, written  # the step keeps its kernels alive
+        self._same = [t.clone() for t in same]
+        size = sum(t.numel() * t.element_size() for t in now)
+        self._room = max(1, min(MOST, ROOM // size))
+        self._turns = [t.expand(self._room, *t.shape).clone() for t in now]
+        self._at = torch.zeros(1, dtype=torch.int64, device=same[0].device)
+        self._losses: Tensor | None = None
+        stream = torch.cuda.Stream(self._at.device)
+        stream.wait_stream(torch.cuda.current_stream(self._at.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM):
+                self._at.zero_()
+                self._once()
+        stream.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self._once()
+
+    def _once(self) -> None:
+        loss = self._step(*self._same, *(turns.index_select(0, self._at)[0] for turns in self._turns))
+        if self._losses is None:
+            self._losses = loss.new_zeros(self._room, *loss.shape)
+        self._losses.index_copy_(0, self._at, loss[None])
+        self._at.add_(1)
+
+    def __call__(self, same: Sequence[Tensor], turns: Sequence[Tensor]) -> Tensor:
+        """Steps with each of `turns` in turn; what they change in `same` is changed there."""
+        assert self._losses is not None
+        _copy(self._same, same)
+        losses = []
+        for first in range(0, len(turns[0]), self._room):
+            part = [t[first : first + self._room] for t in turns]
+            steps = len(part[0])
+            _copy([t[:steps] for t in self._turns], part)
+            self._at.zero_()
+            for _ in range(steps):
+                self._graph.replay()
+            losses.append(self._losses[:steps].clone())
+        _copy(same[: self._written], self._same[: self._written])
+        return torch.cat(losses)
+
+
+def _copy(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for old, new in zip(into, values, strict=True):
+        old.copy_(new)
