@@ -23,11 +23,12 @@ from fnrfl.core.types import Batch, Decorator, Flat, LocalTask, Out, Replies, St
 from fnrfl.data.batches import Pool
 from fnrfl.engines.base import InProcess, one_intra_op_thread
 from fnrfl.engines.batched import Batched
+from fnrfl.engines.gpu import Gpu
 from fnrfl.engines.loop import Loop
 from fnrfl.engines.metered import Metered
 from fnrfl.rng import generator, seeded
 
-ENGINES: dict[str, type[InProcess]] = {"loop": Loop, "batched": Batched}
+ENGINES: dict[str, type[InProcess]] = {"loop": Loop, "batched": Batched, "gpu": Gpu}
 FAST = {"trace": True, "threads": 2}  # what "loop-fast" and "batched-fast" add, beside channels-last weights
 
 Loss = Callable[[Objective, Out, Model, Flat, Batch, Tree, Tree], Tensor]
@@ -213,6 +214,8 @@ class Run:
         active: int | None = None,
         dtype: torch.dtype = torch.float64,
         seed: int = 7,
+        device: str = "cpu",
+        compute: torch.dtype | None = None,  # of the engine "gpu"; the world's by default
         **options: Any,  # of the engine
     ) -> None:
         self.world = world = world or classification(dtype)
@@ -222,9 +225,11 @@ class Run:
             module = algorithm.adapt(world.module(), world.example).to(world.example.dtype)
         name, _, fast = engine.partition("-")
         self.net = Net(module, world.example, channels_last=bool(fast))
+        if name == "gpu" or device != "cpu":
+            self.net = self.net.copy(torch.device(device), compute or (self.net.dtype if name == "gpu" else None))
         self.state = algorithm.init(self.net)
         self.engine = ENGINES[name](
-            self.net, world.pool, training or world.training,
+            self.net, world.pool.elsewhere(self.net.device), training or world.training,
             seed=seed, client_state=algorithm.client_state(self.net), **(FAST if fast else {}) | options,
         )  # fmt: skip
         self.recorder = Recorder(self.engine)

@@ -77,7 +77,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
     if config.engine.name == "gpu":
         precision = config.engine.precision
         gpu.set_up(deterministic=config.engine.deterministic, tf32=precision == "tf32")
-        net = net.copy(gpu.device(), torch.bfloat16 if precision == "bf16" else net.dtype)
+        net = net.copy(gpu.devices()[0], torch.bfloat16 if precision == "bf16" else net.dtype)
     noise = partition.noise
     pool = Pool(
         {
@@ -96,6 +96,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         device=net.device,
     )
     at_once = config.engine.clients_at_once
+    threads, on_gpu = int(config.engine.threads), config.engine.name == "gpu"
     engine = ENGINES[config.engine.name](
         net,
         pool,
@@ -104,7 +105,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         lr_decay=config.client.lr_decay,
         client_state=algorithm.client_state(net),
         clients_at_once=int(at_once),
-        threads=int(config.engine.threads),
+        **{"devices": gpu.devices()[:threads]} if on_gpu else {"threads": threads},
         trace=_trace(config, net, splits),
         stragglers=config.client.stragglers,
         dropout=config.client.dropout,
@@ -283,7 +284,7 @@ def _choose(config: RunConfig, net: Net) -> RunConfig:
         small = not net.convolutional and net.size * config.client.batch <= SMALL
         name = "batched" if small and cohort > 1 else "gpu" if torch.cuda.is_available() and not small else "loop"
     if name == "gpu":
-        gpu.device()
+        found = len(gpu.devices())
     elif engine.precision in ("tf32", "bf16"):
         raise CompatibilityError(
             f'engine.precision = "{engine.precision}" needs a GPU, and engine.name = "{name}" runs on the CPU. Set '
@@ -291,7 +292,7 @@ def _choose(config: RunConfig, net: Net) -> RunConfig:
         )
     threads = engine.threads
     if threads == "auto":
-        threads = 1 if name == "gpu" else max(1, min(cohort, os.cpu_count() or 1))
+        threads = max(1, min(cohort, found if name == "gpu" else os.cpu_count() or 1))
     at_once = engine.clients_at_once
     if at_once == "auto" and name == "gpu":
         at_once = gpu.clients_at_once(net.size, net.dtype.itemsize, cohort)

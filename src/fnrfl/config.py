@@ -105,7 +105,7 @@ class Engine(Section):
     )
     deterministic: bool = Field(True, description="the same bits on every run; on a CPU always")
     clients_at_once: Count | Literal["auto"] = Field("auto", description="clients trained together")
-    threads: Count | Literal["auto"] = Field("auto", description="clients side by side on the CPU, one thread each")
+    threads: Count | Literal["auto"] = Field("auto", description="clients side by side on the CPU, or GPUs")
     accelerate: bool = Field(True, description="channels-last convolutions, recorded or captured steps")
 
 

@@ -227,6 +227,9 @@ class Excerpt:
     def take(self, data: Data, positions: Tensor, crops: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return self.feed.take(data, positions, crops)
 
+    def elsewhere(self, device: torch.device) -> Feed:
+        return self.feed.elsewhere(device)
+
     def whole(self, client: int, data: Data, stream: Stream) -> Iterator[Batch]:
         return self.feed.whole(client, data, stream)
 
@@ -251,7 +254,7 @@ def _seconds(built: Built, rehearsal: Rehearsal, steps: dict[str, int]) -> float
 def _seconds_per_step(built: Built, clients: Tensor, task: LocalTask) -> float:
     """Of one client, timed over clients that work together."""
     config, engine = built.config.engine, built.engine
-    width = int(config.clients_at_once if config.name == "batched" else config.threads)
+    width = int(config.threads if config.name == "loop" else config.clients_at_once)
     whole = engine.feed
     engine.feed = excerpt = Excerpt(whole)
 
@@ -263,7 +266,7 @@ def _seconds_per_step(built: Built, clients: Tensor, task: LocalTask) -> float:
         return (time.perf_counter() - began) / excerpt.fed
 
     try:
-        if config.name == "batched" or engine.tracer is not None:
+        if config.name != "loop" or engine.tracer is not None:
             timed(1)  # the first vmap of a process takes seconds, and recording a step takes a while
         once = timed(1)
         return once if once > SLOW else min(timed(FEW) for _ in range(3))

@@ -217,7 +217,7 @@ def _rounds(
     checkpoint_every: float,
 ) -> Result:
     config, engine = built.config, built.engine
-    metered = Metered(engine, phase or (lambda name: None))
+    metered = Metered(engine, phase or (lambda name: None), engine.clock)
     if state is None:
         state = built.algorithm.init(built.net)
     engine.warm_up()
@@ -251,9 +251,9 @@ def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State,
     engine.begin(t)
     metered.begin()
     active = cohort(config, t)
-    began = time.perf_counter()
+    prepared, began = engine.seconds_preparing, engine.clock()
     state = built.algorithm.round(state, active, metered)
-    trained = time.perf_counter()
+    trained = engine.clock()
     metered.tell("evaluate")
     scores = _scores(built, state)
     seconds = metered.seconds | {"server": trained - began - sum(metered.seconds.values())}
@@ -266,7 +266,8 @@ def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State,
         "bytes": metered.bytes,
         "bytes_up": sum(count["up"] for count in metered.bytes.values()),
         "bytes_down": sum(count["down"] for count in metered.bytes.values()),
-        "seconds": seconds | {"evaluate": time.perf_counter() - trained},
+        "seconds": seconds | {"evaluate": engine.clock() - trained},
+        "seconds_preparing": engine.seconds_preparing - prepared,
         **engine.notes,
         "leaks": list(config.leaks_on),
     }
@@ -449,7 +450,7 @@ def _header(built: Built) -> Event:
             "numpy": np.__version__,
         },
         "git": _revision(),
-        "device": f"{platform.machine()}, {os.cpu_count()} cores",
+        "device": _device(built.net.device),
         "data": {
             "source": built.dataset.source,
             "sha256": built.dataset.checksum,
@@ -460,6 +461,11 @@ def _header(built: Built) -> Event:
         "partition": built.partition.sha256,
         "parameters": built.net.size,
     }
+
+
+def _device(device: torch.device) -> str:
+    cores = f"{platform.machine()}, {os.cpu_count()} cores"
+    return f"{torch.cuda.get_device_name(device)}; {cores}" if device.type == "cuda" else cores
 
 
 def _revision() -> str | None:

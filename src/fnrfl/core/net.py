@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fnrfl.core import norm
+from fnrfl.core import shared
 from fnrfl.core.types import Flat, Out, Shapes, State, Tree
 from fnrfl.errors import CompatibilityError
 
@@ -135,6 +135,7 @@ class Net:
         self.module = module
         self.input_shape = tuple(example.shape[1:])
         self.drop_shapes: Shapes = {}
+        self._masks: dict[frozenset[str], Tensor] = {}
         if not own_random:
             _swap(module, nn.Dropout, Dropout)
         trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
@@ -209,8 +210,11 @@ class Net:
 
     def mask(self, names: Set[str]) -> Tensor:
         """Which entries of the flat vector belong to some parameters, [P]."""
-        ones = [torch.full((n,), name in names) for name, n in zip(self.shapes, self.sizes, strict=True)]
-        return torch.cat(ones).to(self.device)
+        key = frozenset(names)
+        if key not in self._masks or self._masks[key].device != self.device:  # kept: a recorded step refers to it
+            ones = [torch.full((n,), name in names) for name, n in zip(self.shapes, self.sizes, strict=True)]
+            self._masks[key] = torch.cat(ones).to(self.device)
+        return self._masks[key]
 
     def zeros(self) -> Flat:
         """A flat vector of zeros."""
@@ -225,9 +229,9 @@ class Net:
         """The same net around its own module, elsewhere if asked: two threads must never share one."""
         other = copy.copy(self)
         other.device, other.compute = device or self.device, compute or self.compute
-        other.module = copy.deepcopy(self.module).to(other.device)
+        other.module, other._masks = copy.deepcopy(self.module).to(other.device), {}
         if compute is not None:
-            norm.use(other.module)
+            shared.use(other.module)
         return other
 
     def flatten(self) -> tuple[Flat, Tree]:

@@ -35,6 +35,11 @@ class Carry:
         params = params.clone(memory_format=torch.contiguous_format)
         return Carry(params, aligned(buffers), optim.new_memory(training, params))
 
+    def to(self, device: torch.device) -> Carry:
+        """The same elsewhere."""
+        move = lambda tree: {k: v.to(device) for k, v in tree.items()}  # noqa: E731
+        return Carry(self.params.to(device), move(self.buffers), move(self.memory))
+
     def rows(self, where: slice | int) -> Carry:
         """Views of some clients' rows."""
         pick = lambda tree: {k: v[where] for k, v in tree.items()}  # noqa: E731

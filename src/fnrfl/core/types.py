@@ -404,6 +404,10 @@ class Feed(Protocol):
         """(x, y) at these positions, whatever their shape, cropped and flipped if asked."""
         ...
 
+    def elsewhere(self, device: torch.device) -> Feed:
+        """The same examples on another device."""
+        ...
+
     def whole(self, client: int, data: Data, stream: Stream) -> Iterator[Batch]:
         """All of the client's data once, in large batches, as a probe sees it."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -120,8 +121,10 @@ class Job:
 
     def fixed(self, carry: Carry, start: State, own: Tree) -> tuple[Part, ...]:
         """The arguments of `step` that stay the same objects from step to step."""
+        device = carry.params.device
         return (
-            carry.params, carry.buffers, carry.memory, start.params, start.buffers, own, self.task.shared, self.lr,
+            carry.params, carry.buffers, carry.memory, start.params, start.buffers, own,
+            moved(self.task.shared, device), self.lr.to(device),
         )  # fmt: skip
 
     @cached_property
@@ -175,13 +178,26 @@ class InProcess(Engine):
         self.initial = State(*net.flatten())
         self._threads = threads
         self._nets: SimpleQueue[Net] = SimpleQueue()
-        for _ in range(threads):
-            self._nets.put(net.copy())
+        for i in range(threads):
+            self._nets.put(self._copy(i))
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
         self.begin(0)
 
+    @property
+    def seconds_preparing(self) -> float:
+        """Seconds spent on recording, compiling and capturing steps."""
+        return 0.0 if self.tracer is None else self.tracer.seconds
+
+    def clock(self) -> float:
+        """Seconds, from any time on, without those of preparing."""
+        return time.perf_counter() - self.seconds_preparing
+
     def _tracer(self) -> Tracer:
         return Tracer()
+
+    def _copy(self, i: int) -> Net:
+        """The net of thread i."""
+        return self.net.copy()
 
     def warm_up(self) -> None:
         """Pay now what the first step would pay otherwise, so that a round's seconds are the round's."""
@@ -302,10 +318,10 @@ class InProcess(Engine):
                 return [with_a_net(m) for m in range(count)]
         return list(self._pool.map(with_a_net, range(count)))
 
-    def _example(self, job: Job, rows: Sequence[int], size: int) -> Batch:
+    def _example(self, job: Job, rows: Sequence[int], size: int, feed: Feed) -> Batch:
         """A batch of some clients, [M, size, ...], that takes nothing from their streams."""
         index = torch.stack([job.plans[m].order[:size] for m in rows])
-        x, y = self.feed.take(job.task.data, index)
+        x, y = feed.take(job.task.data, index)
         stream = generator(0, "example")
         shapes = self._noise_shapes(job.task.objective, index.shape[1])
         noise = {k: torch.rand(len(rows), *shape, generator=stream).to(x) for k, shape in shapes.items()}

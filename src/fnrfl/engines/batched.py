@@ -11,8 +11,8 @@ from torch.func import grad, vmap
 
 from fnrfl.core.net import Net
 from fnrfl.core.step import Carry, by_transform
-from fnrfl.core.types import Data, Probe, State, Tree
-from fnrfl.engines.base import InProcess, Job, one_intra_op_thread, parts
+from fnrfl.core.types import Data, Feed, Probe, State, Tree
+from fnrfl.engines.base import InProcess, Job, moved, one_intra_op_thread, parts
 from fnrfl.engines.trace import Part, Step, in_turn, leaves, of_leaves
 
 ROWS = 16  # clients in a group, at most
@@ -40,10 +40,10 @@ class Batched(InProcess):
         def ask(net: Net, g: int) -> list[Tree]:
             first = g * self.rows
             held = [self._asked(client, first + i, probe, at) or self.initial for i, client in enumerate(groups[g])]
-            params = torch.stack([model.params for model in held])
-            buffers = {k: torch.stack([model.buffers[k] for model in held]) for k in held[0].buffers}
+            params = torch.stack([model.params for model in held]).to(net.device)
+            buffers = {k: torch.stack([model.buffers[k] for model in held]).to(net.device) for k in held[0].buffers}
             total: Tree = {}
-            for batch in self.feed.whole(groups[g][0], data, self._stream(groups[g][0], "measure")):
+            for batch in self._feed(net).whole(groups[g][0], data, self._stream(groups[g][0], "measure")):
                 part = vmap(lambda p, b, batch=batch: probe(net.apply(p, b, batch.x, mode="frozen")[0], batch))(
                     params, buffers
                 )
@@ -52,7 +52,11 @@ class Batched(InProcess):
 
         with torch.no_grad(), one_intra_op_thread():
             rows = [row for group in self.each(len(groups), ask) for row in group]
-        return {k: torch.stack([row[k] for row in rows]) for k in rows[0]}
+        return {k: torch.stack([row[k].to(self.net.device) for row in rows]) for k in rows[0]}
+
+    def _feed(self, net: Net) -> Feed:
+        """The examples where a net is."""
+        return self.feed
 
     def _run(self, job: Job) -> list[Tensor]:
         steps, sizes = job.steps, {size for plan in job.plans for size in plan.sizes}
@@ -84,19 +88,19 @@ class Batched(InProcess):
         know of each other, and a step costs nearly the same with one row more.
         """
         steps = [job.steps[m] for m in group]
-        carry, start, own = rows_of(job, padded(group, width))
+        carry, start, own = rows_of(job, padded(group, width), net.device)
         losses = carry.params.new_zeros(max(steps), width)
         for first, last, w in shrinking(steps, width):
             top = slice(0, w)
             fixed = job.fixed(carry.rows(top), State(start.params[top], _rows(start.buffers, top)), _rows(own, top))
             live = [m for m, n in zip(group, steps, strict=True) if n > first]
             for a, b in self._stretches(job, first, last, w):
-                batch = parts(job.batches(dict.fromkeys(live, a), b - a, self.feed, idle=w - len(live)))
+                batch = parts(job.batches(dict.fromkeys(live, a), b - a, self._feed(net), idle=w - len(live)))
                 losses[a:b, top] = self._steps(net, job, w, size, fixed, batch)
             for i, m in enumerate(group):
                 if steps[i] == last:
                     _write(job.carry, m, carry, i)
-        return [losses[:n, i] for i, n in enumerate(steps)]
+        return [losses[:n, i].to(self.net.device) for i, n in enumerate(steps)]
 
     def _uneven(self, job: Job) -> list[Tensor]:
         """Batches of several sizes (`last_batch = "keep"`): clients wait for each other to have batches of one size."""
@@ -116,7 +120,7 @@ class Batched(InProcess):
             if self._few_sizes(job):
                 self._program(job, rows, width, size)
             with self._blame(job, [job.clients[m] for m in rows]):
-                carry, start, own = rows_of(job, padded(rows, width))
+                carry, start, own = rows_of(job, padded(rows, width), self.net.device)
                 fixed = job.fixed(carry, start, own)
                 for a, b in self._stretches(job, 0, together, width):
                     batch = job.batches({m: at[m] + a for m in rows}, b - a, self.feed, idle=width - len(rows))
@@ -139,7 +143,7 @@ class Batched(InProcess):
         self, net: Net, job: Job, width: int, size: int, fixed: tuple[Part, ...], batch: tuple[Part, ...]
     ) -> Tensor:
         """Steps of `width` clients with batches of a size, one after another."""
-        program = None if self.tracer is None else self.tracer.get((width, size, job.key))
+        program = None if self.tracer is None else self.tracer.get((width, size, job.key, net.device))
         if program is None:
             program = in_turn(of_leaves(vmap(job.step(net, by_transform), in_dims=IN_DIMS), [*fixed, *batch]))
         return program(leaves(fixed), leaves(batch))
@@ -149,12 +153,19 @@ class Batched(InProcess):
         if self.tracer is None:
             return
 
-        def example() -> tuple[Step, tuple[Part, ...], tuple[Part, ...]]:
-            rows = padded(group, width)[:width]
-            step = vmap(job.step(self.net, by_transform), in_dims=IN_DIMS)
-            return step, job.fixed(*rows_of(job, rows)), parts(self._example(job, rows, size))
+        for net in self._everywhere():
 
-        self.tracer.program((width, size, job.key), example, steps)
+            def example(net: Net = net) -> tuple[Step, tuple[Part, ...], tuple[Part, ...]]:
+                rows = padded(group, width)[:width]
+                step = vmap(job.step(net, by_transform), in_dims=IN_DIMS)
+                batch = self._example(job, rows, size, self._feed(net))
+                return step, job.fixed(*rows_of(job, rows, net.device)), parts(batch)
+
+            self.tracer.program((width, size, job.key, net.device), example, steps)
+
+    def _everywhere(self) -> list[Net]:
+        """A net for each device."""
+        return [self.net]
 
 
 def in_groups(steps: Sequence[int], rows: int = ROWS) -> list[list[int]]:
@@ -201,11 +212,12 @@ def padded(rows: list[int], width: int) -> list[int]:
     return rows + rows[-1:] * (width - len(rows))
 
 
-def rows_of(job: Job, rows: list[int]) -> tuple[Carry, State, Tree]:
-    """Copies of some clients' rows of a job."""
+def rows_of(job: Job, rows: list[int], device: torch.device) -> tuple[Carry, State, Tree]:
+    """Copies of some clients' rows of a job, on a device."""
     where = torch.tensor(rows)
     carry = Carry(job.carry.params[where], _rows(job.carry.buffers, where), _rows(job.carry.memory, where))
-    return carry, State(job.start.params[where], _rows(job.start.buffers, where)), _rows(job.own, where)
+    start = State(job.start.params[where], _rows(job.start.buffers, where))
+    return carry.to(device), start.to(device), moved(_rows(job.own, where), device)
 
 
 def _rows(tree: Tree, where: slice | Tensor) -> Tree:

@@ -6,6 +6,7 @@ that, `torch.compile` may join the operators of a step into fewer kernels; the s
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ log = logging.getLogger("fnrfl")
 ROOM = 256 << 20  # bytes of batches that lie ready on the device
 MOST = 1024  # batches that do
 WARM = 3  # steps before a capture: libraries choose kernels and allocate in the first ones
-WORTH_COMPILING = 5_000  # steps: compiling a large step takes a minute, and saves some milliseconds of each
+WORTH_COMPILING = 2_000  # steps: compiling a large step takes a minute and saves some milliseconds of each
 # How far a program may be from the step that it was recorded from, relative to how far the step goes.
 APART = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.5}
 
@@ -39,6 +40,7 @@ class Capturer(Tracer):
 
     def clear(self) -> None:
         super().clear()
+        gc.collect()
         torch.cuda.empty_cache()
 
     def composed(self) -> Any:

@@ -61,7 +61,7 @@ class Loop(InProcess):
         def example() -> tuple[Step, tuple[Part, ...], tuple[Part, ...]]:
             m = full[0]
             fixed = job.fixed(job.carry.rows(m), model_row(job.start, m), row(job.own, m))
-            first = self._example(job, [m], job.training.batch)
+            first = self._example(job, [m], job.training.batch, self.feed)
             one = Batch(first.x[0], first.y[0], first.index[0], row(first.noise, 0))
             return job.step(self.net, by_transform), fixed, parts(one)
 

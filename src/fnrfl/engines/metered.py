@@ -32,9 +32,14 @@ class Metered(Decorator):
     A model that was sent to a client in this round is not sent again. `tell` hears the name of each phase as it begins.
     """
 
-    def __init__(self, engine: Engine, tell: Callable[[str], None] = lambda phase: None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tell: Callable[[str], None] = lambda phase: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         super().__init__(engine)
-        self.tell = tell
+        self.tell, self.clock = tell, clock
         self.begin()
 
     def begin(self) -> None:
@@ -52,7 +57,7 @@ class Metered(Decorator):
         count["headers"] += len(cohort) * 4 * scalars
         chunks = self.engine.stream(cohort, task)
         while True:
-            began = time.perf_counter()
+            began = self.clock()
             replies = next(chunks, None)
             self._tick(task.purpose, began)
             if replies is None:
@@ -67,7 +72,7 @@ class Metered(Decorator):
 
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
         self.tell("measure")
-        began = time.perf_counter()
+        began = self.clock()
         answers = self.engine.measure(cohort, probe, data=data, at=at)
         self._tick("measure", began)
         count = self.bytes.setdefault("measure", {"down": 0, "up": 0, "headers": 0})
@@ -78,7 +83,7 @@ class Metered(Decorator):
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
         self.tell("observe")
-        began = time.perf_counter()
+        began = self.clock()
         answers = self.engine.observe(cohort, probe, data=data)
         self._tick("observe", began)
         return answers
@@ -109,4 +114,4 @@ class Metered(Decorator):
         return wire_bytes(params[mine]) + _tree({k: v for k, v in buffers.items() if k in names})
 
     def _tick(self, phase: str, began: float) -> None:
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + self.clock() - began

@@ -9,6 +9,7 @@ very step that it was recorded from, or the step stays as it is.
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -58,7 +59,7 @@ class Tracer:
 
     def __init__(self) -> None:
         self._programs: OrderedDict[Hashable, Steps | None] = OrderedDict()
-        self.traced = 0
+        self.traced, self.seconds = 0, 0.0
 
     def clear(self) -> None:
         """Let all programs go."""
@@ -77,12 +78,13 @@ class Tracer:
         that change from step to step. About `steps` of them are to be taken.
         """
         if key not in self._programs:
-            self.traced += 1
+            self.traced, began = self.traced + 1, time.perf_counter()
             step, same, now = example()
             written = len(leaves(same[:CARRY]))
             self._programs[key] = self.record(of_leaves(step, [*same, *now]), leaves(same), leaves(now), written, steps)
             if len(self._programs) > self.limit:
                 self._programs.popitem(last=False)
+            self.seconds += time.perf_counter() - began
         self._programs.move_to_end(key)
         return self._programs[key]
 

@@ -1,8 +1,8 @@
-"""BatchNorm that many clients can share a kernel in: the clients of a `vmap` become channels.
+"""Layers that many clients can share a kernel in: the clients of a `vmap` become channels, or one batch of products.
 
-torch's own rule for BatchNorm under `vmap` copies activations into another memory order and wants one type for all.
-Here the library's kernels see [batch, clients * channels, ...] as it lies in memory, and statistics keep all their
-digits when activations do not.
+BatchNorm: torch's own rule for `vmap` copies activations into another memory order and wants one type for all. Here the
+library's kernels see [batch, clients * channels, ...] as it lies in memory, and statistics keep all their digits when
+activations do not. 1x1 convolutions: a grouped one goes group by group, a batched matrix product does not.
 """
 
 from __future__ import annotations
@@ -12,26 +12,44 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.nn.functional import linear
 
 aten = torch.ops.aten
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def use(module: nn.Module) -> None:
-    """Make every BatchNorm layer of a module such a one."""
+    """Make all layers of a module such layers, where there is a kind for them."""
     for layer in module.modules():
-        for kind in KINDS:
-            if type(layer) is kind:
-                layer.__class__ = _SHARED[kind]
+        if type(layer) in _NORMS:
+            layer.__class__ = _NORMS[type(layer)]
+        elif type(layer) is nn.Conv2d and Pointwise.can_be(layer):
+            layer.__class__ = Pointwise
 
 
-class Shared:
+class Pointwise(nn.Conv2d):
+    """A 1x1 convolution as a matrix product."""
+
+    @staticmethod
+    def can_be(layer: nn.Conv2d) -> bool:
+        """Whether a layer is one."""
+        return layer.kernel_size == (1, 1) and layer.padding == (0, 0) and layer.groups == 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same as torch's."""
+        rows, columns = self.stride
+        y: Tensor = linear(x[:, :, ::rows, ::columns].movedim(1, -1), self.weight.flatten(1), self.bias)
+        return y.movedim(-1, 1)
+
+
+class Norm:
     """What replaces the forward pass of a BatchNorm layer."""
 
-    def forward(self: Any, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Any:
         """The same as torch's."""
         channels = x.shape[1]
-        weight = torch.ones(channels, device=x.device) if self.weight is None else self.weight
+        wide = torch.promote_types(x.dtype, torch.float32)
+        weight = x.new_ones(channels, dtype=wide) if self.weight is None else self.weight
         bias = torch.zeros_like(weight) if self.bias is None else self.bias
         if not self.training and self.running_mean is not None:
             scale = weight * (self.running_var + self.eps).rsqrt()
@@ -51,7 +69,7 @@ class Shared:
             self.running_var.add_((var - self.running_var) * part)
 
 
-_SHARED: dict[type, Any] = {kind: type(f"Shared{kind.__name__}", (Shared, kind), {}) for kind in KINDS}
+_NORMS: dict[type, Any] = {kind: type(f"Shared{kind.__name__}", (Norm, kind), {}) for kind in KINDS}
 
 
 def _folded(x: Tensor, axis: int | None, clients: int) -> Tensor:

@@ -1,0 +1,236 @@
+"""The GPU's engine: on the CPU everywhere, on a GPU where there is one.
+
+What the loop engine has done is gone on with, so that nothing that a method knows is still zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.algorithms.scaffold import Scaffold
+from fnrfl.core.types import Tree
+from fnrfl.data.batches import Pool
+from fnrfl.engines import gpu
+from fnrfl.errors import CompatibilityError, FnrflError
+from fnrfl.models.build import build
+from test_conformance import algorithm, labels, models
+from toys import NUM_CLASSES, NUM_FEATURES, Run, World, assert_same, classification, distance
+
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+each_device = pytest.mark.parametrize("device", ["cpu", CUDA])
+bare_and_refined = pytest.mark.parametrize("refined", [False, True], ids=["bare", "fnr"])
+BORN = {"server.cluster"}  # may be zero: the number of a cluster
+
+
+@pytest.fixture(autouse=True)
+def _exact() -> Any:
+    """Kernels that repeat, without tf32."""
+    if torch.cuda.is_available():
+        gpu.set_up(deterministic=True, tf32=False)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+class Pictures(nn.Module):
+    """Convolutions of both kinds, BatchNorm, Dropout and a Linear, for the toy examples as 3 by 4 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(6)
+        self.point = nn.Conv2d(6, 8, 1, stride=(1, 2))
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(8 * NUM_FEATURES // 2, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x.view(-1, 1, 3, 4))).relu()
+        logits: Tensor = self.head(self.drop(self.point(y)).relu().flatten(1))
+        return logits
+
+
+@cache
+def begun(label: str, refined: bool) -> Run:
+    """Three rounds on the loop engine."""
+    run = Run(algorithm(label, refined), "loop-fast", world=classification(module=Pictures), trace=False)
+    run.rounds(3)
+    return run
+
+
+def gone_on(run: Run, engine: str, **options: Any) -> Run:
+    """Another run that has the first one's state and memories, after its next round."""
+    other = Run(run.algorithm, engine, world=run.world, **options)
+    other.state, other.t = run.state.to(other.net.device), run.t
+    for client in run.engine.store:
+        other.engine.store.put(client, {k: v.to(other.net.device) for k, v in run.engine.store.get(client).items()})
+    other.round()
+    return other
+
+
+def everything(run: Run) -> Tree:
+    """All numbers that a run has come to."""
+    known = {"params": run.state.params} | run.state.buffers | known_to_the_method(run)
+    for client, model in enumerate(models(run)):
+        known |= {f"model {client}": model.params}
+    return {k: v.cpu() for k, v in known.items()}
+
+
+def known_to_the_method(run: Run) -> Tree:
+    """What a method keeps beside the model: the server's, and that of every client that has taken part."""
+    memory = {f"{c}.{k}": v for c in run.engine.store for k, v in run.engine.store.get(c).items()}
+    return {f"server.{k}": v for k, v in run.state.extra.items()} | memory
+
+
+def assert_alike(a: Run, b: Run, limit: float) -> None:
+    mine, theirs = everything(a), everything(b)
+    assert mine.keys() == theirs.keys()
+    off = {k: distance(mine[k].double(), theirs[k].double()) for k in mine if mine[k].numel()}
+    assert max(off.values()) <= limit, max(off.items(), key=lambda item: item[1])
+
+
+@pytest.mark.parametrize("label", labels())
+@bare_and_refined
+@each_device
+@pytest.mark.parametrize("steps", ["plain", "captured"])
+def test_a_round_equals_the_loop_engines(label: str, refined: bool, device: str, steps: str) -> None:
+    """Float64, from a state in which nothing is zero any more."""
+    if device == "cpu" and steps == "captured":
+        pytest.skip("the CPU has recorded steps, which have tests of their own")
+    first = begun(label, refined)
+    assert all(v.any() for k, v in known_to_the_method(first).items() if k not in BORN), "nothing to go on with"
+    ours = gone_on(first, "gpu-fast", device=device, trace=steps == "captured", threads=1)
+    theirs = gone_on(first, "loop-fast", trace=False)
+    assert_alike(ours, theirs, 1e-9)
+    if steps == "captured":
+        programs = ours.engine.tracer._programs.values()
+        assert all(type(program).__name__ == "Captured" for program in programs)
+
+
+@each_device
+def test_the_same_twice_is_the_same_to_the_last_bit(device: str) -> None:
+    world = classification(torch.float32, module=Pictures)
+    runs = [Run(Scaffold(), "gpu-fast", world=world, device=device, trace=device == "cuda") for _ in range(2)]
+    assert_same(*(run.rounds(3) for run in runs))
+
+
+def test_several_devices_give_what_one_gives() -> None:
+    world = classification(module=Pictures)
+    one = Run(Scaffold(), "gpu-fast", world=world, active=6, trace=False)
+    many = Run(Scaffold(), "gpu-fast", world=world, active=6, trace=False, devices=[torch.device("cpu")] * 3)
+    assert len(many.engine.devices) == 3
+    many.engine.begin(0)
+    assert many.engine.rows < one.engine.rows
+    one.rounds(2)
+    many.rounds(2)
+    assert_alike(one, many, 1e-12)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+class Tight(gpu.Gpu):
+    """A device on which two clients fit."""
+
+    room = 2
+
+    def _run(self, job: Any) -> list[Tensor]:
+        if len(job.clients) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super()._run(job)
+
+
+def test_what_does_not_fit_is_done_again_with_half_the_clients(caplog: Any, monkeypatch: Any) -> None:
+    roomy = Run(Scaffold(), "gpu", active=6)
+    tight = Run(Scaffold(), "gpu", active=6)
+    tight.engine.__class__ = Tight
+    roomy.rounds(2)
+    tight.rounds(2)
+    assert_alike(roomy, tight, 1e-12)
+    said = [r.getMessage() for r in caplog.records if "memory is full" in r.getMessage()]
+    assert len(said) == 2 and "2 clients" in said[-1]  # 6, 3, 2; and never again
+    monkeypatch.setattr(Tight, "room", 0)
+    with pytest.raises(FnrflError, match="does not fit in the GPU's memory"):
+        tight.round()
+
+
+# -- precision --------------------------------------------------------------------------------------------------------
+
+
+@each_device
+def test_bf16_learns_what_float32_learns(device: str) -> None:
+    """Parameters, statistics and losses stay float32; only the arithmetic of the layers is short."""
+    world = classification(torch.float32, module=Pictures)
+    plain = Run(FedAvg(), "gpu-fast", world=world, device=device, trace=False)
+    short = Run(FedAvg(), "gpu-fast", world=world, device=device, trace=False, compute=torch.bfloat16)
+    plain.rounds(3)
+    short.rounds(3)
+    assert short.state.params.dtype == short.replies().loss.dtype == torch.float32
+    assert not torch.equal(plain.state.params, short.state.params)
+    assert distance(plain.state.params, short.state.params) < 0.05
+
+
+def test_running_statistics_equal_torchs() -> None:
+    """Also with a cumulative average, without weights, and for a batch of vectors."""
+    from fnrfl.core import shared
+
+    x = torch.randn(7, 5, 4, 3, dtype=torch.float64)
+    for make in (
+        lambda: nn.BatchNorm2d(5),
+        lambda: nn.BatchNorm2d(5, momentum=None),
+        lambda: nn.BatchNorm2d(5, affine=False),
+        lambda: nn.BatchNorm2d(5, track_running_stats=False),
+    ):
+        plain, ours = make().double(), make().double()
+        shared.use(ours)
+        for mode in (True, True, False):
+            torch.testing.assert_close(plain.train(mode)(x), ours.train(mode)(x))
+        assert all(torch.allclose(a, b) for a, b in zip(plain.buffers(), ours.buffers(), strict=True))
+
+
+def resnet_world() -> World:
+    """Three clients with pictures of 32 by 32 pixels, four steps each."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (96, 3, 32, 32), generator=draw, dtype=torch.uint8)
+    y = torch.randint(10, (96,), generator=draw)
+    parts: dict[str, Any] = dict.fromkeys(("public", "ranking", "distill", "validation"), (x[:32], y[:32]))
+    pool = Pool(parts | {"private": (x, y)}, torch.arange(96).split(32), 10, dtype=torch.float32)
+    base = classification(torch.float32)
+    return replace(
+        base, module=lambda: build("resnet18", (3, 32, 32), 10), pool=pool, example=torch.zeros(2, 3, 32, 32),
+        training=replace(base.training, batch=16, lr=0.01, weight_decay=1e-5, augment=True), active=3,
+    )  # fmt: skip
+
+
+OFTEN_CAPTURED = {"fedavg", "scaffold", "moon"}
+
+
+@on_a_gpu
+@pytest.mark.parametrize("label", labels())
+@bare_and_refined
+def test_four_steps_of_resnet18_equal_the_loop_engines(label: str, refined: bool) -> None:
+    """Float32 without tf32, from the loop engine's state after three rounds."""
+    first = Run(algorithm(label, refined), "loop-fast", world=resnet_world(), device="cuda", trace=False)
+    first.rounds(3)
+    ours = gone_on(first, "gpu-fast", device="cuda", trace=label in OFTEN_CAPTURED)
+    theirs = gone_on(first, "loop-fast", device="cuda", trace=False)
+    if not ours.recorder.passed:
+        return  # a control without clients
+    a, b = ours.recorder.passed[0].replies, theirs.recorder.passed[0].replies
+    assert a.steps.tolist() == [4] * 3
+    assert ((a.trained - b.trained).norm(dim=1) <= 1e-4 * b.trained.norm(dim=1)).all()
+
+
+# -- no GPU -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named() -> None:
+    with pytest.raises(CompatibilityError, match='needs an NVIDIA GPU.* Set engine = "auto"'):
+        gpu.devices()
