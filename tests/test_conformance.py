@@ -161,10 +161,12 @@ def test_engines_equal_loop_in_single_precision_after_four_steps(label: str, und
     world = classification(torch.float32)
     four = replace(world.training, epochs=4, batch=97, last_batch="keep")
     runs = [Run(algorithm(label, under_fnr), engine, world=world, training=four) for engine in ENGINES[:2]]
-    states = [run.rounds(1) for run in runs]
-    assert set(runs[0].replies().steps.tolist()) == {4}
-    assert states[0].params.dtype == torch.float32
-    assert all(distance(states[0].params, other.params) <= 1e-4 for other in states[1:])
+    for run in runs:
+        run.round()
+    one, other = (run.replies() for run in runs)
+    assert set(one.steps.tolist()) == {4}
+    assert one.trained.dtype == torch.float32
+    assert distance(one.trained, other.trained) <= 1e-4
 
 
 @each_method
@@ -193,7 +195,7 @@ def test_the_order_of_clients_does_not_matter(label: str, fnr: Any) -> None:
         cohort = one.cohort(one.t)
         one.round(cohort)
         other.round(cohort.flip(0))
-    assert_near(one.state, other.state)
+    assert_near(one.state, other.state, atol=1e-10)  # sums in another order, and a server's Adam after them
 
 
 @each_method

@@ -127,7 +127,7 @@ def test_card10_the_generators_loss_is_the_formula() -> None:
     """sum_i mean_b W[y_b, i] CE(head_i(G(u, y_b)), y_b) + eta L_div, with G in train mode."""
     net, maker = Run(FedAvg()).net, Generator(NUM_CLASSES, 3, 8, (16,))
     heads, shares = rand(2, 16 * NUM_CLASSES + NUM_CLASSES, of="heads"), rand(2, NUM_CLASSES, of="shares")
-    weights, statistics = maker.new(generator(0, "weights"), torch.float64)
+    weights, statistics = maker.new(generator(0, "weights"), torch.zeros((), dtype=torch.float64))
     noise, y = rand(6, 3), torch.arange(6) % 4
     loss, after = FedGen(diversity=0.7)._loss(net, maker, statistics, heads, shares, noise, y, weights)
     made, expected = maker(weights, statistics, noise, y, training=True)
@@ -200,7 +200,7 @@ def as_modules(maker: Generator, weights: Tensor) -> nn.Sequential:
 def test_card10_the_generator_is_what_torch_would_build() -> None:
     """fc, BatchNorm, ReLU, fc: batch statistics and new running ones in training, running ones otherwise."""
     maker = Generator(4, 3, 8, (5,), "linear")
-    weights, statistics = maker.new(generator(0, "weights"), torch.float64)
+    weights, statistics = maker.new(generator(0, "weights"), torch.zeros((), dtype=torch.float64))
     assert maker.size == len(weights) == (3 + 4) * 8 + 2 * 8 + 8 * 5 + 5
     weights = weights + 0.3 * rand(len(weights))  # no scale of one and no bias of zero
     modules, noise, y = as_modules(maker, weights), rand(16, 3), torch.arange(16) % 4
@@ -229,13 +229,13 @@ def test_card10_the_generator_learns_a_fixed_head_and_minds_the_label() -> None:
     played = Run(fedgen)
     net, maker = played.net, Generator(NUM_CLASSES, 16, 64, (played.net.num_features,))
     heads, shares = net.flatten()[0][net.head_slice][None], torch.ones(1, NUM_CLASSES).double()
-    weights, statistics = maker.new(generator(0, "weights"), torch.float64)
+    weights, statistics = maker.new(generator(0, "weights"), torch.zeros((), dtype=torch.float64))
     training, stream = Training(optimizer="adam", lr=1e-2, weight_decay=0.0), generator(0, "steps")
     memory, losses = optim.new_memory(training, weights), []
     for _ in range(100):
         noise, y = torch.rand(32, 16, generator=stream).double(), torch.randint(NUM_CLASSES, (32,), generator=stream)
-        value, statistics = descend(
-            training, weights, memory,
+        value = descend(
+            training, training.lr, weights, statistics, memory,
             lambda w, s=statistics, u=noise, y=y: fedgen._loss(net, maker, s, heads, shares, u, y, w),
         )  # fmt: skip
         losses.append(float(value))
@@ -262,7 +262,7 @@ def test_card10_weight_decay_enters_the_generators_gradient() -> None:
     weights = rand(5)
     memory, expected = {}, weights - 0.1 * (2 * weights + 0.3 * weights)
     sgd = Training(lr=0.1, momentum=0.0, weight_decay=0.3)
-    descend(sgd, weights, memory, lambda w: (w.square().sum(), {}))
+    descend(sgd, sgd.lr, weights, {}, memory, lambda w: (w.square().sum(), {}))
     assert distance(weights, expected) < 1e-15
 
 

@@ -324,6 +324,17 @@ def test_card12_without_imitation_it_is_local_training_bit_for_bit(exchange: Any
         assert_same(used(played, client), used(alone, client))
 
 
+@ENGINES
+def test_card12_without_weight_imitation_takes_no_steps(engine: str) -> None:
+    """Steps down a loss of zero would end at the same model, and cost as much as any others."""
+    still, taught = (Run(KTpFL(lam=lam), engine, world=world()) for lam in (0.0, 100.0))
+    for played, epochs, steps in ((still, 0, 0), (taught, 1, 1)):
+        played.round()
+        (task,) = played.tasks("imitate")
+        assert task.training is not None and task.training.epochs == epochs
+        assert played.replies("imitate").steps.tolist() == [steps] * 4
+
+
 def test_card12_statistics_stay_private_unless_asked_for() -> None:
     """Frozen: BatchNorm statistics are those of private training alone; updating is the released code's."""
     runs = {b: Run(KTpFL(batchnorm=b), world=world()) for b in ("frozen", "batch", "updating")}

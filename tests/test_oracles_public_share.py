@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import fnrfl
-from fnrfl import registry
 from fnrfl.build import Built, build
 from fnrfl.config import load
 from fnrfl.core.types import State
@@ -195,7 +194,6 @@ def test_a_last_batch_is_dropped_only_from_clients_that_have_one() -> None:
     assert built("public-share", *keys, "clients=20").engine.examples.min() >= 100
 
 
-@pytest.mark.skipif("fedavgm" not in registry.algorithms(), reason="a method that goes around another by name")
 def test_a_server_optimiser_around_it_shares_too() -> None:
     inside = built("fedavgm", "algorithm.inner=public-share")
     assert inside.splits.public_to == "everybody"

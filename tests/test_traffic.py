@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -21,7 +22,7 @@ from fnrfl.engines.metered import Metered
 from fnrfl.models.build import build as build_model
 from fnrfl.registry import algorithms, load
 
-CLIENTS, CLASSES, ROUNDS = 6, 10, 2
+CLIENTS, CLASSES, ROUNDS, SHARE = 6, 10, 3, 0.4
 MIB = 2**20
 
 
@@ -36,6 +37,8 @@ class Sent:
     norms: int  # bytes of BatchNorm layers
     features: int
     distill: int  # public examples without labels
+    cohorts: list[list[int]]  # the active clients, by round
+    clusters: list[int]  # of every client, where a method divides them
 
 
 def traffic(**keys: object) -> Sent:
@@ -56,6 +59,8 @@ def traffic(**keys: object) -> Sent:
         norms=4 * int(net.mask(net.batchnorm).sum()) + of({k: v for k, v in buffers.items() if k in net.batchnorm}),
         features=net.num_features,
         distill=len(built[0].splits.distill),
+        cohorts=[event["cohort"] for event in result.rounds],
+        clusters=next((event["clusters"] for event in result.rounds if "clusters" in event), []),
     )
 
 
@@ -64,8 +69,8 @@ def generator_bytes(features: int) -> int:
     return 4 * ((16 + CLASSES) * 64 + 2 * 64 + 64 * features + features + 2 * 64 + CLASSES)
 
 
-def client(name: str, sent: Sent, t: int) -> tuple[int, int]:
-    """(bytes down, bytes up) of an active client in round t, bare; for full participation where t matters."""
+def client(name: str, sent: Sent) -> tuple[int, int]:
+    """(bytes down, bytes up) of an active client in every round, bare."""
     M, P = sent.M, sent.P
     if name in ("scaffold", "feddc"):  # the literal four messages: variates, on parameters
         return M + 4 * P, M + 4 * P
@@ -73,8 +78,6 @@ def client(name: str, sent: Sent, t: int) -> tuple[int, int]:
         return M - sent.norms, M - sent.norms
     if name == "fedgen":
         return M + generator_bytes(sent.features), M + 4 * CLASSES
-    if name == "fedftg":
-        return M, M + (4 * CLASSES if t == 0 else 0)
     if name == "ktpfl":
         return 4 * sent.distill * CLASSES, 4 * sent.distill * CLASSES
     if name in ("local-only", "public-only", "centralised"):
@@ -82,23 +85,34 @@ def client(name: str, sent: Sent, t: int) -> tuple[int, int]:
     return M, M
 
 
-def once(name: str, sent: Sent, t: int, m: int) -> tuple[int, int]:
-    """(bytes down, bytes up) of everybody together, once: cFedFN's clients describe their data in the second round.
+def once(name: str, sent: Sent, t: int) -> tuple[int, int]:
+    """(bytes down, bytes up) in round t of what clients tell about their data once in a run, all of them together.
 
-    Those of the cohort have the model already, under which they describe it.
+    FedFTG's are asked for label counts when they first take part. cFedFN's describe their data in the second round, all
+    of them; those of the cohort have the model already, under which they describe it.
     """
-    return ((CLIENTS - m) * sent.M, CLIENTS * 8 * CLASSES) if name == "cfedfn" and t == 1 else (0, 0)
+    active = set(sent.cohorts[t])
+    if name == "fedftg":
+        return 0, len(active.difference(*sent.cohorts[:t])) * 4 * CLASSES
+    if name == "cfedfn" and t == 1:
+        return (CLIENTS - len(active)) * sent.M, CLIENTS * 8 * CLASSES
+    return 0, 0
+
+
+def groups(name: str, sent: Sent, t: int) -> list[int]:
+    """Sizes of the groups that FNR ranks and refines by themselves: the cohort, or cFedFN's clusters in it."""
+    if name == "cfedfn" and t > 0:
+        return list(Counter(sent.clusters[i] for i in sent.cohorts[t]).values())
+    return [len(sent.cohorts[t])] if load(name).trains_clients else []
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("name", algorithms())
 def test_bare_traffic(name: str, participation: float) -> None:
-    if participation < 1 and name == "fedftg":
-        pytest.skip("who is asked for label counts in a round depends on who was there before")
     sent = traffic(algorithm=name, participation=participation)
     m = round(CLIENTS * participation)
     for t in range(ROUNDS):
-        (down, up), (all_down, all_up) = client(name, sent, t), once(name, sent, t, m)
+        (down, up), (all_down, all_up) = client(name, sent), once(name, sent, t)
         assert sent.down[t] == m * down + all_down
         assert sent.up[t] == m * up + all_up
 
@@ -106,18 +120,24 @@ def test_bare_traffic(name: str, participation: float) -> None:
 @pytest.mark.parametrize("upload", ["once", "twice"])
 @pytest.mark.parametrize("name", algorithms())
 def test_traffic_under_fnr(name: str, upload: str) -> None:
-    sent = traffic(algorithm=name, fnr={"upload": upload, "share": 0.4, "epochs": 1})
-    method = load(name)()
+    sent = traffic(algorithm=name, fnr={"upload": upload, "share": SHARE, "epochs": 1})
     model = 0 if name in ("ktpfl", "local-only") else sent.M - (sent.norms if name == "fedbn" else 0)
+    both_models = upload == "twice" or "uses-trained" in load(name)().needs
     for t in range(ROUNDS):
-        refined = 0 if not method.trains_clients else int(CLIENTS * 0.4)
-        if name == "cfedfn" and t > 0:  # within each cluster
-            return
-        both_models = upload == "twice" or "uses-trained" in method.needs
-        answers = CLIENTS * 4 * (CLASSES + 1) if method.trains_clients else 0
-        (down, up), (all_down, all_up) = client(name, sent, t), once(name, sent, t, CLIENTS)
+        sizes = groups(name, sent, t)
+        refined = sum(int(size * SHARE) for size in sizes)
+        answers = sum(size * 4 * (CLASSES + 1) for size in sizes if int(size * SHARE))  # else there is nothing to rank
+        (down, up), (all_down, all_up) = client(name, sent), once(name, sent, t)
         assert sent.up[t] == CLIENTS * up + all_up + answers + (refined * model if both_models else 0)
         assert sent.down[t] == CLIENTS * down + all_down + refined * 4 * CLASSES
+
+
+def test_the_small_federation_has_what_the_formulas_tell_apart() -> None:
+    """Clients that are new and clients that are not; clusters that refine somebody and clusters that refine nobody."""
+    half = traffic(algorithm="fedavg", participation=0.5)
+    assert all(0 < len(set(now) & set(half.cohorts[0])) < len(now) for now in half.cohorts[1:])
+    divided = traffic(algorithm="cfedfn")
+    assert {int(size * SHARE) > 0 for size in groups("cfedfn", divided, 1)} == {True, False}
 
 
 def test_scaffold_with_whole_gradients_sends_the_same_four_messages() -> None:

@@ -30,8 +30,8 @@ MODELS = {
     "resnet18": "ResNet-18 with the CIFAR stem; resnet18(head=1000) has the paper's 1000 outputs",
     "vgg11": "VGG-11 without normalisation, for 32x32 images",
     "simple-cnn": "NIID-Bench's small net: two 5x5 convolutions and three linear layers",
-    "cnn": "two 3x3 convolutions and one linear layer",
-    "mlp": "linear layers with ReLU; mlp(hidden=128, depth=2) chooses width and depth",
+    "cnn": "two 3x3 convolutions and one linear layer; cnn(norm=batch) has BatchNorm",
+    "mlp": "linear layers with ReLU; mlp(hidden=128, depth=2, norm=batch) chooses width, depth and BatchNorm",
 }
 DATASETS = {
     "digits": "1,797 handwritten digits of 8x8 pixels, part of the package",

@@ -66,6 +66,7 @@ class FedDF(Algorithm):
             engine.net, average, x, target, SoftTargets(self.temperature, self.clip), training,
             steps=self.steps, stream=lambda name: engine.generator("distill", name), every=self.every,
             patience=self.patience, judge=(lambda m: accuracy(engine.net, m, seen, labels)) if len(labels) else None,
+            repeat=engine.repeat,
         )  # fmt: skip
         engine.note(distill_steps=student.taken, distill_chosen=student.chosen, distill_loss=student.loss)
         return State(student.model.params, student.model.buffers, average.extra)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Algorithm, Objective, cross_entropy, option
 from fnrfl.core.net import Model, Net
-from fnrfl.core.step import Carry, by_autograd, local_step
-from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, State, Training, Tree
+from fnrfl.core.step import Carry, by_transform, local_step
+from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, State, Training, Tree, aligned
 from fnrfl.errors import CompatibilityError
 from fnrfl.server.generator import (
     ConvGenerator,
@@ -119,8 +119,7 @@ class FedFTG(Algorithm):
         net, stream, rate = engine.net, engine.generator("tune"), self.decay**engine.round
         maker, extra = self._maker(net, engine.num_classes), average.extra
         if len(extra["generator"]):
-            weights = extra["generator"].clone()
-            statistics = under("generator", extra)
+            weights, statistics = extra["generator"].clone(), aligned(under("generator", extra))
         else:
             weights, statistics = maker.new(engine.generator("generator"), average.params)
         adam = Training(optimizer="adam", lr=self.generator_lr * rate, weight_decay=0.0)
@@ -130,21 +129,47 @@ class FedFTG(Algorithm):
         memory, student = optim.new_memory(adam, weights), Carry.new(sgd, average.params, average.buffers)
         shares = holders(counts.to(net.dtype))  # alpha, [M, C]
         labels = proportional(counts.sum(0), self.iterations * self.batch, stream)
+        M, rates = len(teachers), (weights.new_tensor(adam.lr), weights.new_tensor(sgd.lr))
+        params = torch.stack([teacher.params for teacher in teachers])
+        buffers = {k: torch.stack([teacher.buffers[k] for teacher in teachers]) for k in average.buffers}
+
+        def hunt(
+            weights: Tensor, statistics: Tree, memory: Tree, params: Tensor, buffers: Tree, lr: Tensor,
+            teacher: Tensor, teacher_buffers: Tree, share: Tensor, noise: Tensor, y: Tensor,
+        ) -> Tensor:  # fmt: skip
+            models = State(params, buffers), State(teacher, teacher_buffers)
+            loss = partial(self._harder, net, maker, statistics, models, share, noise, y, M)
+            return descend(adam, lr, weights, statistics, memory, loss)
+
+        def learn(
+            params: Tensor, buffers: Tree, memory: Tree, begin: Tensor, begin_buffers: Tree, target: Tensor, lr: Tensor,
+            x: Tensor, y: Tensor, index: Tensor, masks: Tree,
+        ) -> Tensor:  # fmt: skip
+            now, batch = Carry(params, buffers, memory), Batch(x, y, index, masks)
+            start = State(begin, begin_buffers)
+            return local_step(net, Ensembled(), sgd, now, start, batch, {"target": target}, {}, lr, by_transform)
+
         for y in labels.view(self.iterations, self.batch):
             noise = torch.randn(self.batch, self.noise, generator=stream).to(weights)
+            everybody = params, buffers, shares[:, y], noise.expand(M, *noise.shape), y.expand(M, -1)
+            hunting = weights, statistics, memory, student.params, student.buffers, rates[0]
             for _ in range(self.generator_steps):
-                for teacher, share in zip(teachers, shares, strict=True):
-                    models = State(student.params, student.buffers), teacher
-                    loss = partial(self._harder, net, maker, statistics, models, share[y], noise, y, len(teachers))
-                    statistics = descend(adam, weights, memory, loss)[1]
+                engine.repeat(("hunt", self, M), hunt, hunting, everybody)
             x = net.laid_out(maker(weights, statistics, noise, y, training=False)[0])
             target = ensemble(net, teachers, shares[:, y], x)
-            for _ in range(self.student_steps):
-                masks = {
-                    k: torch.rand(self.batch, *shape, generator=stream).to(x) for k, shape in net.drop_shapes.items()
-                }
-                batch = Batch(x, y, torch.arange(self.batch, device=y.device), masks)
-                local_step(net, Ensembled(), sgd, student, average, batch, {"target": target}, {}, sgd.lr, by_autograd)
+            if not self.student_steps:
+                continue
+            again = lambda t: t.expand(self.student_steps, *t.shape)  # noqa: E731
+            masks = [
+                {k: torch.rand(self.batch, *shape, generator=stream).to(x) for k, shape in net.drop_shapes.items()}
+                for _ in range(self.student_steps)
+            ]
+            shown = again(x), again(y), again(torch.arange(self.batch, device=y.device))
+            drawn = {k: torch.stack([mask[k] for mask in masks]) for k in net.drop_shapes}
+            learning = (
+                student.params, student.buffers, student.memory, average.params, average.buffers, target, rates[1],
+            )  # fmt: skip
+            engine.repeat(("learn", replace(sgd, lr=0.0)), learn, learning, (*shown, drawn))
         return State(
             student.params, student.buffers, extra | {"generator": weights} | prefixed("generator", statistics)
         )

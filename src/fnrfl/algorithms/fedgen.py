@@ -12,7 +12,7 @@ from torch import Tensor
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Algorithm, Objective, cross_entropy, option
 from fnrfl.core.net import Model, Net
-from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, Shapes, State, Training, Tree
+from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, Shapes, State, Training, Tree, aligned
 from fnrfl.server.generator import Generator, LabelCounts, descend, diversity, labelled, prefixed, under, weighted
 
 FLOOR = 1e-4  # a and b fall no lower
@@ -113,12 +113,12 @@ class FedGen(Algorithm):
         seen = engine.training.epochs * counts + 1  # labels in the batches; nobody is quite without weight
         held = (counts.amax(0) > 0).to(counts.dtype)  # labels that somebody has
         weights, memory = extra["generator"].clone(), {k: v.clone() for k, v in under("adam", extra).items()}
-        statistics, stream = under("generator", extra), engine.generator("generator")
+        statistics, stream = aligned(under("generator", extra)), engine.generator("generator")
         for _ in range(self.steps):
             noise = torch.rand(self.batch, self.noise, generator=stream).to(counts)
             y = labelled(edges(held), torch.rand(self.batch, generator=stream).to(counts))
             loss = partial(self._loss, engine.net, maker, statistics, heads, seen / seen.sum(0), noise, y)
-            statistics = descend(adam, weights, memory, loss)[1]
+            descend(adam, adam.lr, weights, statistics, memory, loss)
         kept = prefixed("generator", statistics) | prefixed("adam", memory)
         return kept | {"generator": weights, "labels": torch.maximum(extra["labels"], held)}
 

@@ -88,7 +88,7 @@ def local_step(
         grad = grad.add(carry.params, alpha=training.weight_decay)
     grad = objective.correct(grad, carry.params, start.params, shared, own)
     if training.frozen:
-        grad = torch.where(net.mask(training.frozen), 0.0, grad)
+        grad = grad.masked_fill(net.mask(training.frozen), 0.0)
     optim.update(training, lr, carry.params, grad, carry.memory)
     for name, buffer in carry.buffers.items():
         buffer.copy_(buffers[name])

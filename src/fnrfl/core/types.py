@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -19,6 +19,9 @@ Flat = Tensor  # [P] trainable parameters of one model
 Tree = dict[str, Tensor]  # a few named tensors
 Shapes = dict[str, tuple[int, ...]]
 Data = Literal["private", "public", "ranking", "distill", "validation"]
+Part = Tensor | Tree
+Step = Callable[..., Tensor]  # of parts, or of leaves; changes some of them in place, returns the loss
+CARRY = 3  # arguments of a step that it changes, in front: parameters, buffers, the optimiser's memory
 SERVER = -1  # in the place of a client, where the server does a client's work
 Stream = Callable[[str], torch.Generator]  # what the numbers are for -> where they come from
 
@@ -248,6 +251,13 @@ class Probe:
         return total
 
 
+def in_turn(step: Step, same: Sequence[Part], turns: Sequence[Part]) -> Tensor:
+    """The losses of `step(*same, *turn)` for one turn after another."""
+    count = next(len(t) for part in turns for t in (part.values() if isinstance(part, dict) else [part]))
+    pick = lambda part, i: {k: v[i] for k, v in part.items()} if isinstance(part, dict) else part[i]  # noqa: E731
+    return torch.stack([step(*same, *(pick(part, i) for part in turns)) for i in range(count)])
+
+
 class Engine(Protocol):
     """What a cohort can be asked, and what the server itself has. `stream` is the primitive; decorators override it.
 
@@ -286,6 +296,14 @@ class Engine(Protocol):
     def generator(self, *key: object) -> torch.Generator:
         """The server's random stream of this round for some purpose."""
         ...
+
+    def repeat(self, key: Hashable, step: Step, same: Sequence[Part], turns: Sequence[Part]) -> Tensor:
+        """`step(*same, *turn)` for one turn after another, as the server's own work; turns [S, ...], losses [S].
+
+        A step changes the first `CARRY` of `same` in place and nothing else, and does not look at values: an engine may
+        record it, under a key that says all that the step depends on beside the shapes of its arguments.
+        """
+        return in_turn(step, same, turns)
 
     def pool(self, data: Data) -> tuple[Tensor, Tensor]:
         """(x, y) of data that the server has: everything but "private"."""
@@ -352,6 +370,9 @@ class Decorator(Engine):
 
     def generator(self, *key: object) -> torch.Generator:
         return self.engine.generator(*key)
+
+    def repeat(self, key: Hashable, step: Step, same: Sequence[Part], turns: Sequence[Part]) -> Tensor:
+        return self.engine.repeat(key, step, same, turns)
 
     def pool(self, data: Data) -> tuple[Tensor, Tensor]:
         return self.engine.pool(data)

@@ -28,17 +28,20 @@ from fnrfl.core.types import (
     Feed,
     LocalTask,
     Out,
+    Part,
     Plan,
     Probe,
     Replies,
     Shapes,
     State,
+    Step,
     Stream,
     Training,
     Tree,
+    in_turn,
 )
 from fnrfl.engines.store import ClientStore
-from fnrfl.engines.trace import Part, Step, Tracer
+from fnrfl.engines.trace import Tracer, leaves
 from fnrfl.errors import ClientError, FnrflError
 from fnrfl.rng import generator
 
@@ -293,6 +296,16 @@ class InProcess(Engine):
 
     def generator(self, *key: object) -> torch.Generator:
         return generator(self.seed, self.round, "server", *key)
+
+    def repeat(self, key: Hashable, step: Step, same: Sequence[Part], turns: Sequence[Part]) -> Tensor:
+        if self.tracer is None:
+            return in_turn(step, same, turns)
+        shapes = tuple((t.shape, t.stride(), t.dtype) for t in leaves(same)) + tuple(t.shape[1:] for t in leaves(turns))
+        first = [row(part, 0) if isinstance(part, dict) else part[0] for part in turns]
+        program = self.tracer.program((key, shapes), lambda: (step, same, first), len(leaves(turns)[0]) * self.rounds)
+        if program is None:
+            return in_turn(step, same, turns)
+        return program(leaves(same), leaves(turns))
 
     def pool(self, data: Data) -> tuple[Tensor, Tensor]:
         return self.feed.all(data)

@@ -11,9 +11,9 @@ from torch.func import grad, vmap
 
 from fnrfl.core.net import Net
 from fnrfl.core.step import Carry, by_transform
-from fnrfl.core.types import Data, Feed, Probe, State, Tree
+from fnrfl.core.types import Data, Feed, Part, Probe, State, Step, Tree
 from fnrfl.engines.base import InProcess, Job, moved, one_intra_op_thread, parts
-from fnrfl.engines.trace import Part, Step, in_turn, leaves, of_leaves
+from fnrfl.engines.trace import in_turn, leaves, of_leaves
 
 ROWS = 16  # clients in a group, at most
 FEW = 4  # sizes of last batches that are worth a program each

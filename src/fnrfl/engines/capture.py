@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fnrfl.engines.trace import Step, Steps, Tracer, in_turn
+from fnrfl.core.types import Step
+from fnrfl.engines.trace import Steps, Tracer, in_turn
 
 log = logging.getLogger("fnrfl")
 ROOM = 256 << 20  # bytes of batches that lie ready on the device

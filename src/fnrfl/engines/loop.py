@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fnrfl.core.net import Net
 from fnrfl.core.step import by_autograd, by_transform
-from fnrfl.core.types import Batch
+from fnrfl.core.types import Batch, Part, Step
 from fnrfl.engines.base import InProcess, Job, model_row, parts, row
-from fnrfl.engines.trace import Part, Step, Steps, in_turn, leaves, of_leaves
+from fnrfl.engines.trace import Steps, in_turn, leaves, of_leaves
 
 
 class Loop(InProcess):

@@ -19,14 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fnrfl.core.types import Tree
+from fnrfl.core.types import CARRY, Part, Step
 
 log = logging.getLogger("fnrfl")
-Part = Tensor | Tree
-Step = Callable[..., Tensor]  # of parts, or of leaves; changes some of them in place, returns the loss
 Steps = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]  # leaves that stay, leaves [S, ...] in turn -> [S, ...]
 LIMIT = 64  # programs kept: each holds about a megabyte for good
-CARRY = 3  # arguments of a step that it changes, in front: parameters, buffers, the optimiser's memory
 
 
 def leaves(parts: Sequence[Part]) -> list[Tensor]:

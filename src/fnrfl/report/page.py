@@ -306,7 +306,7 @@ def _refined(run: Run, shown: range, numbers: int) -> dict[str, Any] | None:
 
 def _change(run: Run) -> dict[str, Any] | None:
     """Accuracy of refined clients before and after, class by class, mean over the rounds."""
-    told = [event for event in run.rounds if "refined_before" in event and "refined_after" in event]
+    told = [event for event in run.rounds if event.get("refined_before") and event.get("refined_after")]
     if not told:
         return None
     before, after = ([event[key] for event in told] for key in ("refined_before", "refined_after"))

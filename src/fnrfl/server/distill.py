@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.net import Model, Net
-from fnrfl.core.step import Carry, by_autograd, local_step
-from fnrfl.core.types import Batch, Flat, Out, State, Stream, Training, Tree, aligned
+from fnrfl.core.step import Carry, by_transform, local_step
+from fnrfl.core.types import Batch, Flat, Out, State, Stream, Training, Tree, aligned, in_turn
 from fnrfl.errors import FnrflError
+
+AT_ONCE = 50  # steps whose batches are gathered together where nobody judges in between
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,9 @@ def distill(
     judge: Callable[[State], float] | None = None,
     every: int = 1,
     patience: int = 1,
+    repeat: Callable[..., Tensor] = lambda key, *work: in_turn(*work),
 ) -> Student:
-    """Take up to `steps` steps towards `target` [n, C] on x.
+    """Take up to `steps` steps towards `target` [n, C] on x; `repeat` is the engine's.
 
     With a judge, who is asked at the start and after every `every` steps, the model that it liked best is the result
     (the start, if nothing was better), and `patience` steps without a better one are the end. Without, the last is.
@@ -84,13 +87,29 @@ def distill(
     liked = -math.inf if judge is None else judge(start)
     masks = {} if training.batchnorm == "frozen" else {name: stream(name) for name in net.drop_shapes}
     order = batches(len(x), training.batch, steps, stream("batches")).to(x.device)
+    rates = x.new_tensor([cosine(training.lr, step, steps) for step in range(steps)])
+
+    def step(
+        params: Tensor, buffers: Tree, memory: Tree, begin: Tensor, begin_buffers: Tree, target: Tensor,
+        x: Tensor, index: Tensor, lr: Tensor, noise: Tree,
+    ) -> Tensor:  # fmt: skip
+        student, batch = Carry(params, buffers, memory), Batch(x, torch.full_like(index, -1), index, noise)
+        begun = State(begin, begin_buffers)
+        return local_step(net, objective, training, student, begun, batch, {"target": target}, {}, lr, by_transform)
+
+    same = carry.params, carry.buffers, carry.memory, start.params, start.buffers, target
+    at_once = AT_ONCE if judge is None else every
     taken = 0
-    for taken, index in enumerate(order, 1):
-        noise = {k: torch.rand(len(index), *net.drop_shapes[k], generator=draw).to(x) for k, draw in masks.items()}
-        batch = Batch(net.laid_out(x[index]), torch.full_like(index, -1), index, noise)
-        lr = cosine(training.lr, taken - 1, steps)
-        loss = float(local_step(net, objective, training, carry, start, batch, {"target": target}, {}, lr, by_autograd))
-        if judge is None or (taken % every and taken < steps):
+    for index, lr in zip(order.split(at_once), rates.split(at_once), strict=True):
+        shown = net.laid_out(x[index.flatten()]).unflatten(0, index.shape)
+        noise = {
+            k: torch.stack([torch.rand(index.shape[1], *net.drop_shapes[k], generator=draw) for _ in index]).to(x)
+            for k, draw in masks.items()
+        }
+        key = ("distill", objective, replace(training, lr=0.0))
+        loss = float(repeat(key, step, same, (shown, index, lr, noise))[-1])
+        taken += len(index)
+        if judge is None:
             continue
         found = judge(now)
         if found > liked:

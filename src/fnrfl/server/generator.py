@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, interpolate, leaky_relu, linear
 
 from fnrfl.core import optim
-from fnrfl.core.step import Loss, by_autograd
+from fnrfl.core.step import Loss, by_transform
 from fnrfl.core.types import Batch, Flat, Out, Probe, Shapes, Training, Tree
 
 MOMENTUM, EPS = 0.1, 1e-5  # of BatchNorm, as in torch
@@ -152,11 +152,15 @@ def _normed(i: int, h: Tensor, layers: Tree, buffers: Tree, training: bool) -> t
 # -- training them ----------------------------------------------------------------------------------------------------
 
 
-def descend(training: Training, weights: Flat, memory: Tree, loss: Loss) -> tuple[Tensor, Tree]:
-    """One optimiser step; `weights` and `memory` change in place. Returns the loss and the statistics afterwards."""
-    grad, value, buffers = by_autograd(loss, weights)
-    optim.update(training, training.lr, weights, grad.add(weights, alpha=training.weight_decay), memory)
-    return value, buffers
+def descend(
+    training: Training, lr: float | Tensor, weights: Flat, statistics: Tree, memory: Tree, loss: Loss
+) -> Tensor:
+    """One optimiser step; `weights`, `statistics` and `memory` change in place. Returns the loss."""
+    grad, value, buffers = by_transform(loss, weights)
+    optim.update(training, lr, weights, grad.add(weights, alpha=training.weight_decay), memory)
+    for name, old in statistics.items():
+        old.copy_(buffers[name])
+    return value
 
 
 def prefixed(name: str, tree: Tree) -> Tree:

@@ -1,0 +1,332 @@
+"""How fast fnrfl is on a GPU: techniques, models, methods, ragged cohorts, memory, and runs of the paper's size.
+
+    python benchmarks/gpu.py                                everything, about twenty minutes on an H200
+    python benchmarks/gpu.py techniques methods             some of it
+    python benchmarks/gpu.py --out results/gpu/h200.jsonl   a line of JSON for each measurement, as it is made
+
+Work: CIFAR-10, ten clients, batches of 64, bf16 unless said otherwise. Rates are images per second of private training
+over all clients together, the best of the rounds after the first. Seconds of preparing (recording, compiling and
+capturing steps) are given apart. Needs the data set (`fnrfl data get cifar10`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import resource
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fnrfl
+from fnrfl import registry, runs
+from fnrfl.build import Built, build, cohort
+from fnrfl.config import RunConfig, load
+from fnrfl.engines.capture import Capturer
+from fnrfl.engines.metered import Metered
+
+CEILINGS = {  # images/s of ResNet-18 measured apart on an H200, torch 2.11: one model at batch 640, and the arithmetic
+    "one model at batch 640, captured": 64_000,
+    "one model at batch 640, compiled": 86_200,
+    "arithmetic limit": 236_000,
+}
+FAST = ["engine=gpu", "engine.precision=bf16", "engine.deterministic=false"]
+RESNET = ["dataset=cifar10", "model=resnet18", "scenario=iid", "public.size=5000", "validation.size=0.05"]
+SIMPLE = ["dataset=cifar10", "model=simple-cnn", "scenario=iid", "public.size=0", "validation.size=0"]
+Row = dict[str, Any]
+
+
+def config(keys: list[str], recipe: str = "label-skew") -> RunConfig:
+    """A recipe with some keys changed."""
+    return load(recipe, keys)
+
+
+def fresh() -> None:
+    """Let go of what the last measurement held."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def images(built: Built) -> int:
+    """Images that private training of all clients sees in a round."""
+    client = built.config.client
+    return sum(-(-client.epochs * len(mine) // client.batch) * client.batch for mine in built.splits.clients)
+
+
+def rounds(built: Built, count: int, compile: bool | None = None) -> Iterator[Row]:
+    """Play some rounds without evaluation: seconds of each, by phase."""
+    engine, state = built.engine, built.algorithm.init(built.net)
+    if isinstance(engine.tracer, Capturer):
+        engine.tracer.compile = compile
+    metered = Metered(engine, clock=engine.clock)
+    for t in range(count):
+        engine.begin(t)
+        metered.begin()
+        torch.cuda.synchronize()
+        prepared, began = engine.seconds_preparing, engine.clock()
+        state = built.algorithm.round(state, cohort(built.config, t), metered)
+        torch.cuda.synchronize()
+        yield {
+            "seconds": engine.clock() - began,
+            "phases": dict(metered.seconds),
+            "preparing": engine.seconds_preparing - prepared,
+            "notes": dict(engine.notes),
+        }
+
+
+def rate(keys: list[str], *, compile: bool | None = None, count: int = 3, recipe: str = "label-skew") -> Row:
+    """The best round after the first."""
+    fresh()
+    built = build(config(keys, recipe))
+    played = list(rounds(built, count, compile))
+    local = min(row["phases"].get("local", row["seconds"]) for row in played[1:])
+    return {
+        "images": images(built),
+        "images_per_second": round(images(built) / local),
+        "seconds_round": round(min(row["seconds"] for row in played[1:]), 3),
+        "seconds_local": round(local, 3),
+        "seconds_preparing": round(sum(row["preparing"] for row in played), 1),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
+        "sizes": sorted(map(len, built.splits.clients)),
+    }
+
+
+# -- the measurements -------------------------------------------------------------------------------------------------
+
+
+def techniques() -> Iterator[Row]:
+    """One after another: what each thing brings."""
+    epoch = [*RESNET, "client.epochs=1"]
+    few = ["clients=1", "participation=1.0"]
+    for says, keys, compile in (
+        ("eager, tf32, one client", [*few, "engine.precision=tf32", "engine.accelerate=false"], None),
+        ("eager, bf16, ten clients grouped", ["engine.accelerate=false"], None),
+        ("captured, float32, ten clients grouped", ["engine.precision=float32"], False),
+        ("captured, tf32, ten clients grouped", ["engine.precision=tf32"], False),
+        ("captured, bf16, one client", few, False),
+        ("captured, bf16, ten clients grouped", [], False),
+        ("compiled and captured, bf16, one client", few, True),
+        ("compiled and captured, bf16, ten clients grouped", [], True),
+        ("the same, deterministic", ["engine.deterministic=true"], True),
+    ):
+        found = rate([*epoch, *FAST, *keys, "rounds=2"], compile=compile, count=2)
+        share = {k: round(found["images_per_second"] / v, 3) for k, v in CEILINGS.items()}
+        yield {"benchmark": "techniques", "technique": says, **found, "share_of": share}
+
+
+def simple() -> Iterator[Row]:
+    """A small net, whose kernels are too short to fill the GPU."""
+    for says, compile in (("captured", False), ("compiled and captured", True)):
+        found = rate([*SIMPLE, *FAST, "client.epochs=5", "rounds=3"], compile=compile)
+        yield {"benchmark": "fedavg-simplecnn-10x64", "technique": says, **found}
+
+
+def headline() -> Iterator[Row]:
+    """The rate of private training, balanced clients, ten epochs."""
+    found = rate([*RESNET, *FAST, "client.epochs=10", "rounds=10"], count=2)
+    share = {k: round(found["images_per_second"] / v, 3) for k, v in CEILINGS.items()}
+    yield {"benchmark": "fedavg-resnet18-10x64", **found, "share_of": share}
+
+
+def ragged() -> Iterator[Row]:
+    """Quantity skew against balanced clients, by the same technique."""
+    for says, recipe, keys in (
+        ("balanced", "label-skew", ["scenario=iid"]),
+        ("label-dirichlet(0.5)", "label-skew", []),
+        ("quantity-dirichlet(0.5), seed 1", "quantity-skew", ["seed=1"]),
+        ("quantity-dirichlet(0.5), seed 2", "quantity-skew", ["seed=2"]),
+    ):
+        found = rate(["public.size=5000", *keys, *FAST, "client.epochs=2", "rounds=3"], compile=False, recipe=recipe)
+        yield {"benchmark": "ragged", "cohort": says, **found}
+
+
+def predicted(built: Built, notes: Row) -> float:
+    """Forward passes of one image in a round, a training step counted as three: what the method's card asks for."""
+    name, options = built.config.algorithm.name, built.algorithm
+    inner: Any = getattr(options, "inner", options) if built.config.fnr is not None else options
+    M, N = built.config.clients, images(built)
+    splits = built.splits
+    public, ranking, distill, validation = map(len, (splits.public, splits.ranking, splits.distill, splits.validation))
+    work = 0.0 if name in ("public-only", "centralised") else 3.0 * N
+    if name == "moon":
+        work += 2 * N
+    elif name == "centralised":
+        work += 3 * N
+    elif name in ("public-only", "public-finetune"):
+        work += 3 * inner.epochs * public
+    elif name == "feddf":
+        looks = 1 + -(-notes["distill_steps"] // inner.every)
+        work += M * distill + 3 * notes["distill_steps"] * min(inner.batch, distill) + looks * validation
+    elif name == "ktpfl":
+        work += M * distill * (1 + 3 * inner.epochs)
+    elif name == "fedftg":
+        each = inner.generator_steps * M * 4 + M + 3 * inner.student_steps
+        work += inner.iterations * inner.batch * each
+    elif name == "bn-recalibrate":
+        work += public
+    if built.config.fnr is not None and inner.trains_clients:
+        refined = len(notes.get("refined", ()))
+        work += M * (public + ranking) + refined * (2 * ranking + 3 * int(built.config.fnr["epochs"]) * public)
+    return work
+
+
+def methods() -> Iterator[Row]:
+    """Every method of the registry, three rounds, and FNR around FedAvg: time against FedAvg's, and what was to be."""
+    base: dict[str, float] = {}
+    listed = [(name, False) for name in ["fedavg", *(n for n in registry.algorithms() if n != "fedavg")]]
+    for name, refined in [*listed, ("fedavg", True)]:
+        fresh()
+        keys = [*RESNET, *FAST, "client.epochs=2", "rounds=3", f"algorithm={name}", *(["fnr=on"] * refined)]
+        try:
+            built = build(config(keys))
+            played = list(rounds(built, 3, compile=False))
+        except Exception as error:
+            traceback.print_exc()
+            yield {"benchmark": "methods", "method": name, "fnr": refined, "failed": f"{type(error).__name__}: {error}"}
+            continue
+        seconds, work = played[-1]["seconds"], predicted(built, played[-1]["notes"])
+        if not base:
+            base = {"seconds": seconds, "work": work}
+        time_ratio, work_ratio = seconds / base["seconds"], work / base["work"]
+        local = played[-1]["phases"].get("local")
+        yield {
+            "benchmark": "methods",
+            "method": name,
+            "fnr": refined,
+            "images_per_second": None if local is None else round(images(built) / local),
+            "seconds_round": round(seconds, 3),
+            "phases": {k: round(v, 3) for k, v in played[-1]["phases"].items()},
+            "seconds_preparing": round(sum(row["preparing"] for row in played), 1),
+            "time_against_fedavg": round(time_ratio, 3),
+            "work_against_fedavg": round(work_ratio, 3),
+            "ratio": round(time_ratio / work_ratio, 2),
+            "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
+        }
+
+
+def memory() -> Iterator[Row]:
+    """Many clients."""
+    for says, keys in (
+        ("100 clients, all active", ["clients=100"]),
+        ("50 clients, all active", ["clients=50"]),
+        ("1,000 clients, 50 active", ["clients=1000", "participation=0.05"]),
+    ):
+        found = rate([*RESNET, *FAST, "client.epochs=1", "rounds=2", *keys], compile=False, count=2)
+        host = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1)
+        yield {"benchmark": "memory", "cohort": says, **found, "sizes": None, "host_peak_gib": host}
+
+
+class Stopped(Exception):
+    """A run that was ended on purpose."""
+
+
+def determinism() -> Iterator[Row]:
+    """The same seed twice, and a run that is stopped and gone on with."""
+    keys = [*RESNET, "engine=gpu", "engine.precision=bf16", "client.epochs=1", "rounds=4", "algorithm=scaffold"]
+
+    def stop(event: Row) -> None:
+        if event["round"] == 2:
+            raise Stopped
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = [runs.run(config(keys), out=Path(folder) / str(i)).model_sha256 for i in range(2)]
+        with suppress(Stopped):
+            runs.run(config(keys), out=Path(folder) / "stopped", progress=stop, checkpoint_every=0.0)
+        resumed = runs.resume(Path(folder) / "stopped").model_sha256
+    yield {"benchmark": "determinism", "same_twice": found[0] == found[1], "resumed_the_same": resumed == found[0]}
+
+
+def told(event: Row) -> None:
+    """Show that something happens."""
+    print(event["round"], event["accuracy"], flush=True)
+
+
+def whole(name: str, *keys: str, recipe: str = "label-skew") -> Row:
+    """A run as the command line does it, evaluation, log and checkpoints included."""
+    fresh()
+    made = config(["public.size=5000", *FAST, *keys], recipe)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        result = runs.run(made, out=Path(folder) / "run", progress=told)
+        wall = time.perf_counter() - began
+    preparing = sum(event["seconds_preparing"] for event in result.rounds)
+    spent: dict[str, float] = {}
+    for event in result.rounds:
+        for phase, seconds in event["seconds"].items():
+            spent[phase] = round(spent.get(phase, 0.0) + seconds, 2)
+    return {
+        "benchmark": name,
+        "keys": list(keys),
+        "seed": made.seed,
+        "rounds": made.rounds,
+        "epochs": made.client.epochs,
+        "precision": made.engine.precision,
+        "accuracy": round(result.accuracy, 4),
+        "accuracies": [round(event["accuracy"], 4) for event in result.rounds],
+        "seconds": round(wall - preparing, 1),
+        "seconds_preparing": round(preparing, 1),
+        "phases": spent,
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
+    }
+
+
+def fedavg() -> Iterator[Row]:
+    """The paper's size: ten rounds of ten epochs under label skew."""
+    yield whole("fedavg-run")
+
+
+def fnr() -> Iterator[Row]:
+    """The same with refinement on 5,000 public images."""
+    yield whole("fnr-run", "fnr=on")
+
+
+def precision() -> Iterator[Row]:
+    """Accuracy of bf16 against float32: three seeds at two local epochs."""
+    for seed in range(3):
+        for kind in ("bf16", "float32"):
+            yield whole("precision", "client.epochs=2", f"engine.precision={kind}", f"seed={seed}")
+
+
+MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
+    f.__name__: f for f in (techniques, headline, simple, ragged, methods, memory, determinism, fedavg, fnr, precision)
+}
+
+
+def main() -> None:
+    """Measure, and write each line as soon as it is known."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", choices=[[], *MEASUREMENTS], help="what to measure; everything by default")
+    parser.add_argument("--out", type=Path, help="a file of JSON lines to add to")
+    given = parser.parse_args()
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "torch": torch.__version__,
+        "fnrfl": fnrfl.__version__,
+    }
+    for name in given.names or MEASUREMENTS:
+        began = time.perf_counter()
+        try:
+            for row in MEASUREMENTS[name]():
+                line = json.dumps(row | about)
+                print(line, flush=True)
+                if given.out is not None:
+                    given.out.parent.mkdir(parents=True, exist_ok=True)
+                    with given.out.open("a") as file:
+                        file.write(line + "\n")
+        except Exception:  # the next measurement may still be possible
+            traceback.print_exc()
+        print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
