@@ -226,7 +226,8 @@ class Run:
         name, _, fast = engine.partition("-")
         self.net = Net(module, world.example, channels_last=bool(fast))
         if name == "gpu" or device != "cpu":
-            self.net = self.net.copy(torch.device(device), compute or (self.net.dtype if name == "gpu" else None))
+            self.net = self.net.copy(torch.device(device), (compute or self.net.dtype) if name == "gpu" else None)
+            self.net.compute = compute or self.net.dtype  # kernels of a GPU want weights that begin at round addresses
         self.state = algorithm.init(self.net)
         self.engine = ENGINES[name](
             self.net, world.pool.elsewhere(self.net.device), training or world.training,

@@ -101,6 +101,8 @@ class Job:
 
     def step(self, net: Net, gradient: Gradient) -> Step:
         """One step of one client as a function of all that it reads and writes."""
+        if self.training.frozen:
+            net.mask(self.training.frozen)  # made now and kept: what is made while recording is made in every step
 
         def step(
             params: Tensor, buffers: Tree, memory: Tree, begin: Tensor, begin_buffers: Tree, own: Tree, shared: Tree,

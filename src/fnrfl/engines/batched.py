@@ -71,7 +71,7 @@ class Batched(InProcess):
             for first, last, w in shrinking([steps[m] for m in group], width):
                 planned[w] = planned.get(w, 0) + last - first
         for w, taken in planned.items():
-            self._program(job, groups[0], w, size, taken * self.rounds)
+            self._program(job, groups[0], w, size, w * taken * self.rounds)
 
         def train(net: Net, g: int) -> list[Tensor]:
             with self._blame(job, [job.clients[m] for m in groups[g]]):
@@ -149,7 +149,7 @@ class Batched(InProcess):
         return program(leaves(fixed), leaves(batch))
 
     def _program(self, job: Job, group: list[int], width: int, size: int, steps: int = 0) -> None:
-        """Record such steps, of which about `steps` will be taken, if they are to be and have not been."""
+        """Record such steps, if they are to be and have not been; clients will take about `steps` of them in all."""
         if self.tracer is None:
             return
 

@@ -22,7 +22,7 @@ log = logging.getLogger("fnrfl")
 ROOM = 256 << 20  # bytes of batches that lie ready on the device
 MOST = 1024  # batches that do
 WARM = 3  # steps before a capture: libraries choose kernels and allocate in the first ones
-WORTH_COMPILING = 2_000  # steps: compiling a large step takes a minute and saves some milliseconds of each
+WORTH_COMPILING = 10_000  # steps of clients: compiling a large step takes a minute and saves half a millisecond of each
 # How far a program may be from the step that it was recorded from, relative to how far the step goes.
 APART = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.5}
 
