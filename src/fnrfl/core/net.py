@@ -211,7 +211,7 @@ class Net:
     def mask(self, names: Set[str]) -> Tensor:
         """Which entries of the flat vector belong to some parameters, [P]."""
         key = frozenset(names)
-        if key not in self._masks or self._masks[key].device != self.device:  # kept: a recorded step refers to it
+        if key not in self._masks:  # kept: a recorded step refers to it
             ones = [torch.full((n,), name in names) for name, n in zip(self.shapes, self.sizes, strict=True)]
             self._masks[key] = torch.cat(ones).to(self.device)
         return self._masks[key]
@@ -228,8 +228,8 @@ class Net:
     def copy(self, device: torch.device | None = None, compute: torch.dtype | None = None) -> Net:
         """The same net around its own module, elsewhere if asked: two threads must never share one."""
         other = copy.copy(self)
-        other.device, other.compute = device or self.device, compute or self.compute
-        other.module, other._masks = copy.deepcopy(self.module).to(other.device), {}
+        other.module, other._masks = copy.deepcopy(self.module).to(device or self.device), {}
+        other.device, other.compute = next(other.module.parameters()).device, compute or self.compute
         if compute is not None:
             shared.use(other.module)
         return other
@@ -291,8 +291,9 @@ class Net:
         weights = self.unflatten(params)
         if self.compute is not None:
             x = x.to(self.compute)
-            # A copy even where the type stays: it has no gaps, so that the weights of many clients are one block.
-            weights = {k: v if k in self.batchnorm else v.to(self.compute, copy=True) for k, v in weights.items()}
+            # Copies even where the type stays: they begin at round addresses, and those of many clients are one block.
+            type_of = lambda name: self.dtype if name in self.batchnorm else self.compute  # noqa: E731
+            weights = {k: v.to(type_of(k), copy=True) for k, v in weights.items()}
         with self._captured() as seen:
             logits = functional_call(self.module, (weights, used), (x,)).to(self.dtype)
         features = seen["features"].flatten(1).to(self.dtype) if "features" in seen else logits[:, :0]

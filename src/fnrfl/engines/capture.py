@@ -57,7 +57,12 @@ class Capturer(Tracer):
                 raise
             except Exception as error:
                 log.warning("torch.compile failed (%s); steps are captured as they are.", type(error).__name__)
-        yield Captured(graph, same, now, written, self._pool)
+        try:
+            yield Captured(graph, same, now, written, self._pool)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            log.warning("a step could not be captured (%s) and is slower for that.", type(error).__name__)
         yield in_turn(graph)
 
     def _compiled(self, graph: fx.GraphModule, example: Sequence[Tensor]) -> Step:
