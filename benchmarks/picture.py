@@ -1,6 +1,7 @@
-"""The figure of docs/performance.md, from the lines that `cpu.py` wrote.
+"""The figures of docs/performance.md: of a CPU's rounds from the lines that `cpu.py` wrote, of a GPU's steps.
 
 python benchmarks/picture.py results/cpu/cpu-2026-11-15.jsonl docs/images/cpu.png
+python benchmarks/picture.py results/gpu/where-2026-11-15.jsonl docs/images/gpu.png
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ PARTS = {
     "orders, start": "#90d743",
     "evaluation": "#e7a23b",
     "averaging, the rest": "#bbbbbb",
+}
+KERNELS = {
+    "convolutions": "#31688e",
+    "slices and transforms": "#7fb3d5",
+    "BatchNorm and elementwise": "#35b779",
+    "optimiser": "#e7a23b",
+    "other": "#bbbbbb",
 }
 
 
@@ -79,13 +87,39 @@ def where(axes: Any, lines: list[dict[str, Any]]) -> None:
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.45, -0.16))
 
 
+def kernels(axes: Any, lines: list[dict[str, Any]]) -> None:
+    """What a GPU is busy with in a step, and below it how long the step takes."""
+    for i, line in enumerate(lines):
+        left = 0.0
+        for part, color in KERNELS.items():
+            width = line["ms"][part]
+            axes.barh(i, width, 0.5, left=left, color=color, label=part if i == 0 else None)
+            if width > 0.7:
+                axes.text(left + width / 2, i, f"{width:.1f}", ha="center", va="center", fontsize=8)
+            left += width
+        took = line["ms_step"]
+        axes.plot([0, took], [i + 0.34, i + 0.34], color="#aa3333", linewidth=2.5, solid_capstyle="butt")
+        axes.text(took + 0.15, i + 0.34, f"the step takes {took:.1f} ms", color="#aa3333", va="center", fontsize=8)
+    about = "{how}\n{kernel_search} search\n{kernels:,} kernels"
+    names = [about.format(how=line["technique"].partition(",")[0], **line) for line in lines]
+    axes.set_yticks(range(len(lines)), names, fontsize=9)
+    axes.set_ylim(len(lines) - 0.5, -0.4)
+    axes.set_xlabel("ms that kernels are busy in a step; some run side by side")
+    axes.set_title("Where the time of a step of ten clients goes, ResNet-18, bf16, one H200", fontsize=10)
+    axes.legend(frameon=False, fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.42, -0.2))
+
+
 def main(source: Path, target: Path) -> None:
     """Draw."""
     lines = latest(source)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), width_ratios=[1.1, 1])
-    ratios(left, lines)
-    where(right, lines)
-    for axes in (left, right):
+    if all("kernels" in line for line in lines):
+        figure, axes = plt.subplots(figsize=(9.5, 3.6))
+        kernels(axes, lines)
+    else:
+        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), width_ratios=[1.1, 1])
+        ratios(left, lines)
+        where(right, lines)
+    for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(target, dpi=130)

@@ -34,6 +34,7 @@ FEDDYN, FEDDC, FEDDF, FEDGEN, FEDFTG, FEDBN, CFEDFN, KTPFL, LOCAL_ONLY, SHARE, R
 SLOW, LISTED, NEEDED = (f"tests/test_{name}.py" for name in ("heterogeneous", "list_algorithms", "needs"))
 CONTROLS = "tests/test_controls.py"
 ENGINES, CONFORMANCE, FAST = "tests/test_engines.py", "tests/test_conformance.py", "tests/test_fast.py"
+GPU = "tests/test_gpu.py"
 UNDER_FNR = f"{CONFORMANCE} -k fnr"
 
 
@@ -107,12 +108,28 @@ MUTANTS = [
         "engines/base.py", FAST, ENGINES,
         idle_rows_draw=("noise = [self.draws[m](*positions[0].shape) for m in at]", "noise = [self.draws[m](*positions[0].shape) for m in [*at, *list(at)[:1] * idle]]"),
         transform_of_another_client=("for i, m in enumerate(at):", "for i, m in enumerate(reversed(at)):"),
-        rate_of_the_first_round=("torch.tensor(training.lr, dtype", "torch.tensor(self._training.lr, dtype"),
+        rate_of_the_first_round=("start.params.new_tensor(training.lr)", "start.params.new_tensor(self._training.lr)"),
     ),
     *_of(
         "core/net.py", FAST,
         weights_not_put_back=("part.view(out, height, width, into).permute(0, 3, 1, 2)", "part.view(out, into, height, width)"),
         packed_in_the_old_order=("v.permute(0, 2, 3, 1) if self.channels_last and v.ndim == 4 else v", "v"),
+    ),
+    *_of(
+        "core/shared.py", GPU,
+        variance_biased=(" * (count / max(1, count - 1))", ""),
+        eps_left_in=("rstd.square().reciprocal() - self.eps", "rstd.square().reciprocal()"),
+        mean_moves_away=("(mean - self.running_mean) * part", "(self.running_mean - mean) * part"),
+        statistics_never_move=("self._remember(mean, rstd, x.numel() // channels)", "pass"),
+        strides_swapped=("::rows, ::columns", "::columns, ::rows"),
+        clients_mixed=("v.movedim(axis, 0)).reshape(-1)", "v.movedim(axis, -1)).reshape(-1)"),
+        gradients_swapped=("dweight.view(M, -1), dbias.view(M, -1)", "dbias.view(M, -1), dweight.view(M, -1)"),
+        eval_mode_shifts_twice=("(bias - self.running_mean * scale)", "(bias - 2 * self.running_mean * scale)"),
+    ),
+    *_of(
+        "engines/gpu.py", GPU,
+        gives_up_at_once=("if len(cohort) == 1:", "if True:"),
+        one_device_for_all=("return self.net.copy(self.devices[i])", "return self.net"),
     ),
     *_of(
         "algorithms/fedprox.py", FEDPROX,
@@ -160,7 +177,7 @@ MUTANTS = [
         references_in_train_mode=('params.detach(), buffers, x, mode="frozen")', 'params.detach(), buffers, x, mode="batch")'),
         statistics_always_stored=('new if mode == "updating" else buffers', "new"),
         dropout_not_scaled=("(1 / (1 - self.p) if", "(1.0 if"),
-        threads_share_a_module=("other.module = copy.deepcopy(self.module)", "pass"),
+        threads_share_a_module=("copy.deepcopy(self.module).to(device or self.device), {}", "self.module, {}"),
     ),
     *_of(
         "algorithms/fednova.py", FEDNOVA, FNR, f"{CONFORMANCE} -k fednova",
@@ -530,8 +547,8 @@ MUTANTS = [
         longer_warm_up=("engine.round < self.warmup", "engine.round <= self.warmup"),
         clusters_trained_by_everybody=("cohort[cluster[cohort] == k]", "cohort"),
         clusters_of_rows=("cohort[cluster[cohort] == k]", "cohort[cluster[: len(cohort)] == k]"),
-        average_uniform=("torch.bincount(cluster, engine.examples, len(models)) / engine.examples.sum()", "torch.full((len(models),), 1 / len(models))"),
-        average_by_heads=("torch.bincount(cluster, engine.examples, len(models)) / engine.examples.sum()", "torch.bincount(cluster, None, len(models)) / len(cluster)"),
+        average_uniform=("torch.bincount(cluster, engine.examples.cpu(), len(models)) / engine.examples.sum().cpu()", "torch.full((len(models),), 1 / len(models))"),
+        average_by_heads=("torch.bincount(cluster, engine.examples.cpu(), len(models)) / engine.examples.sum().cpu()", "torch.bincount(cluster, None, len(models)) / len(cluster)"),
         average_is_used=('if "cluster" in state.extra else state', 'if "nobody" in state.extra else state'),
         auto_is_always_four=("max(1, min(4, N // 2))", "4"),
         gap_ignored=('gap=self.cut == "gap"', "gap=False"),
@@ -633,7 +650,7 @@ MUTANTS = [
         a_straggler_may_do_all=("torch.randint(1, epochs,", "torch.randint(1, epochs + 1,"),
         all_stragglers_alike=('generator(self.seed, self.round, client, "straggler")', 'generator(self.seed, self.round, "straggler")'),
         refinement_is_cut_short=('if task.purpose != "local" or client not in self.slow or epochs < 2:', "if client not in self.slow or epochs < 2:"),
-        travel_of_all_epochs=("travel=torch.tensor([travel[n] for n in steps]", "travel=torch.tensor([travel[max(steps)] for n in steps]"),
+        travel_of_all_epochs=("new_tensor([travel[n] for n in steps])", "new_tensor([travel[max(steps)] for n in steps])"),
         lost_clients_answer=("good = [m for m in good if job.clients[m] not in self.lost]", "pass"),
         lost_clients_remember=("self.store.write([job.clients[m] for m in good], {k: [rows[m] for m in good] for k, rows in kept.items()})", "self.store.write(job.clients, kept)"),
         stragglers_not_noted=('(("stragglers", self.slow), ("dropped", self.lost))', '(("dropped", self.lost),)'),

@@ -82,7 +82,7 @@ CONFIGS: dict[str, tuple[list[str], list[str]]] = {
     "everybody refined": (["fnr.share=1"], ["fnr.share = 1", 'fnr.target = "all"']),
     "all data set aside": (["public.size=0.6", "validation.size=0.5"], ["public.size = 0.6", "smaller"]),
     "variates of adam": (["algorithm=scaffold", "client.optimizer=adam"], ["scaffold", "sgd"]),
-    "a gpu that is absent": (["engine=gpu"], ['"gpu"', "loop"]),
+    "a gpu that is absent": (["engine=gpu"], ['"gpu"', "auto"]),
     "precision of a gpu": (["engine.precision=bf16"], ['"bf16"', "float32"]),
     "garbled scenario": (["scenario=label-dirichlet("], ["label-dirichlet("]),
     "unknown scenario": (["scenario=lable-dirichlet(1)"], ["lable-dirichlet", "'label-dirichlet'"]),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.scaffold import Scaffold
+from fnrfl.build import build as build_run
+from fnrfl.config import load
 from fnrfl.core.types import Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines import gpu
@@ -127,6 +130,9 @@ def test_several_devices_give_what_one_gives() -> None:
     assert len(many.engine.devices) == 3
     many.engine.begin(0)
     assert many.engine.rows < one.engine.rows
+    together = Barrier(3)
+    modules = many.engine.each(3, lambda net, i: (together.wait(timeout=20), net.module)[1])
+    assert len(set(map(id, modules))) == 3  # one for each device
     one.rounds(2)
     many.rounds(2)
     assert_alike(one, many, 1e-12)
@@ -234,3 +240,10 @@ def test_four_steps_of_resnet18_equal_the_loop_engines(label: str, refined: bool
 def test_a_gpu_that_is_not_there_is_named() -> None:
     with pytest.raises(CompatibilityError, match='needs an NVIDIA GPU.* Set engine = "auto"'):
         gpu.devices()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_auto_says_that_it_found_no_gpu_where_it_would_take_one() -> None:
+    assert build_run(load("digits", ["model=cnn"])).notices == ("engine = auto found no GPU and runs on the CPU.",)
+    assert build_run(load("digits", ["model=cnn", "engine=loop"])).notices == ()
+    assert build_run(load("digits")).notices == ()  # so small a net is faster on the CPU

@@ -73,7 +73,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         augment=augment.resolve(config.client.augment, dataset.input_shape),
     )
     _check(config, algorithm, net, splits, partition, dataset)
-    config = _choose(config, net)
+    asked, config = config.engine.name, _choose(config, net)
     if config.engine.name == "gpu":
         precision = config.engine.precision
         gpu.set_up(deterministic=config.engine.deterministic, tf32=precision == "tf32")
@@ -113,7 +113,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         rounds=config.rounds,
         folder=scratch if int(at_once) < cohort_size(config) else None,
     )
-    notices = _notices(config, splits)
+    notices = _notices(config, splits, asked)
     return Built(config, dataset, partition, splits, algorithm, net, pool, engine, notices)
 
 
@@ -312,9 +312,11 @@ def _trace(config: RunConfig, net: Net, splits: Splits) -> bool:
     return config.engine.accelerate and pays
 
 
-def _notices(config: RunConfig, splits: Splits) -> tuple[str, ...]:
-    """What a user should know once, before the first round."""
+def _notices(config: RunConfig, splits: Splits, asked: str) -> tuple[str, ...]:
+    """What a user should know once, before the first round; `asked` is the engine that was asked for."""
     said = []
+    if asked == "auto" and config.engine.name == "loop" and not torch.cuda.is_available():
+        said.append("engine = auto found no GPU and runs on the CPU.")
     cohort = cohort_size(config)
     if config.fnr is not None and not num_refined(cohort, float(config.fnr["share"])):
         said.append(f"fnr.share = {config.fnr['share']} of a cohort of {cohort} is nobody: no client will be refined.")
