@@ -17,7 +17,7 @@ from fnrfl.algorithms.fedftg import Ensembled, FedFTG, disagreement, ensemble
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, State
-from fnrfl.errors import CompatibilityError, ConfigError
+from fnrfl.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.rng import generator
 from fnrfl.server.generator import ConvGenerator, Generator, diversity, holders, indicator, proportional
 from toys import NUM_CLASSES, Plain, Run, assert_near, assert_same, classification, distance
@@ -385,3 +385,8 @@ def test_card7_bad_options_are_refused(bad: dict[str, Any]) -> None:
 def test_card7_convolutions_are_refused_where_there_are_no_images() -> None:
     with pytest.raises(CompatibilityError, match="makes images, and the examples here have the shape"):
         Run(FedFTG(generator="conv"))
+
+
+def test_card7_a_student_that_is_not_finite_is_named_with_the_way_out() -> None:
+    with pytest.raises(FnrflError, match=r"tuned has numbers that are not finite \(round 1\). Lower algorithm.lr"):
+        Run(FedFTG(**SMALL, lr=1e30)).round()

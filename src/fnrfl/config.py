@@ -97,11 +97,11 @@ class Validation(Section):
 
 
 class Engine(Section):
-    """How the work is done; it changes the time, not the result."""
+    """How the work is done; it changes the time, and the result by rounding alone."""
 
     name: str = Field("auto", description="auto, loop, batched or gpu; auto is a fixed rule")
     precision: Literal["float32", "tf32", "bf16", "float64"] = Field(
-        "float32", description="of all arithmetic; tf32 and bf16 need a GPU"
+        "float32", description="of the layers' arithmetic; tf32 and bf16 need a GPU"
     )
     deterministic: bool = Field(True, description="the same bits on every run; on a CPU always")
     clients_at_once: Count | Literal["auto"] = Field("auto", description="clients trained together")

@@ -158,17 +158,17 @@ class Rehearsal(Engine):
 
     def _replies(self, cohort: Tensor, task: LocalTask) -> Replies:
         m, model = len(cohort), self._model
+        ones = model.params.new_ones(m)
         extras, _ = task.objective.finish(
-            model, model, torch.ones(()), self.examples[cohort[0]], task.shared, self._memory | row(task.own, 0)
+            model, model, ones[0], self.examples[cohort[0]], task.shared, self._memory | row(task.own, 0)
         )
         params = model.params.expand(m, -1)  # the same memory for everybody
-        ones = torch.ones(m)
         return Replies(
             clients=cohort,
             examples=self.examples[cohort],
-            steps=torch.ones(m, dtype=torch.int64),
-            travel=ones.to(params.dtype),
-            loss=ones.to(params.dtype),
+            steps=ones.to(torch.int64),
+            travel=ones,
+            loss=ones,
             trained=params,
             params=params,
             buffers=_expanded(model.buffers, m),

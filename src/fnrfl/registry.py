@@ -57,7 +57,7 @@ PENALTIES = {
 ENGINES = {
     "auto": "a fixed rule of model, device and cohort",
     "loop": "one client after another: the reference",
-    "batched": "all clients of a cohort in one vectorised step",
+    "batched": "clients of a cohort in vectorised steps, sixteen at a time",
     "gpu": "the same on an NVIDIA GPU, with captured steps",
 }
 INNER = "as its inner method"  # in the place of needs that are a property, of a method that goes around another

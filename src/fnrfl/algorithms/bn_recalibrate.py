@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import ClassVar, Literal
 
 import torch
@@ -10,17 +12,25 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.core import shared
 from fnrfl.core.algorithm import option
 from fnrfl.core.net import Dropout, Net
-from fnrfl.core.types import Engine, State, Tree
+from fnrfl.core.types import Engine, State, Tree, aligned, in_turn
 
 
-def recalibrated(net: Net, model: State, parts: tuple[Tensor, ...], fresh: bool) -> Tree:
+def recalibrated(
+    net: Net,
+    model: State,
+    parts: tuple[Tensor, ...],
+    fresh: bool,
+    repeat: Callable[..., Tensor] = lambda key, *work: in_turn(*work),
+) -> Tree:
     """The buffers after a pass in train mode, with dropout off; parameters stay, and so do counters.
 
     fresh: each statistic is the mean over the parts, and nothing is left of the old one; else it goes on from there.
     """
     net = net.copy()
+    shared.use(net.module)  # layers whose steps can be recorded, cumulative averages included
     net.module.train()
     for layer in net.module.modules():
         if isinstance(layer, Dropout):
@@ -28,10 +38,18 @@ def recalibrated(net: Net, model: State, parts: tuple[Tensor, ...], fresh: bool)
         elif isinstance(layer, _BatchNorm) and fresh:
             layer.momentum = None  # torch's cumulative average, by the counter
     counters = {k: v for k, v in model.buffers.items() if k in net.batchnorm and not v.is_floating_point()}
-    buffers = model.buffers | ({k: torch.zeros_like(v) for k, v in counters.items()} if fresh else {})
+    buffers = aligned(model.buffers | ({k: torch.zeros_like(v) for k, v in counters.items()} if fresh else {}))
+
+    def step(params: Tensor, buffers: Tree, memory: Tree, x: Tensor) -> Tensor:
+        _, new = net.apply(params, buffers, x, mode="updating")
+        for name, old in buffers.items():
+            old.copy_(new[name])
+        return params.new_zeros(())
+
     with torch.no_grad():
-        for x in parts:
-            _, buffers = net.apply(model.params, buffers, net.laid_out(x), mode="updating")
+        for _, alike in groupby(parts, len):  # recorded steps want batches of one size
+            shown = torch.stack([net.laid_out(x) for x in alike])
+            repeat(("recalibrate", fresh), step, (model.params, buffers, {}), (shown,))
     return buffers | counters
 
 
@@ -50,4 +68,5 @@ class BnRecalibrate(FedAvg):
         average = super().round(state, cohort, engine)
         x, _ = engine.pool("public")
         parts = x.tensor_split(max(1, len(x) // self.batch))
-        return replace(average, buffers=recalibrated(engine.net, average, parts, self.statistics == "fresh"))
+        fresh = self.statistics == "fresh"
+        return replace(average, buffers=recalibrated(engine.net, average, parts, fresh, engine.repeat))

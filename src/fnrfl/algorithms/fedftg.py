@@ -14,7 +14,7 @@ from fnrfl.core.algorithm import Algorithm, Objective, cross_entropy, option
 from fnrfl.core.net import Model, Net
 from fnrfl.core.step import Carry, by_transform, local_step
 from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, State, Training, Tree, aligned
-from fnrfl.errors import CompatibilityError
+from fnrfl.errors import CompatibilityError, FnrflError
 from fnrfl.server.generator import (
     ConvGenerator,
     Generator,
@@ -170,6 +170,11 @@ class FedFTG(Algorithm):
                 student.params, student.buffers, student.memory, average.params, average.buffers, target, rates[1],
             )  # fmt: skip
             engine.repeat(("learn", replace(sgd, lr=0.0)), learn, learning, (*shown, drawn))
+        if not student.params.isfinite().all():
+            raise FnrflError(
+                f"The model that FedFTG tuned has numbers that are not finite (round {engine.round + 1}). Lower "
+                'algorithm.lr, or set algorithm.batchnorm = "batch" if the model has BatchNorm.'
+            )
         return State(
             student.params, student.buffers, extra | {"generator": weights} | prefixed("generator", statistics)
         )

@@ -114,11 +114,20 @@ class FedGen(Algorithm):
         held = (counts.amax(0) > 0).to(counts.dtype)  # labels that somebody has
         weights, memory = extra["generator"].clone(), {k: v.clone() for k, v in under("adam", extra).items()}
         statistics, stream = aligned(under("generator", extra)), engine.generator("generator")
-        for _ in range(self.steps):
-            noise = torch.rand(self.batch, self.noise, generator=stream).to(counts)
-            y = labelled(edges(held), torch.rand(self.batch, generator=stream).to(counts))
-            loss = partial(self._loss, engine.net, maker, statistics, heads, seen / seen.sum(0), noise, y)
-            descend(adam, adam.lr, weights, statistics, memory, loss)
+
+        def step(
+            weights: Tensor, statistics: Tree, memory: Tree, heads: Tensor, shares: Tensor, lr: Tensor,
+            noise: Tensor, y: Tensor,
+        ) -> Tensor:  # fmt: skip
+            loss = partial(self._loss, engine.net, maker, statistics, heads, shares, noise, y)
+            return descend(adam, lr, weights, statistics, memory, loss)
+
+        if self.steps:
+            drawn = [torch.rand(self.batch, n, generator=stream) for _ in range(self.steps) for n in (self.noise, 1)]
+            noise = torch.stack(drawn[::2]).to(counts)
+            y = torch.stack([labelled(edges(held), u[:, 0].to(counts)) for u in drawn[1::2]])
+            same = weights, statistics, memory, heads, seen / seen.sum(0), counts.new_tensor(adam.lr)
+            engine.repeat(("generator", self), step, same, (noise, y))
         kept = prefixed("generator", statistics) | prefixed("adam", memory)
         return kept | {"generator": weights, "labels": torch.maximum(extra["labels"], held)}
 

@@ -318,9 +318,10 @@ def _forecast_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     memory = summary["memory_estimate"]
     yield f"memory  {'unknown' if memory is None else f'about {memory / MIB:.0f} MiB'}"
     yield f"time    about {_duration(summary['seconds_estimate'])} here, judging by a few steps that were thrown away"
+    place = "GPU" if summary["engine"] == "gpu" else "thread"
     yield (
         f"engine  {summary['engine']}, {summary['clients_at_once']} clients at once on {summary['threads']} "
-        f"thread{'s' if summary['threads'] > 1 else ''}, {summary['parameters']:,} parameters"
+        f"{place}{'s' if summary['threads'] > 1 else ''}, {summary['parameters']:,} parameters"
     )
     yield from (f"note    {notice}" for notice in summary["notices"])
 

@@ -260,18 +260,22 @@ class InProcess(Engine):
         def ask(net: Net, m: int) -> Tree:
             model = self._asked(clients[m], m, probe, at)
             total: Tree = {}
-            for batch in self.feed.whole(clients[m], data, self._stream(clients[m], "measure")):
+            for batch in self._feed(net).whole(clients[m], data, self._stream(clients[m], "measure")):
                 if model is None:
                     part = probe(Out(batch.y[:, None][:, :0], batch.y[:, None][:, :0], batch.y[:, None][:, :0]), batch)
                 else:
-                    x = net.laid_out(batch.x)
-                    part = probe(net.apply(model.params, model.buffers, x, mode="frozen")[0], batch)
+                    held, x = model.to(net.device), net.laid_out(batch.x)
+                    part = probe(net.apply(held.params, held.buffers, x, mode="frozen")[0], batch)
                 total = {k: total[k] + v if k in total else v for k, v in part.items()}
             return probe.finish(total)
 
         with torch.no_grad(), one_intra_op_thread():
             rows = self.each(len(clients), ask)
-        return {k: torch.stack([row[k] for row in rows]) for k in rows[0]}
+        return {k: torch.stack([row[k].to(self.net.device) for row in rows]) for k in rows[0]}
+
+    def _feed(self, net: Net) -> Feed:
+        """The examples where a net is."""
+        return self.feed
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
         return self.measure(cohort, probe, data=data)  # everybody is in this process

@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 
 from fnrfl.core.net import Net
 from fnrfl.core.step import Carry, by_transform
-from fnrfl.core.types import Data, Feed, Part, Probe, State, Step, Tree
+from fnrfl.core.types import Data, Part, Probe, State, Step, Tree
 from fnrfl.engines.base import InProcess, Job, moved, one_intra_op_thread, parts
 from fnrfl.engines.trace import in_turn, leaves, of_leaves
 
@@ -53,10 +53,6 @@ class Batched(InProcess):
         with torch.no_grad(), one_intra_op_thread():
             rows = [row for group in self.each(len(groups), ask) for row in group]
         return {k: torch.stack([row[k].to(self.net.device) for row in rows]) for k in rows[0]}
-
-    def _feed(self, net: Net) -> Feed:
-        """The examples where a net is."""
-        return self.feed
 
     def _run(self, job: Job) -> list[Tensor]:
         steps, sizes = job.steps, {size for plan in job.plans for size in plan.sizes}

@@ -30,7 +30,7 @@ APART = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.5}
 class Capturer(Tracer):
     """A tracer for a GPU: recorded steps are compiled where that pays, and captured."""
 
-    limit = 12  # each holds tensors of its own
+    limit = 32  # each holds tensors of its own
 
     def __init__(self, compute: torch.dtype, *, compile: bool | None = None) -> None:
         """`compile` says whether to compile; None: where many steps are to be taken."""

@@ -54,9 +54,10 @@ def clients_at_once(size: int, itemsize: int, cohort: int) -> int:
 
 
 class Gpu(Batched):
-    """`Batched` with models and examples on GPUs: the groups are spread over them, all else is on the first.
+    """`Batched` with models and examples on GPUs: groups and probes are spread over them, the server is on the first.
 
-    What does not fit in memory is tried again with half the clients. `devices` may be anything that torch knows.
+    Results depend on the number of GPUs by rounding alone: groups are smaller where there are more. What does not fit
+    in memory is tried again with half the clients. `devices` may be anything that torch knows.
     """
 
     gathered = 256 << 20
