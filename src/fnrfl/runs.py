@@ -305,16 +305,8 @@ def _scores(built: Built, state: State) -> Event:
         per_client = [float(score.reweighted(mine)) for score, mine in zip(test, shares, strict=True)]
     validation = built.splits.validation
     judged = pooled(copies("validation", validation.x, validation.y)).accuracy if len(validation) else None
-    return {
-        "accuracy": whole.accuracy,
-        **({"accuracy_clean": clean(built.splits.test.x, built.splits.test.y).accuracy} if len(test) > 1 else {}),
-        "balanced_accuracy": whole.balanced,
-        "loss": whole.loss,
-        "per_class": [_number(value) for value in whole.per_class.tolist()],
-        "accuracy_own": _mean(per_client),
-        "per_client": [_number(value) for value in per_client],
-        "validation_accuracy": judged,
-    }
+    apart = {"accuracy_clean": clean(built.splits.test.x, built.splits.test.y).accuracy} if len(test) > 1 else {}
+    return _told(whole, per_client, judged, apart)
 
 
 def _own_scores(built: Built, state: State) -> Event:
@@ -351,9 +343,15 @@ def _own_scores(built: Built, state: State) -> Event:
     whole, judged = pooled(test), None
     if len(splits.validation):
         judged = pooled(everybody(mixed("validation", splits.validation.x), splits.validation.y)).accuracy
+    apart = {"accuracy_clean": pooled(everybody(splits.test.x, splits.test.y)).accuracy} if noisy else {}
+    return _told(whole, per_client, judged, apart)
+
+
+def _told(whole: Score, per_client: list[float], judged: float | None, apart: dict[str, float]) -> Event:
+    """Scores as the log has them."""
     return {
         "accuracy": whole.accuracy,
-        **({"accuracy_clean": pooled(everybody(splits.test.x, splits.test.y)).accuracy} if noisy else {}),
+        **apart,
         "balanced_accuracy": whole.balanced,
         "loss": whole.loss,
         "per_class": [_number(value) for value in whole.per_class.tolist()],
