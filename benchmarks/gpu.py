@@ -179,11 +179,11 @@ def predicted(built: Built, notes: Row) -> float:
     return work
 
 
-def methods() -> Iterator[Row]:
+def methods(names: list[str] | None = None) -> Iterator[Row]:
     """Every method of the registry, three rounds, and FNR around FedAvg: time against FedAvg's, and what was to be."""
     base: dict[str, float] = {}
-    listed = [(name, False) for name in ["fedavg", *(n for n in registry.algorithms() if n != "fedavg")]]
-    for name, refined in [*listed, ("fedavg", True)]:
+    listed = names or ["fedavg", *(name for name in registry.algorithms() if name != "fedavg"), "fnr"]
+    for name, refined in [("fedavg", True) if name == "fnr" else (name, False) for name in listed]:
         fresh()
         keys = [*RESNET, *FAST, "client.epochs=1", "rounds=3", f"algorithm={name}", *(["fnr=on"] * refined)]
         try:
@@ -296,6 +296,11 @@ def precision() -> Iterator[Row]:
             yield whole("precision", "client.epochs=2", f"engine.precision={kind}", f"seed={seed}")
 
 
+def only(names: list[str]) -> Callable[[], Iterator[Row]]:
+    """Some of the methods, FedAvg first, which the others are measured against."""
+    return lambda: methods(["fedavg", *names])
+
+
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     f.__name__: f for f in (techniques, headline, simple, ragged, methods, memory, determinism, fedavg, fnr, precision)
 }
@@ -305,6 +310,9 @@ def main() -> None:
     """Measure, and write each line as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", choices=[[], *MEASUREMENTS], help="what to measure; everything by default")
+    parser.add_argument(
+        "--methods", nargs="+", metavar="METHOD", help="which methods `methods` measures, fnr among them"
+    )
     parser.add_argument("--out", type=Path, help="a file of JSON lines to add to")
     given = parser.parse_args()
     about = {
@@ -313,6 +321,8 @@ def main() -> None:
         "torch": torch.__version__,
         "fnrfl": fnrfl.__version__,
     }
+    if given.methods:
+        MEASUREMENTS["methods"] = only(given.methods)
     for name in given.names or MEASUREMENTS:
         began = time.perf_counter()
         try:
