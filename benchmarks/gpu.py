@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -296,11 +297,6 @@ def precision() -> Iterator[Row]:
             yield whole("precision", "client.epochs=2", f"engine.precision={kind}", f"seed={seed}")
 
 
-def only(names: list[str]) -> Callable[[], Iterator[Row]]:
-    """Some of the methods, FedAvg first, which the others are measured against."""
-    return lambda: methods(["fedavg", *names])
-
-
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     f.__name__: f for f in (techniques, headline, simple, ragged, methods, memory, determinism, fedavg, fnr, precision)
 }
@@ -310,9 +306,7 @@ def main() -> None:
     """Measure, and write each line as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", choices=[[], *MEASUREMENTS], help="what to measure; everything by default")
-    parser.add_argument(
-        "--methods", nargs="+", metavar="METHOD", help="which methods `methods` measures, fnr among them"
-    )
+    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="those that `methods` is about, or fnr")
     parser.add_argument("--out", type=Path, help="a file of JSON lines to add to")
     given = parser.parse_args()
     about = {
@@ -322,7 +316,7 @@ def main() -> None:
         "fnrfl": fnrfl.__version__,
     }
     if given.methods:
-        MEASUREMENTS["methods"] = only(given.methods)
+        MEASUREMENTS["methods"] = partial(methods, ["fedavg", *given.methods])  # the others are measured against it
     for name in given.names or MEASUREMENTS:
         began = time.perf_counter()
         try:
