@@ -185,6 +185,7 @@ def methods(names: list[str] | None = None) -> Iterator[Row]:
     base: dict[str, float] = {}
     listed = names or ["fedavg", *(name for name in registry.algorithms() if name != "fedavg"), "fnr"]
     for name, refined in [("fedavg", True) if name == "fnr" else (name, False) for name in listed]:
+        built = played = None  # what the last method held
         fresh()
         keys = [*RESNET, *FAST, "client.epochs=1", "rounds=3", f"algorithm={name}", *(["fnr=on"] * refined)]
         try:

@@ -652,7 +652,7 @@ MUTANTS = [
         refinement_is_cut_short=('if task.purpose != "local" or client not in self.slow or epochs < 2:', "if client not in self.slow or epochs < 2:"),
         travel_of_all_epochs=("new_tensor([travel[n] for n in steps])", "new_tensor([travel[max(steps)] for n in steps])"),
         lost_clients_answer=("good = [m for m in good if job.clients[m] not in self.lost]", "pass"),
-        lost_clients_remember=("self.store.write([job.clients[m] for m in good], {k: [rows[m] for m in good] for k, rows in kept.items()})", "self.store.write(job.clients, kept)"),
+        lost_clients_remember=("self.store.renewed(clients, names)", "self.store.renewed(job.clients, kept)"),
         stragglers_not_noted=('(("stragglers", self.slow), ("dropped", self.lost))', '(("dropped", self.lost),)'),
         dropped_not_noted=('(("stragglers", self.slow), ("dropped", self.lost))', '(("stragglers", self.slow),)'),
     ),

@@ -68,12 +68,12 @@ def begun(label: str, refined: bool) -> Run:
 
 
 def gone_on(run: Run, engine: str, **options: Any) -> Run:
-    """Another run that has the first one's state and memories, after its next round."""
+    """Another run that has the first one's state and memories, after its next two rounds."""
     other = Run(run.algorithm, engine, world=run.world, **options)
     other.state, other.t = run.state.to(other.net.device), run.t
     for client in run.engine.store:
         other.engine.store.put(client, {k: v.to(other.net.device) for k, v in run.engine.store.get(client).items()})
-    other.round()
+    other.rounds(2)
     return other
 
 
@@ -102,7 +102,7 @@ def assert_alike(a: Run, b: Run, limit: float) -> None:
 @bare_and_refined
 @each_device
 @pytest.mark.parametrize("steps", ["plain", "captured"])
-def test_a_round_equals_the_loop_engines(label: str, refined: bool, device: str, steps: str) -> None:
+def test_rounds_equal_the_loop_engines(label: str, refined: bool, device: str, steps: str) -> None:
     """Float64, from a state in which nothing is zero any more."""
     if device == "cpu" and steps == "captured":
         pytest.skip("the CPU has recorded steps, which have tests of their own")
@@ -113,7 +113,7 @@ def test_a_round_equals_the_loop_engines(label: str, refined: bool, device: str,
     assert_alike(ours, theirs, 1e-9)
     if steps == "captured":
         programs = ours.engine.tracer._programs.values()
-        assert all(type(program).__name__ == "Captured" for program in programs)
+        assert programs and all(type(program).__name__ == "Captured" for program in programs)
 
 
 @each_device
@@ -164,6 +164,27 @@ def test_what_does_not_fit_is_done_again_with_half_the_clients(caplog: Any, monk
     monkeypatch.setattr(Tight, "room", 0)
     with pytest.raises(FnrflError, match="does not fit in the GPU's memory"):
         tight.round()
+
+
+@pytest.mark.parametrize("where", ["store", "held"])
+@bare_and_refined
+def test_memory_that_is_full_in_the_end_changes_nothing(where: str, refined: bool, monkeypatch: Any) -> None:
+    """Not a client may remember or hold what it came to in an attempt that failed."""
+    method = algorithm("scaffold", refined)
+    whole, interrupted = (Run(method, "gpu", active=6) for _ in range(2))
+    store, calls = getattr(interrupted.engine, where), []
+
+    def copied(memory: Tree) -> Tree:
+        calls.append(memory)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return type(store).copied(store, memory)
+
+    monkeypatch.setattr(store, "copied", copied)
+    whole.rounds(2)
+    interrupted.rounds(2)
+    assert len(calls) > 6 or (where == "held" and not refined)
+    assert_alike(whole, interrupted, 1e-12)
 
 
 # -- precision --------------------------------------------------------------------------------------------------------

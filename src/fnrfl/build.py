@@ -105,19 +105,30 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         lr_decay=config.client.lr_decay,
         client_state=algorithm.client_state(net),
         clients_at_once=int(at_once),
-        **{"devices": gpu.devices()[:threads]} if on_gpu else {"threads": threads},
+        **_on_gpus(config) if on_gpu else {"threads": threads},
         trace=_trace(config, net, splits),
         stragglers=config.client.stragglers,
         dropout=config.client.dropout,
         nonfinite=config.client.nonfinite,
         rounds=config.rounds,
-        folder=scratch if int(at_once) < cohort_size(config) else None,
+        folder=scratch if int(at_once) < cohort_size(config) and not on_gpu else None,
+        home=torch.device("cpu") if on_gpu and int(at_once) < config.clients else None,
     )
     notices = _notices(config, splits, asked)
     return Built(config, dataset, partition, splits, algorithm, net, pool, engine, notices)
 
 
 ENGINES: dict[str, Callable[..., InProcess]] = {"loop": Loop, "batched": Batched, "gpu": gpu.Gpu}
+
+
+def _on_gpus(config: RunConfig) -> dict[str, object]:
+    """What the GPU's engine is told beside what all are told."""
+    found, asked = gpu.devices(), int(config.engine.threads)
+    if len(found) < asked:
+        raise CompatibilityError(
+            f"engine.threads = {asked} asks for as many GPUs, and there are {len(found)}. Set it to {len(found)}."
+        )
+    return {"devices": found[:asked], "tf32": config.engine.precision == "tf32"}
 
 
 def cohort_size(config: RunConfig) -> int:

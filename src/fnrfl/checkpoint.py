@@ -119,7 +119,7 @@ def _unpack(path: Path) -> State:
 
 def write(path: Path, tensors: Tree) -> None:
     """Tensors as a file that others may read too, on the disk when this returns."""
-    save_file({k: v.cpu() for k, v in aligned(tensors).items()}, path)
+    save_file(aligned({k: v.cpu() for k, v in tensors.items()}), path)
     path.chmod(0o644)  # safetensors' own choice is 0600
     files.sync(path)
 

@@ -109,7 +109,7 @@ def norm_targets(norms: Tensor, refined: Tensor, target: Literal["others", "all"
     >>> norm_targets(torch.tensor([[2.0], [4.0], [6.0]]), torch.tensor([0]), "others")
     tensor([[5.]])
     """
-    weak = torch.zeros(len(norms), dtype=torch.bool).index_fill(0, refined, True)
+    weak = torch.zeros(len(norms), dtype=torch.bool, device=refined.device).index_fill(0, refined, True)
     if target == "others":
         return norms[~weak].mean(0).expand(len(refined), -1)
     return (norms.sum(0) - norms[refined]) / (len(norms) - 1)

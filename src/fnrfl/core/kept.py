@@ -25,7 +25,7 @@ class Kept:
         clients = []
         for chunk in chunks:
             if not models:
-                gone = chunk.params[:, :0]
+                gone = chunk.params.new_zeros(len(chunk.clients), 0)  # a view would keep all of them
                 chunk = replace(chunk, params=gone, trained=gone, buffers={})
             if self._count == 0:
                 self._first, self._device = chunk, chunk.params.device

@@ -171,13 +171,15 @@ class InProcess(Engine):
         stragglers: float = 0.0,
         dropout: float = 0.0,
         rounds: int = 1,
+        home: torch.device | None = None,
     ) -> None:
         self.net, self.feed, self.seed = net, feed, seed
         self.lr_decay, self.clients_at_once, self.nonfinite = lr_decay, clients_at_once, nonfinite
         self.num_classes, self.examples = feed.num_classes, feed.examples.to(net.device)
         self.stragglers, self.dropout, self.rounds = stragglers, dropout, rounds
+        self.sizes = [int(n) for n in feed.examples.tolist()]
         self._training = training
-        self.store = ClientStore(client_state or {}, folder and _made(folder / "memory"), net.device)
+        self.store = ClientStore(client_state or {}, folder and _made(folder / "memory"), net.device, home)
         self.held = ClientStore({}, folder and _made(folder / "held"), net.device)
         self.tracer = self._tracer() if trace else None
         self.initial = State(*net.flatten())
@@ -376,14 +378,18 @@ class InProcess(Engine):
         good = self._finite(job, losses, replies.loss)
         if task.purpose == "local" and self.lost:  # as if they had not been asked, but for the bytes down
             good = [m for m in good if job.clients[m] not in self.lost]
-        if task.remember:
-            self.store.write([job.clients[m] for m in good], {k: [rows[m] for m in good] for k, rows in kept.items()})
-        if task.hold:
-            for m in good:
-                self.held.put(
-                    job.clients[m], {"params": end.params[m]} | {f"/{k}": v[m] for k, v in end.buffers.items()}
-                )
-        return replies if len(good) == len(cohort) else replies.pick(torch.tensor(good, dtype=torch.int64))
+        replies = replies if len(good) == len(cohort) else replies.pick(torch.tensor(good, dtype=torch.int64))
+        clients = [job.clients[m] for m in good]
+        names = {k: [rows[m] for m in good] for k, rows in kept.items()} if task.remember else {}
+        remembered = self.store.renewed(clients, names)
+        models = [{"params": end.params[m]} | {f"/{k}": v[m] for k, v in end.buffers.items()} for m in good]
+        held = [self.held.copied(model) for model in models] if task.hold else []
+        # From here on nothing can fail for want of memory, and who has to begin again has changed nothing.
+        for client, memory in remembered:
+            self.store.keep(client, memory)
+        for client, model in zip(clients, held, strict=False):
+            self.held.keep(client, model)
+        return replies
 
     def _job(self, clients: list[int], task: LocalTask) -> Job:
         training, device = task.training or self.training, self.net.device

@@ -62,12 +62,10 @@ class Batched(InProcess):
             return self._uneven(job)
         groups = in_groups(steps, self.rows)
         width, size = max(len(group) for group in groups), sizes.pop()
-        planned: dict[int, int] = {}
-        for group in groups:
-            for first, last, w in shrinking([steps[m] for m in group], width):
-                planned[w] = planned.get(w, 0) + last - first
-        for w, taken in planned.items():
-            self._program(job, groups[0], w, size, w * taken * self.rounds)
+        if self.tracer is not None:
+            worth = self._planned(job, width)
+            for w in {w for group in groups for _, _, w in shrinking([steps[m] for m in group], width)}:
+                self._program(job, groups[0], w, size, worth.get(w, 0))
 
         def train(net: Net, g: int) -> list[Tensor]:
             with self._blame(job, [job.clients[m] for m in groups[g]]):
@@ -76,6 +74,20 @@ class Batched(InProcess):
         found = zip(groups, self.each(len(groups), train), strict=True)
         rows = {m: loss for group, losses in found for m, loss in zip(group, losses, strict=True)}
         return [rows[m] for m in range(len(steps))]
+
+    def _planned(self, job: Job, width: int) -> dict[int, int]:
+        """Steps of clients in groups of each number of rows, in all rounds.
+
+        By the examples of all clients, whoever is in the cohort: a run that is gone on with must decide alike.
+        """
+        private, batch = job.task.data == "private", job.training.batch
+        sizes = self.sizes if private else [len(job.plans[0].order) // max(1, job.training.epochs)] * len(job.clients)
+        steps = [-(-job.training.epochs * n // batch) for n in sizes]
+        planned: dict[int, int] = {}
+        for group in in_groups(steps, width):
+            for first, last, w in shrinking([steps[m] for m in group], width):
+                planned[w] = planned.get(w, 0) + (last - first) * w
+        return {w: taken * self.rounds * len(job.clients) // len(sizes) for w, taken in planned.items()}
 
     def _group(self, net: Net, job: Job, group: list[int], width: int, size: int) -> list[Tensor]:
         """All steps of some clients, sorted by their number of steps; a group short of `width` has idle rows.

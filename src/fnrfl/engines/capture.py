@@ -1,14 +1,12 @@
 """Steps captured as a CUDA graph: a replay launches a whole step, and Python has nothing to do in it.
 
 The graph reads its batch at a counter that lives on the device and moves it on, so that a replay needs no input. Before
-that, `torch.compile` may join the operators of a step into fewer kernels; the seconds that it takes are counted.
+that, `torch.compile` may join the operators of a step into fewer kernels.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +17,7 @@ from fnrfl.core.types import Step
 from fnrfl.engines.trace import Steps, Tracer, in_turn
 
 log = logging.getLogger("fnrfl")
-ROOM = 256 << 20  # bytes of batches that lie ready on the device
+ROOM = 64 << 20  # bytes of batches that lie ready on the device, for each program
 MOST = 1024  # batches that do
 WARM = 3  # steps before a capture: libraries choose kernels and allocate in the first ones
 WORTH_COMPILING = 10_000  # steps of clients: compiling a large step takes a minute and saves half a millisecond of each
@@ -30,22 +28,22 @@ APART = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.5}
 class Capturer(Tracer):
     """A tracer for a GPU: recorded steps are compiled where that pays, and captured."""
 
-    limit = 32  # each holds tensors of its own
-
     def __init__(self, compute: torch.dtype, *, compile: bool | None = None) -> None:
         """`compile` says whether to compile; None: where many steps are to be taken."""
         super().__init__()
         self.compute, self.compile = compute, compile
-        self.seconds_compiling = 0.0
-        self._pool = torch.cuda.graph_pool_handle()  # one for all: no two of the graphs run at the same time
+        self.limit = 32 * torch.cuda.device_count()  # each program holds tensors of its own
+        self._pool = torch.cuda.graph_pool_handle()  # one for all: no two graphs of a device run at the same time
 
     def clear(self) -> None:
         super().clear()
-        gc.collect()
-        torch.cuda.empty_cache()
+        self._pool = torch.cuda.graph_pool_handle()
 
     def composed(self) -> Any:
         return {}
+
+    def give_up(self) -> None:
+        log.warning("a step could not be recorded and is slower for that.")
 
     def ways(
         self, graph: fx.GraphModule, same: Sequence[Tensor], now: Sequence[Tensor], written: int, steps: int
@@ -66,19 +64,18 @@ class Capturer(Tracer):
         yield in_turn(graph)
 
     def _compiled(self, graph: fx.GraphModule, example: Sequence[Tensor]) -> Step:
-        began = time.perf_counter()
         step: Step = torch.compile(graph, fullgraph=True, dynamic=False)
         step(*(t.clone() for t in example))
-        torch.cuda.synchronize()
-        self.seconds_compiling += time.perf_counter() - began
         return step
 
     def alike(self, before: Tensor, changed: Tensor, stepped: Tensor) -> bool:
         if not before.is_floating_point():
             return torch.equal(changed, stepped)
-        way, off = (stepped - before).double().norm(), (changed - stepped).double().norm()
-        tiny = 1e-6 * before.double().norm()
-        return bool(off <= APART[self.compute] * way + tiny) or not bool(stepped.isfinite().all())
+        if not torch.equal(changed.isfinite(), stepped.isfinite()):
+            return False
+        before, changed, stepped = (t.double().nan_to_num(posinf=0.0, neginf=0.0) for t in (before, changed, stepped))
+        way, off = (stepped - before).norm(), (changed - stepped).norm()
+        return bool(off <= APART[self.compute] * way + 1e-6 * before.norm())
 
 
 class Captured:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fnrfl.core.net import Net
-from fnrfl.core.types import Feed, LocalTask, Replies, Training
+from fnrfl.core.types import Data, Feed, LocalTask, Part, Probe, Replies, State, Step, Training, Tree
+from fnrfl.engines.base import Job
 from fnrfl.engines.batched import Batched
 from fnrfl.engines.capture import Capturer
 from fnrfl.engines.trace import Tracer
@@ -21,7 +23,7 @@ from fnrfl.errors import CompatibilityError, FnrflError
 T = TypeVar("T")
 log = logging.getLogger("fnrfl")
 COPIES = 16  # of a client's parameters that are alive while it trains, at most
-PART = 0.5  # of the free memory that models may take; activations and data have the rest
+PART = 0.5  # of the memory that models may take; activations and data have the rest
 
 
 def devices() -> list[torch.device]:
@@ -36,8 +38,8 @@ def devices() -> list[torch.device]:
 
 
 def set_up(*, deterministic: bool, tf32: bool) -> None:
-    """Choose among torch's kernels, for all of this process."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    """Choose among torch's kernels, for all of this process; matrix products have tf32 within the layers only."""
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32, False
     torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cudnn.benchmark_limit = 0  # try all: the default misses the best for grouped convolutions
     torch.backends.cudnn.deterministic = deterministic
@@ -48,9 +50,9 @@ def set_up(*, deterministic: bool, tf32: bool) -> None:
 
 
 def clients_at_once(size: int, itemsize: int, cohort: int) -> int:
-    """How many clients' models fit in the memory that is free now."""
-    free, _ = torch.cuda.mem_get_info()
-    return max(1, min(cohort, int(PART * free / (COPIES * size * itemsize))))
+    """How many clients' models fit in the memory of a GPU: all of it, so that the same run decides alike."""
+    _, total = torch.cuda.mem_get_info()
+    return max(1, min(cohort, int(PART * total / (COPIES * size * itemsize))))
 
 
 class Gpu(Batched):
@@ -63,11 +65,22 @@ class Gpu(Batched):
     gathered = 256 << 20
 
     def __init__(
-        self, net: Net, feed: Feed, training: Training, *, devices: Sequence[torch.device] = (), **options: Any
+        self,
+        net: Net,
+        feed: Feed,
+        training: Training,
+        *,
+        devices: Sequence[torch.device] = (),
+        tf32: bool = False,
+        **options: Any,
     ) -> None:
+        self.tf32 = tf32
         self.devices = list(devices) or [net.device]
+        if net.device.type == "cuda" and len(set(self.devices)) < len(self.devices):
+            raise ValueError("A GPU can be named once: programs write to tensors of their own.")
         others = [device for device in dict.fromkeys(self.devices) if device != net.device]
         self._others = {device: (net.copy(device), feed.elsewhere(device)) for device in others}
+        self._cleared = False  # whether the last attempt was in vain
         super().__init__(net, feed, training, **options | {"threads": len(self.devices)})
 
     def _tracer(self) -> Tracer:
@@ -89,26 +102,67 @@ class Gpu(Batched):
 
         return super().each(count, there)
 
+    def _run(self, job: Job) -> list[Tensor]:
+        with self._layers():
+            return super()._run(job)
+
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
+        with self._layers():
+            return super().measure(cohort, probe, data=data, at=at)
+
+    def repeat(self, key: Hashable, step: Step, same: Sequence[Part], turns: Sequence[Part]) -> Tensor:
+        with self._layers():
+            return super().repeat(key, step, same, turns)
+
+    @contextmanager
+    def _layers(self) -> Iterator[None]:
+        """The precision of layers. What a server does with models is not rounded to it."""
+        torch.backends.cuda.matmul.allow_tf32 = self.tf32
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+
     def warm_up(self) -> None:
         """Nothing: what the first round prepares is counted apart."""
 
     def begin(self, t: int) -> None:
         super().begin(t)
-        here = -(-(self.clients_at_once or type(self).rows) // len(self.devices))
-        self.rows = min(type(self).rows, here)
+        self._spread()
+
+    def _spread(self) -> None:
+        """As many clients in a group as there are for each device."""
+        self.rows = min(type(self).rows, -(-(self.clients_at_once or type(self).rows) // len(self.devices)))
 
     def _fitting(self, cohort: Tensor, task: LocalTask) -> Replies | None:
         try:
-            return self._chunk(cohort, task)
-        except torch.OutOfMemoryError as error:
-            if len(cohort) == 1:
-                raise FnrflError(
-                    "One client's training does not fit in the GPU's memory. Set a smaller client.batch, or "
-                    'engine.precision = "bf16".'
-                ) from error
+            replies = self._chunk(cohort, task)
+        except torch.OutOfMemoryError:
+            replies = None  # outside of this clause the failed attempt and its tensors are gone
+        if replies is None:
+            self._make_room(len(cohort))
+        self._cleared = replies is None
+        return replies
+
+    def _make_room(self, clients: int) -> None:
+        """Less to do at once: without the other programs, then with half the clients, at last without any program."""
         if self.tracer is not None:
             self.tracer.clear()
-        self.clients_at_once = -(-min(len(cohort), self.clients_at_once or len(cohort)) // 2)
-        self.rows = min(self.rows, self.clients_at_once)
-        log.warning("the GPU's memory is full: from now on %d clients are trained at once.", self.clients_at_once)
-        return None
+        gc.collect()
+        if self.net.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if not self._cleared:
+            return
+        rows = min(self.rows, clients)
+        if rows > 1:
+            self.clients_at_once = -(-rows // 2) * len(self.devices)
+            self._spread()
+            self.note(clients_at_once=self.clients_at_once)
+            log.warning("the GPU's memory is full: from now on %d clients are trained at once.", self.clients_at_once)
+        elif self.tracer is not None:
+            self.tracer = None
+        else:
+            raise FnrflError(
+                "One client's training does not fit in the GPU's memory. Set a smaller client.batch, or "
+                'engine.precision = "bf16".'
+            )

@@ -45,11 +45,19 @@ class ClientStore:
 
     def put(self, client: int, memory: Tree) -> None:
         """Replace one client's memory."""
+        self.keep(client, self.copied(memory))
+
+    def copied(self, memory: Tree) -> Tree:
+        """A memory as it is kept."""
+        return aligned({k: v.to(self.home) for k, v in memory.items()})
+
+    def keep(self, client: int, memory: Tree) -> None:
+        """Replace one client's memory by a copy."""
         self.changed.add(client)
         if self.folder is None:
-            self._here[client] = {k: v.to(self.home) for k, v in aligned(memory).items()}
+            self._here[client] = memory
         else:
-            save_file(aligned(memory), self._file(client))
+            save_file(memory, self._file(client))
             self._there.add(client)
 
     def read(self, clients: list[int]) -> Tree:
@@ -57,12 +65,12 @@ class ClientStore:
         rows = [self.get(c) for c in clients]
         return {k: torch.stack([row[k] for row in rows]) for k in rows[0]} if rows else {}
 
-    def write(self, clients: list[int], changed: dict[str, list[Tensor]]) -> None:
-        """Change some names for some clients; row m belongs to client m."""
+    def renewed(self, clients: list[int], changed: dict[str, list[Tensor]]) -> list[tuple[int, Tree]]:
+        """Copies of some clients' memories with some names changed, to be kept; row m belongs to client m."""
         if not changed:
-            return
-        for m, client in enumerate(clients):
-            self.put(client, self.get(client) | {k: rows[m] for k, rows in changed.items()})
+            return []
+        new = (self.get(c) | {k: rows[m] for k, rows in changed.items()} for m, c in enumerate(clients))
+        return [(client, self.copied(memory)) for client, memory in zip(clients, new, strict=True)]
 
     def clear(self) -> None:
         """Forget everything."""

@@ -98,6 +98,7 @@ class Tracer:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of constants in the record, and of TorchScript's age
+                warnings.filterwarnings("default", message=".*deterministic.*")
                 graph = make_fx(step, decomposition_table=self.composed())(*stepped)
                 _tidy(graph)
                 for program in self.ways(graph, same, now, written, steps):
@@ -107,8 +108,11 @@ class Tracer:
             raise
         except Exception:  # whatever a model does that cannot be recorded, it can still be run
             log.debug("a step could not be recorded", exc_info=True)
-            return None
+        self.give_up()
         return None
+
+    def give_up(self) -> None:
+        """A step stays as it is."""
 
     def composed(self) -> Any:
         """Operators that are recorded as others: TorchScript cannot trace those that take a list of booleans."""
