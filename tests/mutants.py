@@ -127,8 +127,12 @@ MUTANTS = [
         eval_mode_shifts_twice=("(bias - self.running_mean * scale)", "(bias - 2 * self.running_mean * scale)"),
     ),
     *_of(
+        "engines/base.py", GPU,
+        kept_before_all_is_copied=("        held = [self.held.copied(model) for model in models] if task.hold else []\n", "        for client, memory in remembered:\n            self.store.keep(client, memory)\n        held = [self.held.copied(model) for model in models] if task.hold else []\n"),
+    ),
+    *_of(
         "engines/gpu.py", GPU,
-        gives_up_at_once=("if len(cohort) == 1:", "if True:"),
+        gives_up_at_once=("if rows > 1:", "if False:"),
         one_device_for_all=("return self.net.copy(self.devices[i])", "return self.net"),
     ),
     *_of(
