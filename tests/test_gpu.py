@@ -21,6 +21,7 @@ from fnrfl.config import load
 from fnrfl.core.types import Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines import gpu
+from fnrfl.engines.capture import APART, Capturer
 from fnrfl.errors import CompatibilityError, FnrflError
 from fnrfl.models.build import build
 from test_conformance import algorithm, labels, models
@@ -268,3 +269,16 @@ def test_auto_says_that_it_found_no_gpu_where_it_would_take_one() -> None:
     assert build_run(load("digits", ["model=cnn"])).notices == ("engine = auto found no GPU and runs on the CPU.",)
     assert build_run(load("digits", ["model=cnn", "engine=loop"])).notices == ()
     assert build_run(load("digits")).notices == ()  # so small a net is faster on the CPU
+
+
+@pytest.mark.parametrize("compute", list(APART))
+def test_a_program_that_does_something_else_is_refused(compute: torch.dtype) -> None:
+    judge = object.__new__(Capturer)
+    judge.compute = compute
+    before = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    stepped = before + 0.1
+    assert judge.alike(before, stepped.clone(), stepped)
+    assert judge.alike(before, stepped + 0.05 * APART[compute] * 0.1, stepped)
+    assert not judge.alike(before, before, stepped)  # it did nothing
+    assert not judge.alike(before, before - 0.1, stepped)  # it went the other way
+    assert not judge.alike(before, torch.where(before > 0, torch.nan, stepped), stepped)
