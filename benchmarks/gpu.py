@@ -181,29 +181,35 @@ def predicted(built: Built, notes: Row) -> float:
 
 
 def methods(names: list[str] | None = None) -> Iterator[Row]:
-    """Every method of the registry, three rounds, and FNR around FedAvg: time against FedAvg's, and what was to be."""
-    base: dict[str, float] = {}
-    listed = names or ["fedavg", *(name for name in registry.algorithms() if name != "fedavg"), "fnr"]
-    for name, refined in [("fedavg", True) if name == "fnr" else (name, False) for name in listed]:
+    """Every method of the registry, three rounds, and FNR around FedAvg: time against FedAvg's, and what was to be.
+
+    Controls that train one model, which has nobody to share its kernels with, are compared with FedAvg of one client
+    too: `ratio_one_model`.
+    """
+    base: dict[int, Row] = {}
+    listed = names or ["one client", *(name for name in registry.algorithms() if name != "fedavg"), "fnr"]
+    for says in ["fedavg", *listed]:
         built = played = None  # what the last method held
         fresh()
-        keys = [*RESNET, *FAST, "client.epochs=1", "rounds=3", f"algorithm={name}", *(["fnr=on"] * refined)]
+        name = "fedavg" if says in ("one client", "fnr") else says
+        clients, refined = 1 if says == "one client" else 10, says == "fnr"
+        more = [f"algorithm={name}", f"clients={clients}", *(["fnr=on"] * refined)]
+        about = {"benchmark": "methods", "method": name, "fnr": refined, "clients": clients}
         try:
-            built = build(config(keys))
+            built = build(config([*RESNET, *FAST, "client.epochs=1", "rounds=3", *more]))
             played = list(rounds(built, 3, compile=False))
         except Exception as error:
             traceback.print_exc()
-            yield {"benchmark": "methods", "method": name, "fnr": refined, "failed": f"{type(error).__name__}: {error}"}
+            yield about | {"failed": f"{type(error).__name__}: {error}"}
             continue
         seconds, work = played[-1]["seconds"], predicted(built, played[-1]["notes"])
-        if not base:
-            base = {"seconds": seconds, "work": work}
-        time_ratio, work_ratio = seconds / base["seconds"], work / base["work"]
+        base.setdefault(built.config.clients, {"seconds": seconds, "work": work})
         local = played[-1]["phases"].get("local")
-        yield {
-            "benchmark": "methods",
-            "method": name,
-            "fnr": refined,
+        time_ratio, work_ratio = seconds / base[10]["seconds"], work / base[10]["work"]
+        one = {}
+        if 1 in base and not built.algorithm.trains_clients:
+            one = {"ratio_one_model": round(seconds / base[1]["seconds"] / (work / base[1]["work"]), 2)}
+        yield about | {
             "images_per_second": None if local is None else round(images(built) / local),
             "seconds_round": round(seconds, 3),
             "phases": {k: round(v, 3) for k, v in played[-1]["phases"].items()},
@@ -211,6 +217,7 @@ def methods(names: list[str] | None = None) -> Iterator[Row]:
             "time_against_fedavg": round(time_ratio, 3),
             "work_against_fedavg": round(work_ratio, 3),
             "ratio": round(time_ratio / work_ratio, 2),
+            **one,
             "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
         }
 
@@ -218,9 +225,9 @@ def methods(names: list[str] | None = None) -> Iterator[Row]:
 def memory() -> Iterator[Row]:
     """Many clients."""
     for says, keys in (
-        ("100 clients, all active", ["clients=100"]),
         ("50 clients, all active", ["clients=50"]),
         ("1,000 clients, 50 active", ["clients=1000", "participation=0.05"]),
+        ("100 clients, all active", ["clients=100"]),
     ):
         found = rate([*RESNET, *FAST, "client.epochs=1", "rounds=2", *keys], compile=False, count=2)
         host = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1)
@@ -307,7 +314,9 @@ def main() -> None:
     """Measure, and write each line as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", choices=[[], *MEASUREMENTS], help="what to measure; everything by default")
-    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="those that `methods` is about, or fnr")
+    parser.add_argument(
+        "--methods", nargs="+", metavar="METHOD", help="those that `methods` is about; also: fnr, 'one client'"
+    )
     parser.add_argument("--out", type=Path, help="a file of JSON lines to add to")
     given = parser.parse_args()
     about = {
@@ -317,7 +326,7 @@ def main() -> None:
         "fnrfl": fnrfl.__version__,
     }
     if given.methods:
-        MEASUREMENTS["methods"] = partial(methods, ["fedavg", *given.methods])  # the others are measured against it
+        MEASUREMENTS["methods"] = partial(methods, given.methods)
     for name in given.names or MEASUREMENTS:
         began = time.perf_counter()
         try:

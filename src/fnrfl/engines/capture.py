@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,6 +46,12 @@ class Capturer(Tracer):
     def give_up(self) -> None:
         log.warning("a step could not be recorded and is slower for that.")
 
+    def record(
+        self, step: Step, same: Sequence[Tensor], now: Sequence[Tensor], written: int = 1, steps: int = 0
+    ) -> Steps | None:
+        with searched():
+            return super().record(step, same, now, written, steps)
+
     def ways(
         self, graph: fx.GraphModule, same: Sequence[Tensor], now: Sequence[Tensor], written: int, steps: int
     ) -> Iterator[Steps]:
@@ -76,6 +83,22 @@ class Capturer(Tracer):
         before, changed, stepped = (t.double().nan_to_num(posinf=0.0, neginf=0.0) for t in (before, changed, stepped))
         way, off = (stepped - before).norm(), (changed - stepped).norm()
         return bool(off <= APART[self.compute] * way + 1e-6 * before.norm())
+
+
+@contextmanager
+def searched() -> Iterator[None]:
+    """Convolutions that run inside for the first time are done by the fastest of all kernels, unless they must repeat.
+
+    cuDNN's own guess, and the best of ten tries, miss the best for grouped convolutions. To try all takes seconds, and
+    what is once chosen for a shape stays.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark, cudnn.benchmark_limit = not cudnn.deterministic, 0
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit = before
 
 
 class Captured:
