@@ -146,7 +146,9 @@ def ragged() -> Iterator[Row]:
         ("quantity-dirichlet(0.5), seed 2", "quantity-skew", ["seed=2"]),
         ("label-dirichlet(0.5)", "label-skew", []),
     ):
-        found = rate(["public.size=5000", *keys, *FAST, "client.epochs=2", "rounds=3"], compile=False, recipe=recipe)
+        found = rate(
+            ["public.size=5000", *keys, *FAST, "client.epochs=2", "rounds=3"], compile=False, count=2, recipe=recipe
+        )
         yield {"benchmark": "ragged", "cohort": says, **found}
 
 

@@ -68,13 +68,13 @@ def begun(label: str, refined: bool) -> Run:
     return run
 
 
-def gone_on(run: Run, engine: str, **options: Any) -> Run:
-    """Another run that has the first one's state and memories, after its next two rounds."""
+def gone_on(run: Run, engine: str, rounds: int = 2, **options: Any) -> Run:
+    """Another run that has the first one's state and memories, after its next rounds."""
     other = Run(run.algorithm, engine, world=run.world, **options)
     other.state, other.t = run.state.to(other.net.device), run.t
     for client in run.engine.store:
         other.engine.store.put(client, {k: v.to(other.net.device) for k, v in run.engine.store.get(client).items()})
-    other.rounds(2)
+    other.rounds(rounds)
     return other
 
 
@@ -232,7 +232,7 @@ def resnet_world() -> World:
     base = classification(torch.float32)
     return replace(
         base, module=lambda: build("resnet18", (3, 32, 32), 10), pool=pool, example=torch.zeros(2, 3, 32, 32),
-        training=replace(base.training, batch=16, lr=0.01, weight_decay=1e-5, augment=True), active=3,
+        training=replace(base.training, batch=16, lr=0.001, weight_decay=1e-5, augment=True), active=3,
     )  # fmt: skip
 
 
@@ -243,16 +243,25 @@ OFTEN_CAPTURED = {"fedavg", "scaffold", "moon"}
 @pytest.mark.parametrize("label", labels())
 @bare_and_refined
 def test_four_steps_of_resnet18_equal_the_loop_engines(label: str, refined: bool) -> None:
-    """Float32 without tf32, from the loop engine's state after three rounds."""
+    """Float32 without tf32, from the loop engine's state after three rounds.
+
+    At a rate of 0.01 float32 is 4e-4 away from float64 after four steps, whatever the engine: a rounding error switches
+    some ReLUs. At 0.001 it is 6e-6.
+    """
     first = Run(algorithm(label, refined), "loop-fast", world=resnet_world(), device="cuda", trace=False)
     first.rounds(3)
-    ours = gone_on(first, "gpu-fast", device="cuda", trace=label in OFTEN_CAPTURED)
-    theirs = gone_on(first, "loop-fast", device="cuda", trace=False)
+    ours = gone_on(first, "gpu-fast", 1, device="cuda", trace=label in OFTEN_CAPTURED)
+    theirs = gone_on(first, "loop-fast", 1, device="cuda", trace=False)
     if not ours.recorder.passed:
         return  # a control without clients
     a, b = ours.recorder.passed[0].replies, theirs.recorder.passed[0].replies
-    assert a.steps.tolist() == [4] * 3
-    assert ((a.trained - b.trained).norm(dim=1) <= 1e-4 * b.trained.norm(dim=1)).all()
+    off, size = (a.params - b.params).norm(dim=1), b.params.norm(dim=1)
+    assert a.steps.tolist() == [4] * 3 and size.all()
+    assert (off <= 1e-4 * size).all(), (off / size).tolist()
+    start = theirs.recorder.passed[0].task.start
+    if start is not None:
+        way = (b.params - start.to(b.params.device).params).norm(dim=1)
+        assert (off <= 0.1 * way).all(), (off / way).tolist()
 
 
 # -- no GPU -----------------------------------------------------------------------------------------------------------

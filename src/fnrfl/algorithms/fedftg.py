@@ -67,7 +67,7 @@ class FedFTG(Algorithm):
         "kl", "what the generator maximises: the KL divergence (the paper) or l1 of logits (its code)"
     )
     batchnorm: Literal["frozen", "batch", "updating"] = option(
-        "frozen", "the server's model on generated images; updating (its code): they enter its statistics"
+        "batch", "the server's model on generated images; updating (its code): they enter its statistics"
     )
     noise: int = option(100, "noise inputs of the generator", ge=1)
     hidden: int = option(64, "hidden units, or channels, of the generator", ge=1)
@@ -173,7 +173,7 @@ class FedFTG(Algorithm):
         if not student.params.isfinite().all():
             raise FnrflError(
                 f"The model that FedFTG tuned has numbers that are not finite (round {engine.round + 1}). Lower "
-                'algorithm.lr, or set algorithm.batchnorm = "batch" if the model has BatchNorm.'
+                'algorithm.lr, or set algorithm.batchnorm = "batch" if it is "frozen".'
             )
         return State(
             student.params, student.buffers, extra | {"generator": weights} | prefixed("generator", statistics)
