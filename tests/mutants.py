@@ -134,6 +134,13 @@ MUTANTS = [
         "engines/gpu.py", GPU,
         gives_up_at_once=("if rows > 1:", "if False:"),
         one_device_for_all=("return self.net.copy(self.devices[i])", "return self.net"),
+        tf32_for_the_server_too=("            torch.backends.cuda.matmul.allow_tf32 = False", "            pass"),
+        tf32_for_nobody=("torch.backends.cuda.matmul.allow_tf32 = self.tf32", "torch.backends.cuda.matmul.allow_tf32 = False"),
+    ),
+    *_of(
+        "engines/batched.py", GPU,
+        compiled_by_the_cohort=("sizes = self.sizes if private", "sizes = [self.sizes[c] for c in job.clients] if private"),
+        compiled_by_one_round=("taken * self.rounds *", "taken *"),
     ),
     *_of(
         "algorithms/fedprox.py", FEDPROX,

@@ -316,7 +316,8 @@ def test_it_learns(label: str, fnr: Any) -> None:
     x, y = run.world.pool.take("ranking", torch.arange(40))
     outs = [run.net.apply(model.params, model.buffers, x, mode="frozen")[0] for model in models(run)]
     right = torch.stack([(out.logits.argmax(1) == y).double().mean() for out in outs])
-    assert right.mean() > (2.0 if run.algorithm.personalised else 2.5) / NUM_CLASSES
+    slow = run.algorithm.personalised or label.startswith("fedftg")  # on images that are made up
+    assert right.mean() > (2.0 if slow else 2.5) / NUM_CLASSES
 
 
 @each_method

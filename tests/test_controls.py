@@ -299,7 +299,7 @@ def test_engines_and_cohorts_agree(method: Algorithm) -> None:
 # -- under FNR, and refusals ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [PublicFinetune(), BnRecalibrate()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", [PublicFinetune(batchnorm="batch"), BnRecalibrate()], ids=lambda m: type(m).__name__)
 def test_refined_models_are_averaged_before_the_server_goes_on(method: Algorithm) -> None:
     """The server's work starts where FNR around FedAvg ends; what crosses is the same."""
     mine, bare = Run(FNR(method), training=WHOLE), Run(FNR(FedAvg()), training=WHOLE)

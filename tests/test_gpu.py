@@ -264,6 +264,47 @@ def test_four_steps_of_resnet18_equal_the_loop_engines(label: str, refined: bool
         assert (off <= 0.1 * way).all(), (off / way).tolist()
 
 
+# -- what is recorded and how ------------------------------------------------------------------------------------------
+
+
+def test_what_is_worth_compiling_does_not_depend_on_who_is_in_the_cohort() -> None:
+    """A run that is gone on with, in whatever round, must decide as the whole run did."""
+    run = Run(FedAvg(), "gpu", active=3, trace=True, rounds=7)
+    asked: list[dict[Any, int]] = []
+    run.engine.tracer.program = lambda key, example, steps=0: asked[-1].__setitem__(key[0], steps)
+    examples = run.engine.sizes
+    by_size = sorted(range(len(examples)), key=lambda i: examples[i])
+    for cohort in (by_size[:3], by_size[-3:], by_size[1:4]):
+        asked.append({})
+        run.round(torch.tensor(sorted(cohort)))
+    known: dict[int, int] = {}
+    for found in asked:
+        assert all(known.setdefault(width, steps) == steps for width, steps in found.items())
+    training = run.world.training
+    all_steps = sum(-(-training.epochs * n // training.batch) for n in examples)
+    assert sum(known.values()) >= 0.9 * 7 * all_steps * 3 / len(examples)
+
+
+def test_tf32_is_for_layers_alone() -> None:
+    seen = []
+
+    class Watching(FedAvg):
+        def round(self, state: Any, cohort: Tensor, engine: Any) -> Any:
+            seen.append(torch.backends.cuda.matmul.allow_tf32)
+            return super().round(state, cohort, engine)
+
+    class Layer(Pictures):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.backends.cuda.matmul.allow_tf32)
+            return super().forward(x)
+
+    run = Run(Watching(), "gpu-fast", world=classification(module=Layer), trace=False, tf32=True)
+    seen.clear()  # of what looked at the module
+    run.round()
+    assert seen[0] is False and all(seen[1:]) and len(seen) > 1
+    assert torch.backends.cuda.matmul.allow_tf32 is False
+
+
 # -- no GPU -----------------------------------------------------------------------------------------------------------
 
 

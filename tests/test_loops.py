@@ -160,8 +160,8 @@ def test_any_iterable_will_do() -> None:
     assert distance(class_norms(model, lazily), listed) < 1e-12
     assert distance(class_norms(model, DataLoader(TensorDataset(x, y), 10)), listed) < 1e-12
     assert distance(class_norms(model, [(x[i : i + 1], y[i : i + 1]) for i in range(PUBLIC)]), listed) < 1e-12
-    small = refine(made(), [(x, y.to(torch.uint8))], GOAL)
-    assert torch.equal(flat(small), flat(refine(made(), [(x, y)], GOAL)))
+    small = refine(made(Without), [(x, y.to(torch.uint8))], GOAL)
+    assert torch.equal(flat(small), flat(refine(made(Without), [(x, y)], GOAL)))
 
 
 # -- refinement -------------------------------------------------------------------------------------------------------
@@ -234,8 +234,8 @@ def test_the_weight_matters_and_pulls_the_norms() -> None:
 
 
 def test_a_target_of_zero_is_none() -> None:
-    without = refine(made(), batches(), torch.zeros(NUM_CLASSES, dtype=torch.float64), weight=5.0)
-    assert torch.equal(flat(without), flat(refine(made(), batches(), GOAL, weight=0.0)))
+    without = refine(made(Without), batches(), torch.zeros(NUM_CLASSES, dtype=torch.float64), weight=5.0)
+    assert torch.equal(flat(without), flat(refine(made(Without), batches(), GOAL, weight=0.0)))
 
 
 def test_batchnorm_modes() -> None:

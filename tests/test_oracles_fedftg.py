@@ -17,6 +17,7 @@ from fnrfl.algorithms.fedftg import Ensembled, FedFTG, disagreement, ensemble
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, State
+from fnrfl.engines.base import model_row
 from fnrfl.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.rng import generator
 from fnrfl.server.generator import ConvGenerator, Generator, diversity, holders, indicator, proportional
@@ -171,8 +172,8 @@ def test_card7_the_ensembles_answer_is_weighted_by_label(monkeypatch: pytest.Mon
     """Teachers in eval mode, with their own statistics."""
     watched, played = Watched(monkeypatch, "ensemble"), Run(FedFTG(**SMALL))
     played.round()
-    net, teachers, shares, x = watched.calls[0]
-    replies = played.replies()
+    engine, teachers, shares, x = watched.calls[0]
+    net, replies = played.net, played.replies()
     expected = torch.zeros(12, NUM_CLASSES).double()
     for m in range(4):
         own = {k: v[m] for k, v in replies.buffers.items()}
@@ -180,10 +181,9 @@ def test_card7_the_ensembles_answer_is_weighted_by_label(monkeypatch: pytest.Mon
         expected += shares[m][:, None] * logits.softmax(-1)
     assert distance(watched.gave[0], expected) < 1e-12
     assert distance(watched.gave[0].sum(1), torch.ones(12).double()) < 1e-12
-    one = ensemble(net, teachers[:1], torch.ones(1, 12).double(), x)
-    assert (
-        distance(one, net.apply(teachers[0].params, teachers[0].buffers, x, mode="frozen")[0].logits.softmax(-1)) == 0
-    )
+    first = State(teachers.params[:1], {k: v[:1] for k, v in teachers.buffers.items()})
+    one, alone = ensemble(engine, first, torch.ones(1, 12).double(), x), model_row(first, 0)
+    assert distance(one, net.apply(alone.params, alone.buffers, x, mode="frozen")[0].logits.softmax(-1)) == 0
 
 
 def test_card7_student_steps_are_plain_gradient_descent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +365,7 @@ def test_card7_under_fnr_refined_models_teach_and_public_examples_do_not_count(m
     teachers, refined, cohort = watched.calls[0][1], fnr.replies("refine"), fnr.cohort(0).tolist()
     assert len(refined.clients) == 2
     for i, client in enumerate(refined.clients.tolist()):
-        teacher = teachers[cohort.index(client)]
+        teacher = model_row(teachers, cohort.index(client))
         assert torch.equal(teacher.params, refined.params[i])
         assert all(torch.equal(teacher.buffers[k], v[i]) for k, v in refined.buffers.items())
     bare.round()

@@ -261,7 +261,7 @@ def test_per_sample_is_squared_plus_the_variance_within_classes() -> None:
 @pytest.mark.parametrize("weight", [0.0, 0.7])
 def test_algorithm_3_is_plain_torch(target: str, weight: float) -> None:
     """Rank, take targets, fine-tune with torch.optim in eval mode on CE + lambda J, average by private examples."""
-    fnr = FNR(FedAvg(), share=0.5, weight=weight, target=target, epochs=3, batch=16, lr=0.02)
+    fnr = FNR(FedAvg(), share=0.5, weight=weight, target=target, epochs=3, batch=16, lr=0.02, batchnorm="frozen")
     played, bare = Run(fnr, active=5), Run(FedAvg(), active=5)
     pool, training = played.world.pool, replace(played.world.training, epochs=3, batch=16)
     bare.round()
@@ -336,7 +336,7 @@ def test_frozen_and_batch_statistics_train_differently() -> None:
 @pytest.mark.parametrize("inner", [FedAvg(), FedNova()], ids=named)
 def test_norm_pass_in_train_mode_overwrites_the_statistics_of_all(inner: Algorithm) -> None:
     """The leak of the paper's code: refined or not, everyone's BatchNorm has seen the public data, in their order."""
-    played, private, after = handed_over(FNR(inner, norm_pass_train_mode=True))
+    played, private, after = handed_over(FNR(inner, norm_pass_train_mode=True, batchnorm="frozen"))
     x, _ = played.world.pool.take("public", torch.arange(55))
     training = Training(batch=32, epochs=1, shuffle=False)
     for m, client in enumerate(private.clients.tolist()):
@@ -408,8 +408,8 @@ def test_g7_holds_batched_and_in_chunks(nothing: dict[str, object]) -> None:
 
 @EVERY_INNER
 def test_g7_a_vanishing_learning_rate_is_the_inner_method(inner: Algorithm) -> None:
-    """Steps are taken, but nothing that the method counts or scales by may notice them."""
-    wrapped, bare = Run(FNR(inner, lr=1e-14)), Run(inner)
+    """Steps are taken, but nothing that the method counts or scales by may notice them; statistics would."""
+    wrapped, bare = Run(FNR(inner, lr=1e-14, batchnorm="batch")), Run(inner)
     for _ in range(2):
         assert_near(wrapped.round(), bare.round(), atol=1e-11)
     assert (wrapped.replies("refine").steps > 0).all()
@@ -506,7 +506,7 @@ def test_refinement_has_its_own_fresh_optimiser() -> None:
     played = Run(FNR(FedAvg()), lr_decay=0.5)
     played.rounds(2)
     training = played.tasks("refine")[0].training
-    assert training == replace(played.world.training, lr=0.025, epochs=5, batch=32, batchnorm="frozen")
+    assert training == replace(played.world.training, lr=0.025, epochs=5, batch=32, batchnorm="updating")
     told = Run(FNR(FedAvg(), optimizer="adam", lr=0.003, epochs=2, batch=8), lr_decay=0.5)
     told.rounds(2)
     training = told.tasks("refine")[0].training

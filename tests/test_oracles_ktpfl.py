@@ -200,7 +200,10 @@ def test_card12_alike_clients_stay_alike(rule: Any, exchange: Any) -> None:
 @EXCHANGE
 def test_card12_one_client_trains_alone(rule: Any, exchange: Any) -> None:
     made = world(shards=[classification().pool.shards[3]])
-    played, alone = Run(KTpFL(coefficients=rule, exchange=exchange), world=made), Run(LocalOnly(), world=made)
+    played, alone = (
+        Run(KTpFL(coefficients=rule, exchange=exchange, batchnorm="frozen"), world=made),
+        Run(LocalOnly(), world=made),
+    )
     played.rounds(3)
     alone.rounds(3)
     assert_near(used(played, 0), used(alone, 0))
@@ -424,7 +427,7 @@ def test_a_last_step_of_imitation_is_as_large_as_the_others() -> None:
     assert played.replies("imitate").steps.tolist() == [4] * 4
     training = played.tasks("imitate")[0].training
     assert training == replace(
-        Training(lr=0.05, batch=20, epochs=2), weight_decay=0.0, last_batch="even", batchnorm="frozen"
+        Training(lr=0.05, batch=20, epochs=2), weight_decay=0.0, last_batch="even", batchnorm="updating"
     )
 
 

@@ -68,13 +68,13 @@ def refine(
     lr: float = 0.01,
     momentum: float = 0.9,
     weight_decay: float = 0.0,
-    batchnorm: Literal["frozen", "batch", "updating"] = "frozen",
+    batchnorm: Literal["frozen", "batch", "updating"] = "updating",
     features: str | None = None,
 ) -> nn.Module:
     """Train a model on public data towards the class norms `targets` [C], in place; returns it too.
 
     Each step minimises cross-entropy + weight * penalty with a fresh SGD; a target of 0 is none. `batchnorm` is
-    "frozen" (eval mode, dropout included), "batch" (batch statistics, none stored) or "updating" (plain train mode).
+    "updating" (plain train mode), "batch" (batch statistics, none stored) or "frozen" (eval mode, dropout included).
     Only parameters with `requires_grad` move; train and eval modes are as before. An error leaves the model untouched.
 
     The order of the examples is the loader's. Dropout, if it is not frozen, draws from torch's global stream as in any

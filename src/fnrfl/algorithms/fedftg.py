@@ -90,7 +90,7 @@ class FedFTG(Algorithm):
             rows=lambda r: {"": r.params} | {f"/{k}": v for k, v in r.buffers.items()},
         )
         clients, order = got.clients.sort()  # the generator takes a step for each client: in this order
-        teachers = [State(got.rows[""][m], {k: got.rows[f"/{k}"][m] for k in got.buffers}) for m in order.tolist()]
+        teachers = State(got.rows[""][order], {k: got.rows[f"/{k}"][order] for k in got.buffers})
         counts = self._counts(state.extra["counts"], clients, engine)
         average = State(state.params + got.mean["moved"], got.buffers, state.extra | {"counts": counts})
         return self._tuned(average, teachers, counts[clients], engine)
@@ -115,7 +115,7 @@ class FedFTG(Algorithm):
             known[new] = engine.measure(new, LabelCounts(engine.num_classes), data="private")["counts"]
         return known
 
-    def _tuned(self, average: State, teachers: list[State], counts: Tensor, engine: Engine) -> State:
+    def _tuned(self, average: State, teachers: State, counts: Tensor, engine: Engine) -> State:
         net, stream, rate = engine.net, engine.generator("tune"), self.decay**engine.round
         maker, extra = self._maker(net, engine.num_classes), average.extra
         if len(extra["generator"]):
@@ -129,9 +129,7 @@ class FedFTG(Algorithm):
         memory, student = optim.new_memory(adam, weights), Carry.new(sgd, average.params, average.buffers)
         shares = holders(counts.to(net.dtype))  # alpha, [M, C]
         labels = proportional(counts.sum(0), self.iterations * self.batch, stream)
-        M, rates = len(teachers), (weights.new_tensor(adam.lr), weights.new_tensor(sgd.lr))
-        params = torch.stack([teacher.params for teacher in teachers])
-        buffers = {k: torch.stack([teacher.buffers[k] for teacher in teachers]) for k in average.buffers}
+        M, rates = len(teachers.params), (weights.new_tensor(adam.lr), weights.new_tensor(sgd.lr))
 
         def hunt(
             weights: Tensor, statistics: Tree, memory: Tree, params: Tensor, buffers: Tree, lr: Tensor,
@@ -151,12 +149,12 @@ class FedFTG(Algorithm):
 
         for y in labels.view(self.iterations, self.batch):
             noise = torch.randn(self.batch, self.noise, generator=stream).to(weights)
-            everybody = params, buffers, shares[:, y], noise.expand(M, *noise.shape), y.expand(M, -1)
+            everybody = teachers.params, teachers.buffers, shares[:, y], noise.expand(M, *noise.shape), y.expand(M, -1)
             hunting = weights, statistics, memory, student.params, student.buffers, rates[0]
             for _ in range(self.generator_steps):
                 engine.repeat(("hunt", self, M), hunt, hunting, everybody)
             x = net.laid_out(maker(weights, statistics, noise, y, training=False)[0])
-            target = ensemble(net, teachers, shares[:, y], x)
+            target = ensemble(engine, teachers, shares[:, y], x)
             if not self.student_steps:
                 continue
             again = lambda t: t.expand(self.student_steps, *t.shape)  # noqa: E731
@@ -196,8 +194,13 @@ def answer(net: Net, model: State, x: Tensor) -> Tensor:
     return net.apply(model.params, model.buffers, net.laid_out(x), mode="frozen")[0].logits
 
 
-def ensemble(net: Net, teachers: list[State], shares: Tensor, x: Tensor) -> Tensor:
-    """q = sum_i alpha^{i,y} softmax of teacher i's logits, [B, C]; shares [M, B]."""
-    return sum(
-        (s[:, None] * answer(net, t, x).softmax(-1) for t, s in zip(teachers, shares, strict=True)), x.new_zeros(())
-    )
+def ensemble(engine: Engine, teachers: State, shares: Tensor, x: Tensor) -> Tensor:
+    """q = sum_i alpha^{i,y} softmax of teacher i's logits, [B, C]; teachers [M, ...], shares [M, B]."""
+
+    def add(q: Tensor, _: Tree, __: Tree, x: Tensor, params: Tensor, buffers: Tree, share: Tensor) -> Tensor:
+        q.add_(share[:, None] * answer(engine.net, State(params, buffers), x).softmax(-1))
+        return share.mean()
+
+    q = x.new_zeros(len(x), engine.net.num_logits)
+    engine.repeat("ensemble", add, (q, {}, {}, x), (teachers.params, teachers.buffers, shares))
+    return q

@@ -259,7 +259,7 @@ class FNR(Algorithm):
     lr: float | Literal["client"] = option("client", "learning rate of refinement; client: the local one", gt=0.0)
     optimizer: Literal["client", "sgd", "adam"] = option("client", "optimiser of refinement; always a fresh one")
     batchnorm: Literal["frozen", "batch", "updating"] = option(
-        "frozen", "frozen: eval mode; batch: batch statistics, none stored; updating: the paper's code"
+        "updating", "updating: train mode, the paper's code; batch: batch statistics, none stored; frozen: eval mode"
     )
     upload: Literal["once", "twice"] = option(
         "once", "once: each client uploads one model, after ranking; twice: the paper's text"

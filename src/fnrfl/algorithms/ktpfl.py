@@ -78,7 +78,7 @@ class KTpFL(LocalOnly):
     epochs: int = option(1, "R: passes over the public data while imitating", ge=0)
     batch: int = option(256, "examples per step of imitation, at most", ge=1)
     batchnorm: Literal["frozen", "batch", "updating"] = option(
-        "frozen", "frozen: eval mode; batch: batch statistics, none stored; updating: the released code"
+        "updating", "updating: train mode, the released code; batch: batch statistics, none stored; frozen: eval mode"
     )
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:

@@ -23,7 +23,7 @@ class PublicFinetune(FedAvg):
     lr: float | Literal["client"] = option("client", "learning rate; client: the local one", gt=0.0)
     optimizer: Literal["client", "sgd", "adam"] = option("client", "optimiser, a fresh one each round")
     batchnorm: Literal["frozen", "batch", "updating"] = option(
-        "frozen", "frozen: eval mode; batch: batch statistics, none stored; updating: statistics move too"
+        "updating", "updating: train mode; batch: batch statistics, none stored; frozen: eval mode"
     )
     augment: bool = option(False, "crop and flip public images")
 
