@@ -491,7 +491,7 @@ MUTANTS = [
         teachers_alike=("holders(counts.to(net.dtype))", "torch.full_like(counts, 1 / len(counts)).to(net.dtype)"),
         labels_uniform=("proportional(counts.sum(0),", "proportional(torch.ones_like(counts.sum(0)),"),
         teachers_in_order_of_answers=("clients, order = got.clients.sort()", "clients, order = got.clients, torch.arange(len(got.clients))"),
-        teachers_with_the_averages_statistics=('{k: got.rows[f"/{k}"][m] for k in got.buffers}', "got.buffers"),
+        teachers_with_the_averages_statistics=('{k: got.rows[f"/{k}"][order] for k in got.buffers}', "{k: v.expand(len(order), *v.shape) for k, v in got.buffers.items()}"),
         student_in_train_mode=("batchnorm=self.batchnorm", 'batchnorm="updating"'),
         student_without_decay=("weight_decay=self.weight_decay", "weight_decay=0.0"),
         student_rate_never_falls=("lr=self.lr * rate", "lr=self.lr"),
@@ -500,7 +500,7 @@ MUTANTS = [
         generator_in_eval_mode=("maker(weights, statistics, noise, y, training=True)", "maker(weights, statistics, noise, y, training=False)"),
         counts_asked_every_round=("clients[(known[clients, 0] < 0).cpu()]", "clients"),
         counts_of_the_wrong_clients=("self._tuned(average, teachers, counts[clients], engine)", "self._tuned(average, teachers, counts[got.clients.flip(0)], engine)"),
-        answers_not_weighted=("s[:, None] * answer(net, t, x)", "answer(net, t, x)"),
+        answers_not_weighted=("share[:, None] * answer(engine.net,", "answer(engine.net,"),
     ),
     *_of(
         "server/generator.py", FEDGEN, FEDFTG,

@@ -88,3 +88,12 @@ assert fnrfl.run(out=None, rounds=1).accuracy > 0  # twice: the function is not 
 def test_importing_fnrfl_does_not_import_torch() -> None:
     code = "import sys, fnrfl; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_every_mutant_has_its_place() -> None:
+    """What `tests/mutants.py` changes is in the source; the mutants themselves take half an hour."""
+    from mutants import MUTANTS
+
+    lost = [m.name for m in MUTANTS if m.old not in (PACKAGE / m.file).read_text()]
+    assert not lost, f"{lost}: bring tests/mutants.py up to date"
+    assert len({m.name for m in MUTANTS}) == len(MUTANTS)
