@@ -397,17 +397,10 @@ class Refining(Decorator):
 
     def _training(self) -> Training:
         fnr = self.fnr
-        client = self.engine.training
-        return replace(
-            client,
-            epochs=fnr.epochs,
-            batch=fnr.batch,
-            lr=client.lr if fnr.lr == "client" else fnr.lr,
-            optimizer=client.optimizer if fnr.optimizer == "client" else fnr.optimizer,
-            batchnorm=fnr.batchnorm,
-            augment=fnr.augment,
-            shuffle=fnr.shuffle,
-        )
+        return self.engine.training.but(
+            epochs=fnr.epochs, batch=fnr.batch, lr=fnr.lr, optimizer=fnr.optimizer, batchnorm=fnr.batchnorm,
+            augment=fnr.augment, shuffle=fnr.shuffle,
+        )  # fmt: skip
 
     def _norm_pass(self) -> LocalTask:
         """A pass over public data that moves nothing but BatchNorm statistics, as the paper's code does by accident."""

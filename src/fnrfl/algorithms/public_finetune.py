@@ -29,15 +29,9 @@ class PublicFinetune(FedAvg):
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
         average = super().round(state, cohort, engine)
-        client = engine.training
-        training = replace(
-            client,
-            epochs=self.epochs,
-            batch=self.batch,
-            lr=client.lr if self.lr == "client" else self.lr,
-            optimizer=client.optimizer if self.optimizer == "client" else self.optimizer,
-            batchnorm=self.batchnorm,
+        training = engine.training.but(
+            epochs=self.epochs, batch=self.batch, lr=self.lr, optimizer=self.optimizer, batchnorm=self.batchnorm,
             augment=self.augment,
-        )
+        )  # fmt: skip
         tuned = engine.fit(LocalTask(Objective(), "finetune", average, data="public", training=training))
         return replace(average, params=tuned.params, buffers=tuned.buffers)

@@ -25,13 +25,6 @@ class PublicOnly(Algorithm):
     optimizer: Literal["client", "sgd", "adam"] = option("client", "optimiser, a fresh one each round")
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
-        client = engine.training
-        training = replace(
-            client,
-            epochs=self.epochs,
-            batch=self.batch,
-            lr=client.lr if self.lr == "client" else self.lr,
-            optimizer=client.optimizer if self.optimizer == "client" else self.optimizer,
-        )
+        training = engine.training.but(epochs=self.epochs, batch=self.batch, lr=self.lr, optimizer=self.optimizer)
         end = engine.fit(LocalTask(Objective(), "server", state, data="public", training=training))
         return replace(state, params=end.params, buffers=end.buffers)

@@ -51,6 +51,10 @@ class Training:
     batchnorm: Literal["updating", "batch", "frozen"] = "updating"
     frozen: frozenset[str] = frozenset()  # parameters that stay as they are
 
+    def but(self, **options: object) -> Training:
+        """The same with other options; "client" leaves one as it is."""
+        return replace(self, **{k: v for k, v in options.items() if v != "client"})  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True)
 class Batch:
