@@ -21,7 +21,7 @@ from fnrfl.config import load
 from fnrfl.core.types import Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines import gpu
-from fnrfl.engines.capture import APART, Capturer
+from fnrfl.engines.capture import APART, Capturer, searched
 from fnrfl.errors import CompatibilityError, FnrflError
 from fnrfl.models.build import build
 from test_conformance import algorithm, labels, models
@@ -283,6 +283,19 @@ def test_what_is_worth_compiling_does_not_depend_on_who_is_in_the_cohort() -> No
     training = run.world.training
     all_steps = sum(-(-training.epochs * n // training.batch) for n in examples)
     assert sum(known.values()) >= 0.9 * 7 * all_steps * 3 / len(examples)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_kernels_are_searched_for_while_recording_and_never_if_they_must_repeat(deterministic: bool) -> None:
+    cudnn = torch.backends.cudnn
+    gpu.set_up(deterministic=deterministic, tf32=False)
+    try:
+        assert not cudnn.benchmark
+        with searched():
+            assert cudnn.benchmark is not deterministic
+        assert not cudnn.benchmark
+    finally:
+        gpu.set_up(deterministic=False, tf32=False)
 
 
 def test_tf32_is_for_layers_alone() -> None:

@@ -3,6 +3,7 @@ the rules G1 to G8 of composing refinement with any method."""
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -33,8 +34,9 @@ from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.types import LocalTask, Replies, Training
 from fnrfl.data import batches
 from fnrfl.data.batches import Pool, plan
+from fnrfl.errors import ClientError
 from fnrfl.rng import generator
-from toys import Mlp, Run, World, assert_near, assert_same, classification, distance, named
+from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Run, World, assert_near, assert_same, classification, distance, named
 
 INNERS: list[Algorithm] = [
     FedAvg(),
@@ -351,6 +353,34 @@ def test_norm_pass_in_train_mode_overwrites_the_statistics_of_all(inner: Algorit
         assert torch.equal(private.params[m], after.params[m]) == (client not in played.engine.notes["refined"])
     if "uses-trained" in inner.needs:
         assert torch.equal(after.trained, private.trained)
+
+
+class Deep(nn.Module):
+    """BatchNorm in many layers, with ways around them, as in a ResNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(NUM_FEATURES, 32), nn.BatchNorm1d(32), nn.ReLU())
+        layers = [nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.BatchNorm1d(32)]
+        self.blocks = nn.ModuleList(nn.Sequential(*copy.deepcopy(layers)) for _ in range(4))
+        self.head = nn.Linear(32, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = (x + block(x)).relu()
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def test_refinement_at_the_clients_rate_stays_finite_in_a_deep_net_with_batchnorm() -> None:
+    """Not so in eval mode, with or without the penalty, where nothing rescales what reaches a layer."""
+    world = classification(torch.float32, module=Deep)
+    world = replace(world, training=replace(world.training, lr=0.2, momentum=0.9))
+    Run(FNR(FedAvg()), "batched", world=world).rounds(4)
+    for weight in (0.0, 0.1):
+        with pytest.raises(ClientError, match="stage refine"):
+            Run(FNR(FedAvg(), weight=weight, batchnorm="frozen"), "batched", world=world).rounds(4)
 
 
 def shares(inner: Algorithm, played: Run, clients: Tensor) -> Tensor:
