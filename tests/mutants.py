@@ -135,7 +135,12 @@ MUTANTS = [
         gives_up_at_once=("if rows > 1:", "if False:"),
         one_device_for_all=("return self.net.copy(self.devices[i])", "return self.net"),
         tf32_for_the_server_too=("            torch.backends.cuda.matmul.allow_tf32 = False", "            pass"),
+        phases_that_go_on=("                torch.cuda.synchronize(device)", "                pass"),
         tf32_for_nobody=("torch.backends.cuda.matmul.allow_tf32 = self.tf32", "torch.backends.cuda.matmul.allow_tf32 = False"),
+    ),
+    *_of(
+        "build.py", FAST,
+        capturing_for_one_group=("steps * -(-cohort_size(config) // ROWS)", "steps"),
     ),
     *_of(
         "engines/batched.py", GPU,

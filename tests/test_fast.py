@@ -296,6 +296,13 @@ def test_long_runs_of_dense_nets_are_recorded_and_convolutions_are_channels_last
     assert not built("model=mlp").net.channels_last
 
 
+def test_on_a_gpu_steps_are_captured_if_the_groups_of_a_cohort_take_enough() -> None:
+    few = built("clients=10", "rounds=2", "client.batch=32")
+    for clients, captured in ((10, False), (16, False), (17, True), (100, True)):
+        keys = {"clients": clients, "rounds": build.WORTH_CAPTURING - 1, "client": {"epochs": 1, "batch": 10_000}}
+        assert build._trace(few.config.replace({**keys, "engine": {"name": "gpu"}}), few.net, few.splits) is captured
+
+
 def short(*keys: str) -> RunConfig:
     return load(None, ["rounds=4", "clients=4", "client.epochs=1", "fnr=on", "algorithm=scaffold", *keys])
 

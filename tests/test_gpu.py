@@ -318,6 +318,16 @@ def test_tf32_is_for_layers_alone() -> None:
     assert torch.backends.cuda.matmul.allow_tf32 is False
 
 
+def test_a_phase_ends_when_its_gpus_have(monkeypatch: Any) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    engine = Run(FedAvg(), "gpu", trace=False).engine
+    engine.clock()
+    assert waited == []  # of a CPU
+    engine.devices = gpus = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert engine.clock() <= engine.clock() and waited == gpus * 2
+
+
 # -- no GPU -----------------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from fnrfl.data.partitions import Partition, draw
 from fnrfl.data.splits import PublicTo, Splits, carve
 from fnrfl.engines import gpu
 from fnrfl.engines.base import InProcess
-from fnrfl.engines.batched import Batched
+from fnrfl.engines.batched import ROWS, Batched
 from fnrfl.engines.loop import Loop
 from fnrfl.errors import CompatibilityError
 from fnrfl.models.build import build as build_model
@@ -33,7 +33,7 @@ from fnrfl.rng import generator, seeded
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
 SMALL = 1_000_000  # parameters times batch of a dense net up to which clients step together
 WORTH_RECORDING = 300  # steps of a client in a run
-WORTH_CAPTURING = 30  # the same on a GPU
+WORTH_CAPTURING = 100  # steps of groups of clients in a run, on a GPU
 CHUNK_BYTES = 4 << 30  # what the models of clients trained together may take, eight copies each
 
 
@@ -317,9 +317,10 @@ def _choose(config: RunConfig, net: Net) -> RunConfig:
 def _trace(config: RunConfig, net: Net, splits: Splits) -> bool:
     """Whether steps are recorded: recording one takes as long as some hundred steps, and large steps gain nothing."""
     steps = config.rounds * -(-config.client.epochs * max(map(len, splits.clients)) // config.client.batch)
-    pays = (
-        steps >= WORTH_CAPTURING if config.engine.name == "gpu" else not net.convolutional and steps >= WORTH_RECORDING
-    )
+    if config.engine.name == "gpu":
+        pays = steps * -(-cohort_size(config) // ROWS) >= WORTH_CAPTURING
+    else:
+        pays = not net.convolutional and steps >= WORTH_RECORDING
     return config.engine.accelerate and pays
 
 

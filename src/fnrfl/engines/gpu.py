@@ -82,6 +82,13 @@ class Gpu(Batched):
         self._cleared = False  # whether the last attempt was in vain
         super().__init__(net, feed, training, **options | {"threads": len(self.devices)})
 
+    def clock(self) -> float:
+        """Seconds of work that is done: a phase ends when its GPUs have, not when Python goes on."""
+        for device in self.devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        return super().clock()
+
     def _tracer(self) -> Tracer:
         return Capturer(self.net.compute or self.net.dtype) if self.net.device.type == "cuda" else super()._tracer()
 
