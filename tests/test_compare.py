@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import fnrfl
-from fnrfl import compare as module
 from fnrfl import runs
 from fnrfl.compare import Cell, Comparison, Notice, compare, default_out, grid, read_seeds, split, summarise, table
+from fnrfl.compare.baselines import find_baseline
+from fnrfl.compare.cells import names
 from fnrfl.config import load
 from fnrfl.errors import ConfigError
 
@@ -137,9 +138,9 @@ sys.exit("torch" in sys.modules)
 
 @given(st.lists(st.text(max_size=150), min_size=1, max_size=8))
 def test_names_are_safe_and_all_different(texts: list[str]) -> None:
-    names = module._names(texts)
-    assert len({name.casefold() for name in names}) == len(texts)
-    assert all(re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name) and len(name) < 120 for name in names)
+    found = names(texts)
+    assert len({name.casefold() for name in found}) == len(texts)
+    assert all(re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name) and len(name) < 120 for name in found)
 
 
 def test_every_bad_combination_is_told_with_what_is_wrong() -> None:
@@ -227,7 +228,7 @@ def test_the_released_code_needs_no_control() -> None:
 
 
 def baselines(cells: Sequence[Cell], text: str | None) -> dict[str, str | None]:
-    parts = module._baseline([cell.group for cell in cells], text)
+    parts = find_baseline([cell.group for cell in cells], text)
     return {row.group: row.baseline for row in summarise(cells, {}, {}, parts).rows}
 
 
@@ -285,7 +286,7 @@ def made(recipe: str = "digits", failures: dict[str, str] | None = None, target:
         found["fnr-off-seed-1"] |= {"target": 0.6, "rounds_to_target": 3}
         found["fnr-on-seed-0"] |= {"target": 0.6, "rounds_to_target": 2}
         found["fnr-on-seed-1"] |= {"target": 0.6, "rounds_to_target": 1}
-    return summarise(cells, found, failures or {}, module._baseline([cell.group for cell in cells], None))
+    return summarise(cells, found, failures or {}, find_baseline([cell.group for cell in cells], None))
 
 
 def test_rows_have_means_and_paired_differences() -> None:

@@ -1,0 +1,123 @@
+"""Carrying a grid out: finished runs are kept, unfinished ones go on, and what fails is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fnrfl.compare.baselines import find_baseline
+from fnrfl.compare.cells import Cell
+from fnrfl.compare.folder import check_folder, write_grid, write_tables
+from fnrfl.compare.rows import Summary
+from fnrfl.compare.summary import summarise
+from fnrfl.compare.tables import Comparison
+from fnrfl.errors import ConfigError, FnrflError
+from fnrfl.events import Event
+from fnrfl.metrics.statistics import reached
+
+if TYPE_CHECKING:
+    from fnrfl.runs import Result
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What a comparison is doing: for whoever shows it."""
+
+    what: Literal["check", "start", "round", "done", "kept", "failed"]
+    cell: Cell
+    number: int  # of the cell, from 1
+    total: int
+    event: Event | None = None  # of a round
+    error: str = ""  # why it failed
+
+
+def compare(
+    cells: Sequence[Cell],
+    out: str | Path,
+    *,
+    baseline: str | None = None,
+    target: float | None = None,
+    progress: Callable[[Notice], None] | None = None,
+    checkpoint_every: float = 30.0,
+) -> Comparison:
+    """Run every cell into a folder of its own below `out`, one after another, and write the table beside them.
+
+    One after another, because seconds are among the results. Called again, finished runs are kept and unfinished ones
+    go on. A run that fails is recorded and the others go on. `baseline` names a group, or some of the words of one:
+    "fedavg" compares each group with the one that has fedavg and is otherwise the same. Nothing is written unless
+    every group can be built.
+    """
+    out = Path(out)
+    chosen = find_baseline([cell.group for cell in cells], baseline)
+    check_folder(out, cells)
+    tell = progress or (lambda notice: None)
+    _check_groups(cells, out, tell)
+    out.mkdir(parents=True, exist_ok=True)
+    write_grid(out, cells)
+
+    summaries: dict[str, Summary] = {}
+    failures: dict[str, str] = {}
+    for number, cell in enumerate(cells, 1):
+        folder = out / cell.name
+        kept = (folder / "model.safetensors").exists()
+        notice = Notice("kept" if kept else "start", cell, number, len(cells))
+        tell(notice)
+        try:
+            result = _carry_out(notice, folder, tell, checkpoint_every)
+        except FnrflError as error:
+            failures[cell.name] = str(error)
+            tell(replace(notice, what="failed", error=str(error)))
+        else:
+            summaries[cell.name] = _summary(result, target)
+            if not kept:
+                tell(replace(notice, what="done"))
+        if not kept:
+            write_tables(out, summarise(cells, summaries, failures, chosen))
+    found = summarise(cells, summaries, failures, chosen)
+    write_tables(out, found)
+    return found
+
+
+def _carry_out(notice: Notice, folder: Path, tell: Callable[[Notice], None], checkpoint_every: float) -> Result:
+    """Run the cell that a notice is about, or go on with it if its folder is there."""
+    from fnrfl import runs
+
+    def show(event: Event) -> None:
+        tell(replace(notice, what="round", event=event))
+
+    if folder.exists():
+        return runs.resume(folder, progress=show, checkpoint_every=checkpoint_every)
+    return runs.run(notice.cell.config, out=folder, progress=show, checkpoint_every=checkpoint_every)
+
+
+def _summary(result: Result, target: float | None) -> Summary:
+    if target is None:
+        return result.summary()
+    got = reached(result.rounds, target)
+    took = {f"{key}_to_target": value for key, value in asdict(got).items()} if got else {}
+    return result.summary() | {"target": target} | took
+
+
+def _check_groups(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], None]) -> None:
+    """Build the first run of every group that has not begun: what cannot go together is known before the first starts.
+
+    The other seeds differ in their draws alone.
+    """
+    from fnrfl.build import build
+
+    problems: dict[str, list[str]] = {}
+    checked: set[str] = set()
+    for number, cell in enumerate(cells, 1):
+        label = cell.group.label
+        if label in checked or (out / cell.name).exists():
+            continue
+        checked.add(label)
+        tell(Notice("check", cell, number, len(cells)))
+        try:
+            build(cell.config)
+        except FnrflError as error:
+            problems.setdefault(str(error), []).append(label)
+    if problems:
+        raise ConfigError(" ".join(f"{'; '.join(labels)}: {what}" for what, labels in problems.items()))
