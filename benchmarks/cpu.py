@@ -267,7 +267,7 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
     """Milliseconds of a round by what they are spent on, on one thread, as a share of the whole round."""
     from fnrfl import runs
     from fnrfl.build import build
-    from fnrfl.engines import base, trace
+    from fnrfl.engines import base, job, loop
     from fnrfl.engines.metered import Metered
 
     spent: dict[str, float] = {}
@@ -283,10 +283,10 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
         return wrapped
 
     config = bench.config(1).replace({"rounds": 1000})
-    kept = base.InProcess._job, base.Job.batches, trace.in_turn, trace.record, runs._scores
+    kept = base.InProcess._job, job.Job.batches, runs._scores, loop.one_by_one
     base.InProcess._job = timed("orders, start", kept[0])  # type: ignore[method-assign]
-    base.Job.batches = timed("gathering batches", kept[1])  # type: ignore[method-assign]
-    runs._scores = timed("evaluation", kept[4])
+    job.Job.batches = timed("gathering batches", kept[1])  # type: ignore[method-assign]
+    runs._scores = timed("evaluation", kept[2])
     try:
         built = build(config)
         engine = built.engine
@@ -302,9 +302,7 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
 
             engine.tracer._programs = Timed(recorded)  # type: ignore[assignment]
         else:
-            from fnrfl.engines import loop
-
-            loop.in_turn = lambda step: timed("steps", kept[2](step))  # type: ignore[assignment]
+            loop.one_by_one = lambda step: timed("steps", kept[3](step))  # type: ignore[assignment]
         metered, state = Metered(engine), built.algorithm.init(built.net)
         engine.warm_up()
         with base.one_intra_op_thread():
@@ -316,11 +314,8 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
                 state, _ = runs._round(built, metered, state, t)
             whole = time.perf_counter() - began
     finally:
-        base.InProcess._job, base.Job.batches = kept[0], kept[1]  # type: ignore[method-assign]
-        runs._scores = kept[4]
-        from fnrfl.engines import loop
-
-        loop.in_turn = kept[2]
+        base.InProcess._job, job.Job.batches = kept[0], kept[1]  # type: ignore[method-assign]
+        runs._scores, loop.one_by_one = kept[2], kept[3]
     parts = {k: round(1e3 * v / rounds, 3) for k, v in spent.items()}
     parts["averaging, the rest"] = round(1e3 * whole / rounds - sum(parts.values()), 3)
     return {"benchmark": f"{bench.name}-where", "says": bench.says, "threads": 1, "ms": parts}

@@ -1,6 +1,6 @@
 """How fast fnrfl is on a GPU: techniques, models, methods, ragged cohorts, memory, and runs of the paper's size.
 
-    python benchmarks/gpu.py                                everything, about twenty minutes on an H200
+    python benchmarks/gpu.py                                everything, about forty minutes on an H200
     python benchmarks/gpu.py techniques methods             some of it
     python benchmarks/gpu.py --out results/gpu/h200.jsonl   a line of JSON for each measurement, as it is made
 

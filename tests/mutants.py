@@ -105,9 +105,12 @@ MUTANTS = [
         held_models_mixed_up=("groups = [clients[i : i + self.rows]", "groups = [clients[::-1][i : i + self.rows]"),
     ),
     *_of(
-        "engines/base.py", FAST, ENGINES,
+        "engines/job.py", FAST, ENGINES,
         idle_rows_draw=("noise = [self.draws[m](*positions[0].shape) for m in at]", "noise = [self.draws[m](*positions[0].shape) for m in [*at, *list(at)[:1] * idle]]"),
         transform_of_another_client=("for i, m in enumerate(at):", "for i, m in enumerate(reversed(at)):"),
+    ),
+    *_of(
+        "engines/base.py", FAST, ENGINES,
         rate_of_the_first_round=("start.params.new_tensor(training.lr)", "start.params.new_tensor(self._training.lr)"),
     ),
     *_of(
@@ -129,6 +132,12 @@ MUTANTS = [
     *_of(
         "engines/base.py", GPU,
         kept_before_all_is_copied=("        held = [self.held.copied(model) for model in models] if task.hold else []\n", "        for client, memory in remembered:\n            self.store.keep(client, memory)\n        held = [self.held.copied(model) for model in models] if task.hold else []\n"),
+    ),
+    *_of(
+        "core/net.py", GPU,
+        half_of_a_batch_that_is_too_large=("for half in x.chunk(2)]", "for half in x.chunk(2)[:1]]"),
+        own_buffers_rounded=("torch.where(v == new[k].to(v.dtype), new[k], v.to(self.dtype))", "v.to(self.dtype)"),
+        own_buffers_forgotten=("torch.where(v == new[k].to(v.dtype), new[k], v.to(self.dtype))", "new[k]"),
     ),
     *_of(
         "engines/gpu.py", GPU,
@@ -384,7 +393,7 @@ MUTANTS = [
     ),
     *_of(
         "server/ensemble.py", FEDDF,
-        teachers_in_train_mode=('mode="frozen"', 'mode="batch"'),
+        teachers_in_train_mode=("net.look(model.params, model.buffers, net.laid_out(part)) for part", 'net.apply(model.params, model.buffers, net.laid_out(part), mode="batch")[0] for part'),
         teachers_share_buffers=("v[m] for k", "v[0] for k"),
         temperature_multiplies=("(mean / temperature)", "(mean * temperature)"),
         probs_without_temperature=("(said / temperature).softmax(-1)", "said.softmax(-1)"),

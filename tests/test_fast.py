@@ -44,7 +44,7 @@ def programs(run: Run) -> list[trace.Steps | None]:
 @FAST
 def test_the_steps_of_every_method_can_be_recorded(label: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By TorchScript, with BatchNorm and dropout: the slower way to run a record is taken away."""
-    monkeypatch.setattr(trace, "in_turn", lambda step: pytest.fail("not scripted"))
+    monkeypatch.setattr(trace, "one_by_one", lambda step: pytest.fail("not scripted"))
     run = Run(algorithm(label, refined=True), engine, active=6)
     run.engine.training = replace(run.engine.training, last_batch="run-on")
     run.rounds(1)

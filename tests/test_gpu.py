@@ -8,13 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from threading import Barrier
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.algorithms.fnr import ClassNorms
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.build import build as build_run
 from fnrfl.config import load
@@ -23,6 +25,7 @@ from fnrfl.data.batches import Pool
 from fnrfl.engines import gpu
 from fnrfl.engines.capture import APART, Capturer, searched
 from fnrfl.errors import CompatibilityError, FnrflError
+from fnrfl.evaluate import evaluate
 from fnrfl.models.build import build
 from test_conformance import algorithm, labels, models
 from toys import NUM_CLASSES, NUM_FEATURES, Run, World, assert_same, classification, distance
@@ -188,6 +191,44 @@ def test_memory_that_is_full_in_the_end_changes_nothing(where: str, refined: boo
     assert_alike(whole, interrupted, 1e-12)
 
 
+class Narrow(Pictures):
+    """In eval mode it has no room for more than three examples."""
+
+    largest: ClassVar[list[int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and len(x) > 3:
+            raise torch.OutOfMemoryError("full")
+        if not self.training:
+            self.largest.append(len(x))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("engine", ["gpu-fast", "gpu-loop", "loop"])
+def test_probes_and_evaluation_that_do_not_fit_are_done_in_parts(engine: str) -> None:
+    roomy, narrow = (
+        Run(FedAvg(), engine.removesuffix("-loop"), world=classification(module=module), trace=False)
+        for module in (Pictures, Narrow)
+    )
+    if engine == "gpu-loop":  # one model after another
+        for run in (roomy, narrow):
+            run.engine.rows = 1
+    cohort = torch.arange(4)
+    probe = ClassNorms(NUM_CLASSES)
+    for data in ("public", "private"):
+        norms = [run.engine.measure(cohort, probe, data=data, at=run.state)["norms"] for run in (roomy, narrow)]
+        torch.testing.assert_close(norms[0], norms[1], rtol=1e-12, atol=1e-12)
+    x, y = roomy.engine.pool("public")
+    scores = [evaluate(run.net, run.state, x, y, NUM_CLASSES) for run in (roomy, narrow)]
+    assert torch.equal(scores[0].right, scores[1].right) and scores[0].loss == pytest.approx(scores[1].loss, rel=1e-12)
+    assert max(Narrow.largest) <= 3 < len(y)
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        mock.patch.object(Narrow, "forward", side_effect=torch.OutOfMemoryError),
+    ):
+        evaluate(narrow.net, narrow.state, x, y, NUM_CLASSES)  # not one example fits
+
+
 # -- precision --------------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +243,38 @@ def test_bf16_learns_what_float32_learns(device: str) -> None:
     assert short.state.params.dtype == short.replies().loss.dtype == torch.float32
     assert not torch.equal(plain.state.params, short.state.params)
     assert distance(plain.state.params, short.state.params) < 0.05
+
+
+class Unusual(Pictures):
+    """With a layer that is not trained, a constant of its own and a mean of its own that it keeps."""
+
+    constant: Tensor
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed = nn.Linear(NUM_FEATURES, NUM_FEATURES).requires_grad_(False)
+        self.register_buffer("constant", torch.full((NUM_FEATURES,), 1 / 3))
+        self.register_buffer("mean", torch.zeros(NUM_FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(x.mean(0), 0.1)
+        return super().forward(self.fixed(x) * self.constant + self.mean)
+
+
+@each_device
+@pytest.mark.parametrize("engine", ["gpu-fast", "loop"])
+def test_bf16_goes_with_layers_that_are_not_trained_and_buffers_of_any_kind(engine: str, device: str) -> None:
+    world = classification(torch.float32, module=Unusual)
+    run = Run(FedAvg(), engine, world=world, device=device, compute=torch.bfloat16)
+    before = run.state.buffers
+    run.net.compute = torch.bfloat16
+    run.rounds(2)
+    assert distance(before["constant"], run.state.buffers["constant"]) < 1e-6  # not rounded to bf16
+    assert not torch.equal(before["mean"], run.state.buffers["mean"])
+    assert all(v.isfinite().all() for v in (run.state.params, *run.state.buffers.values()))
+    assert run.state.buffers["mean"].dtype == run.state.params.dtype == torch.float32
 
 
 def test_running_statistics_equal_torchs() -> None:

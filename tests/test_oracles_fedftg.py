@@ -17,7 +17,7 @@ from fnrfl.algorithms.fedftg import Ensembled, FedFTG, disagreement, ensemble
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, State
-from fnrfl.engines.base import model_row
+from fnrfl.engines.job import model_row
 from fnrfl.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.rng import generator
 from fnrfl.server.generator import ConvGenerator, Generator, diversity, holders, indicator, proportional

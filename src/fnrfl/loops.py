@@ -49,7 +49,7 @@ def class_norms(
                 probe = ClassNorms(num_classes or net.num_logits)
                 params, buffers = net.flatten()
             _check_labels(batch.y, probe.num_classes)
-            part = probe(net.apply(params, buffers, batch.x, mode="frozen")[0], batch)
+            part = probe(net.look(params, buffers, batch.x), batch)
             total = {k: total[k] + v if k in total else v for k, v in part.items()}
     if net is None:
         raise ConfigError("The loader gave no batch to measure norms on. Give at least one batch of (x, y).")

@@ -36,7 +36,7 @@ from fnrfl.core.types import (
     Tree,
 )
 from fnrfl.data.batches import WHOLE
-from fnrfl.engines.base import row
+from fnrfl.engines.job import row
 from fnrfl.engines.metered import Metered
 from fnrfl.evaluate import evaluate
 from fnrfl.rng import generator
@@ -190,7 +190,7 @@ class Rehearsal(Engine):
         batch = next(iter(self.built.engine.feed.whole(int(cohort[0]), data, _stream)))
         two = Batch(batch.x[:2], batch.y[:2], batch.index[:2])
         with torch.no_grad():
-            out = self.built.net.apply(self._model.params, self._model.buffers, two.x, mode="frozen")[0]
+            out = self.built.net.look(self._model.params, self._model.buffers, two.x)
         return _expanded(probe.finish(probe(out, two)), len(cohort))
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:

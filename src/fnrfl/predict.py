@@ -117,7 +117,7 @@ def predict(run_dir: str | Path, data: str) -> Prediction:
     with torch.no_grad():
         for x in asked.x.split(WHOLE):
             x = scaled(x, trained.net.dtype)
-            logits = trained.net.apply(trained.state.params, trained.state.buffers, x, mode="frozen")[0].logits
+            logits = trained.net.look(trained.state.params, trained.state.buffers, x).logits
             shares.append(logits[:, : len(trained.classes)].softmax(1))  # outputs beyond the classes mean nothing
     probabilities = torch.cat(shares)
     labels = [trained.classes[index] for index in probabilities.argmax(1).tolist()]

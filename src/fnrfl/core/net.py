@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -168,7 +168,7 @@ class Net:
         self._buffers = [n for n, _ in module.named_buffers() if n not in self.drop_shapes]
         params, buffers = self.flatten()
         with torch.no_grad():
-            out, _ = self.apply(params, buffers, example, mode="frozen")
+            out = self.look(params, buffers, example)
         self.num_features, self.num_logits = out.features.shape[1], out.logits.shape[1]
 
     def _probe_dropout(self, example: Tensor, names: list[str]) -> None:
@@ -289,16 +289,31 @@ class Net:
         new = {k: v.clone() for k, v in buffers.items()}  # BatchNorm writes in place
         used = new | {k: masks[k] for k in self.drop_shapes} if train and masks else new
         weights = self.unflatten(params)
+        lower: Tree = {}  # a module's own floating buffers, in the type of the arithmetic
         if self.compute is not None:
             x = x.to(self.compute)
             # Copies even where the type stays: they begin at round addresses, and those of many clients are one block.
             type_of = lambda name: self.dtype if name in self.batchnorm else self.compute  # noqa: E731
-            weights = {k: v.to(type_of(k), copy=True) for k, v in weights.items()}
+            fixed = {k: p.to(type_of(k)) for k, p in self.module.named_parameters() if k not in weights}
+            weights = {k: v.to(type_of(k), copy=True) for k, v in weights.items()} | fixed
+            lower = {k: v.to(self.compute) for k, v in new.items() if type_of(k) != v.dtype == self.dtype}
         with self._captured() as seen:
-            logits = functional_call(self.module, (weights, used), (x,)).to(self.dtype)
+            logits = functional_call(self.module, (weights, used | lower), (x,)).to(self.dtype)
+        # What the module left alone stays as exact as it was.
+        new |= {k: torch.where(v == new[k].to(v.dtype), new[k], v.to(self.dtype)) for k, v in lower.items()}
         features = seen["features"].flatten(1).to(self.dtype) if "features" in seen else logits[:, :0]
         projection = seen["projection"].to(self.dtype) if "projection" in seen else features
         return Out(features, logits, projection), new if mode == "updating" else buffers
+
+    def look(self, params: Flat, buffers: Tree, x: Tensor) -> Out:
+        """A forward pass in eval mode; what does not fit in memory at once is looked at in halves."""
+        try:
+            return self.apply(params, buffers, x, mode="frozen")[0]
+        except torch.OutOfMemoryError:
+            if len(x) == 1:
+                raise
+        halves = [self.look(params, buffers, half) for half in x.chunk(2)]  # the failed attempt's tensors are gone
+        return Out(*(torch.cat([getattr(half, f.name) for half in halves]) for f in fields(Out)))
 
     @contextmanager
     def _captured(self) -> Iterator[Tree]:

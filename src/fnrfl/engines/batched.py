@@ -12,8 +12,9 @@ from torch.func import grad, vmap
 from fnrfl.core.net import Net
 from fnrfl.core.step import Carry, by_transform
 from fnrfl.core.types import Data, Part, Probe, State, Step, Tree
-from fnrfl.engines.base import InProcess, Job, moved, one_intra_op_thread, parts
-from fnrfl.engines.trace import in_turn, leaves, of_leaves
+from fnrfl.engines.base import InProcess, one_intra_op_thread
+from fnrfl.engines.job import Job, moved, parts
+from fnrfl.engines.trace import leaves, of_leaves, one_by_one
 
 ROWS = 16  # clients in a group, at most
 FEW = 4  # sizes of last batches that are worth a program each
@@ -44,9 +45,7 @@ class Batched(InProcess):
             buffers = {k: torch.stack([model.buffers[k] for model in held]).to(net.device) for k in held[0].buffers}
             total: Tree = {}
             for batch in self._feed(net).whole(groups[g][0], data, self._stream(groups[g][0], "measure")):
-                part = vmap(lambda p, b, batch=batch: probe(net.apply(p, b, batch.x, mode="frozen")[0], batch))(
-                    params, buffers
-                )
+                part = vmap(lambda p, b, batch=batch: probe(net.look(p, b, batch.x), batch))(params, buffers)
                 total = {k: total[k] + v if k in total else v for k, v in part.items()}
             return [probe.finish({k: v[i] for k, v in total.items()}) for i in range(len(held))]
 
@@ -153,7 +152,7 @@ class Batched(InProcess):
         """Steps of `width` clients with batches of a size, one after another."""
         program = None if self.tracer is None else self.tracer.get((width, size, job.key, net.device))
         if program is None:
-            program = in_turn(of_leaves(vmap(job.step(net, by_transform), in_dims=IN_DIMS), [*fixed, *batch]))
+            program = one_by_one(of_leaves(vmap(job.step(net, by_transform), in_dims=IN_DIMS), [*fixed, *batch]))
         return program(leaves(fixed), leaves(batch))
 
     def _program(self, job: Job, group: list[int], width: int, size: int, steps: int = 0) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from fnrfl.core.types import Step
-from fnrfl.engines.trace import Steps, Tracer, in_turn
+from fnrfl.engines.trace import Steps, Tracer, one_by_one
 
 log = logging.getLogger("fnrfl")
 ROOM = 64 << 20  # bytes of batches that lie ready on the device, for each program
@@ -68,7 +68,7 @@ class Capturer(Tracer):
             raise
         except Exception as error:
             log.warning("a step could not be captured (%s) and is slower for that.", type(error).__name__)
-        yield in_turn(graph)
+        yield one_by_one(graph)
 
     def _compiled(self, graph: fx.GraphModule, example: Sequence[Tensor]) -> Step:
         step: Step = torch.compile(graph, fullgraph=True, dynamic=False)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fnrfl.core.net import Net
 from fnrfl.core.types import Data, Feed, LocalTask, Part, Probe, Replies, State, Step, Training, Tree
-from fnrfl.engines.base import Job
 from fnrfl.engines.batched import Batched
 from fnrfl.engines.capture import Capturer
+from fnrfl.engines.job import Job
 from fnrfl.engines.trace import Tracer
 from fnrfl.errors import CompatibilityError, FnrflError
 

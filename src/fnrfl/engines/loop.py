@@ -11,8 +11,9 @@ from torch import Tensor
 from fnrfl.core.net import Net
 from fnrfl.core.step import by_autograd, by_transform
 from fnrfl.core.types import Batch, Part, Step
-from fnrfl.engines.base import InProcess, Job, model_row, parts, row
-from fnrfl.engines.trace import Steps, in_turn, leaves, of_leaves
+from fnrfl.engines.base import InProcess
+from fnrfl.engines.job import Job, model_row, parts, row
+from fnrfl.engines.trace import Steps, leaves, of_leaves, one_by_one
 
 
 class Loop(InProcess):
@@ -39,7 +40,7 @@ class Loop(InProcess):
             for a, b in self._stretches(job, first, last, 1):
                 batch = parts(self._alone(net, job.batches({m: a}, b - a, self.feed)))
                 steps = program if size == job.training.batch else None
-                steps = steps or in_turn(of_leaves(job.step(net, by_autograd), [*fixed, *batch]))
+                steps = steps or one_by_one(of_leaves(job.step(net, by_autograd), [*fixed, *batch]))
                 losses.append(steps(leaves(fixed), leaves(batch)))
             first = last
         return torch.cat(losses) if losses else job.carry.params.new_zeros(0)

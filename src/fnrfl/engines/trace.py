@@ -42,7 +42,7 @@ def of_leaves(step: Step, like: Sequence[Part]) -> Step:
     return flat
 
 
-def in_turn(step: Step) -> Steps:
+def one_by_one(step: Step) -> Steps:
     """Steps of leaves, one after another."""
     return lambda same, turns: torch.stack(
         [step(*same, *now) for now in zip(*(t.unbind() for t in turns), strict=True)]
@@ -127,7 +127,7 @@ class Tracer:
         """Ways to run a graph for many steps, the fastest first."""
         with suppress(RuntimeError):  # of an operator that TorchScript does not take
             yield _scripted(graph, same, now)
-        yield in_turn(graph)
+        yield one_by_one(graph)
 
     def repeats(self, program: Steps, same: Sequence[Tensor], now: Sequence[Tensor], stepped: Sequence[Tensor]) -> bool:
         """Whether a program changes tensors as the step itself has changed them."""

@@ -1,0 +1,57 @@
+"""What the benchmarks say about the package is still true of it; their figures are not looked at."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fnrfl.build import build, cohort
+from fnrfl.config import load
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+@pytest.mark.parametrize("name", ["W1", "W1-keep", "W1-fnr"])
+def test_where_the_time_goes_names_every_part(name: str) -> None:
+    import cpu
+
+    before = sys.modules["fnrfl.engines.loop"].one_by_one
+    found = cpu.where(next(bench for bench in cpu.BENCHES if bench.name == name), 1)["ms"]
+    assert {"orders, start", "gathering batches", "steps", "evaluation", "averaging, the rest"} == found.keys()
+    assert all(found[part] > 0 for part in ("orders, start", "gathering batches", "steps", "evaluation"))
+    assert sys.modules["fnrfl.engines.loop"].one_by_one is before
+
+
+def test_images_are_those_of_the_cohort() -> None:
+    import gpu
+
+    built = build(load("digits", ["clients=20", "participation=0.25", "client.epochs=3", "client.batch=8"]))
+    for t in range(2):
+        steps = [-(-3 * len(built.splits.clients[m]) // 8) for m in cohort(built.config, t)]
+        assert len(steps) == 5 and gpu.images(built, t) == 8 * sum(steps)
+
+
+@pytest.mark.parametrize("moon", [False, True], ids=["fedavg", "moon"])
+def test_a_round_as_the_gpu_benchmark_plays_it(moon: bool, monkeypatch: Any) -> None:
+    import gpu
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    keys = ["fnr=on", "rounds=2", "client.epochs=1"] + ["algorithm=moon"] * moon
+    built = build(load("digits", keys))
+    played = list(gpu.rounds(built, 2))
+    assert all(row["phases"].keys() >= {"local", "measure", "refine"} for row in played)
+    passes, images, refined = gpu.predicted(built, played[-1]["notes"]), gpu.images(built), 5
+    public, ranking = len(built.splits.public), len(built.splits.ranking)
+    epochs = int(built.config.fnr["epochs"])  # type: ignore[index]
+    assert len(played[-1]["notes"]["refined"]) == refined
+    local = (5 if moon else 3) * images  # MOON has two more models look at every image
+    assert passes == local + 10 * (public + ranking) + refined * (2 * ranking + 3 * epochs * public)
