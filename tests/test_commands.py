@@ -23,7 +23,7 @@ from PIL import Image
 from scipy.spatial.distance import jensenshannon
 from typer.testing import CliRunner, Result
 
-import fnrfl.engines.base
+import fnrfl.engines.job
 from fnrfl import cli, doctor, plan, registry, runs, skew
 from fnrfl.config import RunConfig, load, loads
 from fnrfl.data import sources
@@ -79,13 +79,13 @@ def test_a_forecast_is_what_a_run_meters(variant: tuple[str, ...], monkeypatch: 
     monkeypatch.setattr(plan, "_seconds", lambda *_: 1.0)
     forecast = plan.forecast(config)
     taken = {"steps": 0}
-    real = fnrfl.engines.base.local_step
+    real = fnrfl.engines.job.local_step
 
     def counted(*arguments: Any) -> torch.Tensor:
         taken["steps"] += 1
         return real(*arguments)
 
-    monkeypatch.setattr(fnrfl.engines.base, "local_step", counted)
+    monkeypatch.setattr(fnrfl.engines.job, "local_step", counted)
     result = runs.run(config, out=None)
     assert list(forecast.bytes_up) == [event["bytes_up"] for event in result.rounds]
     assert list(forecast.bytes_down) == [event["bytes_down"] for event in result.rounds]

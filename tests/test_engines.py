@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +28,20 @@ from fnrfl.core.types import Batch, Flat, LocalTask, Out, State, Training, Tree
 from fnrfl.data.batches import Pool, plan
 from fnrfl.errors import ClientError, CompatibilityError, FnrflError
 from fnrfl.rng import generator
-from toys import Mlp, Run, World, assert_near, assert_same, bowls, classification, distance, named, quadratic
+from toys import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    Mlp,
+    Run,
+    World,
+    assert_near,
+    assert_same,
+    bowls,
+    classification,
+    distance,
+    named,
+    quadratic,
+)
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])
 EVERYONE = torch.arange(6)
@@ -64,6 +78,45 @@ def test_clients_side_by_side_never_share_a_module() -> None:
     played.engine.train(torch.arange(4), LocalTask(meeting, "local", played.state))
     assert len(meeting.modules) == len(set(meeting.modules)) == 4
     assert id(played.net.module) not in meeting.modules
+
+
+def test_an_error_waits_for_those_who_are_at_work() -> None:
+    """Who begins again finds nobody still busy with the attempt that failed, and nothing of it is begun any more."""
+    engine, begun, ended = Run(FedAvg(), threads=2).engine, [], []
+    busy = threading.Event()
+
+    def work(net: Net, m: int) -> None:
+        begun.append(m)
+        if m == 0:
+            assert busy.wait(10)
+            raise ValueError("full")
+        busy.set()
+        time.sleep(0.2)
+        ended.append(m)
+
+    with pytest.raises(ValueError, match="full"):
+        engine.each(8, work)
+    assert sorted(ended) == sorted(set(begun) - {0}) and len(begun) < 8
+    assert engine.each(3, lambda net, m: m) == [0, 1, 2]
+
+
+class Reader(nn.Module):
+    """A net with an operator that cannot be batched in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(NUM_FEATURES // 4, 6, batch_first=True)
+        self.head = nn.Linear(6, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.lstm(x.view(len(x), 4, -1))[0][:, -1])
+        return logits
+
+
+@pytest.mark.parametrize("engine", ["batched", "gpu"])
+def test_a_net_that_cannot_be_asked_together_is_asked_one_by_one(engine: str) -> None:
+    ours, theirs = (Run(FNR(FedAvg()), name, world=classification(module=Reader)) for name in (engine, "loop"))
+    assert distance(ours.rounds(2).params, theirs.rounds(2).params) < 1e-12
 
 
 def test_a_copy_of_a_net_shares_no_tensor() -> None:
@@ -463,6 +516,14 @@ class Functional(Net12):
         return logits
 
 
+class Guessing(Net12):
+    """Draws for itself in eval mode only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(functional.dropout(self.body(x), 0.5, not self.training))
+        return logits
+
+
 class Twice(Net12):
     """One dropout layer for two calls."""
 
@@ -490,6 +551,7 @@ class Flattened(Net12):
     [
         (Noisy, r"^act \(RReLU\) draws random numbers of its own"),
         (Functional, r"^the model \(Functional\) draws random numbers of its own"),
+        (Guessing, r"^the model \(Guessing\) draws random numbers of its own"),
         (Twice, "dropout layer drop is called twice"),
         (Pair, r"must return logits of shape \[batch, classes\] but gave tuple for a batch of 6"),
         (Flattened, r"but gave \(24,\) for a batch of 6"),

@@ -23,7 +23,7 @@ from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Flat, LocalTask, Out, Training, Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines import base, trace
-from fnrfl.engines.batched import ROWS, halves, in_groups, shrinking
+from fnrfl.engines.batched import FEW, ROWS, halves, in_groups, shrinking
 from fnrfl.models.build import build as build_model
 from test_conformance import METHODS, algorithm
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, assert_near, assert_same, classification, distance
@@ -294,6 +294,15 @@ def test_long_runs_of_dense_nets_are_recorded_and_convolutions_are_channels_last
     assert built("model=cnn").net.channels_last
     assert not built("model=cnn", "engine.accelerate=false").net.channels_last
     assert not built("model=mlp").net.channels_last
+
+
+def test_full_batches_are_recorded_however_many_sizes_the_last_ones_have() -> None:
+    world = classification(module=Plain)
+    training = replace(world.training, last_batch="keep")
+    assert len({int(n) % training.batch for n in world.pool.examples}) > FEW
+    run = Run(FedAvg(), "batched-fast", world=world, training=training, active=6)
+    run.round()
+    assert {size for _, size, *_ in run.engine.tracer._programs} == {training.batch}
 
 
 def test_on_a_gpu_steps_are_captured_if_the_groups_of_a_cohort_take_enough() -> None:

@@ -20,10 +20,12 @@ from fnrfl.algorithms.fnr import ClassNorms
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.build import build as build_run
 from fnrfl.config import load
-from fnrfl.core.types import Tree
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.types import LocalTask, Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines import gpu
 from fnrfl.engines.capture import APART, Capturer, searched
+from fnrfl.engines.store import ClientStore
 from fnrfl.errors import CompatibilityError, FnrflError
 from fnrfl.evaluate import evaluate
 from fnrfl.models.build import build
@@ -191,6 +193,87 @@ def test_memory_that_is_full_in_the_end_changes_nothing(where: str, refined: boo
     assert_alike(whole, interrupted, 1e-12)
 
 
+def test_programs_are_let_go_once_and_then_there_are_fewer_clients(caplog: Any) -> None:
+    """Those that cannot be there together would be recorded anew in every round."""
+
+    class Crowded(gpu.Gpu):
+        def _run(self, job: Any) -> list[Tensor]:
+            if len(self.tracer._programs) > 1 and len(job.clients) > 2:  # what is there already is too much
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super()._run(job)
+
+    roomy, crowded = (Run(algorithm("fedavg", True), "gpu", active=6, trace=True) for _ in range(2))
+    crowded.engine.__class__ = Crowded
+    roomy.rounds(5)
+    crowded.rounds(3)
+    assert crowded.engine.clients_at_once is not None and "clients are trained at once" in caplog.text
+    recorded = crowded.engine.tracer.traced
+    crowded.rounds(2)
+    assert crowded.engine.tracer.traced == recorded
+    assert_alike(roomy, crowded, 1e-12)
+
+
+def test_without_programs_the_clock_goes_on() -> None:
+    run = Run(FedAvg(), "gpu", trace=True)
+    run.round()
+    before, prepared = run.engine.clock(), run.engine.seconds_preparing
+    run.engine.tracer.close()
+    run.round()
+    assert run.engine.seconds_preparing == prepared > 0 and not run.engine.tracer._programs
+    assert run.engine.clock() > before
+
+
+@bare_and_refined
+def test_models_that_are_not_trained_at_once_are_held_by_the_host(refined: bool, monkeypatch: Any) -> None:
+    moved: list[tuple[str, torch.device]] = []
+    run = Run(algorithm("scaffold", refined), "gpu", active=6)
+    for name in ("store", "held"):
+        there = getattr(run.engine, name)
+        monkeypatch.setattr(there, "move", lambda home, name=name: moved.append((name, home)))
+    run.round()
+    assert not moved
+    run.engine.clients_at_once = 4
+    run.round()
+    assert set(moved) == {("held", torch.device("cpu"))}
+    run.engine._full = True
+    run.engine._make_room(4)
+    assert set(moved) == {("held", torch.device("cpu")), ("store", torch.device("cpu"))}
+
+
+def test_what_is_kept_moves_whole() -> None:
+    store = ClientStore({"a": torch.zeros(2)}, device=torch.device("cpu"))
+    store.put(3, {"a": torch.ones(2)})
+    store.move(torch.device("meta"))
+    assert store.home.type == "meta" and store._here[3]["a"].is_meta and 3 in store
+
+
+@pytest.mark.parametrize("what", ["fit", "repeat"])
+def test_the_servers_own_training_lets_programs_go_if_it_does_not_fit(what: str) -> None:
+    roomy, full = (Run(FedAvg(), "gpu", trace=True) for _ in range(2))
+
+    def work(run: Run) -> Tensor:
+        if what == "fit":
+            other = replace(run.world.training, batch=5)  # than the clients', whose programs would do
+            return run.engine.fit(LocalTask(Objective(), "server", run.state, data="public", training=other)).params
+        total = torch.zeros(())
+        run.engine.repeat("sum", lambda total, x: total.add_(x).clone(), (total,), (torch.arange(3.0),))
+        return total
+
+    for run in (roomy, full):
+        run.round()
+    tracer, record = full.engine.tracer, full.engine.tracer.record
+
+    def crowded(*args: Any) -> Any:
+        if tracer._programs:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return record(*args)
+
+    assert tracer._programs
+    with mock.patch.object(tracer, "record", crowded):
+        assert torch.equal(work(roomy), work(full))
+    assert len(tracer._programs) == 1
+
+
 class Narrow(Pictures):
     """In eval mode it has no room for more than three examples."""
 
@@ -250,16 +333,19 @@ class Unusual(Pictures):
 
     constant: Tensor
     mean: Tensor
+    seen: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.fixed = nn.Linear(NUM_FEATURES, NUM_FEATURES).requires_grad_(False)
         self.register_buffer("constant", torch.full((NUM_FEATURES,), 1 / 3))
         self.register_buffer("mean", torch.zeros(NUM_FEATURES))
+        self.register_buffer("seen", torch.full((), 1000.0))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             self.mean.lerp_(x.mean(0), 0.1)
+            self.seen.add_(1)
         return super().forward(self.fixed(x) * self.constant + self.mean)
 
 
@@ -273,6 +359,7 @@ def test_bf16_goes_with_layers_that_are_not_trained_and_buffers_of_any_kind(engi
     run.rounds(2)
     assert distance(before["constant"], run.state.buffers["constant"]) < 1e-6  # not rounded to bf16
     assert not torch.equal(before["mean"], run.state.buffers["mean"])
+    assert run.state.buffers["seen"] > before["seen"] + 2  # bf16 has no number between 1000 and 1004
     assert all(v.isfinite().all() for v in (run.state.params, *run.state.buffers.values()))
     assert run.state.buffers["mean"].dtype == run.state.params.dtype == torch.float32
 
@@ -342,7 +429,7 @@ def test_four_steps_of_resnet18_equal_the_loop_engines(label: str, refined: bool
 
 def test_what_is_worth_compiling_does_not_depend_on_who_is_in_the_cohort() -> None:
     """A run that is gone on with, in whatever round, must decide as the whole run did."""
-    run = Run(FedAvg(), "gpu", active=3, trace=True, rounds=7)
+    run = Run(FedAvg(), "gpu", active=3, trace=True, rounds=7, participation=0.5)
     asked: list[dict[Any, int]] = []
     run.engine.tracer.program = lambda key, example, steps=0: asked[-1].__setitem__(key[0], steps)
     examples = run.engine.sizes
@@ -350,12 +437,21 @@ def test_what_is_worth_compiling_does_not_depend_on_who_is_in_the_cohort() -> No
     for cohort in (by_size[:3], by_size[-3:], by_size[1:4]):
         asked.append({})
         run.round(torch.tensor(sorted(cohort)))
+    run.engine.clients_at_once = 1  # three chunks
+    run.engine._spread()
+    asked.append({})
+    run.round(torch.tensor(by_size[:3]))
+    in_chunks = asked.pop()
     known: dict[int, int] = {}
     for found in asked:
         assert all(known.setdefault(width, steps) == steps for width, steps in found.items())
     training = run.world.training
     all_steps = sum(-(-training.epochs * n // training.batch) for n in examples)
-    assert sum(known.values()) >= 0.9 * 7 * all_steps * 3 / len(examples)
+    assert 0.9 * 7 * all_steps * 0.5 <= sum(known.values()) < 7 * all_steps
+    assert in_chunks == {1: int(7 * all_steps * 0.5)}
+    asked.append({})
+    run.engine.fit(LocalTask(Objective(), "server", run.state, data="private"))
+    assert asked.pop() == {1: 7 * all_steps}  # a server is there in every round
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -111,6 +111,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         dropout=config.client.dropout,
         nonfinite=config.client.nonfinite,
         rounds=config.rounds,
+        participation=cohort_size(config) / config.clients,
         folder=scratch if int(at_once) < cohort_size(config) and not on_gpu else None,
         home=torch.device("cpu") if on_gpu and int(at_once) < config.clients else None,
     )

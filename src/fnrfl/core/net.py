@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -86,8 +86,8 @@ def _swap(module: nn.Module, old: type[Dropout | nn.Dropout], new: type[Dropout 
 
 
 def _refuse_random(module: nn.Module, example: Tensor, dropouts: Shapes) -> None:
-    """A training forward pass that draws random numbers of its own would differ between engines: refuse it by name."""
-    trial = copy.deepcopy(module).train()
+    """A forward pass that draws random numbers of its own would differ between engines: refuse it by name."""
+    trial = copy.deepcopy(module)
     for name, shape in dropouts.items():
         trial.get_submodule(name.removesuffix(".uniform")).uniform = example.new_ones(len(example), *shape)
     entered: list[Tensor] = []
@@ -101,10 +101,11 @@ def _refuse_random(module: nn.Module, example: Tensor, dropouts: Shapes) -> None
         m.register_forward_pre_hook(lambda *_: entered.append(torch.get_rng_state()))
         m.register_forward_hook(lambda m, *_, name=name: leave(m, name=name))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        trial(example)
+        for mode in (True, False):
+            trial.train(mode)(example)
     if culprits:
         raise CompatibilityError(
-            f"{culprits[0]} draws random numbers of its own while training, so runs could not be repeated. "
+            f"{culprits[0]} draws random numbers of its own, so runs could not be repeated. "
             "Use nn.Dropout, whose masks fnrfl draws itself, or remove the layer."
         )
 
@@ -166,6 +167,9 @@ class Net:
             self._probe_dropout(example, [name for name, m in module.named_modules() if isinstance(m, Dropout)])
             _refuse_random(module, example, self.drop_shapes)
         self._buffers = [n for n, _ in module.named_buffers() if n not in self.drop_shapes]
+        every = {**dict(module.named_parameters()), **{n: b for n, b in module.named_buffers() if n in self._buffers}}
+        known = self.batchnorm | self.shapes.keys()
+        self._unlike = any(v.is_floating_point() for n, v in every.items() if n not in known)
         params, buffers = self.flatten()
         with torch.no_grad():
             out = self.look(params, buffers, example)
@@ -289,18 +293,13 @@ class Net:
         new = {k: v.clone() for k, v in buffers.items()}  # BatchNorm writes in place
         used = new | {k: masks[k] for k in self.drop_shapes} if train and masks else new
         weights = self.unflatten(params)
-        lower: Tree = {}  # a module's own floating buffers, in the type of the arithmetic
         if self.compute is not None:
-            x = x.to(self.compute)
+            x = x if self._unlike else x.to(self.compute)
             # Copies even where the type stays: they begin at round addresses, and those of many clients are one block.
             type_of = lambda name: self.dtype if name in self.batchnorm else self.compute  # noqa: E731
-            fixed = {k: p.to(type_of(k)) for k, p in self.module.named_parameters() if k not in weights}
-            weights = {k: v.to(type_of(k), copy=True) for k, v in weights.items()} | fixed
-            lower = {k: v.to(self.compute) for k, v in new.items() if type_of(k) != v.dtype == self.dtype}
-        with self._captured() as seen:
-            logits = functional_call(self.module, (weights, used | lower), (x,)).to(self.dtype)
-        # What the module left alone stays as exact as it was.
-        new |= {k: torch.where(v == new[k].to(v.dtype), new[k], v.to(self.dtype)) for k, v in lower.items()}
+            weights = {k: v.to(type_of(k), copy=True) for k, v in weights.items()}
+        with self._captured() as seen, self._mixed():
+            logits = functional_call(self.module, (weights, used), (x,)).to(self.dtype)
         features = seen["features"].flatten(1).to(self.dtype) if "features" in seen else logits[:, :0]
         projection = seen["projection"].to(self.dtype) if "projection" in seen else features
         return Out(features, logits, projection), new if mode == "updating" else buffers
@@ -314,6 +313,12 @@ class Net:
                 raise
         halves = [self.look(params, buffers, half) for half in x.chunk(2)]  # the failed attempt's tensors are gone
         return Out(*(torch.cat([getattr(half, f.name) for half in halves]) for f in fields(Out)))
+
+    def _mixed(self) -> AbstractContextManager[object]:
+        """Layers that are not trained, and a module's own buffers, keep their type: operators bring types together."""
+        if self.compute in (None, self.dtype) or not self._unlike:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.compute, cache_enabled=False)
 
     @contextmanager
     def _captured(self) -> Iterator[Tree]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,7 @@ from fnrfl.core.types import (
 )
 from fnrfl.engines.job import Job, model_row, moved, row
 from fnrfl.engines.store import ClientStore
-from fnrfl.engines.trace import Tracer, leaves
+from fnrfl.engines.trace import Steps, Tracer, leaves
 from fnrfl.errors import ClientError, FnrflError
 from fnrfl.rng import generator
 
@@ -86,12 +86,13 @@ class InProcess(Engine):
         stragglers: float = 0.0,
         dropout: float = 0.0,
         rounds: int = 1,
+        participation: float = 1.0,
         home: torch.device | None = None,
     ) -> None:
         self.net, self.feed, self.seed = net, feed, seed
         self.lr_decay, self.clients_at_once, self.nonfinite = lr_decay, clients_at_once, nonfinite
         self.num_classes, self.examples = feed.num_classes, feed.examples.to(net.device)
-        self.stragglers, self.dropout, self.rounds = stragglers, dropout, rounds
+        self.stragglers, self.dropout, self.rounds, self.participation = stragglers, dropout, rounds, participation
         self.sizes = [int(n) for n in feed.examples.tolist()]
         self._training = training
         self.store = ClientStore(client_state or {}, folder and _made(folder / "memory"), net.device, home)
@@ -225,10 +226,13 @@ class InProcess(Engine):
             return in_turn(step, same, turns)
         shapes = tuple((t.shape, t.stride(), t.dtype) for t in leaves(same)) + tuple(t.shape[1:] for t in leaves(turns))
         first = [row(part, 0) if isinstance(part, dict) else part[0] for part in turns]
-        program = self.tracer.program((key, shapes), lambda: (step, same, first), len(leaves(turns)[0]) * self.rounds)
+        program = self._recorded((key, shapes), lambda: (step, same, first), len(leaves(turns)[0]) * self.rounds)
         if program is None:
             return in_turn(step, same, turns)
         return program(leaves(same), leaves(turns))
+
+    def _recorded(self, *what: Any) -> Steps | None:
+        return None if self.tracer is None else self.tracer.program(*what)
 
     def pool(self, data: Data) -> tuple[Tensor, Tensor]:
         return self.feed.all(data)
@@ -252,7 +256,11 @@ class InProcess(Engine):
         if count == 1 or self._threads == 1:
             with one_intra_op_thread():
                 return [with_a_net(m) for m in range(count)]
-        return list(self._pool.map(with_a_net, range(count)))
+        begun = [self._pool.submit(with_a_net, m) for m in range(count)]
+        for late in wait(begun, return_when=FIRST_EXCEPTION).not_done:
+            late.cancel()
+        wait(begun)  # nobody is at work any more when an error goes on
+        return [each.result() for each in begun if not each.cancelled()]
 
     def _example(self, job: Job, rows: Sequence[int], size: int, feed: Feed) -> Batch:
         """A batch of some clients, [M, size, ...], that takes nothing from their streams."""

@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 
 from fnrfl.core.net import Net
 from fnrfl.core.step import Carry, by_transform
-from fnrfl.core.types import Data, Part, Probe, State, Step, Tree
+from fnrfl.core.types import SERVER, Data, Part, Probe, State, Step, Tree
 from fnrfl.engines.base import InProcess, one_intra_op_thread
 from fnrfl.engines.job import Job, moved, parts
 from fnrfl.engines.trace import leaves, of_leaves, one_by_one
@@ -35,6 +35,14 @@ class Batched(InProcess):
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
         if data == "private" or not probe.asks_model:  # everybody is asked about other examples
             return super().measure(cohort, probe, data=data, at=at)
+        try:
+            return self._measured_together(cohort, probe, data, at)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # of an operator that cannot be batched; one that is wrong says so again
+            return super().measure(cohort, probe, data=data, at=at)
+
+    def _measured_together(self, cohort: Tensor, probe: Probe, data: Data, at: State | None) -> Tree:
         clients = cohort.tolist()
         groups = [clients[i : i + self.rows] for i in range(0, len(clients), self.rows)]
 
@@ -80,13 +88,14 @@ class Batched(InProcess):
         By the examples of all clients, whoever is in the cohort: a run that is gone on with must decide alike.
         """
         private, batch = job.task.data == "private", job.training.batch
+        part = self.participation if private and job.clients != [SERVER] else 1.0
         sizes = self.sizes if private else [len(job.plans[0].order) // max(1, job.training.epochs)] * len(job.clients)
         steps = [-(-job.training.epochs * n // batch) for n in sizes]
         planned: dict[int, int] = {}
         for group in in_groups(steps, width):
             for first, last, w in shrinking([steps[m] for m in group], width):
                 planned[w] = planned.get(w, 0) + (last - first) * w
-        return {w: taken * self.rounds * len(job.clients) // len(sizes) for w, taken in planned.items()}
+        return {w: int(taken * self.rounds * part) for w, taken in planned.items()}
 
     def _group(self, net: Net, job: Job, group: list[int], width: int, size: int) -> list[Tensor]:
         """All steps of some clients, sorted by their number of steps; a group short of `width` has idle rows.
@@ -124,7 +133,7 @@ class Batched(InProcess):
             rows = rows[: self.rows]
             width = next(w for w in halves(min(self.rows, len(job.plans))) if w >= len(rows))
             together = min(sum(1 for _ in takewhile(size.__eq__, job.plans[m].sizes[at[m] :])) for m in rows)
-            if self._few_sizes(job):
+            if size == job.training.batch or self._few_sizes(job):
                 self._program(job, rows, width, size)
             with self._blame(job, [job.clients[m] for m in rows]):
                 carry, start, own = rows_of(job, padded(rows, width), self.net.device)
@@ -143,7 +152,7 @@ class Batched(InProcess):
         """Whether the last batches of all clients have so few sizes that a program for each is worth it."""
         if job.task.data != "private":
             return True
-        return len({int(n) % job.training.batch for n in self.examples.tolist()}) <= FEW
+        return len({n % job.training.batch for n in self.sizes}) <= FEW
 
     # -- one step, recorded or not ------------------------------------------------------------------------------------
     def _steps(

@@ -17,7 +17,8 @@ from fnrfl.core.types import Data, Feed, LocalTask, Part, Probe, Replies, State,
 from fnrfl.engines.batched import Batched
 from fnrfl.engines.capture import Capturer
 from fnrfl.engines.job import Job
-from fnrfl.engines.trace import Tracer
+from fnrfl.engines.store import CPU
+from fnrfl.engines.trace import Steps, Tracer
 from fnrfl.errors import CompatibilityError, FnrflError
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ class Gpu(Batched):
             raise ValueError("A GPU can be named once: programs write to tensors of their own.")
         others = [device for device in dict.fromkeys(self.devices) if device != net.device]
         self._others = {device: (net.copy(device), feed.elsewhere(device)) for device in others}
-        self._cleared = False  # whether the last attempt was in vain
+        self._full = False  # whether memory was too small once
         super().__init__(net, feed, training, **options | {"threads": len(self.devices)})
 
     def clock(self) -> float:
@@ -120,6 +121,27 @@ class Gpu(Batched):
         with self._layers():
             return super().repeat(key, step, same, turns)
 
+    def _recorded(self, *what: Any) -> Steps | None:
+        try:
+            return super()._recorded(*what)
+        except torch.OutOfMemoryError:
+            pass
+        self._let_go()
+        return super()._recorded(*what)
+
+    def fit(self, task: LocalTask) -> State:
+        try:
+            return super().fit(task)
+        except torch.OutOfMemoryError:
+            pass
+        self._let_go()
+        return super().fit(task)
+
+    def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
+        if len(cohort) > (self.clients_at_once or len(cohort)):
+            self.held.move(CPU)
+        yield from super().stream(cohort, task)
+
     @contextmanager
     def _layers(self) -> Iterator[None]:
         """The precision of layers. What a server does with models is not rounded to it."""
@@ -147,28 +169,37 @@ class Gpu(Batched):
             replies = None  # outside of this clause the failed attempt and its tensors are gone
         if replies is None:
             self._make_room(len(cohort))
-        self._cleared = replies is None
         return replies
 
     def _make_room(self, clients: int) -> None:
-        """Less to do at once: without the other programs, then with half the clients, at last without any program."""
-        if self.tracer is not None:
-            self.tracer.clear()
-        gc.collect()
-        if self.net.device.type == "cuda":
-            torch.cuda.empty_cache()
-        if not self._cleared:
+        """Less to do at once: without the other programs, then with half the clients, at last without any program.
+
+        Programs are let go once: those that cannot be there together would be recorded anew in every round.
+        """
+        self._let_go()
+        if not self._full:
+            self._full = True
             return
         rows = min(self.rows, clients)
         if rows > 1:
             self.clients_at_once = -(-rows // 2) * len(self.devices)
             self._spread()
+            self.store.move(CPU)
+            self.held.move(CPU)
             self.note(clients_at_once=self.clients_at_once)
             log.warning("the GPU's memory is full: from now on %d clients are trained at once.", self.clients_at_once)
-        elif self.tracer is not None:
-            self.tracer = None
+        elif self.tracer is not None and not self.tracer.closed:
+            self.tracer.close()
         else:
             raise FnrflError(
                 "One client's training does not fit in the GPU's memory. Set a smaller client.batch, or "
                 'engine.precision = "bf16".'
             )
+
+    def _let_go(self) -> None:
+        """Without programs, and without what torch keeps for later."""
+        if self.tracer is not None:
+            self.tracer.clear()
+        gc.collect()
+        if self.net.device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -60,6 +60,11 @@ class ClientStore:
             save_file(memory, self._file(client))
             self._there.add(client)
 
+    def move(self, home: torch.device) -> None:
+        """Keep memories elsewhere from now on, those there are as well."""
+        if home != self.home:
+            self.home, self._here = home, {c: {k: v.to(home) for k, v in m.items()} for c, m in self._here.items()}
+
     def read(self, clients: list[int]) -> Tree:
         """Memories stacked, [M, ...]."""
         rows = [self.get(c) for c in clients]

@@ -56,11 +56,16 @@ class Tracer:
 
     def __init__(self) -> None:
         self._programs: OrderedDict[Hashable, Steps | None] = OrderedDict()
-        self.traced, self.seconds = 0, 0.0
+        self.traced, self.seconds, self.closed = 0, 0.0, False
 
     def clear(self) -> None:
         """Let all programs go."""
         self._programs.clear()
+
+    def close(self) -> None:
+        """Let all programs go, and record no more."""
+        self.clear()
+        self.closed = True
 
     def get(self, key: Hashable) -> Steps | None:
         """A program that was recorded."""
@@ -74,6 +79,8 @@ class Tracer:
         `key` names the step and the shapes of all it reads; `example` gives it, with its arguments that stay and those
         that change from step to step. About `steps` of them are to be taken.
         """
+        if self.closed:
+            return None
         if key not in self._programs:
             self.traced, began = self.traced + 1, time.perf_counter()
             step, same, now = example()
@@ -104,6 +111,7 @@ class Tracer:
                 for program in self.ways(graph, same, now, written, steps):
                     if self.repeats(program, same, now, stepped):
                         return program
+                    log.warning("a recorded step does not repeat the one it was recorded from and is not used.")
         except torch.OutOfMemoryError:
             raise
         except Exception:  # whatever a model does that cannot be recorded, it can still be run
