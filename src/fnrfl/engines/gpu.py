@@ -6,7 +6,8 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -122,20 +123,10 @@ class Gpu(Batched):
             return super().repeat(key, step, same, turns)
 
     def _recorded(self, *what: Any) -> Steps | None:
-        try:
-            return super()._recorded(*what)
-        except torch.OutOfMemoryError:
-            pass
-        self._let_go()
-        return super()._recorded(*what)
+        return self._with_room(partial(super()._recorded, *what))
 
     def fit(self, task: LocalTask) -> State:
-        try:
-            return super().fit(task)
-        except torch.OutOfMemoryError:
-            pass
-        self._let_go()
-        return super().fit(task)
+        return self._with_room(partial(super().fit, task))
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         if len(cohort) > (self.clients_at_once or len(cohort)):
@@ -195,6 +186,13 @@ class Gpu(Batched):
                 "One client's training does not fit in the GPU's memory. Set a smaller client.batch, or "
                 'engine.precision = "bf16".'
             )
+
+    def _with_room(self, work: Callable[[], T]) -> T:
+        """What the server does alone: without the other programs, if it does not fit beside them."""
+        with suppress(torch.OutOfMemoryError):
+            return work()
+        self._let_go()
+        return work()
 
     def _let_go(self) -> None:
         """Without programs, and without what torch keeps for later."""
