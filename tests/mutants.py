@@ -161,6 +161,11 @@ MUTANTS = [
         closed_but_recording=("        self.closed = True", "        pass"),
     ),
     *_of(
+        "engines/capture.py", GPU_ALONE,
+        rounding_is_a_mistake=(" + 1e-8 * before.numel() ** 0.5", ""),
+        small_changes_do_not_count=("1e-8 * before.numel()", "1e-5 * before.numel()"),
+    ),
+    *_of(
         "engines/store.py", GPU_ALONE,
         only_new_ones_move=("{c: {k: v.to(home) for k, v in m.items()} for c, m in self._here.items()}", "self._here"),
     ),

@@ -524,3 +524,6 @@ def test_a_program_that_does_something_else_is_refused(compute: torch.dtype) -> 
     assert not judge.alike(before, before, stepped)  # it did nothing
     assert not judge.alike(before, before - 0.1, stepped)  # it went the other way
     assert not judge.alike(before, torch.where(before > 0, torch.nan, stepped), stepped)
+    zero = torch.zeros(50)  # a mean that stays zero but for rounding, and one that does not
+    assert judge.alike(zero, zero + 3e-9, zero - 3e-9)
+    assert not judge.alike(zero, zero, zero + 1e-6)
