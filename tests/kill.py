@@ -141,7 +141,7 @@ def checkpointed(run_dir: Path) -> tuple[int, set[str]]:
     if not path.exists():
         return 0, set()
     index = json.loads(path.read_text())
-    return index["round"], {index["server"], *index["clients"].values()}
+    return index["round"], {file["file"] for file in (index["server"], *index["clients"].values())}
 
 
 def parts(run_dir: Path) -> Marks:

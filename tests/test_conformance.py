@@ -327,11 +327,11 @@ def test_it_resumes(label: str, engine: str, tmp_path: Path) -> None:
     whole = played(label, engine, fnr=refined())
     first = Run(whole.algorithm, engine)
     first.rounds(3)
-    checkpoint.save(tmp_path, 3, first.state, first.engine.store, "config")
+    checkpoint.save(tmp_path, 3, first.state, first.engine.store, checkpoint.Stamp("config", "log"))
     second = Run(whole.algorithm, engine)
-    found = checkpoint.load(tmp_path, second.engine.store, "config")
+    found = checkpoint.index(tmp_path)
     assert found is not None
-    second.t, second.state = found
+    second.t, second.state = found.round, checkpoint.load(tmp_path, found, second.engine.store)
     assert_same(whole.state, second.rounds(2))
 
 

@@ -340,10 +340,10 @@ def test_a_resumed_run_is_bit_identical(algorithm: Algorithm, engine: str, tmp_p
     whole, first, second = (ragged(algorithm, engine) for _ in range(3))
     whole.rounds(4)
     first.rounds(2)
-    checkpoint.save(tmp_path, 2, first.state, first.engine.store, "config")
-    found = checkpoint.load(tmp_path, second.engine.store, "config")
+    checkpoint.save(tmp_path, 2, first.state, first.engine.store, checkpoint.Stamp("config", "log"))
+    found = checkpoint.index(tmp_path)
     assert found is not None
-    second.t, second.state = found
+    second.t, second.state = found.round, checkpoint.load(tmp_path, found, second.engine.store)
     assert_same(whole.state, second.rounds(2))
     assert whole.engine.notes == second.engine.notes
 

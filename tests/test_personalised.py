@@ -26,11 +26,12 @@ def played(path: Path, method: str, **keys: Any) -> tuple[Result, Built, list[nn
     keys = {"scenario": "label-dirichlet(0.5)", "client": {"epochs": 1}} | keys
     result = fnrfl.run("digits", out=path, algorithm=method, rounds=3, clients=CLIENTS, **keys)
     built = build(result.config)
-    found = checkpoint.load(path, built.engine.store, result.config.sha256)
-    assert found is not None
+    saved = checkpoint.index(path)
+    assert saved is not None
+    state = checkpoint.load(path, saved, built.engine.store)
     models = []
     for client in range(CLIENTS):
-        mine = built.algorithm.personal(built.net, found[1], client, built.engine.store.get(client))
+        mine = built.algorithm.personal(built.net, state, client, built.engine.store.get(client))
         models.append(built.net.export(mine.params, mine.buffers))
     return result, built, models
 

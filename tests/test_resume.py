@@ -7,7 +7,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from faults import Crash, crashing, snapshot
 from fnrfl import checkpoint, events, files, runs
 from fnrfl.config import RunConfig, load
 from fnrfl.errors import ConfigError
@@ -39,10 +39,6 @@ Damage = Callable[[Path], object]
 
 class Stop(Exception):
     """Somebody stops the run between two rounds."""
-
-
-class Crash(BaseException):
-    """The process dies: nobody catches this."""
 
 
 class Ticks:
@@ -133,20 +129,11 @@ def stopped(config: RunConfig, run_dir: Path, after: int, every: float = 0.0) ->
     return run_dir
 
 
-def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """All files, their bytes and their times."""
-    return {
-        str(p.relative_to(folder)): (p.read_bytes(), p.stat().st_mtime_ns)
-        for p in sorted(folder.rglob("*"))
-        if p.is_file()
-    }
-
-
 def checkpoint_files(run_dir: Path) -> tuple[set[str], set[str]]:
     """(files under rounds/, files that checkpoint.json names)."""
     index = json.loads((run_dir / "checkpoint.json").read_text())
     there = {str(p.relative_to(run_dir)) for p in (run_dir / "rounds").rglob("*") if p.is_file()}
-    return there, {index["server"], *index["clients"].values()}
+    return there, {file["file"] for file in (index["server"], *index["clients"].values())}
 
 
 @pytest.fixture(scope="module")
@@ -258,40 +245,6 @@ def test_without_its_client_memories_a_run_would_end_elsewhere(config: RunConfig
 # -- crashing inside a write -------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def crashing(operations: int) -> Iterator[None]:
-    """After this many operations on files the process dies in the next one, and what it was writing is half there."""
-    left = itertools.count(operations, -1)
-
-    def dying(operation: Callable[..., Any], half: Callable[..., object] = lambda *_: None) -> Callable[..., Any]:
-        def wrapped(*args: Any, **options: Any) -> Any:
-            if next(left) == 0:
-                half(*args)
-                raise Crash
-            return operation(*args, **options)
-
-        return wrapped
-
-    def half_text(path: Path, text: str) -> None:
-        path.write_bytes(text.encode()[: len(text) // 2])
-
-    def half_line(path: Path, event: dict[str, Any]) -> None:
-        with path.open("a") as log:
-            log.write(json.dumps(event)[:20])
-
-    def half_tensors(_: object, path: Path) -> None:
-        Path(path).write_bytes(bytes(10))
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("mkdir", "rename", "replace", "unlink", "rmdir"):
-            patch.setattr(Path, name, dying(getattr(Path, name)))
-        patch.setattr(Path, "write_text", dying(Path.write_text, half_text))
-        patch.setattr(files, "sync", dying(files.sync))
-        patch.setattr(events, "append", dying(events.append, half_line))
-        patch.setattr(checkpoint, "save_file", dying(checkpoint.save_file, half_tensors))
-        yield
-
-
 def check_crash(config: RunConfig, folder: Path, first: int, second: int) -> bool:
     """Crash, crash again while going on, go on; returns whether the first crash happened."""
     run_dir = folder / "run"
@@ -333,7 +286,7 @@ def test_a_crash_in_every_single_file_operation_changes_nothing(config: RunConfi
 def test_a_crash_before_the_index_is_replaced_goes_on_from_the_checkpoint_before(
     config: RunConfig, tmp_path: Path
 ) -> None:
-    def write(path: Path, text: str, original: Callable[[Path, str], None] = files.write) -> None:
+    def write(path: Path, text: Any, original: Callable[..., None] = files.write) -> None:
         if path.name == "checkpoint.json" and json.loads(text)["round"] == 2:
             raise Crash
         original(path, text)
@@ -410,6 +363,7 @@ def remove(name: str) -> Damage:
     return lambda run_dir: next(iter(sorted(run_dir.rglob(name)))).unlink()
 
 
+FILE = {"file": "rounds/000002/server.safetensors", "sha256": "0" * 64}
 DAMAGE: dict[str, tuple[Damage, list[str]]] = {
     "empty server state": (cut("server.safetensors", 0.0), ["server.safetensors"]),
     "half a server state": (cut("server.safetensors", 0.5), ["server.safetensors"]),
@@ -424,9 +378,11 @@ DAMAGE: dict[str, tuple[Damage, list[str]]] = {
     "index without files": (replace_text("checkpoint.json", b'{"format": 1}'), ["checkpoint.json", "damaged"]),
     "round is a word": (change_index(round="two"), ["checkpoint.json", "damaged"]),
     "clients are a list": (change_index(clients=["rounds/000002/client-0.safetensors"]), ["checkpoint.json"]),
-    "client is a word": (change_index(clients={"somebody": "rounds/000002/server.safetensors"}), ["checkpoint.json"]),
+    "client is a word": (change_index(clients={"somebody": FILE}), ["checkpoint.json"]),
     "server is nothing": (change_index(server=None), ["checkpoint.json"]),
-    "server is another file": (change_index(server="config.toml"), ["config.toml"]),
+    "server is another file": (change_index(server=FILE | {"file": "config.toml"}), ["config.toml"]),
+    "server is outside": (change_index(server=FILE | {"file": "../../../etc/passwd"}), ["checkpoint.json", "etc"]),
+    "server is a path": (change_index(server=FILE | {"file": "/rounds/000001/server.safetensors"}), ["/rounds"]),
     "another format": (change_index(format=checkpoint.FORMAT + 1), [f"format {checkpoint.FORMAT + 1}"]),
     "another format with other keys": (replace_text("checkpoint.json", b'{"format": 99, "state": ""}'), ["format 99"]),
     "half a config": (replace_text("config.toml", b"seed = "), ["config.toml"]),
@@ -444,8 +400,8 @@ def test_a_damaged_directory_is_refused_and_left_alone(run_dir: Path, damage: st
 
 
 def test_a_server_state_that_is_a_clients_is_refused(run_dir: Path) -> None:
-    _, named = checkpoint_files(run_dir)
-    change_index(server=max(n for n in named if "client" in n))(run_dir)
+    index = json.loads((run_dir / "checkpoint.json").read_text())
+    change_index(server=index["clients"][max(index["clients"])])(run_dir)
     assert_refused(run_dir, "client-")
 
 
@@ -456,7 +412,7 @@ def test_a_checkpoint_of_another_config_is_refused(run_dir: Path, old: str, new:
     path = run_dir / "config.toml"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new, 1))
-    assert_refused(run_dir, "checkpoint.json", "config.toml")
+    assert_refused(run_dir, "events.jsonl", "config.toml")
 
 
 def test_a_config_edited_before_the_first_checkpoint_is_refused(unsaved: Path, tmp_path: Path) -> None:
@@ -533,91 +489,3 @@ def test_a_damaged_model_is_refused(finished: Result, tmp_path: Path, keep: floa
     run_dir = Path(shutil.copytree(finished.run_dir, tmp_path / "run"))
     cut("model.safetensors", keep)(run_dir)
     assert_refused(run_dir, "model.safetensors")
-
-
-# -- making the directory ----------------------------------------------------------------------------------------------
-
-
-def test_a_second_run_into_a_directory_is_refused_and_changes_nothing(config: RunConfig, run_dir: Path) -> None:
-    before = snapshot(run_dir.parent)
-    with pytest.raises(ConfigError, match="exists already.*--overwrite"):
-        run(config, out=run_dir)
-    assert snapshot(run_dir.parent) == before
-
-
-def test_overwrite_replaces_the_run(data: Path, config: RunConfig, run_dir: Path) -> None:
-    (run_dir / "notes.txt").write_text("of the old run")
-    other = configured(data, {"algorithm": "fedavg", "seed": 7})
-    got = run(other, out=run_dir, overwrite=True)
-    assert_same(got, other)
-    assert got.model_sha256 != uninterrupted(config.model_dump_json()).model_sha256
-    assert not (run_dir / "notes.txt").exists()
-    assert [p.name for p in run_dir.parent.iterdir()] == ["run"]
-
-
-def test_overwrite_into_nothing_is_an_ordinary_run(config: RunConfig, tmp_path: Path) -> None:
-    assert_same(run(config, out=tmp_path / "run", overwrite=True), config)
-
-
-def test_overwrite_replaces_runs_only(config: RunConfig, tmp_path: Path) -> None:
-    """`--out . --overwrite` must not cost anybody the folder that they work in."""
-    (tmp_path / "thesis.tex").write_text("three years of work")
-    before = snapshot(tmp_path)
-    with pytest.raises(ConfigError, match="not a run"):
-        run(config, out=tmp_path, overwrite=True)
-    assert snapshot(tmp_path) == before
-
-
-@pytest.mark.parametrize("failure", [OSError("no space left on device"), KeyboardInterrupt()], ids=["disk", "ctrl-c"])
-@pytest.mark.parametrize("where", ["config.toml", "partition.json", "events.jsonl"])
-@pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
-def test_a_directory_appears_whole_or_not_at_all(
-    config: RunConfig, run_dir: Path, where: str, failure: BaseException, overwrite: bool
-) -> None:
-    """And a run that was to be replaced is still there if its replacement could not be made."""
-
-    def failing(original: Callable[..., None]) -> Callable[..., None]:
-        def operation(path: Path, content: Any) -> None:
-            if path.name == where:
-                raise failure
-            original(path, content)
-
-        return operation
-
-    if not overwrite:
-        shutil.rmtree(run_dir)
-    before = snapshot(run_dir.parent)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "write", failing(files.write))
-        patch.setattr(events, "append", failing(events.append))
-        with pytest.raises((type(failure), ConfigError)):
-            run(config, out=run_dir, overwrite=overwrite)
-    assert snapshot(run_dir.parent) == before
-    assert [p.name for p in run_dir.parent.iterdir()] == (["run"] if overwrite else [])
-
-
-@pytest.mark.parametrize("failure", [OSError("no space left on device"), KeyboardInterrupt()], ids=["disk", "ctrl-c"])
-def test_the_old_run_is_there_if_the_new_one_cannot_take_its_place(
-    config: RunConfig, run_dir: Path, failure: BaseException
-) -> None:
-    before = snapshot(run_dir.parent)
-    failures = [failure]
-
-    def rename(path: Path, target: Path, original: Callable[[Path, Path], Path] = Path.rename) -> Path:
-        if Path(target) == run_dir and failures:
-            raise failures.pop()
-        return original(path, target)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "rename", rename)
-        with pytest.raises((type(failure), ConfigError)):
-            run(config, out=run_dir, overwrite=True)
-    assert snapshot(run_dir.parent) == before
-
-
-def test_what_cannot_be_built_leaves_the_old_run_alone(data: Path, run_dir: Path) -> None:
-    before = snapshot(run_dir.parent)
-    impossible = configured(data, {"clients": 80})
-    with pytest.raises(ConfigError):
-        run(impossible, out=run_dir, overwrite=True)
-    assert snapshot(run_dir.parent) == before

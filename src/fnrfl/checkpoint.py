@@ -1,115 +1,121 @@
 """Atomic checkpoints: a kill at any moment leaves the last one or the one before, never half of one.
 
 `rounds/000012/` holds the server's state after round 12 and the memories of clients that changed since the checkpoint
-before; `checkpoint.json` is replaced last and names every file that counts. What it does not name is pruned.
+before; `checkpoint.json` is replaced last. It names every file that counts, with the sha256 of its content, and has the
+sha256 of the log up to that round. Files of a checkpoint that it does not name are pruned; other files are left alone.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
-import shutil
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Strict
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
 
 from fnrfl import files
 from fnrfl.core.types import State, Tree, aligned
 from fnrfl.engines.store import ClientStore
 from fnrfl.errors import ConfigError
 
-FORMAT = 2  # 2: the weights of convolutions are channels-last
+FORMAT = 3  # 2 (version 0.1.0): no hashes; 1: convolutions were not channels-last
+FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")
+FILE = re.compile(r"(server|client-\d+)\.safetensors")
 
 
-def save(run_dir: Path, done: int, state: State, store: ClientStore, config: str) -> None:
-    """Keep the state after `done` rounds; `config` is the hash of the config it belongs to."""
-    folder = run_dir / "rounds" / f"{done:06d}"
-    part = folder.with_name(f"{folder.name}.part")
-    for stale in (part, folder):
-        shutil.rmtree(stale, ignore_errors=True)
-    part.mkdir(parents=True)
-    write(part / "server.safetensors", _pack(state))
-    path = run_dir / "checkpoint.json"
-    clients = _index(path).clients if path.exists() else {}
-    for client in sorted(store.changed):
-        write(part / f"client-{client}.safetensors", store.get(client))
-        clients[client] = f"rounds/{folder.name}/client-{client}.safetensors"
-    files.sync(part)
-    part.rename(folder)
-    files.sync(folder.parent)
-    server = f"rounds/{folder.name}/server.safetensors"
-    index = Index(format=FORMAT, round=done, config=config, server=server, clients=clients)
-    files.write(path, index.model_dump_json(indent=1) + "\n")
-    store.changed.clear()
-    _prune(run_dir, index)
+@dataclass(frozen=True)
+class Stamp:
+    """What a checkpoint belongs to: the config, and the log up to that round."""
+
+    config: str  # sha256 of the config
+    log: str  # sha256 of the log's lines so far
 
 
-def load(run_dir: Path, store: ClientStore, config: str) -> tuple[int, State] | None:
-    """(rounds done, state), with the clients' memories put into `store`; None where nothing was saved yet."""
-    path = run_dir / "checkpoint.json"
-    if not path.exists():
-        return None
-    index = _index(path)
-    if index.config != config:
-        raise ConfigError(
-            f"{path} belongs to another config than the config.toml beside it. Put that file back as it was, or run "
-            "again into another directory."
-        )
-    state = _unpack(run_dir / index.server)
-    for client, file in index.clients.items():
-        store.put(client, read(run_dir / file))
-    store.changed.clear()
-    _prune(run_dir, index)  # a kill may have left what the last save was about to remove
-    return index.round, state
+class File(BaseModel):
+    """A file of a checkpoint; its hash is None in checkpoints of format 2."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    file: str
+    sha256: str | None
 
 
 class Index(BaseModel):
     """What `checkpoint.json` says."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     format: int
     round: int
     config: str
-    server: str
-    clients: dict[Annotated[int, Strict(False)], str]
+    log: str | None
+    server: File
+    clients: dict[Annotated[int, Strict(False)], File]
+    model: str | None  # sha256 of model.safetensors, once the run is finished
 
 
-def _index(path: Path) -> Index:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        found = content["format"]
-        if found == FORMAT:
-            return Index.model_validate(content)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged ({type(error).__name__}). Run again into another directory.") from error
-    raise ConfigError(
-        f"{path} has format {found}, and this version reads format {FORMAT}. Resume it with the version that wrote "
-        "it, or run again."
+def save(run_dir: Path, done: int, state: State, store: ClientStore, stamp: Stamp) -> None:
+    """Keep the state after `done` rounds."""
+    before = index(run_dir)
+    clients = {} if before is None else dict(before.clients)
+    rounds = run_dir / "rounds"
+    rounds.mkdir(exist_ok=True)
+    _check_folder(rounds)
+    folder = _free(rounds, f"{done:06d}")
+    part = _free(rounds, folder.name, ".part")
+    part.mkdir()
+
+    def kept(name: str, tensors: Tree) -> File:
+        return File(file=f"rounds/{folder.name}/{name}", sha256=write(part / name, tensors))
+
+    server = kept("server.safetensors", _pack(state))
+    for client in sorted(store.changed):
+        clients[client] = kept(f"client-{client}.safetensors", store.get(client))
+    files.sync(part)
+    part.rename(folder)
+    files.sync(rounds)
+    new = Index(
+        format=FORMAT, round=done, config=stamp.config, log=stamp.log, server=server, clients=clients, model=None
     )
+    _write_index(run_dir, new)
+    store.changed.clear()
+    _prune(run_dir, new)
 
 
-def _prune(run_dir: Path, index: Index) -> None:
-    alive = {index.server, *index.clients.values()}
-    for folder in (run_dir / "rounds").iterdir():
-        for file in folder.iterdir():
-            if str(file.relative_to(run_dir)) not in alive:
-                file.unlink()
-        if not any(folder.iterdir()):
-            folder.rmdir()
+def finish(run_dir: Path, weights: Tree) -> None:
+    """Keep the model that came out. Its file appears last: its presence says that the run is finished."""
+    saved = index(run_dir)
+    assert saved is not None, "the last round ends with a checkpoint"
+    part = run_dir / "model.safetensors.part"
+    _write_index(run_dir, saved.model_copy(update={"model": write(part, weights)}))
+    part.replace(run_dir / "model.safetensors")
+    files.sync(run_dir)
 
 
-def _pack(state: State) -> Tree:
-    buffers = {f"buffers/{k}": v for k, v in state.buffers.items()}
-    return {"params": state.params} | buffers | {f"extra/{k}": v for k, v in state.extra.items()}
+def load(run_dir: Path, saved: Index, store: ClientStore) -> State:
+    """The server's state, with the clients' memories put into `store`; every file is what its hash says."""
+    state = server_state(run_dir, saved)
+    for client, file in saved.clients.items():
+        store.put(client, _read_file(run_dir, file))
+    store.changed.clear()
+    _prune(run_dir, saved)  # a kill may have left what the last save was about to remove
+    return state
 
 
-def _unpack(path: Path) -> State:
-    flat = read(path)
+def server_state(run_dir: Path, saved: Index) -> State:
+    """What the server knew after the last checkpoint."""
+    flat = _read_file(run_dir, saved.server)
     if "params" not in flat:
-        raise ConfigError(f"{path} is not a server's state. Run again into another directory.")
+        raise ConfigError(f"{run_dir / saved.server.file} is not a server's state. Run again into another directory.")
 
     def part(prefix: str) -> Tree:
         return {k.removeprefix(prefix): v for k, v in flat.items() if k.startswith(prefix)}
@@ -117,16 +123,127 @@ def _unpack(path: Path) -> State:
     return State(flat["params"], part("buffers/"), part("extra/"))
 
 
-def write(path: Path, tensors: Tree) -> None:
-    """Tensors as a file that others may read too, on the disk when this returns."""
-    save_file(aligned({k: v.cpu() for k, v in tensors.items()}), path)
-    path.chmod(0o644)  # safetensors' own choice is 0600
-    files.sync(path)
+def client_memory(run_dir: Path, saved: Index, client: int) -> Tree | None:
+    """What a client remembered at the last checkpoint; None if it had written nothing by then."""
+    file = saved.clients.get(client)
+    return None if file is None else _read_file(run_dir, file)
 
 
-def read(path: Path) -> Tree:
-    """The tensors of a file, or a sentence about why there are none."""
+def model(run_dir: Path, saved: Index | None) -> Tree:
+    """The weights that a finished run left."""
+    return read(run_dir / "model.safetensors", None if saved is None else saved.model)
+
+
+def index(run_dir: Path) -> Index | None:
+    """What `checkpoint.json` says; None before the first checkpoint."""
+    path = run_dir / "checkpoint.json"
+    if not path.exists() and not path.is_symlink():
+        return None
     try:
-        return aligned(load_file(path))
+        content = json.loads(files.read(path, "it must be as the run left it"))
+        found = content["format"]
+        if found == 2:
+            content = _of_format_2(content)
+        if found in (2, FORMAT):
+            return _checked(path, Index.model_validate(content))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is damaged ({type(error).__name__}). Run again into another directory.") from error
+    raise ConfigError(
+        f"{path} has format {found}, and this version reads formats 2 and {FORMAT}. Resume it with the version that "
+        "wrote it, or run again."
+    )
+
+
+def _of_format_2(content: dict[str, object]) -> dict[str, object]:
+    """The index of a run of version 0.1.0, which has no hashes."""
+    clients = content["clients"]
+    if not isinstance(clients, dict):
+        raise TypeError("its clients are no table")
+    named = {client: {"file": file, "sha256": None} for client, file in clients.items()}
+    return content | {
+        "log": None, "model": None, "clients": named, "server": {"file": content["server"], "sha256": None},
+    }  # fmt: skip
+
+
+def _checked(path: Path, found: Index) -> Index:
+    """Refuse names that a checkpoint cannot have given: whatever they stand for, it is not part of the run."""
+    for file in (found.server, *found.clients.values()):
+        parts = file.file.split("/")
+        if len(parts) != 3 or parts[0] != "rounds" or not FOLDER.fullmatch(parts[1]) or not FILE.fullmatch(parts[2]):
+            raise ConfigError(
+                f"{path} names {file.file!r}, which no checkpoint has written. Put it back as it was, or run again "
+                "into another directory."
+            )
+    return found
+
+
+def _write_index(run_dir: Path, new: Index) -> None:
+    files.write(run_dir / "checkpoint.json", new.model_dump_json(indent=1) + "\n")
+
+
+def _free(folder: Path, name: str, ending: str = "") -> Path:
+    """A name below `folder` that nothing has yet; a kill may have left a folder that no checkpoint names."""
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    candidates = (folder / f"{free}{ending}" for free in itertools.chain([name], numbered))
+    return next(path for path in candidates if not path.exists() and not path.is_symlink())
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise ConfigError(
+            f"{folder} is a link or a file, and a run keeps its checkpoints in a folder of that name. Remove it, or "
+            "run again into another directory."
+        )
+
+
+def own_files(run_dir: Path) -> Iterator[Path]:
+    """Every file below `rounds/` that a checkpoint has written, each before the folder that it is in; no links."""
+    rounds = run_dir / "rounds"
+    if not files.is_folder(rounds):
+        return
+    for folder in sorted(rounds.iterdir()):
+        if FOLDER.fullmatch(folder.name) and files.is_folder(folder):
+            yield from (f for f in sorted(folder.iterdir()) if FILE.fullmatch(f.name) and not f.is_symlink())
+            yield folder
+
+
+def _prune(run_dir: Path, saved: Index) -> None:
+    alive = {saved.server.file, *(file.file for file in saved.clients.values())}
+    for path in own_files(run_dir):
+        if path.is_dir():
+            with suppress(OSError):  # not empty: files of this checkpoint, or somebody else's
+                path.rmdir()
+        elif path.relative_to(run_dir).as_posix() not in alive:
+            path.unlink()
+
+
+def _pack(state: State) -> Tree:
+    buffers = {f"buffers/{k}": v for k, v in state.buffers.items()}
+    return {"params": state.params} | buffers | {f"extra/{k}": v for k, v in state.extra.items()}
+
+
+def write(path: Path, tensors: Tree) -> str:
+    """Tensors as a new file, on the disk when this returns; returns the sha256 of its content."""
+    content = to_bytes(aligned({k: v.cpu() for k, v in tensors.items()}))
+    files.write_new(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def read(path: Path, sha256: str | None = None) -> Tree:
+    """The tensors of a file with this hash, or a sentence about why there are none."""
+    try:
+        content = files.read_bytes(path)
+        if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+            raise ConfigError(
+                f"{path} is not what the run wrote: its sha256 is not the one in checkpoint.json. Put the file back as "
+                "it was, or run again into another directory."
+            )
+        return aligned(from_bytes(content))
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} cannot be read ({error}). Run again into another directory.") from error
+
+
+def _read_file(run_dir: Path, file: File) -> Tree:
+    _check_folder(run_dir / "rounds")
+    _check_folder((run_dir / file.file).parent)
+    return read(run_dir / file.file, file.sha256)

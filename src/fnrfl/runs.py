@@ -8,13 +8,12 @@ import logging
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import fnrfl
-from fnrfl import checkpoint, events, files
+from fnrfl import checkpoint, events, files, rundir
 from fnrfl.build import Built, build, build_net, cohort
 from fnrfl.config import RunConfig, loads
 from fnrfl.core.net import Net
@@ -36,8 +35,8 @@ from fnrfl.errors import ConfigError
 from fnrfl.evaluate import Score, evaluate, pooled
 from fnrfl.events import Event
 from fnrfl.interrupt import interruptible
-from fnrfl.lock import alone
 from fnrfl.rng import elsewhere, generator
+from fnrfl.rundir import RunDir
 
 log = logging.getLogger("fnrfl")
 Progress = Callable[[Event], None]
@@ -154,22 +153,32 @@ def run(
 ) -> Result:
     """Run a config from the start. `out` is the run directory: by default runs/<name>-<seed>; None writes nothing.
 
-    `progress` hears of every round when it has ended, `phase` the name of each phase of a round as it begins.
+    With `overwrite` a run that has this directory keeps it until the new one has its first checkpoint. `progress` hears
+    of every round when it has ended, `phase` the name of each phase of a round as it begins.
     """
     run_dir = None if out is None else config.run_dir if out is True else Path(out)
-    if run_dir is not None and run_dir.exists() and not overwrite:
-        raise _exists(run_dir)
-    if run_dir is not None and run_dir.exists() and not (run_dir / "config.toml").exists():
-        raise ConfigError(f"{run_dir} is not a run, so it is not replaced. Choose another directory with --out.")
+    if run_dir is not None:
+        rundir.recover(run_dir)
+    if run_dir is not None and os.path.lexists(run_dir):
+        if not overwrite:
+            raise rundir.taken(run_dir)
+        rundir.check_replaceable(run_dir)
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         built = build(config, Path(scratch))
         for notice in built.notices:
             log.warning(notice)
         if run_dir is None:
-            return _rounds(built, None, 0, None, [], progress, phase, checkpoint_every)
-        _found(run_dir, built, overwrite)
-        with alone(run_dir):
-            return _rounds(built, run_dir, 0, None, [], progress, phase, checkpoint_every)
+            return _rounds(built, None, Progressed(), progress, phase, checkpoint_every)
+        header = events.line(_header(built))
+        manifest = built.partition.manifest() | {"splits": built.splits.manifest()}
+        contents: dict[str, str | bytes] = {
+            "config.toml": built.config.to_toml(),
+            "partition.json": json.dumps(manifest) + "\n",
+            "events.jsonl": header,
+        }
+        with rundir.created(run_dir, contents, overwrite=overwrite) as place:
+            result = _rounds(built, place, Progressed(log=header), progress, phase, checkpoint_every)
+    return replace(result, run_dir=run_dir)
 
 
 def resume(
@@ -181,69 +190,82 @@ def resume(
 ) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
     run_dir = Path(run_dir)
-    config = _config(run_dir)
+    rundir.check(run_dir)
     if (run_dir / "model.safetensors").exists():
         return load(run_dir)
-    with alone(run_dir), tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
+    with rundir.opened(run_dir) as place, tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
+        config, saved, kept = _verified(run_dir)
         built = build(config, Path(scratch))
-        saved = checkpoint.load(run_dir, built.engine.store, config.sha256)
-        done, state = (0, None) if saved is None else (saved[0], saved[1].to(built.net.device))
-        log_file = run_dir / "events.jsonl"
-        _same(run_dir, events.read(log_file)[:1], built)
-        kept = events.truncate(log_file, done)
-        return _rounds(built, run_dir, done, state, kept[1:], progress, phase, checkpoint_every)
+        _refuse_other_data(run_dir, events.parse(run_dir / "events.jsonl", kept)[0], built)
+        state = None
+        if saved is not None:
+            state = checkpoint.load(run_dir, saved, built.engine.store).to(built.net.device)
+        files.write(run_dir / "events.jsonl", kept)
+        rounds = events.parse(run_dir / "events.jsonl", kept)[1:]
+        result = _rounds(built, place, Progressed(rounds, state, kept), progress, phase, checkpoint_every)
+    return replace(result, run_dir=run_dir)
 
 
 def load(run_dir: str | Path) -> Result:
     """A finished run from disk."""
     run_dir = Path(run_dir)
-    config = _config(run_dir)
-    path = run_dir / "model.safetensors"
-    if not path.exists():
+    rundir.check(run_dir)
+    if not (run_dir / "model.safetensors").exists():
         raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`.")
-    header, *rounds = events.read(run_dir / "events.jsonl")
+    config, saved, kept = _verified(run_dir)
+    header, *rounds = events.parse(run_dir / "events.jsonl", kept)
     data = header["data"]
-    return Result(config, rounds, checkpoint.read(path), tuple(data["classes"]), tuple(data["input_shape"]), run_dir)
+    weights = checkpoint.model(run_dir, saved)
+    return Result(config, rounds, weights, tuple(data["classes"]), tuple(data["input_shape"]), run_dir)
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """How far a run has come: nothing yet, or what a checkpoint holds."""
+
+    rounds: list[Event] = field(default_factory=list)
+    state: State | None = None
+    log: bytes = b""  # the lines of the event log so far
 
 
 def _rounds(
     built: Built,
-    run_dir: Path | None,
-    done: int,
-    state: State | None,
-    rounds: list[Event],
+    place: RunDir | None,
+    begun: Progressed,
     progress: Progress | None,
     phase: Phase | None,
     checkpoint_every: float,
 ) -> Result:
     config, engine = built.config, built.engine
     metered = Metered(engine, phase or (lambda name: None), engine.clock)
+    rounds, state, logged = list(begun.rounds), begun.state, hashlib.sha256(begun.log)
     if state is None:
         state = built.algorithm.init(built.net)
     engine.warm_up()
     saved = time.monotonic()
-    with one_intra_op_thread(), nullcontext(lambda: False) if run_dir is None else interruptible() as stop:
-        for t in range(done, config.rounds):
+    with one_intra_op_thread(), nullcontext(lambda: False) if place is None else interruptible() as stop:
+        for t in range(len(rounds), config.rounds):
             state, event = _round(built, metered, state, t)
             rounds.append(event)
             last = t + 1 == config.rounds
             stopping = stop() and not last  # asked once: whoever asks later is heard after the next round
-            if run_dir is not None:
-                events.append(run_dir / "events.jsonl", event)
+            if place is not None:
+                events.append(place.path / "events.jsonl", event)
+                logged.update(events.line(event))
                 if stopping or last or time.monotonic() - saved >= checkpoint_every:
-                    files.sync(run_dir / "events.jsonl")  # the log is never behind the checkpoint
-                    checkpoint.save(run_dir, t + 1, state, engine.store, config.sha256)
+                    files.sync(place.path / "events.jsonl")  # the log is never behind the checkpoint
+                    stamp = checkpoint.Stamp(config.sha256, logged.hexdigest())
+                    checkpoint.save(place.path, t + 1, state, engine.store, stamp)
+                    place.settle()
                     saved = time.monotonic()
             if progress is not None:
                 progress(event | {"seconds": sum(event["seconds"].values())})
             if stopping:
                 raise KeyboardInterrupt
     weights = aligned(built.net.unflatten(state.params.cpu()) | {k: v.cpu() for k, v in state.buffers.items()})
-    if run_dir is not None:
-        part = run_dir / "model.safetensors.part"
-        checkpoint.write(part, weights)
-        part.replace(run_dir / "model.safetensors")  # its presence says that the run is finished
-    return Result(config, rounds, weights, built.dataset.classes, built.dataset.input_shape, run_dir)
+    if place is not None:
+        checkpoint.finish(place.path, weights)
+    return Result(config, rounds, weights, built.dataset.classes, built.dataset.input_shape, None)
 
 
 def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State, Event]:
@@ -375,64 +397,62 @@ def _number(value: float) -> float | None:
 # -- the run directory ------------------------------------------------------------------------------------------------
 
 
-def _exists(run_dir: Path) -> ConfigError:
-    return ConfigError(
-        f"{run_dir} exists already. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`, choose another directory "
-        "with --out, or replace it with --overwrite."
-    )
+def _verified(run_dir: Path) -> tuple[RunConfig, checkpoint.Index | None, bytes]:
+    """(config, last checkpoint, the log up to it) of a run directory, all of which belong together."""
+    text = files.read(run_dir / "config.toml", "it must be the config that the run was begun with")
+    config = loads(text, origin=str(run_dir / "config.toml"))
+    saved = checkpoint.index(run_dir)
+    path = run_dir / "events.jsonl"
+    content = files.read(path, "a run directory has an events.jsonl").encode()
+    done = 0 if saved is None else saved.round
+    lines = content.split(b"\n")[:-1]  # a kill may have left half of one at the end
+    kept = b"".join(line + b"\n" for line in lines[: done + 1])
+    if len(lines) <= done:
+        raise events.damaged(path, f"it has {len(lines)} lines, and the checkpoint beside it comes after round {done}")
+    header = events.parse(path, kept)[0]
+    if saved is not None and saved.log is not None and saved.log != hashlib.sha256(kept).hexdigest():
+        raise events.damaged(path, "it is not what the run wrote: its sha256 is not the one in checkpoint.json")
+    # Version 0.1.0 hashed the text; a hash of the values goes on being right when a later version adds a key.
+    hashes = {config.sha256, hashlib.sha256(text.encode()).hexdigest()}
+    for name, found in (("events.jsonl", header.get("config_sha256")), ("checkpoint.json", saved and saved.config)):
+        if found is not None and found not in hashes:
+            raise ConfigError(
+                f"{run_dir / name} belongs to another config than the config.toml beside it. Put that file back as it "
+                "was, or run again into another directory."
+            )
+    return config, saved, kept
 
 
-def _found(run_dir: Path, built: Built, overwrite: bool) -> None:
-    """Make the directory whole, under another name, and then let it appear."""
-    run_dir.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}-", dir=run_dir.parent))
-    try:
-        files.write(part / "config.toml", built.config.to_toml())
-        manifest = built.partition.manifest() | {"splits": built.splits.manifest()}
-        files.write(part / "partition.json", json.dumps(manifest) + "\n")
-        events.append(part / "events.jsonl", _header(built))
-        os.chmod(part, 0o755)
-        if run_dir.exists() and not overwrite:  # another run has made it in the meantime
-            raise _exists(run_dir)
-        _replace(run_dir, part)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    files.sync(run_dir.parent)
-
-
-def _replace(run_dir: Path, new: Path) -> None:
-    """Let a directory appear, in the place of an old one if there is one."""
-    if not run_dir.exists():
-        new.rename(run_dir)
-        return
-    old = new.with_name(f"{new.name}-old")
-    with alone(run_dir):
-        pass  # nobody is still at work in it
-    run_dir.rename(old)
-    try:
-        new.rename(run_dir)
-    except BaseException:
-        old.rename(run_dir)
-        raise
-    shutil.rmtree(old)
-
-
-def _same(run_dir: Path, header: list[Event], built: Built) -> None:
-    """Refuse to go on with another config or other data than the run began with."""
-    if not header:
-        raise ConfigError(f"{run_dir / 'events.jsonl'} has no first line. Run again into another directory.")
-    began = header[0]
-    if began.get("config_sha256") != built.config.sha256:
-        raise ConfigError(
-            f"{run_dir} was begun with another config than its config.toml says now. Put that file back as it was, or "
-            "run again into another directory."
-        )
+def _refuse_other_data(run_dir: Path, began: Event, built: Built) -> None:
+    """Refuse to go on with other data or another split than the run began with; say if other versions go on."""
+    versions, then = _versions(), began.get("versions", {})
+    other = [f"{name} {then[name]}" for name, now in versions.items() if name in then and then[name] != now]
+    by = f" It was begun with {', '.join(other)}; that may be why." if other else ""
     if began["data"]["sha256"] != built.dataset.checksum:
         raise ConfigError(
-            f'dataset = "{built.config.dataset}" is not the data that {run_dir} was begun with. Put it back as it was, '
-            "or run again into another directory."
+            f'dataset = "{built.config.dataset}" is not the data that {run_dir} was begun with.{by} Put it back as it '
+            "was, or run again into another directory."
         )
+    if began["partition"] != built.partition.sha256:
+        raise ConfigError(
+            f"The split among the clients is not the one that {run_dir} was begun with.{by} Run again into another "
+            "directory."
+        )
+    if other:
+        here = ", ".join(f"{name} {now}" for name, now in versions.items() if then.get(name, now) != now)
+        log.warning(
+            f"{run_dir} was begun with {', '.join(other)} and goes on with {here}: its numbers may differ by rounding "
+            "from those of a run that was not interrupted."
+        )
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "fnrfl": fnrfl.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
 
 
 def _header(built: Built) -> Event:
@@ -441,12 +461,7 @@ def _header(built: Built) -> Event:
         "config_sha256": built.config.sha256,
         "leaks": list(built.config.leaks_on),
         "notices": list(built.notices),
-        "versions": {
-            "fnrfl": fnrfl.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
+        "versions": _versions(),
         "git": _revision(),
         "device": _device(built.net.device),
         "data": {
@@ -475,12 +490,3 @@ def _revision() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() if found.returncode == 0 else None
-
-
-def _config(run_dir: Path) -> RunConfig:
-    path = run_dir / "config.toml"
-    if not path.exists():
-        raise ConfigError(
-            f"{run_dir} is not a run directory: it has no config.toml. Start one with `fnrfl run -o {run_dir}`."
-        )
-    return loads(files.read(path, "it must be the config that the run was begun with"), origin=str(path))

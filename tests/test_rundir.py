@@ -1,0 +1,498 @@
+"""The run directory: what is replaced, what is kept, and that nothing outside it is written or removed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from faults import Crash, crashing, snapshot
+from fnrfl import events, files, rundir, runs
+from fnrfl.config import RunConfig, load
+from fnrfl.errors import ConfigError, FnrflError
+from fnrfl.lock import alone
+from fnrfl.runs import Result, resume, run
+
+SMALL: dict[str, Any] = {
+    "model": "mlp(hidden=8)",
+    "rounds": 2,
+    "clients": 3,
+    "algorithm": "scaffold",
+    "client": {"epochs": 1},
+    "engine": {"name": "loop", "threads": 1},
+}
+
+
+def configured(**changes: Any) -> RunConfig:
+    return load("digits", SMALL | changes)
+
+
+@pytest.fixture(scope="module")
+def config() -> RunConfig:
+    return configured()
+
+
+@pytest.fixture(scope="module")
+def other() -> RunConfig:
+    """A run that differs from the one that it replaces."""
+    return configured(seed=7)
+
+
+@pytest.fixture(scope="module")
+def wanted(other: RunConfig) -> Result:
+    return run(other, out=None)
+
+
+@pytest.fixture(scope="module")
+def original(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A finished run; not to be touched."""
+    return run(config, out=tmp_path_factory.mktemp("original") / "run")
+
+
+@pytest.fixture
+def run_dir(original: Result, tmp_path: Path) -> Path:
+    """A finished run, to do anything to."""
+    assert original.run_dir is not None
+    (tmp_path / "runs").mkdir()
+    return Path(shutil.copytree(original.run_dir, tmp_path / "runs" / "run"))
+
+
+@pytest.fixture(scope="module")
+def halfway(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after its first round, with a checkpoint; not to be touched."""
+    folder = tmp_path_factory.mktemp("halfway") / "run"
+
+    def stop(event: events.Event) -> None:
+        raise Crash
+
+    with pytest.raises(Crash):
+        run(config, out=folder, progress=stop, checkpoint_every=0)
+    return folder
+
+
+@pytest.fixture
+def stopped(halfway: Path, tmp_path: Path) -> Path:
+    """A run that was stopped, to do anything to."""
+    return Path(shutil.copytree(halfway, tmp_path / "stopped"))
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Iterator[Path]:
+    """A folder of somebody else's, which is the same afterwards."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    for name in ("thesis.tex", "server.safetensors", "client-0.safetensors", "config.toml"):
+        (folder / name).write_text("three years of work")
+    before = snapshot(folder)
+    yield folder
+    assert snapshot(folder) == before
+
+
+# -- replacing a run ---------------------------------------------------------------------------------------------------
+
+
+def test_a_project_with_a_config_of_its_own_is_not_replaced(config: RunConfig, tmp_path: Path) -> None:
+    for name in ("config.toml", "thesis.tex", "events.jsonl", "partition.json"):
+        (tmp_path / name).write_text('{"round": 1}\n')
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match="not a run"):
+        run(config, out=tmp_path, overwrite=True)
+    assert snapshot(tmp_path) == before
+
+
+def test_the_old_run_keeps_its_name_until_the_first_checkpoint(
+    other: RunConfig, wanted: Result, run_dir: Path, original: Result
+) -> None:
+    hashes = []
+
+    def look(event: events.Event) -> None:
+        hashes.append(json.loads((run_dir / "events.jsonl").open().readline())["config_sha256"])
+
+    got = run(other, out=run_dir, overwrite=True, progress=look, checkpoint_every=1e9)
+    assert hashes == [original.config.sha256, got.config.sha256]  # the last round ends with a checkpoint
+    assert runs.load(run_dir).model_sha256 == got.model_sha256 == wanted.model_sha256
+    assert [p.name for p in run_dir.parent.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("failure", [FnrflError("no"), KeyboardInterrupt(), OSError(28, "full")], ids=repr)
+def test_a_new_run_that_fails_in_its_first_round_leaves_the_old_one(
+    other: RunConfig, run_dir: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    def failing(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(runs, "_round", failing)
+    before = snapshot(run_dir.parent)
+    with pytest.raises(type(failure)):
+        run(other, out=run_dir, overwrite=True)
+    assert snapshot(run_dir.parent) == before
+
+
+def test_files_that_are_not_the_runs_are_kept_and_named(
+    other: RunConfig, wanted: Result, run_dir: Path, outside: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (run_dir / "notes.txt").write_text("of the old run")
+    (run_dir / "report.html").write_text("by fnrfl report")
+    (run_dir / "plots").mkdir()
+    for name in ("convergence.png", "split-2.svg", "mine.png"):
+        (run_dir / "plots" / name).write_text("a figure")
+    shutil.copytree(run_dir, run_dir / "nested")
+    (run_dir / "rounds" / ".DS_Store").write_text("")
+    (run_dir / "rounds" / "elsewhere").symlink_to(outside)
+    (run_dir / "data").symlink_to(outside)
+    nested = snapshot(run_dir / "nested")
+
+    assert run(other, out=run_dir, overwrite=True).model_sha256 == wanted.model_sha256
+    aside = run_dir.with_name("run.replaced")
+    assert sorted(p.name for p in run_dir.parent.iterdir()) == ["run", "run.replaced"]
+    assert sorted(p.name for p in run_dir.iterdir()) == sorted([*rundir.WRITTEN[:5], "rounds"])
+    assert sorted(p.name for p in aside.iterdir()) == ["data", "nested", "notes.txt", "plots", "rounds"]
+    assert [p.name for p in (aside / "plots").iterdir()] == ["mine.png"]
+    assert sorted(p.name for p in (aside / "rounds").iterdir()) == [".DS_Store", "elsewhere"]
+    assert snapshot(aside / "nested") == nested
+    assert "run.replaced" in caplog.text and "notes.txt" in caplog.text
+
+    (run_dir / "again.txt").write_text("a second time")
+    run(other, out=run_dir, overwrite=True)
+    assert (run_dir.with_name("run.replaced-2") / "again.txt").exists()
+
+
+def test_the_figures_of_a_report_are_known() -> None:
+    from fnrfl.report.plots import FIGURES
+
+    assert set(rundir.FIGURES) == set(FIGURES)
+
+
+def test_a_link_to_a_run_is_not_replaced(other: RunConfig, run_dir: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(run_dir)
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match=r"is a link to .*runs/run\. Give the run directory itself"):
+        run(other, out=link, overwrite=True)
+    assert snapshot(tmp_path) == before and link.is_symlink()
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "nowhere")
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError):
+            run(other, out=dangling, overwrite=overwrite)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_run_that_is_at_work_is_not_replaced(other: RunConfig, run_dir: Path) -> None:
+    before = snapshot(run_dir)
+    with alone(run_dir), pytest.raises(ConfigError, match="in use by process"):
+        run(other, out=run_dir, overwrite=True)
+    assert snapshot(run_dir) == before
+    assert [p.name for p in run_dir.parent.iterdir()] == ["run"]
+
+
+def test_overwrite_into_nothing_is_an_ordinary_run(other: RunConfig, wanted: Result, tmp_path: Path) -> None:
+    assert run(other, out=tmp_path / "run", overwrite=True).model_sha256 == wanted.model_sha256
+
+
+def test_a_second_run_into_a_directory_is_refused_and_changes_nothing(config: RunConfig, run_dir: Path) -> None:
+    before = snapshot(run_dir.parent)
+    with pytest.raises(ConfigError, match="exists already.*--overwrite"):
+        run(config, out=run_dir)
+    assert snapshot(run_dir.parent) == before
+
+
+def test_what_cannot_be_built_leaves_the_old_run_alone(run_dir: Path) -> None:
+    before = snapshot(run_dir.parent)
+    with pytest.raises(ConfigError):
+        run(configured(clients=800), out=run_dir, overwrite=True)
+    assert snapshot(run_dir.parent) == before
+
+
+# -- a kill while a run is replaced ------------------------------------------------------------------------------------
+
+CONTENTS = {"config.toml": "new", "partition.json": "{}", "events.jsonl": "{}\n"}
+HEADER = json.dumps({"config_sha256": "0", "versions": {"fnrfl": "0"}}) + "\n"
+
+
+def pretend_run(folder: Path, text: str) -> Path:
+    """A folder that passes for a run directory, made without training."""
+    folder.mkdir(parents=True)
+    for name, content in (("config.toml", text), ("partition.json", "{}"), ("events.jsonl", HEADER)):
+        (folder / name).write_text(content)
+    (folder / "rounds" / "000001").mkdir(parents=True)
+    (folder / "rounds" / "000001" / "server.safetensors").write_text(text)
+    return folder
+
+
+def replace_by_new(run_dir: Path) -> None:
+    with rundir.created(run_dir, CONTENTS | {"events.jsonl": HEADER}, overwrite=True) as made:
+        (made.path / "checkpoint.json").write_text("{}")
+        made.settle()
+
+
+@pytest.mark.parametrize("atomic", [True, False], ids=["swap", "two renames"])
+@pytest.mark.parametrize("foreign", [False, True], ids=["clean", "foreign"])
+def test_a_crash_in_any_operation_leaves_the_old_or_the_new_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool, foreign: bool
+) -> None:
+    if atomic and not files.exchange(pretend_run(tmp_path / "a", "a"), pretend_run(tmp_path / "b", "b")):
+        pytest.skip("this file system cannot swap two names")
+    if not atomic:
+        monkeypatch.setattr(files, "exchange", lambda one, other: False)
+    seen = set()
+    for operations in itertools.count():
+        run_dir = pretend_run(tmp_path / f"{operations}" / "run", "old")
+        if foreign:
+            (run_dir / "notes.txt").write_text("mine")
+        try:
+            with crashing(operations):
+                replace_by_new(run_dir)
+            break
+        except Crash:
+            pass
+        rundir.recover(run_dir)
+        assert rundir.is_run(run_dir)
+        now = (run_dir / "config.toml").read_text()
+        seen.add(now)
+        if now == "old":
+            assert (run_dir / "rounds" / "000001" / "server.safetensors").read_text() == "old"
+        else:
+            assert (run_dir / "checkpoint.json").exists()
+        replace_by_new(run_dir)  # the next command tidies up
+        left = sorted(p.name for p in run_dir.parent.iterdir())
+        assert left == (["run", "run.replaced"] if foreign else ["run"])
+    assert seen == {"old", "new"} and operations > 12
+
+
+@pytest.mark.parametrize("failure", [OSError("no space left on device"), KeyboardInterrupt()], ids=["disk", "ctrl-c"])
+@pytest.mark.parametrize("where", ["config.toml", "partition.json", "events.jsonl"])
+@pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
+def test_a_directory_appears_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, failure: BaseException, overwrite: bool
+) -> None:
+    """And a run that was to be replaced is still there if its replacement could not be made."""
+    if overwrite:
+        pretend_run(tmp_path / "run", "old")
+    before = snapshot(tmp_path)
+
+    def write(path: Path, content: Any, original: Callable[..., None] = files.write) -> None:
+        if path.name == where:
+            raise failure
+        original(path, content)
+
+    monkeypatch.setattr(files, "write", write)
+    with pytest.raises(type(failure)), rundir.created(tmp_path / "run", CONTENTS, overwrite=overwrite):
+        pass
+    assert snapshot(tmp_path) == before
+    assert [p.name for p in tmp_path.iterdir()] == (["run"] if overwrite else [])
+
+
+@pytest.mark.parametrize("failure", [OSError("no space left on device"), KeyboardInterrupt()], ids=["disk", "ctrl-c"])
+def test_the_old_run_is_there_if_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    run_dir = pretend_run(tmp_path / "run", "old")
+    before = snapshot(tmp_path)
+    failures = [failure]
+
+    def rename(path: Path, target: Path, original: Callable[[Path, Path], Path] = Path.rename) -> Path:
+        if Path(target) == run_dir and failures:
+            raise failures.pop()
+        return original(path, target)
+
+    monkeypatch.setattr(files, "exchange", lambda one, other: False)
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(type(failure)):
+        replace_by_new(run_dir)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_run_that_a_kill_left_without_its_name_gets_it_back(run_dir: Path, original: Result) -> None:
+    run_dir.rename(run_dir.with_name(".run.fnrfl-old"))
+    assert runs.load(run_dir).model_sha256 == original.model_sha256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("atomic", [True, False], ids=["swap", "two renames"])
+def test_a_crash_in_every_operation_of_a_replacing_run(
+    other: RunConfig, wanted: Result, original: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool
+) -> None:
+    """With training and checkpoints: whatever is under the name afterwards is whole, and goes on to the same bits."""
+    if not atomic:
+        monkeypatch.setattr(files, "exchange", lambda one, other: False)
+    assert original.run_dir is not None
+    for operations in itertools.count():
+        run_dir = Path(shutil.copytree(original.run_dir, tmp_path / f"{operations}" / "run"))
+        try:
+            with crashing(operations):
+                run(other, out=run_dir, overwrite=True, checkpoint_every=0)
+            break
+        except Crash:
+            pass
+        got = resume(run_dir)
+        assert got.model_sha256 == (original if got.config.seed == original.config.seed else wanted).model_sha256
+        shutil.rmtree(tmp_path / f"{operations}")
+    assert operations > 30
+
+
+# -- links and strange files in a run ----------------------------------------------------------------------------------
+
+
+def test_no_file_outside_is_removed_through_a_link_among_the_rounds(stopped: Path, outside: Path) -> None:
+    (stopped / "rounds" / "zzz").symlink_to(outside)
+    (stopped / "rounds" / "000007").symlink_to(outside)
+    (stopped / "rounds" / "000009.part").symlink_to(outside)
+    assert resume(stopped).rounds
+
+
+@pytest.mark.parametrize("name", ["rounds", "rounds/000001"])
+def test_checkpoints_are_not_read_or_written_through_a_link(stopped: Path, outside: Path, name: str) -> None:
+    shutil.rmtree(stopped / name)
+    (stopped / name).symlink_to(outside)
+    with pytest.raises(ConfigError, match="is a link"):
+        resume(stopped)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "events.jsonl", "partition.json", "checkpoint.json"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_file_of_a_run_that_is_no_plain_file_is_refused(stopped: Path, outside: Path, name: str, kind: str) -> None:
+    content = (stopped / name).read_bytes()
+    (stopped / name).unlink()
+    if kind == "link":
+        (stopped / "aside").write_bytes(content)
+        (stopped / name).symlink_to("aside")
+    elif kind == "pipe":
+        os.mkfifo(stopped / name)
+    else:
+        (stopped / name).mkdir()
+    with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
+        resume(stopped)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link], ids=["symbolic", "hard"])
+def test_the_lock_is_not_written_into_another_file(stopped: Path, outside: Path, link: Callable[..., None]) -> None:
+    link(outside / "thesis.tex", stopped / ".lock")
+    with pytest.raises(ConfigError, match=r"\.lock is not a plain file of its own"):
+        resume(stopped)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl.part", "checkpoint.json.part", "model.safetensors.part"])
+def test_a_temporary_name_that_is_a_link_is_not_written_through(stopped: Path, outside: Path, name: str) -> None:
+    (stopped / name).symlink_to(outside / "thesis.tex")
+    assert resume(stopped).rounds
+    assert not (stopped / name).exists()
+
+
+def test_a_log_with_a_second_name_is_not_written_through(stopped: Path, tmp_path: Path) -> None:
+    os.link(stopped / "events.jsonl", tmp_path / "backup.jsonl")
+    before = (tmp_path / "backup.jsonl").read_bytes()
+    resume(stopped)
+    assert (tmp_path / "backup.jsonl").read_bytes() == before
+
+
+def test_files_that_a_file_manager_leaves_are_in_nobodys_way(stopped: Path, original: Result) -> None:
+    for folder in (stopped, stopped / "rounds", stopped / "rounds" / "000001"):
+        (folder / ".DS_Store").write_text("")
+    (stopped / "rounds" / "000002").mkdir()  # the name that the next checkpoint would have
+    (stopped / "rounds" / "000002" / "Thumbs.db").write_text("")
+    assert resume(stopped, checkpoint_every=0).model_sha256 == original.model_sha256
+    assert (stopped / "rounds" / "000002" / "Thumbs.db").exists()
+
+
+def test_a_log_that_is_removed_during_a_run_is_said(config: RunConfig, tmp_path: Path) -> None:
+    def remove(event: events.Event) -> None:
+        (tmp_path / "run" / "events.jsonl").unlink(missing_ok=True)
+
+    with pytest.raises(FnrflError, match=r"events\.jsonl has been removed"):
+        run(config, out=tmp_path / "run", progress=remove)
+
+
+# -- contents ----------------------------------------------------------------------------------------------------------
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+def assert_refused(run_dir: Path, *words: str) -> None:
+    before = snapshot(run_dir)
+    with pytest.raises(ConfigError) as error:
+        resume(run_dir)
+    for word in words:
+        assert word in str(error.value)
+    assert snapshot(run_dir) == before
+
+
+@pytest.mark.parametrize("name", ["server", "client-0", "client-2"])
+def test_a_flipped_bit_in_a_checkpoint_is_refused(stopped: Path, name: str) -> None:
+    flip_a_bit(stopped / "rounds" / "000001" / f"{name}.safetensors")
+    assert_refused(stopped, f"{name}.safetensors", "sha256")
+
+
+def test_swapped_clients_are_refused(stopped: Path) -> None:
+    one, two = (stopped / "rounds" / "000001" / f"client-{client}.safetensors" for client in (0, 1))
+    content = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(content)
+    assert_refused(stopped, "client-", "sha256")
+
+
+def test_a_state_of_another_seed_is_refused(stopped: Path, tmp_path: Path) -> None:
+    theirs = run(configured(seed=5, rounds=1), out=tmp_path / "theirs").run_dir
+    assert theirs is not None
+    shutil.copy(theirs / "rounds" / "000001" / "server.safetensors", stopped / "rounds" / "000001")
+    assert_refused(stopped, "server.safetensors", "sha256")
+
+
+@pytest.mark.parametrize("state", ["stopped", "finished"])
+def test_an_edited_log_is_refused(stopped: Path, run_dir: Path, state: str) -> None:
+    folder = stopped if state == "stopped" else run_dir
+    log = folder / "events.jsonl"
+    header, *lines = events.read(log)
+    lines[0]["accuracy"] = 0.9976
+    log.write_bytes(b"".join(map(events.line, [header, *lines])))
+    assert_refused(folder, "events.jsonl", "sha256")
+
+
+def test_an_edited_model_is_refused(run_dir: Path) -> None:
+    flip_a_bit(run_dir / "model.safetensors")
+    assert_refused(run_dir, "model.safetensors", "sha256")
+
+
+def test_an_edited_config_of_a_finished_run_is_refused(run_dir: Path) -> None:
+    path = run_dir / "config.toml"
+    path.write_text(path.read_text().replace("lr = 0.05", "lr = 0.5", 1))
+    assert_refused(run_dir, "config.toml")
+
+
+def test_a_config_whose_text_is_arranged_in_another_way_is_the_same(stopped: Path, original: Result) -> None:
+    path = stopped / "config.toml"
+    path.write_text("# a comment\n" + path.read_text().replace(" = ", "="))
+    assert resume(stopped).model_sha256 == original.model_sha256
+
+
+def test_going_on_with_other_versions_is_noted(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = runs._versions()
+    monkeypatch.setattr(runs, "_versions", lambda: now | {"torch": "99.0", "fnrfl": "98.0"})
+    resume(stopped)
+    assert f"torch {torch.__version__}" in caplog.text and "goes on with fnrfl 98.0, torch 99.0" in caplog.text
+
+
+def test_going_on_with_the_same_versions_says_nothing(stopped: Path, caplog: pytest.LogCaptureFixture) -> None:
+    resume(stopped)
+    assert "begun with" not in caplog.text
+
+
+def test_another_split_is_refused(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version of numpy may draw another one from the same seed."""
+    from fnrfl.data.partitions import Partition
+
+    monkeypatch.setattr(Partition, "sha256", "1" * 64)
+    assert_refused(stopped, "split")
