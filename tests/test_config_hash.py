@@ -33,7 +33,7 @@ OTHER: dict[str, Any] = {  # a value that is allowed and not the default, where 
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Schemas are built once; a test that changes what they are built from begins and ends without."""
-    caches = (config._schema, config._model_of, config._introduced)
+    caches = (config._schema, config._model_of, config.introduced)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -105,7 +105,7 @@ def test_a_new_key_changes_no_hash(monkeypatch: pytest.MonkeyPatch, fresh: None)
     extra = registry.Field("new", float, 1.0, "one more")
     monkeypatch.setattr(config, "RunConfig", NewRunConfig)
     monkeypatch.setattr(registry, "fields", lambda name: (*fields(name), extra))
-    for cached in (config._schema, config._model_of, config._introduced):
+    for cached in (config._schema, config._model_of, config.introduced):
         cached.cache_clear()
     assert hashes() == before
     changed = [["client.clip=1"], ["note=x"], ["algorithm.new=2"], ["fnr.new=2"]]
@@ -125,7 +125,7 @@ def test_a_default_that_changes_keeps_every_hash_if_its_first_value_is_written_d
 
     monkeypatch.setattr(config, "RunConfig", NewRunConfig)
     monkeypatch.setattr(config, "FIRST_DEFAULTS", {"": {"client.lr": 0.01}})
-    for cached in (config._schema, config._introduced):
+    for cached in (config._schema, config.introduced):
         cached.cache_clear()
     assert (loads("", ["client.lr=0.01"]).sha256, loads("").sha256) == before
 
@@ -133,7 +133,7 @@ def test_a_default_that_changes_keeps_every_hash_if_its_first_value_is_written_d
 def test_what_keys_were_introduced_with_never_changes() -> None:
     for method in registry.algorithms():
         written = INTRODUCED[""] | INTRODUCED[method]
-        found = {key: json.loads(value) for key, value in config._introduced(method).items()}
+        found = config.introduced(method)
         assert found.keys() == written.keys(), f"{method}: write new keys into tests/introduced.json"
         assert found == written, f"{method}: write the first default into FIRST_DEFAULTS of config.py"
 

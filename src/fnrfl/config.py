@@ -157,8 +157,8 @@ class RunConfig(Section):
         Keys that have the value they were introduced with are left out, so a new key changes no hash.
         """
         values = {key: json.dumps(value) for key, value in _flatten(self._tree()).items()}
-        introduced = _introduced(self.algorithm.name)
-        told = {key: value for key, value in values.items() if value != introduced.get(key)}
+        first = {key: json.dumps(value) for key, value in introduced(self.algorithm.name).items()}
+        told = {key: value for key, value in values.items() if value != first.get(key)}
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def to_toml(self) -> str:
@@ -251,6 +251,17 @@ def loads(text: str, overrides: Overrides = (), *, name: str = "run", origin: st
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{origin} is not valid TOML: {error}.") from error
     return _resolve(_flatten(tree), _read_overrides(overrides), name)
+
+
+@cache
+def introduced(algorithm: str) -> Flat:
+    """The value that each key was introduced with; options of a user's own method have none."""
+    options = () if ":" in algorithm else registry.fields(algorithm)
+    schema = _schema(options, registry.fields("fnr"))
+    first = {key: declared.default for key, declared in _keys(schema).items()}
+    first |= FIRST_DEFAULTS.get("", {}) | FIRST_DEFAULTS.get(algorithm, {})
+    checked = _flatten(schema.model_validate(_nest(first)).model_dump())
+    return checked | {"fnr": False, "scenario": _canonical(checked["scenario"])}
 
 
 def describe_keys() -> tuple[Key, ...]:
@@ -378,18 +389,6 @@ def _resolve(recipe: Flat, overrides: Flat, name: str) -> RunConfig:
     if problems:
         raise ConfigError(" ".join(problems))
     return config
-
-
-@cache
-def _introduced(algorithm: str) -> dict[str, str]:
-    """The value that each key was introduced with, as JSON; of a user's own method every option counts as changed."""
-    options = () if ":" in algorithm else registry.fields(algorithm)
-    schema = _schema(options, registry.fields("fnr"))
-    first = {key: declared.default for key, declared in _keys(schema).items()}
-    first |= FIRST_DEFAULTS.get("", {}) | FIRST_DEFAULTS.get(algorithm, {})
-    checked = _flatten(schema.model_validate(_nest(first)).model_dump())
-    checked |= {"fnr": False, "scenario": _canonical(checked["scenario"])}
-    return {key: json.dumps(value) for key, value in checked.items()}
 
 
 def _canonical(scenario: str) -> str:
