@@ -27,15 +27,38 @@ ALLOWED = {
     "models": {"models", "core", "rng", "errors"},
     "data": {"data", "core", "rng", "errors"},
     "metrics": {"metrics"},
-    "report": {"report", "metrics", "events", "files", "errors"},
-    "compare": {"compare", "runs", "build", "config", "registry", "events", "files", "metrics", "errors"},
+    "report": {"report", "metrics", "events", "files", "origin", "errors"},
+    "compare": {
+        "compare",
+        "runs",
+        "build",
+        "config",
+        "registry",
+        "events",
+        "files",
+        "origin",
+        "metrics",
+        "errors",
+    },  # fmt: skip
+    "origin": {"files", "errors"},
     "registry": {"errors", "core", "data"},  # core only for types and for a user's own class
     "config": {"registry", "errors", "data"},
 }
 
 # Inside these packages too: a module may import those before it.
 ORDER = {
-    "compare": ["lists", "cells", "baselines", "rows", "tables", "summary", "folder", "running", "__init__"],
+    "compare": [
+        "lists",
+        "cells",
+        "baselines",
+        "rows",
+        "tables",
+        "summary",
+        "belonging",
+        "folder",
+        "running",
+        "__init__",
+    ],
 }
 
 

@@ -152,8 +152,14 @@ class RunConfig(Section):
 
     @property
     def sha256(self) -> str:
-        """The same for two configs exactly when all their values are the same."""
-        return hashlib.sha256(self.to_toml().encode()).hexdigest()
+        """The same for two configs exactly when all their values are the same, whichever keys a later version adds.
+
+        Keys that have the value they were introduced with are left out, so a new key changes no hash.
+        """
+        values = {key: json.dumps(value) for key, value in _flatten(self._tree()).items()}
+        first = {key: json.dumps(value) for key, value in introduced(self.algorithm.name).items()}
+        told = {key: value for key, value in values.items() if value != first.get(key)}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def to_toml(self) -> str:
         """The whole config as text that runs as it is."""
@@ -200,6 +206,9 @@ PAPER: Flat = {
     "validation.size": 0,
     **{f"leaks.{name}": True for name in Leaks.model_fields},
 }
+# A key whose default has changed since it was introduced: the first default, which stays out of the hash for ever. By
+# method, as in {"fedprox": {"algorithm.mu": 0.01}}; "" is for the keys of every run, [fnr] included.
+FIRST_DEFAULTS: dict[str, Flat] = {}
 # A leak that another key also expresses: the two must say the same.
 TWINS = (("leaks.public_is_test", "public.source", "test"), ("leaks.constant_penalty", "fnr.penalty", "constant"))
 
@@ -242,6 +251,17 @@ def loads(text: str, overrides: Overrides = (), *, name: str = "run", origin: st
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{origin} is not valid TOML: {error}.") from error
     return _resolve(_flatten(tree), _read_overrides(overrides), name)
+
+
+@cache
+def introduced(algorithm: str) -> Flat:
+    """The value that each key was introduced with; options of a user's own method have none."""
+    options = () if ":" in algorithm else registry.fields(algorithm)
+    schema = _schema(options, registry.fields("fnr"))
+    first = {key: declared.default for key, declared in _keys(schema).items()}
+    first |= FIRST_DEFAULTS.get("", {}) | FIRST_DEFAULTS.get(algorithm, {})
+    checked = _flatten(schema.model_validate(_nest(first)).model_dump())
+    return checked | {"fnr": False, "scenario": _canonical(checked["scenario"])}
 
 
 def describe_keys() -> tuple[Key, ...]:

@@ -160,4 +160,4 @@ def _fingerprint(config: RunConfig, *, weightless: bool = False) -> str:
     fnr = config.fnr
     if weightless and fnr is not None and not fnr["weight"]:
         fnr = {key: value for key, value in fnr.items() if f"fnr.{key}" not in WEIGHTED}
-    return config.model_copy(update={"name": "", "fnr": fnr}).sha256
+    return config.model_copy(update={"name": "", "fnr": fnr}).to_toml()

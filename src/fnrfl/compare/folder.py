@@ -9,8 +9,12 @@ from pathlib import Path
 
 from fnrfl import files
 from fnrfl.compare.cells import Cell
-from fnrfl.compare.tables import FORMAT, Comparison
+from fnrfl.compare.tables import Comparison
 from fnrfl.errors import ConfigError
+
+FORMAT = (
+    2  # 2: hashes of configs leave out keys at their defaults; in format 1 only the names of the runs can be compared
+)
 
 
 def default_out(cells: Sequence[Cell]) -> Path:
@@ -26,10 +30,18 @@ def check_folder(out: Path, cells: Sequence[Cell]) -> None:
             raise ConfigError(f"{out} holds something else than a comparison. Choose another folder with --out.")
         return
     try:
-        theirs = json.loads(files.read(path, "a comparison has a grid.json"))["cells"].items()
+        found = json.loads(files.read(path, "a comparison has a grid.json"))
+        written, theirs = int(found["format"]), dict(found["cells"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}). Choose another folder with --out.") from error
-    strange = next((name for name, sha256 in theirs if ours.get(name) != sha256), None)
+    if written > FORMAT:
+        raise ConfigError(
+            f"{path} has format {written}, and this version reads formats up to {FORMAT}. Use the version that wrote "
+            "it, or choose another folder with --out."
+        )
+    if written < FORMAT:
+        theirs = {name: ours.get(name) for name in theirs}
+    strange = next((name for name, sha256 in theirs.items() if name not in ours or ours[name] != sha256), None)
     if strange is not None:
         how = "with another config" if strange in ours else "which this one has not"
         raise ConfigError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fnrfl.compare.baselines import find_baseline
+from fnrfl.compare.belonging import Members
 from fnrfl.compare.cells import Cell
 from fnrfl.compare.folder import check_folder, write_grid, write_tables
 from fnrfl.compare.rows import Summary
@@ -52,8 +53,9 @@ def compare(
     out = Path(out)
     chosen = find_baseline([cell.group for cell in cells], baseline)
     check_folder(out, cells)
+    members = Members(out, cells)
     tell = progress or (lambda notice: None)
-    _check_groups(cells, out, tell)
+    _check_groups(cells, members, tell)
     out.mkdir(parents=True, exist_ok=True)
     write_grid(out, cells)
 
@@ -70,6 +72,8 @@ def compare(
             failures[cell.name] = str(error)
             tell(replace(notice, what="failed", error=str(error)))
         else:
+            if not kept:
+                members.add(cell)
             summaries[cell.name] = _summary(result, target)
             if not kept:
                 tell(replace(notice, what="done"))
@@ -100,7 +104,7 @@ def _summary(result: Result, target: float | None) -> Summary:
     return result.summary() | {"target": target} | took
 
 
-def _check_groups(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], None]) -> None:
+def _check_groups(cells: Sequence[Cell], members: Members, tell: Callable[[Notice], None]) -> None:
     """Build the first run of every group that has not begun: what cannot go together is known before the first starts.
 
     The other seeds differ in their draws alone.
@@ -111,13 +115,15 @@ def _check_groups(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], Non
     checked: set[str] = set()
     for number, cell in enumerate(cells, 1):
         label = cell.group.label
-        if label in checked or (out / cell.name).exists():
+        if label in checked or (members.out / cell.name).exists():
             continue
         checked.add(label)
         tell(Notice("check", cell, number, len(cells)))
         try:
-            build(cell.config)
+            built = build(cell.config)
         except FnrflError as error:
             problems.setdefault(str(error), []).append(label)
+        else:
+            members.check(cell, built)
     if problems:
         raise ConfigError(" ".join(f"{'; '.join(labels)}: {what}" for what, labels in problems.items()))

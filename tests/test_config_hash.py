@@ -1,0 +1,168 @@
+"""The hash of a config: the same for the same values, whatever keys are added later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import Field
+
+from fnrfl import config, registry
+from fnrfl.compare import grid
+from fnrfl.compare.folder import check_folder, write_grid
+from fnrfl.config import Client, RunConfig, describe_keys, load, loads
+from fnrfl.errors import ConfigError
+
+# By method, the value that each key was introduced with. A new key is a new line; a line that is there never changes.
+INTRODUCED = json.loads((Path(__file__).parent / "introduced.json").read_text())
+
+OTHER: dict[str, Any] = {  # a value that is allowed and not the default, where the type does not say one
+    "name": "other", "protocol": "paper", "dataset": "digits", "scenario": "iid", "model.name": "mlp",
+    "model.features": "0", "client.optimizer": "adam", "client.last_batch": "keep", "client.augment": "none",
+    "client.lr_decay": 0.5, "client.nonfinite": "skip", "participation": 0.5, "public.source": "public.npz",
+    "public.distill": 0.1, "engine.name": "loop", "engine.precision": "float64", "engine.clients_at_once": 3,
+    "engine.threads": 3, "algorithm.inner": "scaffold",
+}  # fmt: skip
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Schemas are built once; a test that changes what they are built from begins and ends without."""
+    caches = (config._schema, config._model_of, config.introduced)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+def other_value(key: config.Key) -> Any:
+    """A value that the key does not have by default."""
+    if key.name in OTHER:
+        return OTHER[key.name]
+    if isinstance(key.default, bool):
+        return not key.default
+    choices = [word.strip('"') for word in key.type.split(" | ") if word.startswith('"')]
+    if choices and not isinstance(key.default, float):
+        return next((choice for choice in choices if choice not in (key.default, "constant")), 2)
+    if isinstance(key.default, int):
+        return key.default + 1
+    return key.default / 2 if key.default else 0.5
+
+
+@pytest.mark.parametrize("method", registry.algorithms())
+def test_every_key_that_is_changed_changes_the_hash(method: str) -> None:
+    plain = loads("", [f"algorithm={method}", "fnr=on"])
+    assert plain.sha256 != loads("", [f"algorithm={method}"]).sha256
+    hashes = {plain.sha256}
+    for key in describe_keys():
+        own = key.meaning.startswith(f"{method}: ")
+        common = not key.name.startswith(("algorithm.", "leaks.")) and key.name not in ("fnr", "scenario")
+        if own or (common and method == "fedavg"):
+            changed = plain.replace({key.name: other_value(key)})
+            assert changed.sha256 not in hashes, key.name
+            hashes.add(changed.sha256)
+
+
+def test_keys_at_their_defaults_stay_out_of_the_hash() -> None:
+    assert loads("").sha256 == loads("rounds = 10\n[client]\nlr = 0.01\n").sha256
+    assert loads("", ["algorithm=moon"]).sha256 == loads("", ["algorithm=moon", "algorithm.mu=1"]).sha256
+    assert loads("", ["fnr=on"]).sha256 == loads("", ["fnr.share=0.5"]).sha256 != loads("").sha256
+    assert load("digits").sha256 != loads("", name="digits").sha256  # a recipe's values are not defaults
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.permutations([("rounds", 3), ("seed", 2), ("client.lr", 0.5), ("fnr.weight", 0.25), ("algorithm", "moon")]))
+def test_the_order_of_keys_is_not_in_the_hash(keys: list[tuple[str, Any]]) -> None:
+    assert loads("", dict(keys)).sha256 == loads("", dict(sorted(keys))).sha256
+
+
+def test_whole_numbers_true_and_shares_are_told_apart() -> None:
+    hashes = [loads("", {"validation.size": size}).sha256 for size in (0, 1, 0.5)]
+    assert len({*hashes, loads("", {"client.augment": True}).sha256}) == 4
+
+
+def test_a_new_key_changes_no_hash(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    def hashes() -> list[str]:
+        given = ([], ["seed=3"], ["fnr=on"], ["algorithm=moon", "fnr.weight=0.2"], ["protocol=paper", "fnr=on"])
+        return [loads("", words).sha256 for words in given]
+
+    before = hashes()
+
+    class NewClient(Client):
+        clip: float = Field(0.5, description="a key that there was not")
+
+    class NewRunConfig(RunConfig):
+        client: NewClient
+        note: str = Field("none", description="another")
+
+    fields = registry.fields
+    extra = registry.Field("new", float, 1.0, "one more")
+    monkeypatch.setattr(config, "RunConfig", NewRunConfig)
+    monkeypatch.setattr(registry, "fields", lambda name: (*fields(name), extra))
+    for cached in (config._schema, config._model_of, config.introduced):
+        cached.cache_clear()
+    assert hashes() == before
+    changed = [["client.clip=1"], ["note=x"], ["algorithm.new=2"], ["fnr.new=2"]]
+    assert len({loads("", words).sha256 for words in changed} | set(before)) == len(before) + len(changed)
+
+
+def test_a_default_that_changes_keeps_every_hash_if_its_first_value_is_written_down(
+    monkeypatch: pytest.MonkeyPatch, fresh: None
+) -> None:
+    before = loads("").sha256, loads("", ["client.lr=0.5"]).sha256
+
+    class NewClient(Client):
+        lr: float = Field(0.5, description="learning rate")
+
+    class NewRunConfig(RunConfig):
+        client: NewClient
+
+    monkeypatch.setattr(config, "RunConfig", NewRunConfig)
+    monkeypatch.setattr(config, "FIRST_DEFAULTS", {"": {"client.lr": 0.01}})
+    for cached in (config._schema, config.introduced):
+        cached.cache_clear()
+    assert (loads("", ["client.lr=0.01"]).sha256, loads("").sha256) == before
+
+
+def test_what_keys_were_introduced_with_never_changes() -> None:
+    for method in registry.algorithms():
+        written = INTRODUCED[""] | INTRODUCED[method]
+        found = config.introduced(method)
+        assert found.keys() == written.keys(), f"{method}: write new keys into tests/introduced.json"
+        assert found == written, f"{method}: write the first default into FIRST_DEFAULTS of config.py"
+
+
+def test_every_option_of_a_method_of_ones_own_is_in_the_hash() -> None:
+    mine = loads("").model_copy(update={"algorithm": config.Method(name="not_there:Mine", options={"mu": 1.0})})
+    without = mine.model_copy(update={"algorithm": config.Method(name="not_there:Mine", options={})})
+    assert mine.sha256 != without.sha256  # and nothing was imported to know it
+
+
+def test_a_grid_of_the_first_format_is_known_by_its_names(tmp_path: Path) -> None:
+    cells = grid("digits", [], ["algorithm=fedavg,scaffold"], [0])
+    write_grid(tmp_path, cells)
+    path = tmp_path / "grid.json"
+    written = json.loads(path.read_text())
+    assert written["format"] == 2
+    check_folder(tmp_path, cells)
+
+    def write(number: int, names: list[str]) -> None:
+        path.write_text(json.dumps({"format": number, "cells": dict.fromkeys(names, "0" * 64)}))
+
+    write(1, list(written["cells"]))
+    check_folder(tmp_path, cells)
+    write(1, [*written["cells"], "moon-seed-0"])
+    with pytest.raises(ConfigError, match="its run moon-seed-0 is one which this one has not"):
+        check_folder(tmp_path, cells)
+    write(2, list(written["cells"]))
+    with pytest.raises(ConfigError, match="with another config"):
+        check_folder(tmp_path, cells)
+    write(3, list(written["cells"]))
+    with pytest.raises(ConfigError, match="has format 3, and this version reads formats up to 2"):
+        check_folder(tmp_path, cells)
