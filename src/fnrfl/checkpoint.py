@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -63,6 +64,26 @@ def load(run_dir: Path, store: ClientStore, config: str) -> tuple[int, State] | 
     store.changed.clear()
     _prune(run_dir, index)  # a kill may have left what the last save was about to remove
     return index.round, state
+
+
+def models(run_dir: Path, config: str) -> tuple[State, Callable[[int], Tree | None]]:
+    """The server's state at the last checkpoint, and a way to read one client's memory: None if it never wrote one."""
+    path = run_dir / "checkpoint.json"
+    gone = f"{run_dir} keeps the clients' models in its last checkpoint, and"
+    way_out = "Put rounds/ and checkpoint.json back as they were, or run again into another directory."
+    if not path.exists():
+        raise ConfigError(f"{gone} checkpoint.json is missing. {way_out}")
+    index = _index(path)
+    if index.config != config:
+        raise ConfigError(f"{gone} checkpoint.json belongs to another config. {way_out}")
+
+    def found(name: str) -> Path:
+        if not (run_dir / name).exists():
+            raise ConfigError(f"{gone} {name} is missing. {way_out}")
+        return run_dir / name
+
+    files_of = index.clients
+    return _unpack(found(index.server)), lambda client: read(found(files_of[client])) if client in files_of else None
 
 
 class Index(BaseModel):

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 import fnrfl
-from fnrfl import checkpoint, events, files
-from fnrfl.build import Built, build, build_net, cohort
+from fnrfl import checkpoint, events, files, personal
+from fnrfl.build import Built, build, build_algorithm, build_net, cohort
 from fnrfl.config import RunConfig, loads
 from fnrfl.core.net import Net
 from fnrfl.core.types import State, Tree, aligned
@@ -55,20 +55,42 @@ class Result:
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
     run_dir: Path | None
+    keeper: personal.Keeper | None = None  # of the clients' models, for methods that give each client its own
+
+    @cached_property
+    def net(self) -> Net:
+        """The net that the run trained, freshly initialised; its data need not be there."""
+        return build_net(self.config, self.input_shape, len(self.classes))
 
     @cached_property
     def model(self) -> nn.Module:
-        """The model that came out, an ordinary module in eval mode; its data need not be there."""
-        net = build_net(self.config, self.input_shape, len(self.classes))
-        return net.export(*net.pack(self.weights))
+        """The server's model, an ordinary module in eval mode."""
+        return self.net.export(*self.net.pack(self.weights))
+
+    @cached_property
+    def client_models(self) -> personal.ClientModels | None:
+        """The clients' models where the method gives each its own, else None: all use `model`."""
+        if self.keeper is None:
+            return None
+        return personal.ClientModels(build_algorithm(self.config), self.net, self.config.clients, self.keeper)
+
+    def client_model(self, client: int) -> nn.Module:
+        """The model that a client uses, an ordinary module in eval mode, for methods that give each its own."""
+        if self.client_models is None:
+            raise ConfigError(
+                f"{self.config.algorithm.name} trains one model for all clients, so client {client} has none of its "
+                "own. Use `model`."
+            )
+        return self.client_models.model(client)
 
     @cached_property
     def model_sha256(self) -> str:
-        """Hash of the model: the bytes of every named parameter and buffer."""
+        """Hash of what was trained: every named parameter and buffer, and of each client's model if it has its own."""
         digest = hashlib.sha256()
-        for name, tensor in sorted(self.weights.items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(tensor.contiguous().numpy().tobytes())
+        _add_to(digest, self.weights)
+        for client, mine in enumerate(self.client_models or ()):
+            digest.update(f"client {client}\n".encode())
+            _add_to(digest, self.net.unflatten(mine.params) | mine.buffers)
         return digest.hexdigest()
 
     @property
@@ -143,6 +165,13 @@ class Result:
         }
 
 
+def _add_to(digest: hashlib._Hash, named: Tree) -> None:
+    """Names, types, shapes and bytes of some tensors."""
+    for name, tensor in sorted(named.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+
+
 def run(
     config: RunConfig,
     *,
@@ -203,7 +232,11 @@ def load(run_dir: str | Path) -> Result:
         raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`.")
     header, *rounds = events.read(run_dir / "events.jsonl")
     data = header["data"]
-    return Result(config, rounds, checkpoint.read(path), tuple(data["classes"]), tuple(data["input_shape"]), run_dir)
+    own = header["personalised"] if "personalised" in header else build_algorithm(config).personalised
+    keeper = personal.on_disk(run_dir, config) if own else None
+    return Result(
+        config, rounds, checkpoint.read(path), tuple(data["classes"]), tuple(data["input_shape"]), run_dir, keeper
+    )
 
 
 def _rounds(
@@ -243,7 +276,11 @@ def _rounds(
         part = run_dir / "model.safetensors.part"
         checkpoint.write(part, weights)
         part.replace(run_dir / "model.safetensors")  # its presence says that the run is finished
-    return Result(config, rounds, weights, built.dataset.classes, built.dataset.input_shape, run_dir)
+    keeper = None
+    if built.algorithm.personalised:
+        store = engine.store
+        keeper = personal.in_memory(state, store) if run_dir is None else personal.on_disk(run_dir, config)
+    return Result(config, rounds, weights, built.dataset.classes, built.dataset.input_shape, run_dir, keeper)
 
 
 def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State, Event]:
@@ -440,6 +477,7 @@ def _header(built: Built) -> Event:
         "config": built.config.model_dump(),
         "config_sha256": built.config.sha256,
         "leaks": list(built.config.leaks_on),
+        "personalised": built.algorithm.personalised,
         "notices": list(built.notices),
         "versions": {
             "fnrfl": fnrfl.__version__,
