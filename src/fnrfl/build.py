@@ -59,7 +59,7 @@ class Built:
 def build(config: RunConfig, scratch: Path | None = None) -> Built:
     """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory."""
     dataset = load(config.dataset)
-    algorithm = _algorithm(config)
+    algorithm = build_algorithm(config)
     partition, splits = _data(config, dataset, algorithm)
     net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm)
     training = Training(
@@ -153,7 +153,8 @@ def feature_noise(partition: Partition, client: int, x: Tensor, stream: torch.Ge
     return augment.add_noise(x, float(partition.levels[client]), noise.mean, mask, generator=stream)
 
 
-def _algorithm(config: RunConfig) -> Algorithm:
+def build_algorithm(config: RunConfig) -> Algorithm:
+    """The method that a config names, with FNR around it if that is on."""
     inner = registry.load(config.algorithm.name)(**config.algorithm.options)
     if config.fnr is None:
         return inner
@@ -213,7 +214,7 @@ def build_net(
     config: RunConfig, input_shape: tuple[int, ...], num_classes: int, algorithm: Algorithm | None = None
 ) -> Net:
     """The freshly initialised model that a config's method trains, for data of this shape."""
-    algorithm = algorithm or _algorithm(config)
+    algorithm = algorithm or build_algorithm(config)
     dtype = DTYPES[config.engine.precision]
     with seeded(config.seed, "init"):
         module = build_model(config.model.name, input_shape, num_classes)

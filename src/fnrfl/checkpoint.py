@@ -112,7 +112,7 @@ def load(run_dir: Path, saved: Index, store: ClientStore) -> State:
 
 
 def server_state(run_dir: Path, saved: Index) -> State:
-    """What the server knew after the last checkpoint."""
+    """What the server knows in a checkpoint."""
     flat = _read_file(run_dir, saved.server)
     if "params" not in flat:
         raise ConfigError(f"{run_dir / saved.server.file} is not a server's state. Run again into another directory.")
@@ -124,7 +124,7 @@ def server_state(run_dir: Path, saved: Index) -> State:
 
 
 def client_memory(run_dir: Path, saved: Index, client: int) -> Tree | None:
-    """What a client remembered at the last checkpoint; None if it had written nothing by then."""
+    """What a client remembers in a checkpoint; None if it had written nothing by then."""
     file = saved.clients.get(client)
     return None if file is None else _read_file(run_dir, file)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from fnrfl.data.batches import WHOLE, scaled
 from fnrfl.data.datasets import Dataset, _features, _labels, _tensor, load
 from fnrfl.data.sources import CIFAR_BATCHES, NAMED, UNREADABLE
 from fnrfl.errors import CompatibilityError, ConfigError
-from fnrfl.evaluate import Score
+from fnrfl.evaluate import Score, pooled
 from fnrfl.evaluate import evaluate as score
+from fnrfl.personal import ClientModels
 
 TEST, ALL = "the test part", "all examples"
 
@@ -35,10 +36,24 @@ class Trained:
     run_dir: Path
     config: RunConfig
     net: Net
-    state: State
+    server: State
+    clients: ClientModels | None  # where the method gives each client a model of its own
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
     pixels: bool  # bytes from 0 to 255, not numbers of any size
+
+    def models(self, client: int | None) -> Iterator[tuple[int | None, State]]:
+        """(client, its model) of everybody or of one client, one at a time; (None, model) if all use the same."""
+        if self.clients is None:
+            if client is not None:
+                raise ConfigError(
+                    f"{self.run_dir} has one model for all clients, because {self.config.algorithm.name} trains one, "
+                    f"so client {client} has none of its own. Leave --client out."
+                )
+            yield None, self.server
+            return
+        for one in range(len(self.clients)) if client is None else (client,):
+            yield one, self.clients[one]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +73,18 @@ class Evaluation:
     trained: Trained
     data: str
     what: str
-    score: Score
+    score: Score  # of the clients' models taken together, where each has its own
+    per_client: dict[int, float] | None  # accuracy of each client's model that was asked; None if all use the same
+
+    @property
+    def models(self) -> int:
+        """How many models were asked about each example."""
+        return 1 if self.per_client is None else len(self.per_client)
+
+    @property
+    def examples(self) -> int:
+        """How many examples there were."""
+        return int(self.score.count.sum()) // self.models
 
     def summary(self) -> dict[str, Any]:
         """The scores as one JSON object."""
@@ -66,13 +92,14 @@ class Evaluation:
             "run_dir": str(self.trained.run_dir),
             "data": self.data,
             "part": self.what,
-            "examples": int(self.score.count.sum()),
+            "examples": self.examples,
             "accuracy": self.score.accuracy,
+            "per_client": self.per_client,
             "balanced_accuracy": self.score.balanced,
             "loss": self.score.loss,
             "classes": list(self.trained.classes),
             "per_class": [None if share != share else share for share in self.score.per_class.tolist()],
-            "examples_per_class": [int(count) for count in self.score.count],
+            "examples_per_class": [int(count) // self.models for count in self.score.count],
             "leaks": list(self.trained.config.leaks_on),
         }
 
@@ -84,55 +111,85 @@ class Prediction:
     trained: Trained
     names: Sequence[str]
     labels: list[str]
-    probabilities: Tensor  # [n, C]
+    probabilities: Tensor  # [n, C]; the mean over clients, where each has a model of its own
+    per_client: dict[int, list[str]]  # the label that each client's own model gives, where several were asked
 
     def to_csv(self) -> str:
-        """A line per example: its name, the most likely class, and the probability of each."""
+        """A line per example: its name, the most likely class, the probability of each, and what each client says."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["example", "label", *(f"p_{name}" for name in self.trained.classes)])
-        for name, label, shares in zip(self.names, self.labels, self.probabilities.tolist(), strict=True):
-            writer.writerow([name, label, *(f"{share:.6g}" for share in shares)])
+        own = [f"client_{client}" for client in self.per_client]
+        writer.writerow(["example", "label", *(f"p_{name}" for name in self.trained.classes), *own])
+        said = zip(*self.per_client.values(), strict=True) if own else [()] * len(self.labels)
+        for name, label, shares, each in zip(self.names, self.labels, self.probabilities.tolist(), said, strict=True):
+            writer.writerow([name, label, *(f"{share:.6g}" for share in shares), *each])
         return text.getvalue()
 
 
-def evaluate(run_dir: str | Path, data: str) -> Evaluation:
+def evaluate(run_dir: str | Path, data: str, *, client: int | None = None) -> Evaluation:
     """Score the model of a finished run on a data set, a file, a folder of images or what a function returns.
 
-    Data with a test part is judged by that part, and other data by all of it. No feature noise is laid over it.
+    Where clients have models of their own, all of those are scored, or one client's. Data with a test part is judged by
+    that part, and other data by all of it. No feature noise is laid over it.
     """
     trained = open_run(run_dir)
     asked = examples(trained, data)
     if asked.y is None:
         raise ConfigError(f"{data} has no labels, so nothing can be scored. Use `fnrfl predict`, or add the labels.")
-    found = score(trained.net, trained.state, asked.x, asked.y, len(trained.classes))
-    return Evaluation(trained, data, asked.what, found)
+    scores = {
+        one: score(trained.net, model, asked.x, asked.y, len(trained.classes)) for one, model in trained.models(client)
+    }
+    per_client = {one: found.accuracy for one, found in scores.items() if one is not None}
+    return Evaluation(trained, data, asked.what, pooled(list(scores.values())), per_client or None)
 
 
-def predict(run_dir: str | Path, data: str) -> Prediction:
-    """What the model of a finished run says about each example; the data may have no labels."""
+def predict(run_dir: str | Path, data: str, *, client: int | None = None) -> Prediction:
+    """What the model of a finished run says about each example; the data may have no labels.
+
+    Where clients have models of their own, it is the mean of their probabilities, or what one client's model says.
+    """
     trained = open_run(run_dir)
     asked = examples(trained, data)
+    per_client: dict[int, list[str]] = {}
+    total, count = torch.zeros(len(asked.x), len(trained.classes), dtype=trained.net.dtype), 0
+    for one, model in trained.models(client):
+        shares = probabilities(trained, model, asked.x)
+        total, count = total.add_(shares), count + 1
+        if one is not None and client is None:
+            per_client[one] = _labels_of(trained, shares)
+    mean = total / count
+    return Prediction(trained, asked.names, _labels_of(trained, mean), mean, per_client)
+
+
+@torch.no_grad()
+def probabilities(trained: Trained, model: State, x: Tensor) -> Tensor:
+    """The probability of each class for each example, [n, C]."""
     shares = []
-    with torch.no_grad():
-        for x in asked.x.split(WHOLE):
-            x = scaled(x, trained.net.dtype)
-            logits = trained.net.look(trained.state.params, trained.state.buffers, x).logits
-            shares.append(logits[:, : len(trained.classes)].softmax(1))  # outputs beyond the classes mean nothing
-    probabilities = torch.cat(shares)
-    labels = [trained.classes[index] for index in probabilities.argmax(1).tolist()]
-    return Prediction(trained, asked.names, labels, probabilities)
+    for xs in x.split(WHOLE):
+        xs = trained.net.laid_out(scaled(xs, trained.net.dtype))
+        logits = trained.net.look(model.params, model.buffers, xs).logits
+        shares.append(logits[:, : len(trained.classes)].softmax(1))  # outputs beyond the classes mean nothing
+    return torch.cat(shares)
+
+
+def _labels_of(trained: Trained, shares: Tensor) -> list[str]:
+    return [trained.classes[index] for index in shares.argmax(1).tolist()]
 
 
 def open_run(run_dir: str | Path) -> Trained:
     """The model of a finished run."""
     result = runs.load(run_dir)
-    shape = result.input_shape
-    dtype = next(result.model.parameters()).dtype
-    named = None if result.config.model.features == "auto" else result.config.model.features
-    net = Net(result.model, torch.zeros(2, *shape, dtype=dtype), features=named)
     pixels = bool(events.read(Path(run_dir) / "events.jsonl")[0]["data"]["pixels"])
-    return Trained(Path(run_dir), result.config, net, State(*net.flatten()), result.classes, shape, pixels)
+    return Trained(
+        Path(run_dir),
+        result.config,
+        result.net,
+        State(*result.net.pack(result.weights)),
+        result.client_models,
+        result.classes,
+        result.input_shape,
+        pixels,
+    )
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

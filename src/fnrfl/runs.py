@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 import fnrfl
-from fnrfl import checkpoint, events, files, rundir
-from fnrfl.build import Built, build, build_net, cohort
+from fnrfl import checkpoint, events, files, personal, rundir
+from fnrfl.build import Built, build, build_algorithm, build_net, cohort
 from fnrfl.config import RunConfig, loads
 from fnrfl.core.net import Net
 from fnrfl.core.types import State, Tree, aligned
@@ -54,20 +54,42 @@ class Result:
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
     run_dir: Path | None
+    keeper: personal.Keeper | None = None  # of the clients' models, for methods that give each client its own
+
+    @cached_property
+    def net(self) -> Net:
+        """The net that the run trained, freshly initialised; its data need not be there."""
+        return build_net(self.config, self.input_shape, len(self.classes))
 
     @cached_property
     def model(self) -> nn.Module:
-        """The model that came out, an ordinary module in eval mode; its data need not be there."""
-        net = build_net(self.config, self.input_shape, len(self.classes))
-        return net.export(*net.pack(self.weights))
+        """The server's model, an ordinary module in eval mode."""
+        return self.net.export(*self.net.pack(self.weights))
+
+    @cached_property
+    def client_models(self) -> personal.ClientModels | None:
+        """The clients' models where the method gives each its own, else None: all use `model`."""
+        if self.keeper is None:
+            return None
+        return personal.ClientModels(build_algorithm(self.config), self.net, self.config.clients, self.keeper)
+
+    def client_model(self, client: int) -> nn.Module:
+        """The model that a client uses, an ordinary module in eval mode, for methods that give each its own."""
+        if self.client_models is None:
+            raise ConfigError(
+                f"{self.config.algorithm.name} trains one model for all clients, so client {client} has none of its "
+                "own. Use `model`."
+            )
+        return self.client_models.model(client)
 
     @cached_property
     def model_sha256(self) -> str:
-        """Hash of the model: the bytes of every named parameter and buffer."""
+        """Hash of what was trained: every named parameter and buffer, and of each client's model if it has its own."""
         digest = hashlib.sha256()
-        for name, tensor in sorted(self.weights.items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(tensor.contiguous().numpy().tobytes())
+        _add_to(digest, self.weights)
+        for client, mine in enumerate(self.client_models or ()):
+            digest.update(f"client {client}\n".encode())
+            _add_to(digest, self.net.unflatten(mine.params) | mine.buffers)
         return digest.hexdigest()
 
     @property
@@ -140,6 +162,13 @@ class Result:
             "run_dir": None if self.run_dir is None else str(self.run_dir),
             "model_sha256": self.model_sha256,
         }
+
+
+def _add_to(digest: hashlib._Hash, named: Tree) -> None:
+    """Names, types, shapes and bytes of some tensors."""
+    for name, tensor in sorted(named.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
 
 
 def run(
@@ -216,7 +245,9 @@ def load(run_dir: str | Path) -> Result:
     header, *rounds = events.parse(run_dir / "events.jsonl", kept)
     data = header["data"]
     weights = checkpoint.model(run_dir, saved)
-    return Result(config, rounds, weights, tuple(data["classes"]), tuple(data["input_shape"]), run_dir)
+    own = header["personalised"] if "personalised" in header else build_algorithm(config).personalised
+    keeper = personal.on_disk(run_dir, saved) if own else None
+    return Result(config, rounds, weights, tuple(data["classes"]), tuple(data["input_shape"]), run_dir, keeper)
 
 
 @dataclass(frozen=True)
@@ -265,7 +296,11 @@ def _rounds(
     weights = aligned(built.net.unflatten(state.params.cpu()) | {k: v.cpu() for k, v in state.buffers.items()})
     if place is not None:
         checkpoint.finish(place.path, weights)
-    return Result(config, rounds, weights, built.dataset.classes, built.dataset.input_shape, None)
+    keeper = None
+    if built.algorithm.personalised:
+        where = place and personal.on_disk(place.path, checkpoint.index(place.path))
+        keeper = where or personal.in_memory(state, engine.store)
+    return Result(config, rounds, weights, built.dataset.classes, built.dataset.input_shape, None, keeper)
 
 
 def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State, Event]:
@@ -460,6 +495,7 @@ def _header(built: Built) -> Event:
         "config": built.config.model_dump(),
         "config_sha256": built.config.sha256,
         "leaks": list(built.config.leaks_on),
+        "personalised": built.algorithm.personalised,
         "notices": list(built.notices),
         "versions": _versions(),
         "git": _revision(),

@@ -17,6 +17,11 @@ Data = Annotated[
     ),
 ]
 
+Client = Annotated[
+    int | None,
+    typer.Option("--client", metavar="ID", show_default="all of them", help="One client's own model, if it has one."),
+]
+
 
 def report(
     run_dirs: Annotated[
@@ -46,19 +51,20 @@ def report(
         console(quiet=quiet).print(str(write(run_dirs, place, title=title, plots=plots)))
 
 
-def evaluate(run_dir: RunDir, data: Data, json: Json = False, debug: Debug = False) -> None:
+def evaluate(run_dir: RunDir, data: Data, client: Client = None, json: Json = False, debug: Debug = False) -> None:
     """Score the model of a finished run on any data.
 
     \b
     fnrfl evaluate runs/digits-0 digits
     fnrfl evaluate runs/mine-0 new-patients.csv --json
 
-    Data with a test part is judged by that part, other data by all of it.
+    Data with a test part is judged by that part, other data by all of it. Methods that give every client a model of its
+    own are judged by those: the mean over clients, and each.
     """
     with errors_in_words(debug):
         from fnrfl.predict import evaluate as score
 
-        found = score(run_dir, data).summary()
+        found = score(run_dir, data, client=client).summary()
         print_leaks(found["leaks"], stderr=json)
         if json:
             typer.echo(json_format.dumps(found))
@@ -70,6 +76,8 @@ def evaluate(run_dir: RunDir, data: Data, json: Json = False, debug: Debug = Fal
         shares = ("-" if share is None else f"{share:.4f}" for share in found["per_class"])
         counts = (f"{count:,} examples" for count in found["examples_per_class"])
         print_table(list(zip(("class", *found["classes"]), ("accuracy", *shares), ("", *counts), strict=True)))
+        if own := found["per_client"]:
+            print_table([("client", "accuracy"), *((str(one), f"{share:.4f}") for one, share in own.items())])
 
 
 def predict(
@@ -78,6 +86,7 @@ def predict(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE.csv", show_default="print", help="Where it goes.")
     ] = None,
+    client: Client = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -88,13 +97,14 @@ def predict(
     fnrfl predict runs/mine-0 new-patients.csv | head
     fnrfl predict runs/photos-0 a-folder-of-images/ -o predictions.csv
 
-    Without labels: a .csv with just the model's inputs as columns, a .npz with x alone, a folder of images.
+    Without labels: a .csv with just the model's inputs as columns, a .npz with x alone, a folder of images. Where every
+    client has a model of its own, the answer is the mean of theirs, and a column client_ID has what each one says.
     """
     with errors_in_words(debug):
         from fnrfl import files
         from fnrfl.predict import predict as ask
 
-        found = ask(run_dir, data)
+        found = ask(run_dir, data, client=client)
         print_leaks(found.trained.config.leaks_on, quiet=quiet, stderr=True)
         if out is None:
             typer.echo(found.to_csv(), nl=False)

@@ -1,0 +1,180 @@
+"""Methods that give every client a model of its own: what is kept, hashed, scored and asked are those models."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fnrfl
+from fnrfl import cli, registry
+from fnrfl.data.datasets import load as load_data
+from fnrfl.errors import ConfigError
+from fnrfl.predict import evaluate, predict
+from fnrfl.runs import Result
+
+OWN = ("ktpfl", "local-only", "cfedfn", "fedbn")
+REFINED = tuple(f"{method} + FNR" for method in OWN)
+CLIENTS = 4
+
+
+def command(*arguments: str, code: int = 0) -> str:
+    got = CliRunner().invoke(cli.app, list(arguments))
+    assert got.exit_code == code, got.output
+    return got.output if code else got.stdout
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
+    """A short run of a method; with half of the clients active, so that one never took part."""
+    folder = tmp_path_factory.mktemp("played")
+
+    @cache
+    def play(method: str) -> Result:
+        name, _, refined = method.partition(" + ")
+        return fnrfl.run("digits", out=folder / method, algorithm=name, fnr="on" if refined else "off", **KEYS)
+
+    return play
+
+
+KEYS: dict[str, Any] = {
+    "rounds": 2,
+    "clients": CLIENTS,
+    "participation": 0.5,
+    "seed": 3,
+    "model": "mlp(norm=batch)",
+    "scenario": "label-dirichlet(0.5)",
+    "client": {"epochs": 1},
+}
+
+
+def test_the_methods_are_all_that_there_are() -> None:
+    assert set(OWN) == {name for name in registry.algorithms() if registry.load(name)().personalised}
+
+
+@pytest.mark.parametrize("method", [*OWN, *REFINED, "fedavg"])
+def test_evaluate_on_the_runs_data_gives_the_runs_accuracy(method: str, played: Callable[[str], Result]) -> None:
+    result = played(method)
+    assert {client for event in result.rounds for client in event["cohort"]} != set(range(CLIENTS))
+    got = evaluate(result.run_dir or "", "digits").summary()
+    assert got["accuracy"] == result.accuracy
+    assert got["per_class"] == result.per_class
+    assert got["loss"] == pytest.approx(result.rounds[-1]["loss"], rel=1e-6)
+    assert got["examples"] == 360 and sum(got["examples_per_class"]) == 360
+    if method == "fedavg":
+        assert got["per_client"] is None
+    else:
+        assert sorted(got["per_client"]) == list(range(CLIENTS))
+        assert np.mean(list(got["per_client"].values())) == pytest.approx(got["accuracy"])
+
+
+@pytest.mark.parametrize("method", [*OWN, *REFINED])
+def test_a_run_and_the_run_loaded_have_the_same_models(method: str, played: Callable[[str], Result]) -> None:
+    result = played(method)
+    loaded = fnrfl.load(result.run_dir or "")
+    assert loaded.model_sha256 == result.model_sha256
+    test = load_data("digits").test
+    with torch.no_grad():
+        for client, share in (evaluate(result.run_dir or "", "digits").per_client or {}).items():
+            right = (loaded.client_model(client)(test.x).argmax(1) == test.y).double().mean()
+            assert float(right) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("at_once", [2, 1])
+def test_a_run_that_writes_nothing_keeps_its_clients_models(at_once: int, played: Callable[[str], Result]) -> None:
+    """In memory, and where memories were on disk, in a folder that goes with the result."""
+    result = fnrfl.run("digits", out=None, algorithm="local-only", engine={"clients_at_once": at_once}, **KEYS)
+    assert result.model_sha256 == played("local-only").model_sha256
+    first = next(result.model.parameters())
+    mine = [next(result.client_model(client).parameters()) for client in range(CLIENTS)]
+    assert [torch.equal(one, first) for one in mine] == [False, False, False, True]  # client 3 never took part
+
+
+def test_the_hash_covers_the_clients_models(played: Callable[[str], Result]) -> None:
+    """The server's model of local-only is never trained: by that alone, all runs were one."""
+    keys = KEYS | {"client": {"epochs": 2}}
+    other = fnrfl.run("digits", out=None, algorithm="local-only", **keys)
+    one = played("local-only")
+    assert all(torch.equal(other.weights[name], one.weights[name]) for name in one.weights)
+    assert other.model_sha256 != one.model_sha256
+
+
+def test_the_hash_of_one_model_is_what_it_was() -> None:
+    """By the definition of version 0.1.0: runs that were written down by it are still found."""
+    keys: dict[str, Any] = {"rounds": 1, "clients": 2, "client": {"epochs": 1}, "engine": "loop"}
+    result = fnrfl.run("digits", out=None, **keys)
+    digest = hashlib.sha256()
+    for name, tensor in sorted(result.weights.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.numpy().tobytes())
+    assert result.model_sha256 == digest.hexdigest()
+
+
+def test_one_client_may_be_asked_for(played: Callable[[str], Result]) -> None:
+    result = played("ktpfl")
+    run_dir = str(result.run_dir)
+    each = json.loads(command("evaluate", run_dir, "digits", "--json"))["per_client"]
+    for client in range(CLIENTS):
+        got = json.loads(command("evaluate", run_dir, "digits", "--client", str(client), "--json"))
+        assert got["accuracy"] == each[str(client)] and got["per_client"] == {str(client): got["accuracy"]}
+    text = command("evaluate", run_dir, "digits")
+    assert f"accuracy {result.accuracy:.4f}" in text and text.splitlines()[-1].split() == ["3", f"{each['3']:.4f}"]
+    assert "no client 4: the run has 4" in command("evaluate", run_dir, "digits", "--client", "4", code=2)
+    assert "no client -1" in command("predict", run_dir, "digits", "--client", "-1", code=2)
+
+
+def test_one_model_for_all_has_no_clients(played: Callable[[str], Result]) -> None:
+    result = played("fedavg")
+    for verb in ("evaluate", "predict"):
+        said = command(verb, str(result.run_dir), "digits", "--client", "0", code=2)
+        assert "one model for all clients" in said and "Leave --client out" in said
+    with pytest.raises(ConfigError, match="Use `model`"):
+        result.client_model(0)
+
+
+@pytest.mark.parametrize("method", ["ktpfl", "fedbn", "cfedfn + FNR"])
+def test_predictions_are_the_mean_of_the_clients(method: str, played: Callable[[str], Result]) -> None:
+    result = played(method)
+    x = load_data("digits").test.x[:20].numpy()
+    path = Path(result.run_dir or "").parent / "x.npz"
+    np.savez(path, x=x)
+    got = predict(result.run_dir or "", str(path))
+    with torch.no_grad():
+        each = torch.stack([result.client_model(c)(torch.from_numpy(x)).softmax(1) for c in range(CLIENTS)])
+    np.testing.assert_allclose(got.probabilities, each.mean(0), atol=1e-6)
+    rows = list(csv.DictReader(io.StringIO(got.to_csv())))
+    assert [row["label"] for row in rows] == [str(index) for index in each.mean(0).argmax(1).tolist()]
+    for client in range(CLIENTS):
+        said = [str(index) for index in each[client].argmax(1).tolist()]
+        assert [row[f"client_{client}"] for row in rows] == said
+        alone = predict(result.run_dir or "", str(path), client=client)
+        assert alone.labels == said and "client_" not in alone.to_csv()
+        np.testing.assert_allclose(alone.probabilities, each[client], atol=1e-6)
+
+
+def test_models_that_are_gone_are_said(played: Callable[[str], Result], tmp_path: Path) -> None:
+    shutil.copytree(played("ktpfl").run_dir or "", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "rounds")
+    loaded = fnrfl.load(tmp_path / "run")
+    assert loaded.accuracy == played("ktpfl").accuracy
+    for ask in (
+        lambda: loaded.client_model(0),
+        lambda: loaded.model_sha256,
+        lambda: evaluate(tmp_path / "run", "digits"),
+    ):
+        with pytest.raises(ConfigError, match="rounds/.* is missing. Put rounds/"):
+            ask()
+    (tmp_path / "run" / "checkpoint.json").unlink()
+    with pytest.raises(ConfigError, match="checkpoint.json is missing"):
+        fnrfl.load(tmp_path / "run").client_model(0)
