@@ -29,13 +29,18 @@ def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 @contextmanager
 def crashing(operations: int) -> Iterator[None]:
-    """After this many operations on files the process dies in the next one, and what it was writing is half there."""
+    """After this many operations on files the process dies in the next one, and what it was writing is half there.
+
+    The dead write nothing more: clean-up that would follow an exception finds every operation closed.
+    """
     left = itertools.count(operations, -1)
 
     def dying(operation: Callable[..., Any], half: Callable[..., object] = lambda *_: None) -> Callable[..., Any]:
         def wrapped(*args: Any, **options: Any) -> Any:
-            if next(left) == 0:
+            turn = next(left)
+            if turn == 0:
                 half(*args)
+            if turn <= 0:
                 raise Crash
             return operation(*args, **options)
 

@@ -91,14 +91,16 @@ def save(run_dir: Path, done: int, state: State, store: ClientStore, stamp: Stam
     _prune(run_dir, new)
 
 
-def finish(run_dir: Path, weights: Tree) -> None:
+def finish(run_dir: Path, weights: Tree) -> Index:
     """Keep the model that came out. Its file appears last: its presence says that the run is finished."""
     saved = index(run_dir)
     assert saved is not None, "the last round ends with a checkpoint"
     part = run_dir / "model.safetensors.part"
-    _write_index(run_dir, saved.model_copy(update={"model": write(part, weights)}))
+    last = saved.model_copy(update={"model": write(part, weights)})
+    _write_index(run_dir, last)
     part.replace(run_dir / "model.safetensors")
     files.sync(run_dir)
+    return last
 
 
 def load(run_dir: Path, saved: Index, store: ClientStore) -> State:
@@ -129,9 +131,9 @@ def client_memory(run_dir: Path, saved: Index, client: int) -> Tree | None:
     return None if file is None else _read_file(run_dir, file)
 
 
-def model(run_dir: Path, saved: Index | None) -> Tree:
+def model(run_dir: Path, saved: Index) -> Tree:
     """The weights that a finished run left."""
-    return read(run_dir / "model.safetensors", None if saved is None else saved.model)
+    return read(run_dir / "model.safetensors", saved.model)
 
 
 def index(run_dir: Path) -> Index | None:

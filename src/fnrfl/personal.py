@@ -64,15 +64,14 @@ class ClientModels:
         return self.algorithm.client_state(self.net)
 
 
-def on_disk(run_dir: Path, saved: checkpoint.Index | None) -> Keeper:
+def on_disk(run_dir: Path, saved: checkpoint.Index) -> Keeper:
     """What the last checkpoint of a finished run has; read, and held against its hashes, when somebody asks."""
     path = run_dir.absolute()  # the working folder may be another by then
 
     def read() -> Kept:
-        if saved is None or not (path / "rounds").exists():
-            missing = "checkpoint.json" if saved is None else "rounds/"
+        if not (path / "rounds").exists():
             raise ConfigError(
-                f"{run_dir} keeps the clients' models in its last checkpoint, and {missing} is missing. Put it back as "
+                f"{run_dir} keeps the clients' models in its last checkpoint, and rounds/ is missing. Put it back as "
                 "it was, or run again into another directory."
             )
         return checkpoint.server_state(path, saved), lambda client: checkpoint.client_memory(path, saved, client)

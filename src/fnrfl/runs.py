@@ -242,6 +242,11 @@ def load(run_dir: str | Path) -> Result:
     if not (run_dir / "model.safetensors").exists():
         raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`.")
     config, saved, kept = _verified(run_dir)
+    if saved is None:
+        raise ConfigError(
+            f"{run_dir} has a model and no checkpoint.json, so nothing shows that its files belong together. Put that "
+            "file back, or run again into another directory."
+        )
     header, *rounds = events.parse(run_dir / "events.jsonl", kept)
     data = header["data"]
     weights = checkpoint.model(run_dir, saved)
@@ -294,12 +299,10 @@ def _rounds(
             if stopping:
                 raise KeyboardInterrupt
     weights = aligned(built.net.unflatten(state.params.cpu()) | {k: v.cpu() for k, v in state.buffers.items()})
+    keeper = personal.in_memory(state, engine.store) if built.algorithm.personalised and place is None else None
     if place is not None:
-        checkpoint.finish(place.path, weights)
-    keeper = None
-    if built.algorithm.personalised:
-        where = place and personal.on_disk(place.path, checkpoint.index(place.path))
-        keeper = where or personal.in_memory(state, engine.store)
+        ended = checkpoint.finish(place.path, weights)
+        keeper = personal.on_disk(place.path, ended) if built.algorithm.personalised else None
     return Result(config, rounds, weights, built.dataset.classes, built.dataset.input_shape, None, keeper)
 
 
