@@ -30,6 +30,7 @@ from fnrfl.config import RunConfig, loads
 from fnrfl.core.net import Net
 from fnrfl.core.types import State, Tree, aligned
 from fnrfl.data.batches import WHOLE, scaled
+from fnrfl.data.datasets import Facts
 from fnrfl.engines.base import one_intra_op_thread
 from fnrfl.engines.metered import Metered
 from fnrfl.errors import ConfigError
@@ -52,15 +53,24 @@ class Result:
     config: RunConfig
     rounds: list[Event]
     weights: Tree  # trained parameters and buffers, by the module's own names
-    classes: tuple[str, ...]
-    input_shape: tuple[int, ...]
+    data: Facts  # about what it was trained on
     run_dir: Path | None
     keeper: personal.Keeper | None = None  # of the clients' models, for methods that give each client its own
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        return self.data.classes
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of an example."""
+        return self.data.input_shape
 
     @cached_property
     def net(self) -> Net:
         """The net that the run trained, freshly initialised; its data need not be there."""
-        return build_net(self.config, self.input_shape, len(self.classes))
+        return build_net(self.config, self.input_shape, len(self.classes), integers=self.data.tokens)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -231,12 +241,9 @@ def load(run_dir: str | Path) -> Result:
     if not path.exists():
         raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`.")
     header, *rounds = events.read(run_dir / "events.jsonl")
-    data = header["data"]
     own = header["personalised"] if "personalised" in header else build_algorithm(config).personalised
     keeper = personal.on_disk(run_dir, config) if own else None
-    return Result(
-        config, rounds, checkpoint.read(path), tuple(data["classes"]), tuple(data["input_shape"]), run_dir, keeper
-    )
+    return Result(config, rounds, checkpoint.read(path), Facts.from_json(header["data"]), run_dir, keeper)
 
 
 def _rounds(
@@ -280,7 +287,7 @@ def _rounds(
     if built.algorithm.personalised:
         store = engine.store
         keeper = personal.in_memory(state, store) if run_dir is None else personal.on_disk(run_dir, config)
-    return Result(config, rounds, weights, built.dataset.classes, built.dataset.input_shape, run_dir, keeper)
+    return Result(config, rounds, weights, built.facts, run_dir, keeper)
 
 
 def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State, Event]:
@@ -356,7 +363,7 @@ def _own_scores(built: Built, state: State) -> Event:
 
     def mixed(name: str, x: Tensor) -> Tensor:
         """Example j under the noise of client j mod N."""
-        x = scaled(x, built.net.dtype)
+        x = scaled(x, built.net.input_dtype)
         if noisy:
             x = x.clone()
             for client in range(config.clients):
@@ -487,13 +494,7 @@ def _header(built: Built) -> Event:
         },
         "git": _revision(),
         "device": _device(built.net.device),
-        "data": {
-            "source": built.dataset.source,
-            "sha256": built.dataset.checksum,
-            "classes": list(built.dataset.classes),
-            "input_shape": list(built.dataset.input_shape),
-            "pixels": built.dataset.train.x.dtype == torch.uint8,
-        },
+        "data": built.facts.as_json(),
         "partition": built.partition.sha256,
         "parameters": built.net.size,
     }
