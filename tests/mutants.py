@@ -137,7 +137,7 @@ MUTANTS = [
     *_of(
         "core/net.py", GPU_ALONE,
         half_of_a_batch_that_is_too_large=("for half in x.chunk(2)]", "for half in x.chunk(2)[:1]]"),
-        own_buffers_in_bf16=("x = x if self._unlike else x.to(self.compute)", "x = x.to(self.compute)"),
+        own_buffers_in_bf16=("x.is_floating_point() and not self._unlike", "x.is_floating_point()"),
         types_apart=("or not self._unlike:", "or True:"),
     ),
     *_of(

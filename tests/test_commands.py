@@ -261,17 +261,19 @@ def test_the_runs_own_data_gives_the_runs_own_numbers(finished: runs.Result) -> 
 
 
 def test_predictions_are_the_models(finished: runs.Result) -> None:
-    x, y = pixels()
+    (x, y), train = pixels(), load_data(finished.config.dataset).train
     with torch.no_grad():
-        expected = finished.model.eval()(torch.from_numpy(x) / 255).softmax(1)
+        expected = finished.model.eval()(torch.cat([train.x, torch.from_numpy(x)]) / 255).softmax(1)
     command("predict", str(finished.run_dir), finished.config.dataset, "-o", "p.csv")
     with open("p.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["example", "label", *(f"p_{digit}" for digit in range(10))]
+    assert list(rows[0]) == ["row", "part", "label", *(f"p_{digit}" for digit in range(10))]
+    places = [("train", str(row)) for row in range(len(train))] + [("test", str(row)) for row in range(len(y))]
+    assert [(row["part"], row["row"]) for row in rows] == places
     assert [row["label"] for row in rows] == [str(index) for index in expected.argmax(1).tolist()]
     found = np.array([[float(row[f"p_{digit}"]) for digit in range(10)] for row in rows])
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
-    right = np.mean([row["label"] == str(label) for row, label in zip(rows, y.tolist(), strict=True)])
+    right = np.mean([row["label"] == str(label) for row, label in zip(rows[len(train) :], y.tolist(), strict=True)])
     assert right == pytest.approx(finished.accuracy)
     assert command("predict", str(finished.run_dir), finished.config.dataset).stdout == Path("p.csv").read_text()
 
@@ -306,7 +308,7 @@ def test_every_form_of_data_can_be_judged(form: str, finished: runs.Result) -> N
         right = finished.model.eval()(torch.from_numpy(x) / 255).argmax(1).numpy() == y
     assert found.score.accuracy == pytest.approx(right.mean())
     assert found.score.count.tolist() == np.bincount(y, minlength=10).tolist()
-    assert found.what == ("the test part" if form == "a test part" else "all examples")
+    assert found.what == ("the test part of other data" if form == "a test part" else "all examples")
 
 
 def test_examples_without_labels(finished: runs.Result) -> None:
@@ -315,7 +317,7 @@ def test_examples_without_labels(finished: runs.Result) -> None:
     assert predict(run_dir, npz(x=pixels(20)[0])).labels == known
     pictures = predict(run_dir, images(flat=True))
     assert pictures.labels == known
-    assert list(pictures.names)[:2] == ["000.png", "001.png"]
+    assert list(pictures.rows)[:2] == ["000.png", "001.png"]
     with pytest.raises(ConfigError, match="no labels.*fnrfl predict"):
         evaluate(run_dir, "pictures")
 
@@ -344,22 +346,24 @@ def test_a_table_needs_no_label_column(table: tuple[Path, Path], folder: Path) -
     got = predict(run_dir, "new.csv")
     share = np.mean([label == row[-1] for label, row in zip(got.labels, rows[1:], strict=True)])
     assert share > 0.8
-    Path("same.csv").write_text(path.read_text())
-    assert evaluate(run_dir, "same.csv").score.accuracy == pytest.approx(share)
-    assert evaluate(run_dir, "same.csv").what == "all examples"
+    lines = path.read_text().splitlines(keepends=True)
+    Path("turned.csv").write_text("".join([lines[0], *reversed(lines[1:])]))  # other data, by its content
+    assert evaluate(run_dir, "turned.csv").score.accuracy == pytest.approx(share)
+    assert evaluate(run_dir, "turned.csv").what == "all examples"
     own = evaluate(run_dir, str(path))
     assert own.what == "the test part"
     assert own.score.accuracy == runs.load(run_dir).accuracy
     header = next(csv.reader(io.StringIO(got.to_csv())))
-    assert header == ["example", "label", "p_cat", "p_dog", "p_eel"]
+    assert header == ["row", "label", "p_cat", "p_dog", "p_eel"]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a,b,label\n1,2,cat\n", "numbers \\[2\\]"),
+        ("a,b,label\n1,2,cat\n", "lacks 'c', 'd'"),
         ("a,b,c,d,label\n1,2,3,4,cow\n", "'cow'.*cat, dog, eel"),
-        ("a,b,c,d\n1,2,3,x\n", "as many columns"),
+        ("a,b,c,d\n1,2,3,x\n", "'x' in column 'd'"),
+        ("a,b,c,d\n1,2,3,4\n", "no labels.*column 'label'"),
     ],
 )
 def test_data_that_the_model_does_not_fit(table: tuple[Path, Path], text: str, said: str) -> None:

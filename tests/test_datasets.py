@@ -529,7 +529,8 @@ def test_the_checksum_follows_the_contents() -> None:
         (np.zeros((20, 5, 6), np.uint8), (1, 5, 6), torch.uint8),
         (np.zeros((20, 5, 6, 3), np.uint8), (3, 5, 6), torch.uint8),
         (np.zeros((20, 3, 5, 6), np.uint8), (3, 5, 6), torch.uint8),
-        (np.zeros((20, 7), np.int64), (7,), torch.float32),
+        (np.zeros((20, 7), np.int16), (7,), torch.int64),
+        (np.zeros((20, 7), bool), (7,), torch.float32),
         (np.zeros((20, 7), ">f4"), (7,), torch.float32),
         (np.zeros((20, 5, 6, 3), np.float32), (5, 6, 3), torch.float32),
         (torch.zeros(20, 7, dtype=torch.bfloat16), (7,), torch.float32),
@@ -566,7 +567,7 @@ GOOD = {
         ({"y_test": np.array([0, 1, np.nan, 0])}, "holds the label nan"),
         ({"y_train": np.arange(7) % 2}, "8 examples in x_train and 7 labels in y_train"),
         ({"y_train": np.eye(8)}, r"shape \[8, 8\].*argmax"),
-        ({"y_train": np.arange(8) * 100}, "701 classes for 8 training examples"),
+        ({"y_train": np.arange(8) * 100, "y_test": np.arange(4) + 1}, "12 classes for 8 training examples"),
         ({"y_train": np.zeros(8, np.complex64)}, "of type complex64"),
         ({"x_train": np.full((8, 3), np.nan)}, "24 values that are not finite, the first nan in example 0"),
         ({"x_test": np.array([[1.0, 2, 3]] * 3 + [[1, np.inf, 3]])}, "1 values .* the first inf in example 3"),
@@ -578,7 +579,13 @@ GOOD = {
         ({"x_train": np.zeros((8, 3), np.uint8)}, r"uint8\[8, 3\]; uint8 means pixels"),
         ({"x_train": np.zeros((0, 3)), "y_train": np.zeros(0)}, "no examples in x_train"),
         ({"classes": np.array(["one"])}, "the label 1, but names 1 classes"),
-        ({"y_train": np.array(list("abababab")), "classes": np.array(["a"])}, "has the label '0'"),
+        ({"y_train": np.array(list("abababab")), "y_test": np.array(list("aabb")), "classes": ["a"]}, "the label 'b'"),
+        ({"y_train": np.array(list("01010101"))}, "names as training labels and numbers as test labels"),
+        ({"y_test": np.array(list("0101"))}, "numbers as training labels and names as test labels"),
+        ({"y_train": np.array([b"caf\xe9"] * 8), "y_test": np.array([b"caf\xe9"] * 4)}, "bytes that are not UTF-8"),
+        ({"classes": np.array("cat")}, r"classes of bad.npz has the shape \[\]; it must be a list"),
+        ({"classes": np.array(["cat", "cat"])}, "names the class 'cat' more than once"),
+        ({"x_train": np.full((8, 3), 2**63, np.uint64)}, "must fit into int64"),
         ({"x_train": np.array([object()] * 8)}, "cannot be read as a .npz of plain arrays"),
     ],
 )
@@ -607,6 +614,67 @@ def test_bad_npz_files_are_refused_with_a_sentence() -> None:
     np.savez("one.npz", x=np.zeros((1, 2)), y=np.zeros(1))
     with pytest.raises(ConfigError, match="two examples at least"):
         load("one.npz")
+
+
+@pytest.mark.parametrize(
+    ("y", "classes"),
+    [
+        (np.arange(20) % 3 + 1, ("1", "2", "3")),
+        (np.array([0, 10] * 10), ("0", "10")),
+        (np.arange(20) % 3, ("0", "1", "2")),
+        (np.array([b"caf\xc3\xa9", b"tea"] * 10), ("café", "tea")),
+    ],
+)
+def test_the_classes_are_the_labels_that_occur(y: np.ndarray, classes: tuple[str, ...]) -> None:
+    x = np.zeros((20, 2))
+    x[:, 0] = np.arange(20)
+    np.savez("own.npz", x=x, y=y)
+    dataset = load("own.npz")
+    assert dataset.classes == classes
+    labels = [classes[at] for at in everything(dataset)[1]]
+    assert labels == [label.decode() if isinstance(label, bytes) else str(label) for label in y.tolist()]
+
+
+def test_arrays_that_nobody_uses_are_said() -> None:
+    np.savez("own.npz", x=np.zeros((20, 2)), y=np.arange(20) % 2, client=np.arange(20))
+    said = " ".join(load("own.npz").notices)
+    assert "own.npz also holds client, which fnrfl does not use" in said and "drawn by `scenario`" in said
+    np.savez("own.npz", x=np.zeros((20, 2)), y=np.arange(20) % 2, classes=["a", "b"])
+    assert load("own.npz").notices == ()
+
+
+def test_arrays_with_holes_are_refused() -> None:
+    x, y = np.zeros((8, 3)), np.arange(8) % 2
+    assert len(from_arrays("a", np.ma.MaskedArray(x), y, x, y).train) == 8
+    with pytest.raises(ConfigError, match="x_train of a is a masked array with 24 masked values"):
+        from_arrays("a", np.ma.MaskedArray(x, mask=True), y, x, y)
+    with pytest.raises(ConfigError, match="y_test of a is a masked array with 1 masked"):
+        from_arrays("a", x, y, x, np.ma.MaskedArray(y, mask=np.arange(8) == 3))
+    with pytest.raises(ConfigError, match=r"x_test of a is a sparse tensor.*to_dense\(\)"):
+        from_arrays("a", x, y, torch.eye(8).to_sparse(), y)
+
+
+@pytest.mark.parametrize("ending", [".npz", ".csv"])
+def test_a_pipe_is_refused_and_not_waited_for(ending: str) -> None:
+    os.mkfifo(f"pipe{ending}")
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        load(f"pipe{ending}")
+    Path("pets/cat").mkdir(parents=True)
+    os.mkfifo("pets/cat/a.png")
+    with pytest.raises(ConfigError, match="a.png is not a regular file"):
+        load("pets")
+
+
+@pytest.mark.parametrize("name", ["OWN.NPZ", "OWN.CSV"])
+def test_endings_may_be_in_capitals(name: str) -> None:
+    from fnrfl import config
+
+    if name.endswith("NPZ"):
+        with open(name, "wb") as file:
+            np.savez(file, x=np.zeros((20, 2)), y=np.arange(20) % 2)
+    else:
+        Path(name).write_text("a,b,label\n" + "1,2,x\n3,4,y\n" * 10)
+    assert load(config.load(None, [f"dataset={name}"]).dataset).input_shape == (2,)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -639,7 +707,8 @@ def test_csv_finds_its_label_column_and_does_not_scale(name: str) -> None:
     ("labels", "classes"),
     [
         (["1", "2", "10"], ("1", "2", "10")),
-        (["-1", "1", "1.0"], ("-1", "1")),
+        (["-1", "1", "2"], ("-1", "1", "2")),
+        (["-1.0", "1.0", "2.0"], ("-1", "1", "2")),
         (["100000000000000001", "100000000000000002", "3"], ("3", "100000000000000001", "100000000000000002")),
         (["1", "b", "a"], ("1", "a", "b")),
     ],
@@ -661,6 +730,12 @@ def test_csv_labels_are_names_of_classes(labels: list[str], classes: tuple[str, 
         ("a,label\n1,x\n2, \n", "line 3 of table.csv has '' in column 'label'"),
         ("a,label\n1,1\n2,2.5\n", "line 3 of table.csv has '2.5' in column 'label'"),
         ("a,label\n1,1\n2,nan\n", "line 3 of table.csv has 'nan'"),
+        ("a,label\n1,1\n2,01\n", "line 3 of table.csv has the label '01'.*another line has '1'.*same number"),
+        ("a,label\n1,1.0\n2,1\n", "line 3 of table.csv has the label '1'.*another line has '1.0'"),
+        ("a,b,a,label\n1,2,3,x\n1,2,3,y\n", "more than one column called 'a'"),
+        ("1,2,cat\n3,4,dog\n5,6,cat\n", "starts with the numbers 1, 2, cat"),
+        ("1.5,2,y\n3,4,n\n5,6,y\n", "starts with the numbers 1.5, 2, y"),
+        ("a,label\n1,x\n1e300,y\n", "line 3 of table.csv has '1e300' in column 'a'.*float32"),
         ("a,label\nnan,1\n2,1\n", "not finite"),
         ("1,2\n3,4\n5,6\n", "starts with the numbers 1, 2"),
         ("a;label\n1;x\n2;y\n", "separated by commas"),
@@ -673,6 +748,11 @@ def test_bad_tables_are_refused_with_a_sentence(text: str, sentence: str) -> Non
     Path("table.csv").write_text(text)
     with pytest.raises(ConfigError, match=sentence):
         load("table.csv")
+
+
+def test_columns_that_a_data_frame_numbered_are_a_header() -> None:
+    write_csv(["0", "1", "label"], [[n, n, n % 2] for n in range(10)])
+    assert load("table.csv").input_shape == (2,)
 
 
 def test_a_table_that_is_missing_or_not_text_is_refused() -> None:
@@ -715,6 +795,22 @@ def test_an_image_folder_without_test_gets_a_fifth(root: str) -> None:
     x, y = everything(dataset)
     assert x[:, 0, 0, 0].tolist() == list(range(10)) and y.tolist() == [1, 0] * 5
     assert sorted(dataset.test.y.tolist()) == [0, 1]
+
+
+def test_folders_that_are_not_read_are_said() -> None:
+    for n in range(10):
+        write_image(f"pets/train/{'cat' if n % 2 else 'dog'}/{n}.png", n)
+        write_image(f"pets/val/cat/{n}.png", n)
+    Path("pets/train/eel").mkdir()
+    write_image("pets/train/cat/more/a.png", 1)
+    write_image("pets/montage.png", 1)
+    dataset = load("pets")
+    assert dataset.classes == ("cat", "dog") and len(dataset.train) + len(dataset.test) == 10
+    said = "\n".join(dataset.notices)
+    assert "pets also has the folders val, which are not used" in said
+    assert "without an image in them, which make no class: train/eel" in said
+    assert "which are not read: train/cat/more" in said
+    assert "1 images outside of the classes' folders" in said
 
 
 def test_bad_image_folders_are_refused_with_a_sentence() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,18 +10,19 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fnrfl import registry
 from fnrfl.algorithms.fnr import FNR, num_refined
-from fnrfl.config import RunConfig
+from fnrfl.config import Public, RunConfig
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.net import Net
 from fnrfl.core.types import Training
 from fnrfl.data import augment, scenarios
-from fnrfl.data.batches import Pool
-from fnrfl.data.datasets import Dataset, load
+from fnrfl.data.batches import Pool, check_fits
+from fnrfl.data.datasets import Dataset, Facts, load
 from fnrfl.data.partitions import Partition, draw
+from fnrfl.data.reading import Expected
 from fnrfl.data.splits import PublicTo, Splits, carve
 from fnrfl.engines import gpu
 from fnrfl.engines.base import InProcess
@@ -51,6 +53,11 @@ class Built:
     engine: InProcess
     notices: tuple[str, ...]
 
+    @property
+    def facts(self) -> Facts:
+        """What a run remembers of its data."""
+        return self.dataset.facts(tokens=not self.net.input_dtype.is_floating_point)
+
     def noise(self, client: int, x: Tensor, stream: torch.Generator) -> Tensor:
         """A client's feature noise over a batch."""
         return feature_noise(self.partition, client, x, stream)
@@ -60,8 +67,9 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
     """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory."""
     dataset = load(config.dataset)
     algorithm = build_algorithm(config)
-    partition, splits = _data(config, dataset, algorithm)
-    net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm)
+    public = _public(config.public.source, dataset)
+    partition, splits = _data(config, dataset, public, algorithm)
+    net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers)
     training = Training(
         optimizer=config.client.optimizer,
         lr=config.client.lr,
@@ -73,6 +81,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         augment=augment.resolve(config.client.augment, dataset.input_shape),
     )
     _check(config, algorithm, net, splits, partition, dataset)
+    _check_values(config, net, splits)
     asked, config = config.engine.name, _choose(config, net)
     if config.engine.name == "gpu":
         precision = config.engine.precision
@@ -89,7 +98,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         },
         splits.clients,
         dataset.num_classes,
-        dtype=net.dtype,
+        dtype=net.input_dtype,
         noise=None if noise is None else lambda client, x, stream: feature_noise(partition, client, x, stream),
         redraw=noise is None or noise.redraw,
         seed=config.seed,
@@ -115,7 +124,8 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         folder=scratch if int(at_once) < cohort_size(config) and not on_gpu else None,
         home=torch.device("cpu") if on_gpu and int(at_once) < config.clients else None,
     )
-    notices = _notices(config, splits, asked)
+    unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
+    notices = (*unused, *_notices(config, splits, asked))
     return Built(config, dataset, partition, splits, algorithm, net, pool, engine, notices)
 
 
@@ -174,10 +184,13 @@ def _public_to(algorithm: Algorithm) -> PublicTo:
     return said
 
 
-def _data(config: RunConfig, dataset: Dataset, algorithm: Algorithm) -> tuple[Partition, Splits]:
+def _data(
+    config: RunConfig, dataset: Dataset, elsewhere: Dataset | Literal["test"] | None, algorithm: Algorithm
+) -> tuple[Partition, Splits]:
     """Set public and validation data aside, then partition the rest among the clients.
 
-    A method that has public data handed out says so in `public_to`; the carving and the draw are the same for all.
+    `elsewhere` is public data that is not set aside. A method that has public data handed out says so in `public_to`;
+    the carving and the draw are the same for all.
     """
     public, labels = config.public, dataset.train.y.numpy()
     distill = public.distill if public.distill != "auto" else 0.2 if "distill" in algorithm.needs else 0.0
@@ -196,33 +209,43 @@ def _data(config: RunConfig, dataset: Dataset, algorithm: Algorithm) -> tuple[Pa
         dataset,
         carved,
         partition.positions,
-        public=_public(public.source),
+        public=elsewhere,
         leak_public_is_test=config.leaks.public_is_test,
         public_to=_public_to(algorithm),
     )
     return partition, splits
 
 
-def _public(source: str) -> Dataset | Literal["test"] | None:
-    """Public data that is not carved out of the training set."""
+def _public(source: str, dataset: Dataset) -> Dataset | Literal["test"] | None:
+    """Public data that is not carved out of the training set; a table's columns are matched by name."""
     if source == "train":
         return None
-    return "test" if source == "test" else load(source)
+    return "test" if source == "test" else load(source, expected=Expected(dataset.columns))
 
 
 def build_net(
-    config: RunConfig, input_shape: tuple[int, ...], num_classes: int, algorithm: Algorithm | None = None
+    config: RunConfig,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    algorithm: Algorithm | None = None,
+    *,
+    integers: bool = False,
 ) -> Net:
-    """The freshly initialised model that a config's method trains, for data of this shape."""
+    """The freshly initialised model that a config's method trains, for data of this shape.
+
+    Data of `integers` is handed to it as it is if it takes that, such as tokens to an Embedding; else as its own type.
+    """
     algorithm = algorithm or build_algorithm(config)
     dtype = DTYPES[config.engine.precision]
     with seeded(config.seed, "init"):
         module = build_model(config.model.name, input_shape, num_classes)
         # Two examples: a few models need more than one to compute their shapes.
-        module = algorithm.adapt(module, torch.zeros(2, *input_shape))
+        example = torch.zeros(2, *input_shape, dtype=torch.int64)
+        tokens = integers and _takes(copy.deepcopy(module).to(dtype), example)
+        module = algorithm.adapt(module, example if tokens else example.float())
     module = module.to(dtype)
     named = None if config.model.features == "auto" else config.model.features
-    example = torch.zeros(2, *input_shape, dtype=dtype)
+    example = example if tokens else example.to(dtype)
     net = Net(module, example, features=named, channels_last=config.engine.accelerate)
     if net.num_logits < num_classes:
         raise CompatibilityError(
@@ -230,6 +253,42 @@ def build_net(
             f"{num_classes} classes. Give the model at least as many outputs."
         )
     return net
+
+
+@torch.no_grad()
+def _takes(module: nn.Module, example: Tensor) -> bool:
+    """Whether a model can be asked about such examples."""
+    try:
+        module.eval()(example)
+    except Exception:  # a user's model may raise anything
+        return False
+    return True
+
+
+def _check_values(config: RunConfig, net: Net, splits: Splits) -> None:
+    """Numbers in the data that the model cannot take."""
+    parts = {f'dataset = "{config.dataset}"': [splits.train, splits.test]}
+    if config.public.source not in ("train", "test"):
+        parts[f'public.source = "{config.public.source}"'] = [splits.public, splits.ranking, splits.distill]
+    for what, held in parts.items():
+        for part in held:
+            check_fits(part.x, net.input_dtype, what)
+            check_tokens(net, part.x, what)
+
+
+@torch.no_grad()
+def check_tokens(net: Net, x: Tensor, what: str) -> None:
+    """Refuse whole numbers that a model has no place for: it is asked about the least and the largest of each input."""
+    if net.input_dtype.is_floating_point or not len(x):
+        return
+    try:
+        net.look(*net.flatten(), torch.stack([x.amin(0), x.amax(0)]).to(net.device))
+    except (IndexError, RuntimeError) as error:
+        raise CompatibilityError(
+            f"{what} holds whole numbers from {int(x.min())} to {int(x.max())}, and the model cannot take all of them "
+            f"({type(error).__name__}: {error}). Correct the data, or give its Embedding as many rows as there are "
+            "tokens."
+        ) from error
 
 
 def _check(
@@ -267,6 +326,11 @@ def _check(
         raise CompatibilityError(
             f"{name} needs local steps that are linear in the gradients, and client.optimizer = "
             f'"{config.client.optimizer}" is not. Set client.optimizer = "sgd".'
+        )
+    if partition.noise is not None and not net.input_dtype.is_floating_point:
+        raise CompatibilityError(
+            f'scenario = "{config.scenario}" adds noise to features, and model = "{config.model.name}" takes whole '
+            "numbers as they are (tokens), which noise would turn into others. Choose a scenario without feature noise."
         )
     if partition.noise is not None and partition.noise.kind == "mask":
         scenarios.mask(0, config.clients, dataset.input_shape)  # refuses examples that are no images
@@ -331,6 +395,12 @@ def _notices(config: RunConfig, splits: Splits, asked: str) -> tuple[str, ...]:
     said = []
     if asked == "auto" and config.engine.name == "loop" and not torch.cuda.is_available():
         said.append("engine = auto found no GPU and runs on the CPU.")
+    size = config.public.size
+    if config.public.source != "train" and size != Public.model_fields["size"].default:
+        said.append(
+            f'public.size = {size} is not used: all of public.source = "{config.public.source}" is public. '
+            'It says how much is set aside with public.source = "train".'
+        )
     cohort = cohort_size(config)
     if config.fnr is not None and not num_refined(cohort, float(config.fnr["share"])):
         said.append(f"fnr.share = {config.fnr['share']} of a cohort of {cohort} is nobody: no client will be refined.")

@@ -445,7 +445,7 @@ def _unknown_names(config: RunConfig) -> Iterator[str]:
 
 def _is_own_data(text: str) -> bool:
     """Whether a text looks like a file, a folder or a function of the user's."""
-    return Path(text).suffix in (".npz", ".csv") or ":" in text or "/" in text or Path(text).is_dir()
+    return Path(text).suffix.lower() in (".npz", ".csv") or ":" in text or "/" in text or Path(text).is_dir()
 
 
 def _leaks_refused(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]:

@@ -52,7 +52,7 @@ def evaluate(net: Net, state: State, x: Tensor, y: Tensor, num_classes: int, noi
     right = torch.zeros(num_classes, dtype=torch.float64, device=net.device)
     loss = 0.0
     for xs, ys in zip(x.split(WHOLE), y.split(WHOLE), strict=True):
-        xs, ys = scaled(xs.to(net.device), net.dtype), ys.to(net.device)
+        xs, ys = scaled(xs.to(net.device), net.input_dtype), ys.to(net.device)
         xs = net.laid_out(xs if noise is None else noise(xs))
         logits = net.look(state.params, state.buffers, xs).logits
         right.index_add_(0, ys, (logits.argmax(1) == ys).double())

@@ -1,11 +1,15 @@
-"""Use the model that came out of a run: score it on data, or ask it about examples without labels."""
+"""Use the models that came out of a run: score them on data, or ask them about examples without labels.
+
+The run's own data is known by its content, whatever it is called; other data is matched by columns' and classes' names.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +17,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fnrfl import events, runs
+from fnrfl import runs
+from fnrfl.build import check_tokens
 from fnrfl.config import RunConfig
 from fnrfl.core.net import Net
 from fnrfl.core.types import State
-from fnrfl.data import readers
-from fnrfl.data.batches import WHOLE, scaled
-from fnrfl.data.datasets import Dataset, _features, _labels, _tensor, load
-from fnrfl.data.sources import CIFAR_BATCHES, NAMED, UNREADABLE
+from fnrfl.data.arrays import tensor
+from fnrfl.data.batches import WHOLE, check_fits, scaled
+from fnrfl.data.datasets import Facts, Source, read
+from fnrfl.data.reading import ALL, Examples, Expected
 from fnrfl.errors import CompatibilityError, ConfigError
 from fnrfl.evaluate import Score, pooled
 from fnrfl.evaluate import evaluate as score
 from fnrfl.personal import ClientModels
 
-TEST, ALL = "the test part", "all examples"
+TEST = "the test part"  # of the run's own data, which the model has not seen
+OTHER_TEST = "the test part of other data"
+EVERYTHING = "all examples"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +45,12 @@ class Trained:
     net: Net
     server: State
     clients: ClientModels | None  # where the method gives each client a model of its own
-    classes: tuple[str, ...]
-    input_shape: tuple[int, ...]
-    pixels: bool  # bytes from 0 to 255, not numbers of any size
+    data: Facts  # about what it was trained on
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What it can answer."""
+        return self.data.classes
 
     def models(self, client: int | None) -> Iterator[tuple[int | None, State]]:
         """(client, its model) of everybody or of one client, one at a time; (None, model) if all use the same."""
@@ -62,8 +72,8 @@ class Asked:
 
     x: Tensor
     y: Tensor | None
-    names: Sequence[str]
-    what: str  # which examples of the data these are
+    rows: Sequence[str]  # where each example is in its part: a position from 0, or an image's path
+    carried: Sequence[str] | None = None  # what the table has in the column of ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +82,10 @@ class Evaluation:
 
     trained: Trained
     data: str
-    what: str
+    what: str  # which examples of the data
     score: Score  # of the clients' models taken together, where each has its own
     per_client: dict[int, float] | None  # accuracy of each client's model that was asked; None if all use the same
+    notes: tuple[str, ...] = ()  # what one should know beside the numbers
 
     @property
     def models(self) -> int:
@@ -86,12 +97,20 @@ class Evaluation:
         """How many examples there were."""
         return int(self.score.count.sum()) // self.models
 
+    @property
+    def where(self) -> str:
+        """Which examples of which data, in words."""
+        if self.what == OTHER_TEST:
+            return f"the test part of {self.data}, which is not the run's data"
+        return f"{self.what} of {self.data}"
+
     def summary(self) -> dict[str, Any]:
         """The scores as one JSON object."""
         return {
             "run_dir": str(self.trained.run_dir),
             "data": self.data,
             "part": self.what,
+            "notes": list(self.notes),
             "examples": self.examples,
             "accuracy": self.score.accuracy,
             "per_client": self.per_client,
@@ -106,59 +125,100 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a model says about each example."""
+    """What a model says about each example, in the order of the data."""
 
     trained: Trained
-    names: Sequence[str]
+    rows: Sequence[str]  # where each example is in its part: a position from 0, or an image's path
     labels: list[str]
     probabilities: Tensor  # [n, C]; the mean over clients, where each has a model of its own
     per_client: dict[int, list[str]]  # the label that each client's own model gives, where several were asked
+    parts: Sequence[str] | None = None  # train or test, where the data has parts of its own
+    ids: tuple[str, Sequence[str]] | None = None  # a column of the table that was carried along: its name and cells
+    notes: tuple[str, ...] = ()  # what one should know beside the answers
 
     def to_csv(self) -> str:
-        """A line per example: its name, the most likely class, the probability of each, and what each client says."""
+        """A line per example: where it is, the likeliest class, the probability of each, and what each client says."""
+        columns: dict[str, Sequence[str]] = {"row": self.rows}
+        if self.parts is not None:
+            columns["part"] = self.parts
+        answers = {"label": self.labels}
+        shares = [[f"{share:.6g}" for share in column] for column in self.probabilities.T.tolist()]
+        answers |= {f"p_{name}": column for name, column in zip(self.trained.classes, shares, strict=True)}
+        answers |= {f"client_{client}": said for client, said in self.per_client.items()}
+        if self.ids is not None:
+            name, cells = self.ids
+            columns[f"id_{name}" if name in columns or name in answers else name] = cells
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        own = [f"client_{client}" for client in self.per_client]
-        writer.writerow(["example", "label", *(f"p_{name}" for name in self.trained.classes), *own])
-        said = zip(*self.per_client.values(), strict=True) if own else [()] * len(self.labels)
-        for name, label, shares, each in zip(self.names, self.labels, self.probabilities.tolist(), said, strict=True):
-            writer.writerow([name, label, *(f"{share:.6g}" for share in shares), *each])
+        writer.writerow([*columns, *answers])
+        writer.writerows(zip(*columns.values(), *answers.values(), strict=True))
         return text.getvalue()
 
 
 def evaluate(run_dir: str | Path, data: str, *, client: int | None = None) -> Evaluation:
     """Score the model of a finished run on a data set, a file, a folder of images or what a function returns.
 
-    Where clients have models of their own, all of those are scored, or one client's. Data with a test part is judged by
-    that part, and other data by all of it. No feature noise is laid over it.
+    Where clients have models of their own, all of those are scored, or one client's. The run's own data, known by its
+    content, is judged by its test part; other data by the test part that it has of its own, or else by all of it. No
+    feature noise is laid over it.
     """
     trained = open_run(run_dir)
-    asked = examples(trained, data)
+    source = read(data, _expected(trained))
+    asked = _own_test(trained, source)
+    notes: tuple[str, ...] = ()
+    if asked is not None:
+        what = TEST
+    else:
+        part = "test" if len(source.read.parts) > 1 else next(iter(source.read.parts))
+        asked = _asked(trained, data, source.read.parts[part], source.read.classes)
+        what = OTHER_TEST if part == "test" else EVERYTHING
+        notes = (*_notes(trained, data, source), *_changed(trained, data, what))
     if asked.y is None:
-        raise ConfigError(f"{data} has no labels, so nothing can be scored. Use `fnrfl predict`, or add the labels.")
+        columns = trained.data.columns
+        lacking = f", which would be in the column {columns.label!r}" if columns and _is_table(data) else ""
+        raise ConfigError(
+            f"{data} has no labels{lacking}, so nothing can be scored. Use `fnrfl predict`, or add the labels."
+        )
     scores = {
         one: score(trained.net, model, asked.x, asked.y, len(trained.classes)) for one, model in trained.models(client)
     }
     per_client = {one: found.accuracy for one, found in scores.items() if one is not None}
-    return Evaluation(trained, data, asked.what, pooled(list(scores.values())), per_client or None)
+    return Evaluation(trained, data, what, pooled(list(scores.values())), per_client or None, notes)
 
 
-def predict(run_dir: str | Path, data: str, *, client: int | None = None) -> Prediction:
-    """What the model of a finished run says about each example; the data may have no labels.
+def predict(run_dir: str | Path, data: str, *, client: int | None = None, id_column: str | None = None) -> Prediction:
+    """What the model of a finished run says about every example, in their order; the data may have no labels.
 
     Where clients have models of their own, it is the mean of their probabilities, or what one client's model says.
+    `id_column` is carried along from a table.
     """
     trained = open_run(run_dir)
-    asked = examples(trained, data)
+    if id_column is not None and not _is_table(data):
+        raise ConfigError(
+            f"{data} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
+        )
+    source = read(data, replace(_expected(trained), carried=id_column))
+    asked = {name: _asked(trained, data, part, source.read.classes) for name, part in source.read.parts.items()}
+    x = torch.cat([one.x for one in asked.values()]) if len(asked) > 1 else next(iter(asked.values())).x
     per_client: dict[int, list[str]] = {}
-    total, count = torch.zeros(len(asked.x), len(trained.classes), dtype=trained.net.dtype), 0
+    total, count = torch.zeros(len(x), len(trained.classes), dtype=trained.net.dtype), 0
     for one, model in trained.models(client):
-        shares = probabilities(trained, model, asked.x)
+        shares = probabilities(trained, model, x)
         total, count = total.add_(shares), count + 1
         if one is not None and client is None:
             per_client[one] = _labels_of(trained, shares)
     mean = total / count
-    return Prediction(trained, asked.names, _labels_of(trained, mean), mean, per_client)
+    carried = next(iter(asked.values())).carried
+    return Prediction(
+        trained,
+        [row for one in asked.values() for row in one.rows],
+        _labels_of(trained, mean),
+        mean,
+        per_client,
+        parts=None if ALL in asked else [name for name, one in asked.items() for _ in one.rows],
+        ids=None if id_column is None or carried is None else (id_column, carried),
+        notes=_notes(trained, data, source),
+    )
 
 
 @torch.no_grad()
@@ -166,7 +226,7 @@ def probabilities(trained: Trained, model: State, x: Tensor) -> Tensor:
     """The probability of each class for each example, [n, C]."""
     shares = []
     for xs in x.split(WHOLE):
-        xs = trained.net.laid_out(scaled(xs, trained.net.dtype))
+        xs = trained.net.laid_out(scaled(xs, trained.net.input_dtype))
         logits = trained.net.look(model.params, model.buffers, xs).logits
         shares.append(logits[:, : len(trained.classes)].softmax(1))  # outputs beyond the classes mean nothing
     return torch.cat(shares)
@@ -179,134 +239,110 @@ def _labels_of(trained: Trained, shares: Tensor) -> list[str]:
 def open_run(run_dir: str | Path) -> Trained:
     """The model of a finished run."""
     result = runs.load(run_dir)
-    pixels = bool(events.read(Path(run_dir) / "events.jsonl")[0]["data"]["pixels"])
-    return Trained(
-        Path(run_dir),
-        result.config,
-        result.net,
-        State(*result.net.pack(result.weights)),
-        result.client_models,
-        result.classes,
-        result.input_shape,
-        pixels,
+    server = State(*result.net.pack(result.weights))
+    return Trained(Path(run_dir), result.config, result.net, server, result.client_models, result.data)
+
+
+# -- the run's data, and other data ------------------------------------------------------------------------------------
+
+
+def _expected(trained: Trained) -> Expected:
+    return Expected(trained.data.columns, num_inputs=prod(trained.data.input_shape), labelled=False)
+
+
+def _own_test(trained: Trained, source: Source) -> Asked | None:
+    """The test part of the run's own data, if that is what was given; only data of the same size is hashed."""
+    facts = trained.data
+    if facts.examples is not None and facts.examples != source.num_examples:
+        return None
+    try:
+        dataset = source.dataset()
+    except ConfigError:  # no run could have been made of it
+        return None
+    if (dataset.checksum, dataset.classes) != (facts.sha256, facts.classes):
+        return None
+    return Asked(dataset.test.x, dataset.test.y, rows=())
+
+
+def _changed(trained: Trained, data: str, what: str) -> tuple[str, ...]:
+    """What to say of data that has the name of the run's own and is not the same."""
+    path, own = Path(data).expanduser(), Path(trained.config.dataset).expanduser()
+    named_alike = data == trained.config.dataset or (path.exists() and path.name == own.name)
+    if not named_alike and not (path.exists() and str(path.resolve()) == trained.data.source):
+        return ()
+    return (
+        f"{data} has changed since the run, or is another file of that name: it is not the data that the run was made "
+        f"with. It is judged by {'its own test part' if what == OTHER_TEST else 'all of its examples'}, which may hold "
+        "examples that the model was trained on.",
     )
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+def _is_table(data: str) -> bool:
+    return Path(data).suffix.lower() == ".csv"
 
 
-def examples(trained: Trained, data: str) -> Asked:
-    """The examples that `data` names, checked against what the model was trained on."""
-    x, y, classes, what = _read(trained, data)
-    x = _alike(_tensor(_features(x, f"x of {data}")), trained, data)
-    if not len(x):
-        raise ConfigError(f"{data} has no examples; at least one is needed.")
-    if y is not None:
-        y = _numbered(_labels(y, f"y of {data}"), classes, trained, data)
-        if len(y) != len(x):
-            raise ConfigError(f"{data} has {len(x)} examples and {len(y)} labels; there must be one for each.")
-    return Asked(x, y, _file_names(Path(data)) or [str(index) for index in range(len(x))], what)
+def _notes(trained: Trained, data: str, source: Source) -> tuple[str, ...]:
+    """What one should know about how the data was taken."""
+    said = list(source.read.notices)
+    columns = trained.data.columns
+    if _is_table(data) and columns is None:
+        said.append(f"The run has no names of columns, so the columns of {data} are taken by position.")
+    if not _is_table(data) and columns is not None:
+        listed = ", ".join(columns.inputs[:6]) + (", ..." if len(columns.inputs) > 6 else "")
+        said.append(f"{data} has no names of columns, so they are taken in the order of the run's: {listed}.")
+    return tuple(said)
 
 
-def _read(trained: Trained, data: str) -> tuple[Any, Any, Sequence[str] | None, str]:
-    """(x, y or None, names of the classes if they are known, which part of the data this is)."""
-    path = Path(data).expanduser()
-    own = data == trained.config.dataset or path.resolve() == Path(trained.config.dataset).resolve()
-    if own or data in NAMED or (path / CIFAR_BATCHES[0]).is_file():
-        dataset = load(data)
-        return dataset.test.x, dataset.test.y, dataset.classes, TEST
-    alone = _unlabelled(path, trained.input_shape)
-    if alone is not None:
-        return alone, None, None, ALL
-    arrays: tuple[Any, ...]
-    classes: Sequence[str] | None = None
-    if path.suffix.lower() in readers.FILES:
-        arrays, classes = readers.FILES[path.suffix.lower()](path)
-    elif path.is_dir():
-        arrays, classes = readers.read_images(path)
-    elif ":" in data:
-        made = readers.call(data)
-        if isinstance(made, Dataset):
-            return made.test.x, made.test.y, made.classes, TEST
-        if not isinstance(made, tuple) or len(made) not in (2, 4):
-            raise ConfigError(
-                f"{data} returned {type(made).__name__}; it must return a fnrfl Dataset, a tuple x_train, y_train, "
-                "x_test, y_test, or a tuple x, y. Change what the function returns."
-            )
-        arrays = made
-    else:
-        raise ConfigError(
-            f"{data} is neither a known data set nor a file or folder that exists; give {', '.join(NAMED)}, a .npz or "
-            ".csv file, a folder of images, or module:function."
-        )
-    return *arrays[-2:], classes, TEST if len(arrays) == 4 else ALL
-
-
-def _unlabelled(path: Path, shape: tuple[int, ...]) -> Any:
-    """The examples of a file without labels, or None where there are labels (or nothing that could be read)."""
-    if path.suffix.lower() == ".npz" and path.is_file():
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                found = set(file.files)
-                alone = next((x for x, y in (("x_test", "y_test"), ("x", "y")) if x in found and y not in found), None)
-                return None if alone is None else file[alone]
-        except (*UNREADABLE, AttributeError):
-            return None  # the reader of labelled data says what is wrong
-    if path.suffix.lower() == ".csv" and path.is_file():
-        header, lines = readers._table(path)
-        if len(header) != int(np.prod(shape)):
-            return None
-        try:
-            return np.array([cells for _, cells in lines], dtype=np.float64).astype(np.float32)
-        except ValueError as error:
-            raise ConfigError(
-                f"{path} has as many columns as the model has inputs, so none of them is the label, and not all hold "
-                f"numbers ({error}). Correct them, or add the label column."
-            ) from error
-    if path.is_dir() and (images := readers._images(path)):
-        return readers._stack(images)
-    return None
-
-
-def _file_names(path: Path) -> list[str] | None:
-    path = path.expanduser()
-    return [image.name for image in readers._images(path)] if path.is_dir() else None
+def _asked(trained: Trained, data: str, part: Examples, classes: Sequence[str] | None) -> Asked:
+    """Examples held against what the model was trained on."""
+    x = _alike(tensor(part.x), trained, data)
+    check_fits(x, trained.net.input_dtype, data)
+    check_tokens(trained.net, x, data)
+    y = None if part.y is None else _numbered(part.y, classes, trained, data)
+    return Asked(x, y, part.names or [str(row) for row in range(len(x))], part.carried)
 
 
 def _alike(x: Tensor, trained: Trained, data: str) -> Tensor:
     """Examples of the kind that the model was trained on; a table's columns are put into its shape."""
+    shape = trained.data.input_shape
     pixels = x.dtype == torch.uint8
-    if not pixels and x.ndim == 2 and not trained.pixels and x.shape[1] == int(np.prod(trained.input_shape)):
-        x = x.reshape(-1, *trained.input_shape)
-    if tuple(x.shape[1:]) != trained.input_shape or pixels != trained.pixels:
-        kinds = ["pixels" if bytes_ else "numbers" for bytes_ in (pixels, trained.pixels)]
+    if not pixels and x.ndim == 2 and not trained.data.pixels and x.shape[1] == prod(shape):
+        x = x.reshape(-1, *shape)
+    if tuple(x.shape[1:]) != shape or pixels != trained.data.pixels:
+        kinds = ["pixels" if bytes_ else "numbers" for bytes_ in (pixels, trained.data.pixels)]
         raise CompatibilityError(
             f"{data} has examples of {kinds[0]} {list(x.shape[1:])}, and the model was trained on {kinds[1]} "
-            f"{list(trained.input_shape)}; they must be alike. Prepare the data in the same way."
+            f"{list(shape)}; they must be alike. Prepare the data in the same way."
         )
     return x
 
 
 def _numbered(y: np.ndarray, classes: Sequence[str] | None, trained: Trained, data: str) -> Tensor:
     """Labels as numbers of the model's classes, matched by name where there are names."""
+    values, places = np.unique(y, return_inverse=True)
+    known = trained.classes
     if y.dtype.kind == "U":
-        names = [str(label) for label in y]
-    elif classes is not None and tuple(classes) != trained.classes:
-        names = [str(classes[label]) for label in y if label < len(classes)]
-    else:
-        names = []
-    if names:
-        number = {name: index for index, name in enumerate(trained.classes)}
-        unknown = next((name for name in names if name not in number), None)
-        if unknown is not None:
-            raise CompatibilityError(
-                f"{data} has the class {unknown!r}, which the model does not know; its classes are "
-                f"{', '.join(trained.classes)}. Rename the class or leave those examples out."
+        names = [str(value) for value in values]
+    elif classes is not None:
+        if int(values[-1]) >= len(classes):
+            raise ConfigError(
+                f"{data} has the label {int(values[-1])}, but names {len(classes)} classes; labels must be below that. "
+                "Name every class or correct the label."
             )
-        y = np.array([number[name] for name in names], dtype=np.int64)
-    if len(y) and int(y.max()) >= len(trained.classes):
+        names = [str(classes[value]) for value in values]
+    elif all(name.isdecimal() for name in known):
+        names = [str(value) for value in values]
+    elif int(values[-1]) < len(known):
+        names = [known[value] for value in values]  # numbers without names stand for places
+    else:
         raise CompatibilityError(
-            f"{data} has the label {int(y.max())}, and the model knows {len(trained.classes)} classes, numbered from 0."
+            f"{data} has the label {int(values[-1])}, and the model knows {len(known)} classes, numbered from 0."
             " Correct the labels."
         )
-    return _tensor(y)
+    number = {name: index for index, name in enumerate(known)}
+    if unknown := [name for name in names if name not in number]:
+        raise CompatibilityError(
+            f"{data} has the class {unknown[0]!r}, which the model does not know; its classes are "
+            f"{', '.join(known)}. Rename the class or leave those examples out."
+        )
+    return tensor(np.array([number[name] for name in names], dtype=np.int64)[places])

@@ -29,6 +29,7 @@ from fnrfl.config import RunConfig, loads
 from fnrfl.core.net import Net
 from fnrfl.core.types import State, Tree, aligned
 from fnrfl.data.batches import WHOLE, scaled
+from fnrfl.data.datasets import Facts
 from fnrfl.engines.base import one_intra_op_thread
 from fnrfl.engines.metered import Metered
 from fnrfl.errors import ConfigError
@@ -51,15 +52,24 @@ class Result:
     config: RunConfig
     rounds: list[Event]
     weights: Tree  # trained parameters and buffers, by the module's own names
-    classes: tuple[str, ...]
-    input_shape: tuple[int, ...]
+    data: Facts  # about what it was trained on
     run_dir: Path | None
     keeper: personal.Keeper | None = None  # of the clients' models, for methods that give each client its own
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        return self.data.classes
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of an example."""
+        return self.data.input_shape
 
     @cached_property
     def net(self) -> Net:
         """The net that the run trained, freshly initialised; its data need not be there."""
-        return build_net(self.config, self.input_shape, len(self.classes))
+        return build_net(self.config, self.input_shape, len(self.classes), integers=self.data.tokens)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -248,11 +258,10 @@ def load(run_dir: str | Path) -> Result:
             "file back, or run again into another directory."
         )
     header, *rounds = events.parse(run_dir / "events.jsonl", kept)
-    data = header["data"]
     weights = checkpoint.model(run_dir, saved)
     own = header["personalised"] if "personalised" in header else build_algorithm(config).personalised
     keeper = personal.on_disk(run_dir, saved) if own else None
-    return Result(config, rounds, weights, tuple(data["classes"]), tuple(data["input_shape"]), run_dir, keeper)
+    return Result(config, rounds, weights, Facts.from_json(header["data"]), run_dir, keeper)
 
 
 @dataclass(frozen=True)
@@ -303,7 +312,7 @@ def _rounds(
     if place is not None:
         ended = checkpoint.finish(place.path, weights)
         keeper = personal.on_disk(place.path, ended) if built.algorithm.personalised else None
-    return Result(config, rounds, weights, built.dataset.classes, built.dataset.input_shape, None, keeper)
+    return Result(config, rounds, weights, built.facts, None, keeper)
 
 
 def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State, Event]:
@@ -379,7 +388,7 @@ def _own_scores(built: Built, state: State) -> Event:
 
     def mixed(name: str, x: Tensor) -> Tensor:
         """Example j under the noise of client j mod N."""
-        x = scaled(x, built.net.dtype)
+        x = scaled(x, built.net.input_dtype)
         if noisy:
             x = x.clone()
             for client in range(config.clients):
@@ -503,13 +512,7 @@ def _header(built: Built) -> Event:
         "versions": _versions(),
         "git": _revision(),
         "device": _device(built.net.device),
-        "data": {
-            "source": built.dataset.source,
-            "sha256": built.dataset.checksum,
-            "classes": list(built.dataset.classes),
-            "input_shape": list(built.dataset.input_shape),
-            "pixels": built.dataset.train.x.dtype == torch.uint8,
-        },
+        "data": built.facts.as_json(),
         "partition": built.partition.sha256,
         "parameters": built.net.size,
     }

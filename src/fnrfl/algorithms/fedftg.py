@@ -97,6 +97,11 @@ class FedFTG(Algorithm):
 
     def _maker(self, net: Net, num_classes: int) -> Generator:
         shape = net.input_shape
+        if not net.input_dtype.is_floating_point:
+            raise CompatibilityError(
+                "fedftg generates examples, and cannot generate the whole numbers (tokens) that this model takes. "
+                "Choose another method, such as fedavg."
+            )
         large = len(shape) == 3 and min(shape[1:]) >= 16
         conv = self.generator == "conv" or (self.generator == "auto" and large)
         if conv and len(shape) != 3:

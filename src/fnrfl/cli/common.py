@@ -102,6 +102,12 @@ def print_leaks(leaks: Sequence[str], *, quiet: bool = False, stderr: bool = Fal
         console(quiet=quiet, stderr=stderr).print(f"leak: {', '.join(leaks)}")
 
 
+def print_notes(notes: Sequence[str], *, quiet: bool = False) -> None:
+    """What one should know beside a result; on stderr, so that what a pipe carries stays what it is."""
+    for note in notes:
+        console(quiet=quiet, stderr=True).print(f"note: {note}")
+
+
 @contextmanager
 def errors_in_words(debug: bool = False) -> Iterator[None]:
     """One line on stderr and an exit code for whatever goes wrong: 2 bad input, 3 a failure, 130 stopped."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fnrfl.cli.common import Debug, Json, Quiet, RunDir, console, errors_in_words, print_leaks, print_table
+from fnrfl.cli.common import Debug, Json, Quiet, RunDir, console, errors_in_words, print_leaks, print_notes, print_table
 
 Data = Annotated[
     str,
@@ -58,20 +58,22 @@ def evaluate(run_dir: RunDir, data: Data, client: Client = None, json: Json = Fa
     fnrfl evaluate runs/digits-0 digits
     fnrfl evaluate runs/mine-0 new-patients.csv --json
 
-    Data with a test part is judged by that part, other data by all of it. Methods that give every client a model of its
-    own are judged by those: the mean over clients, and each.
+    The run's own data, wherever it lies now, is judged by the test part; other data by the test part that it has of its
+    own, or by all of it. Methods that give every client a model of its own are judged by those: the mean, and each.
     """
     with errors_in_words(debug):
         from fnrfl.predict import evaluate as score
 
-        found = score(run_dir, data, client=client).summary()
+        scored = score(run_dir, data, client=client)
+        found = scored.summary()
         print_leaks(found["leaks"], stderr=json)
+        print_notes(scored.notes)
         if json:
             typer.echo(json_format.dumps(found))
             return
         typer.echo(
             f"accuracy {found['accuracy']:.4f}  balanced {found['balanced_accuracy']:.4f}  loss {found['loss']:.4f}  "
-            f"on {found['examples']:,} examples ({found['part']} of {data})"
+            f"on {found['examples']:,} examples ({scored.where})"
         )
         shares = ("-" if share is None else f"{share:.4f}" for share in found["per_class"])
         counts = (f"{count:,} examples" for count in found["examples_per_class"])
@@ -87,6 +89,9 @@ def predict(
         Path | None, typer.Option("--out", "-o", metavar="FILE.csv", show_default="print", help="Where it goes.")
     ] = None,
     client: Client = None,
+    carried: Annotated[
+        str | None, typer.Option("--id", metavar="COLUMN", help="A column of the table to carry along; no input.")
+    ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -94,18 +99,20 @@ def predict(
 
     \b
     fnrfl predict runs/digits-0 new.npz -o predictions.csv
-    fnrfl predict runs/mine-0 new-patients.csv | head
+    fnrfl predict runs/mine-0 new-patients.csv --id patient | head
     fnrfl predict runs/photos-0 a-folder-of-images/ -o predictions.csv
 
-    Without labels: a .csv with just the model's inputs as columns, a .npz with x alone, a folder of images. Where every
-    client has a model of its own, the answer is the mean of theirs, and a column client_ID has what each one says.
+    Every example gets a line, in the order of the data. Labels may be missing: a .csv with just the model's inputs as
+    columns, in any order, a .npz with x alone, a folder of images. Where every client has a model of its own, the
+    answer is the mean of theirs, and a column client_ID has what each one says.
     """
     with errors_in_words(debug):
         from fnrfl import files
         from fnrfl.predict import predict as ask
 
-        found = ask(run_dir, data, client=client)
+        found = ask(run_dir, data, client=client, id_column=carried)
         print_leaks(found.trained.config.leaks_on, quiet=quiet, stderr=True)
+        print_notes(found.notes, quiet=quiet)
         if out is None:
             typer.echo(found.to_csv(), nl=False)
             return

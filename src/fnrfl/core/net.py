@@ -134,7 +134,7 @@ class Net:
     ) -> None:
         """`own_random` leaves random layers as they are, drawing from torch's global stream: for a user's own loop."""
         self.module = module
-        self.input_shape = tuple(example.shape[1:])
+        self.input_shape, self.input_dtype = tuple(example.shape[1:]), example.dtype
         self.drop_shapes: Shapes = {}
         self._masks: dict[frozenset[str], Tensor] = {}
         if not own_random:
@@ -294,7 +294,7 @@ class Net:
         used = new | {k: masks[k] for k in self.drop_shapes} if train and masks else new
         weights = self.unflatten(params)
         if self.compute is not None:
-            x = x if self._unlike else x.to(self.compute)
+            x = x.to(self.compute) if x.is_floating_point() and not self._unlike else x
             # Copies even where the type stays: they begin at round addresses, and those of many clients are one block.
             type_of = lambda name: self.dtype if name in self.batchnorm else self.compute  # noqa: E731
             weights = {k: v.to(type_of(k), copy=True) for k, v in weights.items()}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fnrfl.core.types import SERVER, Batch, Data, Plan, Stream, Training
 from fnrfl.data import augment
+from fnrfl.errors import CompatibilityError
 from fnrfl.rng import elsewhere, generator
 
 WHOLE = 1000  # examples per batch of a probe or an evaluation
@@ -133,5 +134,24 @@ class Pool:
 
 
 def scaled(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Pixels stored as bytes become numbers in [0, 1]; anything else keeps its scale."""
+    """Examples in a net's type: pixels stored as bytes become numbers in [0, 1]; anything else keeps its scale."""
     return x.to(dtype).div_(255) if x.dtype == torch.uint8 else x.to(dtype)
+
+
+def check_fits(x: Tensor, dtype: torch.dtype, what: str) -> None:
+    """Refuse examples that a net cannot take: numbers beyond its type, or fractions where it takes whole numbers."""
+    if not dtype.is_floating_point:
+        if x.dtype != torch.int64:
+            raise CompatibilityError(
+                f"{what} holds {str(x.dtype).removeprefix('torch.')}, and the model takes whole numbers as they are "
+                "(tokens). Store them as int64."
+            )
+        return
+    if x.dtype == torch.float64 and dtype != torch.float64 and x.numel():
+        largest = max(x.max(), -x.min())
+        if largest > torch.finfo(dtype).max:
+            raise CompatibilityError(
+                f"{what} holds a number as large as {float(largest):.3g}, and the model computes in "
+                f"{str(dtype).removeprefix('torch.')}, which ends at {torch.finfo(dtype).max:.3g}. Scale the data, or "
+                "set engine.precision = float64."
+            )

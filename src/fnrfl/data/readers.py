@@ -1,160 +1,125 @@
 """Readers of the user's own data: `.npz`, `.csv`, folders of images, functions.
 
-Each gives the arrays (x_train, y_train, x_test, y_test), or (x, y) where there is no test part, and the names of the
-classes if it knows them. What the arrays hold is judged later, in one place; here only the files are.
+Each gives the examples in their parts (train and test, or one), and the names of the classes if it knows them. What the
+arrays hold is judged later, in one place; here only the files are. With `Expected`, labels may be missing.
 """
 
 from __future__ import annotations
 
-import csv
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from fnrfl.data.arrays import class_names
+from fnrfl.data.reading import ALL, Examples, Expected, Read, regular, unreadable
 from fnrfl.data.sources import UNREADABLE, read_image
+from fnrfl.data.tables import read_csv
 from fnrfl.errors import ConfigError
 
-Read = tuple[tuple[np.ndarray, ...], list[str] | None]
-Line = tuple[int, list[str]]  # the number of a line in a table, and its cells
-
-LABEL_COLUMNS = ("label", "class", "target", "y")
 IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
-
-
-def _unreadable(path: Path, kind: str, error: Exception) -> ConfigError:
-    if isinstance(error, FileNotFoundError):
-        return ConfigError(f"dataset {path} does not exist (looked from {Path.cwd()}); name a file that does.")
-    return ConfigError(
-        f"{path} cannot be read as {kind} ({type(error).__name__}: {error}); it is truncated or of another kind. "
-        "Write it again."
-    )
+CLIENTS = frozenset({"client", "clients", "client_id", "client_ids"})
+PARTS = ("train", "test")
 
 
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
 
-def read_npz(path: Path) -> Read:
+def read_npz(path: Path, expected: Expected | None = None) -> Read:
     """Arrays called x_train, y_train, x_test, y_test, or x and y; `classes` may name the classes."""
+    regular(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except (*UNREADABLE, AttributeError) as error:  # a lone .npy under this name has no files
-        raise _unreadable(path, "a .npz of plain arrays", error) from error
-    classes = [str(label) for label in arrays["classes"]] if "classes" in arrays else None
-    for keys in (("x_train", "y_train", "x_test", "y_test"), ("x", "y")):
-        if all(key in arrays for key in keys):
-            return tuple(arrays[key] for key in keys), classes
-    raise ConfigError(
-        f"{path} holds the arrays {', '.join(arrays) or '(none)'}; it must hold x_train, y_train, x_test and y_test, "
-        "or x and y. Save it with numpy.savez(path, x=..., y=...)."
-    )
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
-def read_csv(path: Path) -> Read:
-    """A table with a header: a label column, by name or the last, and columns of numbers, which become float32."""
-    header, lines = _table(path)
-    lowered = [cell.lower() for cell in header]
-    column = next((lowered.index(known) for known in LABEL_COLUMNS if known in lowered), len(header) - 1)
-    try:
-        x = np.array([cells[:column] + cells[column + 1 :] for _, cells in lines], dtype=np.float64)
-    except ValueError as error:
-        number, at = next(
-            (number, at)
-            for number, cells in lines
-            for at, cell in enumerate(cells)
-            if at != column and not _is_number(cell)
-        )
+        raise unreadable(path, "a .npz of plain arrays", error) from error
+    classes = class_names(arrays["classes"], f"classes of {path}") if "classes" in arrays else None
+    four = [f"{kind}_{part}" for part in PARTS for kind in "xy"]
+    if all(key in arrays for key in four):
+        used, parts = four, {part: Examples(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in PARTS}
+    elif "x" in arrays and "y" in arrays:
+        used, parts = ["x", "y"], {ALL: Examples(arrays["x"], arrays["y"])}
+    elif expected is not None and not expected.labelled:
+        used, parts = _any_part(arrays)
+    else:
+        used, parts = [], {}
+    if not parts:
         raise ConfigError(
-            f"line {number} of {path} has {dict(lines)[number][at]!r} in column {header[at]!r}; every column but the "
-            f"labels' ({header[column]!r}) must hold numbers. Encode categories as numbers and fill in what is missing."
-        ) from error
-    y, classes = _classes([(number, cells[column].strip()) for number, cells in lines], path, header[column])
-    return (x.astype(np.float32), y), classes
-
-
-def _table(path: Path) -> tuple[list[str], list[Line]]:
-    """The header and the other lines that are not empty, all of one length."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            lines = [(reader.line_num, cells) for cells in reader if cells]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise _unreadable(path, "a table in UTF-8", error) from error
-    if len(lines) < 2 or len(lines[0][1]) < 2:
-        raise ConfigError(
-            f"{path} has {len(lines)} lines and {len(lines[0][1]) if lines else 0} columns; it must have a header, "
-            "examples, and two columns at least, separated by commas. Write it again."
+            f"{path} holds the arrays {', '.join(arrays) or '(none)'}; it must hold x_train, y_train, x_test and "
+            "y_test, or x and y. Save it with numpy.savez(path, x=..., y=...)."
         )
-    header = [cell.strip() for cell in lines.pop(0)[1]]
-    if all(_is_number(cell) for cell in header):
-        raise ConfigError(
-            f"{path} starts with the numbers {', '.join(header[:3])}, ...; its first line must name the columns. "
-            "Add a header, and call the column of the classes label."
-        )
-    for number, cells in lines:
-        if len(cells) != len(header):
-            raise ConfigError(
-                f"line {number} of {path} has {len(cells)} columns; the header names {len(header)}. Correct that line."
-            )
-    return header, lines
+    unused = [key for key in arrays if key not in (*used, "classes")]
+    return Read(parts, classes).noticing(*_unused(path, unused))
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+def _any_part(arrays: dict[str, np.ndarray]) -> tuple[list[str], dict[str, Examples]]:
+    """Whatever examples there are, with or without labels: for a model that is only asked."""
+    if "x" in arrays:
+        return ["x"], {ALL: Examples(arrays["x"])}
+    there = [part for part in PARTS if f"x_{part}" in arrays]
+    parts = {part: Examples(arrays[f"x_{part}"], arrays.get(f"y_{part}")) for part in there}
+    return [f"{kind}_{part}" for part in there for kind in "xy"], parts
 
 
-def _classes(labels: list[tuple[int, str]], path: Path, column: str) -> tuple[np.ndarray, list[str]]:
-    """Class numbers and names; labels in a table are names even where they look like numbers, as 1, 2, 3 or -1, 1."""
-    numeric = all(_is_number(label) for _, label in labels)
-    for number, label in labels:
-        if not label or (numeric and not float(label).is_integer()):
-            raise ConfigError(
-                f"line {number} of {path} has {label!r} in column {column!r}; a label must be a whole number or a name."
-                " Correct that line, or call the column of the classes label."
-            )
-    names = [str(_whole(label)) if numeric else label for _, label in labels]
-    known = sorted(set(names), key=int if numeric else None)
-    index = {name: at for at, name in enumerate(known)}
-    return np.array([index[name] for name in names], dtype=np.int64), known
-
-
-def _whole(label: str) -> int:
-    try:
-        return int(label)  # exactly, since long codes do not survive as floats
-    except ValueError:
-        return int(float(label))
+def _unused(path: Path, names: Sequence[str]) -> list[str]:
+    said = [f"{path} also holds {', '.join(names)}, which fnrfl does not use."] if names else []
+    if about := [name for name in names if name.lower() in CLIENTS]:
+        said.append(f"Who holds which examples is drawn by `scenario`, not read from {about[0]}.")
+    return said
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def read_images(folder: Path) -> Read:
-    """Images in a folder for each class, under train/ and test/, or without a test part."""
-    groups = [folder / part for part in ("train", "test") if _subfolders(folder / part)] or [folder]
+def read_images(folder: Path, expected: Expected | None = None) -> Read:
+    """Images in a folder for each class, under train/ and test/, or without a test part.
+
+    For a model that is only asked they may also lie in the folder itself, without labels.
+    """
+    loose = _images(folder)
+    groups = [folder / part for part in PARTS if _subfolders(folder / part)] or [folder]
+    inside = [[file for group in _subfolders(part) for file in _images(group)] for part in groups]
+    if expected is not None and loose:
+        if any(inside):
+            raise ConfigError(
+                f"{folder} has images of its own, such as {loose[0].name}, and others in folders, such as "
+                f"{next(found for found in inside if found)[0].relative_to(folder)}. Ask about one kind at a time."
+            )
+        return Read({ALL: Examples(_stack(loose), names=[file.name for file in loose])})
     if groups == [folder / "test"]:
         raise ConfigError(f"{folder} has a folder test but no folder train, which must go with it. Add one.")
-    files = [[file for group in _subfolders(part) for file in _images(group)] for part in groups]
-    for part, found in zip(groups, files, strict=True):
+    for part, found in zip(groups, inside, strict=True):
         if not found:
             raise ConfigError(
                 f"{part} has no images in folders named by their class; it must hold <class>/<image>, an image "
                 f"ending in {', '.join(sorted(IMAGE_ENDINGS))}. Sort the images into a folder for each class."
             )
-    pixels = _stack([file for found in files for file in found])
-    splits = np.split(pixels, np.cumsum([len(found) for found in files])[:-1])
-    labels = [np.array([file.parent.name for file in found]) for found in files]
-    return tuple(array for pair in zip(splits, labels, strict=True) for array in pair), None
+    pixels = np.split(_stack([file for found in inside for file in found]), np.cumsum([len(f) for f in inside])[:-1])
+    parts = {
+        ALL if len(groups) == 1 else part.name: Examples(
+            x, np.array([file.parent.name for file in found]), [str(file.relative_to(folder)) for file in found]
+        )
+        for part, x, found in zip(groups, pixels, inside, strict=True)
+    }
+    return Read(parts).noticing(*_passed_over(folder, groups, loose))
+
+
+def _passed_over(folder: Path, groups: list[Path], loose: list[Path]) -> list[str]:
+    """Folders and images that no part was read from."""
+    said = []
+    if groups != [folder] and (others := [at.name for at in _subfolders(folder) if at not in groups]):
+        said.append(f"{folder} also has the folders {', '.join(others)}, which are not used: only train and test are.")
+    classes = [group for part in groups for group in _subfolders(part)]
+    if empty := [str(group.relative_to(folder)) for group in classes if not _images(group)]:
+        said.append(f"{folder} has folders without an image in them, which make no class: {', '.join(empty)}.")
+    if deep := [str(at.relative_to(folder)) for group in classes if _images(group) for at in _subfolders(group)]:
+        said.append(f"{folder} has folders inside the classes' folders, which are not read: {', '.join(deep)}.")
+    if loose:
+        said.append(f"{folder} has {len(loose)} images outside of the classes' folders, which are not used.")
+    return said
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -169,10 +134,11 @@ def _stack(files: list[Path]) -> np.ndarray:
     """The images as uint8 [n, C, H, W]; C is 1 only if all of them are grey."""
     images = []
     for file in files:
+        regular(file)
         try:
             images.append(read_image(file))
         except UNREADABLE as error:
-            raise _unreadable(file, "an image", error) from error
+            raise unreadable(file, "an image", error) from error
         (height, width), (rows, columns) = images[0].shape[:2], images[-1].shape[:2]
         if (rows, columns) != (height, width):
             raise ConfigError(
@@ -214,4 +180,4 @@ def call(name: str) -> object:
     return made
 
 
-FILES: dict[str, Callable[[Path], Read]] = {".npz": read_npz, ".csv": read_csv}
+FILES: dict[str, Callable[[Path, Expected | None], Read]] = {".npz": read_npz, ".csv": read_csv}

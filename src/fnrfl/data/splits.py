@@ -291,7 +291,8 @@ def _pool(dataset: Dataset, public: Dataset | Part | Literal["test"] | None, lea
         )
     pool = _both_parts(public, dataset.classes) if isinstance(public, Dataset) else public
     like = dataset.train.x
-    if pool.x.shape[1:] != like.shape[1:] or pool.x.is_floating_point() != like.is_floating_point():
+    pixels = [x.dtype == torch.uint8 for x in (pool.x, like)]
+    if pool.x.shape[1:] != like.shape[1:] or pixels[0] != pixels[1]:
         raise CompatibilityError(
             f"public.source has examples of {_kind(pool.x)} and dataset {dataset.name} of {_kind(like)}; "
             "they must be alike. Prepare the public data in the same way."
@@ -301,8 +302,12 @@ def _pool(dataset: Dataset, public: Dataset | Part | Literal["test"] | None, lea
             f"public.source has labels from {int(pool.y.min())} to {int(pool.y.max())}; dataset {dataset.name} has "
             f"{dataset.num_classes} classes, numbered from 0. Correct the labels."
         )
-    pool = Part(pool.x.to(like.dtype), pool.y)
-    check_disjoint({}, outside=pool, inside={"the training set": dataset.train, "the test set": dataset.test})
+    inside = {"the training set": dataset.train, "the test set": dataset.test}
+    if pool.x.is_floating_point() and not like.is_floating_point():  # fractions beside whole numbers stay what they are
+        inside = {name: Part(part.x.to(pool.x.dtype), part.y) for name, part in inside.items()}
+    else:
+        pool = Part(pool.x.to(like.dtype), pool.y)
+    check_disjoint({}, outside=pool, inside=inside)
     return pool
 
 

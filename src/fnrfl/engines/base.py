@@ -268,7 +268,8 @@ class InProcess(Engine):
         x, y = feed.take(job.task.data, index)
         stream = generator(0, "example")
         shapes = self._noise_shapes(job.task.objective, index.shape[1])
-        noise = {k: torch.rand(len(rows), *shape, generator=stream).to(x) for k, shape in shapes.items()}
+        drawn = {k: torch.rand(len(rows), *shape, generator=stream) for k, shape in shapes.items()}
+        noise = {k: v.to(x.device, self.net.dtype) for k, v in drawn.items()}  # examples may be whole numbers
         return Batch(x, y, index.to(x.device), noise)
 
     def _stretches(self, job: Job, first: int, last: int, rows: int) -> Iterator[tuple[int, int]]:

@@ -49,7 +49,7 @@ class Job:
             if lay is not None:
                 for batch in x[:, i]:
                     batch.copy_(lay(batch))
-        uniform = {k: filled([draw[k] for draw in noise]).to(x, non_blocking=True) for k in noise[0]}
+        uniform = {k: filled([draw[k] for draw in noise]).to(x.device, non_blocking=True) for k in noise[0]}
         return Batch(x, y, index.to(x.device, non_blocking=True), uniform)
 
     def step(self, net: Net, gradient: Gradient) -> Step:

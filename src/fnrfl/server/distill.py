@@ -103,9 +103,10 @@ def distill(
     for index, lr in zip(order.split(at_once), rates.split(at_once), strict=True):
         shown = net.laid_out(x[index.flatten()]).unflatten(0, index.shape)
         noise = {
-            k: torch.stack([torch.rand(index.shape[1], *net.drop_shapes[k], generator=draw) for _ in index]).to(x)
+            k: torch.stack([torch.rand(index.shape[1], *net.drop_shapes[k], generator=draw) for _ in index])
             for k, draw in masks.items()
         }
+        noise = {k: v.to(x.device, net.dtype) for k, v in noise.items()}  # examples may be whole numbers
         key = ("distill", objective, replace(training, lr=0.0))
         loss = float(repeat(key, step, same, (shown, index, lr, noise))[-1])
         taken += len(index)

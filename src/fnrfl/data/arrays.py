@@ -1,0 +1,183 @@
+"""What a user's arrays may be: numbers or pixels, labels, names of classes. Anything else is refused in a sentence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fnrfl.errors import ConfigError
+
+
+def tensor(array: np.ndarray) -> Tensor:
+    """An array as a tensor, in the same memory where that can be written."""
+    return torch.from_numpy(np.require(array, requirements=("C", "W")))
+
+
+def _array(values: object, what: str) -> np.ndarray:
+    if isinstance(values, np.ma.MaskedArray):
+        if np.ma.is_masked(values):
+            raise ConfigError(
+                f"{what} is a masked array with {int(np.ma.getmaskarray(values).sum())} masked values; all must be "
+                "known. Fill them in or leave those examples out."
+            )
+        return np.asarray(values)
+    if isinstance(values, Tensor) and values.layout != torch.strided:
+        raise ConfigError(f"{what} is a sparse tensor; it must be dense. Give it with .to_dense().")
+    try:
+        if not isinstance(values, Tensor):
+            return np.asarray(values)
+        values = values.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError(
+            f"{what} is not an array ({error}); all its rows must have the same shape. Pad them."
+        ) from error
+
+
+def features(values: object, what: str) -> np.ndarray:
+    """Examples: uint8 pixels [n, C, H, W], or numbers [n, ...], floating as they come and whole ones as int64."""
+    x = _array(values, what)
+    if x.ndim < 2 or x.dtype.kind not in "biuf" or 0 in x.shape[1:]:
+        raise ConfigError(
+            f"{what} is {x.dtype}{list(x.shape)}; it must be numbers, with examples along the first axis and at least "
+            "one more axis that is not empty. Store features as float32 [n, F] or pixels as uint8 [n, C, H, W]."
+        )
+    if x.dtype == np.uint8:
+        return _pixels(x, what)
+    if x.dtype.kind in "iu":
+        if x.size and int(x.max()) > np.iinfo(np.int64).max:
+            raise ConfigError(f"{what} holds {x.max()}; whole numbers must fit into int64. Store it as float64.")
+        return x.astype(np.int64, copy=False)
+    x = x.astype({1: np.float32, 2: np.float16, 4: np.float32}.get(x.dtype.itemsize, np.float64), copy=False)
+    if not np.isfinite(x).all():
+        bad = np.argwhere(~np.isfinite(x))
+        raise ConfigError(
+            f"{what} holds {len(bad)} values that are not finite, the first {x[tuple(bad[0])]} in example {bad[0][0]}; "
+            "all must be finite numbers. Fill them in or leave those examples out."
+        )
+    return x
+
+
+def _pixels(x: np.ndarray, what: str) -> np.ndarray:
+    """uint8 means pixels: [n, C, H, W], whichever of the usual layouts they come in."""
+    if x.ndim == 3:
+        return x[:, None]
+    if x.ndim == 4 and x.shape[1] not in (1, 3, 4) and x.shape[3] in (1, 3, 4):
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    if x.ndim != 4:
+        raise ConfigError(
+            f"{what} is uint8{list(x.shape)}; uint8 means pixels, [n, H, W] or [n, C, H, W]. "
+            "Reshape it to images, or store features as float32 and whole numbers as int64."
+        )
+    return x
+
+
+def alike(x: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Whole numbers beside floating ones become floating too."""
+    if any(values.dtype.kind == "f" for values in x):
+        return [values.astype(np.float32) if values.dtype == np.int64 else values for values in x]
+    return list(x)
+
+
+def labels(values: object, what: str) -> np.ndarray:
+    """Class numbers as int64, or names as they are."""
+    y = _array(values, what)
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1:
+        raise ConfigError(
+            f"{what} has the shape {list(y.shape)}; labels are a list of one class each. Use argmax on one-hot labels."
+        )
+    if y.dtype.kind == "O" and all(isinstance(label, str) for label in y):
+        y = y.astype(np.str_)
+    if y.dtype.kind in "US":
+        return _text(y, what)
+    if y.dtype.kind not in "biuf":
+        raise ConfigError(f"{what} is of type {y.dtype}; labels must be class numbers from 0, or names. Convert them.")
+    for bad, rule in ((y != np.floor(y), "whole numbers"), (y < 0, "numbered from 0")):
+        if bad.any():
+            raise ConfigError(
+                f"{what} holds the label {y[bad][0]} (example {np.flatnonzero(bad)[0]}); class labels must be {rule}. "
+                "Number the classes 0, 1, 2, ... or give their names as strings."
+            )
+    if len(y) and float(y.max()) >= 2**63:
+        raise ConfigError(
+            f"{what} holds the label {y.max()}; class numbers must fit into int64. Give names as strings."
+        )
+    return y.astype(np.int64)
+
+
+def _text(y: np.ndarray, what: str) -> np.ndarray:
+    """Names as text; bytes are read as UTF-8."""
+    if y.dtype.kind == "U":
+        return y
+    try:
+        return np.char.decode(y, "utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{what} holds bytes that are not UTF-8 ({error.object!r}); names must be text. Store them as strings."
+        ) from error
+
+
+def class_names(values: object, what: str) -> list[str]:
+    """The names of classes, one each."""
+    listed = _array(values, what)
+    if listed.ndim != 1:
+        raise ConfigError(
+            f"{what} has the shape {list(listed.shape)}; it must be a list with one name for each class. Make it one."
+        )
+    return [str(name) for name in (_text(listed, what) if listed.dtype.kind == "S" else listed)]
+
+
+def numbered(
+    y: Sequence[np.ndarray], classes: Sequence[str] | None, name: str
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Labels as class numbers, and the name of each class.
+
+    Names are numbered in sorted order. Where labels are numbers and nothing names the classes, the numbers that occur
+    are the names: 1, 2, 3 make three classes.
+    """
+    text = [one.dtype.kind == "U" for one in y]
+    if any(text) != all(text):
+        kinds = ["names" if one else "numbers" for one in text]
+        raise ConfigError(
+            f"{name} has {kinds[0]} as training labels and {kinds[1]} as test labels; both must be of one kind. "
+            "Write both as names, or both as numbers."
+        )
+    if classes is not None and (twice := [one for one, count in Counter(classes).items() if count > 1]):
+        raise ConfigError(f"{name} names the class {twice[0]!r} more than once; names must differ. Rename one.")
+    if classes is None:
+        found, places = np.unique(np.concatenate(y), return_inverse=True)
+        known = tuple(str(one) for one in found)
+        y = np.split(places.astype(np.int64), np.cumsum([len(one) for one in y])[:-1])
+    elif all(text):
+        known = tuple(classes)
+        y = [_numbers_of(one, known, name) for one in y]
+    else:
+        known = tuple(classes)
+        highest = max(int(one.max()) for one in y)
+        if highest >= len(known):
+            raise ConfigError(
+                f"{name} has the label {highest}, but names {len(known)} classes; labels must be below that. "
+                "Name every class or correct the label."
+            )
+    if len(known) > len(y[0]):
+        raise ConfigError(
+            f"{name} has {len(known)} classes for {len(y[0])} training examples; there must be at least as many "
+            "examples as classes. Check that the labels are classes."
+        )
+    return list(y), known
+
+
+def _numbers_of(y: np.ndarray, known: tuple[str, ...], name: str) -> np.ndarray:
+    number = {label: index for index, label in enumerate(known)}
+    if unknown := sorted(set(y.tolist()) - set(known)):
+        raise ConfigError(
+            f"{name} has the label {unknown[0]!r}, which is not among its classes {', '.join(known)}. "
+            "Add it to the classes or correct the label."
+        )
+    return np.array([number[label] for label in y.tolist()], dtype=np.int64)

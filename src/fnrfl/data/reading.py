@@ -1,0 +1,82 @@
+"""What every reader of the user's data gives back, and what one may expect of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fnrfl.errors import ConfigError
+
+ALL = ""  # the one part of data that has no parts of its own; the others are called train and test
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table that a model was trained on: its inputs in their order, and the classes."""
+
+    inputs: tuple[str, ...]
+    types: tuple[str, ...]  # of the inputs: "integer" or "number"
+    label: str
+
+    def as_json(self) -> dict[str, Any]:
+        """The columns as plain values."""
+        inputs = [{"name": name, "type": kind} for name, kind in zip(self.inputs, self.types, strict=True)]
+        return {"inputs": inputs, "label": self.label}
+
+    @classmethod
+    def from_json(cls, said: dict[str, Any]) -> Columns:
+        """The inverse of `as_json`."""
+        inputs = said["inputs"]
+        return cls(tuple(one["name"] for one in inputs), tuple(one["type"] for one in inputs), said["label"])
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a model that is there already expects of other data."""
+
+    columns: Columns | None = None  # of the table that it was trained on; None: columns are taken by position
+    num_inputs: int | None = None  # how many there are then, if a table without labels will do
+    carried: str | None = None  # a column to carry along, which is no input
+    labelled: bool = True  # whether there must be labels
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Some examples: arrays as they come from a file or a function."""
+
+    x: Any
+    y: Any = None  # None where nobody knows the labels
+    names: Sequence[str] | None = None  # of images: their paths, relative to the folder
+    carried: Sequence[str] | None = None  # cells of a table's column that is no input
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """All that a file, a folder or a function holds: one part, or train and test."""
+
+    parts: dict[str, Examples]
+    classes: Sequence[str] | None = None  # names, if they are known
+    columns: Columns | None = None  # of a table with labels
+    notices: tuple[str, ...] = ()  # what is there and not used
+
+    def noticing(self, *said: str) -> Read:
+        """The same with more to say."""
+        return replace(self, notices=(*self.notices, *said))
+
+
+def regular(path: Path) -> None:
+    """Refuse pipes, devices and folders where a file is meant: reading one might never end."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is not a regular file; data is read from files. Copy it into one.")
+
+
+def unreadable(path: Path, kind: str, error: Exception) -> ConfigError:
+    """What to say of a file that is not what its name promises."""
+    if isinstance(error, FileNotFoundError):
+        return ConfigError(f"dataset {path} does not exist (looked from {Path.cwd()}); name a file that does.")
+    return ConfigError(
+        f"{path} cannot be read as {kind} ({type(error).__name__}: {error}); it is truncated or of another kind. "
+        "Write it again."
+    )

@@ -1,0 +1,235 @@
+"""Tables of numbers with a column of classes: `.csv` files, whose columns other files are matched with by name."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fnrfl.data.reading import ALL, Columns, Examples, Expected, Read, regular, unreadable
+from fnrfl.errors import CompatibilityError, ConfigError
+
+Line = tuple[int, list[str]]  # the number of a line in a table, and its cells
+
+LABEL_COLUMNS = ("label", "class", "target", "y")
+NAMED_AT_MOST = 12  # names that a sentence lists
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where in a row the inputs are, in the model's order, and the label, if there is one."""
+
+    inputs: list[int]
+    label: int | None
+
+
+def read_csv(path: Path, expected: Expected | None = None) -> Read:
+    """A table with a header: a label column, by name or the last, and columns of numbers, which become float32."""
+    header, lines = _table(path)
+    places = _places(header, path, expected)
+    x = _numbers(lines, header, places, path)
+    y, classes = None, None
+    if places.label is not None:
+        y, classes = _classes([(n, cells[places.label].strip()) for n, cells in lines], path, header[places.label])
+    carried = None
+    if expected is not None and expected.carried is not None:
+        at = header.index(expected.carried)
+        carried = [cells[at] for _, cells in lines]
+    columns = None
+    if places.label is not None:
+        types = tuple("integer" if whole else "number" for whole in (x == np.floor(x)).all(0))
+        columns = Columns(tuple(header[at] for at in places.inputs), types, header[places.label])
+    return Read({ALL: Examples(x.astype(np.float32), y, carried=carried)}, classes=classes, columns=columns)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def _table(path: Path) -> tuple[list[str], list[Line]]:
+    """The header and the other lines that are not empty, all of one length."""
+    regular(path)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            lines = [(reader.line_num, cells) for cells in reader if cells]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise unreadable(path, "a table in UTF-8", error) from error
+    if len(lines) < 2 or len(lines[0][1]) < 2:
+        raise ConfigError(
+            f"{path} has {len(lines)} lines and {len(lines[0][1]) if lines else 0} columns; it must have a header, "
+            "examples, and two columns at least, separated by commas. Write it again."
+        )
+    header = [cell.strip() for cell in lines.pop(0)[1]]
+    if all(_is_number(cell) for cell in header):
+        raise _without_header(path, header)
+    if twice := [name for name, count in Counter(header).items() if count > 1]:
+        raise ConfigError(
+            f"{path} has more than one column called {_listed(twice)}; columns are told apart by name. Rename them."
+        )
+    for number, cells in lines:
+        if len(cells) != len(header):
+            raise ConfigError(
+                f"line {number} of {path} has {len(cells)} columns; the header names {len(header)}. Correct that line."
+            )
+    return header, lines
+
+
+def _without_header(path: Path, header: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"{path} starts with the numbers {', '.join(header[:3])}, ...; its first line must name the columns. "
+        "Add a header, and call the column of the classes label."
+    )
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(lines: list[Line], header: list[str], places: _Places, path: Path) -> np.ndarray:
+    """The inputs, in their order, as float64 that fits into float32."""
+    inputs = places.inputs
+    try:
+        x = np.array([[cells[at] for at in inputs] for _, cells in lines], dtype=np.float64)
+    except ValueError as error:
+        number, at = next((n, at) for n, cells in lines for at in inputs if not _is_number(cells[at]))
+        others = "" if places.label is None else f" but the labels' ({header[places.label]!r})"
+        raise ConfigError(
+            f"line {number} of {path} has {dict(lines)[number][at]!r} in column {header[at]!r}; every column{others} "
+            "must hold numbers. Encode categories as numbers and fill in what is missing."
+        ) from error
+    with np.errstate(invalid="ignore"):
+        large = np.argwhere(np.isfinite(x) & (np.abs(x) > np.finfo(np.float32).max))
+    if len(large):
+        row, column = large[0]
+        raise ConfigError(
+            f"line {lines[row][0]} of {path} has {lines[row][1][inputs[column]]!r} in column "
+            f"{header[inputs[column]]!r}; numbers of a table must fit into float32, up to 3.4e38. Scale that column."
+        )
+    return x
+
+
+def _classes(labels: list[tuple[int, str]], path: Path, column: str) -> tuple[np.ndarray, list[str]]:
+    """Class numbers and names; labels in a table are names even where they look like numbers, as 1, 2, 3 or -1, 1."""
+    numeric = all(_is_number(label) for _, label in labels)
+    spelling: dict[str, str] = {}
+    names = []
+    for number, label in labels:
+        if not label or (numeric and not float(label).is_integer()):
+            raise ConfigError(
+                f"line {number} of {path} has {label!r} in column {column!r}; a label must be a whole number or a name."
+                " Correct that line, or call the column of the classes label."
+            )
+        name = str(_whole(label)) if numeric else label
+        if spelling.setdefault(name, label) != label:
+            raise ConfigError(
+                f"line {number} of {path} has the label {label!r} in column {column!r}, and another line has "
+                f"{spelling[name]!r}, which is the same number. Write a class in one way, or give the classes names."
+            )
+        names.append(name)
+    known = sorted(spelling, key=int if numeric else None)
+    index = {name: at for at, name in enumerate(known)}
+    return np.array([index[name] for name in names], dtype=np.int64), known
+
+
+def _whole(label: str) -> int:
+    try:
+        return int(label)  # exactly, since long codes do not survive as floats
+    except ValueError:
+        return int(float(label))
+
+
+# -- which column is what ----------------------------------------------------------------------------------------------
+
+
+def _places(header: list[str], path: Path, expected: Expected | None) -> _Places:
+    carried = None if expected is None else expected.carried
+    if carried is not None and carried not in header:
+        raise ConfigError(
+            f"{path} has no column {carried!r} to carry along; it has {_listed(header)}. Give one of them."
+        )
+    if expected is None:
+        return _by_rule(header, path, list(range(len(header))))
+    if expected.columns is None:
+        return _by_position(header, path, expected)
+    return _by_name(header, path, expected.columns, expected)
+
+
+def _by_rule(header: list[str], path: Path, usable: list[int]) -> _Places:
+    """The label is the column with a known name, else the last; all others are inputs."""
+    lowered = [header[at].lower() for at in usable]
+    known = next((usable[lowered.index(name)] for name in LABEL_COLUMNS if name in lowered), None)
+    label = usable[-1] if known is None else known
+    inputs = [at for at in usable if at != label]
+    names = [header[at] for at in inputs]
+    counted = names in ([str(n + first) for n in range(len(names))] for first in (0, 1))  # as a data frame numbers them
+    if all(_is_number(name) for name in names) and not (counted and known is not None):
+        raise _without_header(path, header)
+    return _Places(inputs, label)
+
+
+def _by_position(header: list[str], path: Path, expected: Expected) -> _Places:
+    """For a model that knows no names: as many columns as it has inputs, with or without a label column."""
+    usable = [at for at, name in enumerate(header) if name != expected.carried]
+    if len(usable) != expected.num_inputs:
+        return _by_rule(header, path, usable)
+    named = [header[at] for at in usable if header[at].lower() in LABEL_COLUMNS]
+    if named:
+        raise CompatibilityError(
+            f"{path} has a column called {named[0]!r} among as many columns as the model has inputs "
+            f"({expected.num_inputs}), so an input is missing or has the name of a label. Add or rename it."
+        )
+    if all(_is_number(header[at]) for at in usable):
+        raise _without_header(path, header)
+    if expected.labelled:
+        raise _unlabelled(path, "")
+    return _Places(usable, None)
+
+
+def _by_name(header: list[str], path: Path, columns: Columns, expected: Expected) -> _Places:
+    """The inputs wherever they stand; names must be the same, and no others there."""
+    if expected.carried in columns.inputs:
+        raise ConfigError(
+            f"{expected.carried!r} is an input of the model, so it cannot be carried along. Name a column that is none."
+        )
+    missing = [name for name in columns.inputs if name not in header]
+    known = {*columns.inputs, columns.label, expected.carried}
+    unexpected = [name for name in header if name not in known]
+    if missing or unexpected:
+        raise _mismatch(path, missing, unexpected, columns)
+    place = {name: at for at, name in enumerate(header)}
+    if columns.label not in place and expected.labelled:
+        raise _unlabelled(path, f" in a column called {columns.label!r}")
+    return _Places([place[name] for name in columns.inputs], place.get(columns.label))
+
+
+def _mismatch(path: Path, missing: list[str], unexpected: list[str], columns: Columns) -> CompatibilityError:
+    differ = []
+    if missing:
+        differ.append(f"lacks {_listed(missing)}")
+    if unexpected:
+        differ.append(f"has {_listed(unexpected)}, which the training data had not")
+    wanted = {name.lower(): name for name in (*missing, columns.label)}
+    pairs = [(name, wanted[name.lower()]) for name in unexpected if name.lower() in wanted]
+    case = f" {_listed([name for pair in pairs[:3] for name in pair])} differ only in case." if pairs else ""
+    return CompatibilityError(
+        f"The columns of {path} are not those of the training data: it {' and '.join(differ)}.{case} The inputs are "
+        f"{_listed(columns.inputs)}, and {columns.label!r} is the label. Rename or leave out what differs; a column "
+        "of ids can be named with --id when predicting."
+    )
+
+
+def _unlabelled(path: Path, where: str) -> ConfigError:
+    return ConfigError(f"{path} has no labels{where}, and they are needed here. Add the labels.")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - NAMED_AT_MOST
+    return ", ".join(repr(name) for name in names[:NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,324 @@
+"""A run knows its data by content, the columns of tables by name, and predicts every row that it is given."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from fnrfl import cli, runs
+from fnrfl.build import build
+from fnrfl.config import load
+from fnrfl.data.datasets import load as load_data
+from fnrfl.errors import CompatibilityError, ConfigError
+from fnrfl.predict import evaluate, predict
+
+NAMES = ["age", "dose", "weight", "pulse"]
+KINDS = ["ill", "well", "sound"]
+
+
+def command(*arguments: str, code: int = 0) -> Result:
+    got = CliRunner().invoke(cli.app, list(arguments))
+    assert got.exit_code == code, got.output
+    return got
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def patients(count: int, seed: int) -> list[dict[str, str]]:
+    """Rows of a table; the columns differ in scale, so that no two can be taken for each other."""
+    dice = np.random.default_rng(seed)
+    label = dice.integers(3, size=count)
+    values = (dice.normal(size=(count, 4)) + 3 * np.eye(3, 4)[label]) * [1, -2, 3, 0.5] + [0, 1, -1, 2]
+    rows = zip(values.round(4).tolist(), label, strict=True)
+    return [dict(zip(NAMES, map(str, row), strict=True)) | {"kind": KINDS[k], "id": f" P{k}-é"} for row, k in rows]
+
+
+def write(path: str | Path, rows: Sequence[dict[str, str]], columns: Sequence[str]) -> str:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> runs.Result:
+    folder = tmp_path_factory.mktemp("clinic")
+    path = write(folder / "patients.csv", patients(200, 0), [*NAMES, "kind"])
+    config = load(None, [f"dataset={path}", "rounds=3", "scenario=iid", "clients=3", "client.epochs=1"])
+    return runs.run(config, out=folder / "run")
+
+
+def own_rows(result: runs.Result) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(Path(result.config.dataset).read_text())))
+
+
+def said(result: runs.Result, data: str) -> dict[str, object]:
+    return dict(json.loads(command("evaluate", str(result.run_dir), data, "--json").stdout))
+
+
+# -- evaluate ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_runs_data_is_known_under_any_name_and_from_any_folder(trained: runs.Result) -> None:
+    Path("other").mkdir()
+    copy = write("other/renamed.csv", own_rows(trained), [*NAMES, "kind"])
+    turned = write("other/turned.csv", own_rows(trained), ["kind", *reversed(NAMES)])
+    for data in (trained.config.dataset, copy, turned):
+        got = said(trained, data)
+        assert (got["accuracy"], got["examples"], got["part"]) == (trained.accuracy, 40, "the test part"), data
+        assert got["notes"] == []
+    assert "(the test part of other/renamed.csv)" in command("evaluate", str(trained.run_dir), copy).stdout
+
+
+def test_other_data_is_judged_by_all_of_it(trained: runs.Result) -> None:
+    data = write("new.csv", patients(50, 1), [*NAMES, "kind"])
+    got = said(trained, data)
+    assert (got["examples"], got["part"], got["notes"]) == (50, "all examples", [])
+
+
+def test_data_that_changed_under_the_runs_name_is_said(trained: runs.Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = own_rows(trained)
+    for name, changed in {"row": rows[:-1], "cell": [rows[0] | {"age": "9"}, *rows[1:]]}.items():
+        Path(name).mkdir()
+        data = write(f"{name}/patients.csv", changed, [*NAMES, "kind"])
+        got = said(trained, data)
+        assert got["part"] == "all examples" and got["examples"] == len(changed)
+        assert "has changed since the run" in str(got["notes"]) and "trained on" in str(got["notes"])
+        assert "note:" in command("evaluate", str(trained.run_dir), data).stderr
+    original = Path(trained.config.dataset)
+    text = original.read_text()
+    try:
+        write(original, rows[1:], [*NAMES, "kind"])
+        assert "has changed" in str(said(trained, str(original))["notes"])
+        monkeypatch.chdir(original.parent)
+        assert "has changed" in str(said(trained, "patients.csv")["notes"])
+    finally:
+        original.write_text(text)
+
+
+def test_renamed_classes_are_other_data(trained: runs.Result) -> None:
+    """The numbers of the classes are the same, and so is the hash of the arrays."""
+    swapped = {"ill": "sound", "sound": "ill", "well": "well"}
+    rows = [row | {"kind": swapped[row["kind"]]} for row in own_rows(trained)]
+    got = said(trained, write("swapped.csv", rows, [*NAMES, "kind"]))
+    assert got["part"] == "all examples" and float(str(got["accuracy"])) < trained.accuracy
+
+
+def test_other_data_with_a_test_part_is_judged_by_that() -> None:
+    digits = load_data("digits")
+    np.savez("mine.npz", x=digits.train.x.numpy(), y=digits.train.y.numpy())
+    keys = ["dataset=mine.npz", "rounds=1", "client.epochs=1", "scenario=iid"]
+    result = runs.run(load(None, keys), out="run")
+    got = said(result, "digits")
+    assert (got["examples"], got["part"]) == (360, "the test part of other data")
+    text = command("evaluate", "run", "digits").stdout
+    assert "(the test part of digits, which is not the run's data)" in text
+    assert said(result, "mine.npz")["part"] == "the test part"
+
+
+# -- predict -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_row_is_predicted_in_order_and_can_be_joined(trained: runs.Result) -> None:
+    rows = patients(30, 2)
+    Path("new").mkdir()
+    data = write("new/patients.csv", rows, ["id", *NAMES])  # under the old file's name
+    command("predict", str(trained.run_dir), data, "--id", "id", "-o", "p.csv")
+    with open("p.csv", newline="", encoding="utf-8") as file:
+        got = list(csv.DictReader(file))
+    assert list(got[0]) == ["row", "id", "label", "p_ill", "p_sound", "p_well"]
+    assert [row["row"] for row in got] == [str(n) for n in range(30)]
+    assert [row["id"] for row in got] == [row["id"] for row in rows]
+    assert np.mean([a["label"] == b["kind"] for a, b in zip(got, rows, strict=True)]) > 0.7
+    own = predict(trained.run_dir or "", trained.config.dataset)
+    assert len(own.labels) == 200 and own.parts is None
+
+
+def test_data_with_parts_is_predicted_whole(trained: runs.Result) -> None:
+    rows = patients(30, 2)
+    x = np.array([[float(row[name]) for name in NAMES] for row in rows])
+    y = np.array([row["kind"] for row in rows])
+    np.savez("parts.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
+    np.savez("open.npz", x_train=x[:20], x_test=x[20:], y_test=y[20:])
+    whole = predict(trained.run_dir or "", write("new.csv", rows, NAMES))
+    for data in ("parts.npz", "open.npz"):
+        got = predict(trained.run_dir or "", data)
+        assert got.labels == whole.labels
+        table = list(csv.DictReader(io.StringIO(got.to_csv())))
+        assert [row["part"] for row in table] == ["train"] * 20 + ["test"] * 10
+        assert [row["row"] for row in table] == [*map(str, range(20)), *map(str, range(10))]
+
+
+def test_images_are_named_by_their_path() -> None:
+    digits = load_data("digits").test
+    pixels = (digits.x[:12] / digits.x.max() * 255).round().byte().numpy()
+    for n, picture in enumerate(pixels):
+        place = Path("pictures") / ("train" if n < 8 else "test") / str(n % 2)
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture[0]).save(place / f"{n}.png")
+    result = runs.run(
+        load(
+            None, ["dataset=pictures/", "rounds=1", "clients=2", "scenario=iid", "public.size=0", "validation.size=0"]
+        ),
+        out="run",
+    )
+    table = list(csv.DictReader(io.StringIO(predict("run", "pictures").to_csv())))
+    assert [row["row"] for row in table][::4] == ["train/0/0.png", "train/1/1.png", "test/0/10.png"]
+    assert len(table) == 12 and said(result, "pictures")["part"] == "the test part"
+    Image.fromarray(pixels[0][0]).save("pictures/loose.png")
+    with pytest.raises(ConfigError, match="images of its own, such as loose.png, and others in folders"):
+        predict("run", "pictures")
+
+
+def test_an_id_is_carried_and_never_fed_in(trained: runs.Result) -> None:
+    rows, run_dir = patients(30, 2), str(trained.run_dir)
+    data = write("new.csv", rows, [*NAMES, "id", "kind"])
+    assert "--id" in command("predict", run_dir, data, code=2).stderr
+    assert "'age' is an input" in command("predict", run_dir, data, "--id", "age", code=2).stderr
+    assert "no column 'nobody'" in command("predict", run_dir, data, "--id", "nobody", code=2).stderr
+    assert "is no table" in command("predict", run_dir, "digits", "--id", "id", code=2).stderr
+    got = predict(run_dir, data, id_column="id")
+    assert got.labels == predict(run_dir, write("bare.csv", rows, NAMES)).labels
+    data = write("labelled.csv", [row | {"label": "x"} for row in rows], ["label", *NAMES])
+    assert predict(run_dir, data, id_column="label").to_csv().startswith("row,id_label,label,p_ill")
+
+
+# -- columns by name ---------------------------------------------------------------------------------------------------
+
+
+def test_columns_in_another_order_are_the_same_data(trained: runs.Result) -> None:
+    rows, run_dir = patients(60, 3), trained.run_dir or ""
+    straight = evaluate(run_dir, write("a.csv", rows, [*NAMES, "kind"]))
+    mixed = evaluate(run_dir, write("b.csv", rows, ["pulse", "kind", "age", "weight", "dose"]))
+    assert mixed.score.accuracy == straight.score.accuracy > 0.8
+    assert mixed.score.loss == straight.score.loss
+    header = (Path(run_dir) / "events.jsonl").read_text().splitlines()[0]
+    columns = json.loads(header)["data"]["columns"]
+    assert columns == {"inputs": [{"name": name, "type": "number"} for name in NAMES], "label": "kind"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        (
+            ["age", "dose", "weight", "height", "kind"],
+            "lacks 'pulse' and has 'height', which the training data had not",
+        ),
+        (["age", "dose", "weight", "Pulse", "kind"], "'Pulse', 'pulse' differ only in case"),
+        (["age", "dose", "weight", "label"], "lacks 'pulse' and has 'label'"),
+        ([*NAMES, "label"], "it has 'label'"),
+        ([*NAMES, "Kind"], "'Kind', 'kind' differ only in case"),
+        ([*NAMES, "age"], "more than one column called 'age'"),
+    ],
+)
+def test_columns_with_other_names_are_refused(columns: list[str], sentence: str, trained: runs.Result) -> None:
+    Path("new.csv").write_text("\n".join([",".join(columns), ",".join(["1"] * len(columns))]) + "\n")
+    for ask in (evaluate, predict):
+        with pytest.raises((ConfigError, CompatibilityError), match=sentence):
+            ask(trained.run_dir or "", "new.csv")
+
+
+def test_a_feature_with_the_name_of_a_label_is_a_feature() -> None:
+    """`class` is an input here, because `label` is the label: without labels it must not become one."""
+    rows = [row | {"label": row["kind"], "class": row["age"]} for row in patients(120, 0)]
+    write("mine.csv", rows, ["class", "dose", "weight", "pulse", "label"])
+    runs.run(load(None, ["dataset=mine.csv", "rounds=3", "scenario=iid", "clients=2"]), out="run")
+    got = predict("run", write("bare.csv", rows, ["pulse", "weight", "dose", "class"]))
+    assert np.mean([label == row["label"] for label, row in zip(got.labels, rows, strict=True)]) > 0.8
+    with pytest.raises(ConfigError, match="no labels, which would be in the column 'label'"):
+        evaluate("run", "bare.csv")
+
+
+def test_a_run_without_names_takes_columns_by_position_and_says_so(trained: runs.Result, folder: Path) -> None:
+    """As runs of version 0.1.0 are."""
+    import shutil
+
+    shutil.copytree(trained.run_dir or "", "old")
+    log = Path("old/events.jsonl")
+    header, *rest = log.read_text().splitlines()
+    event = json.loads(header)
+    for key in ("columns", "examples", "tokens"):
+        del event["data"][key]
+    del event["personalised"]
+    log.write_text("\n".join([json.dumps(event), *rest]) + "\n")
+    rows = patients(60, 3)
+    got = evaluate("old", write("a.csv", rows, [*NAMES, "kind"]))
+    assert got.score.accuracy == evaluate(trained.run_dir or "", "a.csv").score.accuracy
+    assert "taken by position" in " ".join(got.notes)
+    assert evaluate("old", trained.config.dataset).what == "the test part"
+    assert predict("old", write("b.csv", rows, NAMES)).labels == predict("old", "a.csv").labels
+    renamed = [row | {"label": row["pulse"]} for row in rows]
+    with pytest.raises(CompatibilityError, match="column called 'label' among as many columns"):
+        predict("old", write("c.csv", renamed, ["age", "dose", "weight", "label"]))
+
+
+def test_arrays_for_a_model_of_tables_are_taken_in_its_order_and_said(trained: runs.Result) -> None:
+    rows = patients(20, 3)
+    np.savez("new.npz", x=np.array([[float(row[name]) for name in NAMES] for row in rows]))
+    got = predict(trained.run_dir or "", "new.npz")
+    assert got.labels == predict(trained.run_dir or "", write("new.csv", rows, NAMES)).labels
+    assert "in the order of the run's: age, dose, weight, pulse" in " ".join(got.notes)
+
+
+def test_public_data_is_matched_by_name_too(trained: runs.Result) -> None:
+    write("public.csv", patients(40, 5), ["kind", *reversed(NAMES)])
+    keys = [f"dataset={trained.config.dataset}", "public.source=public.csv", "scenario=iid", "clients=2"]
+    built = build(load(None, keys))
+    straight = {tuple(float(np.float32(row[name])) for name in NAMES) for row in patients(40, 5)}
+    public = [*built.splits.public.x.tolist(), *built.splits.ranking.x.tolist()]
+    assert {tuple(row) for row in public} == straight
+    write("public.csv", patients(40, 5), ["kind", "age", "dose", "weight", "id"])
+    with pytest.raises(CompatibilityError, match="public.csv .*lacks 'pulse' and has 'id'"):
+        build(load(None, keys))
+    write("public.csv", patients(40, 5), NAMES)
+    with pytest.raises(ConfigError, match="no labels in a column called 'kind'"):
+        build(load(None, keys))
+
+
+def test_a_size_of_public_data_that_is_not_used_is_said(trained: runs.Result) -> None:
+    write("public.csv", patients(40, 5), [*NAMES, "kind"])
+    keys = [f"dataset={trained.config.dataset}", "public.source=public.csv", "scenario=iid", "clients=2"]
+    assert not build(load(None, keys)).notices
+    (notice,) = build(load(None, [*keys, "public.size=5"])).notices
+    assert "public.size = 5 is not used" in notice
+
+
+def test_numbers_beyond_the_models_are_refused_in_a_sentence() -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    x[7, 1] = 1e300
+    np.savez("large.npz", x=x, y=np.arange(60) % 2)
+    keys = ["dataset=large.npz", "scenario=iid", "clients=2", "rounds=1"]
+    with pytest.raises(CompatibilityError, match=r"as large as 1e\+300.*float32.*engine.precision = float64"):
+        build(load(None, keys))
+    build(load(None, [*keys, "engine.precision=float64"]))
+    np.savez("small.npz", x=np.clip(x, -3, 3), y=np.arange(60) % 2)
+    runs.run(load(None, ["dataset=small.npz", *keys[1:]]), out="run")
+    with pytest.raises(CompatibilityError, match=r"large.npz holds a number as large as 1e\+300"):
+        predict("run", "large.npz")
+
+
+def test_labels_without_zero_are_matched_by_their_number() -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    y = np.arange(60) % 3 + 1
+    np.savez("mine.npz", x=x + y[:, None], y=y)
+    result = runs.run(load(None, ["dataset=mine.npz", "scenario=iid", "clients=2", "rounds=1"]), out="run")
+    assert result.classes == ("1", "2", "3") and len(result.per_class) == 3
+    np.savez("new.npz", x=(x + y[:, None])[y > 1], y=y[y > 1])
+    got = evaluate("run", "new.npz")
+    assert got.score.count.tolist() == [0, 20, 20]
+    np.savez("new.npz", x=x, y=y - 1)
+    with pytest.raises(CompatibilityError, match="the class '0', which the model does not know"):
+        evaluate("run", "new.npz")
