@@ -15,6 +15,7 @@ from fnrfl import registry
 from fnrfl.algorithms.fnr import FNR, num_refined
 from fnrfl.config import RunConfig
 from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.isolation import until_left
 from fnrfl.core.net import Net
 from fnrfl.core.types import Training
 from fnrfl.data import augment, scenarios
@@ -76,7 +77,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
     asked, config = config.engine.name, _choose(config, net)
     if config.engine.name == "gpu":
         precision = config.engine.precision
-        gpu.set_up(deterministic=config.engine.deterministic, tf32=precision == "tf32")
+        until_left(gpu.settings(deterministic=config.engine.deterministic, tf32=precision == "tf32"))
         net = net.copy(gpu.devices()[0], torch.bfloat16 if precision == "bf16" else net.dtype)
     noise = partition.noise
     pool = Pool(
@@ -215,14 +216,13 @@ def build_net(
     """The freshly initialised model that a config's method trains, for data of this shape."""
     algorithm = algorithm or _algorithm(config)
     dtype = DTYPES[config.engine.precision]
+    named = None if config.model.features == "auto" else config.model.features
     with seeded(config.seed, "init"):
         module = build_model(config.model.name, input_shape, num_classes)
         # Two examples: a few models need more than one to compute their shapes.
-        module = algorithm.adapt(module, torch.zeros(2, *input_shape))
-    module = module.to(dtype)
-    named = None if config.model.features == "auto" else config.model.features
-    example = torch.zeros(2, *input_shape, dtype=dtype)
-    net = Net(module, example, features=named, channels_last=config.engine.accelerate)
+        module = algorithm.adapt(module, torch.zeros(2, *input_shape)).to(dtype)
+        example = torch.zeros(2, *input_shape, dtype=dtype)
+        net = Net(module, example, features=named, channels_last=config.engine.accelerate)
     if net.num_logits < num_classes:
         raise CompatibilityError(
             f'model = "{config.model.name}" has {net.num_logits} outputs and dataset = "{config.dataset}" has '

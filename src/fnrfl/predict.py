@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fnrfl import events, runs
 from fnrfl.config import RunConfig
+from fnrfl.core.isolation import isolated
 from fnrfl.core.net import Net
 from fnrfl.core.types import State
 from fnrfl.data import readers
@@ -96,6 +97,7 @@ class Prediction:
         return text.getvalue()
 
 
+@isolated()
 def evaluate(run_dir: str | Path, data: str) -> Evaluation:
     """Score the model of a finished run on a data set, a file, a folder of images or what a function returns.
 
@@ -109,6 +111,7 @@ def evaluate(run_dir: str | Path, data: str) -> Evaluation:
     return Evaluation(trained, data, asked.what, found)
 
 
+@isolated()
 def predict(run_dir: str | Path, data: str) -> Prediction:
     """What the model of a finished run says about each example; the data may have no labels."""
     trained = open_run(run_dir)

@@ -27,10 +27,10 @@ import fnrfl
 from fnrfl import checkpoint, events, files
 from fnrfl.build import Built, build, build_net, cohort
 from fnrfl.config import RunConfig, loads
+from fnrfl.core.isolation import isolated
 from fnrfl.core.net import Net
 from fnrfl.core.types import State, Tree, aligned
 from fnrfl.data.batches import WHOLE, scaled
-from fnrfl.engines.base import one_intra_op_thread
 from fnrfl.engines.metered import Metered
 from fnrfl.errors import ConfigError
 from fnrfl.evaluate import Score, evaluate, pooled
@@ -57,6 +57,7 @@ class Result:
     run_dir: Path | None
 
     @cached_property
+    @isolated()
     def model(self) -> nn.Module:
         """The model that came out, an ordinary module in eval mode; its data need not be there."""
         net = build_net(self.config, self.input_shape, len(self.classes))
@@ -143,6 +144,7 @@ class Result:
         }
 
 
+@isolated()
 def run(
     config: RunConfig,
     *,
@@ -172,6 +174,7 @@ def run(
             return _rounds(built, run_dir, 0, None, [], progress, phase, checkpoint_every)
 
 
+@isolated()
 def resume(
     run_dir: str | Path,
     *,
@@ -194,6 +197,7 @@ def resume(
         return _rounds(built, run_dir, done, state, kept[1:], progress, phase, checkpoint_every)
 
 
+@isolated()
 def load(run_dir: str | Path) -> Result:
     """A finished run from disk."""
     run_dir = Path(run_dir)
@@ -218,11 +222,11 @@ def _rounds(
 ) -> Result:
     config, engine = built.config, built.engine
     metered = Metered(engine, phase or (lambda name: None), engine.clock)
-    if state is None:
-        state = built.algorithm.init(built.net)
-    engine.warm_up()
-    saved = time.monotonic()
-    with one_intra_op_thread(), nullcontext(lambda: False) if run_dir is None else interruptible() as stop:
+    with engine, nullcontext(lambda: False) if run_dir is None else interruptible() as stop:
+        if state is None:
+            state = built.algorithm.init(built.net)
+        engine.warm_up()
+        saved = time.monotonic()
         for t in range(done, config.rounds):
             state, event = _round(built, metered, state, t)
             rounds.append(event)

@@ -106,6 +106,7 @@ def _check_groups(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], Non
     The other seeds differ in their draws alone.
     """
     from fnrfl.build import build
+    from fnrfl.core.isolation import isolated
 
     problems: dict[str, list[str]] = {}
     checked: set[str] = set()
@@ -116,7 +117,8 @@ def _check_groups(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], Non
         checked.add(label)
         tell(Notice("check", cell, number, len(cells)))
         try:
-            build(cell.config)
+            with isolated():
+                build(cell.config)
         except FnrflError as error:
             problems.setdefault(str(error), []).append(label)
     if problems:

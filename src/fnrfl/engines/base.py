@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Objective
+from fnrfl.core.isolation import as_worker, one_intra_op_thread
 from fnrfl.core.net import Net
 from fnrfl.core.step import Carry
 from fnrfl.core.types import (
@@ -45,19 +46,6 @@ from fnrfl.errors import ClientError, FnrflError
 from fnrfl.rng import generator
 
 T = TypeVar("T")
-
-
-@contextmanager
-def one_intra_op_thread() -> Iterator[None]:
-    """Sums inside operators are split by thread count: one thread makes results the same on any machine."""
-    before = torch.get_num_threads()
-    if before != 1:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if before != 1:
-            torch.set_num_threads(before)
 
 
 class InProcess(Engine):
@@ -103,7 +91,7 @@ class InProcess(Engine):
         self._nets: SimpleQueue[Net] = SimpleQueue()
         for i in range(threads):
             self._nets.put(self._copy(i))
-        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = ThreadPoolExecutor(threads, initializer=as_worker)
         self.begin(0)
 
     @property
@@ -124,6 +112,13 @@ class InProcess(Engine):
 
     def warm_up(self) -> None:
         """Pay now what the first step would pay otherwise, so that a round's seconds are the round's."""
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Let the threads go; whoever is interrupted does not wait for them."""
+        self._pool.shutdown(wait=kind is None or issubclass(kind, Exception), cancel_futures=True)
 
     def begin(self, t: int) -> None:
         """Start round t."""
