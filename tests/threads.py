@@ -26,7 +26,11 @@ DROPOUT = "threads:dropped"
 KINDS: dict[str, dict[str, Any]] = {
     "fedavg loop": {"engine": {"name": "loop", "threads": 1}},
     "fedavg loop 2": {"engine": {"name": "loop", "threads": 2}, "model": "cnn(norm=batch)"},
-    "scaffold batched fnr": {"algorithm": "scaffold", "engine": {"name": "batched", "threads": 2}, "fnr": {"epochs": 1}},
+    "scaffold batched fnr": {
+        "algorithm": "scaffold",
+        "engine": {"name": "batched", "threads": 2},
+        "fnr": {"epochs": 1},
+    },
     "moon loop fnr": {"algorithm": "moon", "engine": {"name": "loop", "threads": 2}, "fnr": {"epochs": 1}},
     "fedgen batched": {"algorithm": "fedgen", "engine": "batched"},
     "fedgen loop": {"algorithm": "fedgen", "engine": {"name": "loop", "threads": 2}, "fnr": {"epochs": 1}},
@@ -101,7 +105,9 @@ def main() -> int:
     different = [a for a, b in zip(together, alone, strict=True) if a.outcome != b.outcome]
     for run in different:
         print(f"differs: {run.name}, seed {run.seed}")
-    print(f"{asked.runs} runs on {asked.threads} threads, {len({run.sha256 for run in alone})} distinct models: ", end="")
+    print(
+        f"{asked.runs} runs on {asked.threads} threads, {len({run.sha256 for run in alone})} distinct models: ", end=""
+    )
     print(f"{len(different)} differ from those run one after another ({time.monotonic() - began:.0f} s in all)")
     found = overlapping(together)
     if found is not None:

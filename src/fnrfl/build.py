@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fnrfl import registry
-from fnrfl.algorithms.fnr import FNR, num_refined
+from fnrfl.algorithms.fnr import FNR, num_peers, num_refined
 from fnrfl.config import RunConfig
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.isolation import until_left
@@ -24,7 +24,7 @@ from fnrfl.data.datasets import Dataset, load
 from fnrfl.data.partitions import Partition, draw
 from fnrfl.data.splits import PublicTo, Splits, carve
 from fnrfl.engines import gpu
-from fnrfl.engines.base import InProcess
+from fnrfl.engines.base import InProcess, num_chosen
 from fnrfl.engines.batched import ROWS, Batched
 from fnrfl.engines.loop import Loop
 from fnrfl.errors import CompatibilityError
@@ -267,6 +267,7 @@ def _check(
             f"{name} needs local steps that are linear in the gradients, and client.optimizer = "
             f'"{config.client.optimizer}" is not. Set client.optimizer = "sgd".'
         )
+    _check_targets(config)
     if partition.noise is not None and partition.noise.kind == "mask":
         scenarios.mask(0, config.clients, dataset.input_shape)  # refuses examples that are no images
     if splits.public_to == "everybody" and partition.noise is not None and not partition.noise.redraw:
@@ -285,6 +286,23 @@ def _check(
         raise CompatibilityError(
             f"Client {smallest} has {held} examples, less than one batch of {config.client.batch}"
             ', so with client.last_batch = "drop" it would never train. Use "run-on", or a smaller client.batch.'
+        )
+
+
+def _check_targets(config: RunConfig) -> None:
+    """A refined client needs another one to take targets from; in some rounds it may have none, but not in all."""
+    if config.fnr is None or config.fnr["when"] == "local" or not config.fnr["weight"]:
+        return
+    asked, share, target = cohort_size(config), float(config.fnr["share"]), str(config.fnr["target"])
+    answer = asked - num_chosen(asked, config.client.dropout)
+    refined = num_refined(answer, share)
+    if refined and not num_peers(answer, refined, target):
+        who = "the clients that are not refined" if target == "others" else "all other clients"
+        raise CompatibilityError(
+            f"fnr.share = {share} refines {refined} of the {answer} that answer in a round, and fnr.target = {target} "
+            f"takes targets from {who}: there are none. Set a smaller fnr.share, "
+            + ("fnr.target = all, " if target == "others" and answer > 1 else "more clients, ")
+            + "or fnr.weight = 0, which refines without targets."
         )
 
 

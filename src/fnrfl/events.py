@@ -15,7 +15,7 @@ Event = dict[str, Any]
 def append(path: Path, event: Event) -> None:
     """Add a line."""
     with path.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(event) + "\n")
+        log.write(json.dumps(event, allow_nan=False) + "\n")
 
 
 def read(path: Path) -> list[Event]:

@@ -35,6 +35,7 @@ from fnrfl.engines.metered import Metered
 from fnrfl.errors import ConfigError
 from fnrfl.evaluate import Score, evaluate, pooled
 from fnrfl.events import Event
+from fnrfl.finite import check_scores, check_state, for_json
 from fnrfl.interrupt import interruptible
 from fnrfl.lock import alone
 from fnrfl.rng import elsewhere, generator
@@ -257,9 +258,11 @@ def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State,
     active = cohort(config, t)
     prepared, began = engine.seconds_preparing, engine.clock()
     state = built.algorithm.round(state, active, metered)
+    check_state(state, engine.initial, built.algorithm, t)
     trained = engine.clock()
     metered.tell("evaluate")
     scores = _scores(built, state)
+    check_scores(scores, built.algorithm, t)
     seconds = metered.seconds | {"server": trained - began - sum(metered.seconds.values())}
     return state, {
         "round": t + 1,
@@ -272,7 +275,7 @@ def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State,
         "bytes_down": sum(count["down"] for count in metered.bytes.values()),
         "seconds": seconds | {"evaluate": engine.clock() - trained},
         "seconds_preparing": engine.seconds_preparing - prepared,
-        **engine.notes,
+        **for_json(engine.notes),
         "leaks": list(config.leaks_on),
     }
 

@@ -61,7 +61,7 @@ def evaluate(run_dir: RunDir, data: Data, json: Json = False, debug: Debug = Fal
         found = score(run_dir, data).summary()
         print_leaks(found["leaks"], stderr=json)
         if json:
-            typer.echo(json_format.dumps(found))
+            typer.echo(json_format.dumps(found, allow_nan=False))
             return
         typer.echo(
             f"accuracy {found['accuracy']:.4f}  balanced {found['balanced_accuracy']:.4f}  loss {found['loss']:.4f}  "

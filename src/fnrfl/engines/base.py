@@ -48,6 +48,11 @@ from fnrfl.rng import generator
 T = TypeVar("T")
 
 
+def num_chosen(cohort: int, share: float) -> int:
+    """floor(share * m) of m clients, but not all: somebody is left."""
+    return min(math.floor(cohort * share + 1e-9), cohort - 1)
+
+
 class InProcess(Engine):
     """Clients in this process, `clients_at_once` at a time. A subclass says how a chunk is trained.
 
@@ -87,6 +92,9 @@ class InProcess(Engine):
         self.held = ClientStore({}, folder and _made(folder / "held"), net.device)
         self.tracer = self._tracer() if trace else None
         self.initial = State(*net.flatten())
+        self._finite_buffers = {
+            k for k, v in self.initial.buffers.items() if v.is_floating_point() and bool(v.isfinite().all())
+        }
         self._threads = threads
         self._nets: SimpleQueue[Net] = SimpleQueue()
         for i in range(threads):
@@ -156,7 +164,7 @@ class InProcess(Engine):
 
     def _some(self, cohort: Tensor, share: float, what: str = "stragglers") -> set[int]:
         """floor(share * m) clients of a cohort, whatever its order, but not all."""
-        count = min(math.floor(len(cohort) * share + 1e-9), len(cohort) - 1)  # somebody is left
+        count = num_chosen(len(cohort), share)
         order = torch.randperm(len(cohort), generator=generator(self.seed, self.round, what))
         return set(cohort.sort().values[order[:count]].tolist())
 
@@ -396,7 +404,11 @@ class InProcess(Engine):
 
     def _finite(self, job: Job, losses: Sequence[Tensor], mean: Tensor) -> list[int]:
         """Rows whose losses and parameters are finite; the others are an error or left out, as configured."""
-        finite = (mean.isfinite() & job.carry.params.sum(1).isfinite()).tolist()
+        fine_rows = mean.isfinite() & job.carry.params.sum(1).isfinite()
+        for name, buffer in job.carry.buffers.items():
+            if name in self._finite_buffers:
+                fine_rows &= buffer.flatten(1).isfinite().all(1)
+        finite = fine_rows.tolist()
         for m, fine in enumerate(finite):
             if fine:
                 continue
