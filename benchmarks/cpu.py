@@ -267,6 +267,7 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
     """Milliseconds of a round by what they are spent on, on one thread, as a share of the whole round."""
     from fnrfl import runs
     from fnrfl.build import build
+    from fnrfl.core.isolation import one_intra_op_thread
     from fnrfl.engines import base, job, loop
     from fnrfl.engines.metered import Metered
 
@@ -305,7 +306,7 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
             loop.one_by_one = lambda step: timed("steps", kept[3](step))  # type: ignore[assignment]
         metered, state = Metered(engine), built.algorithm.init(built.net)
         engine.warm_up()
-        with base.one_intra_op_thread():
+        with one_intra_op_thread():
             for t in range(3):
                 state, _ = runs._round(built, metered, state, t)
             spent.clear()

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR, PENALTIES
 from fnrfl.core.algorithm import Objective
+from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.types import LocalTask, State
 from fnrfl.data.batches import plan
-from fnrfl.engines.base import one_intra_op_thread
 from fnrfl.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.loops import class_norms, norm_targets, refine, weakest
 from fnrfl.rng import generator, seeded

@@ -18,10 +18,10 @@ from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.feddf import FedDF
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.core.algorithm import Algorithm, Objective
+from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.net import Net
 from fnrfl.core.types import Batch, Data, Engine, LocalTask, Out, Replies, State, Training
 from fnrfl.data.batches import Pool
-from fnrfl.engines.base import one_intra_op_thread
 from fnrfl.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.rng import generator
 from fnrfl.server.distill import SoftTargets, batches, distill

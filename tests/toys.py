@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from fnrfl.core.algorithm import Algorithm, Objective
+from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Decorator, Flat, LocalTask, Out, Replies, State, Training, Tree
 from fnrfl.data.batches import Pool
-from fnrfl.engines.base import InProcess, one_intra_op_thread
+from fnrfl.engines.base import InProcess
 from fnrfl.engines.batched import Batched
 from fnrfl.engines.gpu import Gpu
 from fnrfl.engines.loop import Loop

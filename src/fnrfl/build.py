@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fnrfl import registry
-from fnrfl.algorithms.fnr import FNR, num_refined
+from fnrfl.algorithms.fnr import FNR, num_peers, num_refined
 from fnrfl.config import Public, RunConfig
 from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.isolation import until_left
 from fnrfl.core.net import Net
 from fnrfl.core.types import Training
 from fnrfl.data import augment, scenarios
@@ -25,7 +26,7 @@ from fnrfl.data.partitions import Partition, draw
 from fnrfl.data.reading import Expected
 from fnrfl.data.splits import PublicTo, Splits, carve
 from fnrfl.engines import gpu
-from fnrfl.engines.base import InProcess
+from fnrfl.engines.base import InProcess, num_chosen
 from fnrfl.engines.batched import ROWS, Batched
 from fnrfl.engines.loop import Loop
 from fnrfl.errors import CompatibilityError
@@ -85,7 +86,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
     asked, config = config.engine.name, _choose(config, net)
     if config.engine.name == "gpu":
         precision = config.engine.precision
-        gpu.set_up(deterministic=config.engine.deterministic, tf32=precision == "tf32")
+        until_left(gpu.settings(deterministic=config.engine.deterministic, tf32=precision == "tf32"))
         net = net.copy(gpu.devices()[0], torch.bfloat16 if precision == "bf16" else net.dtype)
     noise = partition.noise
     pool = Pool(
@@ -237,16 +238,15 @@ def build_net(
     """
     algorithm = algorithm or build_algorithm(config)
     dtype = DTYPES[config.engine.precision]
+    named = None if config.model.features == "auto" else config.model.features
     with seeded(config.seed, "init"):
         module = build_model(config.model.name, input_shape, num_classes)
         # Two examples: a few models need more than one to compute their shapes.
         example = torch.zeros(2, *input_shape, dtype=torch.int64)
         tokens = integers and _takes(copy.deepcopy(module).to(dtype), example)
-        module = algorithm.adapt(module, example if tokens else example.float())
-    module = module.to(dtype)
-    named = None if config.model.features == "auto" else config.model.features
-    example = example if tokens else example.to(dtype)
-    net = Net(module, example, features=named, channels_last=config.engine.accelerate)
+        module = algorithm.adapt(module, example if tokens else example.float()).to(dtype)
+        example = example if tokens else example.to(dtype)
+        net = Net(module, example, features=named, channels_last=config.engine.accelerate)
     if net.num_logits < num_classes:
         raise CompatibilityError(
             f'model = "{config.model.name}" has {net.num_logits} outputs and dataset = "{config.dataset}" has '
@@ -332,6 +332,7 @@ def _check(
             f'scenario = "{config.scenario}" adds noise to features, and model = "{config.model.name}" takes whole '
             "numbers as they are (tokens), which noise would turn into others. Choose a scenario without feature noise."
         )
+    _check_targets(config)
     if partition.noise is not None and partition.noise.kind == "mask":
         scenarios.mask(0, config.clients, dataset.input_shape)  # refuses examples that are no images
     if splits.public_to == "everybody" and partition.noise is not None and not partition.noise.redraw:
@@ -350,6 +351,23 @@ def _check(
         raise CompatibilityError(
             f"Client {smallest} has {held} examples, less than one batch of {config.client.batch}"
             ', so with client.last_batch = "drop" it would never train. Use "run-on", or a smaller client.batch.'
+        )
+
+
+def _check_targets(config: RunConfig) -> None:
+    """A refined client needs another one to take targets from; in some rounds it may have none, but not in all."""
+    if config.fnr is None or config.fnr["when"] == "local" or not config.fnr["weight"]:
+        return
+    asked, share, target = cohort_size(config), float(config.fnr["share"]), str(config.fnr["target"])
+    answer = asked - num_chosen(asked, config.client.dropout)
+    refined = num_refined(answer, share)
+    if refined and not num_peers(answer, refined, target):
+        who = "the clients that are not refined" if target == "others" else "all other clients"
+        raise CompatibilityError(
+            f"fnr.share = {share} refines {refined} of the {answer} that answer in a round, and fnr.target = {target} "
+            f"takes targets from {who}: there are none. Set a smaller fnr.share, "
+            + ("fnr.target = all, " if target == "others" and answer > 1 else "more clients, ")
+            + "or fnr.weight = 0, which refines without targets."
         )
 
 

@@ -6,6 +6,10 @@ A federation written by hand needs four lines after local training:
     weak = weakest(accuracy, share=0.5)
     for i, target in zip(weak.tolist(), norm_targets(norms, weak, "others")):
         refine(models[i], public, target)
+
+These functions are part of the caller's own loop, so they compute as the rest of it does: in the model's dtype and on
+its device, with the caller's threads, autocast and precision. Gradient mode is the exception: it does not matter where
+they are called, inside `torch.no_grad` and `torch.inference_mode` too.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from fnrfl.core.net import Net
 from fnrfl.core.step import Carry, by_autograd, local_step
 from fnrfl.core.types import Batch, State, Training, Tree
 from fnrfl.errors import CompatibilityError, ConfigError, FnrflError
+from fnrfl.rng import stream_kept
 
 __all__ = ["class_norms", "norm_targets", "refine", "weakest"]
 
@@ -30,6 +35,7 @@ Loader = Iterable[tuple[Tensor, Tensor]]
 BATCHNORM = ("frozen", "batch", "updating")
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def class_norms(
     model: nn.Module, loader: Loader, *, num_classes: int | None = None, features: str | None = None
@@ -42,7 +48,7 @@ def class_norms(
     """
     net: Net | None = None
     total: Tree = {}
-    with _borrowed(model), torch.random.fork_rng(devices=[]):  # a DataLoader draws a number even if it shuffles nothing
+    with _borrowed(model), stream_kept():  # a DataLoader draws a number even if it shuffles nothing
         for batch in _batches(model, loader):
             if net is None:
                 net = _net(model, batch.x, features)
@@ -56,6 +62,7 @@ def class_norms(
     return probe.finish(total)["norms"]
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def refine(
     model: nn.Module,
@@ -111,6 +118,7 @@ def _batches(model: nn.Module, loader: Loader) -> Iterator[Batch]:
     """The loader's batches, where the model is."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     for x, y in loader:
+        x = x.clone() if x.is_inference() else x  # which no gradient can go through
         yield Batch(x.to(device), y.to(device, torch.int64), torch.arange(len(y), device=device))
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fnrfl.build import Built, build, cohort, cohort_size
 from fnrfl.config import RunConfig
+from fnrfl.core.isolation import isolated
 from fnrfl.core.types import (
     SERVER,
     Batch,
@@ -84,15 +85,17 @@ class Forecast:
         }
 
 
+@isolated()
 def forecast(config: RunConfig) -> Forecast:
     """Build what a run would build, and count; nothing is written, and nothing is trained that anybody keeps."""
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         built = build(config, Path(scratch))
-        before = _peak()
-        rehearsal = Rehearsal(built)
-        sent = rehearsal.bytes()
-        steps = rehearsal.steps()
-        seconds = _seconds(built, rehearsal, steps)
+        with built.engine:
+            before = _peak()
+            rehearsal = Rehearsal(built)
+            sent = rehearsal.bytes()
+            steps = rehearsal.steps()
+            seconds = _seconds(built, rehearsal, steps)
     later = built.config.rounds - len(sent)
     up, down = ((*(count[way] for count in sent), *(later * [sent[-1][way]])) for way in ("up", "down"))
     return Forecast(

@@ -20,6 +20,7 @@ from torch import Tensor
 from fnrfl import runs
 from fnrfl.build import check_tokens
 from fnrfl.config import RunConfig
+from fnrfl.core.isolation import isolated
 from fnrfl.core.net import Net
 from fnrfl.core.types import State
 from fnrfl.data.arrays import tensor
@@ -155,6 +156,7 @@ class Prediction:
         return text.getvalue()
 
 
+@isolated()
 def evaluate(run_dir: str | Path, data: str, *, client: int | None = None) -> Evaluation:
     """Score the model of a finished run on a data set, a file, a folder of images or what a function returns.
 
@@ -186,6 +188,7 @@ def evaluate(run_dir: str | Path, data: str, *, client: int | None = None) -> Ev
     return Evaluation(trained, data, what, pooled(list(scores.values())), per_client or None, notes)
 
 
+@isolated()
 def predict(run_dir: str | Path, data: str, *, client: int | None = None, id_column: str | None = None) -> Prediction:
     """What the model of a finished run says about every example, in their order; the data may have no labels.
 

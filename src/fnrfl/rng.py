@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fnrfl.forks import process_lock
+
 if TYPE_CHECKING:
     import torch
 
@@ -50,6 +52,18 @@ def seeded(seed: int, *key: object) -> Iterator[None]:
     """Inside, torch's global stream is the addressed one: for initialising modules, which take no generator."""
     import torch
 
-    with torch.random.fork_rng(devices=[]):
+    with stream_kept():
         torch.manual_seed(address(seed, *key))
         yield
+
+
+@contextmanager
+def stream_kept() -> Iterator[None]:
+    """Inside, torch's global stream is this thread's alone among those that ask; afterwards it is as it was."""
+    import torch
+
+    with _GLOBAL_STREAM, torch.random.fork_rng(devices=[]):
+        yield
+
+
+_GLOBAL_STREAM = process_lock()  # there is one such stream in a process, and runs may be several

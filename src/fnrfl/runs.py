@@ -26,15 +26,16 @@ import fnrfl
 from fnrfl import checkpoint, events, files, personal, rundir
 from fnrfl.build import Built, build, build_algorithm, build_net, cohort
 from fnrfl.config import RunConfig, loads
+from fnrfl.core.isolation import isolated
 from fnrfl.core.net import Net
 from fnrfl.core.types import State, Tree, aligned
 from fnrfl.data.batches import WHOLE, scaled
 from fnrfl.data.datasets import Facts
-from fnrfl.engines.base import one_intra_op_thread
 from fnrfl.engines.metered import Metered
 from fnrfl.errors import ConfigError
 from fnrfl.evaluate import Score, evaluate, pooled
 from fnrfl.events import Event
+from fnrfl.finite import check_scores, check_state, for_json
 from fnrfl.interrupt import interruptible
 from fnrfl.rng import elsewhere, generator
 from fnrfl.rundir import RunDir
@@ -67,11 +68,13 @@ class Result:
         return self.data.input_shape
 
     @cached_property
+    @isolated()
     def net(self) -> Net:
         """The net that the run trained, freshly initialised; its data need not be there."""
         return build_net(self.config, self.input_shape, len(self.classes), integers=self.data.tokens)
 
     @cached_property
+    @isolated()
     def model(self) -> nn.Module:
         """The server's model, an ordinary module in eval mode."""
         return self.net.export(*self.net.pack(self.weights))
@@ -181,6 +184,7 @@ def _add_to(digest: hashlib._Hash, named: Tree) -> None:
         digest.update(tensor.contiguous().numpy().tobytes())
 
 
+@isolated()
 def run(
     config: RunConfig,
     *,
@@ -220,6 +224,7 @@ def run(
     return replace(result, run_dir=run_dir)
 
 
+@isolated()
 def resume(
     run_dir: str | Path,
     *,
@@ -245,6 +250,7 @@ def resume(
     return replace(result, run_dir=run_dir)
 
 
+@isolated()
 def load(run_dir: str | Path) -> Result:
     """A finished run from disk."""
     run_dir = Path(run_dir)
@@ -284,11 +290,11 @@ def _rounds(
     config, engine = built.config, built.engine
     metered = Metered(engine, phase or (lambda name: None), engine.clock)
     rounds, state, logged = list(begun.rounds), begun.state, hashlib.sha256(begun.log)
-    if state is None:
-        state = built.algorithm.init(built.net)
-    engine.warm_up()
-    saved = time.monotonic()
-    with one_intra_op_thread(), nullcontext(lambda: False) if place is None else interruptible() as stop:
+    with engine, nullcontext(lambda: False) if place is None else interruptible() as stop:
+        if state is None:
+            state = built.algorithm.init(built.net)
+        engine.warm_up()
+        saved = time.monotonic()
         for t in range(len(rounds), config.rounds):
             state, event = _round(built, metered, state, t)
             rounds.append(event)
@@ -322,9 +328,11 @@ def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State,
     active = cohort(config, t)
     prepared, began = engine.seconds_preparing, engine.clock()
     state = built.algorithm.round(state, active, metered)
+    check_state(state, engine.initial, built.algorithm, t)
     trained = engine.clock()
     metered.tell("evaluate")
     scores = _scores(built, state)
+    check_scores(scores, built.algorithm, t)
     seconds = metered.seconds | {"server": trained - began - sum(metered.seconds.values())}
     return state, {
         "round": t + 1,
@@ -337,7 +345,7 @@ def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State,
         "bytes_down": sum(count["down"] for count in metered.bytes.values()),
         "seconds": seconds | {"evaluate": engine.clock() - trained},
         "seconds_preparing": engine.seconds_preparing - prepared,
-        **engine.notes,
+        **for_json(engine.notes),
         "leaks": list(config.leaks_on),
     }
 

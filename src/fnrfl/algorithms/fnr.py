@@ -31,6 +31,7 @@ from fnrfl.core.types import (
     Training,
     Tree,
 )
+from fnrfl.errors import ClientError
 
 # -- Algorithm 1: class average feature norms -------------------------------------------------------------------------
 
@@ -101,14 +102,22 @@ def weakest(accuracy: Tensor, share: float) -> Tensor:
     return accuracy.argsort(stable=True)[: num_refined(len(accuracy), share)].sort().values
 
 
+def num_peers(cohort: int, refined: int, target: str) -> int:
+    """How many clients' norms the target of a refined one is averaged over."""
+    return cohort - refined if target == "others" else cohort - 1
+
+
 def norm_targets(norms: Tensor, refined: Tensor, target: Literal["others", "all"]) -> Tensor:
     """What the class norms of each refined row should become, [R, C].
 
-    others: the mean over the rows that are not refined, as in the paper; all: over all other rows, as in its code.
+    others: the mean over the rows that are not refined, as in the paper; all: over all other rows, as in its code. A
+    row that has no other has no target: 0 for every class, which no penalty counts.
 
     >>> norm_targets(torch.tensor([[2.0], [4.0], [6.0]]), torch.tensor([0]), "others")
     tensor([[5.]])
     """
+    if not num_peers(len(norms), len(refined), target):
+        return torch.zeros_like(norms[refined])
     weak = torch.zeros(len(norms), dtype=torch.bool, device=refined.device).index_fill(0, refined, True)
     if target == "others":
         return norms[~weak].mean(0).expand(len(refined), -1)
@@ -117,7 +126,7 @@ def norm_targets(norms: Tensor, refined: Tensor, target: Literal["others", "all"
 
 def norm_differences(norms: Tensor, refined: Tensor, target: Literal["others", "all"]) -> Tensor:
     """Delta_j of Algorithm 2: the sum over the others m of F_m - F_j, for every class, [R, C]."""
-    peers = len(norms) - len(refined) if target == "others" else len(norms) - 1
+    peers = num_peers(len(norms), len(refined), target)
     return peers * (norm_targets(norms, refined, target) - norms[refined])
 
 
@@ -309,6 +318,7 @@ class Refining(Decorator):
         self.norms: Tensor | None = None  # [M, C] of everybody who has been streamed
         self._noted: dict[str, dict[int, object]] = {}
         self._refined: list[int] = []
+        self._without_target: list[int] = []
         self._seen: dict[str, list[Tensor]] = {}  # [R, C] of refined clients, before and after
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
@@ -325,6 +335,7 @@ class Refining(Decorator):
             for _ in self.engine.stream(clients, self._norm_pass()):
                 pass
         norms = self.engine.measure(clients, ClassNorms(self.num_classes))["norms"].cpu()
+        self._check_finite(clients, norms)
         self.norms = norms if self.norms is None else torch.cat([self.norms, norms])
         if not refines:
             self._remark(clients, norms=norms)
@@ -338,7 +349,10 @@ class Refining(Decorator):
         self._refined += clients[refined].tolist()
         self.note(refined=self._refined)
         self._observe("refined_before", clients[refined])
-        peers = len(clients) - len(refined) if fnr.target == "others" else len(clients) - 1
+        peers = num_peers(len(clients), len(refined), fnr.target)
+        if len(refined) and not peers and fnr.weight:
+            self._without_target += clients[refined].tolist()
+            self.note(refined_without_target=self._without_target)
         first = 0
         for chunk in trained:
             here = torch.where((refined >= first) & (refined < first + len(chunk.clients)))[0]
@@ -346,6 +360,18 @@ class Refining(Decorator):
             yield self._handed_over(chunk, refined[here] - first, refinement, early)
             first += len(chunk.clients)
         self._observe("refined_after", clients[refined])
+
+    def _check_finite(self, clients: Tensor, norms: Tensor) -> None:
+        """Targets are made of all norms: one that is not finite would spoil every refinement."""
+        bad = (~norms.isfinite().all(1)).nonzero()
+        if len(bad):
+            raise ClientError(
+                "its feature norms on public data are not finite, although its model is: its features are too large. "
+                "Lower client.lr.",
+                client=int(clients[bad[0, 0]]),
+                round=self.round + 1,
+                stage="measure",
+            )
 
     def _remark(self, clients: Tensor, **facts: Tensor) -> None:
         """Note what is known of each client, in cohort order; a clustered method streams its clusters in turn."""

@@ -210,7 +210,7 @@ def _carry_out(
     screen.print(f"accuracy {summary['accuracy']:.4f} after {summary['rounds']} rounds, kept in {result.run_dir}")
     print_leaks(config.leaks_on, quiet=quiet, stderr=json)
     if json:
-        typer.echo(json_format.dumps(summary))
+        typer.echo(json_format.dumps(summary, allow_nan=False))
 
 
 def _way_on(run_dir: Path) -> str:
@@ -301,7 +301,7 @@ def _forecast(config: RunConfig, *, json: bool) -> None:
         config, summary = found.config, found.summary()
         lines = list(_forecast_lines(summary))
     if json:
-        typer.echo(json_format.dumps(summary))
+        typer.echo(json_format.dumps(summary, allow_nan=False))
         return
     leaks = [f"leak: {', '.join(config.leaks_on)}"] if config.leaks_on else []
     for line in (title(config), *leaks, *lines):

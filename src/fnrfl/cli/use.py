@@ -69,7 +69,7 @@ def evaluate(run_dir: RunDir, data: Data, client: Client = None, json: Json = Fa
         print_leaks(found["leaks"], stderr=json)
         print_notes(scored.notes)
         if json:
-            typer.echo(json_format.dumps(found))
+            typer.echo(json_format.dumps(found, allow_nan=False))
             return
         typer.echo(
             f"accuracy {found['accuracy']:.4f}  balanced {found['balanced_accuracy']:.4f}  loss {found['loss']:.4f}  "

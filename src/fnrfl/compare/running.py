@@ -110,6 +110,7 @@ def _check_groups(cells: Sequence[Cell], members: Members, tell: Callable[[Notic
     The other seeds differ in their draws alone.
     """
     from fnrfl.build import build
+    from fnrfl.core.isolation import isolated
 
     problems: dict[str, list[str]] = {}
     checked: set[str] = set()
@@ -120,7 +121,8 @@ def _check_groups(cells: Sequence[Cell], members: Members, tell: Callable[[Notic
         checked.add(label)
         tell(Notice("check", cell, number, len(cells)))
         try:
-            built = build(cell.config)
+            with isolated():
+                built = build(cell.config)
         except FnrflError as error:
             problems.setdefault(str(error), []).append(label)
         else:

@@ -51,7 +51,7 @@ class Comparison:
             "failed": self.failed,
             "runs": self.runs,
         }
-        return json.dumps(tree, indent=1, default=asdict) + "\n"
+        return json.dumps(tree, indent=1, default=asdict, allow_nan=False) + "\n"
 
     def to_csv(self) -> str:
         """One line per row, every number in full."""

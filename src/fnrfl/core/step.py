@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
+from torch.func import grad, grad_and_value, vmap
 
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Flat, State, Training, Tree, aligned
+from fnrfl.forks import process_lock
 
 Loss = Callable[[Flat], tuple[Tensor, Tree]]  # parameters -> (loss, buffers after the forward pass)
 Gradient = Callable[[Loss, Flat], tuple[Flat, Tensor, Tree]]  # -> (gradient, loss, buffers)
@@ -55,8 +56,23 @@ def by_autograd(loss: Loss, params: Flat) -> tuple[Flat, Tensor, Tree]:
     return grad, value.detach(), buffers
 
 
+_first_transform = process_lock()
+_transformed = False
+
+
+def ready_to_transform() -> None:
+    """Have torch import what function transforms need: hundreds of modules, which threads must not begin together."""
+    global _transformed
+    if _transformed:
+        return
+    with _first_transform:
+        vmap(grad(torch.sum))(torch.zeros(1, 1))
+        _transformed = True
+
+
 def by_transform(loss: Loss, params: Flat) -> tuple[Flat, Tensor, Tree]:
     """A function transform: what `vmap` can batch."""
+    ready_to_transform()
     grad, (value, buffers) = grad_and_value(loss, has_aux=True)(params)
     return grad, value, buffers
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Objective
+from fnrfl.core.isolation import as_worker, one_intra_op_thread
 from fnrfl.core.net import Net
 from fnrfl.core.step import Carry
 from fnrfl.core.types import (
@@ -47,17 +48,9 @@ from fnrfl.rng import generator
 T = TypeVar("T")
 
 
-@contextmanager
-def one_intra_op_thread() -> Iterator[None]:
-    """Sums inside operators are split by thread count: one thread makes results the same on any machine."""
-    before = torch.get_num_threads()
-    if before != 1:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if before != 1:
-            torch.set_num_threads(before)
+def num_chosen(cohort: int, share: float) -> int:
+    """floor(share * m) of m clients, but not all: somebody is left."""
+    return min(math.floor(cohort * share + 1e-9), cohort - 1)
 
 
 class InProcess(Engine):
@@ -99,11 +92,14 @@ class InProcess(Engine):
         self.held = ClientStore({}, folder and _made(folder / "held"), net.device)
         self.tracer = self._tracer() if trace else None
         self.initial = State(*net.flatten())
+        self._finite_buffers = {
+            k for k, v in self.initial.buffers.items() if v.is_floating_point() and bool(v.isfinite().all())
+        }
         self._threads = threads
         self._nets: SimpleQueue[Net] = SimpleQueue()
         for i in range(threads):
             self._nets.put(self._copy(i))
-        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = ThreadPoolExecutor(threads, initializer=as_worker)
         self.begin(0)
 
     @property
@@ -124,6 +120,13 @@ class InProcess(Engine):
 
     def warm_up(self) -> None:
         """Pay now what the first step would pay otherwise, so that a round's seconds are the round's."""
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Let the threads go; whoever is interrupted does not wait for them."""
+        self._pool.shutdown(wait=kind is None or issubclass(kind, Exception), cancel_futures=True)
 
     def begin(self, t: int) -> None:
         """Start round t."""
@@ -161,7 +164,7 @@ class InProcess(Engine):
 
     def _some(self, cohort: Tensor, share: float, what: str = "stragglers") -> set[int]:
         """floor(share * m) clients of a cohort, whatever its order, but not all."""
-        count = min(math.floor(len(cohort) * share + 1e-9), len(cohort) - 1)  # somebody is left
+        count = num_chosen(len(cohort), share)
         order = torch.randperm(len(cohort), generator=generator(self.seed, self.round, what))
         return set(cohort.sort().values[order[:count]].tolist())
 
@@ -402,7 +405,11 @@ class InProcess(Engine):
 
     def _finite(self, job: Job, losses: Sequence[Tensor], mean: Tensor) -> list[int]:
         """Rows whose losses and parameters are finite; the others are an error or left out, as configured."""
-        finite = (mean.isfinite() & job.carry.params.sum(1).isfinite()).tolist()
+        fine_rows = mean.isfinite() & job.carry.params.sum(1).isfinite()
+        for name, buffer in job.carry.buffers.items():
+            if name in self._finite_buffers:
+                fine_rows &= buffer.flatten(1).isfinite().all(1)
+        finite = fine_rows.tolist()
         for m, fine in enumerate(finite):
             if fine:
                 continue

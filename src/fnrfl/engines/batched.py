@@ -7,12 +7,13 @@ from itertools import takewhile
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
+from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.net import Net
-from fnrfl.core.step import Carry, by_transform
+from fnrfl.core.step import Carry, by_transform, ready_to_transform
 from fnrfl.core.types import SERVER, Data, Part, Probe, State, Step, Tree
-from fnrfl.engines.base import InProcess, one_intra_op_thread
+from fnrfl.engines.base import InProcess
 from fnrfl.engines.job import Job, moved, parts
 from fnrfl.engines.trace import leaves, of_leaves, one_by_one
 
@@ -30,7 +31,7 @@ class Batched(InProcess):
     rows = ROWS
 
     def warm_up(self) -> None:
-        vmap(grad(torch.sum))(torch.zeros(1, 1))  # imports hundreds of modules the first time
+        ready_to_transform()
 
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
         if data == "private" or not probe.asks_model:  # everybody is asked about other examples

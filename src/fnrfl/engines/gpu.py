@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -37,6 +38,24 @@ def devices() -> list[torch.device]:
             "takes the GPU where there is one and the CPU otherwise."
         )
     return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+
+
+_TURN = threading.RLock()  # of runs on GPUs in one process
+
+
+@contextmanager
+def settings(*, deterministic: bool, tf32: bool) -> Iterator[None]:
+    """Inside, torch's kernels are chosen as a run needs them, for all of this process: such runs take turns."""
+    cudnn, matmul, utils = torch.backends.cudnn, torch.backends.cuda.matmul, torch.utils.deterministic
+    with _TURN, ExitStack() as before:
+        for place, name in (
+            (cudnn, "allow_tf32"), (cudnn, "benchmark"), (cudnn, "deterministic"), (matmul, "allow_tf32"),
+            (utils, "fill_uninitialized_memory"),
+        ):  # fmt: skip
+            before.callback(setattr, place, name, getattr(place, name))
+        before.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
+        set_up(deterministic=deterministic, tf32=tf32)
+        yield
 
 
 def set_up(*, deterministic: bool, tf32: bool) -> None:

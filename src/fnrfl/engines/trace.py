@@ -19,10 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fnrfl.core.step import ready_to_transform
 from fnrfl.core.types import CARRY, Part, Step
+from fnrfl.forks import process_lock
 
 log = logging.getLogger("fnrfl")
 Steps = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]  # leaves that stay, leaves [S, ...] in turn -> [S, ...]
+_RECORDING = process_lock()
 LIMIT = 64  # programs kept: each holds about a megabyte for good
 
 
@@ -50,7 +53,7 @@ def one_by_one(step: Step) -> Steps:
 
 
 class Tracer:
-    """Programs by what they do and the shapes they do it for. To be asked while no other thread is at work."""
+    """Programs by what they do and the shapes they do it for. To be asked while no other thread of the run works."""
 
     limit = LIMIT
 
@@ -99,13 +102,15 @@ class Tracer:
 
         The step changes the first `written` of `same`.
         """
-        from torch.fx.experimental.proxy_tensor import make_fx
-
+        ready_to_transform()
         stepped = _copies([*same, *now])
         try:
-            with warnings.catch_warnings():
+            # Recording puts hooks on all modules of the process, which do nothing to others but must not be mixed up.
+            with _RECORDING, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of constants in the record, and of TorchScript's age
                 warnings.filterwarnings("default", message=".*deterministic.*")
+                from torch.fx.experimental.proxy_tensor import make_fx
+
                 graph = make_fx(step, decomposition_table=self.composed())(*stepped)
                 _tidy(graph)
                 for program in self.ways(graph, same, now, written, steps):

@@ -1,0 +1,15 @@
+"""Locks of the whole process that a forked one finds open."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import AbstractContextManager
+
+
+def process_lock() -> AbstractContextManager[object]:
+    """A lock for something that there is once in a process; a fork waits for it, so that nothing is left half done."""
+    lock = threading.RLock()
+    if hasattr(os, "register_at_fork"):  # Windows forks nothing
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock
