@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from fnrfl.cli.common import (
     recipe_and_overrides,
     told_by_system,
 )
+from fnrfl.cli.notices import notices
 from fnrfl.errors import ConfigError, FnrflError
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _carry_out(
     screen.print(title(config))
     print_leaks(config.leaks_on, quiet=quiet, stderr=json)
     try:
-        with _notices(screen), display(screen, leak) as shown:
+        with notices(screen), display(screen, leak) as shown:
             result = start(shown)
     except KeyboardInterrupt:
         typer.echo(f"fnrfl: stopped. {_way_on(run_dir) or 'Nothing was written.'}", err=True)
@@ -226,24 +226,6 @@ def title(config: RunConfig) -> str:
         f"{config.name}: {method}, {config.dataset}, {config.model.name}, {config.scenario}, "
         f"{config.clients} clients, {config.rounds} rounds, seed {config.seed}"
     )
-
-
-@contextmanager
-def _notices(screen: Console) -> Iterator[None]:
-    """What a run logs for its user goes where everything else does."""
-
-    class Said(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            screen.print(f"note: {record.getMessage()}")
-
-    log, said = logging.getLogger("fnrfl"), Said(logging.WARNING)
-    before, log.propagate = log.propagate, False
-    log.addHandler(said)
-    try:
-        yield
-    finally:
-        log.removeHandler(said)
-        log.propagate = before
 
 
 @dataclass(frozen=True)

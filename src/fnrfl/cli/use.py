@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fnrfl.cli.common import Debug, Json, Quiet, RunDir, console, errors_in_words, print_leaks, print_table
+from fnrfl.cli.notices import notices
 
 Data = Annotated[
     str,
@@ -43,7 +44,9 @@ def report(
         from fnrfl.report.page import report as write
 
         place = out or (run_dirs[0] if len(run_dirs) == 1 else Path()) / "report.html"
-        console(quiet=quiet).print(str(write(run_dirs, place, title=title, plots=plots)))
+        with notices(console(stderr=True)):
+            written = write(run_dirs, place, title=title, plots=plots)
+        console(quiet=quiet).print(str(written))
 
 
 def evaluate(run_dir: RunDir, data: Data, json: Json = False, debug: Debug = False) -> None:
