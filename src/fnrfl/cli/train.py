@@ -47,7 +47,7 @@ def run(
     recipe: Recipe = None,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where the run is kept.", show_default="runs/NAME-SEED")
+        Path | None, typer.Option("--out", "-o", help="Where the run is kept.", show_default="runs/NAME-METHOD-SEED")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already there.")] = False,
     dry_run: Annotated[
@@ -72,12 +72,13 @@ def run(
     """
     with errors_in_words(debug):
         from fnrfl.config import load
+        from fnrfl.places import choose_run_dir
 
         config = load(*recipe_and_overrides(recipe, overrides))
         if dry_run:
             _forecast(config, json=json)
             return
-        run_dir = out or config.run_dir
+        run_dir = choose_run_dir(config, out, overwrite=overwrite)
 
         def start(shown: Display) -> Result:
             from fnrfl.runs import run
@@ -104,7 +105,7 @@ def resume(
     """Go on with a run that was stopped, as if it had not been.
 
     \b
-    fnrfl resume runs/label-skew-3
+    fnrfl resume runs/label-skew-scaffold-fnr-3
     """
     with errors_in_words(debug):
         from fnrfl.config import load

@@ -36,8 +36,8 @@ def report(
     """Write one self-contained HTML page about one or several runs.
 
     \b
-    fnrfl report runs/digits-0
-    fnrfl report runs/fedavg-0 runs/scaffold-0 -o both.html --title "Two methods"
+    fnrfl report runs/digits-fedavg-0
+    fnrfl report runs/digits-fedavg-0 runs/digits-scaffold-0 -o both.html --title "Two methods"
     fnrfl report runs/compare-digits-1a2b3c
     """
     with errors_in_words(debug):
@@ -53,8 +53,8 @@ def evaluate(run_dir: RunDir, data: Data, json: Json = False, debug: Debug = Fal
     """Score the model of a finished run on any data.
 
     \b
-    fnrfl evaluate runs/digits-0 digits
-    fnrfl evaluate runs/mine-0 new-patients.csv --json
+    fnrfl evaluate runs/digits-fedavg-0 digits
+    fnrfl evaluate runs/mine-fedavg-0 new-patients.csv --json
 
     Data with a test part is judged by that part, other data by all of it.
     """
@@ -87,9 +87,9 @@ def predict(
     """Ask the model of a finished run for labels and probabilities.
 
     \b
-    fnrfl predict runs/digits-0 new.npz -o predictions.csv
-    fnrfl predict runs/mine-0 new-patients.csv | head
-    fnrfl predict runs/photos-0 a-folder-of-images/ -o predictions.csv
+    fnrfl predict runs/digits-fedavg-0 new.npz -o predictions.csv
+    fnrfl predict runs/mine-fedavg-0 new-patients.csv | head
+    fnrfl predict runs/photos-fedavg-0 a-folder-of-images/ -o predictions.csv
 
     Without labels: a .csv with just the model's inputs as columns, a .npz with x alone, a folder of images.
     """

@@ -6,13 +6,13 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fnrfl import config, origin
+from fnrfl import origin
 from fnrfl.compare.cells import Cell
-from fnrfl.config import RunConfig
 from fnrfl.errors import ConfigError
 from fnrfl.origin import Origin
+from fnrfl.places import differing, flat
 
 if TYPE_CHECKING:
     from fnrfl.build import Built
@@ -50,11 +50,11 @@ class Members:
                 origin.check_pair(known, found, WAY_OUT)
 
     def _check_config(self, cell: Cell, found: Origin) -> None:
-        keys = _differing(cell, found)
+        keys = differing(cell.config, found.config)
         if not keys:
             return
         ours, theirs = flat(cell.config).get(keys[0]), found.config.get(keys[0])
-        twin = next((other.name for other in self.cells if not _differing(other, found)), None)
+        twin = next((other.name for other in self.cells if not differing(other.config, found.config)), None)
         of = f" That is the config of {twin}: the two folders may have been exchanged." if twin else ""
         raise ConfigError(
             f"{found.folder} does not hold the run {cell.name} of this comparison: {keys[0]} is {json.dumps(theirs)} "
@@ -71,16 +71,3 @@ def _has_begun(folder: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return True
-
-
-def _differing(cell: Cell, found: Origin) -> list[str]:
-    """Keys in which a run is not that of a cell. A run of an older version lacks keys: they have their first values."""
-    theirs = config.introduced(cell.config.algorithm.name) | found.config
-    if found.config["fnr"] == "off":
-        theirs = {key: value for key, value in theirs.items() if not key.startswith("fnr.")}
-    return origin.differing_from_grid(flat(cell.config), theirs)
-
-
-def flat(config: RunConfig) -> dict[str, Any]:
-    """A config by dotted key, as config.toml has them."""
-    return origin.flat(tomllib.loads(config.to_toml()))

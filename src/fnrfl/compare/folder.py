@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fnrfl import files
-from fnrfl.compare.belonging import flat
 from fnrfl.compare.cells import Cell
 from fnrfl.compare.tables import Comparison
 from fnrfl.errors import ConfigError
+from fnrfl.places import flat
 
 FORMAT = (
     2  # 2: hashes of configs leave out keys at their defaults; in format 1 only the names of the runs can be compared
