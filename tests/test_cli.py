@@ -77,7 +77,7 @@ def fnrfl(*arguments: str) -> Result:
 def test_run_without_arguments_is_the_embedded_example(runs: Runs) -> None:
     assert fnrfl("run").exit_code == 0
     assert runs.calls == [
-        {"config": load(), "out": Path("runs/digits-0"), "overwrite": False, "checkpoint_every": 30.0}
+        {"config": load(), "out": Path("runs/digits-fedavg-0"), "overwrite": False, "checkpoint_every": 30.0}
     ]
 
 
@@ -199,14 +199,18 @@ def test_debug_lets_the_error_through(runs: Runs) -> None:
 
 def test_ctrl_c_says_how_to_go_on(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    runs.ending = KeyboardInterrupt()
-    for folder in ("my runs/a", "runs/label-skew-3"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "config.toml").touch()
+
+    def begin(config: RunConfig, *, out: Path, **given: Any) -> None:
+        if out.name != "not-begun":
+            out.mkdir(parents=True)
+            (out / "config.toml").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "run", begin)
     got = fnrfl("run", "-o", "my runs/a")
     assert got.exit_code == 130
     assert got.stderr == "fnrfl: stopped. To go on: fnrfl resume 'my runs/a'\n"
-    assert fnrfl("run", "label-skew", "seed=3").stderr.endswith("fnrfl resume runs/label-skew-3\n")
+    assert fnrfl("run", "label-skew", "seed=3").stderr.endswith("fnrfl resume runs/label-skew-fedavg-3\n")
     assert fnrfl("run", "-o", "not-begun").stderr == "fnrfl: stopped. Nothing was written.\n"
 
 

@@ -226,7 +226,9 @@ def test_an_undamaged_run_is_resumed(run_dir: Path) -> None:
 
 def test_a_directory_that_exists(run_dir: Path) -> None:
     before = tree(run_dir)
-    assert_refused(fnrfl("run", "rounds=1", "-o", "run"), "run exists already", "fnrfl resume run", "--overwrite")
+    got = fnrfl("run", "rounds=1", "-o", "run")
+    assert_refused(got, "run exists already, with a run of another config", "--out", "--overwrite")
+    assert "resume" not in got.stderr
     assert tree(run_dir) == before
 
 
@@ -309,8 +311,8 @@ def test_a_name_with_html_is_text(folder: Path) -> None:
     got = fnrfl("run", "rounds=1", "client.epochs=1", "name=<b>x & y")
     assert got.exit_code == 0, got.output
     assert "<b>x & y: fedavg" in got.stdout
-    assert fnrfl("report", "runs/<b>x & y-0", "--no-plots").exit_code == 0
-    page = (folder / "runs" / "<b>x & y-0" / "report.html").read_text()
+    assert fnrfl("report", "runs/<b>x & y-fedavg-0", "--no-plots").exit_code == 0
+    page = (folder / "runs" / "<b>x & y-fedavg-0" / "report.html").read_text()
     assert "<b>x" not in page
     assert "&lt;b&gt;x" in page
 

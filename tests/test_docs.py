@@ -344,7 +344,7 @@ def test_own_model_and_data_beat_three_times_chance(folder: Path) -> None:
     assert result.config.fnr is not None
     assert result.rounds[-1]["refined"]
     assert result.accuracy > 3 / len(result.per_class)
-    assert fnrfl.load("runs/mine-0").model_sha256 == result.model_sha256
+    assert fnrfl.load("runs/mine-fedavg-fnr-0").model_sha256 == result.model_sha256
 
 
 def test_the_toy_method_learns_and_does_not_depend_on_the_engine(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -36,6 +37,8 @@ def fake_run(
     done: int | None = None,
     clean: bool = False,
     examples: int = 7,
+    data: str = "0",
+    split: str = "",
     **keys: object,
 ) -> Path:
     """A run directory as `fnrfl run` leaves it, with numbers that are easy to recompute."""
@@ -43,11 +46,15 @@ def fake_run(
     path.mkdir(parents=True)
     (path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
     clients, leaks = config.clients, list(config.leaks_on)
-    parts = {name: {"examples": count} for name, count in (("train", 90), ("public", 8), ("ranking", 2), ("test", 40))}
+    sizes = {"train": 90, "public": 8, "ranking": 2, "distill": 0, "validation": 0, "test": 40}
+    parts = {name: {"examples": count, "sha256": f"{name} of {data}"} for name, count in sizes.items()}
     counts = [
         [examples * (client + 1) if c == client % CLASSES else 1 for c in range(CLASSES)] for client in range(clients)
     ]
-    (path / "partition.json").write_text(json.dumps({"counts": counts, "splits": {"num_classes": CLASSES, **parts}}))
+    drawn = {"seed": config.seed, "scenario": config.scenario, "counts": counts, "positions": split}
+    manifest = {**drawn, "sha256": sha256(drawn, separators=(",", ":"))}
+    listed = {"num_classes": CLASSES, **parts}
+    (path / "partition.json").write_text(json.dumps({**manifest, "splits": {**listed, "sha256": sha256(listed)}}))
     header = {
         "config": config.model_dump(),
         "leaks": leaks,
@@ -55,8 +62,8 @@ def fake_run(
         "versions": {"fnrfl": "0", "torch": "0"},
         "git": None,
         "device": "test machine",
-        "data": {"source": "made up", "sha256": "0" * 64},
-        "partition": f"{config.scenario} {config.seed} {clients}",
+        "data": {"source": "made up", "sha256": data * 64},
+        "partition": manifest["sha256"],
         "parameters": 100,
     }
     done = rounds if done is None else done
@@ -65,6 +72,10 @@ def fake_run(
     if done == rounds:
         (path / "model.safetensors").touch()
     return path
+
+
+def sha256(value: object, separators: tuple[str, str] | None = None) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=separators).encode()).hexdigest()
 
 
 def _event(config: Any, t: int, accuracy: float, clean: bool) -> dict[str, Any]:
@@ -631,9 +642,9 @@ def test_a_real_run_reads_as_its_result(compared: Path) -> None:
 
 
 def test_a_comparison_decides_its_baseline(compared: Path) -> None:
-    runs, failed = read.load([compared])
-    panel = read.panels(runs)[0]
-    assert [group.label for group in panel.groups] == ["fedavg", "fedavg + FNR"] and not failed
+    found = read.load([compared])
+    panel = read.panels(found.runs)[0]
+    assert [group.label for group in panel.groups] == ["fedavg", "fedavg + FNR"] and not found.failed
     assert read.baseline(panel.groups).label == "fedavg + FNR"
     page = page_of(compared)
     assert payload(page)["inside"][1]["change"] is not None

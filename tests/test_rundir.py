@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,19 @@ def test_what_cannot_be_built_leaves_the_old_run_alone(run_dir: Path) -> None:
     with pytest.raises(ConfigError):
         run(configured(clients=800), out=run_dir, overwrite=True)
     assert snapshot(run_dir.parent) == before
+
+
+def test_runs_that_start_at_once_get_names_of_their_own(
+    config: RunConfig, original: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda _: run(config), range(4)))
+    assert {str(one.run_dir) for one in got} == {
+        "runs/digits-scaffold-0", "runs/digits-scaffold-0-2", "runs/digits-scaffold-0-3", "runs/digits-scaffold-0-4",
+    }  # fmt: skip
+    assert {one.model_sha256 for one in got} == {original.model_sha256}
+    assert sorted(p.name for p in Path("runs").iterdir()) == sorted(one.run_dir.name for one in got if one.run_dir)
 
 
 # -- a kill while a run is replaced ------------------------------------------------------------------------------------

@@ -29,20 +29,10 @@ ALLOWED = {
     "data": {"data", "core", "rng", "errors"},
     "metrics": {"metrics"},
     "report": {"report", "metrics", "events", "files", "origin", "errors"},
-    "compare": {
-        "compare",
-        "runs",
-        "build",
-        "core",
-        "config",
-        "registry",
-        "events",
-        "files",
-        "origin",
-        "metrics",
-        "errors",
-    },  # fmt: skip
+    "compare": {"compare", "runs", "build", "core", "config", "registry", "events", "files", "metrics", "errors"}
+    | {"origin", "places"},
     "origin": {"files", "errors"},
+    "places": {"config", "origin", "errors"},
     "registry": {"errors", "core", "data"},  # core only for types and for a user's own class
     "config": {"registry", "errors", "data"},
 }

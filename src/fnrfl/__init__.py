@@ -3,7 +3,7 @@
 import fnrfl
 result = fnrfl.run("digits", algorithm="scaffold", fnr=dict(weight=0.1), seed=3)
 result.accuracy, result.rounds, result.bytes_up, result.model
-fnrfl.load("runs/digits-3")        # the same object from disk
+fnrfl.load(result.run_dir)         # the same object from disk: runs/digits-scaffold-fnr-3
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def run(
     """Run a recipe (a packaged name or a TOML file; without one, the embedded example) with some keys changed.
 
     The keys are those of `fnrfl list keys`, sections as dicts: `algorithm="moon"`, `client=dict(lr=0.05)`. `out` is
-    the run directory, by default runs/<name>-<seed>; None writes nothing.
+    the run directory, by default the first free one of runs/<name>-<method>-<seed>, the same with -2, with -3 and so
+    on (a run with FNR has <method>-fnr); with `overwrite` it is the first, free or not. None writes nothing.
 
     >>> result = run("digits", algorithm="scaffold", fnr=dict(weight=0.1), rounds=2, seed=3, out=None)
     >>> len(result.rounds), 0 < result.accuracy < 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -147,8 +148,9 @@ class RunConfig(Section):
 
     @property
     def run_dir(self) -> Path:
-        """Where the run is kept unless somebody says otherwise."""
-        return Path("runs") / f"{self.name}-{self.seed}"
+        """Where the run is kept unless somebody says otherwise, or this name is taken."""
+        refined = "" if self.fnr is None else "-fnr"
+        return Path("runs") / f"{self.name}-{slug(self.algorithm.name, 40)}{refined}-{self.seed}"
 
     @property
     def sha256(self) -> str:
@@ -276,6 +278,11 @@ def describe_keys() -> tuple[Key, ...]:
         switch,
         *_keys(_model_of(registry.fields("fnr")), "fnr.").values(),
     )
+
+
+def slug(text: str, most: int = 100) -> str:
+    """Text as part of a file name that every file system takes."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower())[:most].strip("-.") or "run"
 
 
 def _find(recipe: str | Path) -> Path:

@@ -14,6 +14,15 @@ from fnrfl.errors import ConfigError
 NAME = ".lock"
 
 
+class InUse(ConfigError):
+    """A folder in which another run is at work."""
+
+    def __init__(self, folder: Path, process: str) -> None:
+        super().__init__(
+            f"{folder} is in use by process {process}. Wait until it is done, or choose another directory with --out."
+        )
+
+
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Inside, no other process works in this folder; one that already does is named, and refused to.
@@ -53,10 +62,7 @@ def _locked(fcntl: object, folder: Path, inside: int) -> int:
         except BlockingIOError:
             holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
             os.close(handle)
-            raise ConfigError(
-                f"{folder} is in use by process {holder}. Wait until it is done, or choose another directory with "
-                "--out."
-            ) from None
+            raise InUse(folder, holder) from None
         except OSError:  # a file system without locks, such as some network mounts
             return handle
         if _is_still(handle, inside):

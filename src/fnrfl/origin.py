@@ -7,6 +7,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,12 @@ class Origin:
         """The sha256 of the data."""
         return str(self.header["data"]["sha256"])
 
-    @property
+    @cached_property
     def split(self) -> str:
         """The same for two runs exactly when every client, the validation and the test data are the same."""
         return _hash([self.partition["sha256"], *(self._part(name) for name in FIXED_PARTS)])
 
-    @property
+    @cached_property
     def public(self) -> tuple[tuple[int, ...], str]:
         """The sizes of the public parts, and a hash of what is in them."""
         parts = [self._part(name) for name in PUBLIC_PARTS]
@@ -75,6 +76,46 @@ def flat(tree: Mapping[str, Any]) -> Config:
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Keys that have not the same value in both, in the order of the first."""
     return [key for key in {**one, **other} if _json(one.get(key)) != _json(other.get(key))]
+
+
+def check_pair(one: Origin, other: Origin, way_out: str) -> None:
+    """Refuse two runs that are to be compared if what their configs call the same data or split is not the same."""
+    if one.config["dataset"] == other.config["dataset"] and one.data != other.data:
+        raise ConfigError(
+            f"{one.folder} and {other.folder} are of different data, so they cannot be compared: dataset = "
+            f"{_json(one.config['dataset'])} has the sha256 {short(one.data)} in the first and {short(other.data)} in "
+            f"the second. {way_out}"
+        )
+    if split_keys(one.config) != split_keys(other.config):
+        return
+    if one.split != other.split:
+        raise ConfigError(
+            f"{one.folder} and {other.folder} have different splits of the same data, so they cannot be compared: with "
+            "the same seed, scenario and number of clients, the examples of the clients, of validation or of the test "
+            f"differ (sha256 {short(one.split)} and {short(other.split)}). {way_out}"
+        )
+    (sizes, data), (other_sizes, other_data) = one.public, other.public
+    if sizes == other_sizes and data != other_data:  # methods may divide public data in different ways
+        raise ConfigError(
+            f"{one.folder} and {other.folder} have different public data, so they cannot be compared: public.source = "
+            f"{_json(one.config['public.source'])} was changed between them. {way_out}"
+        )
+
+
+def split_keys(config: Config) -> Config:
+    """The keys that decide which example goes to whom, and their values."""
+    alone = ("dataset", "scenario", "clients", "seed")
+    return {key: value for key, value in config.items() if key in alone or key.startswith(("public.", "validation."))}
+
+
+def differing_from_grid(grid: Config, config: Config) -> list[str]:
+    """Keys in which a run is not the one that a grid has in its place; what an engine chose by itself does not count.
+
+    "fnr" stands for all keys of that section if one of the two has none.
+    """
+    free = {key for key, value in grid.items() if key.startswith("engine.") and value == "auto"}
+    keys = [key for key in differing(grid, config) if key not in free]
+    return ["fnr"] if "fnr" in keys else keys
 
 
 def short(sha256: str) -> str:

@@ -11,15 +11,14 @@ import itertools
 import json
 import logging
 import os
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fnrfl import checkpoint, files
 from fnrfl.errors import ConfigError
 from fnrfl.lock import NAME as LOCK
-from fnrfl.lock import alone
+from fnrfl.lock import InUse, alone
 
 log = logging.getLogger("fnrfl")
 
@@ -28,11 +27,21 @@ WRITTEN = ("config.toml", "partition.json", "events.jsonl", "checkpoint.json", "
 FIGURES = ("convergence", "traffic", "time", "seeds", "classes", "split")
 
 
+class Taken(ConfigError):
+    """A name that another run has, or is about to get."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(
+            f"{run_dir} exists already: choose another directory with --out, or replace it with --overwrite."
+        )
+
+
 class RunDir:
     """A run directory that is being written: under its name, or for the time being beside the run that it replaces."""
 
-    def __init__(self, name: Path, path: Path) -> None:
-        self.name, self.path = name, path
+    def __init__(self, given: Path, path: Path) -> None:
+        self.given = given  # the name as its user writes it
+        self.name, self.path = Path(os.path.abspath(given)), path
 
     def settle(self) -> None:
         """Take the place of the old run, if there is one: to be called once there is a checkpoint to go on from."""
@@ -61,7 +70,7 @@ def opened(run_dir: Path) -> Iterator[RunDir]:
     with alone(path):
         for which in ("new", "old"):  # a kill may have left what a replacement was about to remove
             _discard(_beside(path, which), path)
-        yield RunDir(path, path)
+        yield RunDir(run_dir, path)
 
 
 @contextmanager
@@ -75,12 +84,12 @@ def created(run_dir: Path, contents: Mapping[str, str | bytes], *, overwrite: bo
     with ExitStack() as stack:
         if _is_there(name):
             if not overwrite:
-                raise taken(run_dir)
+                raise Taken(run_dir)
             check_replaceable(run_dir)
             stack.enter_context(alone(name))
         new = _beside(name, "new")
         _begin(new, name, stack)
-        made = RunDir(name, new)
+        made = RunDir(run_dir, new)
         try:
             for file, content in contents.items():
                 files.write(new / file, content)
@@ -91,6 +100,20 @@ def created(run_dir: Path, contents: Mapping[str, str | bytes], *, overwrite: bo
         finally:
             if made.path == new:
                 _discard(new, name, locked=True)
+
+
+def create_first(
+    stack: ExitStack, run_dirs: Iterable[Path], contents: Mapping[str, str | bytes], *, overwrite: bool = False
+) -> RunDir:
+    """The same until `stack` is left, under the first of some names that can be had; the last refusal is told."""
+    refused: ConfigError | None = None
+    for run_dir in run_dirs:
+        try:
+            return stack.enter_context(created(run_dir, contents, overwrite=overwrite))
+        except (Taken, InUse) as error:
+            refused = error
+    assert refused is not None, "there is a name at least"
+    raise refused
 
 
 def recover(run_dir: Path) -> None:
@@ -137,14 +160,6 @@ def check_replaceable(run_dir: Path) -> None:
         raise ConfigError(f"{run_dir} is not a run, so it is not replaced. Choose another directory with --out.")
 
 
-def taken(run_dir: Path) -> ConfigError:
-    """What is said of a name that is in use."""
-    return ConfigError(
-        f"{run_dir} exists already. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`, choose another directory "
-        "with --out, or replace it with --overwrite."
-    )
-
-
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
@@ -172,7 +187,7 @@ def _appear(new: Path, name: Path, run_dir: Path) -> None:
         new.rename(name)
     except OSError as error:
         if _is_there(name):  # another run has taken the name in the meantime
-            raise taken(run_dir) from error
+            raise Taken(run_dir) from error
         raise
     files.sync(name.parent)
 

@@ -11,8 +11,8 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import fnrfl
-from fnrfl import checkpoint, events, files, personal, rundir
+from fnrfl import checkpoint, events, files, personal, places, rundir
 from fnrfl.build import Built, build, build_algorithm, build_net, cohort
 from fnrfl.config import RunConfig, loads
 from fnrfl.core.isolation import isolated
@@ -194,23 +194,26 @@ def run(
     phase: Phase | None = None,
     checkpoint_every: float = 30.0,
 ) -> Result:
-    """Run a config from the start. `out` is the run directory: by default runs/<name>-<seed>; None writes nothing.
+    """Run a config from the start.
 
-    With `overwrite` a run that has this directory keeps it until the new one has its first checkpoint. `progress` hears
-    of every round when it has ended, `phase` the name of each phase of a round as it begins.
+    `out` is the run directory; by default the first free one of runs/<name>-<method>-<seed>, then -2 and so on; None
+    writes nothing. With `overwrite` a run that has this directory keeps it until the new one has its first checkpoint.
+    `progress` hears of every round when it has ended, `phase` the name of each phase of a round as it begins.
     """
-    run_dir = None if out is None else config.run_dir if out is True else Path(out)
-    if run_dir is not None:
+    names: Iterable[Path] = () if out is None else places.run_dirs(config) if out is True else [Path(out)]
+    if out is True and overwrite:
+        names = [config.run_dir]
+    for run_dir in names if isinstance(names, list) else ():  # known before anything is built
         rundir.recover(run_dir)
-    if run_dir is not None and os.path.lexists(run_dir):
-        if not overwrite:
-            raise rundir.taken(run_dir)
-        rundir.check_replaceable(run_dir)
+        if os.path.lexists(run_dir) and not overwrite:
+            raise places.taken(run_dir, config)
+        if os.path.lexists(run_dir):
+            rundir.check_replaceable(run_dir)
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         built = build(config, Path(scratch))
         for notice in built.notices:
             log.warning(notice)
-        if run_dir is None:
+        if out is None:
             return _rounds(built, None, Progressed(), progress, phase, checkpoint_every)
         header = events.line(_header(built))
         manifest = built.partition.manifest() | {"splits": built.splits.manifest()}
@@ -219,9 +222,10 @@ def run(
             "partition.json": json.dumps(manifest) + "\n",
             "events.jsonl": header,
         }
-        with rundir.created(run_dir, contents, overwrite=overwrite) as place:
+        with ExitStack() as stack:
+            place = rundir.create_first(stack, names, contents, overwrite=overwrite)
             result = _rounds(built, place, Progressed(log=header), progress, phase, checkpoint_every)
-    return replace(result, run_dir=run_dir)
+            return replace(result, run_dir=place.given)
 
 
 @isolated()

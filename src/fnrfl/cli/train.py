@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from fnrfl.cli.common import (
     recipe_and_overrides,
     told_by_system,
 )
+from fnrfl.cli.notices import notices
 from fnrfl.errors import ConfigError, FnrflError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run(
     recipe: Recipe = None,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where the run is kept.", show_default="runs/NAME-SEED")
+        Path | None, typer.Option("--out", "-o", help="Where the run is kept.", show_default="runs/NAME-METHOD-SEED")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already there.")] = False,
     dry_run: Annotated[
@@ -72,12 +72,13 @@ def run(
     """
     with errors_in_words(debug):
         from fnrfl.config import load
+        from fnrfl.places import choose_run_dir
 
         config = load(*recipe_and_overrides(recipe, overrides))
         if dry_run:
             _forecast(config, json=json)
             return
-        run_dir = out or config.run_dir
+        run_dir = choose_run_dir(config, out, overwrite=overwrite)
 
         def start(shown: Display) -> Result:
             from fnrfl.runs import run
@@ -104,7 +105,7 @@ def resume(
     """Go on with a run that was stopped, as if it had not been.
 
     \b
-    fnrfl resume runs/label-skew-3
+    fnrfl resume runs/label-skew-scaffold-fnr-3
     """
     with errors_in_words(debug):
         from fnrfl.config import load
@@ -197,7 +198,7 @@ def _carry_out(
     screen.print(title(config))
     print_leaks(config.leaks_on, quiet=quiet, stderr=json)
     try:
-        with _notices(screen), display(screen, leak) as shown:
+        with notices(screen), display(screen, leak) as shown:
             result = start(shown)
     except KeyboardInterrupt:
         typer.echo(f"fnrfl: stopped. {_way_on(run_dir) or 'Nothing was written.'}", err=True)
@@ -226,24 +227,6 @@ def title(config: RunConfig) -> str:
         f"{config.name}: {method}, {config.dataset}, {config.model.name}, {config.scenario}, "
         f"{config.clients} clients, {config.rounds} rounds, seed {config.seed}"
     )
-
-
-@contextmanager
-def _notices(screen: Console) -> Iterator[None]:
-    """What a run logs for its user goes where everything else does."""
-
-    class Said(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            screen.print(f"note: {record.getMessage()}")
-
-    log, said = logging.getLogger("fnrfl"), Said(logging.WARNING)
-    before, log.propagate = log.propagate, False
-    log.addHandler(said)
-    try:
-        yield
-    finally:
-        log.removeHandler(said)
-        log.propagate = before
 
 
 @dataclass(frozen=True)

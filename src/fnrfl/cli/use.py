@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fnrfl.cli.common import Debug, Json, Quiet, RunDir, console, errors_in_words, print_leaks, print_notes, print_table
+from fnrfl.cli.notices import notices
 
 Data = Annotated[
     str,
@@ -40,23 +41,25 @@ def report(
     """Write one self-contained HTML page about one or several runs.
 
     \b
-    fnrfl report runs/digits-0
-    fnrfl report runs/fedavg-0 runs/scaffold-0 -o both.html --title "Two methods"
+    fnrfl report runs/digits-fedavg-0
+    fnrfl report runs/digits-fedavg-0 runs/digits-scaffold-0 -o both.html --title "Two methods"
     fnrfl report runs/compare-digits-1a2b3c
     """
     with errors_in_words(debug):
         from fnrfl.report.page import report as write
 
         place = out or (run_dirs[0] if len(run_dirs) == 1 else Path()) / "report.html"
-        console(quiet=quiet).print(str(write(run_dirs, place, title=title, plots=plots)))
+        with notices(console(stderr=True)):
+            written = write(run_dirs, place, title=title, plots=plots)
+        console(quiet=quiet).print(str(written))
 
 
 def evaluate(run_dir: RunDir, data: Data, client: Client = None, json: Json = False, debug: Debug = False) -> None:
     """Score the model of a finished run on any data.
 
     \b
-    fnrfl evaluate runs/digits-0 digits
-    fnrfl evaluate runs/mine-0 new-patients.csv --json
+    fnrfl evaluate runs/digits-fedavg-0 digits
+    fnrfl evaluate runs/mine-fedavg-0 new-patients.csv --json
 
     The run's own data, wherever it lies now, is judged by the test part; other data by the test part that it has of its
     own, or by all of it. Methods that give every client a model of its own are judged by those: the mean, and each.
@@ -98,9 +101,9 @@ def predict(
     """Ask the model of a finished run for labels and probabilities.
 
     \b
-    fnrfl predict runs/digits-0 new.npz -o predictions.csv
-    fnrfl predict runs/mine-0 new-patients.csv --id patient | head
-    fnrfl predict runs/photos-0 a-folder-of-images/ -o predictions.csv
+    fnrfl predict runs/digits-fedavg-0 new.npz -o predictions.csv
+    fnrfl predict runs/mine-fedavg-0 new-patients.csv --id patient | head
+    fnrfl predict runs/photos-fedavg-0 a-folder-of-images/ -o predictions.csv
 
     Every example gets a line, in the order of the data. Labels may be missing: a .csv with just the model's inputs as
     columns, in any order, a .npz with x alone, a folder of images. Where every client has a model of its own, the

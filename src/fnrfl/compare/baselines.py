@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fnrfl import registry
-from fnrfl.compare.cells import Group, Parts, slug
+from fnrfl.compare.cells import Group, Parts
 from fnrfl.compare.lists import split
+from fnrfl.config import slug
 from fnrfl.errors import ConfigError
 
 METHOD = ("algorithm", "fnr", "client", "engine")  # sections about how to train; all others are about the task

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fnrfl.compare.lists import read_axes
-from fnrfl.config import RunConfig, load
+from fnrfl.config import RunConfig, load, slug
 from fnrfl.errors import ConfigError
 
 Parts = tuple[tuple[str, str], ...]  # what tells a group from the others: key and words
@@ -66,11 +65,6 @@ def grid(
         for seed in seeds
         for name, group in named
     ]
-
-
-def slug(text: str) -> str:
-    """Text as part of a file name that every file system takes."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower())[:100].strip("-.") or "run"
 
 
 def names(labels: Iterable[str]) -> list[str]:

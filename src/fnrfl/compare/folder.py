@@ -11,6 +11,7 @@ from fnrfl import files
 from fnrfl.compare.cells import Cell
 from fnrfl.compare.tables import Comparison
 from fnrfl.errors import ConfigError
+from fnrfl.places import flat
 
 FORMAT = (
     2  # 2: hashes of configs leave out keys at their defaults; in format 1 only the names of the runs can be compared
@@ -53,7 +54,16 @@ def check_folder(out: Path, cells: Sequence[Cell]) -> None:
 def write_grid(out: Path, cells: Sequence[Cell]) -> None:
     """What `check_folder` will find."""
     claims = _claims(cells)
-    grid_file = {"format": FORMAT, "sha256": _hash(claims), "cells": claims}
+    configs = {cell.name: flat(cell.config) for cell in cells}
+    first = next(iter(configs.values()))
+    shared = [key for key in first if all(key in it and it[key] == first[key] for it in configs.values())]
+    grid_file = {
+        "format": FORMAT,
+        "sha256": _hash(claims),
+        "cells": claims,
+        "config": {key: first[key] for key in shared},  # what all runs share, and below what each has of its own
+        "own": {name: {key: it[key] for key in it if key not in shared} for name, it in configs.items()},
+    }
     files.write(out / "grid.json", json.dumps(grid_file, indent=1) + "\n")
 
 

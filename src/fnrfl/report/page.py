@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import math
 import shlex
 from collections.abc import Iterable, Sequence
@@ -15,10 +16,12 @@ from typing import Any, TypeVar
 from fnrfl import files
 from fnrfl.errors import ConfigError
 from fnrfl.events import Event
-from fnrfl.report import read, tables, words
+from fnrfl.report import mixed, read, tables, words
+from fnrfl.report.labels import method
 from fnrfl.report.read import MIB, Group, Panel, Run
 
 T = TypeVar("T")
+log = logging.getLogger("fnrfl")
 # Seven, so that with eight colours fifty-six lines differ.
 DASHES = ("none", "7 4", "2 4", "10 4 2 4", "14 5", "5 3 1 3 1 3", "4 2")
 METRICS = (
@@ -59,8 +62,10 @@ def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plo
 
     `out` is the file, or a folder that gets a report.html. Runs that differ in their seed alone make one line.
     """
-    runs, failed = read.load(run_dirs)
-    begun = [run for run in runs if run.rounds]
+    found = read.load(run_dirs)
+    runs, begun = found.runs, [run for run in found.runs if run.rounds]
+    for sentence in found.damaged:
+        log.warning(sentence)
     if not begun:
         raise ConfigError(
             f"{runs[0].path} has no finished round yet, so there is nothing to report. Go on with `fnrfl resume "
@@ -68,7 +73,13 @@ def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plo
         )
     out = Path(out) if Path(out).suffix in (".html", ".htm") else Path(out) / "report.html"
     panels = read.panels(begun)
-    page = render(panels, title=title, waiting=[run for run in runs if not run.rounds], failed=failed)
+    page = render(
+        panels,
+        title=title,
+        waiting=[run for run in runs if not run.rounds],
+        failed=found.failed,
+        damaged=found.damaged,
+    )
     if plots:
         from fnrfl.report.plots import draw  # matplotlib is slow to import
 
@@ -79,9 +90,14 @@ def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plo
 
 
 def render(
-    panels: Sequence[Panel], *, title: str | None = None, waiting: Sequence[Run] = (), failed: Sequence[str] = ()
+    panels: Sequence[Panel],
+    *,
+    title: str | None = None,
+    waiting: Sequence[Run] = (),
+    failed: Sequence[str] = (),
+    damaged: Sequence[str] = (),
 ) -> str:
-    """The page as text; `waiting` are runs without a finished round, `failed` sentences about runs that stopped."""
+    """The page as text; `waiting` are runs without a finished round, the rest are sentences about runs left out."""
     try:
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
@@ -114,6 +130,8 @@ def render(
             waiting=waiting,
             notices=list(dict.fromkeys(notice for run in runs for notice in run.about["notices"])),
             failed=failed,
+            damaged=damaged,
+            apart=mixed.sentences([run.origin for run in runs]),
             panels=[
                 {
                     "title": panel.title,
@@ -140,7 +158,7 @@ def render(
 def _title(panels: Sequence[Panel]) -> str:
     groups = [group for panel in panels for group in panel.groups]
     data = ", ".join(dict.fromkeys(str(group.config["dataset"]) for group in groups))
-    methods = {read.method(group.config) for group in groups}
+    methods = {method(group.config) for group in groups}
     if len(groups) == 1:
         return f"{groups[0].label} on {data}"
     return f"{len(groups)} {'methods' if len(methods) == len(groups) else 'variants'} on {data}"
@@ -388,7 +406,7 @@ def _rerun(group: Group) -> dict[str, Any]:
     run = group.runs[0]
     again = run.path.with_name(f"{run.path.name}-again")
     typed = ["fnrfl", "run", str(run.path / "config.toml"), "-o", str(again)]
-    return {"group": group, "seed": run.seed, "command": shlex.join(typed), "toml": run.toml}
+    return {"group": group, "seed": run.seed, "command": shlex.join(typed), "toml": run.origin.toml}
 
 
 def _facts(runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -4,41 +4,51 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from fnrfl import events, files
+from fnrfl import events, files, origin
 from fnrfl.errors import ConfigError
 from fnrfl.events import Event
-
-Config = dict[str, Any]  # by dotted key, as config.toml has them; "fnr" is "on" or "off"
+from fnrfl.metrics.statistics import Difference, paired
+from fnrfl.origin import Config, Origin
+from fnrfl.report import mixed, valid
+from fnrfl.report.labels import labels
 
 MIB = 2**20
 LOOKING = ("evaluate", "observe")  # phases of looking at models, which are no part of training
 COLOURS = 8
 # What decides which data an accuracy is of: only lines that share it are ranked.
 SETTING = ("dataset", "scenario", "clients")
-# Said in every label if it differs; all other keys only where labels would be the same.
-TELLING = ("dataset", "scenario", "model.name", "clients", "participation", "rounds")
 
 
 @dataclass(frozen=True)
 class Run:
     """One run directory."""
 
-    path: Path
-    config: Config
-    toml: str
-    about: Event  # the first line of the log
+    origin: Origin
     rounds: list[Event]
     counts: list[list[int]]  # [clients][classes], from partition.json
     examples: dict[str, int]  # of each part of the data: test, validation, public, ...
     finished: bool
     baseline: tuple[str, ...]  # run directories that its comparison takes for the baseline, by name
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.origin.folder
+
+    @property
+    def config(self) -> Config:
+        """By dotted key."""
+        return self.origin.config
+
+    @property
+    def about(self) -> Event:
+        """The first line of the log."""
+        return self.origin.header
 
     @property
     def seed(self) -> int:
@@ -58,7 +68,8 @@ class Run:
     def curve(self, metric: str) -> list[float | None]:
         """A number of every round; `worst_client` is the lowest of `per_client`."""
         if metric == "worst_client":
-            return [_finite(min(event["per_client"])) for event in self.rounds]
+            known = [[v for v in event["per_client"] if v is not None] for event in self.rounds]
+            return [_finite(min(values, default=None)) for values in known]
         return [_finite(event.get(metric)) for event in self.rounds]
 
     def last(self, metric: str) -> float | None:
@@ -177,12 +188,32 @@ def _below(path: Path) -> list[Path]:
     return [log.parent for log in logs if not any(part.startswith(".") for part in log.relative_to(path).parts)]
 
 
-def load(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """All runs among and below some folders, and a sentence for each that a comparison gave up."""
+@dataclass(frozen=True)
+class Found:
+    """What there is to report: runs, and sentences about those that are left out."""
+
+    runs: list[Run]
+    failed: list[str]  # runs that a comparison gave up
+    damaged: list[str]  # runs that cannot be read
+
+
+def load(paths: Sequence[Path]) -> Found:
+    """All runs among and below some folders; one that cannot be read is named and left out, unless all are so."""
     found = find(paths)
     comparisons = {folder: _comparison(folder) for folder in dict.fromkeys(path.parent for path in found)}
-    runs = [read(path, comparisons[path.parent][0].get(path.name, ())) for path in found]
-    return runs, [failed for _, failures in comparisons.values() for failed in failures]
+    runs: list[Run] = []
+    damaged: list[ConfigError] = []
+    for path in found:
+        try:
+            runs.append(read(path, comparisons[path.parent][0].get(path.name, ())))
+        except ConfigError as error:
+            damaged.append(error)
+    if not runs:
+        raise damaged[0]
+    for folder in comparisons:
+        mixed.check_folder(folder, [run.origin for run in runs if run.path.parent == folder])
+    failed = [sentence for _, failures in comparisons.values() for sentence in failures]
+    return Found(runs, failed, [f"{error} It is left out." for error in damaged])
 
 
 def _comparison(folder: Path) -> tuple[dict[str, tuple[str, ...]], list[str]]:
@@ -204,62 +235,50 @@ def _comparison(folder: Path) -> tuple[dict[str, tuple[str, ...]], list[str]]:
 
 def read(path: Path, baseline: tuple[str, ...] = ()) -> Run:
     """One run directory, finished or not."""
-    log = events.read(path / "events.jsonl")
-    toml = files.read(path / "config.toml", "a run directory has a config.toml")
-    manifest = files.read(path / "partition.json", "a run directory has a partition.json")
-    try:
-        tree, partition = tomllib.loads(toml), json.loads(manifest)
-        return Run(
-            path=path,
-            config=dict(_flat(tree)) | {"fnr": "on" if isinstance(tree["fnr"], dict) else "off"},
-            toml=toml,
-            about=log[0],
-            rounds=log[1:],
-            counts=partition["counts"],
-            examples={k: v["examples"] for k, v in partition["splits"].items() if isinstance(v, dict)},
-            finished=(path / "model.safetensors").exists(),
-            baseline=baseline,
-        )
-    except (ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged ({error!r}). Run again into another directory.") from error
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    about = origin.read(path)
+    rounds = events.read(path / "events.jsonl")[1:]
+    valid.check(str(path), about.config, about.header, rounds, about.partition)
+    return Run(
+        origin=about,
+        rounds=rounds,
+        counts=about.partition["counts"],
+        examples={k: v["examples"] for k, v in about.partition["splits"].items() if isinstance(v, dict)},
+        finished=(path / "model.safetensors").exists(),
+        baseline=baseline,
+    )
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
     """Runs as lines, and lines as charts; a chart with more lines than colours is split by setting."""
     by_data: dict[object, list[tuple[Run, ...]]] = {}
     for line in _lines(runs):
-        by_data.setdefault((line[0].config["dataset"], line[0].leaks), []).append(line)
+        by_data.setdefault((line[0].config["dataset"], line[0].origin.data, line[0].leaks), []).append(line)
+    several = mixed.ambiguous([run.origin for run in runs])
     found: list[Panel] = []
     for lines in by_data.values():
         charts: dict[object, list[tuple[Run, ...]]] = {}
         for line in lines:
             charts.setdefault(setting(line[0]) if len(lines) > COLOURS else None, []).append(line)
-        found += [_panel(chart, split=len(charts) > 1) for chart in charts.values()]
+        found += [_panel(chart, len(charts) > 1, several) for chart in charts.values()]
     return found
 
 
 def setting(run: Run) -> tuple[object, ...]:
     """What two runs must share for their accuracies to be of the same data."""
-    return (*(run.config[key] for key in SETTING), run.leaks)
+    return (*(run.config[key] for key in SETTING), run.origin.data, run.leaks)
 
 
 def _lines(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
-    """Runs of one config and different seeds; one config and seed a second time makes another line.
+    """Runs of one config, one data and different seeds; one config and seed a second time makes another line.
 
     An unfinished run is never averaged with finished ones.
     """
     lines: dict[object, list[dict[int, Run]]] = {}
     for run in runs:
-        same = frozenset((k, v) for k, v in run.config.items() if k not in ("seed", "name"))
-        alike = lines.setdefault((same, run.finished), [])
+        same = json.dumps(
+            {k: v for k, v in run.config.items() if k not in ("seed", "name")}, sort_keys=True, default=str
+        )
+        alike = lines.setdefault((same, run.origin.data, run.finished), [])
         for line in alike:
             if run.seed not in line:
                 line[run.seed] = run
@@ -279,64 +298,14 @@ def _lines(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
     )
 
 
-def _panel(lines: Sequence[tuple[Run, ...]], split: bool) -> Panel:
-    config, leaks = lines[0][0].config, lines[0][0].leaks
-    title = ", ".join(str(config[key]) for key in (SETTING[:2] if split else SETTING[:1]))
-    labels = _labels([line[0] for line in lines])
-    groups = [Group(label, i, line) for i, (label, line) in enumerate(zip(labels, lines, strict=True))]
-    return Panel(f"{title}, with leaks" if leaks else title, tuple(groups))
-
-
-# -- labels -----------------------------------------------------------------------------------------------------------
-
-
-def varying(configs: Sequence[Config]) -> list[str]:
-    """Keys that are not the same in all configs that have them, seed and name aside."""
-    keys = dict.fromkeys(key for config in configs for key in config)
-    values = {key: {str(config[key]) for config in configs if key in config} for key in keys}
-    return [key for key in keys if len(values[key]) > 1 and key not in ("seed", "name")]
-
-
-def method(config: Config) -> str:
-    """A method's name, with FNR if it is on; weight 0 is said, because that is the control and not FNR."""
-    if config["fnr"] == "off":
-        return str(config["algorithm.name"])
-    return f"{config['algorithm.name']} + FNR" + (", weight 0" if config["fnr.weight"] == 0 else "")
-
-
-def _labels(runs: Sequence[Run]) -> list[str]:
-    """Short names that differ: the method, the setting if it varies, and as few other keys as it takes."""
-    configs = [run.config for run in runs]
-    differing = varying(configs)
-    labels = [
-        ", ".join([method(c), *(_said(c, key) for key in TELLING if key in differing)])
-        + ("" if run.finished else ", unfinished")
-        for c, run in zip(configs, runs, strict=True)
-    ]
-    for key in (key for key in differing if key not in TELLING and not key.startswith("leaks.")):
-        for label in [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
-            same = [i for i, other in enumerate(labels) if other == label]
-            if len({str(configs[i].get(key)) for i in same}) > 1:
-                for i in same:
-                    labels[i] += f", {_said(configs[i], key)}"
-    seen: dict[str, int] = {}
-    for i, label in enumerate(labels):  # the same run twice
-        seen[label] = seen.get(label, 0) + 1
-        if seen[label] > 1:
-            labels[i] = f"{label} ({seen[label]})"
-    return labels
-
-
-def _said(config: Config, key: str) -> str:
-    """A key and its value; of a method's own keys the last word, and no key where the value speaks for itself."""
-    value = config.get(key, "none")
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    if key in ("dataset", "scenario", "model.name"):
-        return text
-    if key in ("clients", "rounds"):
-        return f"{text} {key.removesuffix('s') if value == 1 else key}"
-    section, _, word = key.rpartition(".")
-    return f"{word if section in ('fnr', 'algorithm') else key} {text}"
+def _panel(lines: Sequence[tuple[Run, ...]], split: bool, ambiguous: Container[str]) -> Panel:
+    first = lines[0][0]
+    title = ", ".join(str(first.config[key]) for key in (SETTING[:2] if split else SETTING[:1]))
+    if first.config["dataset"] in ambiguous:
+        title += f", data {origin.short(first.origin.data)}"
+    named = labels([line[0].config for line in lines], [line[0].finished for line in lines])
+    groups = [Group(label, i, line) for i, (label, line) in enumerate(zip(named, lines, strict=True))]
+    return Panel(f"{title}, with leaks" if first.leaks else title, tuple(groups))
 
 
 # -- relatives --------------------------------------------------------------------------------------------------------
@@ -349,6 +318,13 @@ def ranked(groups: Sequence[Group]) -> list[list[Group]]:
         if group.finished:
             settings.setdefault(setting(group.runs[0]), []).append(group)
     return list(settings.values())
+
+
+def difference(one: Group, other: Group) -> Difference | None:
+    """Accuracy of one line minus another's over the seeds that both have with the same split; None without any."""
+    splits = {run.seed: run.origin.split for run in other.runs}
+    seeds = [run.seed for run in one.runs if splits.get(run.seed) == run.origin.split]
+    return paired({seed: one.accuracy[seed] for seed in seeds}, {seed: other.accuracy[seed] for seed in seeds})
 
 
 def baseline(groups: Sequence[Group]) -> Group:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fnrfl.metrics.statistics import deviation, mean, paired
-from fnrfl.report.read import MIB, Group, Panel, Run, baseline, control, plain, ranked, varying
+from fnrfl.metrics.statistics import deviation, mean
+from fnrfl.report.labels import varying
+from fnrfl.report.read import MIB, Group, Panel, Run, baseline, control, difference, plain, ranked
 from fnrfl.report.words import signed, verdict
 
 Value = float | str | None
@@ -101,12 +102,12 @@ def differences(panel: Panel) -> Table:
         Column("points", "mean difference of accuracy, in percentage points"),
         Column("95 % interval", "of the mean difference, by Student's t"),
         Column("p", "of the paired t test, two-sided, not corrected for the number of rows"),
-        Column("seeds", "that both have"),
+        Column("seeds", "that both have, with the same split"),
         Column("more than luck?", number=False),
     )
     rows = []
     for one, other in _pairs(panel.groups):
-        found = paired(one.accuracy, other.accuracy)
+        found = difference(one, other)
         told = [Cell(one.label, one.label, group=one), Cell(other.label, other.label)]
         if found is None:
             told += [Cell("")] * 3 + [Cell("0", 0.0)]

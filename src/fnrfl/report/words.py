@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fnrfl.metrics.statistics import Difference, mean, paired
-from fnrfl.report.read import Group, Panel, control, plain, ranked
+from fnrfl.metrics.statistics import Difference, mean
+from fnrfl.report.read import Group, Panel, control, difference, plain, ranked
 
 MOST = 2  # methods whose FNR gets a sentence each
 CLEAR = "more than the spread"
@@ -69,7 +69,7 @@ def _best(lines: Sequence[Group]) -> list[str]:
     ahead = mean(values) - mean(list(second.accuracy.values()))
     if round(ahead, 12) == 0:
         return [f"{first.label} and {second.label} came out best, with the same {after}.", spread.strip()]
-    luck = _luck(paired(first.accuracy, second.accuracy))
+    luck = _luck(difference(first, second))
     return [
         f"{first.label} came out best, with {after}.",
         f"{spread}The next is {second.label}, {100 * ahead:.1f} points behind: {luck}.",
@@ -79,7 +79,7 @@ def _best(lines: Sequence[Group]) -> list[str]:
 def _luck(found: Difference | None) -> str:
     """Whether a difference is more than the spread over seeds, as the end of a sentence."""
     if found is None:
-        return "they share no seed, so it cannot be told whether that is more than luck"
+        return "they share no seed with the same split, so it cannot be told whether that is more than luck"
     if found.n == 1:
         return "with one seed in common it cannot be told whether that is more than luck"
     if found.low is None or found.high is None:
@@ -120,7 +120,7 @@ def _against(
 ) -> list[tuple[Group, Group, Difference]]:
     """Lines, their relatives, and the paired differences, where there are any."""
     pairs = [(group, other) for group in groups if (other := relative(group, lines))]
-    return [(a, b, found) for a, b in pairs if (found := paired(a.accuracy, b.accuracy))]
+    return [(a, b, found) for a, b in pairs if (found := difference(a, b))]
 
 
 def _in_sum(what: str, found: Sequence[tuple[Group, Group, Difference]]) -> str:
@@ -135,7 +135,7 @@ def _in_sum(what: str, found: Sequence[tuple[Group, Group, Difference]]) -> str:
 def verdict(found: Difference | None) -> str:
     """A difference in a few words."""
     if found is None:
-        return "no seed in common"
+        return "no seed and split in common"
     if found.n == 1:
         return "one seed: cannot be told"
     if found.low is None or found.high is None:
