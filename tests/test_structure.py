@@ -16,6 +16,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What each part of the package may import from the package.
 ALLOWED = {
+    "own_code": {"errors"},
+    "trust": {"own_code", "errors"},
     "rng": set(),
     "errors": set(),
     "files": {"errors"},
@@ -24,13 +26,13 @@ ALLOWED = {
     "algorithms": {"algorithms", "core", "server", "errors"},
     "server": {"server", "core", "errors"},
     "engines": {"engines", "core", "rng", "errors"},
-    "models": {"models", "core", "rng", "errors"},
-    "data": {"data", "core", "rng", "errors"},
+    "models": {"models", "core", "rng", "own_code", "trust", "errors"},
+    "data": {"data", "core", "rng", "own_code", "trust", "errors"},
     "metrics": {"metrics"},
     "report": {"report", "metrics", "events", "files", "errors"},
     "compare": {"compare", "runs", "build", "config", "registry", "events", "files", "metrics", "errors"},
-    "registry": {"errors", "core", "data"},  # core only for types and for a user's own class
-    "config": {"registry", "errors", "data"},
+    "registry": {"errors", "core", "data", "own_code", "trust"},  # core only for types and for a user's own class
+    "config": {"registry", "own_code", "trust", "errors", "data"},
 }
 
 # Inside these packages too: a module may import those before it.

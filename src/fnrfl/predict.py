@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fnrfl import events, runs
+from fnrfl import trust as trusted
 from fnrfl.config import RunConfig
 from fnrfl.core.net import Net
 from fnrfl.core.types import State
@@ -96,12 +97,13 @@ class Prediction:
         return text.getvalue()
 
 
-def evaluate(run_dir: str | Path, data: str) -> Evaluation:
+def evaluate(run_dir: str | Path, data: str, *, trust: bool = False) -> Evaluation:
     """Score the model of a finished run on a data set, a file, a folder of images or what a function returns.
 
     Data with a test part is judged by that part, and other data by all of it. No feature noise is laid over it.
     """
-    trained = open_run(run_dir)
+    trained = open_run(run_dir, trust=trust)
+    trusted.given("dataset", data)
     asked = examples(trained, data)
     if asked.y is None:
         raise ConfigError(f"{data} has no labels, so nothing can be scored. Use `fnrfl predict`, or add the labels.")
@@ -109,9 +111,10 @@ def evaluate(run_dir: str | Path, data: str) -> Evaluation:
     return Evaluation(trained, data, asked.what, found)
 
 
-def predict(run_dir: str | Path, data: str) -> Prediction:
+def predict(run_dir: str | Path, data: str, *, trust: bool = False) -> Prediction:
     """What the model of a finished run says about each example; the data may have no labels."""
-    trained = open_run(run_dir)
+    trained = open_run(run_dir, trust=trust)
+    trusted.given("dataset", data)
     asked = examples(trained, data)
     shares = []
     with torch.no_grad():
@@ -124,9 +127,9 @@ def predict(run_dir: str | Path, data: str) -> Prediction:
     return Prediction(trained, asked.names, labels, probabilities)
 
 
-def open_run(run_dir: str | Path) -> Trained:
-    """The model of a finished run."""
-    result = runs.load(run_dir)
+def open_run(run_dir: str | Path, *, trust: bool = False) -> Trained:
+    """The model of a finished run; `trust` allows code that its config.toml names and that was never allowed before."""
+    result = runs.load(run_dir, trust=trust)
     shape = result.input_shape
     dtype = next(result.model.parameters()).dtype
     named = None if result.config.model.features == "auto" else result.config.model.features

@@ -175,15 +175,16 @@ def run(
 def resume(
     run_dir: str | Path,
     *,
+    trust: bool = False,
     progress: Progress | None = None,
     phase: Phase | None = None,
     checkpoint_every: float = 30.0,
 ) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
     run_dir = Path(run_dir)
-    config = _config(run_dir)
+    config = _config(run_dir, trust)
     if (run_dir / "model.safetensors").exists():
-        return load(run_dir)
+        return load(run_dir, trust=trust)
     with alone(run_dir), tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         built = build(config, Path(scratch))
         saved = checkpoint.load(run_dir, built.engine.store, config.sha256)
@@ -194,10 +195,10 @@ def resume(
         return _rounds(built, run_dir, done, state, kept[1:], progress, phase, checkpoint_every)
 
 
-def load(run_dir: str | Path) -> Result:
+def load(run_dir: str | Path, *, trust: bool = False) -> Result:
     """A finished run from disk."""
     run_dir = Path(run_dir)
-    config = _config(run_dir)
+    config = _config(run_dir, trust)
     path = run_dir / "model.safetensors"
     if not path.exists():
         raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`.")
@@ -477,10 +478,11 @@ def _revision() -> str | None:
     return found.stdout.strip() if found.returncode == 0 else None
 
 
-def _config(run_dir: Path) -> RunConfig:
+def _config(run_dir: Path, trust: bool) -> RunConfig:
     path = run_dir / "config.toml"
     if not path.exists():
         raise ConfigError(
             f"{run_dir} is not a run directory: it has no config.toml. Start one with `fnrfl run -o {run_dir}`."
         )
-    return loads(files.read(path, "it must be the config that the run was begun with"), origin=str(path))
+    text = files.read(path, "it must be the config that the run was begun with")
+    return loads(text, origin=str(path), trust=trust)

@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from fnrfl.cli.common import Debug, Json, Quiet, RunDir, console, errors_in_words, print_leaks, print_table
+from fnrfl.cli.common import (
+    Debug,
+    Json,
+    Quiet,
+    RunDir,
+    Trust,
+    answer,
+    console,
+    errors_in_words,
+    print_leaks,
+    print_table,
+)
 
 Data = Annotated[
     str,
@@ -46,7 +57,7 @@ def report(
         console(quiet=quiet).print(str(write(run_dirs, place, title=title, plots=plots)))
 
 
-def evaluate(run_dir: RunDir, data: Data, json: Json = False, debug: Debug = False) -> None:
+def evaluate(run_dir: RunDir, data: Data, trust: Trust = False, json: Json = False, debug: Debug = False) -> None:
     """Score the model of a finished run on any data.
 
     \b
@@ -55,13 +66,13 @@ def evaluate(run_dir: RunDir, data: Data, json: Json = False, debug: Debug = Fal
 
     Data with a test part is judged by that part, other data by all of it.
     """
-    with errors_in_words(debug):
+    with errors_in_words(debug, answers=json):
         from fnrfl.predict import evaluate as score
 
-        found = score(run_dir, data).summary()
+        found = score(run_dir, data, trust=trust).summary()
         print_leaks(found["leaks"], stderr=json)
         if json:
-            typer.echo(json_format.dumps(found))
+            answer(json_format.dumps(found))
             return
         typer.echo(
             f"accuracy {found['accuracy']:.4f}  balanced {found['balanced_accuracy']:.4f}  loss {found['loss']:.4f}  "
@@ -78,6 +89,7 @@ def predict(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE.csv", show_default="print", help="Where it goes.")
     ] = None,
+    trust: Trust = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -90,14 +102,14 @@ def predict(
 
     Without labels: a .csv with just the model's inputs as columns, a .npz with x alone, a folder of images.
     """
-    with errors_in_words(debug):
+    with errors_in_words(debug, answers=out is None):
         from fnrfl import files
         from fnrfl.predict import predict as ask
 
-        found = ask(run_dir, data)
+        found = ask(run_dir, data, trust=trust)
         print_leaks(found.trained.config.leaks_on, quiet=quiet, stderr=True)
         if out is None:
-            typer.echo(found.to_csv(), nl=False)
+            answer(found.to_csv())
             return
         files.write(out, found.to_csv())
         console(quiet=quiet).print(f"{len(found.labels):,} predictions in {out}")
