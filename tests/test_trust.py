@@ -413,6 +413,12 @@ def test_other_files_of_the_folder_are_not_imported_whatever_they_are_called(fol
     assert not Path("evil").exists()
 
 
+def test_a_file_with_the_name_of_a_standard_module_is_not_used_and_that_is_said(folder: Path) -> None:
+    (folder / "token.py").write_text("def data(): ...\n")
+    with pytest.raises(ConfigError, match=r"no 'data'\. .*token\.py is not used, as Python has a module of that name"):
+        fetched("token", "data")
+
+
 def test_a_file_with_the_name_of_an_installed_module_is_refused(folder: Path) -> None:
     (folder / "jinja2.py").touch()
     (folder / "plain.py").write_text("import jinja2\n")

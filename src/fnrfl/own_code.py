@@ -140,6 +140,17 @@ def _in_folder(name: str, folder: Path) -> machinery.ModuleSpec | None:
     )
 
 
+def shadowed(module: str) -> str:
+    """A sentence about a file of the user's that is not used, because its name is taken; empty if there is none."""
+    top, folder = module.partition(".")[0], working_folder()
+    file = Path(f"{top}.py") if folder is None else folder / f"{top}.py"
+    return (
+        f" {file} is not used, as Python has a module of that name; rename it."
+        if top in RESERVED and file.is_file()
+        else ""
+    )
+
+
 def _elsewhere(name: str, path: Sequence[str] | None = None) -> machinery.ModuleSpec | None:
     """What Python itself would find; of a module in a package, `path` is where the package is."""
     for finder in sys.meta_path:
@@ -260,7 +271,7 @@ def _read(path: str | None) -> bytes:
 def _imports(content: bytes) -> frozenset[str]:
     """Names of the modules that a source imports anywhere in it, up to their first dot; none if it is no Python."""
     try:
-        with warnings.catch_warnings():
+        with _lock, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # nothing of it can run either
@@ -413,7 +424,7 @@ def _is_current(module: ModuleType, file: File) -> bool:
 def _compiled(file: File) -> frozenset[CodeType]:
     """The code of everything that a source defines; nothing if it is no Python."""
     try:
-        with warnings.catch_warnings():
+        with _lock, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return frozenset(_codes(compile(file.content or b"", str(file.path), "exec", dont_inherit=True)))
     except (SyntaxError, ValueError):

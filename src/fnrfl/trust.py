@@ -67,7 +67,7 @@ def fetch(what: str, target: Target | None) -> object:
             f"{target.module!r} must be {places}."
         )
     if (target, source.sha256) not in _importable:
-        known = any(target == other for other, _ in _importable)
+        known = any(target == other for other, _ in tuple(_importable))
         raise ConfigError(
             f"{what} would run code, {target.name} in {source.place}, "
             + ("which has changed since it was allowed" if known else "which nobody has allowed")
@@ -103,7 +103,7 @@ def _attribute(what: str, module: ModuleType, target: Target) -> object:
         found = getattr(module, target.name, missing)
     if found is missing:
         near = difflib.get_close_matches(target.name, list(vars(module)), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = f" Did you mean {near[0]!r}?" if near else own_code.shadowed(target.module)
         raise ConfigError(f"{what}: module {target.module!r} has no {target.name!r}.{hint} Name something in it.")
     return found
 
@@ -154,7 +154,7 @@ def _is_allowed(key: str, words: str, source: Source | None) -> bool:
 
 def _was_allowed(key: str, words: str) -> bool:
     """Whether these words were ever allowed, with whatever source."""
-    if any((key, words) == known[:2] for known in _allowed):
+    if any((key, words) == known[:2] for known in tuple(_allowed)):
         return True
     folder = _folder()
     try:
