@@ -221,7 +221,7 @@ def test_resume_hands_the_folder_on(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(load("paper-label-skew").to_toml())
     got = fnrfl("resume", str(tmp_path))
     assert got.exit_code == 0, got.output
-    assert runs.calls == [{"run_dir": tmp_path, "checkpoint_every": 30.0}]
+    assert runs.calls == [{"run_dir": tmp_path, "trust": False, "checkpoint_every": 30.0}]
     assert got.stdout.splitlines()[-1].startswith("leak: public_is_test")
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fnrfl import config, registry
+from fnrfl import config, registry, trust
 from fnrfl.config import RunConfig, describe_keys, load, loads
 from fnrfl.errors import ConfigError
 
@@ -444,6 +444,7 @@ def test_a_file_is_read_as_python_would_read_it(tmp_path: Path, monkeypatch: pyt
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    trust.given("algorithm.name", "mine_imported:Mine")
     assert registry.fields("mine_imported:Mine") == expected
     monkeypatch.setattr(registry, "FOLDER", tmp_path)
     assert registry.algorithms() == {"child": "Built on another file.", "mine": "A method for a test."}

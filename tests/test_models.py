@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fnrfl import trust
 from fnrfl.errors import CompatibilityError, ConfigError
 from fnrfl.models.build import MODELS, build
 from fnrfl.rng import seeded
@@ -246,7 +247,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_own_model_gets_what_it_accepts(own: None, name: str, shape: tuple[int, int]) -> None:
-    model = build(f"fnrfl_test_pkg.nets:{name}", (6,), 10)
+    spec = f"fnrfl_test_pkg.nets:{name}"
+    trust.given("model.name", spec)
+    model = build(spec, (6,), 10)
     assert next(model.parameters()).shape == shape
 
 
@@ -261,15 +264,17 @@ def test_own_model_gets_what_it_accepts(own: None, name: str, shape: tuple[int, 
         ("nets:made", "is an object of type Linear. Name a function"),
         ("nets:number", "is an object of type int. Name a function"),
         ("nets:bot", "has no 'bot'. Did you mean 'both'?"),
-        ("nets:", "has no ''"),
+        ("nets:", "it must be module:name"),
         ("typo:f", "SyntaxError"),
         ("lacking:f", "No module named 'fnrfl_no_such_package'"),
         ("nest:both", "No module named 'fnrfl_test_pkg.nest'"),
     ],
 )
 def test_own_model_that_fails_is_explained(own: None, name: str, says: str) -> None:
+    spec = f"fnrfl_test_pkg.{name}"
+    trust.given("model.name", spec)
     with pytest.raises(ConfigError) as caught:
-        build(f"fnrfl_test_pkg.{name}", (6,), 10)
+        build(spec, (6,), 10)
     assert says in str(caught.value)
     assert name.partition("(")[0] in str(caught.value)
 

@@ -16,6 +16,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What each part of the package may import from the package.
 ALLOWED = {
+    "own_code": {"errors"},
+    "trust": {"own_code", "errors"},
     "errors": set(),
     "forks": set(),
     "rng": {"forks"},
@@ -25,16 +27,16 @@ ALLOWED = {
     "algorithms": {"algorithms", "core", "server", "errors"},
     "server": {"server", "core", "errors"},
     "engines": {"engines", "core", "rng", "forks", "errors"},
-    "models": {"models", "core", "rng", "errors"},
-    "data": {"data", "core", "rng", "errors"},
+    "models": {"models", "core", "rng", "own_code", "trust", "errors"},
+    "data": {"data", "core", "rng", "own_code", "trust", "errors"},
     "metrics": {"metrics"},
     "report": {"report", "metrics", "events", "files", "origin", "errors"},
     "compare": {"compare", "runs", "build", "core", "config", "registry", "events", "files", "metrics", "errors"}
     | {"origin", "places"},
     "origin": {"files", "errors"},
     "places": {"config", "origin", "errors"},
-    "registry": {"errors", "core", "data"},  # core only for types and for a user's own class
-    "config": {"registry", "errors", "data"},
+    "registry": {"errors", "core", "data", "own_code", "trust"},  # core only for types and for a user's own class
+    "config": {"registry", "own_code", "trust", "errors", "data"},
 }
 
 # Inside these packages too: a module may import those before it.

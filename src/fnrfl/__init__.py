@@ -26,6 +26,7 @@ def run(
     *,
     out: str | Path | None | Literal[True] = True,
     overwrite: bool = False,
+    trust: bool = False,
     progress: Callable[[dict[str, Any]], None] | None = None,
     checkpoint_every: float = 30.0,
     **keys: object,
@@ -34,7 +35,8 @@ def run(
 
     The keys are those of `fnrfl list keys`, sections as dicts: `algorithm="moon"`, `client=dict(lr=0.05)`. `out` is
     the run directory, by default the first free one of runs/<name>-<method>-<seed>, the same with -2, with -3 and so
-    on (a run with FNR has <method>-fnr); with `overwrite` it is the first, free or not. None writes nothing.
+    on (a run with FNR has <method>-fnr); with `overwrite` it is the first, free or not. None writes nothing. `trust`
+    allows code that a recipe names.
 
     >>> result = run("digits", algorithm="scaffold", fnr=dict(weight=0.1), rounds=2, seed=3, out=None)
     >>> len(result.rounds), 0 < result.accuracy < 1
@@ -46,27 +48,35 @@ def run(
     from fnrfl.runs import run as start
 
     return start(
-        config(recipe, keys), out=out, overwrite=overwrite, progress=progress, checkpoint_every=checkpoint_every
+        config(recipe, keys, trust=trust),
+        out=out,
+        overwrite=overwrite,
+        progress=progress,
+        checkpoint_every=checkpoint_every,
     )
 
 
 def resume(
     run_dir: str | Path,
     *,
+    trust: bool = False,
     progress: Callable[[dict[str, Any]], None] | None = None,
     checkpoint_every: float = 30.0,
 ) -> Result:
-    """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
+    """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit.
+
+    `trust` allows code that its config.toml names and that was never allowed before.
+    """
     from fnrfl.runs import resume as go_on
 
-    return go_on(run_dir, progress=progress, checkpoint_every=checkpoint_every)
+    return go_on(run_dir, trust=trust, progress=progress, checkpoint_every=checkpoint_every)
 
 
-def load(run_dir: str | Path) -> Result:
-    """A finished run from disk."""
+def load(run_dir: str | Path, *, trust: bool = False) -> Result:
+    """A finished run from disk; `trust` allows code that its config.toml names and that was never allowed before."""
     from fnrfl.runs import load as read
 
-    return read(run_dir)
+    return read(run_dir, trust=trust)
 
 
 def __getattr__(name: str) -> Any:

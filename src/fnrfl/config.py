@@ -21,7 +21,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from fnrfl import registry
+from fnrfl import own_code, registry
+from fnrfl import trust as trusted
 from fnrfl.errors import ConfigError
 from fnrfl.registry import Value
 
@@ -174,7 +175,9 @@ class RunConfig(Section):
 
     def replace(self, overrides: Overrides) -> RunConfig:
         """The same config with some keys changed, checked again."""
-        return _resolve(_flatten(self._tree()), _read_overrides(overrides), self.name)
+        given = _read_overrides(overrides)
+        trusted.check({}, given, origin="", trust=False)
+        return _resolve(_flatten(self._tree()), given, self.name)
 
     def _tree(self) -> dict[str, Any]:
         method = {"name": self.algorithm.name, **self.algorithm.options}
@@ -227,11 +230,12 @@ class Key:
     rule: str  # type and range as the end of a sentence: "it must be ..."
 
 
-def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> RunConfig:
+def load(recipe: str | Path | None = None, overrides: Overrides = (), *, trust: bool = False) -> RunConfig:
     """The config of a packaged recipe, of a TOML file, or without either of the embedded example, with overrides.
 
     Overrides are `key=value` strings, or nested values such as `{"algorithm": "scaffold", "fnr": {"weight": 0.1}}`;
-    later ones win over earlier ones, and all of them over the recipe.
+    later ones win over earlier ones, and all of them over the recipe. Code (`module:name`) that the file names and that
+    was never allowed is refused, unless `trust` allows it.
 
     >>> config = load("digits", ["algorithm=fedprox", "algorithm.mu=0.1", "fnr=on"])
     >>> config.algorithm.options, config.fnr["share"], config.protocol
@@ -239,20 +243,28 @@ def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> RunConf
     """
     path = _find(EXAMPLE if recipe is None else recipe)
     try:
-        text = path.read_text(encoding="utf-8")
+        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe may never end
+            raise OSError(0, "it is not an ordinary file")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"The recipe {path} cannot be read: {reason}. Give the path of a TOML file.") from error
-    return loads(text, overrides, name=path.stem, origin=str(path))
+    return loads(text, overrides, name=path.stem, origin=str(path), trust=trust)
 
 
-def loads(text: str, overrides: Overrides = (), *, name: str = "run", origin: str = "The config") -> RunConfig:
+def loads(
+    text: str, overrides: Overrides = (), *, name: str = "run", origin: str = "The config", trust: bool = False
+) -> RunConfig:
     """The same from TOML text; `name` is the run's name unless the text or an override says another."""
     try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{origin} is not valid TOML: {error}.") from error
-    return _resolve(_flatten(tree), _read_overrides(overrides), name)
+        recipe = _flatten(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"{origin} is not valid TOML: {reason}.") from error
+    given = _read_overrides(overrides)
+    found = {key: recipe[key] for key in own_code.KEYS if key in recipe and key not in given}
+    trusted.check(found, given, origin=origin, trust=trust)  # before anything is imported
+    return _resolve(recipe, given, name)
 
 
 @cache

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fnrfl import runs
+from fnrfl import trust as trusted
 from fnrfl.build import check_tokens
 from fnrfl.config import RunConfig
 from fnrfl.core.isolation import isolated
@@ -157,14 +158,15 @@ class Prediction:
 
 
 @isolated()
-def evaluate(run_dir: str | Path, data: str, *, client: int | None = None) -> Evaluation:
+def evaluate(run_dir: str | Path, data: str, *, client: int | None = None, trust: bool = False) -> Evaluation:
     """Score the model of a finished run on a data set, a file, a folder of images or what a function returns.
 
     Where clients have models of their own, all of those are scored, or one client's. The run's own data, known by its
     content, is judged by its test part; other data by the test part that it has of its own, or else by all of it. No
     feature noise is laid over it.
     """
-    trained = open_run(run_dir)
+    trained = open_run(run_dir, trust=trust)
+    trusted.given("dataset", data)
     source = read(data, _expected(trained))
     asked = _own_test(trained, source)
     notes: tuple[str, ...] = ()
@@ -189,13 +191,16 @@ def evaluate(run_dir: str | Path, data: str, *, client: int | None = None) -> Ev
 
 
 @isolated()
-def predict(run_dir: str | Path, data: str, *, client: int | None = None, id_column: str | None = None) -> Prediction:
+def predict(
+    run_dir: str | Path, data: str, *, client: int | None = None, id_column: str | None = None, trust: bool = False
+) -> Prediction:
     """What the model of a finished run says about every example, in their order; the data may have no labels.
 
     Where clients have models of their own, it is the mean of their probabilities, or what one client's model says.
     `id_column` is carried along from a table.
     """
-    trained = open_run(run_dir)
+    trained = open_run(run_dir, trust=trust)
+    trusted.given("dataset", data)
     if id_column is not None and not _is_table(data):
         raise ConfigError(
             f"{data} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
@@ -239,9 +244,9 @@ def _labels_of(trained: Trained, shares: Tensor) -> list[str]:
     return [trained.classes[index] for index in shares.argmax(1).tolist()]
 
 
-def open_run(run_dir: str | Path) -> Trained:
-    """The model of a finished run."""
-    result = runs.load(run_dir)
+def open_run(run_dir: str | Path, *, trust: bool = False) -> Trained:
+    """The model of a finished run; `trust` allows code that its config.toml names and that was never allowed before."""
+    result = runs.load(run_dir, trust=trust)
     server = State(*result.net.pack(result.weights))
     return Trained(Path(run_dir), result.config, result.net, server, result.client_models, result.data)
 

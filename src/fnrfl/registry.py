@@ -9,14 +9,13 @@ import ast
 import dataclasses
 import difflib
 import importlib
-import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_type_hints
 
+from fnrfl import own_code, trust
 from fnrfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -274,7 +273,8 @@ def _type(node: ast.expr, aliases: dict[str, ast.expr]) -> Any:
 
 def _fields_of(cls: type[Algorithm]) -> tuple[Field, ...]:
     """The same from a class that is already imported."""
-    types = get_type_hints(cls)
+    with trust.in_words(f"The fields of {cls.__module__}:{cls.__name__} cannot be read", "correct their types."):
+        types = get_type_hints(cls)
     return tuple(
         Field(f.name, types[f.name], cast(Value, f.default), f.metadata["help"], _bounds(dict(f.metadata)))
         for f in dataclasses.fields(cls)
@@ -283,17 +283,8 @@ def _fields_of(cls: type[Algorithm]) -> tuple[Field, ...]:
 
 
 def _import(target: str) -> type[Algorithm]:
-    """A user's class, found on the path or in the working folder."""
-    module, _, attribute = target.partition(":")
-    if os.getcwd() not in sys.path:  # an installed command does not have the user's folder on the path
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f'algorithm.name = "{target}" cannot be imported ({error}); give module:Class with a module that Python '
-            f"finds from the working folder."
-        ) from error
+    """A user's class, found in the working folder or on the path."""
+    found = trust.fetch(f'algorithm.name = "{target}"', own_code.target("algorithm.name", target))
     from fnrfl.core.algorithm import Algorithm
 
     if not (isinstance(found, type) and issubclass(found, Algorithm) and dataclasses.is_dataclass(found)):

@@ -232,6 +232,7 @@ def run(
 def resume(
     run_dir: str | Path,
     *,
+    trust: bool = False,
     progress: Progress | None = None,
     phase: Phase | None = None,
     checkpoint_every: float = 30.0,
@@ -240,9 +241,9 @@ def resume(
     run_dir = Path(run_dir)
     rundir.check(run_dir)
     if (run_dir / "model.safetensors").exists():
-        return load(run_dir)
+        return load(run_dir, trust=trust)
     with rundir.opened(run_dir) as place, tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
-        config, saved, kept = _verified(run_dir)
+        config, saved, kept = _verified(run_dir, trust)
         built = build(config, Path(scratch))
         _refuse_other_data(run_dir, events.parse(run_dir / "events.jsonl", kept)[0], built)
         state = None
@@ -255,13 +256,13 @@ def resume(
 
 
 @isolated()
-def load(run_dir: str | Path) -> Result:
-    """A finished run from disk."""
+def load(run_dir: str | Path, *, trust: bool = False) -> Result:
+    """A finished run from disk; `trust` allows code that its config.toml names."""
     run_dir = Path(run_dir)
     rundir.check(run_dir)
     if not (run_dir / "model.safetensors").exists():
         raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`.")
-    config, saved, kept = _verified(run_dir)
+    config, saved, kept = _verified(run_dir, trust)
     if saved is None:
         raise ConfigError(
             f"{run_dir} has a model and no checkpoint.json, so nothing shows that its files belong together. Put that "
@@ -456,10 +457,10 @@ def _number(value: float) -> float | None:
 # -- the run directory ------------------------------------------------------------------------------------------------
 
 
-def _verified(run_dir: Path) -> tuple[RunConfig, checkpoint.Index | None, bytes]:
+def _verified(run_dir: Path, trust: bool) -> tuple[RunConfig, checkpoint.Index | None, bytes]:
     """(config, last checkpoint, the log up to it) of a run directory, all of which belong together."""
     text = files.read(run_dir / "config.toml", "it must be the config that the run was begun with")
-    config = loads(text, origin=str(run_dir / "config.toml"))
+    config = loads(text, origin=str(run_dir / "config.toml"), trust=trust)
     saved = checkpoint.index(run_dir)
     path = run_dir / "events.jsonl"
     content = files.read(path, "a run directory has an events.jsonl").encode()

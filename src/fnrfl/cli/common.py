@@ -6,13 +6,15 @@ import errno
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from fnrfl import own_code
 from fnrfl.errors import ConfigError, FnrflError
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ app = typer.Typer(
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object; the rest goes to stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Run the code (module:function) that a recipe or a run names; it is remembered.")
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False, help="Any of `fnrfl list keys`.")
 ]
@@ -108,13 +113,42 @@ def print_notes(notes: Sequence[str], *, quiet: bool = False) -> None:
         console(quiet=quiet, stderr=True).print(f"note: {note}")
 
 
+_answers: list[TextIO] = []  # where the answer goes while stdout is kept free for it
+
+
+def answer(text: str) -> None:
+    """Print what was asked for: the JSON object, the table, the config."""
+    typer.echo(text.removesuffix("\n"), file=_answers[-1] if _answers else None)
+
+
 @contextmanager
-def errors_in_words(debug: bool = False) -> Iterator[None]:
-    """One line on stderr and an exit code for whatever goes wrong: 2 bad input, 3 a failure, 130 stopped."""
+def stdout_for_the_answer() -> Iterator[None]:
+    """Inside, stdout is for `answer` alone: what a user's own code prints goes to stderr."""
+    _answers.append(sys.stdout)
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _answers.pop()
+
+
+@contextmanager
+def errors_in_words(debug: bool = False, *, answers: bool = False) -> Iterator[None]:
+    """One line on stderr and an exit code for whatever goes wrong: 2 bad input, 3 a failure, 130 stopped.
+
+    With `answers`, stdout is kept for the answer.
+    """
+    try:
+        with stdout_for_the_answer() if answers else nullcontext():
+            yield
     except (typer.Exit, typer.Abort):
         raise
+    except SystemExit as error:
+        place = own_code.blame(error)
+        if debug or place is None:
+            raise
+        typer.echo(f"fnrfl: Your own code has called sys.exit({error.code!r}) ({place}). Leave that out.", err=True)
+        raise typer.Exit(3) from None
     except KeyboardInterrupt:
         typer.echo("fnrfl: stopped.", err=True)
         raise typer.Exit(130) from None
@@ -134,6 +168,8 @@ def _sentence(error: Exception) -> str:
         return f"{told_by_system(system)} Choose another place, or change who may write there."
     if isinstance(error, MemoryError):
         return "There is not enough memory. Set a smaller engine.clients_at_once, client.batch or model."
+    if (place := own_code.blame(error)) is not None:
+        return f"Your own code has failed ({type(error).__name__}: {error}; {place}). Correct it; --debug shows more."
     return f"Unexpected {type(error).__name__}: {error}. --debug shows where; please report it."
 
 

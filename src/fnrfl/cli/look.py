@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fnrfl.cli.common import HELP, Debug, Json, Overrides, Quiet, console, errors_in_words, print_table
+from fnrfl.cli.common import HELP, Debug, Json, Overrides, Quiet, Trust, answer, console, errors_in_words, print_table
 from fnrfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def show(
     text: Text,
     overrides: Overrides = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw it as a figure, too.")] = None,
+    trust: Trust = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -61,10 +62,10 @@ def show(
     The split is the one that `fnrfl run` would draw with the same keys. Unless a recipe is named, they are those of
     the embedded example.
     """
-    with errors_in_words(debug):
+    with errors_in_words(debug, answers=json):
         from fnrfl.skew import figure, skew
 
-        built = _built(text, overrides)
+        built = _built(text, overrides, trust)
         counts, config = built.partition.counts, built.config
         scores = skew(counts, built.partition.levels)
         title = f"{config.scenario}, {config.dataset}, {config.clients} clients, seed {config.seed}"
@@ -73,7 +74,7 @@ def show(
         if json:
             named = {"scenario": config.scenario, "dataset": config.dataset, "seed": config.seed}
             split = {"sha256": built.partition.sha256, "counts": counts.tolist()}
-            typer.echo(json_format.dumps(named | scores.summary() | split))
+            answer(json_format.dumps(named | scores.summary() | split))
             return
         _show_split(title, built, scores)
         if png is not None:
@@ -85,6 +86,7 @@ def save(
     file: Annotated[Path, typer.Argument(metavar="FILE.json", show_default=False, help="Where it goes.")],
     text: Text,
     overrides: Overrides = None,
+    trust: Trust = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -100,25 +102,25 @@ def save(
 
         if file.suffix != ".json":
             raise ConfigError(f"{file} does not end in .json; give the file first and then the scenario.")
-        built = _built(text, overrides)
+        built = _built(text, overrides, trust)
         manifest = built.partition.manifest() | {"splits": built.splits.manifest()}
         files.write(file, json_format.dumps(manifest) + "\n")
         console(quiet=quiet).print(f"{built.config.scenario} in {file}, sha256 {built.partition.sha256}")
 
 
-def _built(text: str, overrides: Sequence[str] | None) -> Built:
+def _built(text: str, overrides: Sequence[str] | None, trust: bool) -> Built:
     from fnrfl.build import build
 
-    return build(_config(text, overrides or ()))
+    return build(_config(text, overrides or (), trust))
 
 
-def _config(text: str, overrides: Sequence[str]) -> RunConfig:
+def _config(text: str, overrides: Sequence[str], trust: bool) -> RunConfig:
     """The config of a recipe, or the embedded example's with another scenario."""
     from fnrfl import registry
     from fnrfl.config import load
 
     if text in registry.recipes() or text.endswith(".toml"):
-        return load(text, overrides)
+        return load(text, overrides, trust=trust)
     if re.match(r"[\w.]+=", text):  # no scenario was given, only keys
         return load(None, [text, *overrides])
     return load(None, [*overrides, f"scenario={text}"])

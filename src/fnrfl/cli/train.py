@@ -18,6 +18,8 @@ from fnrfl.cli.common import (
     Overrides,
     Quiet,
     RunDir,
+    Trust,
+    answer,
     console,
     errors_in_words,
     from_system,
@@ -53,6 +55,7 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it would take, print the resolved config, and stop.")
     ] = False,
+    trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
     checkpoint_every: Checkpoints = 30.0,
@@ -70,11 +73,11 @@ def run(
 
     `fnrfl list recipes` and `fnrfl list keys` say what there is.
     """
-    with errors_in_words(debug):
+    with errors_in_words(debug, answers=json or dry_run):
         from fnrfl.config import load
         from fnrfl.places import choose_run_dir
 
-        config = load(*recipe_and_overrides(recipe, overrides))
+        config = load(*recipe_and_overrides(recipe, overrides), trust=trust)
         if dry_run:
             _forecast(config, json=json)
             return
@@ -97,6 +100,7 @@ def run(
 
 def resume(
     run_dir: RunDir,
+    trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
     checkpoint_every: Checkpoints = 30.0,
@@ -107,19 +111,21 @@ def resume(
     \b
     fnrfl resume runs/label-skew-scaffold-fnr-3
     """
-    with errors_in_words(debug):
+    with errors_in_words(debug, answers=json):
         from fnrfl.config import load
 
         if not (run_dir / "config.toml").is_file():
             raise ConfigError(
                 f"{run_dir} is not a run: it has no config.toml. Give a folder that `fnrfl run` has made."
             )
-        config = load(run_dir / "config.toml")
+        config = load(run_dir / "config.toml", trust=trust)
 
         def start(shown: Display) -> Result:
             from fnrfl.runs import resume
 
-            return resume(run_dir, progress=shown.round, phase=shown.phase, checkpoint_every=checkpoint_every)
+            return resume(
+                run_dir, trust=trust, progress=shown.round, phase=shown.phase, checkpoint_every=checkpoint_every
+            )
 
         _carry_out(start, config, run_dir, quiet=quiet, json=json)
 
@@ -149,6 +155,7 @@ def compare(
         bool, typer.Option("--control/--no-control", help="Run FNR without its penalty beside every FNR.")
     ] = True,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the runs.")] = True,
+    trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
     checkpoint_every: Checkpoints = 30.0,
@@ -163,12 +170,11 @@ def compare(
 
     Differences are paired by seed. Stopped, it goes on when the same command is given again: finished runs are kept.
     """
-    with errors_in_words(debug):
+    with errors_in_words(debug, answers=json):
         from fnrfl import compare as comparing
 
-        cells = comparing.grid(
-            *recipe_and_overrides(recipe, overrides), over or [], comparing.read_seeds(seeds), control=control
-        )
+        words = recipe_and_overrides(recipe, overrides)
+        cells = comparing.grid(*words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
         folder = out or comparing.default_out(cells)
         screen = console(quiet=quiet, stderr=json)
         screen.print(f"{len(cells)} runs, kept in {folder}")
@@ -211,7 +217,7 @@ def _carry_out(
     screen.print(f"accuracy {summary['accuracy']:.4f} after {summary['rounds']} rounds, kept in {result.run_dir}")
     print_leaks(config.leaks_on, quiet=quiet, stderr=json)
     if json:
-        typer.echo(json_format.dumps(summary, allow_nan=False))
+        answer(json_format.dumps(summary, allow_nan=False))
 
 
 def _way_on(run_dir: Path) -> str:
@@ -284,12 +290,12 @@ def _forecast(config: RunConfig, *, json: bool) -> None:
         config, summary = found.config, found.summary()
         lines = list(_forecast_lines(summary))
     if json:
-        typer.echo(json_format.dumps(summary, allow_nan=False))
+        answer(json_format.dumps(summary, allow_nan=False))
         return
     leaks = [f"leak: {', '.join(config.leaks_on)}"] if config.leaks_on else []
     for line in (title(config), *leaks, *lines):
-        typer.echo(f"# {line}")
-    typer.echo(f"\n{config.to_toml()}", nl=False)
+        answer(f"# {line}")
+    answer(f"\n{config.to_toml()}")
 
 
 def _forecast_lines(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -368,7 +374,7 @@ def _show_comparison(found: Comparison, screen: Console, *, json: bool) -> None:
     from fnrfl.compare import notes, table
 
     if json:
-        typer.echo(found.to_json(), nl=False)
+        answer(found.to_json())
     if screen.is_terminal:
         screen.print(table(found, screen.width), soft_wrap=False)
         for note in notes(found):

@@ -8,7 +8,19 @@ from typing import Annotated
 
 import typer
 
-from fnrfl.cli.common import Debug, Json, Quiet, RunDir, console, errors_in_words, print_leaks, print_notes, print_table
+from fnrfl.cli.common import (
+    Debug,
+    Json,
+    Quiet,
+    RunDir,
+    Trust,
+    answer,
+    console,
+    errors_in_words,
+    print_leaks,
+    print_notes,
+    print_table,
+)
 from fnrfl.cli.notices import notices
 
 Data = Annotated[
@@ -54,7 +66,14 @@ def report(
         console(quiet=quiet).print(str(written))
 
 
-def evaluate(run_dir: RunDir, data: Data, client: Client = None, json: Json = False, debug: Debug = False) -> None:
+def evaluate(
+    run_dir: RunDir,
+    data: Data,
+    client: Client = None,
+    trust: Trust = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Score the model of a finished run on any data.
 
     \b
@@ -64,15 +83,15 @@ def evaluate(run_dir: RunDir, data: Data, client: Client = None, json: Json = Fa
     The run's own data, wherever it lies now, is judged by the test part; other data by the test part that it has of its
     own, or by all of it. Methods that give every client a model of its own are judged by those: the mean, and each.
     """
-    with errors_in_words(debug):
+    with errors_in_words(debug, answers=json):
         from fnrfl.predict import evaluate as score
 
-        scored = score(run_dir, data, client=client)
+        scored = score(run_dir, data, client=client, trust=trust)
         found = scored.summary()
         print_leaks(found["leaks"], stderr=json)
         print_notes(scored.notes)
         if json:
-            typer.echo(json_format.dumps(found, allow_nan=False))
+            answer(json_format.dumps(found, allow_nan=False))
             return
         typer.echo(
             f"accuracy {found['accuracy']:.4f}  balanced {found['balanced_accuracy']:.4f}  loss {found['loss']:.4f}  "
@@ -95,6 +114,7 @@ def predict(
     carried: Annotated[
         str | None, typer.Option("--id", metavar="COLUMN", help="A column of the table to carry along; no input.")
     ] = None,
+    trust: Trust = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -109,15 +129,15 @@ def predict(
     columns, in any order, a .npz with x alone, a folder of images. Where every client has a model of its own, the
     answer is the mean of theirs, and a column client_ID has what each one says.
     """
-    with errors_in_words(debug):
+    with errors_in_words(debug, answers=out is None):
         from fnrfl import files
         from fnrfl.predict import predict as ask
 
-        found = ask(run_dir, data, client=client, id_column=carried)
+        found = ask(run_dir, data, client=client, id_column=carried, trust=trust)
         print_leaks(found.trained.config.leaks_on, quiet=quiet, stderr=True)
         print_notes(found.notes, quiet=quiet)
         if out is None:
-            typer.echo(found.to_csv(), nl=False)
+            answer(found.to_csv())
             return
         files.write(out, found.to_csv())
         console(quiet=quiet).print(f"{len(found.labels):,} predictions in {out}")

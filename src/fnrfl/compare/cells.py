@@ -48,15 +48,16 @@ def grid(
     seeds: Sequence[int],
     *,
     control: bool = True,
+    trust: bool = False,
 ) -> list[Cell]:
     """Every combination of the values in `over` ("key=a,b,c") with every seed; all of them are checked.
 
     With `control`, each group with FNR gets a twin with fnr.weight = 0 unless it is there already. The cells are
-    ordered by seed, so that what is finished can always be compared.
+    ordered by seed, so that what is finished can always be compared. `trust` allows code that the recipe names.
     """
     axes = read_axes(over)
     _check_seeds(seeds, overrides)
-    groups = _groups(recipe, overrides, axes, seeds[0])
+    groups = _groups(recipe, overrides, axes, seeds[0], trust)
     if control:
         groups = _with_controls(groups)
     named = list(zip(names(group.label for group in groups), groups, strict=True))
@@ -78,7 +79,7 @@ def names(labels: Iterable[str]) -> list[str]:
 
 
 def _groups(
-    recipe: str | Path | None, overrides: Sequence[str], axes: Mapping[str, Sequence[str]], seed: int
+    recipe: str | Path | None, overrides: Sequence[str], axes: Mapping[str, Sequence[str]], seed: int, trust: bool
 ) -> list[Group]:
     """One group per combination that makes a config of its own; every combination that makes none is told."""
     groups: dict[str, Group] = {}  # by config
@@ -88,7 +89,7 @@ def _groups(
         # A key of [fnr] turns FNR on; the switch comes after it, so that `fnr=off` beside `fnr.weight=0.1,1` is off.
         given = sorted((f"{key}={value}" for key, value in values.items()), key=lambda text: text.startswith("fnr="))
         try:
-            config = load(recipe, [*overrides, *given, f"seed={seed}"])
+            config = load(recipe, [*overrides, *given, f"seed={seed}"], trust=trust)
         except ConfigError as error:
             problems.setdefault(str(error), []).append(", ".join(given))
             continue

@@ -6,14 +6,12 @@ arrays hold is judged later, in one place; here only the files are. With `Expect
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from fnrfl import own_code, trust
 from fnrfl.data.arrays import class_names
 from fnrfl.data.reading import ALL, Examples, Expected, Read, regular, unreadable
 from fnrfl.data.sources import UNREADABLE, read_image
@@ -156,28 +154,12 @@ def _stack(files: list[Path]) -> np.ndarray:
 
 def call(name: str) -> object:
     """What the function called `module:function` returns; the module may lie in the current folder."""
-    module, _, function = name.partition(":")
-    folder = os.getcwd()
-    sys.path.insert(0, folder)
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except Exception as error:  # importing runs the user's code
-        raise ConfigError(
-            f"dataset = {name!r} cannot be imported ({type(error).__name__}: {error}); it must be "
-            f"module:function, with the module installed or in {folder}. Check both names."
-        ) from error
-    finally:
-        sys.path.remove(folder)
+    found = trust.fetch(f"dataset = {name!r}", own_code.target("dataset", name))
     if not callable(found):
         raise ConfigError(f"dataset = {name!r} is a {type(found).__name__}, which cannot be called. Name a function.")
-    try:
-        made: object = found()
-    except Exception as error:
-        raise ConfigError(
-            f"dataset = {name!r} failed ({type(error).__name__}: {error}); it is called without arguments and must "
-            "return the data. Correct the function."
-        ) from error
-    return made
+    rule = "it is called without arguments and must return the data. Correct the function."
+    with trust.in_words(f"dataset = {name!r} failed", rule):
+        return found()
 
 
 FILES: dict[str, Callable[[Path, Expected | None], Read]] = {".npz": read_npz, ".csv": read_csv}

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib
 import inspect
-import os
-import re
-import sys
 from collections.abc import Callable, Iterable
 
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
+from fnrfl import own_code, trust
 from fnrfl.errors import ConfigError
 from fnrfl.models.resnet import ResNet18
 from fnrfl.models.small import cnn, mlp, simple_cnn
@@ -51,7 +48,7 @@ def build(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Modul
 
 def _parse(spec: str) -> tuple[str, dict[str, object]]:
     """Split `name(key=value, ...)`; values are numbers, true, false, or words with or without quotes."""
-    match = re.fullmatch(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", spec, re.DOTALL)
+    match = own_code.WITH_OPTIONS.fullmatch(spec)
     try:
         if match is None:
             raise ValueError
@@ -88,24 +85,7 @@ def _known(name: str) -> Factory:
 
 def _imported(name: str) -> Factory:
     """The function or class behind `module:name`."""
-    module_name, _, attribute = name.partition(":")
-    # An installed command does not have the user's folder on the path, and a file may be younger than the caches.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    importlib.invalidate_caches()
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # anything can go wrong in code that is not ours
-        raise ConfigError(
-            f"Model {name!r} cannot be imported: {type(error).__name__}: {error}. "
-            f"{module_name!r} must be a module in {os.getcwd()} or an installed package."
-        ) from error
-    factory: object = getattr(module, attribute, None)
-    if factory is None:
-        raise ConfigError(
-            f"Model {name!r}: module {module_name!r} has no {attribute!r}.{_nearest(attribute, vars(module))} "
-            "Name a function or a class in it that makes the network."
-        )
+    factory = trust.fetch(f"Model {name!r}", own_code.target("model.name", name))
     if isinstance(factory, nn.Module) or not callable(factory):
         raise ConfigError(
             f"Model {name!r} is an object of type {type(factory).__name__}. "
@@ -131,17 +111,13 @@ def _check(spec: str, factory: Factory, options: dict[str, object]) -> None:
 
 def _build_own(spec: str, factory: Factory, data: dict[str, object], options: dict[str, object]) -> nn.Module:
     """Call somebody else's factory with what it accepts of `data`, and say in a sentence what went wrong."""
-    try:
+    given = f"it is given {' and '.join(DATA)} by name where it has such parameters"
+    with trust.in_words(f"Model {spec!r} could not be built", f"{given}; any other needs a default, or a value."):
         parameters = inspect.signature(factory).parameters.values()
         accepts = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             accepts.update(data)
         model = factory(**{name: value for name, value in data.items() if name in accepts} | options)
-    except Exception as error:  # anything can go wrong in code that is not ours
-        raise ConfigError(
-            f"Model {spec!r} could not be built: {type(error).__name__}: {error}. It is given {' and '.join(DATA)} "
-            "by name where it has such parameters; any other needs a default, or a value in the spec."
-        ) from error
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"Model {spec!r} returned an object of type {type(model).__name__}; it must return a torch.nn.Module."

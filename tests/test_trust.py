@@ -1,0 +1,589 @@
+"""Code that a file names does not run before it is allowed; what is allowed is remembered; what runs is what was."""
+
+from __future__ import annotations
+
+import json
+import os
+import py_compile
+import re
+import stat
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from importlib import machinery
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fnrfl
+from fnrfl import cli, config, own_code, registry, trust
+from fnrfl.errors import ConfigError
+from fnrfl.own_code import Target
+
+NETS = """
+from pathlib import Path
+from torch import nn
+Path("canary").touch()
+def make(input_shape, num_classes, hidden=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
+"""
+METHOD = """
+from dataclasses import dataclass
+from fnrfl.algorithms.fedavg import FedAvg
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    def round(self, state, cohort, engine):
+        {body}
+"""
+RECIPE = 'model.name = "nets:make(hidden=3)"\ndataset = "digits"\nrounds = 1\n'
+
+
+def new_process() -> None:
+    """Forget what a process knows: what it allowed, what it serves, and users' modules."""
+    trust._allowed.clear()
+    trust._importable.clear()
+    own_code._serving.clear()
+    for name, module in list(sys.modules.items()):
+        if own_code._served(module) is not None:
+            del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder with a module in it, and a state folder in which nothing is allowed yet."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "nets.py").write_text(NETS)
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("FNRFL_STATE", str(tmp_path / "state"))
+    path = list(sys.path)
+    new_process()
+    yield work
+    new_process()
+    assert sys.path == path
+
+
+def permissions() -> list[dict[str, str]]:
+    return [json.loads(file.read_text()) for file in Path(os.environ["FNRFL_STATE"]).glob("trusted/*.json")]
+
+
+def command(*words: str) -> Any:
+    return CliRunner().invoke(cli.app, list(words))
+
+
+# ---- refused ----
+
+FORMS = {
+    "a key": 'model.name = "nets:make"',
+    "a section": '[model]\nname = "nets:make"',
+    "a short form": 'model = "nets:make"',
+    "a key in quotes": '"model.name" = "nets:make"',
+    "an inline table": 'model = {name = "nets:make"}',
+    "spaces and options": 'model.name = "  nets:make ( hidden = 3 ) "',
+    "data": 'dataset = "nets:make"',
+    "public data": 'public.source = "nets:make"',
+    "public data in a table": 'public = {source = "nets:make"}',
+    "a method": 'algorithm = "nets:make"',
+    "a method in a section": '[algorithm]\nname = "nets:make"\nmu = 1',
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_code_in_a_file_is_refused_and_what_would_run_is_shown(form: str, folder: Path) -> None:
+    Path("my.toml").write_text(FORMS[form])
+    for load in (lambda: config.load("my.toml"), lambda: config.loads(FORMS[form], origin="my.toml")):
+        with pytest.raises(ConfigError) as caught:
+            load()
+        said = str(caught.value)
+        assert "nets:make" in said and " in my.toml would run code: make in " in said
+        assert f"{folder / 'nets.py'}." in said and "give --trust (trust=True in Python)" in said
+    assert not Path("canary").exists() and not permissions()
+
+
+def test_all_code_of_a_config_is_shown_at_once(folder: Path) -> None:
+    (folder / "helper.py").write_text("")
+    (folder / "data.py").write_text("import helper\n")
+    text = 'model = "nets:make"\ndataset = "data:load"\npublic.source = "os:getcwd"\nalgorithm = "absent:Method"'
+    with pytest.raises(ConfigError) as caught:
+        config.loads(text)
+    said = str(caught.value)
+    assert f"load in {folder / 'data.py'} with helper.py." in said
+    assert "getcwd in the module os, a part of Python" in said
+    assert "Method of a module absent, which is not found here." in said
+    assert said.count("would run code") == 4 and said.count("--trust") == 1
+
+
+@pytest.mark.parametrize(
+    "words", ["digits", "a/b.csv", "./nets:make", "C:/nets", "C:\\nets", "nets:", ":make", "n:m:k"]
+)
+def test_names_and_paths_are_not_code(words: str) -> None:
+    assert all(own_code.target(key, words) is None for key in own_code.KEYS)
+    with pytest.raises(ConfigError, match="must be module:name"):
+        trust.fetch(words, own_code.target("dataset", words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "my.toml", "-o", "x"),
+        ("run", "my.toml", "--dry-run"),
+        ("compare", "my.toml", "--seeds", "0", "-o", "x"),
+        ("scenario", "show", "my.toml"),
+        ("scenario", "save", "x", "my.toml"),
+        ("resume", "got"),
+        ("evaluate", "got", "digits"),
+        ("predict", "got", "digits"),
+    ],
+    ids=" ".join,
+)
+def test_no_command_runs_what_a_received_file_names(words: tuple[str, ...]) -> None:
+    text = RECIPE + 'algorithm.name = "os:system"\n'
+    Path("my.toml").write_text(text)
+    Path("got").mkdir()
+    Path("got/config.toml").write_text(text)
+    Path("got/model.safetensors").touch()
+    words = tuple("x.json" if word == "x" and "save" in words else word for word in words)
+    got = command(*words)
+    assert got.exit_code == 2
+    assert "nets:make(hidden=3)" in got.stderr and "os:system" in got.stderr and "give --trust" in got.stderr
+    assert not Path("canary").exists() and not Path("x").exists()
+
+
+def test_what_nobody_allowed_is_not_imported_whoever_asks() -> None:
+    with pytest.raises(ConfigError, match="which nobody has allowed"):
+        trust.fetch("This", Target("nets", "make"))
+    assert not Path("canary").exists()
+
+
+# ---- remembered ----
+
+
+def test_what_was_typed_runs_and_does_not_ask_later_nor_elsewhere(tmp_path: Path, folder: Path) -> None:
+    typed = config.load("digits", ["model=nets:make(hidden=3)", "rounds=1"])
+    new_process()
+    assert config.loads(typed.to_toml()) == typed
+    new_process()
+    elsewhere = tmp_path / "moved"
+    folder.rename(elsewhere)
+    os.chdir(elsewhere)
+    assert config.loads(typed.to_toml()) == typed
+    (entry,) = permissions()
+    assert (entry["key"], entry["words"]) == ("model.name", "nets:make(hidden=3)")
+    assert entry["file"] == str(folder / "nets.py")
+
+
+def test_a_run_of_ones_own_is_resumed_loaded_and_used_without_a_word(folder: Path) -> None:
+    made = fnrfl.run("digits", model="nets:make", rounds=1, clients=2, client={"epochs": 1}, out="run")
+    new_process()
+    assert fnrfl.load("run").model is not None
+    assert fnrfl.resume("run").model_sha256 == made.model_sha256
+    assert command("evaluate", "run", "digits").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("hidden=3", "hidden=4"),
+        lambda text: (
+            text.replace("model.name", "dataset").replace("(hidden=3)", "").replace('dataset = "digits"\n', "")
+        ),
+        lambda text: text.replace("nets:make", "nets:Path"),
+    ],
+    ids=["other options", "another key", "another function"],
+)
+def test_other_words_ask(change: Callable[[str], str]) -> None:
+    config.loads(RECIPE, trust=True)
+    with pytest.raises(ConfigError, match="would run code"):
+        config.loads(change(RECIPE))
+
+
+@pytest.mark.parametrize("changed", ["nets.py", "helper.py", "pack/__init__.py", "pack/inner/deep.py"])
+def test_changed_code_asks_and_says_so(changed: str, folder: Path) -> None:
+    (folder / "pack" / "inner").mkdir(parents=True)
+    for name in ("helper.py", "pack/__init__.py", "pack/inner/__init__.py", "pack/inner/deep.py"):
+        (folder / name).write_text("x = 1\n")
+    (folder / "nets.py").write_text(f"import helper\ndef late():\n    from pack import x\n{NETS}")
+    config.loads(RECIPE, trust=True)
+    config.loads(RECIPE)
+    with (folder / changed).open("a") as file:
+        file.write("y = 2\n")
+    new_process()
+    with pytest.raises(ConfigError, match=r"The code has changed since it was allowed\. If you trust it, give --trust"):
+        config.loads(RECIPE)
+    assert config.loads(RECIPE, trust=True) == config.loads(RECIPE)
+
+
+def test_trust_allows_and_is_remembered() -> None:
+    Path("my.toml").write_text(RECIPE)
+    assert command("run", "my.toml", "--dry-run", "--trust").exit_code == 0
+    assert Path("canary").exists() and len(permissions()) == 1
+    new_process()
+    assert command("run", "my.toml", "--dry-run").exit_code == 0
+    assert fnrfl.run("my.toml", trust=True, out=None, clients=2, client={"epochs": 1}).accuracy > 0
+
+
+def test_an_override_replaces_code_of_a_file_so_it_is_not_asked_for() -> None:
+    assert config.loads(RECIPE, ["model=mlp"]).model.name == "mlp"
+    assert not Path("canary").exists()
+
+
+def test_a_config_whose_keys_are_replaced_in_python_may_name_code() -> None:
+    assert config.load("digits").replace({"model": "nets:make"}).model.name == "nets:make"
+    assert trust.fetch("This", Target("nets", "make")) is sys.modules["nets"].make
+
+
+@pytest.mark.parametrize("state", ["file", "read-only", "link", "nowhere"])
+def test_without_a_place_to_remember_nothing_fails(
+    state: str, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "state"
+    if state == "file":
+        place.touch()
+    elif state == "read-only":
+        monkeypatch.setattr(trust.tempfile, "mkstemp", lambda **words: (_ for _ in ()).throw(OSError(30, "read-only")))
+    elif state == "link":
+        (tmp_path / "elsewhere").mkdir()
+        place.mkdir()
+        (place / "trusted").symlink_to(tmp_path / "elsewhere")
+    else:
+        monkeypatch.delenv("FNRFL_STATE")
+        monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+        monkeypatch.setenv("HOME", "")
+    typed = config.load("digits", ["model=nets:make"])
+    assert config.loads(typed.to_toml()) == typed  # for as long as the process lasts
+    new_process()
+    with pytest.raises(ConfigError, match="would run code"):
+        config.loads(typed.to_toml())
+    assert not list(folder.glob(".local*")) and not list((tmp_path / "elsewhere").glob("*"))
+
+
+def test_permissions_are_the_users_own_and_no_link_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FNRFL_STATE")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    config.loads(RECIPE, trust=True)
+    place = tmp_path / "xdg" / "fnrfl" / "trusted"
+    assert stat.S_IMODE(place.stat().st_mode) == stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+    (entry,) = place.iterdir()
+    victim = tmp_path / "victim"
+    entry.rename(victim)
+    before = victim.read_text()
+    entry.symlink_to(victim)
+    new_process()
+    with pytest.raises(ConfigError, match="would run code"):
+        config.loads(RECIPE)
+    config.loads(RECIPE, trust=True)
+    assert not entry.is_symlink() and victim.read_text() == before
+
+
+# ---- found without being run ----
+
+
+def write(**files: str) -> None:
+    for name, text in files.items():
+        path = Path(name.replace("__", "/").replace("/init/", "/__init__") + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def found(module: str) -> list[str]:
+    """The modules of the folder that would run; nothing may have been imported."""
+    before = set(sys.modules)
+    source = own_code.find(module)
+    assert source is not None
+    assert set(sys.modules) == before
+    return sorted(source.files)
+
+
+def test_a_module_comes_with_what_it_imports_from_its_folder() -> None:
+    write(
+        a="import b\ndef f():\n    import c.x\n",
+        b="import a, json, numpy",
+        c__x="import d",
+        d="1/0",
+        e="",
+        f="__import__('e')",
+    )
+    Path("g.py").write_text("from importlib import import_module\nimport_module('f')\nfrom d import *\n")
+    assert found("a") == ["a", "b", "c", "c.x", "d"]  # b and a import each other; c has no __init__.py
+    assert found("c.x") == ["c", "c.x", "d"]
+    assert found("g") == ["d", "e", "f", "g"]
+    assert own_code.find("c.y") is None and own_code.find("nowhere") is None
+
+
+def test_a_package_comes_whole_and_its_init_is_not_run() -> None:
+    for name, text in {"__init__": "1/0", "one": "from . import two", "two": "from .in_.deep import x"}.items():
+        Path("pack/in_").mkdir(parents=True, exist_ok=True)
+        Path(f"pack/{name}.py").write_text(text)
+    Path("pack/in_/__init__.py").touch()
+    Path("pack/in_/deep.py").write_text("from ... import beyond\nimport top\n")
+    Path("top.py").touch()
+    Path("pack/__pycache__").mkdir()
+    Path("pack/notes.txt").touch()
+    Path("pack/fast.cpython-3-none.so").touch()  # not of this Python
+    Path(f"pack/quick{machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"ELF")
+    Path("pack/loop").symlink_to("..")
+    os.mkfifo("pack/pipe.py")
+    inside = ["pack", "pack.in_", "pack.in_.deep", "pack.one", "pack.quick", "pack.two"]
+    assert [name for name in found("pack.one") if not name.startswith("pack.loop")] == [*inside, "top"]
+    assert own_code.find("pack.absent") is None
+
+
+def test_a_syntax_error_a_link_and_no_text_are_found_as_they_are(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "real.py").write_text("import beside\n")
+    (folder / "beside.py").touch()
+    (folder / "linked.py").symlink_to(tmp_path / "real.py")
+    (folder / "broken.py").write_text("import nets\ndef f(:\n")
+    (folder / "binary.py").write_bytes(b"\0\xff")
+    (folder / "gone.py").symlink_to("nowhere.py")
+    assert found("linked") == ["beside", "linked"]
+    assert found("broken") == ["broken"] and found("binary") == ["binary"]
+    assert own_code.find("gone") is None
+
+
+def test_installed_and_built_in_modules_are_known_by_their_own_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, place in {
+        "sys": "the module sys, a part of Python",
+        "os": "the module os, a part of Python",
+        "subprocess": "subprocess.py",
+        "numpy.linalg": "linalg",
+        "fnrfl.models.small": "small.py",
+    }.items():
+        source = own_code.find(module)
+        assert source is not None and place in source.place
+        assert not source.files and len(source.sha256 or "") == 64
+    archive = Path("packed.zip")
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("in_archive.py", "x = 1\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path, str(archive.resolve())])
+        source = own_code.find("in_archive")
+        assert source is not None and not source.files and "packed.zip" in source.place
+        trust.given("dataset", "in_archive:x")
+        assert trust.fetch("This", Target("in_archive", "x")) == 1
+    del sys.modules["in_archive"]
+
+
+def test_code_without_a_file_is_allowed_for_this_process_alone() -> None:
+    assert own_code.find("__main__") == own_code.Source(
+        "__main__", "the module __main__, which was made in this process", None
+    )
+    trust.given("dataset", "__main__:x")
+    config.loads('dataset = "__main__:x"')
+    assert not permissions()
+    new_process()
+    with pytest.raises(ConfigError, match="which was made in this process"):
+        config.loads('dataset = "__main__:x"')
+
+
+# ---- loaded as it was found ----
+
+
+def fetched(module: str, name: str) -> Any:
+    trust.given("dataset", f"{module}:{name}")
+    return trust.fetch("This", Target(module, name))
+
+
+def test_the_source_runs_and_not_bytecode_beside_it(folder: Path) -> None:
+    honest, evil = "x = 'good'\n", "x = 'evil'\n"
+    (folder / "plain.py").write_text(evil)
+    py_compile.compile("plain.py", invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    (folder / "plain.py").write_text(honest)
+    assert fetched("plain", "x") == "good"
+
+
+def test_other_files_of_the_folder_are_not_imported_whatever_they_are_called(folder: Path) -> None:
+    """Neither by our own lazy imports nor by the user's module."""
+    evil = "from pathlib import Path\nPath('evil').touch()\nx = 'evil'\n"
+    for name in ("zipapp", "jinja2", "PIL", "matplotlib", "sklearn", "unheard_of"):
+        (folder / f"{name}.py").write_text(evil)
+    (folder / "plain.py").write_text("import zipapp\nname = 'unheard' + '_of'\ndef f():\n    __import__(name)\n")
+    path = list(sys.path)
+    assert fetched("plain", "zipapp").__file__ != str(folder / "zipapp.py")
+    assert sys.path == path
+    with pytest.raises(ModuleNotFoundError):
+        fetched("plain", "f")()
+    code = "from fnrfl.trust import *; given('dataset', 'plain:f'); fetch('x', Target('plain', 'f')); import PIL"
+    env = os.environ | {"PYTHONSAFEPATH": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not Path("evil").exists()
+
+
+def test_a_file_with_the_name_of_a_standard_module_is_not_used_and_that_is_said(folder: Path) -> None:
+    (folder / "token.py").write_text("def data(): ...\n")
+    with pytest.raises(ConfigError, match=r"no 'data'\. .*token\.py is not used, as Python has a module of that name"):
+        fetched("token", "data")
+
+
+def test_a_file_with_the_name_of_an_installed_module_is_refused(folder: Path) -> None:
+    (folder / "jinja2.py").touch()
+    (folder / "plain.py").write_text("import jinja2\n")
+    for words in ("jinja2:x", "plain:x"):
+        with pytest.raises(
+            ConfigError, match=r"jinja2 is a module of yours, .*jinja2\.py, and another one is installed"
+        ):
+            trust.given("dataset", words)
+
+
+def test_an_edited_module_is_imported_anew_with_all_that_may_refer_to_it(folder: Path) -> None:
+    (folder / "helper.py").write_text("x = 1\n")
+    (folder / "plain.py").write_text("from helper import x\n")
+    assert fetched("plain", "x") == 1
+    (folder / "helper.py").write_text("x = 2\n")
+    assert fetched("plain", "x") == 2
+    assert fetched("plain", "x") is sys.modules["plain"].x
+
+
+def test_two_folders_may_have_a_module_of_the_same_name(folder: Path, tmp_path: Path) -> None:
+    for number, place in enumerate((tmp_path / "one", tmp_path / "two", tmp_path / "three")):
+        place.mkdir()
+        (place / "plain.py").write_text(f"x = {min(number, 1)}, __file__\n")
+        os.chdir(place)
+        assert fetched("plain", "x") == (min(number, 1), str(place / "plain.py"))
+    os.chdir(folder)
+
+
+def test_a_module_that_the_program_imported_stays_unless_it_is_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "plain.py").write_text("def f():\n    return 1\nclass C:\n    def g(self):\n        return 1\n")
+    monkeypatch.syspath_prepend(str(folder))
+    plain = __import__("plain")
+    plain.f.mark = "the same object"
+    assert fetched("plain", "f") is plain.f
+    (folder / "plain.py").write_text("def f():\n    return 1\nclass C:\n    def g(self):\n        return 2\n")
+    with pytest.raises(ConfigError, match=r"plain was imported before .*plain\.py was changed"):
+        fetched("plain", "f")
+    (folder / "other").mkdir()
+    (folder / "other" / "plain.py").write_text("f = 3\n")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(folder)])
+    os.chdir("other")
+    with pytest.raises(ConfigError, match="plain is already imported from"):
+        fetched("plain", "f")
+    os.chdir(folder)
+    del sys.modules["plain"]
+
+
+def test_code_that_changes_after_it_was_allowed_is_not_run(folder: Path) -> None:
+    trust.given("dataset", "nets:make")
+    (folder / "nets.py").write_text(NETS + "x = 1\n")
+    with pytest.raises(ConfigError, match="which has changed since it was allowed"):
+        trust.fetch("This", Target("nets", "make"))
+    assert not Path("canary").exists()
+
+
+def test_a_module_that_appears_in_a_package_later_is_not_imported(folder: Path) -> None:
+    (folder / "pack").mkdir()
+    (folder / "pack" / "__init__.py").write_text("def f():\n    from pack import late\n    return late\n")
+    get = fetched("pack", "f")
+    (folder / "pack" / "late.py").touch()
+    with pytest.raises(ImportError):
+        get()
+
+
+def test_threads_may_load_at_once(folder: Path) -> None:
+    (folder / "slow.py").write_text("import time\ntime.sleep(0.05)\nfrom helper import x\n")
+    (folder / "helper.py").write_text("x = object()\n")
+    got: list[object] = []
+    threads = [threading.Thread(target=lambda: got.append(fetched("slow", "x"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 8 and len(set(map(id, got))) == 1
+
+
+# ---- what users' code does ----
+
+BAD = {
+    "syntax": ("def f(:\n", "SyntaxError"),
+    "raises": ("raise RuntimeError('out of coffee')\n", "RuntimeError: out of coffee; bad.py, line 1"),
+    "exits": ("import sys\nsys.exit(0)\n", "SystemExit: 0; bad.py, line 2"),
+    "odd": ("class Odd(BaseException): ...\nraise Odd('x')\n", "Odd: x"),
+    "lacks": ("import fnrfl_no_such_package\n", "No module named 'fnrfl_no_such_package'"),
+}
+
+
+@pytest.mark.parametrize("key", own_code.KEYS)
+@pytest.mark.parametrize("how", BAD)
+def test_a_module_that_fails_is_a_sentence(how: str, key: str, folder: Path) -> None:
+    text, says = BAD[how]
+    (folder / "bad.py").write_text(text)
+    got = command("run", f"{key}=bad:f", "rounds=1", "-o", "x")
+    assert got.exit_code == 2
+    assert says in got.stderr and "cannot be imported" in got.stderr and "bad:f" in got.stderr
+    assert "report it" not in got.stderr and len(got.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_in_a_module_is_ctrl_c(folder: Path) -> None:
+    (folder / "bad.py").write_text("raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        fetched("bad", "f")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (
+            "raise RuntimeError('out of coffee')",
+            "Your own code has failed (RuntimeError: out of coffee; mine.py, line 7",
+        ),
+        ("raise SystemExit(0)", "Your own code has called sys.exit(0) (mine.py, line 7, in round)"),
+    ],
+)
+def test_a_method_that_fails_in_a_round_is_a_sentence(body: str, says: str, folder: Path) -> None:
+    (folder / "mine.py").write_text(METHOD.format(body=body))
+    got = command("run", "algorithm=mine:Mine", "rounds=1", "clients=2", "-o", "x")
+    assert got.exit_code == 3
+    assert says in got.stderr and "report it" not in got.stderr
+
+
+def test_fields_that_cannot_be_read_are_a_sentence(folder: Path) -> None:
+    (folder / "mine.py").write_text(METHOD.format(body="pass") + "    x: 'Nowhere' = 1\n")
+    trust.given("algorithm.name", "mine:Mine")
+    with pytest.raises(ConfigError, match="mine:Mine cannot be read .NameError"):
+        registry.fields("mine:Mine")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "-o", "x", "--json"),
+        ("run", "--dry-run", "--json"),
+        ("run", "--dry-run"),
+        ("compare", "--seeds", "0", "--json"),
+    ],
+    ids=" ".join,
+)
+def test_what_users_code_prints_does_not_get_into_the_answer(words: tuple[str, ...], folder: Path) -> None:
+    (folder / "mine.py").write_text(
+        "print('hello')\n" + METHOD.format(body="print('round'); return super().round(state, cohort, engine)")
+    )
+    (folder / "nets.py").write_text(NETS.replace("    return", "    print('made')\n    return"))
+    keys = ("algorithm=mine:Mine", "model=nets:make", "rounds=1", "clients=2", "client.epochs=1")
+    got = command(words[0], *keys, *words[1:])
+    assert got.exit_code == 0, got.output
+    assert {"hello", "made"} <= set(got.stderr.splitlines())
+    if "--json" in words:
+        assert isinstance(json.loads(got.stdout), dict)
+    else:
+        assert config.loads(got.stdout).model.name == "nets:make"
+
+
+# ---- the promise ----
+
+
+def test_each_promise_names_tests_that_exist() -> None:
+    page = (Path(__file__).parent.parent / "SECURITY.md").read_text(encoding="utf-8")
+    promised, _ = page.split("## What is not promised")
+    promises = [part for part in promised.split("\n\n") if part.startswith("**")]
+    assert len(promises) > 5
+    for promise in promises:
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", promise)
+        assert named, f"no test is named for: {promise[:80]}"
+        for file, test in named:
+            assert f"\ndef {test}(" in (Path(__file__).parent / file).read_text(encoding="utf-8"), test
