@@ -221,8 +221,8 @@ def _mismatch(path: Path, missing: list[str], unexpected: list[str], columns: Co
     case = f" {_listed([name for pair in pairs[:3] for name in pair])} differ only in case." if pairs else ""
     return CompatibilityError(
         f"The columns of {path} are not those of the training data: it {' and '.join(differ)}.{case} The inputs are "
-        f"{_listed(columns.inputs)}, and {columns.label!r} is the label. Rename or leave out what differs; a column "
-        "of ids can be named with --id when predicting."
+        f"{_listed(columns.inputs)}, and {columns.label!r} is the label. Add, rename or leave out columns until they "
+        "are the same; a column of ids can be named with --id when predicting."
     )
 
 
