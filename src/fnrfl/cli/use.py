@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fnrfl.cli.common import Debug, Json, Quiet, RunDir, console, errors_in_words, print_leaks, print_notes, print_table
+from fnrfl.errors import ConfigError
 
 Data = Annotated[
     str,
@@ -49,6 +50,10 @@ def report(
 
         place = out or (run_dirs[0] if len(run_dirs) == 1 else Path()) / "report.html"
         console(quiet=quiet).print(str(write(run_dirs, place, title=title, plots=plots)))
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    return folder.resolve() in path.resolve().parents
 
 
 def evaluate(run_dir: RunDir, data: Data, client: Client = None, json: Json = False, debug: Debug = False) -> None:
@@ -110,6 +115,8 @@ def predict(
         from fnrfl import files
         from fnrfl.predict import predict as ask
 
+        if out is not None and out.exists() and out.suffix.lower() != ".csv" and _inside(out, run_dir):
+            raise ConfigError(f"{out} is a file of the run itself, which is not written over. Choose another --out.")
         found = ask(run_dir, data, client=client, id_column=carried)
         print_leaks(found.trained.config.leaks_on, quiet=quiet, stderr=True)
         print_notes(found.notes, quiet=quiet)
