@@ -196,6 +196,13 @@ def test_an_id_is_carried_and_never_fed_in(trained: runs.Result) -> None:
     assert predict(run_dir, data, id_column="label").to_csv().startswith("row,id_label,label,p_ill")
 
 
+def test_predictions_do_not_replace_the_run(trained: runs.Result) -> None:
+    config = Path(trained.run_dir or "") / "config.toml"
+    before = config.read_text()
+    said = command("predict", str(trained.run_dir), trained.config.dataset, "-o", str(config), code=2).stderr
+    assert "is a file of the run itself" in said and config.read_text() == before
+
+
 # -- columns by name ---------------------------------------------------------------------------------------------------
 
 

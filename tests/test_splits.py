@@ -268,6 +268,10 @@ def test_classes_of_public_data_are_matched_by_name() -> None:
     own = labels_by_row(other.train) | labels_by_row(other.test)
     assert labels_by_row(splits.public) == {row: 4 - y for row, y in own.items()}
     assert labels_by_row(numbered.public) == own
+    few = replace(outside(), classes=("0", "2", "3", "4"), train=Part(other.train.x, other.train.y % 4))
+    few = replace(few, test=Part(other.test.x, other.test.y % 4))
+    places = {row: (0, 2, 3, 4)[y % 4] for row, y in own.items()}  # numbers that occur stand for places
+    assert labels_by_row(toy_splits(dataset, bare(dataset, ranking=0), public=few).public) == places
     with pytest.raises(CompatibilityError, match="has the class 'fox', which dataset does not"):
         toy_splits(dataset, bare(dataset), public=outside(classes=("ant", "bee", "cow", "dog", "fox")))
     with pytest.raises(CompatibilityError, match="has the class '0', which dataset does not; its classes are 1, 2"):

@@ -140,20 +140,24 @@ class Prediction:
 
     def to_csv(self) -> str:
         """A line per example: where it is, the likeliest class, the probability of each, and what each client says."""
-        columns: dict[str, Sequence[str]] = {"row": self.rows}
+        answers = [
+            "label",
+            *(f"p_{name}" for name in self.trained.classes),
+            *(f"client_{one}" for one in self.per_client),
+        ]
+        places: dict[str, Sequence[str]] = {"row": self.rows}
         if self.parts is not None:
-            columns["part"] = self.parts
-        answers = {"label": self.labels}
-        shares = [[f"{share:.6g}" for share in column] for column in self.probabilities.T.tolist()]
-        answers |= {f"p_{name}": column for name, column in zip(self.trained.classes, shares, strict=True)}
-        answers |= {f"client_{client}": said for client, said in self.per_client.items()}
+            places["part"] = self.parts
         if self.ids is not None:
             name, cells = self.ids
-            columns[f"id_{name}" if name in columns or name in answers else name] = cells
+            places[f"id_{name}" if name in (*places, *answers) else name] = cells
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([*columns, *answers])
-        writer.writerows(zip(*columns.values(), *answers.values(), strict=True))
+        writer.writerow([*places, *answers])
+        for at, shares in enumerate(self.probabilities.tolist()):
+            said = (labels[at] for labels in self.per_client.values())
+            where = (column[at] for column in places.values())
+            writer.writerow([*where, self.labels[at], *(f"{share:.6g}" for share in shares), *said])
         return text.getvalue()
 
 

@@ -80,7 +80,7 @@ def read_images(folder: Path, expected: Expected | None = None) -> Read:
     loose = _images(folder)
     groups = [folder / part for part in PARTS if _subfolders(folder / part)] or [folder]
     inside = [[file for group in _subfolders(part) for file in _images(group)] for part in groups]
-    if expected is not None and loose:
+    if expected is not None and not expected.labelled and loose:
         if any(inside):
             raise ConfigError(
                 f"{folder} has images of its own, such as {loose[0].name}, and others in folders, such as "

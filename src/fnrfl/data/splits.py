@@ -324,9 +324,10 @@ def _both_parts(public: Dataset, classes: tuple[str, ...]) -> Part:
     unknown = [name for name in public.classes if name not in classes]
     if not unknown:
         return Part(x, torch.tensor([classes.index(name) for name in public.classes])[y])
-    numbered = public.classes == tuple(map(str, range(len(public.classes))))
-    if numbered and len(public.classes) <= len(classes) and not any(name.isdecimal() for name in classes):
-        return Part(x, y)
+    numbers = [int(name) for name in public.classes if name.isdecimal()]
+    numbered = len(numbers) == len(public.classes) and max(numbers) < len(classes)
+    if numbered and not any(name.isdecimal() for name in classes):
+        return Part(x, torch.tensor(numbers)[y])
     raise CompatibilityError(
         f"public.source has the class {unknown[0]!r}, which dataset does not; its classes are {', '.join(classes)}. "
         "Rename the classes of the public data or leave the others out."
