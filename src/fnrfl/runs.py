@@ -36,7 +36,7 @@ from fnrfl.errors import ConfigError
 from fnrfl.evaluate import Score, evaluate, pooled
 from fnrfl.events import Event
 from fnrfl.finite import check_scores, check_state, for_json
-from fnrfl.interrupt import interruptible
+from fnrfl.interrupt import interruptible, stoppable
 from fnrfl.lock import alone
 from fnrfl.rng import elsewhere, generator
 
@@ -145,6 +145,7 @@ class Result:
         }
 
 
+@stoppable()
 @isolated()
 def run(
     config: RunConfig,
@@ -175,6 +176,7 @@ def run(
             return _rounds(built, run_dir, 0, None, [], progress, phase, checkpoint_every)
 
 
+@stoppable()
 @isolated()
 def resume(
     run_dir: str | Path,
@@ -223,7 +225,7 @@ def _rounds(
 ) -> Result:
     config, engine = built.config, built.engine
     metered = Metered(engine, phase or (lambda name: None), engine.clock)
-    with engine, nullcontext(lambda: False) if run_dir is None else interruptible() as stop:
+    with engine, nullcontext(lambda: None) if run_dir is None else interruptible() as stop:
         if state is None:
             state = built.algorithm.init(built.net)
         engine.warm_up()
@@ -232,23 +234,33 @@ def _rounds(
             state, event = _round(built, metered, state, t)
             rounds.append(event)
             last = t + 1 == config.rounds
-            stopping = stop() and not last  # asked once: whoever asks later is heard after the next round
+            stopping = None if last else stop()  # asked once: whoever asks later is heard after the next round
+            due = run_dir is None or stopping or last or time.monotonic() - saved >= checkpoint_every
             if run_dir is not None:
                 events.append(run_dir / "events.jsonl", event)
-                if stopping or last or time.monotonic() - saved >= checkpoint_every:
-                    files.sync(run_dir / "events.jsonl")  # the log is never behind the checkpoint
-                    checkpoint.save(run_dir, t + 1, state, engine.store, config.sha256)
+                if due:
+                    _save(run_dir, built, state, t + 1)
                     saved = time.monotonic()
-            if progress is not None:
-                progress(event | {"seconds": sum(event["seconds"].values())})
+            try:
+                if progress is not None:
+                    progress(event | {"seconds": sum(event["seconds"].values())})
+            except BaseException:  # whoever listens may stop a run as well, such as a pipe that was closed
+                if run_dir is not None and not due:
+                    _save(run_dir, built, state, t + 1)
+                raise
             if stopping:
-                raise KeyboardInterrupt
+                raise stopping
     weights = aligned(built.net.unflatten(state.params.cpu()) | {k: v.cpu() for k, v in state.buffers.items()})
     if run_dir is not None:
         part = run_dir / "model.safetensors.part"
         checkpoint.write(part, weights)
         part.replace(run_dir / "model.safetensors")  # its presence says that the run is finished
     return Result(config, rounds, weights, built.dataset.classes, built.dataset.input_shape, run_dir)
+
+
+def _save(run_dir: Path, built: Built, state: State, done: int) -> None:
+    files.sync(run_dir / "events.jsonl")  # the log is never behind the checkpoint
+    checkpoint.save(run_dir, done, state, built.engine.store, built.config.sha256)
 
 
 def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State, Event]:

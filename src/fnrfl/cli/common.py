@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import re
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fnrfl.errors import ConfigError, FnrflError
+from fnrfl.errors import ConfigError, FnrflError, sentence
+from fnrfl.interrupt import OutputClosed, exit_code, stoppable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,7 +72,11 @@ def console(*, quiet: bool = False, stderr: bool = False) -> Console:
     """Where people read: no markup in what they typed, no colours in a pipe."""
     from rich.console import Console
 
-    return Console(stderr=stderr, quiet=quiet, highlight=False, markup=False, soft_wrap=True)
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            raise OutputClosed
+
+    return Screen(stderr=stderr, quiet=quiet, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
@@ -104,46 +106,30 @@ def print_leaks(leaks: Sequence[str], *, quiet: bool = False, stderr: bool = Fal
 
 @contextmanager
 def errors_in_words(debug: bool = False) -> Iterator[None]:
-    """One line on stderr and an exit code for whatever goes wrong: 2 bad input, 3 a failure, 130 stopped."""
+    """One line on stderr and an exit code for whatever goes wrong: 2 bad input, 3 a failure, 128 + n by signal n."""
     try:
-        yield
+        with stoppable():
+            yield
     except (typer.Exit, typer.Abort):
         raise
-    except KeyboardInterrupt:
-        typer.echo("fnrfl: stopped.", err=True)
-        raise typer.Exit(130) from None
+    except OutputClosed as stop:
+        raise typer.Exit(stop.exit_code) from None
+    except KeyboardInterrupt as stop:
+        say("fnrfl: stopped.")
+        raise typer.Exit(exit_code(stop)) from None
     except BrokenPipeError:  # `fnrfl list keys | head`
-        raise
+        raise typer.Exit(OutputClosed.exit_code) from None
     except Exception as error:
         if debug:
             raise
-        typer.echo(f"fnrfl: {' '.join(_sentence(error).split())}", err=True)
+        say(f"fnrfl: {' '.join(sentence(error).split())}")
         raise typer.Exit(error.exit_code if isinstance(error, FnrflError) else 3) from None
 
 
-def _sentence(error: Exception) -> str:
-    if isinstance(error, FnrflError):
-        return str(error)
-    if (system := from_system(error)) is not None:
-        return f"{told_by_system(system)} Choose another place, or change who may write there."
-    if isinstance(error, MemoryError):
-        return "There is not enough memory. Set a smaller engine.clients_at_once, client.batch or model."
-    return f"Unexpected {type(error).__name__}: {error}. --debug shows where; please report it."
-
-
-def from_system(error: Exception) -> OSError | None:
-    """What the system refused, if that is what went wrong; safetensors wraps it into an error of its own."""
-    if isinstance(error, OSError):
-        return error
-    number = re.search(r"os error (\d+)", str(error)) if type(error).__name__ == "SafetensorError" else None
-    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
-
-
-def told_by_system(error: OSError) -> str:
-    """Its words, with the file where it is known."""
-    where = f"{error.filename}: " if error.filename else ""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return f"{where}{error.strerror or error}.{' Make room.' if full else ''}"
+def say(line: str) -> None:
+    """A line on stderr, if anybody listens there."""
+    with suppress(OSError, ValueError):  # it may have been closed, and even that is no reason to fail
+        typer.echo(line, err=True)
 
 
 def quoted(path: Path) -> str:
