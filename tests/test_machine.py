@@ -118,7 +118,9 @@ def stopped_by_hand(after: int) -> Iterator[None]:
     """Ctrl-C in some round."""
     asked = itertools.count(after, -1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "interruptible", lambda: nullcontext(lambda: next(asked) <= 0))
+        patch.setattr(
+            runs, "interruptible", lambda: nullcontext(lambda: KeyboardInterrupt() if next(asked) <= 0 else None)
+        )
         yield
 
 

@@ -150,7 +150,10 @@ def halfway(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="module")
 def unsaved(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same before its first checkpoint."""
-    return stopped(config, tmp_path_factory.mktemp("unsaved") / "run", after=2, every=1e9)
+    run_dir = stopped(config, tmp_path_factory.mktemp("unsaved") / "run", after=2, every=1e9)
+    shutil.rmtree(run_dir / "rounds")  # whoever stops a run by an exception has it saved; a kill has not
+    (run_dir / "checkpoint.json").unlink()
+    return run_dir
 
 
 @pytest.fixture

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+
 
 class FnrflError(Exception):
     """Base of all errors that are meant for people; `exit_code` is what the command line returns."""
@@ -28,3 +32,38 @@ class ClientError(FnrflError):
         self.reason, self.client, self.round, self.stage, self.step = reason, client, round, stage, step
         where = f"client {client}, round {round}, stage {stage}" + ("" if step is None else f", step {step}")
         super().__init__(f"{where}: {reason}")
+
+
+# -- errors of others, in words ----------------------------------------------------------------------------------------
+
+FULL = ("can't allocate memory", "not enough memory", "std::bad_alloc", "cannot allocate memory")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory was too small, on a CPU or a GPU: torch says so in several ways."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in FULL)
+
+
+def from_system(error: BaseException) -> OSError | None:
+    """What the system refused, if that is what went wrong; safetensors wraps it into an error of its own."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"os error (\d+)", str(error)) if type(error).__name__ == "SafetensorError" else None
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
+
+
+def sentence(error: BaseException, way_on: str = "") -> str:
+    """What went wrong, for people; `way_on` is how to go on, where there is a way."""
+    if isinstance(error, FnrflError):
+        return str(error)
+    if out_of_memory(error):
+        less = "Set a smaller engine.clients_at_once, engine.threads, client.batch or model."
+        return f"There is not enough memory. {less} {way_on}".rstrip()
+    if (system := from_system(error)) is not None:
+        where = f"{system.filename}: " if system.filename else ""
+        full = system.errno in (errno.ENOSPC, errno.EDQUOT)
+        way = way_on or "Choose another place, or change who may write there."
+        return f"{where}{system.strerror or system}.{' Make room.' if full else ''} {way}"
+    return f"Unexpected {type(error).__name__}: {error}. --debug shows where; please report it. {way_on}".rstrip()

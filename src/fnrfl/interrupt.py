@@ -1,42 +1,91 @@
-"""Ctrl-C that lets a round end, since what clients remember changes in the middle of one."""
+"""Signals that let a round end, since what clients remember changes in the middle of one."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 
-NOTICE = b"\nfnrfl: stopping after this round, to save it. Press Ctrl-C again to stop at once.\n"
+AGAIN = {signal.SIGINT: "Press Ctrl-C again"}
+Handler = Callable[[int, FrameType | None], object]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal other than Ctrl-C that ends the program; `exit_code` is what the command line returns."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+class OutputClosed(KeyboardInterrupt):
+    """Whoever read the output has gone, as `head` does: nobody is told any more."""
+
+    exit_code = 128 + 13  # SIGPIPE, which not every system has
+
+
+def exit_code(stop: KeyboardInterrupt) -> int:
+    """What the command line returns when it was stopped: 130 for Ctrl-C, else by what has stopped it."""
+    return int(getattr(stop, "exit_code", 130))
+
+
+def interrupt(number: int, frame: FrameType | None = None) -> None:
+    """The handler of whatever stops at once."""
+    raise _stop(number)
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Inside, the first Ctrl-C makes `stop()` true and says so; the second one interrupts as usual.
+def interruptible() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
+    """Inside, the first signal makes `stop()` what is to be raised after the round; the second one interrupts at once.
 
-    Where Ctrl-C does not have its usual meaning (another thread, a program with a handler of its own, a job in the
-    background), nothing changes, and `stop()` is never true.
+    Ctrl-C, SIGTERM and SIGHUP are such signals. Where one does not have its usual meaning (another thread, a program
+    with a handler of its own, a job in the background or under nohup), nothing changes, and it is not heard of here.
     """
-    asked = False
+    asked: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        with suppress(OSError):
-            os.write(2, NOTICE)  # not sys.stderr, which the signal may have caught in the middle of a write
+        asked.append(number)
+        if len(asked) > 1:
+            raise _stop(number)
+        again = AGAIN.get(signal.Signals(number), f"Send {signal.Signals(number).name} again")
+        with suppress(OSError):  # not sys.stderr, which the signal may have caught in the middle of a write
+            os.write(2, f"\nfnrfl: stopping after this round, to save it. {again} to stop at once.\n".encode())
 
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield lambda: asked
-        return
-    try:
-        signal.signal(signal.SIGINT, ask)
-    except ValueError:  # only the main thread may
-        yield lambda: asked
-        return
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with _handled(ask, _USUAL):
+        yield lambda: _stop(asked[0]) if asked else None
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP unwind the program as Ctrl-C does, so that nothing is left lying about."""
+    with _handled(interrupt, {number: usual for number, usual in _USUAL.items() if number != signal.SIGINT}):
+        yield
+
+
+def _stop(number: int) -> KeyboardInterrupt:
+    return KeyboardInterrupt() if number == signal.SIGINT else Interrupted(number)
+
+
+_USUAL = {
+    number: signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    for number in signal.Signals
+    if number.name in ("SIGINT", "SIGTERM", "SIGHUP")  # Windows lacks one
+}
+
+
+@contextmanager
+def _handled(handler: Handler, which: Mapping[signal.Signals, object]) -> Iterator[None]:
+    """Inside, those signals that have their usual meaning are handled by somebody else."""
+    with ExitStack() as before:
+        for number, usual in which.items():
+            found = signal.getsignal(number)
+            if found not in (usual, interrupt):
+                continue
+            try:
+                signal.signal(number, handler)
+            except ValueError:  # only the main thread may
+                break
+            before.callback(signal.signal, number, found)
+        yield

@@ -36,7 +36,7 @@ from fnrfl.errors import ConfigError
 from fnrfl.evaluate import Score, evaluate, pooled
 from fnrfl.events import Event
 from fnrfl.finite import check_scores, check_state, for_json
-from fnrfl.interrupt import interruptible
+from fnrfl.interrupt import interruptible, stoppable
 from fnrfl.rng import elsewhere, generator
 from fnrfl.rundir import RunDir
 
@@ -184,6 +184,7 @@ def _add_to(digest: hashlib._Hash, named: Tree) -> None:
         digest.update(tensor.contiguous().numpy().tobytes())
 
 
+@stoppable()
 @isolated()
 def run(
     config: RunConfig,
@@ -228,6 +229,7 @@ def run(
             return replace(result, run_dir=place.given)
 
 
+@stoppable()
 @isolated()
 def resume(
     run_dir: str | Path,
@@ -295,7 +297,7 @@ def _rounds(
     config, engine = built.config, built.engine
     metered = Metered(engine, phase or (lambda name: None), engine.clock)
     rounds, state, logged = list(begun.rounds), begun.state, hashlib.sha256(begun.log)
-    with engine, nullcontext(lambda: False) if place is None else interruptible() as stop:
+    with engine, nullcontext(lambda: None) if place is None else interruptible() as stop:
         if state is None:
             state = built.algorithm.init(built.net)
         engine.warm_up()
@@ -304,26 +306,37 @@ def _rounds(
             state, event = _round(built, metered, state, t)
             rounds.append(event)
             last = t + 1 == config.rounds
-            stopping = stop() and not last  # asked once: whoever asks later is heard after the next round
+            stopping = None if last else stop()  # asked once: whoever asks later is heard after the next round
+            due = stopping or last or time.monotonic() - saved >= checkpoint_every
             if place is not None:
                 events.append(place.path / "events.jsonl", event)
                 logged.update(events.line(event))
-                if stopping or last or time.monotonic() - saved >= checkpoint_every:
-                    files.sync(place.path / "events.jsonl")  # the log is never behind the checkpoint
-                    stamp = checkpoint.Stamp(config.sha256, logged.hexdigest())
-                    checkpoint.save(place.path, t + 1, state, engine.store, stamp)
-                    place.settle()
+                if due:
+                    _save(place, built, rounds, state, logged.hexdigest())
                     saved = time.monotonic()
-            if progress is not None:
-                progress(event | {"seconds": sum(event["seconds"].values())})
+            try:
+                if progress is not None:
+                    progress(event | {"seconds": sum(event["seconds"].values())})
+            except BaseException:  # whoever listens may stop a run as well, such as a pipe that was closed
+                if place is not None and not due:
+                    _save(place, built, rounds, state, logged.hexdigest())
+                raise
             if stopping:
-                raise KeyboardInterrupt
+                raise stopping
     weights = aligned(built.net.unflatten(state.params.cpu()) | {k: v.cpu() for k, v in state.buffers.items()})
     keeper = personal.in_memory(state, engine.store) if built.algorithm.personalised and place is None else None
     if place is not None:
         ended = checkpoint.finish(place.path, weights)
         keeper = personal.on_disk(place.path, ended) if built.algorithm.personalised else None
     return Result(config, rounds, weights, built.facts, None, keeper)
+
+
+def _save(place: RunDir, built: Built, rounds: list[Event], state: State, logged: str) -> None:
+    """Keep what the run has come to; `logged` is the hash of its log."""
+    files.sync(place.path / "events.jsonl")  # the log is never behind the checkpoint
+    stamp = checkpoint.Stamp(built.config.sha256, logged)
+    checkpoint.save(place.path, len(rounds), state, built.engine.store, stamp)
+    place.settle()
 
 
 def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State, Event]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
 from fnrfl.cli import look, train, use
 from fnrfl.cli.common import app
+from fnrfl.interrupt import OutputClosed
 
 __all__ = ["app", "main"]
 
@@ -27,11 +29,20 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a name that the terminal cannot show must not be an error
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    code: object = 0
     try:
         app()
     except SystemExit as end:
-        if end.code == 130:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(130)  # an ordinary exit would wait for threads in the middle of training a client
-        raise
+        code = end.code
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except BrokenPipeError:
+        code = OutputClosed.exit_code
+    except (OSError, ValueError):  # closed in another way; there is nobody to tell
+        pass
+    if isinstance(code, int) and code > 128:
+        atexit._run_exitfuncs()  # folders for what does not fit in memory
+        os._exit(code)  # an ordinary exit would wait for threads in training, or for an output that was closed
+    sys.exit(code)  # type: ignore[arg-type]

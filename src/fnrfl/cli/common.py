@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from fnrfl import own_code
-from fnrfl.errors import ConfigError, FnrflError
+from fnrfl.errors import ConfigError, FnrflError, from_system, out_of_memory, sentence
+from fnrfl.interrupt import OutputClosed, exit_code, stoppable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +77,11 @@ def console(*, quiet: bool = False, stderr: bool = False) -> Console:
     """Where people read: no markup in what they typed, no colours in a pipe."""
     from rich.console import Console
 
-    return Console(stderr=stderr, quiet=quiet, highlight=False, markup=False, soft_wrap=True)
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            raise OutputClosed
+
+    return Screen(stderr=stderr, quiet=quiet, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
@@ -134,12 +136,12 @@ def stdout_for_the_answer() -> Iterator[None]:
 
 @contextmanager
 def errors_in_words(debug: bool = False, *, answers: bool = False) -> Iterator[None]:
-    """One line on stderr and an exit code for whatever goes wrong: 2 bad input, 3 a failure, 130 stopped.
+    """One line on stderr and an exit code for whatever goes wrong: 2 bad input, 3 a failure, 128 + n by signal n.
 
     With `answers`, stdout is kept for the answer.
     """
     try:
-        with stdout_for_the_answer() if answers else nullcontext():
+        with stoppable(), stdout_for_the_answer() if answers else nullcontext():
             yield
     except (typer.Exit, typer.Abort):
         raise
@@ -147,45 +149,33 @@ def errors_in_words(debug: bool = False, *, answers: bool = False) -> Iterator[N
         place = own_code.blame(error)
         if debug or place is None:
             raise
-        typer.echo(f"fnrfl: Your own code has called sys.exit({error.code!r}) ({place}). Leave that out.", err=True)
+        say(f"fnrfl: Your own code has called sys.exit({error.code!r}) ({place}). Leave that out.")
         raise typer.Exit(3) from None
-    except KeyboardInterrupt:
-        typer.echo("fnrfl: stopped.", err=True)
-        raise typer.Exit(130) from None
+    except OutputClosed as stop:
+        raise typer.Exit(stop.exit_code) from None
+    except KeyboardInterrupt as stop:
+        say("fnrfl: stopped.")
+        raise typer.Exit(exit_code(stop)) from None
     except BrokenPipeError:  # `fnrfl list keys | head`
-        raise
+        raise typer.Exit(OutputClosed.exit_code) from None
     except Exception as error:
         if debug:
             raise
-        typer.echo(f"fnrfl: {' '.join(_sentence(error).split())}", err=True)
+        say(f"fnrfl: {' '.join(_sentence(error).split())}")
         raise typer.Exit(error.exit_code if isinstance(error, FnrflError) else 3) from None
 
 
 def _sentence(error: Exception) -> str:
-    if isinstance(error, FnrflError):
-        return str(error)
-    if (system := from_system(error)) is not None:
-        return f"{told_by_system(system)} Choose another place, or change who may write there."
-    if isinstance(error, MemoryError):
-        return "There is not enough memory. Set a smaller engine.clients_at_once, client.batch or model."
-    if (place := own_code.blame(error)) is not None:
-        return f"Your own code has failed ({type(error).__name__}: {error}; {place}). Correct it; --debug shows more."
-    return f"Unexpected {type(error).__name__}: {error}. --debug shows where; please report it."
+    place = None if isinstance(error, FnrflError) else own_code.blame(error)
+    if place is None or out_of_memory(error) or from_system(error) is not None:
+        return sentence(error)
+    return f"Your own code has failed ({type(error).__name__}: {error}; {place}). Correct it; --debug shows more."
 
 
-def from_system(error: Exception) -> OSError | None:
-    """What the system refused, if that is what went wrong; safetensors wraps it into an error of its own."""
-    if isinstance(error, OSError):
-        return error
-    number = re.search(r"os error (\d+)", str(error)) if type(error).__name__ == "SafetensorError" else None
-    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
-
-
-def told_by_system(error: OSError) -> str:
-    """Its words, with the file where it is known."""
-    where = f"{error.filename}: " if error.filename else ""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return f"{where}{error.strerror or error}.{' Make room.' if full else ''}"
+def say(line: str) -> None:
+    """A line on stderr, if anybody listens there."""
+    with suppress(OSError, ValueError):  # it may have been closed, and even that is no reason to fail
+        typer.echo(line, err=True)
 
 
 def quoted(path: Path) -> str:

@@ -278,11 +278,12 @@ def doctor(json: Json = False) -> None:
 
     Versions, devices, data, optional packages, and whatever would reach out to the network.
     """
-    from fnrfl.doctor import examine
+    with errors_in_words():
+        from fnrfl.doctor import examine
 
-    found = examine()
-    if json:
-        rows: list[dict[str, Any]] = [vars(finding) for finding in found]
-        typer.echo(json_format.dumps(rows))
-        return
-    print_table([(f.topic, f.name, f.found + ("" if f.well else f"  ->  {f.help}")) for f in found])
+        found = examine()
+        if json:
+            rows: list[dict[str, Any]] = [vars(finding) for finding in found]
+            typer.echo(json_format.dumps(rows))
+            return
+        print_table([(f.topic, f.name, f.found + ("" if f.well else f"  ->  {f.help}")) for f in found])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
+
+from fnrfl.interrupt import OutputClosed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +19,8 @@ def notices(screen: Console) -> Iterator[None]:
 
     class Said(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            screen.print(f"note: {record.getMessage()}")
+            with suppress(OutputClosed):  # the next round hears of it too, and can be saved
+                screen.print(f"note: {record.getMessage()}")
 
     log, said = logging.getLogger("fnrfl"), Said(logging.WARNING)
     before, log.propagate = log.propagate, False

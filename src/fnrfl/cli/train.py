@@ -22,14 +22,14 @@ from fnrfl.cli.common import (
     answer,
     console,
     errors_in_words,
-    from_system,
     print_leaks,
     quoted,
     recipe_and_overrides,
-    told_by_system,
+    say,
 )
 from fnrfl.cli.notices import notices
-from fnrfl.errors import ConfigError, FnrflError
+from fnrfl.errors import ConfigError, FnrflError, from_system, out_of_memory, sentence
+from fnrfl.interrupt import OutputClosed, exit_code
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -183,9 +183,9 @@ def compare(
                 found = comparing.compare(
                     cells, folder, baseline=baseline, target=target, progress=show, checkpoint_every=checkpoint_every
                 )
-        except KeyboardInterrupt:
-            typer.echo("fnrfl: stopped. To go on, give the same command again: finished runs are kept.", err=True)
-            raise typer.Exit(130) from None
+        except KeyboardInterrupt as stop:
+            say(f"fnrfl: {_why(stop)} To go on, give the same command again: finished runs are kept.")
+            raise typer.Exit(exit_code(stop)) from None
         _show_comparison(found, screen, json=json)
         if report and found.runs:
             _report(folder, screen)
@@ -201,23 +201,27 @@ def _carry_out(
     """Start a run or go on with one, show how it proceeds and what comes out."""
     screen = console(quiet=quiet, stderr=json)
     leak = "leak" if config.leaks_on else ""
-    screen.print(title(config))
-    print_leaks(config.leaks_on, quiet=quiet, stderr=json)
     try:
+        screen.print(title(config))
+        print_leaks(config.leaks_on, quiet=quiet, stderr=json)
         with notices(screen), display(screen, leak) as shown:
             result = start(shown)
-    except KeyboardInterrupt:
-        typer.echo(f"fnrfl: stopped. {_way_on(run_dir) or 'Nothing was written.'}", err=True)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as stop:
+        say(f"fnrfl: {_why(stop)} {_way_on(run_dir) or 'Nothing was written.'}")
+        raise typer.Exit(exit_code(stop)) from None
     except Exception as error:
-        if (system := from_system(error)) is not None and _way_on(run_dir):
-            raise FnrflError(f"{told_by_system(system)} {_way_on(run_dir)}") from error
+        if (out_of_memory(error) or from_system(error) is not None) and _way_on(run_dir):
+            raise FnrflError(sentence(error, _way_on(run_dir))) from error
         raise
     summary = result.summary()
     screen.print(f"accuracy {summary['accuracy']:.4f} after {summary['rounds']} rounds, kept in {result.run_dir}")
     print_leaks(config.leaks_on, quiet=quiet, stderr=json)
     if json:
         answer(json_format.dumps(summary, allow_nan=False))
+
+
+def _why(stop: KeyboardInterrupt) -> str:
+    return "the output was closed." if isinstance(stop, OutputClosed) else "stopped."
 
 
 def _way_on(run_dir: Path) -> str:
@@ -328,16 +332,13 @@ def _duration(seconds: float) -> str:
 @contextmanager
 def _grid_display(screen: Console) -> Iterator[Callable[[Notice], None]]:
     """Runs as they come: a bar with the run under way on a terminal, one line for each in a pipe."""
-    accuracy: dict[str, float] = {}
 
     def line(notice: Notice) -> str | None:
         name = f"{notice.number}/{notice.total}  {notice.cell.name}"
         leak = "  leak" if notice.cell.config.leaks_on else ""
         match notice.what:
-            case "round" if notice.event is not None:
-                accuracy[notice.cell.name] = float(notice.event["accuracy"])
-            case "done":
-                return f"{name}  accuracy {accuracy[notice.cell.name]:.4f}{leak}"
+            case "done" if notice.event is not None:
+                return f"{name}  accuracy {notice.event['accuracy']:.4f}{leak}"
             case "kept":
                 return f"{name}  is finished already{leak}"
             case "failed":
@@ -362,7 +363,7 @@ def _grid_display(screen: Console) -> Iterator[Callable[[Notice], None]]:
             if (said := line(notice)) is not None:
                 screen.print(said)
             text = f"{notice.what} {notice.cell.name}"
-            if notice.event is not None:
+            if notice.what == "round" and notice.event is not None:
                 text = f"{notice.cell.name} round {notice.event['round']}/{notice.event['rounds']}"
             done = notice.number if notice.what in ("done", "kept", "failed") else notice.number - 1
             bar.update(task, total=notice.total, completed=0 if notice.what == "check" else done, description=text)

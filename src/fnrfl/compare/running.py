@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,7 +16,7 @@ from fnrfl.compare.folder import check_folder, write_grid, write_tables
 from fnrfl.compare.rows import Summary
 from fnrfl.compare.summary import summarise
 from fnrfl.compare.tables import Comparison
-from fnrfl.errors import ConfigError, FnrflError
+from fnrfl.errors import ConfigError, sentence
 from fnrfl.events import Event
 from fnrfl.metrics.statistics import reached
 
@@ -30,7 +32,7 @@ class Notice:
     cell: Cell
     number: int  # of the cell, from 1
     total: int
-    event: Event | None = None  # of a round
+    event: Event | None = None  # of a round; of the last one when it is done
     error: str = ""  # why it failed
 
 
@@ -46,7 +48,8 @@ def compare(
     """Run every cell into a folder of its own below `out`, one after another, and write the table beside them.
 
     One after another, because seconds are among the results. Called again, finished runs are kept and unfinished ones
-    go on. A run that fails is recorded and the others go on. `baseline` names a group, or some of the words of one:
+    go on, those that failed before after all others. A run that fails, for whatever reason, is recorded and the others
+    go on. `baseline` names a group, or some of the words of one:
     "fedavg" compares each group with the one that has fedavg and is otherwise the same. Nothing is written unless
     every group can be built.
     """
@@ -61,27 +64,37 @@ def compare(
 
     summaries: dict[str, Summary] = {}
     failures: dict[str, str] = {}
-    for number, cell in enumerate(cells, 1):
+    for number, cell in enumerate(_failed_last(cells, out), 1):
         folder = out / cell.name
         kept = (folder / "model.safetensors").exists()
         notice = Notice("kept" if kept else "start", cell, number, len(cells))
         tell(notice)
         try:
             result = _carry_out(notice, folder, tell, checkpoint_every)
-        except FnrflError as error:
-            failures[cell.name] = str(error)
-            tell(replace(notice, what="failed", error=str(error)))
-        else:
             if not kept:
                 members.add(cell)
             summaries[cell.name] = _summary(result, target)
+        except Exception as error:  # a full memory or disk, or a user's own code: the others may still do
+            failures[cell.name] = sentence(error)
+            tell(replace(notice, what="failed", error=failures[cell.name]))
+        else:
             if not kept:
-                tell(replace(notice, what="done"))
+                tell(replace(notice, what="done", event=result.rounds[-1]))
         if not kept:
-            write_tables(out, summarise(cells, summaries, failures, chosen))
+            with suppress(OSError):  # the last table counts, and says so if it cannot be written
+                write_tables(out, summarise(cells, summaries, failures, chosen))
     found = summarise(cells, summaries, failures, chosen)
     write_tables(out, found)
     return found
+
+
+def _failed_last(cells: Sequence[Cell], out: Path) -> list[Cell]:
+    """In order, but those that failed when the grid was carried out before come last: one must not hold up others."""
+    try:
+        failed = {failure["cell"] for failure in json.loads((out / "comparison.json").read_text())["failed"]}
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or not a whole one
+        failed = set()
+    return sorted(cells, key=lambda cell: cell.name in failed)
 
 
 def _carry_out(notice: Notice, folder: Path, tell: Callable[[Notice], None], checkpoint_every: float) -> Result:
@@ -123,8 +136,8 @@ def _check_groups(cells: Sequence[Cell], members: Members, tell: Callable[[Notic
         try:
             with isolated():
                 built = build(cell.config)
-        except FnrflError as error:
-            problems.setdefault(str(error), []).append(label)
+        except Exception as error:
+            problems.setdefault(sentence(error), []).append(label)
         else:
             members.check(cell, built)
     if problems:

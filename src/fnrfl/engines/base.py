@@ -42,7 +42,7 @@ from fnrfl.core.types import (
 from fnrfl.engines.job import Job, model_row, moved, row
 from fnrfl.engines.store import ClientStore
 from fnrfl.engines.trace import Steps, Tracer, leaves
-from fnrfl.errors import ClientError, FnrflError
+from fnrfl.errors import ClientError, FnrflError, out_of_memory
 from fnrfl.rng import generator
 
 T = TypeVar("T")
@@ -431,9 +431,9 @@ class InProcess(Engine):
         """Whatever goes wrong inside becomes an error that says where."""
         try:
             yield
-        except (FnrflError, torch.OutOfMemoryError):
-            raise
         except Exception as error:
+            if isinstance(error, FnrflError) or out_of_memory(error):
+                raise
             who = "" if len(clients) == 1 else f"one of clients {', '.join(map(str, clients))}: "
             raise ClientError(
                 f"{who}{type(error).__name__}: {error}", client=clients[0], round=self.round + 1, stage=job.task.purpose

@@ -13,7 +13,6 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, fx
 
 from fnrfl.core.step import ready_to_transform
 from fnrfl.core.types import CARRY, Part, Step
+from fnrfl.errors import out_of_memory
 from fnrfl.forks import process_lock
 
 log = logging.getLogger("fnrfl")
@@ -117,9 +117,9 @@ class Tracer:
                     if self.repeats(program, same, now, stepped):
                         return program
                     log.warning("a recorded step does not repeat the one it was recorded from and is not used.")
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # whatever a model does that cannot be recorded, it can still be run
+        except Exception as error:  # whatever a model does that cannot be recorded, it can still be run
+            if out_of_memory(error):
+                raise
             log.debug("a step could not be recorded", exc_info=True)
         self.give_up()
         return None
@@ -138,8 +138,11 @@ class Tracer:
         self, graph: fx.GraphModule, same: Sequence[Tensor], now: Sequence[Tensor], written: int, steps: int
     ) -> Iterator[Steps]:
         """Ways to run a graph for many steps, the fastest first."""
-        with suppress(RuntimeError):  # of an operator that TorchScript does not take
+        try:
             yield _scripted(graph, same, now)
+        except RuntimeError as error:  # of an operator that TorchScript does not take
+            if out_of_memory(error):
+                raise
         yield one_by_one(graph)
 
     def repeats(self, program: Steps, same: Sequence[Tensor], now: Sequence[Tensor], stepped: Sequence[Tensor]) -> bool:
