@@ -1,9 +1,11 @@
 """Kill runs without warning, resume them, and demand the bits of the run that nobody touched.
 
-    python tests/kill.py [--kills 20] [--rounds 250] [--out FOLDER]
+    python tests/kill.py [--kills 20] [--overwrites 10] [--rounds 250] [--out FOLDER]
 
 SCAFFOLD under FNR on digits, in processes of its own: server state, client memories and BatchNorm buffers all have to
-survive. What a kill leaves behind is judged with plain JSON, TOML and safetensors readers, not with the code on trial.
+survive. Every third run is killed again while it is resumed. Then runs are killed while they replace a finished one:
+the old or the new run must be there under its name, whole, and go on to its own bits. What a kill leaves behind is
+judged with plain JSON, TOML and safetensors readers, not with the code on trial.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ RECIPE = (
 EVERY = "0.2"  # seconds between checkpoints, less than a round takes: most of them end in one
 WHOLE = {"config.toml", "partition.json", "events.jsonl", "checkpoint.json", "model.safetensors"}
 TIMEOUT = 900.0
+OLD_SEED = 77  # of the run that is replaced
 
 Aim = Literal["start", "first", "write", "anywhere"]
 
@@ -214,6 +217,56 @@ def strike(process: Process, run_dir: Path, aim: Aim, after: int, dice: np.rando
     return replace(inspect(run_dir, before), moment=process.lived)
 
 
+def beside(run_dir: Path) -> Path:
+    """Where a run is made that will replace another."""
+    return run_dir.with_name(f".{run_dir.name}.fnrfl-new")
+
+
+def strike_replacing(process: Process, run_dir: Path, trial: int, dice: np.random.Generator) -> str:
+    """Kill a process that replaces a run, at any time, once it has begun, or about when the two change places."""
+    new = beside(run_dir)
+    aim = ("start", "begun", "about to change places", "changing places")[trial % 4]
+    if aim == "start":
+        time.sleep(dice.uniform(0.5, 3.0))
+    elif aim == "begun":
+        process.until(new.exists, 0.001)
+        time.sleep(dice.uniform(0.0, 0.5))
+    elif aim == "about to change places":
+        process.until(lambda: (new / "rounds").exists(), 0.0005)
+        time.sleep(dice.uniform(0.0, 0.05))
+    else:
+        changed = run_dir.stat().st_ino
+        process.until(lambda: run_dir.exists() and run_dir.stat().st_ino != changed, 0.0)
+    process.kill()
+    return aim
+
+
+def replacing(
+    folder: Path, trial: int, old: Outcome, wanted: Outcome, replace_by_new: Callable[[Path], Process], scratch: Path
+) -> tuple[str, str, str]:
+    """(aim, which run was there afterwards, what is wrong) of a kill while a finished run was being replaced."""
+    dice = numpy_generator(0, "kill", "replacing", trial)
+    run_dir = folder / f"replacing-{trial}"
+    shutil.copytree(folder / "old", run_dir)
+    process = replace_by_new(run_dir)
+    aim = strike_replacing(process, run_dir, trial, dice)
+    if not process.killed:
+        return aim, "not killed", difference(wanted, process.result(run_dir))
+    wreck = inspect(run_dir, set())
+    if wreck.kind == "no directory":
+        return aim, "nothing", "neither the old nor the new run is there"
+    seed = tomllib.loads((run_dir / "config.toml").read_text())["seed"]
+    there, expected = ("old", old) if seed == OLD_SEED else ("new", wanted)
+    problem = difference(expected, Process(["resume", str(run_dir)], scratch).result(run_dir))
+    if not problem and there == "old":
+        problem = difference(wanted, replace_by_new(run_dir).result(run_dir))
+    left = [path.name for path in folder.glob(f".replacing-{trial}.*")]
+    problem = problem or ", ".join(leftovers(run_dir)) or ", ".join(left)
+    if not problem:
+        shutil.rmtree(run_dir)
+    return aim, there, problem
+
+
 def plan(kills: int, rounds: int) -> list[tuple[Aim, int]]:
     """What each trial aims at and after which round; the last two kinds are spread over the whole run."""
     dice = numpy_generator(0, "kill", "plan")
@@ -238,6 +291,7 @@ def main() -> int:
     """Print the table; 1 if a resumed run differs, or if too few kills hit what they aimed at."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--overwrites", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=250)
     parser.add_argument("--out", type=Path, help="keep the run directories here")
     given = parser.parse_args()
@@ -286,7 +340,26 @@ def main() -> int:
         if not problem:
             shutil.rmtree(run_dir)
     inside, early = (sum(w.kind == kind for w in wrecks) for kind in ("inside write", "before first"))
-    print(f"{kills - wrong} of {kills} equal; {inside} killed inside a write, {early} before the first one")
+    print(f"{kills - wrong} of {kills} equal; {inside} killed inside a write, {early} before the first one", flush=True)
+
+    again_wrong = 0
+    if given.overwrites:
+        short = (*RECIPE, "rounds=2", f"seed={OLD_SEED}", "--out", str(folder / "old"))
+        old = Process(["run", *short], scratch).result(folder / "old")
+    for trial in range(given.overwrites):
+
+        def replace_by_new(run_dir: Path) -> Process:
+            settings = (*RECIPE, f"rounds={rounds}", "--checkpoint-every", EVERY, "--out", str(run_dir))
+            return Process(["run", *settings, "--overwrite"], scratch)
+
+        try:
+            aim, there, problem = replacing(folder, trial, old, wanted, replace_by_new, scratch)
+        except (Broken, OSError, ValueError, KeyError) as error:
+            aim, there, problem = "", "", repr(error)
+        print(f"replacing {trial:>3}  {aim:<22}  {there:<10}  {f'NO: {problem}' if problem else 'yes'}", flush=True)
+        again_wrong += bool(problem)
+    print(f"{given.overwrites - again_wrong} of {given.overwrites} replacements left the old or the new run, whole")
+    wrong += again_wrong
     shutil.rmtree(scratch)
     return int(wrong > 0 or inside < kills // 4 or early < 1)
 
