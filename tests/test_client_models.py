@@ -128,7 +128,9 @@ def test_one_client_may_be_asked_for(played: Callable[[str], Result]) -> None:
     for client in range(CLIENTS):
         got = json.loads(command("evaluate", run_dir, "digits", "--client", str(client), "--json"))
         assert got["accuracy"] == each[str(client)] and got["per_client"] == {str(client): got["accuracy"]}
+    assert "model of client 3)" in command("evaluate", run_dir, "digits", "--client", "3")
     text = command("evaluate", run_dir, "digits")
+    assert "on 360 examples (the test part of digits; mean over 4 clients' models)" in text
     assert f"accuracy {result.accuracy:.4f}" in text and text.splitlines()[-1].split() == ["3", f"{each['3']:.4f}"]
     assert "no client 4: the run has 4" in command("evaluate", run_dir, "digits", "--client", "4", code=2)
     assert "no client -1" in command("predict", run_dir, "digits", "--client", "-1", code=2)

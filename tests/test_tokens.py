@@ -123,6 +123,15 @@ def test_a_token_out_of_range_is_said_before_training(place: str) -> None:
         build(load("digits", keys()))
 
 
+def test_fractions_for_a_model_of_tokens_are_refused_in_a_sentence() -> None:
+    x, y = sentences(60)
+    np.savez("words.npz", x=x.astype(np.float32), y=y)
+    with pytest.raises(
+        CompatibilityError, match="takes whole numbers .tokens.*has fractions. Store the examples as int64"
+    ):
+        build(load("digits", keys()))
+
+
 def test_feature_noise_is_not_for_tokens() -> None:
     with pytest.raises(CompatibilityError, match="adds noise to features.*tokens"):
         build(load("digits", keys(scenario="iid + feature-noise(0.1)")))

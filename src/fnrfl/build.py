@@ -246,7 +246,15 @@ def build_net(
         tokens = integers and _takes(copy.deepcopy(module).to(dtype), example)
         module = algorithm.adapt(module, example if tokens else example.float()).to(dtype)
         example = example if tokens else example.to(dtype)
-        net = Net(module, example, features=named, channels_last=config.engine.accelerate)
+        try:
+            net = Net(module, example, features=named, channels_last=config.engine.accelerate)
+        except RuntimeError as error:
+            if tokens or not _takes(module, example.to(torch.int64)):
+                raise
+            raise CompatibilityError(
+                f'model = "{config.model.name}" takes whole numbers (tokens), and dataset = "{config.dataset}" has '
+                "fractions. Store the examples as int64, in an .npz or from a function; a .csv always holds fractions."
+            ) from error
     if net.num_logits < num_classes:
         raise CompatibilityError(
             f'model = "{config.model.name}" has {net.num_logits} outputs and dataset = "{config.dataset}" has '

@@ -101,10 +101,15 @@ class Evaluation:
 
     @property
     def where(self) -> str:
-        """Which examples of which data, in words."""
+        """Which examples of which data, and whose models were asked, in words."""
+        said = f"{self.what} of {self.data}"
         if self.what == OTHER_TEST:
-            return f"the test part of {self.data}, which is not the run's data"
-        return f"{self.what} of {self.data}"
+            said = f"the test part of {self.data}, which is not the run's data"
+        if self.per_client is None:
+            return said
+        clients = list(self.per_client)
+        whose = f"model of client {clients[0]}" if len(clients) == 1 else f"mean over {len(clients)} clients' models"
+        return f"{said}; {whose}"
 
     def summary(self) -> dict[str, Any]:
         """The scores as one JSON object."""
