@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from fnrfl import own_code
+from fnrfl import own_import
 from fnrfl.errors import ConfigError, FnrflError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def errors_in_words(debug: bool = False, *, answers: bool = False) -> Iterator[N
     except (typer.Exit, typer.Abort):
         raise
     except SystemExit as error:
-        place = own_code.blame(error)
+        place = own_import.blame(error)
         if debug or place is None:
             raise
         typer.echo(f"fnrfl: Your own code has called sys.exit({error.code!r}) ({place}). Leave that out.", err=True)
@@ -162,7 +162,7 @@ def _sentence(error: Exception) -> str:
         return f"{told_by_system(system)} Choose another place, or change who may write there."
     if isinstance(error, MemoryError):
         return "There is not enough memory. Set a smaller engine.clients_at_once, client.batch or model."
-    if (place := own_code.blame(error)) is not None:
+    if (place := own_import.blame(error)) is not None:
         return f"Your own code has failed ({type(error).__name__}: {error}; {place}). Correct it; --debug shows more."
     return f"Unexpected {type(error).__name__}: {error}. --debug shows where; please report it."
 
