@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fnrfl
-from fnrfl import cli, config, own_code, registry, trust
+from fnrfl import cli, config, own_code, own_import, registry, trust
 from fnrfl.errors import ConfigError
 from fnrfl.own_code import Target
 
@@ -46,9 +46,9 @@ def new_process() -> None:
     """Forget what a process knows: what it allowed, what it serves, and users' modules."""
     trust._allowed.clear()
     trust._importable.clear()
-    own_code._serving.clear()
+    own_import._serving.clear()
     for name, module in list(sys.modules.items()):
-        if own_code._served(module) is not None:
+        if own_import._served(module) is not None:
             del sys.modules[name]
 
 

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 
-from fnrfl import own_code
+from fnrfl import own_code, own_import
 from fnrfl.errors import ConfigError
 from fnrfl.own_code import Source, Target
 
@@ -73,7 +73,7 @@ def fetch(what: str, target: Target | None) -> object:
             + ("which has changed since it was allowed" if known else "which nobody has allowed")
             + ". If you trust it, load the config again, or call fnrfl.trust.given(key, words) before."
         )
-    own_code.serve(source)
+    own_import.serve(source)
     with in_words(f"{what} cannot be imported", f"{target.module!r} must be {places}. Check its code."):
         module = importlib.import_module(target.module)
     return _attribute(what, module, target)
@@ -92,7 +92,7 @@ def in_words(what: str, way_out: str) -> Iterator[None]:
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        place = own_code.blame(error)
+        place = own_import.blame(error)
         said = f"SystemExit: {error.code}" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"{what} ({said}{f'; {place}' if place else ''}); {way_out}") from error
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from fnrfl import own_code
+from fnrfl import own_import
 from fnrfl.errors import ConfigError, FnrflError, from_system, out_of_memory, sentence
 from fnrfl.interrupt import OutputClosed, exit_code, stoppable
 
@@ -146,7 +146,7 @@ def errors_in_words(debug: bool = False, *, answers: bool = False) -> Iterator[N
     except (typer.Exit, typer.Abort):
         raise
     except SystemExit as error:
-        place = own_code.blame(error)
+        place = own_import.blame(error)
         if debug or place is None:
             raise
         say(f"fnrfl: Your own code has called sys.exit({error.code!r}) ({place}). Leave that out.")
@@ -166,7 +166,7 @@ def errors_in_words(debug: bool = False, *, answers: bool = False) -> Iterator[N
 
 
 def _sentence(error: Exception) -> str:
-    place = None if isinstance(error, FnrflError) else own_code.blame(error)
+    place = None if isinstance(error, FnrflError) else own_import.blame(error)
     if place is None or out_of_memory(error) or from_system(error) is not None:
         return sentence(error)
     return f"Your own code has failed ({type(error).__name__}: {error}; {place}). Correct it; --debug shows more."

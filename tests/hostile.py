@@ -1,0 +1,706 @@
+"""A hundred hostile run directories, recipes and data files, given to every command.
+
+    python tests/hostile.py [WORDS] [--keep FOLDER]
+
+Each case is a folder that somebody might have received, with a victim's files and a home beside it. After each command
+nothing may have been executed (whatever the cases run leaves a file), nothing outside the folder may have changed, and
+the command must have ended. WORDS choose the cases whose names contain one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import io
+import json
+import os
+import pickle
+import py_compile
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import machinery
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from typer.testing import CliRunner
+
+LIMIT = 15  # seconds that a command may take, and three times that for a process of its own
+FONTS = str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "matplotlib").expanduser())  # seconds to make anew
+TINY = ("digits", "algorithm=scaffold", "rounds=2", "clients=2", "client.epochs=1", "model=mlp(hidden=4)")
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "run": ("run", "got/config.toml", "-o", "new"),
+    "dry run": ("run", "got/config.toml", "--dry-run"),
+    "overwrite": ("run", *TINY, "-o", "got", "--overwrite"),
+    "resume": ("resume", "got"),
+    "evaluate": ("evaluate", "got", "DATA"),
+    "predict": ("predict", "got", "DATA", "-o", "predictions.csv"),
+    "report": ("report", "got"),
+    "scenario": ("scenario", "show", "got/config.toml"),
+    "compare": ("compare", "got/config.toml", "--seeds", "0", "-o", "grid"),
+    "load": ("load",),
+}
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where a case happens."""
+
+    root: Path
+
+    @property
+    def work(self) -> Path:
+        """The hostile folder, in which the commands are given."""
+        return self.root / "work"
+
+    @property
+    def got(self) -> Path:
+        """The run directory that was received."""
+        return self.work / "got"
+
+    @property
+    def victim(self) -> Path:
+        """Somebody's files, which have nothing to do with it."""
+        return self.root / "victim"
+
+    @property
+    def canary(self) -> Path:
+        """The file that executed code makes."""
+        return self.root / "canary"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attempt: how its folder is made from a run directory, and what is asked of it."""
+
+    name: str
+    make: Callable[[Box], None]
+    finished: bool = True  # the run directory that it starts from
+    data: str = "digits"
+    commands: tuple[str, ...] = tuple(COMMANDS)
+    typed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # commands that are given in other words
+    fresh: bool = False  # in a process of its own, which has not imported the modules that are shadowed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did with a case."""
+
+    case: str
+    command: str
+    code: int | str  # the exit code, or what happened instead
+    executed: bool
+    touched: tuple[str, ...]
+    said: str = ""
+
+    @property
+    def well(self) -> bool:
+        """Whether everything is as it was promised."""
+        return not self.executed and not self.touched and self.code in (0, 2, 3)
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+EVIL = "open({canary!r}, 'w')\nmake = Make = lambda *a, **k: open({canary!r}, 'w')\n"
+
+
+def text_of(box: Box) -> str:
+    return (box.got / "config.toml").read_text()
+
+
+def evil(box: Box) -> str:
+    return EVIL.format(canary=str(box.canary))
+
+
+def with_key(key: str, words: str) -> Callable[[Box], None]:
+    """A config in which a key has another value; CANARY, VICTIM and ROOT stand for paths."""
+
+    def make(box: Box) -> None:
+        section, _, name = key.rpartition(".")
+        lines, at = [], ""
+        for line in text_of(box).splitlines():
+            at = line.strip("[]") if line.startswith("[") else at
+            lines.append(
+                f"{name} = {json.dumps(filled(box, words))}" if (at, line.split(" ")[0]) == (section, name) else line
+            )
+        (box.got / "config.toml").write_text("\n".join(lines) + "\n")
+
+    return make
+
+
+def filled(box: Box, words: str) -> str:
+    return words.replace("CANARY", str(box.canary)).replace("VICTIM", str(box.victim)).replace("ROOT", str(box.root))
+
+
+def with_modules(then: Callable[[Box], None]) -> Callable[[Box], None]:
+    """The same with evil modules in all forms in the working folder and in the run directory."""
+
+    def make(box: Box) -> None:
+        for folder in (box.work, box.got):
+            (folder / "evilpack" / "inner").mkdir(parents=True)
+            (folder / "spread").mkdir()
+            for name in ("evil", "evilpack/__init__", "evilpack/inner/__init__", "evilpack/fine", "spread/evil"):
+                (folder / f"{name}.py").write_text(evil(box))
+            (folder / "evilpack" / "fine.py").write_text("make = Make = lambda: 1 / 0\n")
+            (folder / "compiled.py").write_text(evil(box))
+            py_compile.compile(str(folder / "compiled.py"), cfile=str(folder / "compiled.pyc"))
+            (folder / "compiled.py").unlink()
+            (folder / f"native{machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"\x7fELF nothing")
+            (folder / "linked.py").symlink_to("evil.py")
+            (folder / "broken.py").write_text(evil(box) + "def f(:\n")
+            (folder / "helped.py").write_text("import evil\nmake = Make = evil.make\n")
+        then(box)
+
+    return make
+
+
+def with_text(change: Callable[[str, Box], str]) -> Callable[[Box], None]:
+    """A config that is other text."""
+
+    def make(box: Box) -> None:
+        text = change(text_of(box), box)
+        (box.got / "config.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
+
+    return with_modules(make)
+
+
+def without(text: str, *keys: str) -> str:
+    """A config's text without some top-level keys or sections."""
+    kept, at = [], ""
+    for line in text.splitlines():
+        at = line.strip("[]") if line.startswith("[") else at
+        if (at or line.split(" ")[0]) not in keys:
+            kept.append(line)
+    return "\n".join(kept) + "\n"
+
+
+def linked(place: str, *, hard: bool = False, dangling: bool = False) -> Callable[[Box], None]:
+    """A part of the run directory that is a link to the same thing among the victim's files."""
+
+    def make(box: Box) -> None:
+        path = box.work / place
+        target = box.victim / "linked" / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if dangling:
+            path.unlink(missing_ok=True)
+        elif path.exists():
+            path.rename(target)
+        elif "." in path.name.lstrip(".") or path.name == ".lock":
+            target.write_text("somebody's own words\n")
+        else:
+            target.mkdir()
+            (target / "thesis.tex").write_text("somebody's own words\n")
+        if hard:
+            path.hardlink_to(target)
+        else:
+            path.symlink_to(target)
+
+    return make
+
+
+def pipe(place: str) -> Callable[[Box], None]:
+    """A part of the run directory that nobody will ever write into."""
+
+    def make(box: Box) -> None:
+        path = box.work / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+
+    return make
+
+
+def checkpointed(**changes: Any) -> Callable[[Box], None]:
+    """A checkpoint.json that names other files."""
+
+    def make(box: Box) -> None:
+        (box.victim / "server.safetensors").write_bytes(next(box.got.rglob("server.safetensors")).read_bytes())
+        path = box.got / "checkpoint.json"
+        index = json.loads(path.read_text())
+        for key, value in changes.items():
+            shown = json.loads(filled(box, json.dumps(value)))
+            index[key] = {**index[key], **shown} if isinstance(shown, dict) else shown
+        path.write_text(json.dumps(index))
+
+    return make
+
+
+class Pickled:
+    """Asks, when it is unpickled, for a file to be made."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, (str(self.canary), "w")
+
+
+def arrays(**changes: Callable[[Box], Any]) -> Callable[[Box], None]:
+    """A .npz with arrays of objects in it."""
+
+    def make(box: Box) -> None:
+        good = {"x": np.zeros((20, 1, 8, 8), np.uint8), "y": np.arange(20) % 10}
+        held = {name: np.array([change(box)] * 20, dtype=object) for name, change in changes.items()}
+        np.savez(box.work / "data.npz", allow_pickle=True, **(good | held))
+        with_key("dataset", "data.npz")(box)
+
+    return make
+
+
+def archive(write: Callable[[zipfile.ZipFile, Box], None]) -> Callable[[Box], None]:
+    """A .npz that is any archive."""
+
+    def make(box: Box) -> None:
+        with zipfile.ZipFile(box.work / "data.npz", "w", zipfile.ZIP_DEFLATED) as file:
+            write(file, box)
+        with_key("dataset", "data.npz")(box)
+
+    return make
+
+
+def npy(array: np.ndarray, *, pickled: bool = False) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, allow_pickle=pickled)
+    return file.getvalue()
+
+
+def _outside_names(file: zipfile.ZipFile, box: Box) -> None:
+    for name in ("../../victim/notes.txt", str(box.victim / "new.npy"), "x.npy", "y.npy"):
+        file.writestr(name, npy(np.zeros((20, 4), np.float32) if name == "x.npy" else np.arange(20) % 2))
+
+
+def _bomb(file: zipfile.ZipFile, box: Box) -> None:
+    file.writestr("x.npy", npy(np.zeros((1 << 25, 1), np.uint8)))  # 32 MiB in 32 KiB
+    file.writestr("y.npy", npy(np.zeros(1 << 25, np.uint8)))
+
+
+def _giant(file: zipfile.ZipFile, box: Box) -> None:
+    header = io.BytesIO()
+    words = {"descr": "<f4", "fortran_order": False, "shape": (10**12, 4)}  # 16 TB of nothing
+    np.lib.format.write_array_header_1_0(header, words)
+    file.writestr("x.npy", header.getvalue())
+    file.writestr("y.npy", npy(np.zeros(1, np.int64)))
+
+
+def _lone(box: Box) -> None:
+    (box.work / "data.npz").write_bytes(npy(np.array([Pickled(box.canary)], dtype=object), pickled=True))
+    with_key("dataset", "data.npz")(box)
+
+
+def _bare_pickle(box: Box) -> None:
+    (box.work / "data.npz").write_bytes(pickle.dumps(Pickled(box.canary)))
+    with_key("dataset", "data.npz")(box)
+
+
+def _batches(box: Box) -> None:
+    folder = box.work / "batches"
+    folder.mkdir()
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"):
+        (folder / name).write_bytes(pickle.dumps({b"data": Pickled(box.canary), b"labels": []}))
+    with_key("dataset", "batches")(box)
+
+
+def _pickled_model(box: Box) -> None:
+    for path in (box.got / "model.safetensors", *box.got.rglob("rounds/*/*.safetensors")):
+        path.write_bytes(pickle.dumps(Pickled(box.canary)))
+
+
+def _images(box: Box) -> None:
+    for label in ("cat", "dog"):
+        (box.work / "photos" / label).mkdir(parents=True)
+        (box.work / "photos" / label / "a.png").symlink_to(box.victim / "notes.txt")
+    with_key("dataset", "photos/")(box)
+
+
+def _table_pipe(box: Box) -> None:
+    os.mkfifo(box.work / "table.csv")
+    with_key("dataset", "table.csv")(box)
+
+
+def _log_names_code(box: Box) -> None:
+    """The event log's header says that the data came from a function."""
+    path = box.got / "events.jsonl"
+    first, *rest = path.read_text().splitlines()
+    header = json.loads(first)
+    header["data"]["source"] = header["config"]["dataset"] = "evil:make"
+    header["config"]["model"]["name"] = "evil:make"
+    path.write_text("\n".join([json.dumps(header), *rest]) + "\n")
+
+
+def _a_project(box: Box) -> None:
+    """A folder of somebody's that has a config.toml: not a run at all."""
+    shutil.rmtree(box.got)
+    shutil.copytree(box.victim / "project", box.victim / "linked")
+    box.got.symlink_to(box.victim / "linked")
+
+
+def _own_beside(name: str) -> Callable[[Box], None]:
+    """A module that has the name of an installed one, beside a module that the user has typed."""
+
+    def make(box: Box) -> None:
+        path = box.work / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(evil(box))
+        (box.work / "typed.py").write_text(
+            "def net():\n    from torch import nn\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+        )
+
+    return make
+
+
+SHADOW = {
+    "compare": ("compare", "got/config.toml", "model=typed:net", "--seeds", "0", "-o", "grid"),
+    "run": ("run", "got/config.toml", "model=typed:net", "-o", "new"),
+}
+KEYS = ("model.name", "dataset", "public.source", "algorithm.name")
+CALLS = {
+    "os.system": "os:system(command='touch CANARY')",
+    "posix.system": "posix:system(command='touch CANARY')",
+    "Popen with a shell": "subprocess:Popen(args='touch CANARY', shell=true)",
+    "subprocess.run": "subprocess:run(args='touch CANARY', shell=true)",
+    "open": "builtins:open(file='CANARY', mode='w')",
+    "rmtree": "shutil:rmtree(path='VICTIM')",
+    "remove": "os:remove(path='VICTIM/notes.txt')",
+    "copy over": "shutil:copyfile(src='got/config.toml', dst='VICTIM/notes.txt')",
+    "makedirs": "os:makedirs(name='CANARY')",
+    "symlink": "os:symlink(src='nowhere', dst='CANARY')",
+    "a log file": "logging:FileHandler(filename='CANARY')",
+    "a database": "sqlite3:connect(database='CANARY')",
+    "an archive": "zipfile:ZipFile(file='CANARY', mode='w')",
+    "a temporary folder": "tempfile:mkdtemp(dir='ROOT')",
+    "a path to run": "runpy:run_path(path_name='evil.py')",
+    "an import": "importlib:import_module(name='evil')",
+    "a method of a class": "pathlib:Path.touch(self='CANARY')",
+    "our own writer": "fnrfl.report.page:report(run_dirs=1, place='CANARY')",
+}
+MODULES = {
+    "in the folder": "evil:{make}",
+    "in a package": "evilpack.fine:{make}",
+    "in a folder without init": "spread.evil:{make}",
+    "that is compiled": "compiled:{make}",
+}
+FORMS: dict[str, Callable[[str, Box], str]] = {
+    "a dotted key": lambda text, box: 'model.name = "evil:make"\n' + without(text, "model"),
+    "a key in quotes": lambda text, box: '"model.name" = "evil:make"\n' + without(text, "model"),
+    "an inline table": lambda text, box: 'algorithm = {name = "evil:Make"}\n' + without(text, "algorithm"),
+    "a short form": lambda text, box: 'algorithm = "evil:Make"\n' + without(text, "algorithm"),
+    "an array of tables": lambda text, box: without(text, "model") + '[[model]]\nname = "evil:make"\n',
+    "an array": lambda text, box: 'model = ["evil:make"]\n' + without(text, "model"),
+    "a section twice": lambda text, box: text + '[model]\nname = "evil:make"\n',
+    "a key twice": lambda text, box: 'dataset = "evil:make"\n' + text,
+    "both quoted and dotted": lambda text, box: '"model.name" = "evil:make"\n' + text,
+    "escapes": lambda text, box: 'model = "\\u0065vil:make"\n' + without(text, "model"),
+    "a literal over lines": lambda text, box: "model = '''\n  evil:make\n'''\n" + without(text, "model"),
+    "a mark at the start": lambda text, box: '\ufeffmodel = "evil:make"\n' + without(text, "model"),
+    "a name in a section of its own": lambda text, box: without(text, "model") + '[model.name]\nx = "evil:make"\n',
+    "deep nesting": lambda text, box: text + f"\n[x]\ny = {'[' * 9000}{']' * 9000}\n",
+    "a deep key": lambda text, box: f"{'.'.join('a' * 3000)} = 1\n{text}",
+    "code for a penalty": lambda text, box: without(text, "fnr") + '[fnr]\npenalty = "evil:make"\n',
+    "code for an optimiser": lambda text, box: text.replace('"sgd"', '"evil:make"'),
+    "no text": lambda text, box: "\udcff\udcfe" + text,
+}
+WORDS = {
+    "an engine": ("engine.name", "evil:make"),
+    "a scenario": ("scenario", "evil:make"),
+    "a scenario that calls": ("scenario", "label-dirichlet(__import__('os').system('touch CANARY'))"),
+    "options that call": ("model.name", "mlp(hidden=__import__('os').system('touch CANARY'))"),
+    "features": ("model.features", "__class__.__init__.__globals__"),
+    "a name that goes up": ("name", "../../victim/run"),
+    "an absolute name": ("name", "ROOT/canary"),
+    "a name of two lines": ("name", "x\n[model]\nname = 'evil:make'"),
+    "a name for a shell": ("name", "$(touch CANARY); touch CANARY"),
+    "data above": ("dataset", "../victim"),
+    "an address": ("dataset", "file:evil"),
+}
+PLACES = (
+    "got/rounds", "got/rounds/zzz", "got/rounds/000002", "got/rounds/000002.part", "got/.lock", "got/events.jsonl",
+    "got/config.toml", "got/checkpoint.json", "got/model.safetensors", "got/partition.json", "got/report.html",
+    "got/plots", "got/checkpoint.json.part", "got/model.safetensors.part", "got",
+)  # fmt: skip
+HARD = ("got/.lock", "got/events.jsonl", "got/checkpoint.json", "got/model.safetensors", "got/report.html")
+DANGLING = (
+    "got/.lock",
+    "got/checkpoint.json.part",
+    "got/report.html.part",
+    "predictions.csv.part",
+    "grid/grid.json.part",
+)
+PIPES = ("got/.lock", "got/events.jsonl", "got/config.toml", "got/checkpoint.json", "got/model.safetensors")
+UNFINISHED = ("rounds", "lock", "checkpoint", "part")  # words of places that a resumed run uses
+
+
+def _started(place: str) -> bool:
+    return not any(word in place for word in UNFINISHED) or "safetensors" in place and "part" not in place
+
+
+@functools.cache
+def cases() -> tuple[Case, ...]:
+    """All of them."""
+    made = [Case(f"model calls {name}", with_modules(with_key("model.name", words))) for name, words in CALLS.items()]
+    for key in KEYS:
+        for name, words in MODULES.items():
+            spelled = words.format(make="Make" if key == "algorithm.name" else "make")
+            made.append(Case(f"{key} is a module {name}", with_modules(with_key(key, spelled))))
+    for word in ("native", "linked", "broken", "helped"):
+        made.append(Case(f"model is a {word} module", with_modules(with_key("model.name", f"{word}:make"))))
+    made += [Case(f"config with {name}", with_text(change)) for name, change in FORMS.items()]
+    made += [Case(f"words: {name}", with_modules(with_key(*pair))) for name, pair in WORDS.items()]
+    made += [
+        Case("data: objects as x", arrays(x=lambda box: Pickled(box.canary)), data="data.npz"),
+        Case("data: objects as classes", arrays(classes=lambda box: Pickled(box.canary)), data="data.npz"),
+        Case("data: one pickled array", _lone, data="data.npz"),
+        Case("data: a pickle", _bare_pickle, data="data.npz"),
+        Case("data: members outside", archive(_outside_names), data="data.npz"),
+        Case("data: a bomb", archive(_bomb), data="data.npz"),
+        Case("data: a giant header", archive(_giant), data="data.npz"),
+        Case("data: batches of pickles", _batches, data="batches"),
+        Case("data: links for images", _images, data="photos/"),
+        Case("data: a pipe", _table_pipe, data="table.csv"),
+        Case("pickles for models", _pickled_model),
+        Case("pickles for checkpoints", _pickled_model, finished=False),
+        Case("a log that names code", with_modules(_log_names_code)),
+    ]
+    made += [Case(f"link: {place}", linked(place), finished=_started(place)) for place in PLACES]
+    made += [Case(f"hard link: {place}", linked(place, hard=True), finished=_started(place)) for place in HARD]
+    made += [Case(f"dangling link: {p}", linked(p, dangling=True), finished=_started(p)) for p in DANGLING]
+    made += [Case(f"pipe: {place}", pipe(place), finished=_started(place)) for place in PIPES]
+    made.append(Case("link: a project instead of a run", _a_project))
+    above = {"server": "../../victim/server.safetensors"}
+    absolute = {"server": "VICTIM/server.safetensors"}
+    client = {"clients": {"0": "rounds/../../../victim/server.safetensors"}}
+    made += [
+        Case("checkpoint names a file above", checkpointed(**above), finished=False),
+        Case("checkpoint names a file by its path", checkpointed(**absolute), finished=False),
+        Case("checkpoint names a client's file above", checkpointed(**client), finished=False),
+    ]
+    for name in ("PIL", "jinja2", "matplotlib/__init__", "torch", "json", "sitecustomize"):
+        make = _own_beside(name)
+        made.append(Case(f"shadow: {name}", make, typed=SHADOW, fresh=True))
+    return tuple(made)
+
+
+# -- playing -----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def templates() -> Path:
+    """A finished run directory, made once."""
+    import fnrfl
+
+    folder = Path(tempfile.mkdtemp(prefix="fnrfl-hostile-"))
+    keys = {"algorithm": "scaffold", "rounds": 2, "clients": 2, "client": {"epochs": 1}, "model": "mlp(hidden=4)"}
+    fnrfl.run("digits", out=folder / "finished", **keys)
+    return folder / "finished"
+
+
+def lay_out(case: Case, root: Path) -> Box:
+    """The hostile folder, a victim's files and a home."""
+    box = Box(root)
+    for name in ("notes.txt", "project/thesis.tex", "project/.git/HEAD", "project/config.toml", "rounds/zzz/keep.txt"):
+        path = box.victim / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("somebody's own words\n")
+    (root / "home" / ".config").mkdir(parents=True)
+    (root / "home" / ".bashrc").write_text("alias ll='ls -l'\n")
+    (root / "cache").mkdir()
+    box.work.mkdir()
+    shutil.copytree(templates(), box.got)
+    if not case.finished:
+        (box.got / "model.safetensors").unlink()
+    case.make(box)
+    return box
+
+
+def seen(root: Path) -> dict[str, tuple[object, ...]]:
+    """Everything outside the hostile folder: kind, size, hash, time. The cache and the state folder may change."""
+    found: dict[str, tuple[object, ...]] = {}
+    for place in (root, *sorted(root.rglob("*"))):
+        name = str(place.relative_to(root))
+        if name.partition("/")[0] in ("work", "cache") or name.startswith("home/.local"):
+            continue
+        kept = place.lstat()
+        content = hashlib.sha256(place.read_bytes()).hexdigest() if stat.S_ISREG(kept.st_mode) else ""
+        aside = name in (".", "home")  # folders in which others may appear
+        found[name] = (kept.st_mode, kept.st_size, content, 0) if not aside else (kept.st_mode,)
+        if not aside:
+            found[name] = (kept.st_mode, kept.st_size, content, kept.st_mtime_ns)
+    return found
+
+
+@contextmanager
+def inside(box: Box) -> Iterator[None]:
+    """The working folder and the environment of a case; nothing of its modules is left afterwards."""
+    before, path, here = dict(os.environ), list(sys.path), Path.cwd()
+    for name in ("FNRFL_STATE", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        os.environ.pop(name, None)
+    os.environ |= {"HOME": str(box.root / "home"), "FNRFL_DATA": str(box.root / "cache")}
+    os.environ.setdefault("MPLCONFIGDIR", FONTS)
+    os.chdir(box.work)
+    try:
+        yield
+    finally:
+        os.chdir(here)
+        os.environ.clear()
+        os.environ.update(before)
+        sys.path[:] = path
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None) or "").startswith(str(box.root)):
+                del sys.modules[name]
+        forget()
+
+
+def forget() -> None:
+    """What a process has allowed, as the next command is another process."""
+    try:
+        from fnrfl import own_import, trust
+    except ImportError:
+        return
+    trust._allowed.clear()
+    trust._importable.clear()
+    own_import._serving.clear()
+
+
+class Hung(BaseException):
+    """A command does not end; not an Exception, so that nobody makes a sentence of it."""
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Stop whatever does not end."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Hung
+
+    old = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)  # and again, if something goes on all the same
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def given(case: Case, command: str) -> tuple[int | str, str]:
+    """Give a command in this process: its exit code, or what happened instead, and what it said."""
+    from fnrfl import cli
+
+    words = [case.data if word == "DATA" else word for word in case.typed.get(command, COMMANDS[command])]
+    try:
+        with limited(LIMIT):
+            if command == "load":
+                return _loaded()
+            got = CliRunner().invoke(cli.app, words)
+    except Hung:
+        return "hangs", ""
+    if "Unexpected " in got.stderr:
+        return "unexpected", got.stderr
+    traced = got.exception is not None and not isinstance(got.exception, SystemExit)
+    return "traceback" if traced else got.exit_code, got.stderr
+
+
+def _loaded() -> tuple[int | str, str]:
+    """What Python's `fnrfl.load` makes of it: an error of ours is a 2, any other a traceback."""
+    import fnrfl
+    from fnrfl.errors import FnrflError
+
+    try:
+        assert fnrfl.load("got").model is not None
+    except FnrflError as error:
+        return 2, str(error)
+    except Exception as error:
+        return "traceback", repr(error)
+    return 0, ""
+
+
+def play(case: Case, command: str, root: Path) -> Outcome:
+    """Lay a case out, give one command, and look at what has changed."""
+    box = lay_out(case, root)
+    before = seen(root)
+    with inside(box):
+        code, said = _in_a_process(case, command) if case.fresh else given(case, command)
+    after = seen(root)
+    changed = tuple(sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name)))
+    executed = os.path.lexists(box.canary) or "canary" in changed
+    return Outcome(case.name, command, code, executed, changed, " ".join(said.split()))
+
+
+def _in_a_process(case: Case, command: str) -> tuple[int | str, str]:
+    """The same in a process that starts as the installed command does, with its own folder on the path."""
+    words = [sys.executable, __file__, "--give", case.name, command]
+    source = str(Path(__file__).parent.parent / "src")
+    env = os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH", source)}
+    try:
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=3 * LIMIT)
+    except subprocess.TimeoutExpired:
+        return "hangs", ""
+    try:
+        code, said = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        return "traceback", done.stderr
+    return code, said
+
+
+def played(case: Case) -> list[Outcome]:
+    """All commands, each with a folder of its own."""
+    outcomes = []
+    for command in case.commands:
+        root = Path(tempfile.mkdtemp(prefix="fnrfl-hostile-"))
+        try:
+            outcomes.append(play(case, command, root))
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+    return outcomes
+
+
+def main(words: list[str]) -> int:
+    """Print what every command did with every case."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("words", nargs="*", help="play the cases whose names contain one of these")
+    parser.add_argument("--give", nargs=2, metavar=("CASE", "COMMAND"), help="give one command here and now")
+    parser.add_argument("--said", action="store_true", help="print what the commands said, too")
+    asked = parser.parse_args(words)
+    if asked.give:
+        (case,) = [case for case in cases() if case.name == asked.give[0]]
+        print(json.dumps(given(case, asked.give[1])))
+        return 0
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    chosen = [case for case in cases() if not asked.words or any(word in case.name for word in asked.words)]
+    print(f"{'case':48}" + "".join(f"{command:>11}" for command in COMMANDS))
+    outcomes: list[Outcome] = []
+    for case in chosen:
+        found = {outcome.command: outcome for outcome in played(case)}
+        outcomes += found.values()
+        cells = (found.get(command) for command in COMMANDS)
+        print(f"{case.name:48}" + "".join(f"{_cell(outcome):>11}" for outcome in cells), flush=True)
+        for outcome in found.values():
+            if asked.said or not outcome.well:
+                print(f"    {outcome.command}: {', '.join(outcome.touched) or 'nothing touched'}; {outcome.said[:300]}")
+    executed, touched = sum(o.executed for o in outcomes), sum(bool(o.touched) for o in outcomes)
+    others = sum(not o.well and not o.executed and not o.touched for o in outcomes)
+    print(
+        f"{len(chosen)} cases, {len(outcomes)} commands: {executed} executed, {touched} touched, {others} not in words"
+    )
+    return executed + touched + others > 0
+
+
+def _cell(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "-"
+    marks = ("EXECUTED" if outcome.executed else "") or ("TOUCHED" if outcome.touched else "")
+    return marks or str(outcome.code)
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        sys.exit(main(sys.argv[1:]))
