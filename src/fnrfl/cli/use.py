@@ -94,13 +94,15 @@ def predict(
     Without labels: a .csv with just the model's inputs as columns, a .npz with x alone, a folder of images.
     """
     with errors_in_words(debug):
-        from fnrfl import files
+        from fnrfl.outputs import check_output, write
         from fnrfl.predict import predict as ask
 
+        if out is not None:
+            check_output(out)
         found = ask(run_dir, data)
         print_leaks(found.trained.config.leaks_on, quiet=quiet, stderr=True)
         if out is None:
             typer.echo(found.to_csv(), nl=False)
             return
-        files.write(out, found.to_csv())
+        write(out, found.to_csv())
         console(quiet=quiet).print(f"{len(found.labels):,} predictions in {out}")

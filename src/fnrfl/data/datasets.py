@@ -6,6 +6,7 @@ never scaled. Whatever is not one of the named data sets is checked by `from_arr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -62,7 +63,7 @@ class Dataset:
 
 def load(name: str, *, seed: int = 0) -> Dataset:
     """The data set called `name`; the seed only draws a test part for data that comes without one."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # of an unknown user: as it is, where Path would raise
     if name in NAMED:
         return _original(name, *named(name))
     if (path / CIFAR_BATCHES[0]).is_file():
