@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from fnrfl import config, registry
+from fnrfl import config, keys, registry
 from fnrfl.compare import grid
 from fnrfl.compare.folder import check_folder, write_grid
 from fnrfl.config import Client, RunConfig, describe_keys, load, loads
@@ -33,7 +33,7 @@ OTHER: dict[str, Any] = {  # a value that is allowed and not the default, where 
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Schemas are built once; a test that changes what they are built from begins and ends without."""
-    caches = (config._schema, config._model_of, config.introduced)
+    caches = (config._schema, keys.model_of, config.introduced)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -41,7 +41,7 @@ def fresh() -> Iterator[None]:
         cached.cache_clear()
 
 
-def other_value(key: config.Key) -> Any:
+def other_value(key: keys.Key) -> Any:
     """A value that the key does not have by default."""
     if key.name in OTHER:
         return OTHER[key.name]
@@ -105,7 +105,7 @@ def test_a_new_key_changes_no_hash(monkeypatch: pytest.MonkeyPatch, fresh: None)
     extra = registry.Field("new", float, 1.0, "one more")
     monkeypatch.setattr(config, "RunConfig", NewRunConfig)
     monkeypatch.setattr(registry, "fields", lambda name: (*fields(name), extra))
-    for cached in (config._schema, config._model_of, config.introduced):
+    for cached in (config._schema, keys.model_of, config.introduced):
         cached.cache_clear()
     assert hashes() == before
     changed = [["client.clip=1"], ["note=x"], ["algorithm.new=2"], ["fnr.new=2"]]

@@ -31,13 +31,17 @@ ALLOWED = {
     "models": {"models", "core", "rng", "own_code", "trust", "errors"},
     "data": {"data", "core", "rng", "own_code", "trust", "errors"},
     "metrics": {"metrics"},
-    "report": {"report", "metrics", "events", "files", "origin", "errors"},
+    "report": {"report", "metrics", "events", "files", "origin", "outputs", "spelling", "errors"},
     "compare": {"compare", "runs", "build", "core", "config", "registry", "events", "files", "metrics", "errors"}
-    | {"origin", "places"},
+    | {"origin", "outputs", "places", "spelling", "typed"},
+    "outputs": {"files", "errors"},
     "origin": {"files", "errors"},
-    "places": {"config", "origin", "errors"},
+    "places": {"config", "origin", "typed", "errors"},
     "registry": {"errors", "core", "data", "own_code", "trust"},  # core only for types and for a user's own class
-    "config": {"registry", "own_code", "trust", "errors", "data"},
+    "config": {"registry", "keys", "typed", "spelling", "own_code", "trust", "errors", "data"},
+    "keys": {"registry", "typed"},
+    "typed": {"registry", "errors"},
+    "spelling": set(),
 }
 
 # Inside these packages too: a module may import those before it.

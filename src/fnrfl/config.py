@@ -10,24 +10,21 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pydantic.fields import FieldInfo
+from pydantic import Field, ValidationError, create_model
 
 from fnrfl import own_code, registry
 from fnrfl import trust as trusted
 from fnrfl.errors import ConfigError
+from fnrfl.keys import Key, Section, keys_of, model_of
 from fnrfl.registry import Value
-
-Overrides: TypeAlias = Sequence[str] | Mapping[str, object]
-Flat: TypeAlias = dict[str, Any]  # dotted key -> value, plus "fnr": whether refinement is on
+from fnrfl.spelling import as_known, same_key
+from fnrfl.typed import Flat, Overrides, flatten, nest, parse, read_overrides, shortened, show, toml
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -35,13 +32,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Size = Share | Annotated[int, Field(ge=0)]
 
 EXAMPLE = "digits"
-SHORTHANDS = ("model", "algorithm", "engine")  # `model = "mlp"` is short for `model.name = "mlp"`
-
-
-class Section(BaseModel):
-    """A part of the config; its values cannot be changed, only replaced."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+LONGEST_NAME = 150  # bytes: a folder's name has the method and the seed as well, and at most 255
 
 
 class Model(Section):
@@ -167,10 +158,10 @@ class RunConfig(Section):
     def to_toml(self) -> str:
         """The whole config as text that runs as it is."""
         tree = self._tree()
-        text = "".join(f"{key} = {_toml(value)}\n" for key, value in tree.items() if not isinstance(value, dict))
+        text = "".join(f"{key} = {toml(value)}\n" for key, value in tree.items() if not isinstance(value, dict))
         for section, values in tree.items():
             if isinstance(values, dict):
-                text += f"\n[{section}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in values.items())
+                text += f"\n[{section}]\n" + "".join(f"{key} = {toml(value)}\n" for key, value in values.items())
         return text
 
     def replace(self, overrides: Overrides) -> RunConfig:
@@ -218,18 +209,6 @@ FIRST_DEFAULTS: dict[str, Flat] = {}
 TWINS = (("leaks.public_is_test", "public.source", "test"), ("leaks.constant_penalty", "fnr.penalty", "constant"))
 
 
-@dataclass(frozen=True)
-class Key:
-    """One key of the config, in words."""
-
-    name: str
-    type: str
-    default: Value
-    range: str
-    meaning: str
-    rule: str  # type and range as the end of a sentence: "it must be ..."
-
-
 def load(recipe: str | Path | None = None, overrides: Overrides = (), *, trust: bool = False) -> RunConfig:
     """The config of a packaged recipe, of a TOML file, or without either of the embedded example, with overrides.
 
@@ -257,7 +236,7 @@ def loads(
 ) -> RunConfig:
     """The same from TOML text; `name` is the run's name unless the text or an override says another."""
     try:
-        recipe = _flatten(tomllib.loads(text))
+        recipe = _flatten(parse(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ConfigError(f"{origin} is not valid TOML: {reason}.") from error
@@ -272,23 +251,23 @@ def introduced(algorithm: str) -> Flat:
     """The value that each key was introduced with; options of a user's own method have none."""
     options = () if ":" in algorithm else registry.fields(algorithm)
     schema = _schema(options, registry.fields("fnr"))
-    first = {key: declared.default for key, declared in _keys(schema).items()}
+    first = {key: declared.default for key, declared in keys_of(schema).items()}
     first |= FIRST_DEFAULTS.get("", {}) | FIRST_DEFAULTS.get(algorithm, {})
-    checked = _flatten(schema.model_validate(_nest(first)).model_dump())
+    checked = _flatten(schema.model_validate(nest(first)).model_dump())
     return checked | {"fnr": False, "scenario": _canonical(checked["scenario"])}
 
 
 def describe_keys() -> tuple[Key, ...]:
     """Every key there is, those of all methods included."""
-    methods = {name: _keys(_model_of(registry.fields(name)), "algorithm.").values() for name in registry.algorithms()}
+    methods = {name: keys_of(model_of(registry.fields(name)), "algorithm.").values() for name in registry.algorithms()}
     switch = Key(
         "fnr", '"off" | "on"', "off", "", "refine the weakest clients; any key of [fnr] turns it on", "off or on"
     )
     return (
-        *_keys(RunConfig).values(),
+        *keys_of(RunConfig).values(),
         *(replace(key, meaning=f"{name}: {key.meaning}") for name, keys in methods.items() for key in keys),
         switch,
-        *_keys(_model_of(registry.fields("fnr")), "fnr.").values(),
+        *keys_of(model_of(registry.fields("fnr")), "fnr.").values(),
     )
 
 
@@ -303,82 +282,55 @@ def _find(recipe: str | Path) -> Path:
     if isinstance(recipe, str) and recipe in packaged:
         return registry.FOLDER / "recipes" / f"{recipe}.toml"
     path = Path(recipe)
-    if path.suffix == ".toml" or len(path.parts) > 1 or path.exists():
+    if path.suffix == ".toml" or len(path.parts) > 1 or os.path.exists(path):
         return path
-    raise ConfigError(f'There is no recipe "{recipe}". {registry.hint(str(recipe), packaged)}, or give a .toml file.')
+    word = shortened(str(recipe))
+    raise ConfigError(f'There is no recipe "{word}". {registry.hint(str(recipe), packaged)}, or give a .toml file.')
 
 
-def _flatten(tree: Mapping[str, object], prefix: str = "") -> Flat:
-    """Nested values by dotted key, with the shorthands written out."""
-    flat: Flat = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        if path == "fnr" or path.startswith("fnr."):
-            flat["fnr"] = _switch(value) if path == "fnr" else True
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{path}.")
-        elif path in SHORTHANDS:
-            flat[f"{path}.name"] = _plain(value)
-        elif path != "fnr":
-            flat[path] = _plain(value)
-    return flat
+@cache
+def _text_keys() -> frozenset[str]:
+    """Keys whose values are text, whatever they look like."""
+    return frozenset(name for name, key in keys_of(RunConfig).items() if key.type == "str")
 
 
-def _switch(value: object) -> bool:
-    """Whether `fnr = value` turns refinement on; a section does, even an empty one."""
-    if isinstance(value, Mapping):
-        return True
-    if value not in ("on", "off", True, False):
-        raise ConfigError(f'fnr = {_show(value)} is not allowed: it must be "on", "off" or a section.')
-    return value in ("on", True)
-
-
-def _plain(value: object) -> object:
-    """Paths as text and numpy's numbers as Python's, for callers from Python."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return value.item() if isinstance(value, np.generic) else value
+def _flatten(tree: Mapping[str, object]) -> Flat:
+    return flatten(tree, _text_keys())
 
 
 def _read_overrides(overrides: Overrides) -> Flat:
-    if isinstance(overrides, Mapping):
-        return _flatten(overrides)
-    flat: Flat = {}
-    for text in [overrides] if isinstance(overrides, str) else overrides:
-        key, sign, value = (part.strip() for part in text.partition("="))
-        if not key or not sign:
-            raise ConfigError(f'"{text}" is not an override; write key=value, as in client.lr=0.1.')
-        flat |= _flatten({key: _read_value(value)})
-    return flat
-
-
-def _read_value(text: str) -> object:
-    """A TOML value, or where it is none, the word itself: `fnr=on`, `scenario=label-dirichlet(0.1)`."""
-    try:
-        read = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return read["value"] if len(read) == 1 else text
+    return read_overrides(overrides, _text_keys())
 
 
 def _resolve(recipe: Flat, overrides: Flat, name: str) -> RunConfig:
     """Defaults, then the protocol's, then the recipe, then the overrides; all problems are reported at once."""
+    recipe, overrides = _spelled(recipe), _spelled(overrides)
     default = Method.model_fields["name"].default
     algorithm = (recipe | overrides).get("algorithm.name", default)
     if algorithm != recipe.get("algorithm.name", default):
         # The recipe's fields were chosen for its own method: another method's mu is another quantity.
         recipe = {key: value for key, value in recipe.items() if not key.startswith("algorithm.")}
     if not isinstance(algorithm, str):
-        raise ConfigError(f"algorithm.name = {_show(algorithm)} is not allowed: it must be text.")
+        raise ConfigError(f"algorithm.name = {show(algorithm)} is not allowed: it must be text.")
     if algorithm == "fnr":
         raise ConfigError('algorithm.name = "fnr" is not a method: FNR wraps any method. Set fnr = "on" instead.')
 
     schema = _schema(registry.fields(algorithm), registry.fields("fnr"))
-    known = _keys(schema)
+    known = keys_of(schema)
     given: Flat = {"name": name} | recipe | overrides
     refining = given.pop("fnr", False)
-    problems = [_unknown(key, known, algorithm) for key in given if key not in known]
+    problems = [
+        *(
+            _unknown(key, known, algorithm)
+            for key in given
+            if key not in known and not _is_empty_section(key, given, known)
+        ),
+        *_bad_text(given, known),
+    ]
     given = {key: value for key, value in given.items() if key in known and (refining or not key.startswith("fnr."))}
+    given |= {
+        key: as_known(v, known[key].choices) for key, v in given.items() if isinstance(v, str) and known[key].choices
+    }
 
     values = {key: declared.default for key, declared in known.items()}
     if given.get("protocol") == "paper":
@@ -391,7 +343,7 @@ def _resolve(recipe: Flat, overrides: Flat, name: str) -> RunConfig:
     values |= given
 
     try:
-        checked = schema.model_validate(_nest(values)).model_dump()
+        checked = schema.model_validate(nest(values)).model_dump()
     except ValidationError as error:
         raise ConfigError(" ".join([*problems, *_wrong_values(error, values, known)])) from None
     try:
@@ -417,25 +369,72 @@ def _canonical(scenario: str) -> str:
     return str(parse(scenario))
 
 
+def _spelled(flat: Flat) -> Flat:
+    """Names as the tables have them, where they were spelled in another way: FedAvg, ResNet18, cifar-10."""
+    tables = {
+        "algorithm.name": [*registry.algorithms(), "fnr"],
+        "algorithm.inner": registry.algorithms(),
+        "engine.name": [*registry.ENGINES, *registry.LATER_ENGINES],
+        "public.source": ["train", "test"],
+    }
+    spelled = dict(flat)
+    for key, known in tables.items():
+        if isinstance(word := flat.get(key), str) and not _is_own_data(word):
+            spelled[key] = as_known(word, known)
+    if isinstance(word := flat.get("dataset"), str) and not _is_own_data(word):
+        spelled["dataset"] = as_known(word, registry.DATASETS)
+    if isinstance(word := flat.get("model.name"), str):
+        name, bracket, rest = word.partition("(")
+        spelled["model.name"] = as_known(name.strip(), registry.MODELS) + bracket + rest
+    return spelled
+
+
+def _is_empty_section(key: str, given: Flat, known: Mapping[str, Key]) -> bool:
+    """Whether it is a section with nothing in it, which says nothing."""
+    return given[key] == {} and any(name.startswith(f"{key}.") for name in known)
+
+
+def _bad_text(given: Flat, known: Mapping[str, Key]) -> Iterator[str]:
+    """Text that is empty, or that no file could hold."""
+    for key, value in given.items():
+        if not isinstance(value, str) or key not in known:
+            continue
+        if not value.strip() and known[key].type == "str" and key != "name":
+            yield f'{key} = "{value}" is not allowed: it must not be empty (default {show(known[key].default)}).'
+        elif not _is_utf8(value):
+            yield f"{key} = {show(value)} is not valid UTF-8 text; write it in UTF-8."
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _unknown(key: str, known: Mapping[str, Key], algorithm: str) -> str:
     """An unknown key, and the one that was meant."""
     inside = [name for name in known if name.startswith(f"{key}.")]
     if inside:
         return f"{key} is a section and cannot be given a value; set its keys, such as {inside[0]}."
-    section, _, word = key.rpartition(".")
+    section = key.rpartition(".")[0]
+    if section in known:
+        return f"{section} is not a section: it must be {known[section].rule}."
     if section == "algorithm":
         among = [name for name in known if name.startswith("algorithm.")]
-        return f"Unknown key {key}: with {algorithm}, the keys of [algorithm] are {', '.join(among)}."
-    elsewhere = [name for name in known if name.rpartition(".")[2] == word]
-    meant = " or ".join(elsewhere) or registry.nearest(key, known)
-    return f"Unknown key {key}" + (f": did you mean {meant}?" if meant else "; `fnrfl list keys` prints all of them.")
+        return f"Unknown key {shortened(key)}: with {algorithm}, the keys of [algorithm] are {', '.join(among)}."
+    meant = " or ".join(same_key(key, known)) or registry.nearest(key, known)
+    return f"Unknown key {shortened(key)}" + (
+        f": did you mean {meant}?" if meant else "; `fnrfl list keys` prints all of them."
+    )
 
 
 def _wrong_values(error: ValidationError, values: Flat, known: Mapping[str, Key]) -> list[str]:
     """One sentence per key whose value has the wrong type or is out of range."""
     located = [".".join(map(str, e["loc"])) + "." for e in error.errors()]
     return [
-        f"{key} = {_show(values[key])} is not allowed: it must be {declared.rule} (default {_show(declared.default)})."
+        f"{key} = {show(values[key])} is not allowed: it must be {declared.rule} (default {show(declared.default)})."
         for key, declared in known.items()
         if any(place.startswith(f"{key}.") for place in located)
     ]
@@ -444,27 +443,30 @@ def _wrong_values(error: ValidationError, values: Flat, known: Mapping[str, Key]
 def _unknown_names(config: RunConfig) -> Iterator[str]:
     """Names that are in no table and do not look like the user's own."""
     if config.name.startswith(".") or not config.name.strip() or set(config.name) & set("/\\\0\n"):
-        yield f"name = {_show(config.name)} is not allowed: it must be the name of one folder, such as my-run."
-    dataset = config.dataset
+        yield f"name = {show(config.name)} is not allowed: it must be the name of one folder, such as my-run."
+    if len(config.name.encode(errors="surrogateescape")) > LONGEST_NAME:
+        yield f"name = {show(config.name)} is too long: it names a folder and must have at most {LONGEST_NAME} bytes."
+    dataset, shown = config.dataset, shortened(config.dataset)
     forms = ", ".join(registry.DATASET_FORMS)
     if dataset not in registry.DATASETS and not _is_own_data(dataset):
-        yield f'dataset = "{dataset}" is not known. {registry.hint(dataset, registry.DATASETS)}, or give {forms}.'
+        yield f'dataset = "{shown}" is not known. {registry.hint(dataset, registry.DATASETS)}, or give {forms}.'
     source = config.public.source
     if source not in ("train", "test") and not _is_own_data(source):
-        yield f'public.source = "{source}" is not known. Choose "train", or give {forms}.'
+        yield f'public.source = "{shortened(source)}" is not known. Choose "train", or give {forms}.'
     model = config.model.name.partition("(")[0].strip()
     if ":" not in model and model not in registry.MODELS:
-        yield f'model = "{model}" is not known. {registry.hint(model, registry.MODELS)}, or give module:function.'
+        hint = registry.hint(model, registry.MODELS)
+        yield f'model = "{shortened(model)}" is not known. {hint}, or give module:function.'
     engine = config.engine.name
     if engine in registry.LATER_ENGINES:
         yield f'engine = "{engine}" is not in this version. Choose one of {", ".join(registry.ENGINES)}.'
     elif engine not in registry.ENGINES:
-        yield f'engine = "{engine}" is not known. {registry.hint(engine, registry.ENGINES)}.'
+        yield f'engine = "{shortened(engine)}" is not known. {registry.hint(engine, registry.ENGINES)}.'
 
 
 def _is_own_data(text: str) -> bool:
     """Whether a text looks like a file, a folder or a function of the user's."""
-    return Path(text).suffix.lower() in (".npz", ".csv") or ":" in text or "/" in text or Path(text).is_dir()
+    return Path(text).suffix.lower() in (".npz", ".csv") or ":" in text or "/" in text or os.path.isdir(text)
 
 
 def _leaks_refused(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]:
@@ -475,12 +477,12 @@ def _leaks_refused(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]
         leaking = [f"leaks.{name}" for name in config.leaks_on]
         leaking += ["public.source"] if values["public.source"] == "test" else []
         for key in leaking:
-            honest = f"{key} = {_show(known[key].default)}"
-            yield f'{key} = {_show(values[key])} is a leak; set protocol = "paper", which labels it, or {honest}.'
+            honest = f"{key} = {show(known[key].default)}"
+            yield f'{key} = {show(values[key])} is a leak; set protocol = "paper", which labels it, or {honest}.'
         return
     for leak, twin, leaks in twins:
         if values[leak] != leaks:
-            yield f"{leak} = {_show(values[leak])} contradicts {twin} = {_show(values[twin])}; give only one of them."
+            yield f"{leak} = {show(values[leak])} contradicts {twin} = {show(values[twin])}; give only one of them."
 
 
 def _conflicts(config: RunConfig) -> Iterator[str]:
@@ -505,105 +507,13 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _nest(values: Flat) -> dict[str, Any]:
-    """The inverse of `_flatten`, without shorthands."""
-    tree: dict[str, Any] = {}
-    for key, value in values.items():
-        section, _, word = key.rpartition(".")
-        (tree.setdefault(section, {}) if section else tree)[word] = value
-    return tree
-
-
-@cache
-def _model_of(fields: tuple[registry.Field, ...]) -> type[Section]:
-    """A method's fields as a section that can be validated."""
-    declared: dict[str, Any] = {
-        f.name: (_bounded(f.type, dict(f.bounds)), Field(f.default, description=f.help)) for f in fields
-    }
-    return create_model("Options", __base__=Section, **declared)
-
-
-def _bounded(annotation: Any, bounds: dict[str, Any]) -> Any:
-    """The bounds put on the members of a type that are numbers: in `float | Literal["client"]`, on the first."""
-    if get_origin(annotation) in (Union, UnionType):
-        return Union[tuple(_bounded(member, bounds) for member in get_args(annotation))]  # noqa: UP007
-    return Annotated[annotation, Field(**bounds)] if annotation in (int, float) and bounds else annotation
-
-
 @cache
 def _schema(algorithm: tuple[registry.Field, ...], fnr: tuple[registry.Field, ...]) -> type[Section]:
     """RunConfig with the fields of one method and of the refinement where they are written."""
-    named = create_model("Method", __base__=_model_of(algorithm), name=(str, Method.model_fields["name"]))
+    named = create_model("Method", __base__=model_of(algorithm), name=(str, Method.model_fields["name"]))
     fixed: dict[str, Any] = {
         name: (field.annotation, field)
         for name, field in RunConfig.model_fields.items()
         if name not in ("algorithm", "fnr")
     }
-    return create_model("Schema", __base__=Section, **fixed, algorithm=(named, ...), fnr=(_model_of(fnr), ...))
-
-
-def _keys(model: type[BaseModel], prefix: str = "") -> dict[str, Key]:
-    """The keys of a section and of those inside it, by dotted name."""
-    keys: dict[str, Key] = {}
-    for name, field in model.model_fields.items():
-        path = f"{prefix}{name}"
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            keys |= _keys(field.annotation, f"{path}.")
-        elif field.description:
-            members = list(_members(field.annotation, field.metadata))
-            keys[path] = Key(
-                path,
-                " | ".join(member.type for member in members),
-                field.default,
-                "; ".join(member.range for member in members if member.range),
-                field.description,
-                _either([" ".join(filter(None, (member.words, member.range))) for member in members]),
-            )
-    return keys
-
-
-@dataclass(frozen=True)
-class _Member:
-    """One of the types that a key may have."""
-
-    type: str
-    words: str
-    range: str = ""
-
-
-def _members(annotation: Any, metadata: Sequence[Any]) -> Iterator[_Member]:
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        inner = [bound for extra in args[1:] for bound in (extra.metadata if isinstance(extra, FieldInfo) else [extra])]
-        yield from _members(args[0], [*metadata, *inner])
-    elif origin in (Union, UnionType):
-        for arg in args:
-            yield from _members(arg, metadata)
-    elif origin is Literal:
-        for choice in args:
-            yield _Member(_toml(choice), _toml(choice))
-    else:
-        signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-        bounds = (
-            f"{sign} {getattr(bound, name):g}" for bound in metadata for name, sign in signs if hasattr(bound, name)
-        )
-        words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        yield _Member(annotation.__name__, words[annotation], " and ".join(bounds))
-
-
-def _either(choices: Sequence[str]) -> str:
-    return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
-
-
-def _toml(value: Value) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
-
-
-def _show(value: object) -> str:
-    """A value as the user typed it, whatever it is."""
-    return _toml(value) if isinstance(value, Value) else repr(value)
+    return create_model("Schema", __base__=Section, **fixed, algorithm=(named, ...), fnr=(model_of(fnr), ...))

@@ -12,6 +12,7 @@ from rich.table import Table
 from fnrfl.config import load
 from fnrfl.report import report
 from fnrfl.runs import Result, run
+from fnrfl.spelling import counted
 
 OUT = Path("runs") / "demo"
 SEEDS = (0, 1, 2)
@@ -29,8 +30,8 @@ def main() -> None:
     began = time.perf_counter()
     example = load()
     console.print(
-        f"{example.dataset}, {example.clients} clients, {example.rounds} rounds, {example.model.name}, "
-        f"seeds {', '.join(map(str, SEEDS))}; skew: {example.scenario}"
+        f"{example.dataset}, {counted(example.clients, 'client')}, {counted(example.rounds, 'round')}, "
+        f"{example.model.name}, seeds {', '.join(map(str, SEEDS))}; skew: {example.scenario}"
     )
     found: dict[str, list[Result]] = {}
     for name, keys in RUNS.items():

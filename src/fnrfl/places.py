@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fnrfl import origin
-from fnrfl.config import Flat, RunConfig, introduced
+from fnrfl.config import RunConfig, introduced
 from fnrfl.errors import ConfigError
+from fnrfl.typed import Flat
 
 
 def run_dirs(config: RunConfig) -> Iterator[Path]:

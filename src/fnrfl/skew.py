@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fnrfl.errors import ConfigError
+from fnrfl.outputs import write
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -143,9 +145,11 @@ def figure(counts: npt.ArrayLike, classes: Sequence[str], scores: Skew, title: s
     right.set(xlabel="examples", title=f"Gini {scores.gini:.2f}")
     right.title.set_fontsize("medium")
     right.spines[["top", "right"]].set_visible(False)
+    drawn = io.BytesIO()
     try:
-        drawing.savefig(path, dpi=150)
+        drawing.savefig(drawn, format=path.suffix.lower().removeprefix(".") or "png", dpi=150)
     except ValueError as error:  # an ending that is no image format
         raise ConfigError(f"{path} cannot be drawn: {error}. End its name in .png, .svg or .pdf.") from error
     finally:
         pyplot.close(drawing)
+    write(path, drawn.getvalue())

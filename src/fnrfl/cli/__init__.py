@@ -8,12 +8,13 @@ import sys
 
 from fnrfl.cli import look, train, use
 from fnrfl.cli.common import app
+from fnrfl.cli.keywords import KeyValueCommand
 from fnrfl.interrupt import OutputClosed
 
 __all__ = ["app", "main"]
 
-app.command()(train.run)
-app.command()(train.compare)
+app.command(cls=KeyValueCommand)(train.run)
+app.command(cls=KeyValueCommand)(train.compare)
 app.command()(train.resume)
 app.add_typer(look.scenario, name="scenario")
 app.command()(use.report)

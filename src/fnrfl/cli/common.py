@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -65,7 +66,7 @@ def _common(
 def recipe_and_overrides(recipe: str | None, overrides: Sequence[str] | None) -> tuple[str | None, list[str]]:
     """Which word is the recipe, wherever it stands, and which are key=value."""
     words = [word for word in (recipe, *(overrides or ())) if word is not None]
-    recipes = [word for word in words if "=" not in word or Path(word).is_file()]
+    recipes = [word for word in words if "=" not in word or os.path.isfile(word)]
     if len(recipes) > 1:
         raise ConfigError(
             f'"{recipes[0]}" and "{recipes[1]}" cannot both be the recipe. Give one, and changes to it as key=value.'

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fnrfl.cli.common import HELP, Debug, Json, Overrides, Quiet, Trust, answer, console, errors_in_words, print_table
+from fnrfl.cli.keywords import KeyValueCommand
 from fnrfl.errors import ConfigError
+from fnrfl.spelling import counted
 
 if TYPE_CHECKING:
     from fnrfl.build import Built
@@ -43,7 +45,7 @@ Text = Annotated[
 # -- scenarios ---------------------------------------------------------------------------------------------------------
 
 
-@scenario.command("show")
+@scenario.command("show", cls=KeyValueCommand)
 def show(
     text: Text,
     overrides: Overrides = None,
@@ -63,12 +65,15 @@ def show(
     the embedded example.
     """
     with errors_in_words(debug, answers=json):
+        from fnrfl.outputs import check_output
         from fnrfl.skew import figure, skew
 
+        if png is not None:
+            check_output(png)
         built = _built(text, overrides, trust)
         counts, config = built.partition.counts, built.config
         scores = skew(counts, built.partition.levels)
-        title = f"{config.scenario}, {config.dataset}, {config.clients} clients, seed {config.seed}"
+        title = f"{config.scenario}, {config.dataset}, {counted(config.clients, 'client')}, seed {config.seed}"
         if png is not None:
             figure(counts, built.dataset.classes, scores, title, png)
         if json:
@@ -81,7 +86,7 @@ def show(
             typer.echo(f"drawn in {png}")
 
 
-@scenario.command("save")
+@scenario.command("save", cls=KeyValueCommand)
 def save(
     file: Annotated[Path, typer.Argument(metavar="FILE.json", show_default=False, help="Where it goes.")],
     text: Text,
@@ -98,13 +103,14 @@ def save(
     The file has hashes, and the format of a run's partition.json.
     """
     with errors_in_words(debug):
-        from fnrfl import files
+        from fnrfl.outputs import check_output, write
 
+        check_output(file)
         if file.suffix != ".json":
             raise ConfigError(f"{file} does not end in .json; give the file first and then the scenario.")
         built = _built(text, overrides, trust)
         manifest = built.partition.manifest() | {"splits": built.splits.manifest()}
-        files.write(file, json_format.dumps(manifest) + "\n")
+        write(file, json_format.dumps(manifest) + "\n")
         console(quiet=quiet).print(f"{built.config.scenario} in {file}, sha256 {built.partition.sha256}")
 
 
@@ -130,7 +136,7 @@ def _show_split(title: str, built: Built, scores: Skew) -> None:
     from fnrfl.skew import SHADES, binned, heat_map
 
     counts = built.partition.counts
-    typer.echo(f"{title}: {int(scores.sizes.sum()):,} examples, {counts.shape[1]} classes")
+    typer.echo(f"{title}: {counted(int(scores.sizes.sum()), 'example')}, {_classes(counts.shape[1])}")
     noisy = built.partition.noise is not None
     labels = _class_labels(counts.shape[1], binned(counts).shape[1])
     rows = [("client", labels, "examples", "classes", "distance", *(["noise"] if noisy else []))]
@@ -139,16 +145,20 @@ def _show_split(title: str, built: Built, scores: Skew) -> None:
         rows.append((str(client), shades, *cells, *([f"{scores.noise[client]:.3g}"] if noisy else [])))
     print_table(rows)
     if len(counts) > ROWS:
-        typer.echo(f"and {len(counts) - ROWS:,} clients more")
+        typer.echo(f"and {counted(len(counts) - ROWS, 'client')} more")
     largest = int(binned(counts).max())
     typer.echo(
-        f"\nshades      {' '.join(SHADES[1:])} up to {largest:,} examples of a class\n"
+        f"\nshades      {' '.join(SHADES[1:])} up to {counted(largest, 'example')} of a class\n"
         f"labels      Jensen-Shannon distance to all data {scores.distance.mean():.3f} on average (0 even, 1 most)\n"
         f"classes     {scores.classes.mean():.1f} effective ones per client on average, of {counts.shape[1]}\n"
         f"sizes       {scores.sizes.min():,} to {scores.sizes.max():,}, Gini {scores.gini:.3f} (0 even)\n"
         f"noise       {_noise(built)}\n"
         f"sha256      {built.partition.sha256}"
     )
+
+
+def _classes(number: int) -> str:
+    return counted(number, "class", "classes")
 
 
 def _noise(built: Built) -> str:

@@ -30,6 +30,7 @@ from fnrfl.cli.common import (
 from fnrfl.cli.notices import notices
 from fnrfl.errors import ConfigError, FnrflError, from_system, out_of_memory, sentence
 from fnrfl.interrupt import OutputClosed, exit_code
+from fnrfl.spelling import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -177,7 +178,9 @@ def compare(
         cells = comparing.grid(*words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
         folder = out or comparing.default_out(cells)
         screen = console(quiet=quiet, stderr=json)
-        screen.print(f"{len(cells)} runs, kept in {folder}")
+        if (note := comparing.about_seeds(seeds)) is not None:
+            screen.print(f"note: {note}")
+        screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
         try:
             with _grid_display(screen) as show:
                 found = comparing.compare(
@@ -214,7 +217,9 @@ def _carry_out(
             raise FnrflError(sentence(error, _way_on(run_dir))) from error
         raise
     summary = result.summary()
-    screen.print(f"accuracy {summary['accuracy']:.4f} after {summary['rounds']} rounds, kept in {result.run_dir}")
+    screen.print(
+        f"accuracy {summary['accuracy']:.4f} after {counted(summary['rounds'], 'round')}, kept in {result.run_dir}"
+    )
     print_leaks(config.leaks_on, quiet=quiet, stderr=json)
     if json:
         answer(json_format.dumps(summary, allow_nan=False))
@@ -235,7 +240,7 @@ def title(config: RunConfig) -> str:
     method = config.algorithm.name + ("" if config.fnr is None else " + FNR")
     return (
         f"{config.name}: {method}, {config.dataset}, {config.model.name}, {config.scenario}, "
-        f"{config.clients} clients, {config.rounds} rounds, seed {config.seed}"
+        f"{counted(config.clients, 'client')}, {counted(config.rounds, 'round')}, seed {config.seed}"
     )
 
 
@@ -307,14 +312,14 @@ def _forecast_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield f"steps   {summary['steps']:,}: {phases}"
     for way in ("up", "down"):
         each, total = summary[f"bytes_{way}_per_round"], summary[f"bytes_{way}"]
-        yield f"{way:6}  {each:,} bytes a round, {total:,} in all ({total / MIB:.1f} MiB)"
+        yield f"{way:6}  {counted(each, 'byte')} a round, {total:,} in all ({total / MIB:.1f} MiB)"
     memory = summary["memory_estimate"]
     yield f"memory  {'unknown' if memory is None else f'about {memory / MIB:.0f} MiB'}"
     yield f"time    about {_duration(summary['seconds_estimate'])} here, judging by a few steps that were thrown away"
     place = "GPU" if summary["engine"] == "gpu" else "thread"
     yield (
-        f"engine  {summary['engine']}, {summary['clients_at_once']} clients at once on {summary['threads']} "
-        f"{place}{'s' if summary['threads'] > 1 else ''}, {summary['parameters']:,} parameters"
+        f"engine  {summary['engine']}, {counted(summary['clients_at_once'], 'client')} at once on "
+        f"{counted(summary['threads'], place)}, {counted(summary['parameters'], 'parameter')}"
     )
     yield from (f"note    {notice}" for notice in summary["notices"])
 

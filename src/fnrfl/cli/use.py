@@ -130,14 +130,16 @@ def predict(
     answer is the mean of theirs, and a column client_ID has what each one says.
     """
     with errors_in_words(debug, answers=out is None):
-        from fnrfl import files
+        from fnrfl.outputs import check_output, write
         from fnrfl.predict import predict as ask
 
+        if out is not None:
+            check_output(out)
         found = ask(run_dir, data, client=client, id_column=carried, trust=trust)
         print_leaks(found.trained.config.leaks_on, quiet=quiet, stderr=True)
         print_notes(found.notes, quiet=quiet)
         if out is None:
             answer(found.to_csv())
             return
-        files.write(out, found.to_csv())
+        write(out, found.to_csv())
         console(quiet=quiet).print(f"{len(found.labels):,} predictions in {out}")

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from fnrfl.compare.cells import Cell, Group, grid
 from fnrfl.compare.folder import default_out
-from fnrfl.compare.lists import read_seeds, split
+from fnrfl.compare.lists import about_seeds, read_seeds, split
 from fnrfl.compare.rows import METRICS, Failure, Row
 from fnrfl.compare.running import Notice, compare
 from fnrfl.compare.summary import summarise
 from fnrfl.compare.tables import Comparison, notes, table
 
 __all__ = [
-    "METRICS", "Cell", "Comparison", "Failure", "Group", "Notice", "Row", "compare", "default_out", "grid", "notes",
-    "read_seeds", "split", "summarise", "table",
+    "METRICS", "Cell", "Comparison", "Failure", "Group", "Notice", "Row", "about_seeds", "compare", "default_out",
+    "grid", "notes", "read_seeds", "split", "summarise", "table",
 ]  # fmt: skip

@@ -115,7 +115,7 @@ def _check_seeds(seeds: Sequence[int], overrides: Iterable[str]) -> None:
 def _parts(values: Mapping[str, str], config: RunConfig) -> Parts:
     """What varies, in words, and FNR wherever it is on."""
     parts = [
-        (key, _words(key, value))
+        (key, _words(key, _as_resolved(key, value, config)))
         for key, value in values.items()
         if config.fnr is not None or not key.startswith("fnr.")
     ]
@@ -124,6 +124,14 @@ def _parts(values: Mapping[str, str], config: RunConfig) -> Parts:
     if config.fnr is not None and not any(key.split(".")[0] == "fnr" for key, _ in parts):
         parts.append(("fnr", "fnr on"))
     return tuple(parts)
+
+
+def _as_resolved(key: str, value: str, config: RunConfig) -> str:
+    """A value of a grid in the words of the config, so that FedAvg and fedavg, yes and on are the same."""
+    if key == "fnr":
+        return "off" if config.fnr is None else "on"
+    names = {"algorithm.name": config.algorithm.name, "dataset": config.dataset, "model.name": config.model.name}
+    return (names | {"engine.name": config.engine.name}).get(key, value)
 
 
 def _words(key: str, value: str) -> str:

@@ -11,6 +11,7 @@ from fnrfl import files
 from fnrfl.compare.cells import Cell
 from fnrfl.compare.tables import Comparison
 from fnrfl.errors import ConfigError
+from fnrfl.outputs import write
 from fnrfl.places import flat
 
 FORMAT = (
@@ -64,13 +65,13 @@ def write_grid(out: Path, cells: Sequence[Cell]) -> None:
         "config": {key: first[key] for key in shared},  # what all runs share, and below what each has of its own
         "own": {name: {key: it[key] for key in it if key not in shared} for name, it in configs.items()},
     }
-    files.write(out / "grid.json", json.dumps(grid_file, indent=1) + "\n")
+    write(out / "grid.json", json.dumps(grid_file, indent=1) + "\n")
 
 
 def write_tables(out: Path, found: Comparison) -> None:
     """The comparison in every form that a file can have."""
     for suffix, text in (("json", found.to_json()), ("csv", found.to_csv()), ("md", found.to_markdown())):
-        files.write(out / f"comparison.{suffix}", text)
+        write(out / f"comparison.{suffix}", text)
 
 
 def _claims(cells: Iterable[Cell]) -> dict[str, str]:

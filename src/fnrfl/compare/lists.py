@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from fnrfl.config import SHORTHANDS
 from fnrfl.errors import ConfigError
+from fnrfl.typed import SHORTHANDS
 
 
 def split(text: str) -> list[str]:
@@ -37,6 +37,12 @@ def read_seeds(text: str) -> list[int]:
             raise ConfigError(f'"{text}" is not a list of seeds; write whole numbers, as in 0,1,2 or 0-4.')
         found += range(first, last + 1)
     return found
+
+
+def about_seeds(text: str) -> str | None:
+    """What to tell somebody who may have meant a number of seeds, and gave one seed."""
+    number = int(text) if re.fullmatch(r"\s*\d{1,9}\s*", text, re.ASCII) else 0
+    return f"--seeds {number} is the one seed {number}; {number} seeds are 0-{number - 1}." if number > 1 else None
 
 
 def read_axes(over: Iterable[str]) -> dict[str, list[str]]:

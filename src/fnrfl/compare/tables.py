@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fnrfl.compare.rows import Failure, Row, Summary, as_line, as_tree
 from fnrfl.metrics.statistics import Difference, Estimate
+from fnrfl.spelling import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -104,7 +105,8 @@ def notes(comparison: Comparison) -> list[str]:
     if comparison.leaks:
         said.insert(0, f"leak: {', '.join(comparison.leaks)}. Rows marked so are no honest results.")
     if len(comparison.runs) < comparison.cells:
-        said.insert(0, f"{len(comparison.runs)} of {comparison.cells} runs are finished.")
+        are = "is" if comparison.cells == 1 else "are"
+        said.insert(0, f"{len(comparison.runs)} of {counted(comparison.cells, 'run')} {are} finished.")
     return said + [f"{failure.cell} failed: {failure.error}" for failure in comparison.failed]
 
 

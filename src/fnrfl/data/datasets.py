@@ -6,6 +6,7 @@ whole, and features are never scaled. `read` is the one way to data that is no n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -159,7 +160,7 @@ def read(name: str, expected: Expected | None = None) -> Source:
 
     Without `expected` it is to be trained on; with it, it is held against what a model expects.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # of an unknown user: as it is, where Path would raise
     if name in NAMED:
         return _original(name, *named(name))
     if (path / CIFAR_BATCHES[0]).is_file():

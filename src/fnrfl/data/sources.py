@@ -97,12 +97,15 @@ class Availability:
 
 
 def cache_dir() -> Path:
-    """Where data is kept: FNRFL_DATA, or `fnrfl` under the user's cache directory."""
+    """Where data is kept: FNRFL_DATA, or `fnrfl` under the user's cache directory; without a home, data/ here."""
     if chosen := os.environ.get("FNRFL_DATA"):
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen))
     if base := os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA"):
         return Path(base) / "fnrfl"
-    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "fnrfl"
+    home = os.path.expanduser("~")
+    if home == "~":  # neither HOME nor an entry in the system's list of users
+        return Path("data")
+    return Path(home) / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "fnrfl"
 
 
 def named(name: str) -> tuple[Arrays, str]:

@@ -13,12 +13,13 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fnrfl import files
 from fnrfl.errors import ConfigError
 from fnrfl.events import Event
+from fnrfl.outputs import check_output, write
 from fnrfl.report import mixed, read, tables, words
 from fnrfl.report.labels import method
 from fnrfl.report.read import MIB, Group, Panel, Run
+from fnrfl.spelling import counted
 
 T = TypeVar("T")
 log = logging.getLogger("fnrfl")
@@ -71,7 +72,7 @@ def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plo
             f"{runs[0].path} has no finished round yet, so there is nothing to report. Go on with `fnrfl resume "
             f"{shlex.quote(str(runs[0].path))}`."
         )
-    out = Path(out) if Path(out).suffix in (".html", ".htm") else Path(out) / "report.html"
+    out = check_output(Path(out) if Path(out).suffix in (".html", ".htm") else Path(out) / "report.html")
     panels = read.panels(begun)
     page = render(
         panels,
@@ -85,7 +86,7 @@ def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plo
 
         draw(panels, out.parent / "plots")
     out.parent.mkdir(parents=True, exist_ok=True)
-    files.write(out, page)
+    write(out, page)
     return out
 
 
@@ -419,7 +420,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, list[str]]:
         held = {name: count for name, count in run.examples.items() if count and name != "train"}
         clients = sum(map(sum, run.counts))
         told = ", ".join(f"{count:,} {name}" for name, count in ({"with the clients": clients} | held).items())
-        return f"{run.config['dataset']}: {run.examples['train']:,} training examples; {told}"
+        return f"{run.config['dataset']}: {counted(run.examples['train'], 'training example')}; {told}"
 
     about = [run.about for run in runs]
     return {

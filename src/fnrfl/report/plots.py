@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from fnrfl.errors import ConfigError
 from fnrfl.metrics.statistics import mean
+from fnrfl.outputs import write
 from fnrfl.report import read
 from fnrfl.report.page import DASHES, short
 from fnrfl.report.read import Group, Panel
@@ -50,7 +52,9 @@ def draw(panels: Sequence[Panel], folder: Path) -> list[Path]:
                 for suffix in ("png", "svg"):
                     path = folder / f"{stem}.{suffix}"
                     date = {"Date": None} if suffix == "svg" else None  # the same figure is the same file
-                    made.savefig(path, dpi=160, metadata=date, bbox_inches="tight", pad_inches=0.2)
+                    drawn = io.BytesIO()
+                    made.savefig(drawn, format=suffix, dpi=160, metadata=date, bbox_inches="tight", pad_inches=0.2)
+                    write(path, drawn.getvalue())
                     written.append(path)
     return written
 

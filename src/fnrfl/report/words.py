@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fnrfl.metrics.statistics import Difference, mean
 from fnrfl.report.read import Group, Panel, control, difference, plain, ranked
+from fnrfl.spelling import counted
 
 MOST = 2  # methods whose FNR gets a sentence each
 CLEAR = "more than the spread"
@@ -27,9 +28,12 @@ def what(panels: Sequence[Panel]) -> str:
     def each(key: str) -> str:
         return listed(list(dict.fromkeys(str(group.config[key]) for group in groups)))
 
+    def many(key: str, what: str) -> str:
+        return f"{each(key)} {what if each(key) == '1' else what + 's'}"
+
     return (
-        f"{counted(runs, 'run')} on {each('dataset')}: {each('scenario')} over {each('clients')} "
-        f"clients, {each('rounds')} rounds, model {each('model.name')}, {'seed' if len(seeds) == 1 else 'seeds'} "
+        f"{counted(runs, 'run')} on {each('dataset')}: {each('scenario')} over {many('clients', 'client')}, "
+        f"{many('rounds', 'round')}, model {each('model.name')}, {'seed' if len(seeds) == 1 else 'seeds'} "
         f"{listed([str(seed) for seed in seeds])}."
     )
 
@@ -147,7 +151,7 @@ def measured_on(panel: Panel) -> str:
     """Which data the accuracies of a panel are of."""
     run = panel.groups[0].runs[0]
     test, dataset = run.examples["test"], run.config["dataset"]
-    text = f"Accuracy is the share of right answers on the {test:,} test examples of {dataset}"
+    text = f"Accuracy is the share of right answers on the {counted(test, 'test example')} of {dataset}"
     if any("accuracy_clean" in group.runs[0].rounds[0] for group in panel.groups):
         text += ", scored once under each client's noise where a scenario has feature noise; clean: without noise"
     text += ", after the last round."
@@ -179,11 +183,6 @@ def percent(share: float) -> str:
 def signed(share: float) -> str:
     """Percentage points with their sign, a proper minus included."""
     return f"{round(100 * share, 1) + 0.0:+.1f}".replace("-", "\N{MINUS SIGN}")
-
-
-def counted(number: int, what: str) -> str:
-    """A number of things."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def listed(words: Sequence[str]) -> str:

@@ -1,0 +1,148 @@
+"""What commands write for people: not over a run, whole or not at all, and without a home folder too."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fnrfl import files, runs
+from fnrfl.cli import app
+from fnrfl.compare import compare, grid
+from fnrfl.config import load
+from fnrfl.data.sources import cache_dir
+from fnrfl.errors import ConfigError
+from fnrfl.outputs import check_output, write
+from fnrfl.report import report
+
+QUICK = ["rounds=1", "client.epochs=1", "clients=3"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    runs.run(load(None, QUICK), out=folder / "run")
+    compare(grid(None, QUICK, [], [0]), folder / "grid")
+    return folder
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def command(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "run", "digits", "-o", "run/config.toml"),
+        ("predict", "run", "digits", "-o", "run/model.safetensors"),
+        ("predict", "run", "digits", "-o", "link/events.jsonl"),
+        ("predict", "run", "digits", "-o", "run/rounds/000001/server.safetensors"),
+        ("predict", "run", "digits", "-o", "grid/comparison.csv"),
+        ("scenario", "save", "run/partition.json", "iid"),
+        ("scenario", "save", "run/checkpoint.json", "iid"),
+        ("scenario", "save", "grid/grid.json", "iid"),
+        ("scenario", "show", "iid", "--png", "run/config.toml"),
+        ("report", "run", "-o", "run/config.toml"),
+        ("report", "run", "-o", "run/rounds"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_of_a_run_is_not_written_over(words: tuple[str, ...], here: Path) -> None:
+    os.symlink("run", "link")
+    before = contents(here)
+    got = command(*words)
+    assert got.exit_code == 2 and words[-1].rpartition("/")[2].removesuffix("iid") in got.stderr
+    assert "is a file" in got.stderr and "Choose another" in got.stderr
+    assert contents(here) == before
+
+
+def test_other_files_may_be_written_into_a_run(here: Path) -> None:
+    for words in (
+        ("predict", "run", "digits", "-o", "run/guesses.csv"),
+        ("predict", "run", "digits", "-o", "run/guesses.csv"),
+        ("scenario", "save", "run/split.json", "iid"),
+        ("report", "run", "--no-plots"),
+    ):
+        assert command(*words).exit_code == 0
+    assert check_output(Path("config.toml")) == Path("config.toml")  # no run is here
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(contents(here))
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(files, "sync", full)
+    for words in (
+        ("report", "run"),
+        ("report", "run", "--no-plots"),
+        ("scenario", "save", "split.json", "iid"),
+        ("scenario", "show", "iid", "--png", "split.png"),
+        ("predict", "run", "digits", "-o", "guesses.csv"),
+    ):
+        got = command(*words)
+        assert got.exit_code == 3 and "No space left" in got.stderr, words
+    with pytest.raises(OSError, match="No space"):
+        compare(grid(None, QUICK, [], [0]), "grid")
+    assert set(contents(here)) == before
+
+
+def test_a_file_keeps_its_old_text_if_the_new_one_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "page.html"
+    write(path, "old \udcff")
+    assert path.read_text() == "old \\udcff"
+
+    def refuse(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(KeyboardInterrupt):
+        write(path, b"new")
+    assert [found.name for found in tmp_path.iterdir()] == ["page.html"] and path.read_text() == "old \\udcff"
+
+
+def test_names_that_are_no_utf8_are_reported_as_they_are(here: Path) -> None:
+    odd = Path(os.fsdecode(b"odd-\xff"))
+    (here / "run").rename(odd)
+    report([odd], odd / "report.html", plots=False)
+    assert "odd-\\udcff" in (odd / "report.html").read_text()
+    assert "is not valid UTF-8" in command("run", os.fsdecode(b"name=\xff"), "--dry-run").stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no list of users to be missing from")
+def test_without_a_home_folder_everything_still_works(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "FNRFL_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert cache_dir() == Path("data")
+    for words in (("doctor",), ("data", "list"), ("run", "--dry-run"), ("run", *QUICK)):
+        got = command(*words)
+        assert got.exit_code == 0, got.output
+    assert "data get" in command("run", "label-skew", "--dry-run").output
+    with pytest.raises(ConfigError):
+        check_output(Path("run/config.toml"))
+    got = command("run", "dataset=~nobody-of-this-name/x.csv")
+    assert got.exit_code == 2 and "Unexpected" not in got.stderr
