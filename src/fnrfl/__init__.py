@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fnrfl.loops import class_norms, norm_targets, refine, weakest
     from fnrfl.runs import Result
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = ["__version__", "class_norms", "load", "norm_targets", "refine", "resume", "run", "weakest"]
 _IN_LOOPS = ("class_norms", "norm_targets", "refine", "weakest")  # for a training loop of your own
 
