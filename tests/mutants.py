@@ -233,8 +233,11 @@ MUTANTS = [
         "core/net.py", MOON, ENGINES, FNR,
         references_in_train_mode=('params.detach(), buffers, x, mode="frozen")', 'params.detach(), buffers, x, mode="batch")'),
         statistics_always_stored=('new if mode == "updating" else buffers', "new"),
-        dropout_not_scaled=("(1 / (1 - self.p) if", "(1.0 if"),
         threads_share_a_module=("copy.deepcopy(self.module).to(device or self.device), {}", "self.module, {}"),
+    ),
+    *_of(
+        "core/masks.py", MOON, ENGINES, FNR,
+        dropout_not_scaled=("(1 / (1 - self.p) if", "(1.0 if"),
     ),
     *_of(
         "algorithms/fednova.py", FEDNOVA, FNR, f"{CONFORMANCE} -k fednova",

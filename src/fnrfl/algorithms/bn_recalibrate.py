@@ -14,7 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.core import shared
 from fnrfl.core.algorithm import option
-from fnrfl.core.net import Dropout, Net
+from fnrfl.core.masks import Masked
+from fnrfl.core.net import Net
 from fnrfl.core.types import Engine, State, Tree, aligned, in_turn
 
 
@@ -33,7 +34,7 @@ def recalibrated(
     shared.use(net.module)  # layers whose steps can be recorded, cumulative averages included
     net.module.train()
     for layer in net.module.modules():
-        if isinstance(layer, Dropout):
+        if isinstance(layer, Masked):
             layer.eval()
         elif isinstance(layer, _BatchNorm) and fresh:
             layer.momentum = None  # torch's cumulative average, by the counter

@@ -12,26 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fnrfl.core import shared
+from fnrfl.core import masks, shared
+from fnrfl.core.masks import Calls, Masked
 from fnrfl.core.types import Flat, Out, Shapes, State, Tree
 from fnrfl.errors import CompatibilityError
-
-
-class Dropout(nn.Module):
-    """Dropout whose mask is an input: `uniform` is a buffer that every training step supplies."""
-
-    uniform: Tensor
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-        self.register_buffer("uniform", torch.ones(()), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Keep what is at least `p`, scaled so that the mean stays."""
-        if not self.training:
-            return x
-        return x * (self.uniform >= self.p) * (1 / (1 - self.p) if self.p < 1 else 0.0)
 
 
 class ProjectionHead(nn.Module):
@@ -75,14 +59,6 @@ def _forward(module: nn.Module, example: Tensor) -> Tensor:
             "Return the logits alone from forward."
         )
     return logits
-
-
-def _swap(module: nn.Module, old: type[Dropout | nn.Dropout], new: type[Dropout | nn.Dropout]) -> None:
-    """Replace every layer of one kind of dropout by the other kind, in place."""
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is old:
-                setattr(parent, name, new(child.p))
 
 
 def _refuse_random(module: nn.Module, example: Tensor, dropouts: Shapes) -> None:
@@ -138,7 +114,7 @@ class Net:
         self.drop_shapes: Shapes = {}
         self._masks: dict[frozenset[str], Tensor] = {}
         if not own_random:
-            _swap(module, nn.Dropout, Dropout)
+            masks.put_in(module)
         trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         if not trainable:
             raise CompatibilityError("The model has no trainable parameters. Give it some, or set requires_grad.")
@@ -164,7 +140,7 @@ class Net:
             n for n, _ in [*module.named_parameters(), *module.named_buffers()] if inside(n)
         )  # by type: names of BatchNorm layers vary
         if not own_random:
-            self._probe_dropout(example, [name for name, m in module.named_modules() if isinstance(m, Dropout)])
+            self.drop_shapes = self._masks_of(example)
             _refuse_random(module, example, self.drop_shapes)
         self._buffers = [n for n, _ in module.named_buffers() if n not in self.drop_shapes]
         every = {**dict(module.named_parameters()), **{n: b for n, b in module.named_buffers() if n in self._buffers}}
@@ -175,23 +151,27 @@ class Net:
             out = self.look(params, buffers, example)
         self.num_features, self.num_logits = out.features.shape[1], out.logits.shape[1]
 
-    def _probe_dropout(self, example: Tensor, names: list[str]) -> None:
-        def record(_: nn.Module, args: tuple[Tensor, ...], name: str) -> None:
-            key = f"{name}.uniform"
-            if key in self.drop_shapes:
-                raise CompatibilityError(
-                    f"The dropout layer {name} is called twice in one forward pass. Use one nn.Dropout per call."
-                )
-            self.drop_shapes[key] = tuple(args[0].shape[1:])
+    def _masks_of(self, example: Tensor) -> Shapes:
+        """Shapes of dropout masks: layers are watched with two examples and with three."""
 
-        hooks = [
-            self.module.get_submodule(n).register_forward_pre_hook(lambda m, a, n=n: record(m, a, n)) for n in names
-        ]
-        try:
-            _forward(self.module, example)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        def inputs(x: Tensor) -> Calls:
+            seen: Calls = []
+            layers = [(n, m) for n, m in self.module.named_modules() if isinstance(m, Masked)]
+            hooks = [
+                m.register_forward_pre_hook(
+                    lambda _, args, kwargs, n=n: seen.append((n, (*args, *kwargs.values()))), with_kwargs=True
+                )
+                for n, m in layers
+            ]
+            try:
+                _forward(self.module, x)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            return seen
+
+        two = inputs(example[:1].expand(2, *example.shape[1:]))
+        return masks.shapes(self.module, two, inputs(example[:1].expand(3, *example.shape[1:]))) if two else {}
 
     @property
     def has_head(self) -> bool:
@@ -270,7 +250,7 @@ class Net:
     def export(self, params: Flat, buffers: Tree) -> nn.Module:
         """An ordinary module with these weights."""
         module = copy.deepcopy(self.module)
-        _swap(module, Dropout, nn.Dropout)
+        masks.take_out(module)
         module.load_state_dict(self.unflatten(params) | buffers, strict=False)
         return module.cpu().eval()
 
