@@ -408,3 +408,21 @@ def test_examples_in_docstrings(module: str) -> None:
     found = doctest.testmod(importlib.import_module(module))
     assert found.attempted > 0
     assert found.failed == 0
+
+
+def test_reading_the_report_goes_through_the_whole_page() -> None:
+    """Every section, column, button and phase of the page is on the page about it."""
+    from importlib.resources import files
+
+    from fnrfl.report import page, tables
+
+    told = PAGES["docs/reading-the-report.md"]
+    html = files("fnrfl.report").joinpath("page.html").read_text(encoding="utf-8")
+    sections = re.findall(r"<h2>(.*?)</h2>", html)
+    assert len(sections) == 8
+    assert [line.removeprefix("## ") for line in told.splitlines() if line.removeprefix("## ") in sections] == sections
+    words = {column.name.removesuffix(", %") for column, _, _ in tables.MEASURES}
+    words |= {name for _, name, _ in page.METRICS} | {label.lower() for label in page.PHASES.values()}
+    words |= set(re.findall(r"<b>([a-z ]+)</b>(?:: |, left)", html))
+    plain = " ".join(told.lower().split())
+    assert {word for word in words if word.lower() not in plain} == set()

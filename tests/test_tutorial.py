@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from fnrfl import registry
+from fnrfl.config import load
 from fnrfl.core.isolation import one_intra_op_thread
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -57,30 +60,74 @@ def test_the_notebook_is_clean() -> None:
     assert len({cell["id"] for cell in NOTEBOOK["cells"]}) == len(NOTEBOOK["cells"])
 
 
-# -- the first hour ---------------------------------------------------------------------------------------------------
+# -- pages that can be typed ------------------------------------------------------------------------------------------
 
-PAGE = (DOCS / "getting-started.md").read_text(encoding="utf-8")
+ROOT = DOCS.parent
+TYPED = ("README.md", "docs/getting-started.md")
 SET_UP = ("git clone", "cd fnrfl", "make ", "source ")  # what a reader does once; here it is done
+SILENT = ("#", "")  # what a shell passes over
 
 
 def steps(page: str) -> Iterator[tuple[str, str]]:
     """Files to write (name, text) and commands to type ("$", command), in the order of the page."""
-    for info, body in re.findall(r"^```([^\n]*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for info, body in re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         match info.split():
+            case ["python", "runnable"]:
+                yield "typed.py", body
+                yield "$", "python typed.py"
             case ["python", "runnable", name]:
                 yield name, body
-            case ["console"]:
-                commands = re.findall(r"^\$ (.*)$", body.replace("\\\n", ""), re.MULTILINE)
+            case ["console"] | []:
+                dollar = r"\$ " if info else ""
+                commands = re.findall(rf"^{dollar}(.*)$", body.replace("\\\n", ""), re.MULTILINE)
+                commands = [command for command in commands if command.strip()[:1] not in SILENT]
                 yield from (("$", command) for command in commands if not command.startswith(SET_UP))
 
 
+def runs_of(page: str) -> dict[str, list[str]]:
+    """The words of every `fnrfl run` of a page, by the folder that the run is kept in."""
+    found: dict[str, list[str]] = {}
+    for what, text in steps(page):
+        words = shlex.split(text)
+        if what != "$" or words[:2] != ["fnrfl", "run"] or "--dry-run" in words:
+            continue
+        named = words[words.index("-o") + 1] if "-o" in words else None
+        keys = [word for word in words[2:] if "=" in word]
+        recipe = words[2] if len(words) > 2 and words[2] in registry.recipes() else None
+        folder = named or str(load(recipe, keys).run_dir)
+        assert folder not in found, f"{folder} would get a number on {page}: the commands no longer say what is printed"
+        found[folder] = words
+    return found
+
+
+@pytest.mark.parametrize("page", TYPED)
+def test_folders_on_a_page_are_those_that_its_commands_make(page: str, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").touch()
+    made = set(runs_of(page))
+    assert len(made) > 3
+    text = (ROOT / page).read_text(encoding="utf-8")
+    told = re.findall(r"kept in (runs/\S+)$", text, re.MULTILINE)
+    used = re.findall(r"^\$ (?:ls|fnrfl (?:evaluate|predict|report|resume)) (.*)$", text, re.MULTILINE)
+    folders = {*told, *(word for line in used for word in line.split() if word.startswith("runs/"))}
+    assert folders - made <= {"runs/methods"}
+
+
+@pytest.mark.parametrize("page", TYPED)
+def test_runs_on_a_page_need_no_data_that_is_not_there(page: str) -> None:
+    for words in runs_of(page).values():
+        recipe = words[2] if len(words) > 2 and words[2] in registry.recipes() else None
+        assert load(recipe, [word for word in words[2:] if "=" in word]).dataset in ("digits", "fruit.csv"), words
+
+
 @pytest.mark.slow
-def test_the_first_hour_can_be_typed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", TYPED)
+def test_a_page_can_be_typed_from_top_to_bottom(page: str, tmp_path: Path) -> None:
     bin = Path(sys.executable).parent
-    source = Path(__file__).parent.parent / "src"
+    source = ROOT / "src"
     path = {"PATH": f"{bin}:{os.environ['PATH']}", "PYTHONPATH": os.environ.get("PYTHONPATH", str(source))}
-    found = list(steps(PAGE))
-    assert sum(what == "$" for what, _ in found) > 8
+    found = list(steps(page))
+    assert sum(what == "$" for what, _ in found) > 5
     for what, text in found:
         if what != "$":
             (tmp_path / what).write_text(text, encoding="utf-8")
@@ -89,3 +136,5 @@ def test_the_first_hour_can_be_typed(tmp_path: Path) -> None:
             ["bash", "-c", text], cwd=tmp_path, env=os.environ | path, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, f"$ {text}\n{done.stdout}{done.stderr}"
+    for folder in runs_of(page):
+        assert (tmp_path / folder / "model.safetensors").is_file(), folder
