@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from fnrfl import cli, files
+from fnrfl import cli, outputs
 from fnrfl.config import load
 from fnrfl.data import sources
 from fnrfl.runs import run
@@ -327,6 +327,6 @@ def test_writes_are_whole_or_not_there(folder: Path, monkeypatch: pytest.MonkeyP
         path.with_name(path.name + ".part").write_text(text[: len(text) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "write", half)
+    monkeypatch.setattr(outputs, "write", half)
     assert_refused(fnrfl("scenario", "save", "split.json", "iid"), "No space left on device", "Make room", code=3)
     assert not (folder / "split.json").exists()
