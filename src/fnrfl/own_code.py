@@ -108,7 +108,7 @@ def find(module: str) -> Source | None:
         files = {} if root is None else _with_imports(top, root)
         if module in files:
             return Source(module, str(files[module].path), _sha256(files), files)
-    if here is None and there is None and module in sys.modules:
+    if module in sys.modules:
         return Source(module, f"the module {module}, which was made in this process", None)
     return None
 
