@@ -10,6 +10,7 @@ the command must have ended. WORDS choose the cases whose names contain one of t
 from __future__ import annotations
 
 import argparse
+import atexit
 import functools
 import hashlib
 import io
@@ -426,22 +427,39 @@ WORDS = {
 PLACES = (
     "got/rounds", "got/rounds/zzz", "got/rounds/000002", "got/rounds/000002.part", "got/.lock", "got/events.jsonl",
     "got/config.toml", "got/checkpoint.json", "got/model.safetensors", "got/partition.json", "got/report.html",
-    "got/plots", "got/checkpoint.json.part", "got/model.safetensors.part", "got",
+    "got/plots", "got/checkpoint.json.part", "got/model.safetensors.part",
 )  # fmt: skip
-HARD = ("got/.lock", "got/events.jsonl", "got/checkpoint.json", "got/model.safetensors", "got/report.html")
+HARD = (
+    "got/.lock",
+    "got/events.jsonl",
+    "got/checkpoint.json",
+    "got/model.safetensors",
+    "got/report.html",
+    "got/checkpoint.json.part",
+    "got/model.safetensors.part",
+)
 DANGLING = (
     "got/.lock",
     "got/checkpoint.json.part",
     "got/report.html.part",
+    "got/model.safetensors",
     "predictions.csv.part",
     "grid/grid.json.part",
 )
 PIPES = ("got/.lock", "got/events.jsonl", "got/config.toml", "got/checkpoint.json", "got/model.safetensors")
-UNFINISHED = ("rounds", "lock", "checkpoint", "part")  # words of places that a resumed run uses
+FINISHED = (
+    "got",
+    "got/model.safetensors",
+    "got/report.html",
+    "got/report.html.part",
+    "got/plots",
+    "predictions.csv.part",
+)
 
 
 def _started(place: str) -> bool:
-    return not any(word in place for word in UNFINISHED) or "safetensors" in place and "part" not in place
+    """Whether a case about a place starts from a finished run; with the others, `resume` has something to write."""
+    return place in FINISHED
 
 
 @functools.cache
@@ -472,6 +490,9 @@ def cases() -> tuple[Case, ...]:
         Case("a log that names code", with_modules(_log_names_code)),
     ]
     made += [Case(f"link: {place}", linked(place), finished=_started(place)) for place in PLACES]
+    # A run directory may be named through a link, and then resumed and reported on in its own place, but not replaced.
+    through = tuple(command for command in COMMANDS if command not in ("resume", "report"))
+    made.append(Case("link: got", linked("got"), commands=through))
     made += [Case(f"hard link: {place}", linked(place, hard=True), finished=_started(place)) for place in HARD]
     made += [Case(f"dangling link: {p}", linked(p, dangling=True), finished=_started(p)) for p in DANGLING]
     made += [Case(f"pipe: {place}", pipe(place), finished=_started(place)) for place in PIPES]
@@ -485,8 +506,8 @@ def cases() -> tuple[Case, ...]:
         Case("checkpoint names a client's file above", checkpointed(**client), finished=False),
     ]
     for name in ("PIL", "jinja2", "matplotlib/__init__", "torch", "json", "sitecustomize"):
-        make = _own_beside(name)
-        made.append(Case(f"shadow: {name}", make, typed=SHADOW, fresh=True))
+        chosen = ("run", "evaluate", "report", "compare", "load")  # a process for each
+        made.append(Case(f"shadow: {name}", _own_beside(name), commands=chosen, typed=SHADOW, fresh=True))
     return tuple(made)
 
 
@@ -495,13 +516,23 @@ def cases() -> tuple[Case, ...]:
 
 @functools.cache
 def templates() -> Path:
-    """A finished run directory, made once."""
+    """A folder with a finished run directory and one that was stopped after the second round of three, made once."""
     import fnrfl
 
+    class Stopped(Exception):
+        """As if by a kill."""
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["round"] == 3:
+            raise Stopped
+
     folder = Path(tempfile.mkdtemp(prefix="fnrfl-hostile-"))
-    keys = {"algorithm": "scaffold", "rounds": 2, "clients": 2, "client": {"epochs": 1}, "model": "mlp(hidden=4)"}
-    fnrfl.run("digits", out=folder / "finished", **keys)
-    return folder / "finished"
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    keys = {"algorithm": "scaffold", "clients": 2, "client": {"epochs": 1}, "model": "mlp(hidden=4)"}
+    fnrfl.run("digits", out=folder / "finished", rounds=2, **keys)
+    with suppress(Stopped):
+        fnrfl.run("digits", out=folder / "stopped", rounds=4, checkpoint_every=0, progress=stop, **keys)
+    return folder
 
 
 def lay_out(case: Case, root: Path) -> Box:
@@ -515,9 +546,7 @@ def lay_out(case: Case, root: Path) -> Box:
     (root / "home" / ".bashrc").write_text("alias ll='ls -l'\n")
     (root / "cache").mkdir()
     box.work.mkdir()
-    shutil.copytree(templates(), box.got)
-    if not case.finished:
-        (box.got / "model.safetensors").unlink()
+    shutil.copytree(templates() / ("finished" if case.finished else "stopped"), box.got)
     case.make(box)
     return box
 

@@ -371,6 +371,9 @@ def test_code_without_a_file_is_allowed_for_this_process_alone() -> None:
     assert own_code.find("__main__") == own_code.Source(
         "__main__", "the module __main__, which was made in this process", None
     )
+    assert own_code.find("os.path") == own_code.Source(
+        "os.path", "the module os.path, which was made in this process", None
+    )
     trust.given("dataset", "__main__:x")
     config.loads('dataset = "__main__:x"')
     assert not permissions()

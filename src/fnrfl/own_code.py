@@ -101,14 +101,16 @@ def find(module: str) -> Source | None:
     top, folder = module.partition(".")[0], working_folder()
     here = _in_folder(top, folder) if folder is not None and top != "__main__" else None
     there = elsewhere(top) if top != "__main__" else None
-    for spec in (here, there):
-        root = None if spec is None else _root(spec)
-        if spec is not None and (root is None or top in RESERVED or _is_installed(root)):
-            return _installed(module, spec)
-        files = {} if root is None else _with_imports(top, root)
-        if module in files:
-            return Source(module, str(files[module].path), _sha256(files), files)
-    if here is None and there is None and module in sys.modules:
+    for spec in filter(None, (here, there)):
+        root = _root(spec)
+        if root is None or top in RESERVED or _is_installed(root):
+            source = _installed(module, spec)
+        else:
+            files = _with_imports(top, root)
+            source = Source(module, str(files[module].path), _sha256(files), files) if module in files else None
+        if source is not None:
+            return source
+    if module in sys.modules:
         return Source(module, f"the module {module}, which was made in this process", None)
     return None
 
