@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -168,4 +169,6 @@ def test_keys_that_an_older_version_did_not_have_are_no_difference(here: Path) -
     for name in ("config.toml", "events.jsonl"):
         edit(here / "out/fedavg-seed-0" / name, lambda text: text.replace('nonfinite = "fail"\n', ""))
         edit(here / "out/fedavg-seed-0" / name, lambda text: text.replace(', "nonfinite": "fail"', "", 1))
+    log = hashlib.sha256((here / "out/fedavg-seed-0/events.jsonl").read_bytes()).hexdigest()
+    edit(here / "out/fedavg-seed-0/checkpoint.json", lambda text: json.dumps(json.loads(text) | {"log": log}))
     assert len(compare(cells(), "out").runs) == 4

@@ -290,6 +290,19 @@ class Machine(RuleBasedStateMachine):
                 os.mkfifo(path)
         self.known[name] = replace(self.known[name], tainted=True)
 
+    @rule(name=name, place=st.integers(0, 10**6))
+    def mix(self, name: str, place: int) -> None:
+        """Copy a file of the other run over, under the same name or as a new one."""
+        other = NAMES[1 - NAMES.index(name)]
+        if {name, other} - self.known.keys():
+            return
+        theirs = sorted(p for p in (Path("runs") / other).rglob("*") if p.is_file() and p.suffix != ".txt")
+        path = theirs[place % len(theirs)]
+        to = Path("runs") / name / path.relative_to(Path("runs") / other)
+        if to.parent.is_dir() and not to.is_symlink() and (to.is_file() or not to.exists()):
+            shutil.copy(path, to)
+            self.known[name] = replace(self.known[name], tainted=True)
+
     @rule(name=name)
     def remove_a_tainted_run(self, name: str) -> None:
         """As its owner would, after the sentence that it cannot be used."""

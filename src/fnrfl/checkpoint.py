@@ -133,6 +133,11 @@ def client_memory(run_dir: Path, saved: Index, client: int) -> Tree | None:
 
 def model(run_dir: Path, saved: Index) -> Tree:
     """The weights that a finished run left."""
+    if saved.model is None and saved.format == FORMAT:
+        raise ConfigError(
+            f"{run_dir / 'model.safetensors'} is not of this run: checkpoint.json says that it is not finished. Remove "
+            "the file and resume the run."
+        )
     return read(run_dir / "model.safetensors", saved.model)
 
 

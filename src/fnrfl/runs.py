@@ -201,15 +201,7 @@ def run(
     writes nothing. With `overwrite` a run that has this directory keeps it until the new one has its first checkpoint.
     `progress` hears of every round when it has ended, `phase` the name of each phase of a round as it begins.
     """
-    names: Iterable[Path] = () if out is None else places.run_dirs(config) if out is True else [Path(out)]
-    if out is True and overwrite:
-        names = [config.run_dir]
-    for run_dir in names if isinstance(names, list) else ():  # known before anything is built
-        rundir.recover(run_dir)
-        if os.path.lexists(run_dir) and not overwrite:
-            raise places.taken(run_dir, config)
-        if os.path.lexists(run_dir):
-            rundir.check_replaceable(run_dir)
+    names = () if out is None else _names(config, out, overwrite)
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         built = build(config, Path(scratch))
         for notice in built.notices:
@@ -227,6 +219,19 @@ def run(
             place = rundir.create_first(stack, names, contents, overwrite=overwrite)
             result = _rounds(built, place, Progressed(log=header), progress, phase, checkpoint_every)
             return replace(result, run_dir=place.given)
+
+
+def _names(config: RunConfig, out: str | Path | Literal[True], overwrite: bool) -> Iterable[Path]:
+    """The names that a run may get, in order. A name that was asked for and cannot be had is refused at once."""
+    if out is True and not overwrite:
+        return places.run_dirs(config)
+    run_dir = config.run_dir if out is True else Path(out)
+    rundir.recover(run_dir)
+    if os.path.lexists(run_dir):
+        if not overwrite:
+            raise places.taken(run_dir, config)
+        rundir.check_replaceable(run_dir)
+    return [run_dir]
 
 
 @stoppable()
@@ -265,10 +270,10 @@ def load(run_dir: str | Path, *, trust: bool = False) -> Result:
     if not (run_dir / "model.safetensors").exists():
         raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`.")
     config, saved, kept = _verified(run_dir, trust)
-    if saved is None:
+    if saved is None or saved.round != config.rounds:
         raise ConfigError(
-            f"{run_dir} has a model and no checkpoint.json, so nothing shows that its files belong together. Put that "
-            "file back, or run again into another directory."
+            f"{run_dir} has a model and no checkpoint.json of its last round, so nothing shows that its files belong "
+            "together. Put that file back, or run again into another directory."
         )
     header, *rounds = events.parse(run_dir / "events.jsonl", kept)
     weights = checkpoint.model(run_dir, saved)
@@ -483,6 +488,8 @@ def _verified(run_dir: Path, trust: bool) -> tuple[RunConfig, checkpoint.Index |
     if len(lines) <= done:
         raise events.damaged(path, f"it has {len(lines)} lines, and the checkpoint beside it comes after round {done}")
     header = events.parse(path, kept)[0]
+    if not (_has_text(header, "data", "sha256") and _has_text(header, "partition")):
+        raise events.damaged(path, "its first line does not say which data and which split the run has")
     if saved is not None and saved.log is not None and saved.log != hashlib.sha256(kept).hexdigest():
         raise events.damaged(path, "it is not what the run wrote: its sha256 is not the one in checkpoint.json")
     # Version 0.1.0 hashed the text; a hash of the values goes on being right when a later version adds a key.
@@ -517,6 +524,12 @@ def _refuse_other_data(run_dir: Path, began: Event, built: Built) -> None:
             f"{run_dir} was begun with {', '.join(other)} and goes on with {here}: its numbers may differ by rounding "
             "from those of a run that was not interrupted."
         )
+
+
+def _has_text(tree: object, *keys: str) -> bool:
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return isinstance(tree, str)
 
 
 def _versions() -> dict[str, str]:

@@ -71,13 +71,14 @@ def compare(
         tell(notice)
         try:
             result = _carry_out(notice, folder, tell, checkpoint_every)
-            if not kept:
-                members.add(cell)
-            summaries[cell.name] = _summary(result, target)
+            summary = _summary(result, target)
         except Exception as error:  # a full memory or disk, or a user's own code: the others may still do
             failures[cell.name] = sentence(error)
             tell(replace(notice, what="failed", error=failures[cell.name]))
         else:
+            if not kept:
+                members.add(cell)  # data that changed while the comparison went on ends it
+            summaries[cell.name] = summary
             if not kept:
                 tell(replace(notice, what="done", event=result.rounds[-1]))
         if not kept:
