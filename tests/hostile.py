@@ -446,7 +446,7 @@ DANGLING = (
     "predictions.csv.part",
     "grid/grid.json.part",
 )
-PIPES = ("got/.lock", "got/events.jsonl", "got/config.toml", "got/checkpoint.json", "got/model.safetensors")
+PIPES = ("got/.lock", "got/events.jsonl", "got/config.toml", "got/checkpoint.json")
 FINISHED = (
     "got",
     "got/model.safetensors",
@@ -496,6 +496,10 @@ def cases() -> tuple[Case, ...]:
     made += [Case(f"hard link: {place}", linked(place, hard=True), finished=_started(place)) for place in HARD]
     made += [Case(f"dangling link: {p}", linked(p, dangling=True), finished=_started(p)) for p in DANGLING]
     made += [Case(f"pipe: {place}", pipe(place), finished=_started(place)) for place in PIPES]
+    # A reader that is not written in Python cannot be stopped from within.
+    used = ("resume", "evaluate", "load", "overwrite")
+    model = "got/model.safetensors"
+    made.append(Case(f"pipe: {model}", pipe(model), commands=used, fresh=True))
     made.append(Case("link: a project instead of a run", _a_project))
     above = {"server": "../../victim/server.safetensors"}
     absolute = {"server": "VICTIM/server.safetensors"}
