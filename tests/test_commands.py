@@ -530,7 +530,7 @@ def test_ctrl_c_that_means_something_else_is_left_alone(monkeypatch: pytest.Monk
     finally:
         signal.signal(signal.SIGINT, before)
     assert heard == [signal.SIGINT]
-    elsewhere: list[bool] = []
+    elsewhere: list[object] = []
 
     def inside() -> None:
         with interruptible() as stop:
@@ -539,7 +539,7 @@ def test_ctrl_c_that_means_something_else_is_left_alone(monkeypatch: pytest.Monk
     thread = threading.Thread(target=inside)
     thread.start()
     thread.join()
-    assert elsewhere == [False]
+    assert elsewhere == [None]
 
 
 def test_configs_of_forecasts_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from fnrfl import registry
 from fnrfl.algorithms.fnr import FNR, num_peers, num_refined
+from fnrfl.blame import of_model
 from fnrfl.config import RunConfig
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.isolation import until_left
-from fnrfl.core.net import Net
+from fnrfl.core.net import Net, whole
 from fnrfl.core.types import Training
 from fnrfl.data import augment, scenarios
 from fnrfl.data.batches import Pool
@@ -28,6 +29,7 @@ from fnrfl.engines.base import InProcess, num_chosen
 from fnrfl.engines.batched import ROWS, Batched
 from fnrfl.engines.loop import Loop
 from fnrfl.errors import CompatibilityError
+from fnrfl.limits import check_sizes
 from fnrfl.models.build import build as build_model
 from fnrfl.rng import generator, seeded
 
@@ -97,7 +99,8 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         device=net.device,
     )
     at_once = config.engine.clients_at_once
-    threads, on_gpu = int(config.engine.threads), config.engine.name == "gpu"
+    on_gpu = config.engine.name == "gpu"
+    threads = min(int(config.engine.threads), max(int(at_once), os.cpu_count() or 1))  # each holds a net
     engine = ENGINES[config.engine.name](
         net,
         pool,
@@ -217,9 +220,9 @@ def build_net(
     algorithm = algorithm or _algorithm(config)
     dtype = DTYPES[config.engine.precision]
     named = None if config.model.features == "auto" else config.model.features
-    with seeded(config.seed, "init"):
-        module = build_model(config.model.name, input_shape, num_classes)
+    with seeded(config.seed, "init"), of_model(config, f"cannot be called with examples of shape {list(input_shape)}"):
         # Two examples: a few models need more than one to compute their shapes.
+        module = whole(build_model(config.model.name, input_shape, num_classes), torch.zeros(2, *input_shape))
         module = algorithm.adapt(module, torch.zeros(2, *input_shape)).to(dtype)
         example = torch.zeros(2, *input_shape, dtype=dtype)
         net = Net(module, example, features=named, channels_last=config.engine.accelerate)
@@ -268,6 +271,7 @@ def _check(
             f'"{config.client.optimizer}" is not. Set client.optimizer = "sgd".'
         )
     _check_targets(config)
+    check_sizes(config, net, splits)
     if partition.noise is not None and partition.noise.kind == "mask":
         scenarios.mask(0, config.clients, dataset.input_shape)  # refuses examples that are no images
     if splits.public_to == "everybody" and partition.noise is not None and not partition.noise.redraw:

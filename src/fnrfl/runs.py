@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 import fnrfl
 from fnrfl import checkpoint, events, files
+from fnrfl.blame import of_method, of_model
 from fnrfl.build import Built, build, build_net, cohort
 from fnrfl.config import RunConfig, loads
 from fnrfl.core.isolation import isolated
@@ -35,7 +36,7 @@ from fnrfl.engines.metered import Metered
 from fnrfl.errors import ConfigError
 from fnrfl.evaluate import Score, evaluate, pooled
 from fnrfl.events import Event
-from fnrfl.finite import check_scores, check_state, for_json
+from fnrfl.finite import check_scores, check_shapes, check_state, for_json
 from fnrfl.interrupt import interruptible, stoppable
 from fnrfl.lock import alone
 from fnrfl.rng import elsewhere, generator
@@ -194,6 +195,7 @@ def resume(
         built = build(config, Path(scratch))
         saved = checkpoint.load(run_dir, built.engine.store, config.sha256)
         done, state = (0, None) if saved is None else (saved[0], saved[1].to(built.net.device))
+        check_shapes(run_dir, state, built.engine)
         log_file = run_dir / "events.jsonl"
         _same(run_dir, events.read(log_file)[:1], built)
         kept = events.truncate(log_file, done)
@@ -227,7 +229,8 @@ def _rounds(
     metered = Metered(engine, phase or (lambda name: None), engine.clock)
     with engine, nullcontext(lambda: None) if run_dir is None else interruptible() as stop:
         if state is None:
-            state = built.algorithm.init(built.net)
+            with of_method(config, "before the first round"):
+                state = built.algorithm.init(built.net)
         engine.warm_up()
         saved = time.monotonic()
         for t in range(done, config.rounds):
@@ -269,11 +272,13 @@ def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State,
     metered.begin()
     active = cohort(config, t)
     prepared, began = engine.seconds_preparing, engine.clock()
-    state = built.algorithm.round(state, active, metered)
+    with of_method(config, f"in round {t + 1}"):
+        state = built.algorithm.round(state, active, metered)
     check_state(state, engine.initial, built.algorithm, t)
     trained = engine.clock()
     metered.tell("evaluate")
-    scores = _scores(built, state)
+    with of_model(config, f"could not be scored after round {t + 1}"):
+        scores = _scores(built, state)
     check_scores(scores, built.algorithm, t)
     seconds = metered.seconds | {"server": trained - began - sum(metered.seconds.values())}
     return state, {
