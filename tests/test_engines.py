@@ -23,7 +23,8 @@ from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Algorithm, Objective
-from fnrfl.core.net import Dropout, Model, Net
+from fnrfl.core.masks import Dropout
+from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Flat, LocalTask, Out, State, Training, Tree
 from fnrfl.data.batches import Pool, plan
 from fnrfl.errors import ClientError, CompatibilityError, FnrflError

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from fnrfl import registry
 from fnrfl.algorithms.fnr import FNR, num_peers, num_refined
+from fnrfl.blame import of_model
 from fnrfl.config import Public, RunConfig
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.isolation import until_left
-from fnrfl.core.net import Net
+from fnrfl.core.net import Net, whole
 from fnrfl.core.types import Training
 from fnrfl.data import augment, scenarios
 from fnrfl.data.batches import Pool, check_fits
@@ -30,6 +31,7 @@ from fnrfl.engines.base import InProcess, num_chosen
 from fnrfl.engines.batched import ROWS, Batched
 from fnrfl.engines.loop import Loop
 from fnrfl.errors import CompatibilityError
+from fnrfl.limits import check_sizes
 from fnrfl.models.build import build as build_model
 from fnrfl.rng import generator, seeded
 
@@ -106,7 +108,8 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
         device=net.device,
     )
     at_once = config.engine.clients_at_once
-    threads, on_gpu = int(config.engine.threads), config.engine.name == "gpu"
+    on_gpu = config.engine.name == "gpu"
+    threads = min(int(config.engine.threads), max(int(at_once), os.cpu_count() or 1))  # each holds a net
     engine = ENGINES[config.engine.name](
         net,
         pool,
@@ -239,12 +242,13 @@ def build_net(
     algorithm = algorithm or build_algorithm(config)
     dtype = DTYPES[config.engine.precision]
     named = None if config.model.features == "auto" else config.model.features
-    with seeded(config.seed, "init"):
-        module = build_model(config.model.name, input_shape, num_classes)
+    with seeded(config.seed, "init"), of_model(config, f"cannot be called with examples of shape {list(input_shape)}"):
         # Two examples: a few models need more than one to compute their shapes.
+        module = build_model(config.model.name, input_shape, num_classes)
         example = torch.zeros(2, *input_shape, dtype=torch.int64)
         tokens = integers and _takes(copy.deepcopy(module).to(dtype), example)
-        module = algorithm.adapt(module, example if tokens else example.float()).to(dtype)
+        first = example if tokens else example.float()
+        module = algorithm.adapt(whole(module, first), first).to(dtype)
         example = example if tokens else example.to(dtype)
         try:
             net = Net(module, example, features=named, channels_last=config.engine.accelerate)
@@ -341,6 +345,7 @@ def _check(
             "numbers as they are (tokens), which noise would turn into others. Choose a scenario without feature noise."
         )
     _check_targets(config)
+    check_sizes(config, net, splits)
     if partition.noise is not None and partition.noise.kind == "mask":
         scenarios.mask(0, config.clients, dataset.input_shape)  # refuses examples that are no images
     if splits.public_to == "everybody" and partition.noise is not None and not partition.noise.redraw:

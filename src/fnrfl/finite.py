@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.types import State
-from fnrfl.errors import FnrflError
+from fnrfl.engines.base import InProcess
+from fnrfl.errors import ConfigError, FnrflError
+
+
+def check_shapes(run_dir: Path, state: State | None, engine: InProcess) -> None:
+    """Refuse a checkpoint that does not fit the model: a server's state, or what a client remembers."""
+    model = engine.initial
+    wanted = {"params": model.params} | model.buffers
+    given = [("the server", {} if state is None else {"params": state.params} | state.buffers, wanted)]
+    given += [(f"client {c}", engine.store.get(c), engine.store.birth) for c in engine.store]
+    for whose, found, like in given:
+        for name, tensor in found.items():
+            if name not in like or tensor.shape != like[name].shape:
+                right = f"shape {list(like[name].shape)}" if name in like else "no such values"
+                raise ConfigError(
+                    f"The checkpoint in {run_dir} has {name} of {whose} with shape {list(tensor.shape)}, and the model "
+                    f"has {right}. It belongs to another run: put its files back as they were, or run again into "
+                    "another directory."
+                )
 
 
 def check_state(state: State, initial: State, algorithm: Algorithm, t: int) -> None:

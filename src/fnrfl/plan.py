@@ -1,8 +1,9 @@
 """What a run would cost, without running it: steps, bytes, memory and time.
 
-Steps and bytes are exact: one rehearsal of the method's own round, in which every client answers at once with the model
-that it was given, is counted by the same meter as a run. Memory and time are estimates from a few steps, thrown away.
-Nobody is slow or lost in a rehearsal: with client.stragglers steps are upper bounds, with client.dropout bytes up too.
+Steps and bytes are exact (steps up to ten thousand rounds): one rehearsal of the method's own round, in which every
+client answers at once with the model that it was given, is counted by the same meter as a run. Memory and time are
+estimates from a few steps, thrown away. Nobody is slow or lost in a rehearsal: with client.stragglers steps are upper
+bounds, with client.dropout bytes up too.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -43,10 +44,37 @@ from fnrfl.evaluate import evaluate
 from fnrfl.rng import generator
 
 REHEARSED = 2  # rounds; every later one sends what the second does
+COUNTED = 10_000  # rounds whose cohorts are drawn to count steps
 FEW = 8  # steps that are timed, unless
 SLOW = 0.1  # seconds go into a single one
 GLANCE = 100  # examples of a first timed evaluation
 COPIES = 8  # of a model that a client in training keeps in memory, roughly
+
+
+@dataclass(frozen=True)
+class Traffic(Sequence[int]):
+    """Bytes of each round, however many there are: those after the first ones are as many as in the last of these."""
+
+    first: tuple[int, ...]
+    rounds: int
+
+    def __len__(self) -> int:
+        return self.rounds
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[int]: ...
+    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(self.rounds))]
+        at = range(self.rounds)[at]
+        return self.first[min(at, len(self.first) - 1)]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all rounds."""
+        return sum(self.first) + (self.rounds - len(self.first)) * self.first[-1]
 
 
 @dataclass(frozen=True)
@@ -56,8 +84,8 @@ class Forecast:
     config: RunConfig
     parameters: int
     steps: dict[str, int]  # optimiser steps of all clients in all rounds, by phase
-    bytes_up: tuple[int, ...]  # of each round
-    bytes_down: tuple[int, ...]
+    bytes_up: Traffic
+    bytes_down: Traffic
     seconds: float  # an estimate
     memory: int | None  # bytes, an estimate; None where the system does not say
     notices: tuple[str, ...]
@@ -73,8 +101,8 @@ class Forecast:
             "rounds": self.config.rounds,
             "steps": sum(self.steps.values()),
             "steps_by_phase": self.steps,
-            "bytes_up": sum(self.bytes_up),
-            "bytes_down": sum(self.bytes_down),
+            "bytes_up": self.bytes_up.total,
+            "bytes_down": self.bytes_down.total,
             "bytes_up_per_round": self.bytes_up[-1],
             "bytes_down_per_round": self.bytes_down[-1],
             "memory_estimate": self.memory,
@@ -96,8 +124,7 @@ def forecast(config: RunConfig) -> Forecast:
             sent = rehearsal.bytes()
             steps = rehearsal.steps()
             seconds = _seconds(built, rehearsal, steps)
-    later = built.config.rounds - len(sent)
-    up, down = ((*(count[way] for count in sent), *(later * [sent[-1][way]])) for way in ("up", "down"))
+    up, down = (Traffic(tuple(count[way] for count in sent), built.config.rounds) for way in ("up", "down"))
     return Forecast(
         built.config, built.net.size, steps, up, down, seconds, _memory(built, before, _peak()), built.notices
     )
@@ -132,9 +159,14 @@ class Rehearsal(Engine):
         return sent
 
     def steps(self) -> dict[str, int]:
-        """Steps of all rounds by phase; who refines is decided by accuracy, but how many do is not."""
+        """Steps of all rounds by phase; who refines is decided by accuracy, but how many do is not.
+
+        Where everybody takes part, one round is like the other; of very many, the first ones stand for all.
+        """
         total: dict[str, int] = {}
-        for t in range(self.built.config.rounds):
+        config = self.built.config
+        counted = 1 if cohort_size(config) == config.clients else min(config.rounds, COUNTED)
+        for t in range(counted):
             active = cohort(self.built.config, t)
             for clients, task in self.tasks:
                 federated = task.data == "private" and int(clients[0]) != SERVER
@@ -142,7 +174,7 @@ class Rehearsal(Engine):
                 steps = sum(self.steps_of(client, task) for client in who.tolist())
                 if steps:
                     total[task.purpose] = total.get(task.purpose, 0) + steps
-        return total
+        return {purpose: steps * config.rounds // counted for purpose, steps in total.items()}
 
     def steps_of(self, client: int, task: LocalTask) -> int:
         """How many steps a task takes a client."""

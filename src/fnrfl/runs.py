@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import fnrfl
 from fnrfl import checkpoint, events, files, personal, places, rundir
+from fnrfl.blame import of_method, of_model
 from fnrfl.build import Built, build, build_algorithm, build_net, cohort
 from fnrfl.config import RunConfig, loads
 from fnrfl.core.isolation import isolated
@@ -35,7 +36,7 @@ from fnrfl.engines.metered import Metered
 from fnrfl.errors import ConfigError
 from fnrfl.evaluate import Score, evaluate, pooled
 from fnrfl.events import Event
-from fnrfl.finite import check_scores, check_state, for_json
+from fnrfl.finite import check_scores, check_shapes, check_state, for_json
 from fnrfl.interrupt import interruptible, stoppable
 from fnrfl.rng import elsewhere, generator
 from fnrfl.rundir import RunDir
@@ -256,6 +257,7 @@ def resume(
         state = None
         if saved is not None:
             state = checkpoint.load(run_dir, saved, built.engine.store).to(built.net.device)
+            check_shapes(run_dir, state, built.engine)
         files.write(run_dir / "events.jsonl", kept)
         rounds = events.parse(run_dir / "events.jsonl", kept)[1:]
         result = _rounds(built, place, Progressed(rounds, state, kept), progress, phase, checkpoint_every)
@@ -304,7 +306,8 @@ def _rounds(
     rounds, state, logged = list(begun.rounds), begun.state, hashlib.sha256(begun.log)
     with engine, nullcontext(lambda: None) if place is None else interruptible() as stop:
         if state is None:
-            state = built.algorithm.init(built.net)
+            with of_method(config, "before the first round"):
+                state = built.algorithm.init(built.net)
         engine.warm_up()
         saved = time.monotonic()
         for t in range(len(rounds), config.rounds):
@@ -350,11 +353,13 @@ def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State,
     metered.begin()
     active = cohort(config, t)
     prepared, began = engine.seconds_preparing, engine.clock()
-    state = built.algorithm.round(state, active, metered)
+    with of_method(config, f"in round {t + 1}"):
+        state = built.algorithm.round(state, active, metered)
     check_state(state, engine.initial, built.algorithm, t)
     trained = engine.clock()
     metered.tell("evaluate")
-    scores = _scores(built, state)
+    with of_model(config, f"could not be scored after round {t + 1}"):
+        scores = _scores(built, state)
     check_scores(scores, built.algorithm, t)
     seconds = metered.seconds | {"server": trained - began - sum(metered.seconds.values())}
     return state, {

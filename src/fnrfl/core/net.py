@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
 from fnrfl.core import masks, shared
 from fnrfl.core.masks import Calls, Masked
@@ -46,6 +47,19 @@ def last_linear(module: nn.Module, example: Tensor) -> str | None:
         for hook in hooks:
             hook.remove()
     return called[-1] if called else None
+
+
+def whole(module: nn.Module, example: Tensor) -> nn.Module:
+    """The module with all of its parameters: lazy layers learn their shapes from a first example."""
+    if any(is_lazy(p) for p in [*module.parameters(), *module.buffers()]):
+        _forward(module, example)
+        missing = [name for name, p in [*module.named_parameters(), *module.named_buffers()] if is_lazy(p)]
+        if missing:
+            raise CompatibilityError(
+                f"The forward pass does not reach the lazy layer of {missing[0]}, so its shape is not known. Give it "
+                "its input's size, or remove it."
+            )
+    return module
 
 
 def _forward(module: nn.Module, example: Tensor) -> Tensor:
@@ -109,7 +123,7 @@ class Net:
         channels_last: bool = False,
     ) -> None:
         """`own_random` leaves random layers as they are, drawing from torch's global stream: for a user's own loop."""
-        self.module = module
+        self.module = whole(module, example)
         self.input_shape, self.input_dtype = tuple(example.shape[1:]), example.dtype
         self.drop_shapes: Shapes = {}
         self._masks: dict[frozenset[str], Tensor] = {}
@@ -231,7 +245,20 @@ class Net:
 
     def pack(self, named: Tree) -> tuple[Flat, Tree]:
         """The inverse of naming: parameters and buffers by name as a flat vector and buffers."""
+        self._check_named(named)
         return self._flat(named), {n: named[n] for n in self._buffers}
+
+    def _check_named(self, named: Tree) -> None:
+        buffers = dict(self.module.named_buffers())
+        wanted = {k: tuple(v) for k, v in self.shapes.items()} | {n: tuple(buffers[n].shape) for n in self._buffers}
+        for name, shape in wanted.items():
+            found = tuple(named[name].shape) if name in named else None
+            if found != shape:
+                raise CompatibilityError(
+                    f"The weights have {'no ' + name if found is None else f'{name} of shape {list(found)}'}, and the "
+                    f"model needs it with shape {list(shape)}. They belong to another model; put the file back as it "
+                    "was, or the model's code."
+                )
 
     def _flat(self, named: Mapping[str, Tensor]) -> Flat:
         last = lambda v: v.permute(0, 2, 3, 1) if self.channels_last and v.ndim == 4 else v  # noqa: E731

@@ -408,7 +408,7 @@ class InProcess(Engine):
         fine_rows = mean.isfinite() & job.carry.params.sum(1).isfinite()
         for name, buffer in job.carry.buffers.items():
             if name in self._finite_buffers:
-                fine_rows &= buffer.flatten(1).isfinite().all(1)
+                fine_rows &= buffer.reshape(len(buffer), -1).isfinite().all(1)
         finite = fine_rows.tolist()
         for m, fine in enumerate(finite):
             if fine:
