@@ -49,8 +49,8 @@ def test_there_are_a_hundred_and_they_can_fail(tmp_path: Path) -> None:
     """A case that is allowed to run leaves what the others are searched for."""
     assert len(CASES) >= 100
     case = CASES["model calls copy over"]
-    typed = {"evaluate": ("evaluate", "got", "digits", "--trust")}
-    outcome = hostile.play(Case(case.name, case.make, typed=typed), "evaluate", tmp_path)
+    typed = {"run": ("run", "got/config.toml", "--trust")}
+    outcome = hostile.play(Case(case.name, case.make, typed=typed), "run", tmp_path)
     assert outcome.touched == ("victim/notes.txt",)
     case = CASES["algorithm.name is a module in the folder"]
     (tmp_path / "again").mkdir()

@@ -87,10 +87,11 @@ def test_other_files_may_be_written_into_a_run(here: Path) -> None:
 def test_a_full_disk_leaves_no_part_of_a_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(contents(here))
 
-    def full(path: Path) -> None:
+    def full(path: Path, content: object) -> None:
+        path.write_bytes(b"half of it")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(files, "sync", full)
+    monkeypatch.setattr(files, "write_new", full)
     for words in (
         ("report", "run"),
         ("report", "run", "--no-plots"),

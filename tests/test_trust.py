@@ -533,7 +533,7 @@ def test_ctrl_c_in_a_module_is_ctrl_c(folder: Path) -> None:
     [
         (
             "raise RuntimeError('out of coffee')",
-            "Your own code has failed (RuntimeError: out of coffee; mine.py, line 7",
+            'algorithm = "mine:Mine" failed in round 1: RuntimeError: out of coffee (mine.py, line 7, in round).',
         ),
         ("raise SystemExit(0)", "Your own code has called sys.exit(0) (mine.py, line 7, in round)"),
     ],

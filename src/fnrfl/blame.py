@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from fnrfl import registry
+from fnrfl import own_import, registry
 from fnrfl.errors import CompatibilityError, FnrflError, from_system, out_of_memory
 
 if TYPE_CHECKING:
@@ -52,5 +52,7 @@ def _has_words(error: Exception) -> bool:
 
 
 def _told(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}{f': {said}' if said else ''}{'' if said.endswith('.') else '.'}"
+    """What was raised, and where in a user's own code if it was there."""
+    said, place = " ".join(str(error).split()), own_import.blame(error)
+    told = f"{type(error).__name__}{f': {said}' if said else ''}{f' ({place})' if place else ''}"
+    return told if told.endswith(".") else f"{told}."

@@ -32,7 +32,7 @@ def write(path: Path, content: str | bytes) -> None:
     try:
         write_new(part, content)
         part.replace(path)
-    except OSError:  # a full disk, for one: half a file is of no use to anybody
+    except (OSError, KeyboardInterrupt):  # a full disk, for one: half a file is of no use to anybody
         with suppress(OSError):
             part.unlink()
         raise
