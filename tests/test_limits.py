@@ -159,7 +159,7 @@ class Broken(Algorithm):
     [
         (("model=test_limits:Raising",), "model = \"test_limits:Raising\" cannot be called with examples of shape"),
         (("model=test_limits:Raising(when=training)",), "round 1, stage local: KeyError: 'mine'"),
-        (("model=test_limits:Raising(when=scoring)",), "could not be scored after round 1: KeyError: 'mine' (test_limits"),
+        (("model=test_limits:Raising(when=scoring)",), "could not be scored after round 1: KeyError: 'mine' (test"),
         (("algorithm=test_limits:Broken",), 'algorithm = "test_limits:Broken" failed in round 1: IndexError: out of'),
     ],
 )  # fmt: skip
