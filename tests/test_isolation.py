@@ -21,6 +21,7 @@ import fnrfl.errors
 import threads
 from fnrfl.core import isolation
 from fnrfl.core.isolation import isolated
+from fnrfl.engines import gpu
 from fnrfl.loops import class_norms, refine
 from fnrfl.plan import forecast
 
@@ -37,7 +38,7 @@ def run(**keys: Any) -> str:
 @pytest.mark.parametrize(
     ("runs", "at_once", "names"),
     [
-        pytest.param(12, 4, ("dropout loop", "fedavg loop 2", "moon loop fnr"), id="few"),
+        pytest.param(12, 4, ("dropout loop", "fedavg loop", "fedavg loop 2"), id="few"),
         pytest.param(200, 8, tuple(threads.KINDS), id="many", marks=pytest.mark.slow),
     ],
 )
@@ -114,6 +115,21 @@ def test_a_run_leaves_no_thread_behind() -> None:
     with pytest.raises(fnrfl.errors.FnrflError):
         run(engine={"name": "loop", "threads": 2}, client={"lr": 1e30, "epochs": 3})
     assert set(threading.enumerate()) <= before
+
+
+def test_settings_for_a_gpu_are_put_back_when_a_run_is_left() -> None:
+    """Whether there is a GPU or not: they belong to the process."""
+    cudnn = torch.backends.cudnn
+
+    def now() -> tuple[object, ...]:
+        return cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.get_deterministic_debug_mode()
+
+    before = now()
+    with isolated():
+        with isolated():
+            isolation.until_left(gpu.settings(deterministic=True, tf32=True))
+        assert now() == (False, True, True, 1)
+    assert now() == before
 
 
 # -- the caller's settings ---------------------------------------------------------------------------------------------

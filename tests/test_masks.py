@@ -78,7 +78,7 @@ def weights(engine: str, first: bool, algorithm: str = "fedavg", **keys: Any) ->
         "rounds": 2,
         "clients": 4,
         "client": {"epochs": 1, "batch": 64},
-        "fnr": {"epochs": 1, "batch": 64},
+        "fnr": {"epochs": 1, "batch": 128},
     }
     result = fnrfl.run(
         "digits", out=None, model=f"test_masks:Small(batch_first={str(first).lower()})", algorithm=algorithm,
@@ -91,7 +91,6 @@ def weights(engine: str, first: bool, algorithm: str = "fedavg", **keys: Any) ->
 def test_a_transformer_with_dropout_is_the_same_on_both_engines(first: bool) -> None:
     loop = weights("loop", first)
     torch.testing.assert_close(weights("batched", first), loop, rtol=0, atol=1e-9)
-    assert torch.equal(weights("loop", first), loop)
     assert not torch.equal(weights("loop", first, seed=1), loop)
 
 
