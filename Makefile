@@ -9,11 +9,12 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/python -m fnrfl.demo
 
+# Two workers with one thread each: torch's own threads would only get in each other's way.
 test: lint types
-	$(BIN)/python -m pytest -n 2 -m "not slow" -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" -q
 
 test-all: lint types
-	$(BIN)/python -m pytest -n 2 -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 	$(BIN)/python tests/mutants.py
 
 lint: $(READY)
