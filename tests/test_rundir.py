@@ -400,6 +400,14 @@ def test_a_temporary_name_that_is_a_link_is_not_written_through(stopped: Path, o
     assert not (stopped / name).exists()
 
 
+def test_figures_are_not_drawn_through_a_link(run_dir: Path, outside: Path) -> None:
+    from fnrfl.report.page import report
+
+    (run_dir / "plots").symlink_to(outside)
+    with pytest.raises(ConfigError, match="plots is a link"):
+        report([run_dir], run_dir / "report.html")
+
+
 def test_a_log_with_a_second_name_is_not_written_through(stopped: Path, tmp_path: Path) -> None:
     os.link(stopped / "events.jsonl", tmp_path / "backup.jsonl")
     before = (tmp_path / "backup.jsonl").read_bytes()

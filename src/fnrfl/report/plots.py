@@ -42,6 +42,8 @@ STYLE: dict[Any, Any] = {
 
 def draw(panels: Sequence[Panel], folder: Path) -> list[Path]:
     """Write every figure of every panel; a second panel's have -2 at the end of their names."""
+    if folder.is_symlink():
+        raise ConfigError(f"{folder} is a link, and no link is followed in writing. Remove it, or give --no-plots.")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with mpl.rc_context(STYLE):
