@@ -82,6 +82,27 @@ def test_the_settings_are_put_back_by_the_last_to_leave(monkeypatch: pytest.Monk
         torch.set_num_threads(1)
 
 
+def test_a_worker_has_one_thread_whatever_others_set() -> None:
+    """A run that is left sets the number for all threads that have not asked for it yet."""
+    ready, go_on, seen = threading.Event(), threading.Event(), []
+
+    def work() -> None:
+        isolation.as_worker()
+        ready.set()
+        go_on.wait(10)
+        seen.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait(10)
+    torch.set_num_threads(2)
+    go_on.set()
+    thread.join()
+    torch.set_num_threads(before)
+    assert seen == [1]
+
+
 # -- forks -------------------------------------------------------------------------------------------------------------
 
 

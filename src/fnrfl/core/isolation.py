@@ -44,6 +44,7 @@ def isolated() -> Iterator[None]:
 
 def as_worker() -> None:
     """Make a new thread, whose settings are all at their defaults, one that works for a run."""
+    torch.get_num_threads()  # a thread that has not asked yet takes the number later, whatever it has set by then
     torch.set_num_threads(1)
 
 
