@@ -125,6 +125,7 @@ def test_a_forked_process_runs_after_its_parent_has(monkeypatch: pytest.MonkeyPa
         alive = child.is_alive()
         child.kill()
         assert not alive, "the child waits for threads that are its parent's"
+        assert child.exitcode == 0, "the child failed"
         assert answers.get() == wanted
     finally:
         torch.set_num_threads(before)
