@@ -203,7 +203,7 @@ def test_ctrl_c_says_how_to_go_on(runs: Runs, tmp_path: Path, monkeypatch: pytes
     def begin(config: RunConfig, *, out: Path, **given: Any) -> None:
         if out.name != "not-begun":
             out.mkdir(parents=True)
-            (out / "config.toml").touch()
+            (out / "config.toml").write_text(config.to_toml())
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runs, "run", begin)
@@ -228,7 +228,7 @@ def test_resume_hands_the_folder_on(runs: Runs, tmp_path: Path) -> None:
 def test_resume_of_something_else_is_refused(runs: Runs, tmp_path: Path) -> None:
     got = fnrfl("resume", str(tmp_path))
     assert got.exit_code == 2
-    assert "is not a run: it has no config.toml" in got.stderr
+    assert "is not a run directory: it has no config.toml" in got.stderr
 
 
 # ---- list ----

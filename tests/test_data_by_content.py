@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
+import fnrfl
 from fnrfl import cli, runs
 from fnrfl.build import build
 from fnrfl.config import load
@@ -201,6 +202,30 @@ def test_predictions_do_not_replace_the_run(trained: runs.Result) -> None:
     before = config.read_text()
     said = command("predict", str(trained.run_dir), trained.config.dataset, "-o", str(config), code=2).stderr
     assert "is a file of the run" in said and config.read_text() == before
+
+
+@pytest.mark.parametrize("classes", [("-1", "0", "1"), ("2", "0", "1")], ids=str)
+def test_labels_that_are_numbers_are_matched_by_number_or_refused(folder: Path, classes: tuple[str, ...]) -> None:
+    """A class called 0 is not the first one because its label is 0."""
+    y = np.arange(90) % 3
+    x = np.eye(3, dtype=np.float32)[y] + 0.01
+    np.savez("named.npz", x=x, y=y, classes=np.array(classes))
+    result = fnrfl.run("digits", dataset="named.npz", model="mlp", rounds=3, clients=2, scenario="iid", out="run")
+    assert evaluate("run", "named.npz").score.accuracy == result.accuracy
+    zeros = x[y == classes.index("0")]
+    np.savez("bare.npz", x=zeros, y=np.zeros(len(zeros), dtype=np.int64))
+    if classes == ("-1", "0", "1"):
+        wanted = np.array(predict("run", "bare.npz").labels) == "0"
+        assert evaluate("run", "bare.npz").score.accuracy == wanted.mean()
+    else:
+        with pytest.raises(CompatibilityError, match="Add an array"):
+            evaluate("run", "bare.npz")
+
+
+def test_predict_says_that_the_runs_file_has_changed(trained: runs.Result, folder: Path) -> None:
+    own = Path(trained.config.dataset)
+    said = predict(trained.run_dir or "", write(own.name, patients(60, 9), [*NAMES, "kind"])).notes
+    assert any("has changed since the run" in note for note in said)
 
 
 # -- columns by name ---------------------------------------------------------------------------------------------------

@@ -309,11 +309,12 @@ GRID = ("compare", "rounds=1", "clients=3", "client.epochs=1", "--seeds", "0", "
         (OSError(28, "No space left on device", "run/x"), "run/x: No space left on device. Make room."),
         (RuntimeError("mine"), "Unexpected RuntimeError: mine."),
         (FnrflError("a sentence."), "a sentence."),
+        (SystemExit(5), "Unexpected SystemExit: 5."),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
 def test_one_failing_run_stops_no_other(
-    error: Exception, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(error, monkeypatch)
     got = fnrfl(*GRID, "algorithm=fedprox,fedavg")
@@ -360,10 +361,10 @@ def test_a_run_that_only_lacked_its_model_is_shown(folder: Path, monkeypatch: py
     with monkeypatch.context() as patch:
         write = runs.checkpoint.write
 
-        def full(path: Path, tensors: Any) -> None:
+        def full(path: Path, tensors: Any) -> str:
             if path.name.startswith("model"):
                 raise OSError(28, "No space left on device")
-            write(path, tensors)
+            return write(path, tensors)
 
         patch.setattr(runs.checkpoint, "write", full)
         assert fnrfl(*GRID, "algorithm=fedavg").exit_code == 3

@@ -416,7 +416,7 @@ def test_four_steps_of_resnet18_equal_the_loop_engines(label: str, refined: bool
         return  # a control without clients
     a, b = ours.recorder.passed[0].replies, theirs.recorder.passed[0].replies
     off, size = (a.params - b.params).norm(dim=1), b.params.norm(dim=1)
-    assert a.steps.tolist() == [4] * 3 and size.all()
+    assert set(a.steps.tolist()) == {4} and size.all()  # a clustered method trains its clusters in turn
     assert (off <= 1e-4 * size).all(), (off / size).tolist()
     start = theirs.recorder.passed[0].task.start
     if start is not None:

@@ -110,7 +110,9 @@ def _in_child(answers: Any) -> None:
     answers.put(run(seed=1))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.skipif(
+    not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which torch refuses beside a GPU"
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forking while threads are there
 def test_a_forked_process_runs_after_its_parent_has(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()

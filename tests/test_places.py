@@ -74,7 +74,7 @@ def test_the_command_picks_a_free_name_unless_the_same_run_is_unfinished(folder:
     (folder / "runs/digits-fedavg-0-2/model.safetensors").unlink()
     refused = command()
     assert refused.exit_code == 2
-    assert "runs/digits-fedavg-0-2 exists already: it is this run, unfinished." in refused.stderr
+    assert "runs/digits-fedavg-0-2 exists already: this run was started there and is not finished." in refused.stderr
     assert "Go on with `fnrfl resume runs/digits-fedavg-0-2`, choose another directory with --out, or" in refused.stderr
     other = command("client.lr=0.2")  # another config: nothing to resume
     assert other.exit_code == 0 and "kept in runs/digits-fedavg-0-3" in other.stdout
@@ -88,12 +88,12 @@ def test_a_given_folder_that_is_taken_is_refused_with_advice_that_fits(folder: P
     assert command("-o", "run").exit_code == 0
     finished = command("-o", "run")
     assert finished.exit_code == 2
-    assert "run exists already: it is this run, finished. To run it again, choose another" in finished.stderr
+    assert "run exists already: this run is finished there. To run it again, choose another" in finished.stderr
     other = command("-o", "run", "seed=1")
     assert "run exists already, with a run of another config: choose another directory with --out" in other.stderr
     (folder / "run/model.safetensors").unlink()
     unfinished = command("-o", "run")
-    assert "it is this run, unfinished. Go on with `fnrfl resume run`" in unfinished.stderr
+    assert "this run was started there and is not finished. Go on with `fnrfl resume run`" in unfinished.stderr
     assert "resume" not in finished.stderr + other.stderr
 
 

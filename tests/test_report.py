@@ -553,7 +553,8 @@ def test_figures_are_pictures_of_every_panel(tmp_path: Path) -> None:
         leaky(tmp_path / "leak", fnr="on"),
         fake_run(tmp_path / "half", done=1, seed=7),
     ]
-    report([tmp_path], tmp_path / "page.html")
+    with plots.mpl.rc_context({"text.usetex": True}):  # as a matplotlibrc in the working folder may ask for
+        report([tmp_path], tmp_path / "page.html")
     names = {path.name for path in (tmp_path / "plots").iterdir()}
     assert names == {f"{n}{p}.{s}" for n in plots.FIGURES for p in ("", "-2") for s in ("png", "svg")}
     assert (tmp_path / "plots" / "seeds.png").read_bytes().startswith(b"\x89PNG")

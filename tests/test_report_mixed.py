@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -106,6 +107,9 @@ def test_a_comparison_of_different_data_is_refused(compared: Path, tmp_path: Pat
     changed = json.loads(header)
     changed["data"]["sha256"] = "f" * 64
     log.write_text(json.dumps(changed) + "\n" + rest)
+    index = log.with_name("checkpoint.json")
+    stamped = {"log": hashlib.sha256(log.read_bytes()).hexdigest()}
+    index.write_text(json.dumps(json.loads(index.read_text()) | stamped))
     with pytest.raises(ConfigError, match="fnr-off-seed-0 and .*fnr-on-seed-1 are of different data"):
         report([tmp_path / "grid"], tmp_path / "page.html", plots=False)
 

@@ -329,6 +329,41 @@ def test_a_run_that_a_kill_left_without_its_name_gets_it_back(run_dir: Path, ori
     assert runs.load(run_dir).model_sha256 == original.model_sha256
 
 
+def lose_the_name(run_dir: Path) -> Path:
+    """What a kill leaves between two renames, where the system cannot swap two names."""
+    return run_dir.rename(run_dir.with_name(f".{run_dir.name}.fnrfl-old"))
+
+
+def test_every_command_gives_a_run_its_name_back(
+    config: RunConfig, run_dir: Path, original: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from fnrfl import cli
+
+    for words in (("resume", str(run_dir)), ("report", str(run_dir), "--no-plots"), ("report", str(run_dir.parent))):
+        lose_the_name(run_dir)
+        got = CliRunner().invoke(cli.app, [*words, "-q"])
+        assert got.exit_code == 0, got.output
+        assert rundir.is_run(run_dir)
+    monkeypatch.chdir(run_dir.parent.parent)
+    run_dir.rename(config.run_dir)
+    lose_the_name(config.run_dir)
+    assert run(config).run_dir == config.run_dir.with_name("digits-scaffold-0-2")
+    run(configured(seed=7), out=config.run_dir.with_name("digits-scaffold-0-2"), overwrite=True)
+    assert runs.load(config.run_dir).model_sha256 == original.model_sha256
+
+
+def test_a_run_that_is_half_removed_is_no_run(tmp_path: Path) -> None:
+    """A kill while the old run is removed must not bring half of it back."""
+    whole = len(list(rundir._written(pretend_run(tmp_path / "run", "old"))))
+    for operations in range(2, whole + 1):
+        run_dir = pretend_run(tmp_path / f"{operations}" / "run", "old")
+        with pytest.raises(Crash), crashing(operations):
+            rundir._discard(run_dir, run_dir, locked=True)
+        assert not rundir.is_run(run_dir)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("atomic", [True, False], ids=["swap", "two renames"])
 def test_a_crash_in_every_operation_of_a_replacing_run(
@@ -462,6 +497,47 @@ def test_swapped_clients_are_refused(stopped: Path) -> None:
     one.write_bytes(two.read_bytes())
     two.write_bytes(content)
     assert_refused(stopped, "client-", "sha256")
+
+
+def edit_index(run_dir: Path, **changes: Any) -> None:
+    path = run_dir / "checkpoint.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_clients_that_are_exchanged_in_the_index_are_refused(stopped: Path) -> None:
+    clients = json.loads((stopped / "checkpoint.json").read_text())["clients"]
+    edit_index(stopped, clients=clients | {"0": clients["1"], "1": clients["0"]})
+    assert_refused(stopped, "checkpoint.json", "client-1.safetensors")
+
+
+@pytest.mark.parametrize("changes", [{"log": None}, {"round": -1}], ids=repr)
+def test_an_index_without_its_hashes_is_refused(stopped: Path, changes: dict[str, Any]) -> None:
+    edit_index(stopped, **changes)
+    assert_refused(stopped, "checkpoint.json", "damaged")
+
+
+def test_a_checkpoint_file_that_is_a_link_is_refused(stopped: Path) -> None:
+    path = stopped / "rounds" / "000001" / "server.safetensors"
+    path.rename(stopped / "aside")
+    path.symlink_to(stopped / "aside")
+    assert_refused(stopped, "server.safetensors is a link")
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "checkpoint.json"])
+def test_json_without_end_is_damage(stopped: Path, name: str) -> None:
+    (stopped / name).write_text("[" * 100_000 + "\n")
+    assert_refused(stopped, name, "damaged")
+    assert not rundir.is_run(stopped) or name != "events.jsonl"
+
+
+def test_a_report_does_not_show_an_edited_log(run_dir: Path) -> None:
+    from fnrfl.report.read import load as read_report
+
+    header, *lines = events.read(run_dir / "events.jsonl")
+    lines[-1]["accuracy"] = 0.9976
+    (run_dir / "events.jsonl").write_bytes(b"".join(map(events.line, [header, *lines])))
+    with pytest.raises(ConfigError, match="sha256"):
+        read_report([run_dir])
 
 
 def test_a_state_of_another_seed_is_refused(stopped: Path, tmp_path: Path) -> None:

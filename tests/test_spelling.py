@@ -209,3 +209,11 @@ def test_long_words_on_the_command_line_are_refused_in_words(tmp_path: Path, mon
     for word in ("name=" + "x" * 300, "x" * 300, "scenario=" + "x" * 5000, "x" * 300 + ".toml", "\udcff"):
         found = command("run", word, "--dry-run")
         assert found.exit_code == 2 and "Unexpected" not in found.stderr, found.stderr
+
+
+def test_a_folder_does_not_change_what_a_method_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("FedAvg", "Loop"):
+        Path(name).mkdir()
+    config = load(None, ["algorithm=FedAvg", "engine=Loop"])
+    assert (config.algorithm.name, config.engine.name) == ("fedavg", "loop")

@@ -31,12 +31,14 @@ ALLOWED = {
     "models": {"models", "core", "rng", "own_code", "trust", "errors"},
     "data": {"data", "core", "rng", "own_code", "trust", "errors"},
     "metrics": {"metrics"},
-    "report": {"report", "metrics", "events", "files", "origin", "outputs", "spelling", "errors"},
+    "lock": {"errors"},
+    "rundir": {"files", "lock", "errors"},
+    "report": {"report", "metrics", "events", "files", "rundir", "origin", "outputs", "spelling", "errors"},
     "compare": {"compare", "runs", "build", "core", "config", "registry", "events", "files", "metrics", "errors"}
     | {"origin", "outputs", "places", "spelling", "typed"},
-    "outputs": {"files", "errors"},
+    "outputs": {"files", "lock", "rundir", "errors"},
     "origin": {"files", "errors"},
-    "places": {"config", "origin", "typed", "errors"},
+    "places": {"config", "origin", "rundir", "typed", "errors"},
     "registry": {"errors", "core", "data", "own_code", "trust"},  # core only for types and for a user's own class
     "config": {"registry", "keys", "typed", "spelling", "own_code", "trust", "errors", "data"},
     "keys": {"registry", "typed"},

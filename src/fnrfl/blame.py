@@ -19,7 +19,7 @@ def of_method(config: RunConfig, when: str) -> Iterator[None]:
     """Inside, a method is at work: what it raises names it, and what was asked of it."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if _has_words(error):
             raise
         method = config.algorithm
@@ -38,7 +38,7 @@ def of_model(config: RunConfig, what: str) -> Iterator[None]:
     """Inside, a model is called: what it raises names it, and says what could not be done."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if _has_words(error):
             raise
         raise CompatibilityError(
@@ -47,12 +47,12 @@ def of_model(config: RunConfig, what: str) -> Iterator[None]:
         ) from error
 
 
-def _has_words(error: Exception) -> bool:
+def _has_words(error: BaseException) -> bool:
     return isinstance(error, FnrflError) or out_of_memory(error) or from_system(error) is not None
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """What was raised, and where in a user's own code if it was there."""
-    said, place = " ".join(str(error).split()), own_import.blame(error)
+    said, place = str(error).strip().partition("\n")[0], own_import.blame(error)
     told = f"{type(error).__name__}{f': {said}' if said else ''}{f' ({place})' if place else ''}"
     return told if told.endswith(".") else f"{told}."

@@ -367,12 +367,17 @@ def _check(
         )
 
 
+def _num_answers(config: RunConfig) -> int:
+    """How many clients of a cohort answer in a round: the replies of the others are lost."""
+    asked = cohort_size(config)
+    return asked - num_chosen(asked, config.client.dropout)
+
+
 def _check_targets(config: RunConfig) -> None:
     """A refined client needs another one to take targets from; in some rounds it may have none, but not in all."""
     if config.fnr is None or config.fnr["when"] == "local" or not config.fnr["weight"]:
         return
-    asked, share, target = cohort_size(config), float(config.fnr["share"]), str(config.fnr["target"])
-    answer = asked - num_chosen(asked, config.client.dropout)
+    share, target, answer = float(config.fnr["share"]), str(config.fnr["target"]), _num_answers(config)
     refined = num_refined(answer, share)
     if refined and not num_peers(answer, refined, target):
         who = "the clients that are not refined" if target == "others" else "all other clients"
@@ -432,9 +437,10 @@ def _notices(config: RunConfig, splits: Splits, asked: str) -> tuple[str, ...]:
             f'public.size = {size} is not used: all of public.source = "{config.public.source}" is public. '
             'It says how much is set aside with public.source = "train".'
         )
-    cohort = cohort_size(config)
+    cohort = _num_answers(config)
     if config.fnr is not None and not num_refined(cohort, float(config.fnr["share"])):
-        said.append(f"fnr.share = {config.fnr['share']} of a cohort of {cohort} is nobody: no client will be refined.")
+        whom = "a cohort of" if cohort == cohort_size(config) else "those that answer,"
+        said.append(f"fnr.share = {config.fnr['share']} of {whom} {cohort} is nobody: no client will be refined.")
     if config.fnr is not None and splits.public_to != "nobody":
         said.append(f"with {config.algorithm.name}, FNR ranks and refines on examples that clients have trained on.")
     return tuple(said)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import re
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +24,9 @@ from fnrfl import files
 from fnrfl.core.types import State, Tree, aligned
 from fnrfl.engines.store import ClientStore
 from fnrfl.errors import ConfigError
+from fnrfl.rundir import FOLDER, checkpoint_files
 
 FORMAT = 3  # 2 (version 0.1.0): no hashes; 1: convolutions were not channels-last
-FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")
-FILE = re.compile(r"(server|client-\d+)\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Index(BaseModel):
 def save(run_dir: Path, done: int, state: State, store: ClientStore, stamp: Stamp) -> None:
     """Keep the state after `done` rounds."""
     before = index(run_dir)
-    clients = {} if before is None else dict(before.clients)
+    clients = {} if before is None else {c: _hashed(run_dir, file) for c, file in before.clients.items()}
     rounds = run_dir / "rounds"
     rounds.mkdir(exist_ok=True)
     _check_folder(rounds)
@@ -91,14 +88,25 @@ def save(run_dir: Path, done: int, state: State, store: ClientStore, stamp: Stam
     _prune(run_dir, new)
 
 
+def _hashed(run_dir: Path, file: File) -> File:
+    """A file that an older checkpoint names; version 0.1.0 has named it without its hash."""
+    if file.sha256 is not None:
+        return file
+    return File(file=file.file, sha256=hashlib.sha256(files.read_bytes(run_dir / file.file)).hexdigest())
+
+
 def finish(run_dir: Path, weights: Tree) -> Index:
     """Keep the model that came out. Its file appears last: its presence says that the run is finished."""
     saved = index(run_dir)
     assert saved is not None, "the last round ends with a checkpoint"
     part = run_dir / "model.safetensors.part"
-    last = saved.model_copy(update={"model": write(part, weights)})
-    _write_index(run_dir, last)
-    part.replace(run_dir / "model.safetensors")
+    try:
+        last = saved.model_copy(update={"model": write(part, weights)})
+        _write_index(run_dir, last)
+        part.replace(run_dir / "model.safetensors")
+    except OSError:  # a full disk
+        part.unlink(missing_ok=True)
+        raise
     files.sync(run_dir)
     return last
 
@@ -153,7 +161,7 @@ def index(run_dir: Path) -> Index | None:
             content = _of_format_2(content)
         if found in (2, FORMAT):
             return _checked(path, Index.model_validate(content))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged ({type(error).__name__}). Run again into another directory.") from error
     raise ConfigError(
         f"{path} has format {found}, and this version reads formats 2 and {FORMAT}. Resume it with the version that "
@@ -173,14 +181,19 @@ def _of_format_2(content: dict[str, object]) -> dict[str, object]:
 
 
 def _checked(path: Path, found: Index) -> Index:
-    """Refuse names that a checkpoint cannot have given: whatever they stand for, it is not part of the run."""
-    for file in (found.server, *found.clients.values()):
-        parts = file.file.split("/")
-        if len(parts) != 3 or parts[0] != "rounds" or not FOLDER.fullmatch(parts[1]) or not FILE.fullmatch(parts[2]):
+    """Refuse names that a checkpoint cannot have given, and one of this format without its hashes."""
+    named = [(found.server, "server"), *((file, f"client-{client}") for client, file in found.clients.items())]
+    for file, stem in named:
+        top, _, rest = file.file.partition("/")
+        folder, _, name = rest.partition("/")
+        if top != "rounds" or not FOLDER.fullmatch(folder) or name != f"{stem}.safetensors":
             raise ConfigError(
-                f"{path} names {file.file!r}, which no checkpoint has written. Put it back as it was, or run again "
-                "into another directory."
+                f"{path} names {file.file!r} as the file of {stem}, which no checkpoint has written. Put it back as it "
+                "was, or run again into another directory."
             )
+    hashed = found.log is not None and all(file.sha256 is not None for file, _ in named)
+    if found.round < 0 or (found.format == FORMAT and not hashed):
+        raise ConfigError(f"{path} is damaged (a hash is missing, or its round). Run again into another directory.")
     return found
 
 
@@ -203,20 +216,9 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def own_files(run_dir: Path) -> Iterator[Path]:
-    """Every file below `rounds/` that a checkpoint has written, each before the folder that it is in; no links."""
-    rounds = run_dir / "rounds"
-    if not files.is_folder(rounds):
-        return
-    for folder in sorted(rounds.iterdir()):
-        if FOLDER.fullmatch(folder.name) and files.is_folder(folder):
-            yield from (f for f in sorted(folder.iterdir()) if FILE.fullmatch(f.name) and not f.is_symlink())
-            yield folder
-
-
 def _prune(run_dir: Path, saved: Index) -> None:
     alive = {saved.server.file, *(file.file for file in saved.clients.values())}
-    for path in own_files(run_dir):
+    for path in checkpoint_files(run_dir):
         if path.is_dir():
             with suppress(OSError):  # not empty: files of this checkpoint, or somebody else's
                 path.rmdir()
@@ -253,4 +255,6 @@ def read(path: Path, sha256: str | None = None) -> Tree:
 def _read_file(run_dir: Path, file: File) -> Tree:
     _check_folder(run_dir / "rounds")
     _check_folder((run_dir / file.file).parent)
+    if (run_dir / file.file).is_symlink():
+        raise ConfigError(f"{run_dir / file.file} is a link, as no file of a run is. Put the file itself there.")
     return read(run_dir / file.file, file.sha256)

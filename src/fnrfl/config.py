@@ -379,7 +379,8 @@ def _spelled(flat: Flat) -> Flat:
     }
     spelled = dict(flat)
     for key, known in tables.items():
-        if isinstance(word := flat.get(key), str) and not _is_own_data(word):
+        word = flat.get(key)
+        if isinstance(word, str) and not (_is_own_data(word) if key == "public.source" else ":" in word):
             spelled[key] = as_known(word, known)
     if isinstance(word := flat.get("dataset"), str) and not _is_own_data(word):
         spelled["dataset"] = as_known(word, registry.DATASETS)

@@ -39,7 +39,7 @@ def parse(path: Path, content: bytes) -> list[Event]:
     for number, text in enumerate(content.split(b"\n")[:-1], 1):
         try:
             event = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise damaged(path, f"line {number}: {error}") from error
         if not isinstance(event, dict):
             raise damaged(path, f"line {number} is no JSON object")

@@ -1,4 +1,4 @@
-"""Locks of the whole process that a forked one finds open."""
+"""Locks of the whole process that are free in a forked process."""
 
 from __future__ import annotations
 

@@ -81,8 +81,10 @@ def _check_single(config: RunConfig, net: Net, passes: Passes) -> None:
         with torch.no_grad():
             net.apply(params, buffers, one, mode="batch", masks=masks)
     except (ValueError, RuntimeError) as error:
+        keeps = config.client.last_batch != "run-on" and passes.batch > 1
+        run_on = ', or client.last_batch = "run-on", which makes no small ones' if keeps else ""
         raise CompatibilityError(
             f'model = "{config.model.name}" cannot be trained on a batch of one example ({error}), and {passes.whose} '
             f"has such a batch: {passes.examples} examples by {passes.section}.batch = {passes.batch}. Set a larger "
-            'batch, or client.last_batch = "run-on", which makes no small ones.'
+            f"batch{run_on}."
         ) from error

@@ -62,6 +62,7 @@ def read(folder: Path) -> Origin:
         found = Origin(folder, toml, flat(tomllib.loads(toml)), header, partition)
         _check_config(found, flat(_as_toml(header["config"])))
         _check_split(found, str(header["partition"]))
+        _check_log(folder, log)
         found.data, found.split, found.public  # noqa: B018  # whatever is missing is noticed here
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{folder} is damaged ({_why(error)}). Run again into another directory.") from error
@@ -143,6 +144,22 @@ def _check_split(found: Origin, begun_with: str) -> None:
             f"{found.folder / 'partition.json'} is not the split that the run was begun with: it was changed "
             f"afterwards (sha256 {short(drawn)}, and {short(begun_with)} in the first line of events.jsonl). Put the "
             "file back as it was, or run again into another directory."
+        )
+
+
+def _check_log(folder: Path, log: str) -> None:
+    """Compare the log, as far as the last checkpoint goes, with the hash in it; version 0.1.0 has none."""
+    path = folder / "checkpoint.json"
+    if not path.is_file():
+        return
+    saved = json.loads(files.read(path, "it must be as the run left it"))
+    if saved.get("log") is None:
+        return
+    lines = log.encode().split(b"\n")[: int(saved["round"]) + 1]
+    if hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest() != saved["log"]:
+        raise ConfigError(
+            f"{folder / 'events.jsonl'} is damaged (it is not what the run wrote: its sha256 is not the one in "
+            "checkpoint.json). Run again into another directory."
         )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from fnrfl import files
 from fnrfl.errors import ConfigError
+from fnrfl.lock import NAME as LOCK
+from fnrfl.rundir import WRITTEN
 
-OF_A_RUN = ("config.toml", "events.jsonl", "partition.json", "checkpoint.json", ".lock")
+OF_A_RUN = (*(name for name in WRITTEN if name != "report.html"), LOCK)
 OF_A_COMPARISON = ("grid.json", "comparison.json", "comparison.csv", "comparison.md")
 
 
@@ -32,5 +35,12 @@ def _is_needed(inside: Path, folder: Path) -> bool:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Replace a file in one go; what a text has that is no text, such as half of a character, is written in digits."""
-    files.write(path, content.encode(errors="backslashreplace") if isinstance(content, str) else content)
+    """Replace a file in one go; what a text has that is no text, such as half of a character, is written in digits.
+
+    What is not whole yet is in a folder of its own, so that no other file is in its way.
+    """
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    with tempfile.TemporaryDirectory(prefix=".fnrfl-", dir=path.parent) as folder:
+        files.write(Path(folder) / path.name, data)
+        (Path(folder) / path.name).replace(path)
+    files.sync(path.parent)

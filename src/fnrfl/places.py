@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from fnrfl import origin
+from fnrfl import origin, rundir
 from fnrfl.config import RunConfig, introduced
 from fnrfl.errors import ConfigError
 from fnrfl.typed import Flat
@@ -18,9 +18,10 @@ from fnrfl.typed import Flat
 def run_dirs(config: RunConfig) -> Iterator[Path]:
     """The folders that a run may have by default, in order: its own name, then the same with -2, -3 and so on."""
     first = config.run_dir
-    yield first
-    for number in itertools.count(2):
-        yield first.with_name(f"{first.name}-{number}")
+    numbered = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    for path in itertools.chain([first], numbered):
+        rundir.recover(path)  # a kill may have left a run without its name, which is taken all the same
+        yield path
 
 
 def free_run_dir(config: RunConfig) -> Path:
@@ -37,11 +38,12 @@ def choose_run_dir(config: RunConfig, out: Path | None, *, overwrite: bool) -> P
     if overwrite:
         return out or config.run_dir
     if out is not None:
+        rundir.recover(out)
         if os.path.lexists(out):
             raise taken(out, config)
         return out
     for path in itertools.takewhile(os.path.lexists, run_dirs(config)):
-        if _is_unfinished(path) and is_of(config, path):
+        if is_begun(config, path):
             raise taken(path, config)
     return free_run_dir(config)
 
@@ -54,9 +56,14 @@ def taken(run_dir: Path, config: RunConfig) -> ConfigError:
     if not is_of(config, run_dir):
         return ConfigError(f"{run_dir} exists already, with a run of another config: {ways}")
     if _is_unfinished(run_dir):
-        again = f"`fnrfl resume {shlex.quote(str(run_dir))}`"
-        return ConfigError(f"{run_dir} exists already: it is this run, unfinished. Go on with {again}, {ways}")
-    return ConfigError(f"{run_dir} exists already: it is this run, finished. To run it again, {ways}")
+        begun = f"{run_dir} exists already: this run was started there and is not finished."
+        return ConfigError(f"{begun} Go on with `fnrfl resume {shlex.quote(str(run_dir))}`, {ways}")
+    return ConfigError(f"{run_dir} exists already: this run is finished there. To run it again, {ways}")
+
+
+def is_begun(config: RunConfig, run_dir: Path) -> bool:
+    """Whether a run directory is of this config and can be gone on with."""
+    return _is_unfinished(run_dir) and is_of(config, run_dir)
 
 
 def is_of(config: RunConfig, run_dir: Path) -> bool:

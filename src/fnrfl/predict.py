@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -234,7 +235,7 @@ def predict(
         per_client,
         parts=None if ALL in asked else [name for name, one in asked.items() for _ in one.rows],
         ids=None if id_column is None or carried is None else (id_column, carried),
-        notes=_notes(trained, data, source),
+        notes=(*_notes(trained, data, source), *_other_data(trained, data, source)),
     )
 
 
@@ -294,6 +295,14 @@ def _changed(trained: Trained, data: str, what: str) -> tuple[str, ...]:
     )
 
 
+def _other_data(trained: Trained, data: str, source: Source) -> tuple[str, ...]:
+    """A note if data has the name of the run's own and is not the same."""
+    said = _changed(trained, data, EVERYTHING)
+    if not said or _own_test(trained, source) is not None:
+        return ()
+    return (f"{data} has changed since the run, or is another file of that name.",)
+
+
 def _is_table(data: str) -> bool:
     return Path(data).suffix.lower() == ".csv"
 
@@ -347,7 +356,13 @@ def _numbered(y: np.ndarray, classes: Sequence[str] | None, trained: Trained, da
                 "Name every class or correct the label."
             )
         names = [str(classes[value]) for value in values]
-    elif all(name.isdecimal() for name in known):
+    elif all(re.fullmatch(r"-?\d+", name) for name in known):
+        if sorted(known, key=int) != list(known):
+            raise CompatibilityError(
+                f"{data} numbers its classes, and those of the model are called {', '.join(known)}: the label "
+                f"{int(values[0])} may mean the class {str(values[0])!r} or the class at that place. Add an array "
+                "`classes`."
+            )
         names = [str(value) for value in values]
     elif int(values[-1]) < len(known):
         names = [known[value] for value in values]  # numbers without names stand for places

@@ -11,11 +11,12 @@ import itertools
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from fnrfl import checkpoint, files
+from fnrfl import files
 from fnrfl.errors import ConfigError
 from fnrfl.lock import NAME as LOCK
 from fnrfl.lock import InUse, alone
@@ -24,6 +25,8 @@ log = logging.getLogger("fnrfl")
 
 # What a run writes, and what `fnrfl report` writes beside it. Whatever else is in the folder is somebody else's.
 WRITTEN = ("config.toml", "partition.json", "events.jsonl", "checkpoint.json", "model.safetensors", "report.html")
+FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")  # of a checkpoint, below rounds/
+FILE = re.compile(r"(server|client-\d+)\.safetensors")
 FIGURES = ("convergence", "traffic", "time", "seeds", "classes", "split")
 
 
@@ -81,6 +84,7 @@ def created(run_dir: Path, contents: Mapping[str, str | bytes], *, overwrite: bo
     """
     name = Path(os.path.abspath(run_dir))
     name.parent.mkdir(parents=True, exist_ok=True)
+    recover(name)
     with ExitStack() as stack:
         if _is_there(name):
             if not overwrite:
@@ -125,6 +129,12 @@ def recover(run_dir: Path) -> None:
             old.rename(name)
 
 
+def recover_inside(folder: Path) -> None:
+    """The same for every run in a folder."""
+    for old in sorted(folder.glob(".*.fnrfl-old")):
+        recover(old.with_name(old.name.removeprefix(".").removesuffix(".fnrfl-old")))
+
+
 def is_run(path: Path) -> bool:
     """Whether a folder is a run directory by its content: the files of one, and a log that says that fnrfl wrote it."""
     if not files.is_folder(path) or not all(files.is_plain(path / name) for name in WRITTEN[:3]):
@@ -133,7 +143,7 @@ def is_run(path: Path) -> bool:
         with (path / "events.jsonl").open("rb") as file:
             header = json.loads(file.readline(1 << 24))
         return isinstance(header["config_sha256"], str) and isinstance(header["versions"]["fnrfl"], str)
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
 
 
@@ -175,8 +185,11 @@ def _is_there(path: Path) -> bool:
 def _begin(new: Path, name: Path, stack: ExitStack) -> None:
     """Make an empty folder under a temporary name and lock it; one that a killed process left is removed first."""
     while True:
-        _discard(new, name)
         with suppress(FileExistsError, FileNotFoundError):  # another process is making or removing the same one
+            try:
+                _discard(new, name)
+            except InUse as error:
+                raise Taken(name) from error
             new.mkdir(mode=0o755)
             stack.enter_context(alone(new))
             return
@@ -217,9 +230,25 @@ def _discard(folder: Path, name: Path, *, locked: bool = False) -> None:
     log.warning(f"{aside} has what was in the old run and is not fnrfl's: {foreign}.")
 
 
+def checkpoint_files(run_dir: Path) -> Iterator[Path]:
+    """Every file below `rounds/` that a checkpoint has written, each before the folder that it is in; no links."""
+    rounds = run_dir / "rounds"
+    if not files.is_folder(rounds):
+        return
+    for folder in sorted(rounds.iterdir()):
+        if FOLDER.fullmatch(folder.name) and files.is_folder(folder):
+            yield from (f for f in sorted(folder.iterdir()) if FILE.fullmatch(f.name) and not f.is_symlink())
+            yield folder
+
+
 def _written(folder: Path) -> Iterator[Path]:
-    """What a run and a report have written into a folder, files before the folders that they are in; no links."""
-    yield from checkpoint.own_files(folder)
+    """What a run and a report have written into a folder, files before the folders that they are in; no links.
+
+    The files that make a folder a run come first: a run that is half removed is none.
+    """
+    for name in WRITTEN:
+        yield from (path for path in (folder / name, folder / f"{name}.part") if files.is_plain(path))
+    yield from checkpoint_files(folder)
     yield folder / "rounds"
     plots = folder / "plots"
     if files.is_folder(plots):
@@ -228,5 +257,3 @@ def _written(folder: Path) -> Iterator[Path]:
             if stem in FIGURES and path.suffix in (".png", ".svg"):
                 yield path
         yield plots
-    for name in WRITTEN:
-        yield from (path for path in (folder / name, folder / f"{name}.part") if files.is_plain(path))

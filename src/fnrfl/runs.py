@@ -278,6 +278,9 @@ def load(run_dir: str | Path, *, trust: bool = False) -> Result:
             "together. Put that file back, or run again into another directory."
         )
     header, *rounds = events.parse(run_dir / "events.jsonl", kept)
+    told = {"accuracy", "per_class", "per_client", "seconds", "bytes_up", "bytes_down"}
+    if not all(told <= event.keys() for event in rounds):
+        raise events.damaged(run_dir / "events.jsonl", "a round has no accuracy, bytes or seconds")
     weights = checkpoint.model(run_dir, saved)
     own = header["personalised"] if "personalised" in header else build_algorithm(config).personalised
     keeper = personal.on_disk(run_dir, saved) if own else None
@@ -314,7 +317,7 @@ def _rounds(
             state, event = _round(built, metered, state, t)
             rounds.append(event)
             last = t + 1 == config.rounds
-            stopping = None if last else stop()  # asked once: whoever asks later is heard after the next round
+            stopping = None if last else stop()  # a signal that comes later takes effect after the next round
             due = stopping or last or time.monotonic() - saved >= checkpoint_every
             if place is not None:
                 events.append(place.path / "events.jsonl", event)
@@ -510,7 +513,8 @@ def _verified(run_dir: Path, trust: bool) -> tuple[RunConfig, checkpoint.Index |
 
 def _refuse_other_data(run_dir: Path, began: Event, built: Built) -> None:
     """Refuse to go on with other data or another split than the run began with; say if other versions go on."""
-    versions, then = _versions(), began.get("versions", {})
+    versions, then = _versions(), began.get("versions")
+    then = then if isinstance(then, dict) else {}
     other = [f"{name} {then[name]}" for name, now in versions.items() if name in then and then[name] != now]
     by = f" It was begun with {', '.join(other)}; that may be why." if other else ""
     if began["data"]["sha256"] != built.dataset.checksum:

@@ -118,9 +118,14 @@ def figure(counts: npt.ArrayLike, classes: Sequence[str], scores: Skew, title: s
             "a figure needs matplotlib, which is not installed. Run `pip install matplotlib`, or leave --png out."
         ) from error
     matplotlib.use("Agg")
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a matplotlibrc in the working folder may ask for another program, such as TeX
+        write(path, _drawn(np.asarray(counts, dtype=np.int64), classes, scores, title, path))
+
+
+def _drawn(counts: npt.NDArray[np.int64], classes: Sequence[str], scores: Skew, title: str, path: Path) -> bytes:
     from matplotlib import pyplot
 
-    counts = np.asarray(counts, dtype=np.int64)
     clients, num_classes = counts.shape
     height = min(12.0, 1.6 + 0.3 * clients)
     drawing, (left, right) = pyplot.subplots(
@@ -152,4 +157,4 @@ def figure(counts: npt.ArrayLike, classes: Sequence[str], scores: Skew, title: s
         raise ConfigError(f"{path} cannot be drawn: {error}. End its name in .png, .svg or .pdf.") from error
     finally:
         pyplot.close(drawing)
-    write(path, drawn.getvalue())
+    return drawn.getvalue()

@@ -28,7 +28,7 @@ from fnrfl.cli.common import (
     say,
 )
 from fnrfl.cli.notices import notices
-from fnrfl.errors import ConfigError, FnrflError, from_system, out_of_memory, sentence
+from fnrfl.errors import FnrflError, from_system, out_of_memory, sentence
 from fnrfl.interrupt import OutputClosed, exit_code
 from fnrfl.spelling import counted
 
@@ -113,12 +113,10 @@ def resume(
     fnrfl resume runs/label-skew-scaffold-fnr-3
     """
     with errors_in_words(debug, answers=json):
+        from fnrfl import rundir
         from fnrfl.config import load
 
-        if not (run_dir / "config.toml").is_file():
-            raise ConfigError(
-                f"{run_dir} is not a run: it has no config.toml. Give a folder that `fnrfl run` has made."
-            )
+        rundir.check(run_dir)
         config = load(run_dir / "config.toml", trust=trust)
 
         def start(shown: Display) -> Result:
@@ -210,11 +208,11 @@ def _carry_out(
         with notices(screen), display(screen, leak) as shown:
             result = start(shown)
     except KeyboardInterrupt as stop:
-        say(f"fnrfl: {_why(stop)} {_way_on(run_dir) or 'Nothing was written.'}")
+        say(f"fnrfl: {_why(stop)} {_way_on(run_dir, config) or 'Nothing was written.'}")
         raise typer.Exit(exit_code(stop)) from None
     except Exception as error:
-        if (out_of_memory(error) or from_system(error) is not None) and _way_on(run_dir):
-            raise FnrflError(sentence(error, _way_on(run_dir))) from error
+        if (out_of_memory(error) or from_system(error) is not None) and _way_on(run_dir, config):
+            raise FnrflError(sentence(error, _way_on(run_dir, config))) from error
         raise
     summary = result.summary()
     screen.print(
@@ -229,10 +227,11 @@ def _why(stop: KeyboardInterrupt) -> str:
     return "the output was closed." if isinstance(stop, OutputClosed) else "stopped."
 
 
-def _way_on(run_dir: Path) -> str:
-    """How to resume what was begun; empty where nothing was."""
-    begun = (run_dir / "config.toml").is_file()
-    return f"To go on: fnrfl resume {quoted(run_dir)}" if begun else ""
+def _way_on(run_dir: Path, config: RunConfig) -> str:
+    """How to resume what was begun; empty where nothing was, or where the old run is still there."""
+    from fnrfl.places import is_begun
+
+    return f"To go on: fnrfl resume {quoted(run_dir)}" if is_begun(config, run_dir) else ""
 
 
 def title(config: RunConfig) -> str:

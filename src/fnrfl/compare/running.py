@@ -72,7 +72,7 @@ def compare(
         try:
             result = _carry_out(notice, folder, tell, checkpoint_every)
             summary = _summary(result, target)
-        except Exception as error:  # a full memory or disk, or a user's own code: the others may still do
+        except (Exception, SystemExit) as error:  # a full memory or disk, or a user's own code: the others may still do
             failures[cell.name] = sentence(error)
             tell(replace(notice, what="failed", error=failures[cell.name]))
         else:

@@ -163,7 +163,7 @@ def read(name: str, expected: Expected | None = None) -> Source:
     path = Path(os.path.expanduser(name))  # of an unknown user: as it is, where Path would raise
     if name in NAMED:
         return _original(name, *named(name))
-    if (path / CIFAR_BATCHES[0]).is_file():
+    if os.path.isfile(path / CIFAR_BATCHES[0]):
         return _original("cifar10", verified("cifar10", path, read_cifar), str(path.resolve()))
     if path.suffix.lower() in readers.FILES:
         found = readers.FILES[path.suffix.lower()](path, expected)

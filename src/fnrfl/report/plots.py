@@ -46,7 +46,9 @@ def draw(panels: Sequence[Panel], folder: Path) -> list[Path]:
         raise ConfigError(f"{folder} is a link, and no link is followed in writing. Remove it, or give --no-plots.")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context():
+        mpl.rcdefaults()  # a matplotlibrc in the working folder may ask for another program, such as TeX
+        mpl.rcParams.update(STYLE)
         for number, panel in enumerate(panels, 1):
             for name, figure in FIGURES.items():
                 stem = name if number == 1 else f"{name}-{number}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fnrfl import events, files, origin
+from fnrfl import events, files, origin, rundir
 from fnrfl.errors import ConfigError
 from fnrfl.events import Event
 from fnrfl.metrics.statistics import Difference, paired
@@ -172,6 +172,7 @@ def find(paths: Sequence[Path]) -> list[Path]:
         raise ConfigError("A report needs at least one run directory. Give a folder that `fnrfl run` has made.")
     found: dict[Path, Path] = {}
     for path in map(Path, paths):
+        rundir.recover(path)
         below = [path] if (path / "events.jsonl").is_file() else _below(path)
         if not below:
             raise ConfigError(
@@ -183,6 +184,7 @@ def find(paths: Sequence[Path]) -> list[Path]:
 
 
 def _below(path: Path) -> list[Path]:
+    rundir.recover_inside(path)
     logs = sorted(path.rglob("events.jsonl")) if path.is_dir() else []
     # A folder with a dot is one that a run is still preparing.
     return [log.parent for log in logs if not any(part.startswith(".") for part in log.relative_to(path).parts)]
