@@ -84,7 +84,6 @@ def created(run_dir: Path, contents: Mapping[str, str | bytes], *, overwrite: bo
     """
     name = Path(os.path.abspath(run_dir))
     name.parent.mkdir(parents=True, exist_ok=True)
-    recover(name)
     with ExitStack() as stack:
         if _is_there(name):
             if not overwrite:
