@@ -388,7 +388,7 @@ def one_thread() -> Iterator[None]:
 
 
 def test_any_sequence_of_commands_and_faults() -> None:
-    run_state_machine_as_test(Machine, settings=sequences(20, 12))
+    run_state_machine_as_test(Machine, settings=sequences(20, 9))
 
 
 @pytest.mark.slow
