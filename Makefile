@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test test-all lint types format setup clean
 
 demo: $(READY)
-	$(BIN)/python -m fnrfl.demo
+	$(BIN)/python -m fnrfl.cli.demo
 
 # Two workers with one thread each: torch's own threads would only get in each other's way.
 test: lint types

@@ -116,8 +116,8 @@ def tight_work(config: Any, rounds: int) -> Any:
     import torch
 
     import tight
-    from fnrfl.build import build, cohort
     from fnrfl.data.batches import scaled
+    from fnrfl.runs.build import build, cohort
 
     built = build(config)
     parts, client = built.splits, built.config.client
@@ -143,7 +143,7 @@ def turns(bench: Bench, threads: int | str, pairs: int) -> dict[str, Any]:
     import torch
 
     import tight
-    from fnrfl.runs import run
+    from fnrfl.runs.run import run
 
     rounds = bench.rounds * (pairs + 1)
     config = bench.config(threads).replace({"rounds": rounds})
@@ -265,11 +265,11 @@ def alternate(ours: Callable[[], None], theirs: Callable[[], None], pairs: int, 
 
 def where(bench: Bench, rounds: int) -> dict[str, Any]:
     """Milliseconds of a round by what they are spent on, on one thread, as a share of the whole round."""
-    from fnrfl import runs
-    from fnrfl.build import build
     from fnrfl.core.isolation import one_intra_op_thread
     from fnrfl.engines import base, job, loop
     from fnrfl.engines.metered import Metered
+    from fnrfl.runs import run as runs
+    from fnrfl.runs.build import build
 
     spent: dict[str, float] = {}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fnrfl import events, files
+from fnrfl.rundir import events, files
 
 
 class Crash(BaseException):

@@ -383,7 +383,7 @@ CALLS = {
     "a path to run": "runpy:run_path(path_name='evil.py')",
     "an import": "importlib:import_module(name='evil')",
     "a method of a class": "pathlib:Path.touch(self='CANARY')",
-    "our own writer": "fnrfl.report.page:report(run_dirs=1, place='CANARY')",
+    "our own writer": "fnrfl.results.report.page:report(run_dirs=1, place='CANARY')",
 }
 MODULES = {
     "in the folder": "evil:{make}",
@@ -596,7 +596,7 @@ def inside(box: Box) -> Iterator[None]:
 def forget() -> None:
     """What a process has allowed, as the next command is another process."""
     try:
-        from fnrfl import own_import, trust
+        from fnrfl.core import own_import, trust
     except ImportError:
         return
     trust._allowed.clear()
@@ -645,7 +645,7 @@ def given(case: Case, command: str) -> tuple[int | str, str]:
 def _loaded() -> tuple[int | str, str]:
     """What Python's `fnrfl.load` makes of it: an error of ours is a 2, any other a traceback."""
     import fnrfl
-    from fnrfl.errors import FnrflError
+    from fnrfl.core.errors import FnrflError
 
     try:
         assert fnrfl.load("got").model is not None

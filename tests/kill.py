@@ -30,7 +30,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 import fnrfl
-from fnrfl.rng import numpy_generator
+from fnrfl.core.rng import numpy_generator
 
 RECIPE = (
     "digits", "algorithm=scaffold", "fnr=on", "model=cnn(norm=batch)", "participation=0.5", "client.epochs=5",

@@ -166,7 +166,7 @@ MUTANTS = [
         small_changes_do_not_count=("1e-8 * before.numel()", "1e-5 * before.numel()"),
     ),
     *_of(
-        "engines/store.py", GPU_ALONE,
+        "core/store.py", GPU_ALONE,
         only_new_ones_move=("{c: {k: v.to(home) for k, v in m.items()} for c, m in self._here.items()}", "self._here"),
     ),
     *_of(
@@ -179,7 +179,7 @@ MUTANTS = [
         random_in_eval_mode=("for mode in (True, False):", "for mode in (True,):"),
     ),
     *_of(
-        "build.py", FAST,
+        "runs/build.py", FAST,
         capturing_for_one_group=("steps * -(-cohort_size(config) // ROWS)", "steps"),
     ),
     *_of(
@@ -336,7 +336,7 @@ MUTANTS = [
         drift_forgotten=('kept | {"g": own["g"] + change}', '{"g": own["g"] + change}'),
     ),
     *_of(
-        "server/optimisers.py", SERVER_OPTIMISERS,
+        "algorithms/server/optimisers.py", SERVER_OPTIMISERS,
         momentum_forgotten=("return beta * m + D", "return 0.0 * m + D"),
         momentum_damped=("return beta * m + D", "return beta * m + (1 - beta) * D"),
         average_weights_swapped=("beta * m + (1 - beta) * D", "(1 - beta) * m + beta * D"),
@@ -427,7 +427,7 @@ MUTANTS = [
         validation_ignored=("if len(labels) else None", "if False else None"),
     ),
     *_of(
-        "server/ensemble.py", FEDDF,
+        "algorithms/server/ensemble.py", FEDDF,
         teachers_in_train_mode=("net.look(model.params, model.buffers, net.laid_out(part)) for part", 'net.apply(model.params, model.buffers, net.laid_out(part), mode="batch")[0] for part'),
         teachers_share_buffers=("v[m] for k", "v[0] for k"),
         temperature_multiplies=("(mean / temperature)", "(mean * temperature)"),
@@ -437,7 +437,7 @@ MUTANTS = [
         wrong_answers_counted=(".argmax(-1) == y", ".argmax(-1) != y"),
     ),
     *_of(
-        "server/distill.py", FEDDF,
+        "algorithms/server/distill.py", FEDDF,
         divergence_sign=("target * said).sum", "-target * said).sum"),
         entropy_dropped=("torch.special.xlogy(target, target) - target", "-target"),
         student_without_temperature=("(out.logits / self.temperature)", "out.logits"),
@@ -552,7 +552,7 @@ MUTANTS = [
         answers_not_weighted=("share[:, None] * answer(engine.net,", "answer(engine.net,"),
     ),
     *_of(
-        "server/generator.py", FEDGEN, FEDFTG,
+        "algorithms/server/generator.py", FEDGEN, FEDFTG,
         label_ignored=("torch.cat([noise, hot], 1)", "torch.cat([noise, 0 * hot], 1)"),
         noise_ignored=("torch.cat([noise, hot], 1)", "torch.cat([0 * noise, hot], 1)"),
         no_hidden_relu=('linear(h.relu(), layers["out"]', 'linear(h, layers["out"]'),
@@ -581,7 +581,7 @@ MUTANTS = [
         the_servers_model_is_used=("return remembered(memory, state)", "return state"),
     ),
     *_of(
-        "server/cluster.py", CFEDFN,
+        "algorithms/server/cluster.py", CFEDFN,
         farthest_merge=("far.argmin()", "far.where(far.isfinite(), -far[0, 0]).argmax()"),
         single_linkage=("(sizes[i] * far[i] + sizes[j] * far[j]) / (sizes[i] + sizes[j])", "torch.where(far[i].isfinite() & far[j].isfinite(), torch.minimum(far[i], far[j]), math.inf)"),
         unweighted_linkage=("(sizes[i] * far[i] + sizes[j] * far[j]) / (sizes[i] + sizes[j])", "(far[i] + far[j]) / 2"),
@@ -614,7 +614,7 @@ MUTANTS = [
         gap_ignored=('gap=self.cut == "gap"', "gap=False"),
     ),
     *_of(
-        "server/coefficients.py", KTPFL,
+        "algorithms/server/coefficients.py", KTPFL,
         teachers_by_columns=("return (c @ said.flatten(1))", "return (c.mT @ said.flatten(1))"),
         kl_turned_round=("(teacher.clamp(min=tiny).log() - mine.clamp(min=tiny).log()) @ flat.mT", "(teacher - mine) @ flat.clamp(min=tiny).log().mT"),
         kl_sign=("(teacher.clamp(min=tiny).log() - mine.clamp(min=tiny).log())", "(mine.clamp(min=tiny).log() - teacher.clamp(min=tiny).log())"),
@@ -677,7 +677,7 @@ MUTANTS = [
         manifest_is_silent=(', "public_to": self.public_to}', "}"),
     ),
     *_of(
-        "build.py", SHARE, RETURNED, NEEDED,
+        "runs/build.py", SHARE, RETURNED, NEEDED,
         fnr_hides_the_inner_method=('for name in ("inner", "method")]', 'for name in ("method",)]'),
         shared_data_not_in_the_pool=("(splits.private.x, splits.private.y)", "(splits.train.x, splits.train.y)"),
         fixed_noise_allowed=('splits.public_to == "everybody" and partition.noise', 'splits.public_to == "" and partition.noise'),
@@ -717,7 +717,7 @@ MUTANTS = [
         dropped_not_noted=('(("stragglers", self.slow), ("dropped", self.lost))', '(("stragglers", self.slow),)'),
     ),
     *_of(
-        "registry.py", LISTED,
+        "config/registry.py", LISTED,
         needs_not_inherited=("if \"needs\" in said else base.needs", "if \"needs\" in said else frozenset()"),
         traffic_not_inherited=("if \"traffic\" in said else base.traffic", "if \"traffic\" in said else Declared().traffic"),
         fields_not_inherited=("base.fields | own", "own"),

@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -137,10 +138,8 @@ def _resumed(recipe: str, keys: dict[str, Any], folder: Path) -> Any:
         raise _Stop
 
     place = folder / "run"
-    try:
+    with suppress(_Stop):
         fnrfl.run(recipe, out=place, trust=True, progress=stop, **keys)
-    except _Stop:
-        pass
     return fnrfl.resume(place, trust=True)
 
 

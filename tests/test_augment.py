@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.rng import generator
 from fnrfl.data.augment import add_noise, crop_flip, draw_crop_flip, resolve, source_pixels
-from fnrfl.errors import CompatibilityError, ConfigError
-from fnrfl.rng import generator
 
 
 def one_by_one(x: Tensor, crops: Tensor, pad: int) -> Tensor:

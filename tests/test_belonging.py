@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fnrfl import runs
-from fnrfl.compare import Cell, Notice, compare, grid
-from fnrfl.errors import ConfigError
+from fnrfl.core.errors import ConfigError
+from fnrfl.results.compare import Cell, Notice, compare, grid
+from fnrfl.runs import run as runs
 
 SMALL = ["rounds=1", "clients=3", "client.epochs=1", "model=mlp(hidden=4)", "dataset=mine.csv", "scenario=iid"]
 

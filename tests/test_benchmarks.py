@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fnrfl.build import build, cohort
 from fnrfl.config import load
+from fnrfl.runs.build import build, cohort
 
 ROOT = Path(__file__).parent.parent
 

@@ -17,10 +17,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from fnrfl import cli, registry
+from fnrfl import cli
 from fnrfl.cli import look, train
-from fnrfl.config import RunConfig, load
-from fnrfl.errors import ClientError
+from fnrfl.config import RunConfig, load, registry
+from fnrfl.core.errors import ClientError
 
 SUMMARY = {"algorithm": "fedavg", "accuracy": 0.75, "rounds": 2, "leaks": []}
 
@@ -38,7 +38,7 @@ class Runs(ModuleType):
     """Stands in for the module that runs things: two rounds, or whatever `ending` raises after the first."""
 
     def __init__(self) -> None:
-        super().__init__("fnrfl.runs")
+        super().__init__("fnrfl.runs.run")
         self.calls: list[dict[str, Any]] = []
         self.ending: BaseException | None = None
 
@@ -63,7 +63,7 @@ class Runs(ModuleType):
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     fake = Runs()
-    monkeypatch.setitem(sys.modules, "fnrfl.runs", fake)
+    monkeypatch.setitem(sys.modules, "fnrfl.runs.run", fake)
     return fake
 
 

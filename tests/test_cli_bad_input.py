@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from fnrfl import cli, outputs
+from fnrfl import cli
 from fnrfl.config import load
 from fnrfl.data import sources
-from fnrfl.runs import run
+from fnrfl.rundir import outputs
+from fnrfl.runs.run import run
 
 
 def fnrfl(*arguments: str) -> Result:

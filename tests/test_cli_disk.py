@@ -14,8 +14,10 @@ import pytest
 from safetensors import SafetensorError
 from typer.testing import CliRunner, Result
 
-from fnrfl import checkpoint, cli, events, files, runs
+from fnrfl import cli
 from fnrfl.config import load
+from fnrfl.rundir import checkpoint, events, files
+from fnrfl.runs import run as runs
 
 RUN = ("run", "rounds=2", "client.epochs=1", "-o", "run", "--quiet", "--checkpoint-every", "0")
 

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fnrfl import cli, registry, runs
-from fnrfl.build import build
-from fnrfl.config import RunConfig, describe_keys, load
+from fnrfl import cli
+from fnrfl.config import RunConfig, describe_keys, load, registry
+from fnrfl.core.errors import ConfigError
 from fnrfl.data import sources
-from fnrfl.errors import ConfigError
+from fnrfl.runs import run as runs
+from fnrfl.runs.build import build
 
 SECONDS = 20.0  # for one command; all of them take a fraction of one on a machine that is not busy
 

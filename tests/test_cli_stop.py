@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from fnrfl import cli, runs
+from fnrfl import cli
 from fnrfl.cli import train
 from fnrfl.config import load
-from fnrfl.predict import predict
+from fnrfl.runs import run as runs
+from fnrfl.runs.predict import predict
 
 MAIN = """
 from fnrfl.cli import main, train

@@ -18,11 +18,12 @@ import torch
 from typer.testing import CliRunner
 
 import fnrfl
-from fnrfl import cli, registry
+from fnrfl import cli
+from fnrfl.config import registry
+from fnrfl.core.errors import ConfigError
 from fnrfl.data.datasets import load as load_data
-from fnrfl.errors import ConfigError
-from fnrfl.predict import evaluate, predict
-from fnrfl.runs import Result
+from fnrfl.runs.predict import evaluate, predict
+from fnrfl.runs.run import Result
 
 OWN = ("ktpfl", "local-only", "cfedfn", "fedbn")
 REFINED = tuple(f"{method} + FNR" for method in OWN)

@@ -24,15 +24,19 @@ from scipy.spatial.distance import jensenshannon
 from typer.testing import CliRunner, Result
 
 import fnrfl.engines.job
-from fnrfl import cli, doctor, plan, registry, runs, skew
-from fnrfl.config import RunConfig, load, loads
+from fnrfl import cli
+from fnrfl.cli import doctor
+from fnrfl.config import RunConfig, load, loads, registry
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data import sources
 from fnrfl.data.datasets import load as load_data
 from fnrfl.data.partitions import Partition
-from fnrfl.errors import CompatibilityError, ConfigError
-from fnrfl.interrupt import interruptible
-from fnrfl.lock import alone
-from fnrfl.predict import evaluate, predict
+from fnrfl.results import skew
+from fnrfl.rundir.interrupt import interruptible
+from fnrfl.rundir.lock import alone
+from fnrfl.runs import forecast as plan
+from fnrfl.runs import run as runs
+from fnrfl.runs.predict import evaluate, predict
 
 
 def command(*arguments: str, code: int = 0) -> Result:
@@ -476,7 +480,7 @@ main()
 
 # -- one run at a time, and Ctrl-C -------------------------------------------------------------------------------------
 
-HOLD = "import sys; from pathlib import Path; from fnrfl.lock import alone\n"
+HOLD = "import sys; from pathlib import Path; from fnrfl.rundir.lock import alone\n"
 HOLD += "with alone(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 
 

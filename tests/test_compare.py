@@ -21,12 +21,23 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import fnrfl
-from fnrfl import runs
-from fnrfl.compare import Cell, Comparison, Notice, compare, default_out, grid, read_seeds, split, summarise, table
-from fnrfl.compare.baselines import find_baseline
-from fnrfl.compare.cells import names
 from fnrfl.config import load
-from fnrfl.errors import ConfigError
+from fnrfl.core.errors import ConfigError
+from fnrfl.results.compare import (
+    Cell,
+    Comparison,
+    Notice,
+    compare,
+    default_out,
+    grid,
+    read_seeds,
+    split,
+    summarise,
+    table,
+)
+from fnrfl.results.compare.baselines import find_baseline
+from fnrfl.results.compare.cells import names
+from fnrfl.runs import run as runs
 
 SMALL = ["rounds=2", "clients=4", "client.epochs=1", "client.batch=256"]
 METHODS = ["algorithm=fedavg,scaffold"]
@@ -129,7 +140,7 @@ def test_fnr_is_named_wherever_it_is_on() -> None:
 def test_a_grid_is_checked_without_torch() -> None:
     code = """
 import sys
-from fnrfl.compare import grid
+from fnrfl.results.compare import grid
 assert len(grid("digits", [], ["algorithm=fedavg,scaffold", "fnr=off,on"], [0, 1])) == 12
 sys.exit("torch" in sys.modules)
 """
@@ -590,7 +601,7 @@ def test_a_killed_comparison_loses_nothing(tmp_path: Path) -> None:
     """Killed without warning in the second, third and fourth run; finished runs keep their very files."""
     code = """
 import sys
-from fnrfl.compare import compare, grid
+from fnrfl.results.compare import compare, grid
 cells = grid("digits", ["rounds=10"], ["algorithm=fedavg,scaffold", "fnr=off,on"], [0])
 compare(cells, sys.argv[1], checkpoint_every=0.1)
 """

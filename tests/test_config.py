@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fnrfl import config, registry, trust
-from fnrfl.config import RunConfig, describe_keys, load, loads
-from fnrfl.errors import ConfigError
+from fnrfl import config
+from fnrfl.config import RunConfig, describe_keys, load, loads, registry
+from fnrfl.core import trust
+from fnrfl.core.errors import ConfigError
 
 PAGE = """
     name seed rounds clients participation protocol dataset scenario fnr

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from fnrfl import config, keys, registry
-from fnrfl.compare import grid
-from fnrfl.compare.folder import check_folder, write_grid
-from fnrfl.config import Client, RunConfig, describe_keys, load, loads
-from fnrfl.errors import ConfigError
+from fnrfl import config
+from fnrfl.config import Client, RunConfig, describe_keys, keys, load, loads, registry
+from fnrfl.core.errors import ConfigError
+from fnrfl.results.compare import grid
+from fnrfl.results.compare.folder import check_folder, write_grid
 
 # By method, the value that each key was introduced with. A new key is a new line; a line that is there never changes.
 INTRODUCED = json.loads((Path(__file__).parent / "introduced.json").read_text())

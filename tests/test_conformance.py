@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fnrfl import checkpoint, registry
 from fnrfl.algorithms.fnr import FNR, PENALTIES
+from fnrfl.config import registry
 from fnrfl.core.algorithm import Algorithm, Objective, describe, restore
+from fnrfl.core.errors import ClientError
 from fnrfl.core.types import Decorator, LocalTask, Replies, State
-from fnrfl.errors import ClientError
+from fnrfl.rundir import checkpoint
 from toys import NUM_CLASSES, NUM_FEATURES, Run, assert_near, assert_same, classification, distance
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import fnrfl
-from fnrfl import cli, registry
+from fnrfl import cli
+from fnrfl.config import registry
 
 PAGE = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
 STEADY = re.findall(r"^```python runnable steady\.py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0]

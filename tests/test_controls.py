@@ -18,10 +18,10 @@ from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.public_finetune import PublicFinetune
 from fnrfl.algorithms.public_only import PublicOnly
 from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.net import Net
 from fnrfl.core.types import State, Training
 from fnrfl.data.batches import Pool
-from fnrfl.errors import CompatibilityError, ConfigError
 from toys import (
     NUM_CLASSES,
     NUM_FEATURES,

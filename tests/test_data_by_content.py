@@ -14,12 +14,13 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 import fnrfl
-from fnrfl import cli, runs
-from fnrfl.build import build
+from fnrfl import cli
 from fnrfl.config import load
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data.datasets import load as load_data
-from fnrfl.errors import CompatibilityError, ConfigError
-from fnrfl.predict import evaluate, predict
+from fnrfl.runs import run as runs
+from fnrfl.runs.build import build
+from fnrfl.runs.predict import evaluate, predict
 
 NAMES = ["age", "dose", "weight", "pulse"]
 KINDS = ["ill", "well", "sound"]

@@ -27,12 +27,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fnrfl import trust
+from fnrfl.core import trust
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.rng import numpy_generator
 from fnrfl.data import datasets, sources
 from fnrfl.data.datasets import Dataset, Part, from_arrays, load, stratified_order
 from fnrfl.data.sources import Arrays, available, fetch
-from fnrfl.errors import ConfigError
-from fnrfl.rng import numpy_generator
 
 
 @pytest.fixture(autouse=True)

@@ -19,10 +19,15 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
-from fnrfl import build, cli, compare, interrupt, plan, runs
+from fnrfl import cli
 from fnrfl.cli import train
 from fnrfl.config import load
-from fnrfl.errors import FnrflError, out_of_memory, sentence
+from fnrfl.core.errors import FnrflError, out_of_memory, sentence
+from fnrfl.results import compare
+from fnrfl.rundir import interrupt
+from fnrfl.runs import build
+from fnrfl.runs import forecast as plan
+from fnrfl.runs import run as runs
 
 RUN = ("run", "rounds=4", "clients=3", "client.epochs=1", "model=mlp(hidden=8)", "-o", "run")
 CODES = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
@@ -122,7 +127,7 @@ def test_a_signal_while_building_leaves_nothing(
 def test_a_signal_while_reporting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs.run(load(None, RUN[1:-2]), out="run")
     happens = lambda *a, **k: [os.kill(os.getpid(), signal.SIGTERM), time.sleep(5)]  # noqa: E731
-    monkeypatch.setattr("fnrfl.report.page.report", happens)
+    monkeypatch.setattr("fnrfl.results.report.page.report", happens)
     got = fnrfl("report", "run")
     assert (got.exit_code, got.stderr) == (143, "fnrfl: stopped.\n")
 
@@ -334,7 +339,7 @@ def test_who_failed_comes_last_the_next_time(folder: Path, monkeypatch: pytest.M
             if notice.what == "failed":
                 raise KeyboardInterrupt
 
-        patch.setattr("fnrfl.compare.running.write_tables", lambda *a: None)
+        patch.setattr("fnrfl.results.compare.running.write_tables", lambda *a: None)
         with pytest.raises(KeyboardInterrupt):
             compare.compare(cells, "grid", progress=stop)
     assert started == ["fedprox"]

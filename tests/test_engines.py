@@ -23,12 +23,12 @@ from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Algorithm, Objective
+from fnrfl.core.errors import ClientError, CompatibilityError, FnrflError
 from fnrfl.core.masks import Dropout
 from fnrfl.core.net import Model, Net
+from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch, Flat, LocalTask, Out, State, Training, Tree
 from fnrfl.data.batches import Pool, plan
-from fnrfl.errors import ClientError, CompatibilityError, FnrflError
-from fnrfl.rng import generator
 from toys import (
     NUM_CLASSES,
     NUM_FEATURES,

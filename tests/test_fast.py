@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
-from fnrfl import build, runs
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Moon
@@ -25,6 +24,8 @@ from fnrfl.data.batches import Pool
 from fnrfl.engines import base, trace
 from fnrfl.engines.batched import FEW, ROWS, halves, in_groups, shrinking
 from fnrfl.models.build import build as build_model
+from fnrfl.runs import build
+from fnrfl.runs import run as runs
 from test_conformance import METHODS, algorithm
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, assert_near, assert_same, classification, distance
 

@@ -11,12 +11,13 @@ import torch
 from typer.testing import CliRunner
 
 import fnrfl
-from fnrfl import cli, events
+from fnrfl import cli
 from fnrfl.algorithms.fnr import norm_targets
+from fnrfl.config.registry import load
+from fnrfl.core.errors import ClientError, CompatibilityError, FnrflError
 from fnrfl.core.types import State
-from fnrfl.errors import ClientError, CompatibilityError, FnrflError
-from fnrfl.finite import check_scores, check_state, for_json
-from fnrfl.registry import load
+from fnrfl.rundir import events
+from fnrfl.runs.finite import check_scores, check_state, for_json
 
 KEYS: dict[str, Any] = {"rounds": 2, "clients": 3, "out": None, "client": {"epochs": 1}, "model": "mlp(hidden=8)"}
 

@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import ClassNorms
 from fnrfl.algorithms.scaffold import Scaffold
-from fnrfl.build import build as build_run
 from fnrfl.config import load
 from fnrfl.core.algorithm import Objective
+from fnrfl.core.errors import CompatibilityError, FnrflError
+from fnrfl.core.store import ClientStore
 from fnrfl.core.types import LocalTask, Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines import gpu
 from fnrfl.engines.capture import APART, Capturer, searched
-from fnrfl.engines.store import ClientStore
-from fnrfl.errors import CompatibilityError, FnrflError
-from fnrfl.evaluate import evaluate
 from fnrfl.models.build import build
+from fnrfl.runs.build import build as build_run
+from fnrfl.runs.evaluate import evaluate
 from test_conformance import algorithm, labels, models
 from toys import NUM_CLASSES, NUM_FEATURES, Run, World, assert_same, classification, distance
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import fnrfl
-from fnrfl import registry
 from fnrfl.algorithms.fnr import PENALTIES
-from fnrfl.registry import algorithms
+from fnrfl.config import registry
+from fnrfl.config.registry import algorithms
 
 
 def sha256(engine: str, algorithm: Any = "fedavg", fnr: Any = "off", **keys: Any) -> str:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import fnrfl
-from fnrfl import checkpoint, plan, runs
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fednova import FedNova
 from fnrfl.algorithms.fedprox import FedProx
@@ -20,8 +19,11 @@ from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import load
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Algorithm, Objective
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.types import LocalTask
-from fnrfl.errors import ConfigError
+from fnrfl.rundir import checkpoint
+from fnrfl.runs import forecast as plan
+from fnrfl.runs import run as runs
 from toys import Run, assert_near, assert_same, bowls, classification, distance, named, quadratic
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 import fnrfl
-import fnrfl.errors
+import fnrfl.core.errors
 import threads
 from fnrfl.core import isolation
 from fnrfl.core.isolation import isolated
 from fnrfl.engines import gpu
-from fnrfl.loops import class_norms, refine
-from fnrfl.plan import forecast
+from fnrfl.runs.forecast import forecast
+from fnrfl.runs.own_loop import class_norms, refine
 
 KEYS: dict[str, Any] = {"rounds": 1, "clients": 3, "out": None, "client": {"epochs": 1, "batch": 32}}
 
@@ -136,7 +136,7 @@ def test_a_forked_process_runs_after_its_parent_has(monkeypatch: pytest.MonkeyPa
 def test_a_run_leaves_no_thread_behind() -> None:
     before = set(threading.enumerate())
     run(engine={"name": "loop", "threads": 2})
-    with pytest.raises(fnrfl.errors.FnrflError):
+    with pytest.raises(fnrfl.core.errors.FnrflError):
         run(engine={"name": "loop", "threads": 2}, client={"lr": 1e30, "epochs": 3})
     assert set(threading.enumerate()) <= before
 
@@ -243,7 +243,7 @@ def test_the_callers_settings_change_nothing(name: str, kind: str) -> None:
     with SETTINGS[name]():
         assert run(**RUNS[kind]) == wanted
         grad = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
-        with pytest.raises(fnrfl.errors.FnrflError):
+        with pytest.raises(fnrfl.core.errors.FnrflError):
             run(client={"lr": 1e30}, model="mlp(hidden=4)")
         assert grad == (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"))
 

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
 import fnrfl
-from fnrfl import cli, plan, runs
+from fnrfl import cli
 from fnrfl.config import load
 from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.errors import CompatibilityError, FnrflError
 from fnrfl.core.types import Engine, State
-from fnrfl.errors import CompatibilityError, FnrflError
+from fnrfl.runs import forecast as plan
+from fnrfl.runs import run as runs
 
 SHORT = ("rounds=1", "clients=3", "client.epochs=1")
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fnrfl import cli, registry
-from fnrfl.registry import Declared
+from fnrfl import cli
+from fnrfl.config import registry
+from fnrfl.config.registry import Declared
 
 NEEDS = {"features", "head", "batchnorm", "public-labels", "distill", "linear-optimiser", "uses-trained"}
 DEFAULT = "1 model down, 1 up"

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR, PENALTIES
 from fnrfl.core.algorithm import Objective
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.isolation import one_intra_op_thread
+from fnrfl.core.rng import generator, seeded
 from fnrfl.core.types import LocalTask, State
 from fnrfl.data.batches import plan
-from fnrfl.errors import CompatibilityError, ConfigError, FnrflError
-from fnrfl.loops import class_norms, norm_targets, refine, weakest
-from fnrfl.rng import generator, seeded
+from fnrfl.runs.own_loop import class_norms, norm_targets, refine, weakest
 from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Run, assert_near, classification, distance
 
 PUBLIC = 55

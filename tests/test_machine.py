@@ -28,9 +28,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from typer.testing import CliRunner
 
 from faults import Crash, crashing, snapshot
-from fnrfl import cli, files, runs
+from fnrfl import cli
 from fnrfl.config import RunConfig, load
-from fnrfl.errors import FnrflError
+from fnrfl.core.errors import FnrflError
+from fnrfl.rundir import files
+from fnrfl.runs import run as runs
 
 NAMES = ("one", "two")
 CONFIGS: tuple[tuple[str, ...], ...] = (  # told apart by their seed

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import fnrfl
 from fnrfl.core import masks
+from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
-from fnrfl.errors import CompatibilityError
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {}, "batch first": {"batch_first": True}, "bias": {"add_bias_kv": True}, "sizes": {"kdim": 6, "vdim": 10},

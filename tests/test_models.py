@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fnrfl import trust
-from fnrfl.errors import CompatibilityError, ConfigError
+from fnrfl.core import trust
+from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.rng import seeded
 from fnrfl.models.build import MODELS, build
-from fnrfl.rng import seeded
 
 CIFAR, FASHION, DIGITS = (3, 32, 32), (1, 28, 28), (1, 8, 8)
 

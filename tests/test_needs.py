@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fnrfl import cli, registry
-from fnrfl.build import build
-from fnrfl.config import load
-from fnrfl.errors import CompatibilityError
+from fnrfl import cli
+from fnrfl.config import load, registry
+from fnrfl.core.errors import CompatibilityError
+from fnrfl.runs.build import build
 
 NETS = '''
 from torch import nn

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fnrfl import runs
-from fnrfl.compare import compare, grid
-from fnrfl.predict import evaluate, predict
-from fnrfl.report.read import load as read_report
+from fnrfl.results.compare import compare, grid
+from fnrfl.results.report.read import load as read_report
+from fnrfl.runs import run as runs
+from fnrfl.runs.predict import evaluate, predict
 
 FIXTURES = Path(__file__).parent / "fixtures"
 RELEASES = sorted(folder.name for folder in FIXTURES.iterdir() if folder.is_dir())

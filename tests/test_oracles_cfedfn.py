@@ -17,11 +17,11 @@ from fnrfl.algorithms.cfedfn import CFedFN, Description, positions
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.local_only import LocalOnly, as_memory
+from fnrfl.algorithms.server.cluster import agglomerate
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.rng import generator
 from fnrfl.core.types import Data, Decorator, LocalTask, Probe, State, Training, Tree
 from fnrfl.data.batches import Pool
-from fnrfl.errors import ConfigError
-from fnrfl.rng import generator
-from fnrfl.server.cluster import agglomerate
 from toys import NUM_CLASSES, NUM_FEATURES, Run, World, assert_near, assert_same, classification, distance
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.core.rng import generator, seeded
 from fnrfl.core.types import State, Training
 from fnrfl.data.batches import Pool, plan
-from fnrfl.rng import generator, seeded
 from toys import Plain, Run, World, assert_near, bowls, classification, distance, optimum, quadratic, run
 
 SIZES = (10, 20, 30, 40)

@@ -13,12 +13,12 @@ import fnrfl
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fedbn import FedBN
 from fnrfl.algorithms.fnr import FNR
+from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
+from fnrfl.core.rng import generator
 from fnrfl.core.types import State, Training
 from fnrfl.data.batches import Pool
-from fnrfl.errors import CompatibilityError
 from fnrfl.models.build import build
-from fnrfl.rng import generator
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, World, assert_near, assert_same, classification, distance
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])

@@ -17,8 +17,8 @@ from fnrfl.algorithms.feddyn import Dynamic, FedDyn
 from fnrfl.algorithms.fedprox import FedProx
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.scaffold import Scaffold
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.types import Decorator, LocalTask, Replies, State, Tree
-from fnrfl.errors import CompatibilityError, ConfigError
 from toys import Run, assert_same, bowls, distance, optimum, quadratic, run
 
 SIZES = (10, 20, 30, 40)

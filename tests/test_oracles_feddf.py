@@ -17,15 +17,15 @@ from fnrfl.algorithms import feddf
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.feddf import FedDF
 from fnrfl.algorithms.fnr import FNR
+from fnrfl.algorithms.server.distill import SoftTargets, batches, distill
+from fnrfl.algorithms.server.ensemble import accuracy, logits, verdict, votes
 from fnrfl.core.algorithm import Algorithm, Objective
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.net import Net
+from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch, Data, Engine, LocalTask, Out, Replies, State, Training
 from fnrfl.data.batches import Pool
-from fnrfl.errors import CompatibilityError, ConfigError, FnrflError
-from fnrfl.rng import generator
-from fnrfl.server.distill import SoftTargets, batches, distill
-from fnrfl.server.ensemble import accuracy, logits, verdict, votes
 from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Plain, Run, World, assert_near, assert_same, classification, distance
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -244,7 +244,7 @@ def test_card8_logits_in_parts_are_logits(monkeypatch: pytest.MonkeyPatch) -> No
     played = Run(FedAvg(), world=world())
     x, y = played.world.pool.all("ranking")
     whole = logits(played.net, played.state, x)
-    monkeypatch.setattr("fnrfl.server.ensemble.AT_ONCE", 7)
+    monkeypatch.setattr("fnrfl.algorithms.server.ensemble.AT_ONCE", 7)
     assert distance(logits(played.net, played.state, x), whole) < 1e-12
     assert accuracy(played.net, played.state, x, y) == float((whole.argmax(1) == y).double().mean())
 

@@ -15,8 +15,8 @@ from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.feddyn import FedDyn
 from fnrfl.algorithms.fedprox import FedProx
 from fnrfl.algorithms.fnr import FNR
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.types import Decorator, LocalTask, Replies, State, Training
-from fnrfl.errors import ConfigError
 from toys import Run, bowls, distance, optimum, quadratic, run
 
 SIZES = (10, 20, 30, 40)

@@ -15,12 +15,12 @@ from fnrfl.algorithms import fedftg
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fedftg import Ensembled, FedFTG, disagreement, ensemble
 from fnrfl.algorithms.fnr import FNR
+from fnrfl.algorithms.server.generator import ConvGenerator, Generator, diversity, holders, indicator, proportional
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.net import Model, Net
+from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch, State
 from fnrfl.engines.job import model_row
-from fnrfl.errors import CompatibilityError, ConfigError, FnrflError
-from fnrfl.rng import generator
-from fnrfl.server.generator import ConvGenerator, Generator, diversity, holders, indicator, proportional
 from toys import NUM_CLASSES, Plain, Run, assert_near, assert_same, classification, distance
 
 SMALL = {"iterations": 3, "batch": 12, "noise": 5, "hidden": 8}

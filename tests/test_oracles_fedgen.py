@@ -14,13 +14,13 @@ import fnrfl
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fedgen import FedGen, Generated, edges, teaching
 from fnrfl.algorithms.fnr import FNR
+from fnrfl.algorithms.server.generator import Generator, descend, diversity, indicator, labelled, weighted
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Objective
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.net import Model
+from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch, State, Training, Tree
-from fnrfl.errors import CompatibilityError, ConfigError
-from fnrfl.rng import generator
-from fnrfl.server.generator import Generator, descend, diversity, indicator, labelled, weighted
 from toys import NUM_CLASSES, SIZES, Run, World, assert_same, classification, distance
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])

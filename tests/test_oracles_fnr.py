@@ -31,11 +31,11 @@ from fnrfl.algorithms.fnr import (
 from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.core.algorithm import Algorithm, Objective
+from fnrfl.core.errors import ClientError
+from fnrfl.core.rng import generator
 from fnrfl.core.types import LocalTask, Replies, Training
 from fnrfl.data import batches
 from fnrfl.data.batches import Pool, plan
-from fnrfl.errors import ClientError
-from fnrfl.rng import generator
 from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Run, World, assert_near, assert_same, classification, distance, named
 
 INNERS: list[Algorithm] = [

@@ -16,12 +16,12 @@ import fnrfl
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.ktpfl import Imitation, KTpFL, SoftPredictions
 from fnrfl.algorithms.local_only import LocalOnly
+from fnrfl.algorithms.server.coefficients import curvature, gradient, mixed, projected, released, simplex
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.net import Model
+from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch, State, Training
 from fnrfl.data.batches import Pool
-from fnrfl.errors import CompatibilityError, ConfigError
-from fnrfl.rng import generator
-from fnrfl.server.coefficients import curvature, gradient, mixed, projected, released, simplex
 from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Plain, Run, World, assert_near, assert_same, classification, distance
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import fnrfl
-from fnrfl.build import Built, build
 from fnrfl.config import load
+from fnrfl.core.errors import CompatibilityError
 from fnrfl.data.splits import _owners
-from fnrfl.errors import CompatibilityError
+from fnrfl.runs.build import Built, build
 
 BASE = ("rounds=2", "clients=5", "client.epochs=1", "public.size=300", "fnr.epochs=1", "fnr=off")
 

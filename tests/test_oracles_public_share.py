@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 import fnrfl
-from fnrfl.build import Built, build
 from fnrfl.config import load
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.types import State
 from fnrfl.data.batches import Pool
 from fnrfl.engines.loop import Loop
-from fnrfl.errors import CompatibilityError, ConfigError
+from fnrfl.runs.build import Built, build
 
 BASE = ("rounds=2", "clients=5", "client.epochs=1", "public.size=100", "fnr.epochs=1", "fnr=off")
 

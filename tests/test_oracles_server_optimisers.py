@@ -25,8 +25,8 @@ from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.types import State
-from fnrfl.errors import CompatibilityError, ConfigError
 from toys import Run, World, assert_near, assert_same, bowls, classification, distance, quadratic
 
 SIZES = (10, 20, 30, 40)

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from fnrfl import files, runs
 from fnrfl.cli import app
-from fnrfl.compare import compare, grid
 from fnrfl.config import load
+from fnrfl.core.errors import ConfigError
 from fnrfl.data.sources import cache_dir
-from fnrfl.errors import ConfigError
-from fnrfl.outputs import check_output, write
-from fnrfl.report import report
+from fnrfl.results.compare import compare, grid
+from fnrfl.results.report import report
+from fnrfl.rundir import files
+from fnrfl.rundir.outputs import check_output, write
+from fnrfl.runs import run as runs
 
 QUICK = ["rounds=1", "client.epochs=1", "clients=3"]
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import fnrfl
-from fnrfl import checkpoint
-from fnrfl.build import Built, build
+from fnrfl.core.rng import generator
 from fnrfl.data.batches import scaled
-from fnrfl.rng import generator
-from fnrfl.runs import Result
+from fnrfl.rundir import checkpoint
+from fnrfl.runs.build import Built, build
+from fnrfl.runs.run import Result
 
 CLIENTS = 5
 METHODS = ("local-only", "cfedfn", "ktpfl")

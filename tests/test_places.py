@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import fnrfl
-from fnrfl import runs
 from fnrfl.cli import app
 from fnrfl.config import load
-from fnrfl.places import free_run_dir, is_of, run_dirs
+from fnrfl.rundir.places import free_run_dir, is_of, run_dirs
+from fnrfl.runs import run as runs
 
 QUICK = ["rounds=1", "client.epochs=1", "clients=4"]
 STEADY = """

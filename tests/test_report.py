@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from fnrfl.config import load
-from fnrfl.errors import ConfigError
-from fnrfl.report import read, report, tables, words
+from fnrfl.core.errors import ConfigError
+from fnrfl.results.report import read, report, tables, words
 
 CLASSES = 4
 SECTIONS = ("summary", "results", "convergence", "cost", "classes", "inside", "learned", "again")
@@ -512,7 +512,7 @@ def test_a_report_needs_no_torch(four: list[Path]) -> None:
 import sys
 sys.modules["torch"] = None
 from pathlib import Path
-from fnrfl.report import report
+from fnrfl.results.report import report
 report([Path({str(four[0].parent)!r})], Path({str(four[0].parent / "out.html")!r}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -546,7 +546,7 @@ def test_long_and_wide_runs_are_thinned(tmp_path: Path) -> None:
 
 
 def test_figures_are_pictures_of_every_panel(tmp_path: Path) -> None:
-    from fnrfl.report import plots
+    from fnrfl.results.report import plots
 
     paths = [
         *seeds(tmp_path, "a", [0.5, 0.6]),
@@ -565,7 +565,7 @@ def test_figures_are_pictures_of_every_panel(tmp_path: Path) -> None:
 
 
 def test_figures_take_names_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fnrfl.report import plots
+    from fnrfl.results.report import plots
 
     monkeypatch.setattr(plots, "FIGURES", {"convergence": plots.convergence, "seeds": plots.seeds})
     label = "_a $x_1^2$ <b>"
@@ -578,7 +578,7 @@ def test_figures_take_names_as_they_are(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_figures_have_the_colours_of_the_page() -> None:
-    from fnrfl.report import page, plots
+    from fnrfl.results.report import page, plots
 
     css = (Path(page.__file__).parent / "page.css").read_text()
     assert tuple(re.findall(r"--c\d: light-dark\((#\w+),", css)) == plots.PALETTE
@@ -609,7 +609,7 @@ def seen(colour: str, sight: str) -> np.ndarray:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_colours_differ_for_everybody(sight: str, theme: str) -> None:
     """A distance of 2 can be noticed; 10 can be told at a glance."""
-    from fnrfl.report import page
+    from fnrfl.results.report import page
 
     css = (Path(page.__file__).parent / "page.css").read_text()
     pairs = re.findall(r"--c\d: light-dark\((#\w+), (#\w+)\)", css)
@@ -623,7 +623,7 @@ def test_colours_differ_for_everybody(sight: str, theme: str) -> None:
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `fnrfl compare` really leaves behind."""
-    from fnrfl.compare import compare, grid
+    from fnrfl.results.compare import compare, grid
 
     out = tmp_path_factory.mktemp("real") / "grid"
     compare(grid("digits", ["rounds=2", "clients=4"], ["fnr=off,on"], [0, 1], control=False), out, baseline="fnr on")

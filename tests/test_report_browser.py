@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fnrfl.report import report
+from fnrfl.results.report import report
 from test_report import EVIL, evil_run, fake_run, leaky, payload
 
 webdriver = pytest.importorskip("selenium.webdriver")

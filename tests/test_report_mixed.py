@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fnrfl.cli import app
-from fnrfl.errors import ConfigError
-from fnrfl.report import read, report, tables, words
+from fnrfl.core.errors import ConfigError
+from fnrfl.results.report import read, report, tables, words
 from test_report import Elements, compared, fake_run, page_of, payload
 
 __all__ = ["compared"]  # a fixture

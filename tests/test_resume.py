@@ -18,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faults import Crash, crashing, snapshot
-from fnrfl import checkpoint, events, files, runs
 from fnrfl.config import RunConfig, load
-from fnrfl.errors import ConfigError
-from fnrfl.rng import numpy_generator
-from fnrfl.runs import Result, resume, run
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.rng import numpy_generator
+from fnrfl.rundir import checkpoint, events, files
+from fnrfl.runs import run as runs
+from fnrfl.runs.run import Result, resume, run
 
 ROUNDS = 3
 METHODS: tuple[dict[str, Any], ...] = (

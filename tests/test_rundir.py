@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from faults import Crash, crashing, snapshot
-from fnrfl import events, files, rundir, runs
 from fnrfl.config import RunConfig, load
-from fnrfl.errors import ConfigError, FnrflError
-from fnrfl.lock import alone
-from fnrfl.runs import Result, resume, run
+from fnrfl.core.errors import ConfigError, FnrflError
+from fnrfl.rundir import directory, events, files
+from fnrfl.rundir.lock import alone
+from fnrfl.runs import run as runs
+from fnrfl.runs.run import Result, resume, run
 
 SMALL: dict[str, Any] = {
     "model": "mlp(hidden=8)",
@@ -153,7 +154,7 @@ def test_files_that_are_not_the_runs_are_kept_and_named(
     assert run(other, out=run_dir, overwrite=True).model_sha256 == wanted.model_sha256
     aside = run_dir.with_name("run.replaced")
     assert sorted(p.name for p in run_dir.parent.iterdir()) == ["run", "run.replaced"]
-    assert sorted(p.name for p in run_dir.iterdir()) == sorted([*rundir.WRITTEN[:5], "rounds"])
+    assert sorted(p.name for p in run_dir.iterdir()) == sorted([*directory.WRITTEN[:5], "rounds"])
     assert sorted(p.name for p in aside.iterdir()) == ["data", "nested", "notes.txt", "plots", "rounds"]
     assert [p.name for p in (aside / "plots").iterdir()] == ["mine.png"]
     assert sorted(p.name for p in (aside / "rounds").iterdir()) == [".DS_Store", "elsewhere"]
@@ -166,9 +167,9 @@ def test_files_that_are_not_the_runs_are_kept_and_named(
 
 
 def test_the_figures_of_a_report_are_known() -> None:
-    from fnrfl.report.plots import FIGURES
+    from fnrfl.results.report.plots import FIGURES
 
-    assert set(rundir.FIGURES) == set(FIGURES)
+    assert set(directory.FIGURES) == set(FIGURES)
 
 
 def test_a_link_to_a_run_is_not_replaced(other: RunConfig, run_dir: Path, tmp_path: Path) -> None:
@@ -242,7 +243,7 @@ def pretend_run(folder: Path, text: str) -> Path:
 
 
 def replace_by_new(run_dir: Path) -> None:
-    with rundir.created(run_dir, CONTENTS | {"events.jsonl": HEADER}, overwrite=True) as made:
+    with directory.created(run_dir, CONTENTS | {"events.jsonl": HEADER}, overwrite=True) as made:
         (made.path / "checkpoint.json").write_text("{}")
         made.settle()
 
@@ -267,8 +268,8 @@ def test_a_crash_in_any_operation_leaves_the_old_or_the_new_run(
             break
         except Crash:
             pass
-        rundir.recover(run_dir)
-        assert rundir.is_run(run_dir)
+        directory.recover(run_dir)
+        assert directory.is_run(run_dir)
         now = (run_dir / "config.toml").read_text()
         seen.add(now)
         if now == "old":
@@ -298,7 +299,7 @@ def test_a_directory_appears_whole_or_not_at_all(
         original(path, content)
 
     monkeypatch.setattr(files, "write", write)
-    with pytest.raises(type(failure)), rundir.created(tmp_path / "run", CONTENTS, overwrite=overwrite):
+    with pytest.raises(type(failure)), directory.created(tmp_path / "run", CONTENTS, overwrite=overwrite):
         pass
     assert snapshot(tmp_path) == before
     assert [p.name for p in tmp_path.iterdir()] == (["run"] if overwrite else [])
@@ -345,7 +346,7 @@ def test_every_command_gives_a_run_its_name_back(
         lose_the_name(run_dir)
         got = CliRunner().invoke(cli.app, [*words, "-q"])
         assert got.exit_code == 0, got.output
-        assert rundir.is_run(run_dir)
+        assert directory.is_run(run_dir)
     monkeypatch.chdir(run_dir.parent.parent)
     run_dir.rename(config.run_dir)
     lose_the_name(config.run_dir)
@@ -356,12 +357,12 @@ def test_every_command_gives_a_run_its_name_back(
 
 def test_a_run_that_is_half_removed_is_no_run(tmp_path: Path) -> None:
     """A kill while the old run is removed must not bring half of it back."""
-    whole = len(list(rundir._written(pretend_run(tmp_path / "run", "old"))))
+    whole = len(list(directory._written(pretend_run(tmp_path / "run", "old"))))
     for operations in range(2, whole + 1):
         run_dir = pretend_run(tmp_path / f"{operations}" / "run", "old")
         with pytest.raises(Crash), crashing(operations):
-            rundir._discard(run_dir, run_dir, locked=True)
-        assert not rundir.is_run(run_dir)
+            directory._discard(run_dir, run_dir, locked=True)
+        assert not directory.is_run(run_dir)
 
 
 @pytest.mark.slow
@@ -436,7 +437,7 @@ def test_a_temporary_name_that_is_a_link_is_not_written_through(stopped: Path, o
 
 
 def test_figures_are_not_drawn_through_a_link(run_dir: Path, outside: Path) -> None:
-    from fnrfl.report.page import report
+    from fnrfl.results.report.page import report
 
     (run_dir / "plots").symlink_to(outside)
     with pytest.raises(ConfigError, match="plots is a link"):
@@ -527,11 +528,11 @@ def test_a_checkpoint_file_that_is_a_link_is_refused(stopped: Path) -> None:
 def test_json_without_end_is_damage(stopped: Path, name: str) -> None:
     (stopped / name).write_text("[" * 100_000 + "\n")
     assert_refused(stopped, name, "damaged")
-    assert not rundir.is_run(stopped) or name != "events.jsonl"
+    assert not directory.is_run(stopped) or name != "events.jsonl"
 
 
 def test_a_report_does_not_show_an_edited_log(run_dir: Path) -> None:
-    from fnrfl.report.read import load as read_report
+    from fnrfl.results.report.read import load as read_report
 
     header, *lines = events.read(run_dir / "events.jsonl")
     lines[-1]["accuracy"] = 0.9976

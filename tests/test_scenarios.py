@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data.partitions import Partition, draw
 from fnrfl.data.scenarios import (
     FeatureNoise,
@@ -29,7 +30,6 @@ from fnrfl.data.scenarios import (
     mask,
     parse,
 )
-from fnrfl.errors import CompatibilityError, ConfigError
 
 CIFAR = np.arange(50_000) % 10  # ten classes of 5,000 examples, as CIFAR-10 has
 

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fnrfl.cli import app
-from fnrfl.compare import grid
 from fnrfl.config import load, loads
-from fnrfl.errors import ConfigError
-from fnrfl.spelling import counted
+from fnrfl.config.spelling import counted
+from fnrfl.core.errors import ConfigError
+from fnrfl.results.compare import grid
 
 
 def command(*words: str) -> Result:

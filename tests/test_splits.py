@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.rng import numpy_generator
 from fnrfl.data.datasets import Dataset, Part, from_arrays, load
 from fnrfl.data.sources import available
 from fnrfl.data.splits import Carved, Splits, carve, check_disjoint
-from fnrfl.errors import CompatibilityError, ConfigError
-from fnrfl.rng import numpy_generator
 
 PARTS = ("public", "ranking", "distill", "validation", "rest")
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fnrfl.metrics.statistics import Difference, Reached, deviation, estimate, mean, paired, reached, t_quantile, t_tail
+from fnrfl.results.statistics import Difference, Reached, deviation, estimate, mean, paired, reached, t_quantile, t_tail
 
 accuracies = st.integers(0, 10_000).map(lambda right: right / 10_000)
 

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import fnrfl
-from fnrfl import registry
-from fnrfl.build import build
-from fnrfl.config import load
+from fnrfl.config import load, registry
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data.datasets import from_arrays
-from fnrfl.errors import CompatibilityError, ConfigError
-from fnrfl.predict import evaluate, predict
+from fnrfl.runs.build import build
+from fnrfl.runs.predict import evaluate, predict
 
 WORDS, LENGTH, CLASSES = 12, 6, 3
 

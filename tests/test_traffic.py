@@ -11,16 +11,16 @@ import pytest
 import torch
 
 import fnrfl
-from fnrfl import runs
 from fnrfl.algorithms.fedavg import FedAvg
-from fnrfl.build import build
+from fnrfl.config.registry import algorithms, load
 from fnrfl.core.net import Net
 from fnrfl.core.types import Training
 from fnrfl.data.batches import Pool
 from fnrfl.engines.loop import Loop
 from fnrfl.engines.metered import Metered
 from fnrfl.models.build import build as build_model
-from fnrfl.registry import algorithms, load
+from fnrfl.runs import run as runs
+from fnrfl.runs.build import build
 
 CLIENTS, CLASSES, ROUNDS, SHARE = 6, 10, 3, 0.4
 MIB = 2**20

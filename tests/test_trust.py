@@ -20,9 +20,11 @@ import pytest
 from typer.testing import CliRunner
 
 import fnrfl
-from fnrfl import cli, config, own_code, own_import, registry, trust
-from fnrfl.errors import ConfigError
-from fnrfl.own_code import Target
+from fnrfl import cli, config
+from fnrfl.config import registry
+from fnrfl.core import own_code, own_import, trust
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.own_code import Target
 
 NETS = """
 from pathlib import Path
@@ -409,7 +411,7 @@ def test_other_files_of_the_folder_are_not_imported_whatever_they_are_called(fol
     assert sys.path == path
     with pytest.raises(ModuleNotFoundError):
         fetched("plain", "f")()
-    code = "from fnrfl.trust import *; given('dataset', 'plain:f'); fetch('x', Target('plain', 'f')); import PIL"
+    code = "from fnrfl.core.trust import *; given('dataset', 'plain:f'); fetch('x', Target('plain', 'f')); import PIL"
     env = os.environ | {"PYTHONSAFEPATH": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

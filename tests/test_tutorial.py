@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from fnrfl import registry
-from fnrfl.config import load
+from fnrfl.config import load, registry
 from fnrfl.core.isolation import one_intra_op_thread
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.net import Model, Net
+from fnrfl.core.rng import generator, seeded
 from fnrfl.core.types import Batch, Decorator, Flat, LocalTask, Out, Replies, State, Training, Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines.base import InProcess
@@ -27,7 +28,6 @@ from fnrfl.engines.batched import Batched
 from fnrfl.engines.gpu import Gpu
 from fnrfl.engines.loop import Loop
 from fnrfl.engines.metered import Metered
-from fnrfl.rng import generator, seeded
 
 ENGINES: dict[str, type[InProcess]] = {"loop": Loop, "batched": Batched, "gpu": Gpu}
 FAST = {"trace": True, "threads": 2}  # what "loop-fast" and "batched-fast" add, beside channels-last weights

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from fnrfl.loops import class_norms, norm_targets, refine, weakest
-    from fnrfl.runs import Result
+    from fnrfl.runs.own_loop import class_norms, norm_targets, refine, weakest
+    from fnrfl.runs.run import Result
 
 __version__ = "0.2.0.dev0"
 __all__ = ["__version__", "class_norms", "load", "norm_targets", "refine", "resume", "run", "weakest"]
-_IN_LOOPS = ("class_norms", "norm_targets", "refine", "weakest")  # for a training loop of your own
+_IN_OWN_LOOP = ("class_norms", "norm_targets", "refine", "weakest")  # for a training loop of your own
 
 
 def run(
@@ -45,7 +45,7 @@ def run(
     (0.1, ['local', 'measure', 'refine'])
     """
     from fnrfl.config import load as config
-    from fnrfl.runs import run as start
+    from fnrfl.runs.run import run as start
 
     return start(
         config(recipe, keys, trust=trust),
@@ -67,22 +67,22 @@ def resume(
 
     `trust` allows code that its config.toml names and that was never allowed before.
     """
-    from fnrfl.runs import resume as go_on
+    from fnrfl.runs.run import resume as go_on
 
     return go_on(run_dir, trust=trust, progress=progress, checkpoint_every=checkpoint_every)
 
 
 def load(run_dir: str | Path, *, trust: bool = False) -> Result:
     """A finished run from disk; `trust` allows code that its config.toml names and that was never allowed before."""
-    from fnrfl.runs import load as read
+    from fnrfl.runs.run import load as read
 
     return read(run_dir, trust=trust)
 
 
 def __getattr__(name: str) -> Any:
     """Functions that need torch are imported when they are first asked for."""
-    if name not in _IN_LOOPS:
+    if name not in _IN_OWN_LOOP:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fnrfl import loops
+    from fnrfl.runs import own_loop
 
-    return getattr(loops, name)
+    return getattr(own_loop, name)

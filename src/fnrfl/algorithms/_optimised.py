@@ -11,11 +11,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from fnrfl.algorithms.server import optimisers
 from fnrfl.core.algorithm import Algorithm, option
+from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.core.types import Engine, Flat, State, Tree
-from fnrfl.errors import CompatibilityError
-from fnrfl.server import optimisers
 
 
 @dataclass(frozen=True)

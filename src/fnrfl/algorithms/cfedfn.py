@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import indicator
+from fnrfl.algorithms.server.cluster import agglomerate
 from fnrfl.core.algorithm import option
 from fnrfl.core.net import Net
 from fnrfl.core.types import Batch, Engine, Out, Probe, State, Tree
-from fnrfl.server.cluster import agglomerate
 
 
 @dataclass(frozen=True)

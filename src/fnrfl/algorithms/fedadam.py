@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fnrfl.algorithms._optimised import Adaptive
+from fnrfl.algorithms.server import optimisers
 from fnrfl.core.algorithm import option
 from fnrfl.core.types import Flat
-from fnrfl.server import optimisers
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from fnrfl.algorithms.server.distill import SoftTargets, distill
+from fnrfl.algorithms.server.ensemble import accuracy, verdict, votes
 from fnrfl.core.algorithm import Algorithm, Objective, option
 from fnrfl.core.types import Engine, LocalTask, Replies, State, Training, Tree
-from fnrfl.server.distill import SoftTargets, distill
-from fnrfl.server.ensemble import accuracy, verdict, votes
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fnrfl.core import optim
-from fnrfl.core.algorithm import Algorithm, Objective, cross_entropy, option
-from fnrfl.core.net import Model, Net
-from fnrfl.core.step import Carry, by_transform, local_step
-from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, State, Training, Tree, aligned
-from fnrfl.errors import CompatibilityError, FnrflError
-from fnrfl.server.generator import (
+from fnrfl.algorithms.server.generator import (
     ConvGenerator,
     Generator,
     LabelCounts,
@@ -27,6 +21,12 @@ from fnrfl.server.generator import (
     under,
     weighted,
 )
+from fnrfl.core import optim
+from fnrfl.core.algorithm import Algorithm, Objective, cross_entropy, option
+from fnrfl.core.errors import CompatibilityError, FnrflError
+from fnrfl.core.net import Model, Net
+from fnrfl.core.step import Carry, by_transform, local_step
+from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, State, Training, Tree, aligned
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,20 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fnrfl.algorithms.server.generator import (
+    Generator,
+    LabelCounts,
+    descend,
+    diversity,
+    labelled,
+    prefixed,
+    under,
+    weighted,
+)
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Algorithm, Objective, cross_entropy, option
 from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, Shapes, State, Training, Tree, aligned
-from fnrfl.server.generator import Generator, LabelCounts, descend, diversity, labelled, prefixed, under, weighted
 
 FLOOR = 1e-4  # a and b fall no lower
 

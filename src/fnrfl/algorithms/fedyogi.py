@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fnrfl.algorithms.fedadam import FedAdam
+from fnrfl.algorithms.server import optimisers
 from fnrfl.core.types import Flat
-from fnrfl.server import optimisers
 
 
 @dataclass(frozen=True)

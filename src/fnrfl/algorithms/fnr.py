@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fnrfl.core.algorithm import Algorithm, Objective, option
+from fnrfl.core.errors import ClientError
 from fnrfl.core.kept import Kept
 from fnrfl.core.net import Model, Net
 from fnrfl.core.types import (
@@ -31,7 +32,6 @@ from fnrfl.core.types import (
     Training,
     Tree,
 )
-from fnrfl.errors import ClientError
 
 # -- Algorithm 1: class average feature norms -------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import sys
 from fnrfl.cli import look, train, use
 from fnrfl.cli.common import app
 from fnrfl.cli.keywords import KeyValueCommand
-from fnrfl.interrupt import OutputClosed
+from fnrfl.rundir.interrupt import OutputClosed
 
 __all__ = ["app", "main"]
 

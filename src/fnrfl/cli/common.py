@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from fnrfl import own_import
-from fnrfl.errors import ConfigError, FnrflError, from_system, out_of_memory, sentence
-from fnrfl.interrupt import OutputClosed, exit_code, stoppable
+from fnrfl.core import own_import
+from fnrfl.core.errors import ConfigError, FnrflError, from_system, out_of_memory, sentence
+from fnrfl.rundir.interrupt import OutputClosed, exit_code, stoppable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -33,7 +33,7 @@ def _explain(error: Any, typed: Sequence[str]) -> None:
 def _as_key(option: str, typed: Sequence[str]) -> str | None:
     """What should have been typed instead of an option, if it is a key; None if it is not."""
     from fnrfl.config import describe_keys
-    from fnrfl.spelling import same_key
+    from fnrfl.config.spelling import same_key
 
     keys = list(dict.fromkeys(key.name for key in describe_keys() if not key.name.startswith("algorithm.")))
     meant = same_key(option.lstrip("-"), [*keys, "algorithm.name"])

@@ -12,13 +12,13 @@ import typer
 
 from fnrfl.cli.common import HELP, Debug, Json, Overrides, Quiet, Trust, answer, console, errors_in_words, print_table
 from fnrfl.cli.keywords import KeyValueCommand
-from fnrfl.errors import ConfigError
-from fnrfl.spelling import counted
+from fnrfl.config.spelling import counted
+from fnrfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fnrfl.build import Built
     from fnrfl.config import RunConfig
-    from fnrfl.skew import Skew
+    from fnrfl.results.skew import Skew
+    from fnrfl.runs.build import Built
 
 SUBJECTS = ("algorithms", "models", "datasets", "scenarios", "penalties", "engines", "recipes", "keys")
 ROWS = 40  # clients shown of a split
@@ -65,8 +65,8 @@ def show(
     the embedded example.
     """
     with errors_in_words(debug, answers=json):
-        from fnrfl.outputs import check_output
-        from fnrfl.skew import figure, skew
+        from fnrfl.results.skew import figure, skew
+        from fnrfl.rundir.outputs import check_output
 
         if png is not None:
             check_output(png)
@@ -103,7 +103,7 @@ def save(
     The file has hashes, and the format of a run's partition.json.
     """
     with errors_in_words(debug):
-        from fnrfl.outputs import check_output, write
+        from fnrfl.rundir.outputs import check_output, write
 
         check_output(file)
         if file.suffix != ".json":
@@ -115,15 +115,14 @@ def save(
 
 
 def _built(text: str, overrides: Sequence[str] | None, trust: bool) -> Built:
-    from fnrfl.build import build
+    from fnrfl.runs.build import build
 
     return build(_config(text, overrides or (), trust))
 
 
 def _config(text: str, overrides: Sequence[str], trust: bool) -> RunConfig:
     """The config of a recipe, or the embedded example's with another scenario."""
-    from fnrfl import registry
-    from fnrfl.config import load
+    from fnrfl.config import load, registry
 
     if text in registry.recipes() or text.endswith(".toml"):
         return load(text, overrides, trust=trust)
@@ -133,7 +132,7 @@ def _config(text: str, overrides: Sequence[str], trust: bool) -> RunConfig:
 
 
 def _show_split(title: str, built: Built, scores: Skew) -> None:
-    from fnrfl.skew import SHADES, binned, heat_map
+    from fnrfl.results.skew import SHADES, binned, heat_map
 
     counts = built.partition.counts
     typer.echo(f"{title}: {counted(int(scores.sizes.sum()), 'example')}, {_classes(counts.shape[1])}")
@@ -254,7 +253,7 @@ def list_(
 
 def _rows(subject: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """(names of the columns, the rows) of a list."""
-    from fnrfl import registry
+    from fnrfl.config import registry
 
     tables: dict[str, Callable[[], Mapping[str, str]]] = {
         "models": lambda: registry.MODELS,
@@ -289,7 +288,7 @@ def doctor(json: Json = False) -> None:
     Versions, devices, data, optional packages, and whatever would reach out to the network.
     """
     with errors_in_words():
-        from fnrfl.doctor import examine
+        from fnrfl.cli.doctor import examine
 
         found = examine()
         if json:

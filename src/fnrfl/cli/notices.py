@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from fnrfl.interrupt import OutputClosed
+from fnrfl.rundir.interrupt import OutputClosed
 
 if TYPE_CHECKING:
     from rich.console import Console

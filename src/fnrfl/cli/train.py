@@ -28,16 +28,16 @@ from fnrfl.cli.common import (
     say,
 )
 from fnrfl.cli.notices import notices
-from fnrfl.errors import FnrflError, from_system, out_of_memory, sentence
-from fnrfl.interrupt import OutputClosed, exit_code
-from fnrfl.spelling import counted
+from fnrfl.config.spelling import counted
+from fnrfl.core.errors import FnrflError, from_system, out_of_memory, sentence
+from fnrfl.rundir.interrupt import OutputClosed, exit_code
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fnrfl.compare import Comparison, Notice
     from fnrfl.config import RunConfig
-    from fnrfl.runs import Result
+    from fnrfl.results.compare import Comparison, Notice
+    from fnrfl.runs.run import Result
 
 Event = Mapping[str, Any]
 Recipe = Annotated[
@@ -76,7 +76,7 @@ def run(
     """
     with errors_in_words(debug, answers=json or dry_run):
         from fnrfl.config import load
-        from fnrfl.places import choose_run_dir
+        from fnrfl.rundir.places import choose_run_dir
 
         config = load(*recipe_and_overrides(recipe, overrides), trust=trust)
         if dry_run:
@@ -85,7 +85,7 @@ def run(
         run_dir = choose_run_dir(config, out, overwrite=overwrite)
 
         def start(shown: Display) -> Result:
-            from fnrfl.runs import run
+            from fnrfl.runs.run import run
 
             return run(
                 config,
@@ -113,14 +113,14 @@ def resume(
     fnrfl resume runs/label-skew-scaffold-fnr-3
     """
     with errors_in_words(debug, answers=json):
-        from fnrfl import rundir
         from fnrfl.config import load
+        from fnrfl.rundir import directory
 
-        rundir.check(run_dir)
+        directory.check(run_dir)
         config = load(run_dir / "config.toml", trust=trust)
 
         def start(shown: Display) -> Result:
-            from fnrfl.runs import resume
+            from fnrfl.runs.run import resume
 
             return resume(
                 run_dir, trust=trust, progress=shown.round, phase=shown.phase, checkpoint_every=checkpoint_every
@@ -170,7 +170,7 @@ def compare(
     Differences are paired by seed. Stopped, it goes on when the same command is given again: finished runs are kept.
     """
     with errors_in_words(debug, answers=json):
-        from fnrfl import compare as comparing
+        from fnrfl.results import compare as comparing
 
         words = recipe_and_overrides(recipe, overrides)
         cells = comparing.grid(*words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
@@ -229,7 +229,7 @@ def _why(stop: KeyboardInterrupt) -> str:
 
 def _way_on(run_dir: Path, config: RunConfig) -> str:
     """How to resume what was begun; empty where nothing was, or where the old run is still there."""
-    from fnrfl.places import is_begun
+    from fnrfl.rundir.places import is_begun
 
     return f"To go on: fnrfl resume {quoted(run_dir)}" if is_begun(config, run_dir) else ""
 
@@ -292,7 +292,7 @@ def _forecast(config: RunConfig, *, json: bool) -> None:
         lines = [f"{missing} is not on this machine, so nothing can be counted. To get it: fnrfl data get {missing}"]
         summary: dict[str, Any] = {"missing": missing, "leaks": list(config.leaks_on), "config": config.to_toml()}
     else:
-        from fnrfl.plan import forecast
+        from fnrfl.runs.forecast import forecast
 
         found = forecast(config)
         config, summary = found.config, found.summary()
@@ -376,7 +376,7 @@ def _grid_display(screen: Console) -> Iterator[Callable[[Notice], None]]:
 
 
 def _show_comparison(found: Comparison, screen: Console, *, json: bool) -> None:
-    from fnrfl.compare import notes, table
+    from fnrfl.results.compare import notes, table
 
     if json:
         answer(found.to_json())
@@ -390,7 +390,7 @@ def _show_comparison(found: Comparison, screen: Console, *, json: bool) -> None:
 
 def _report(folder: Path, screen: Console) -> None:
     """A page is an extra: whatever it lacks must not spoil the comparison."""
-    from fnrfl.report.page import report
+    from fnrfl.results.report.page import report
 
     try:
         screen.print(f"report: {report([folder], folder / 'report.html', plots=False)}")

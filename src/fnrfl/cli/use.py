@@ -58,7 +58,7 @@ def report(
     fnrfl report runs/compare-digits-1a2b3c
     """
     with errors_in_words(debug):
-        from fnrfl.report.page import report as write
+        from fnrfl.results.report.page import report as write
 
         place = out or (run_dirs[0] if len(run_dirs) == 1 else Path()) / "report.html"
         with notices(console(stderr=True)):
@@ -84,7 +84,7 @@ def evaluate(
     own, or by all of it. Methods that give every client a model of its own are judged by those: the mean, and each.
     """
     with errors_in_words(debug, answers=json):
-        from fnrfl.predict import evaluate as score
+        from fnrfl.runs.predict import evaluate as score
 
         scored = score(run_dir, data, client=client, trust=trust)
         found = scored.summary()
@@ -130,8 +130,8 @@ def predict(
     answer is the mean of theirs, and a column client_ID has what each one says.
     """
     with errors_in_words(debug, answers=out is None):
-        from fnrfl.outputs import check_output, write
-        from fnrfl.predict import predict as ask
+        from fnrfl.rundir.outputs import check_output, write
+        from fnrfl.runs.predict import predict as ask
 
         if out is not None:
             check_output(out)

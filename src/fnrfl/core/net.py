@@ -14,9 +14,9 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from fnrfl.core import masks, shared
+from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.masks import Calls, Masked
 from fnrfl.core.types import Flat, Out, Shapes, State, Tree
-from fnrfl.errors import CompatibilityError
 
 
 class ProjectionHead(nn.Module):

@@ -14,9 +14,9 @@ from torch.func import grad, grad_and_value, vmap
 
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Objective
+from fnrfl.core.forks import process_lock
 from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Flat, State, Training, Tree, aligned
-from fnrfl.forks import process_lock
 
 Loss = Callable[[Flat], tuple[Tensor, Tree]]  # parameters -> (loss, buffers after the forward pass)
 Gradient = Callable[[Loss, Flat], tuple[Flat, Tensor, Tree]]  # -> (gradient, loss, buffers)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from fnrfl.errors import FnrflError
+from fnrfl.core.errors import FnrflError
 
 if TYPE_CHECKING:
     from fnrfl.core.algorithm import Objective

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fnrfl.errors import ConfigError
+from fnrfl.core.errors import ConfigError
 
 
 def tensor(array: np.ndarray) -> Tensor:

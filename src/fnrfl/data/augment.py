@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fnrfl.errors import CompatibilityError, ConfigError
+from fnrfl.core.errors import CompatibilityError, ConfigError
 
 PAD = 4
 

@@ -8,10 +8,10 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.rng import elsewhere, generator
 from fnrfl.core.types import SERVER, Batch, Data, Plan, Stream, Training
 from fnrfl.data import augment
-from fnrfl.errors import CompatibilityError
-from fnrfl.rng import elsewhere, generator
 
 WHOLE = 1000  # examples per batch of a probe or an evaluation
 

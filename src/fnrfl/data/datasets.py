@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.rng import numpy_generator
 from fnrfl.data import arrays, readers
 from fnrfl.data.reading import ALL, Columns, Examples, Expected, Read
 from fnrfl.data.sources import CIFAR_BATCHES, NAMED, Arrays, checksum, named, read_cifar, verified
-from fnrfl.errors import ConfigError
-from fnrfl.rng import numpy_generator
 
 Values = np.ndarray | Tensor
 

@@ -15,7 +15,7 @@ import random
 import numpy as np
 import numpy.typing as npt
 
-from fnrfl.errors import ConfigError
+from fnrfl.core.errors import ConfigError
 
 Positions = list[npt.NDArray[np.int64]]
 

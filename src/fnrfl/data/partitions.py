@@ -15,6 +15,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.rng import numpy_generator
 from fnrfl.data import niid
 from fnrfl.data.scenarios import (
     FeatureNoise,
@@ -31,8 +33,6 @@ from fnrfl.data.scenarios import (
     Split,
     parse,
 )
-from fnrfl.errors import ConfigError
-from fnrfl.rng import numpy_generator
 
 
 @dataclass(frozen=True, eq=False)

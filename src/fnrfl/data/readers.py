@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fnrfl import own_code, trust
+from fnrfl.core import own_code, trust
+from fnrfl.core.errors import ConfigError
 from fnrfl.data.arrays import class_names
 from fnrfl.data.reading import ALL, Examples, Expected, Read, regular, unreadable
 from fnrfl.data.sources import UNREADABLE, read_image
 from fnrfl.data.tables import read_csv
-from fnrfl.errors import ConfigError
 
 IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 CLIENTS = frozenset({"client", "clients", "client_id", "client_ids"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fnrfl.errors import ConfigError
+from fnrfl.core.errors import ConfigError
 
 ALL = ""  # the one part of data that has no parts of its own; the others are called train and test
 

@@ -21,7 +21,7 @@ from typing import ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hi
 import numpy as np
 import numpy.typing as npt
 
-from fnrfl.errors import CompatibilityError, ConfigError
+from fnrfl.core.errors import CompatibilityError, ConfigError
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

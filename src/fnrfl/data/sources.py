@@ -33,7 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fnrfl.errors import ConfigError
+from fnrfl.core.errors import ConfigError
 
 # What readers of files raise when the bytes are not what the format promises.
 UNREADABLE = (

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.rng import numpy_generator
 from fnrfl.data.datasets import Dataset, Part, stratified_order
 from fnrfl.data.sources import checksum
-from fnrfl.errors import CompatibilityError, ConfigError
-from fnrfl.rng import numpy_generator
 
 # Who trains on the public data besides the server: nobody; everybody; or, each example, a client that has such ones.
 PublicTo = Literal["nobody", "everybody", "owners"]

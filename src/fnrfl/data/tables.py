@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data.reading import ALL, Columns, Examples, Expected, Read, regular, unreadable
-from fnrfl.errors import CompatibilityError, ConfigError
 
 Line = tuple[int, list[str]]  # the number of a line in a table, and its cells
 

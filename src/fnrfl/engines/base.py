@@ -17,9 +17,12 @@ from torch import Tensor
 
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Objective
+from fnrfl.core.errors import ClientError, FnrflError, out_of_memory
 from fnrfl.core.isolation import as_worker, one_intra_op_thread
 from fnrfl.core.net import Net
+from fnrfl.core.rng import generator
 from fnrfl.core.step import Carry
+from fnrfl.core.store import ClientStore
 from fnrfl.core.types import (
     SERVER,
     Batch,
@@ -40,10 +43,7 @@ from fnrfl.core.types import (
     in_turn,
 )
 from fnrfl.engines.job import Job, model_row, moved, row
-from fnrfl.engines.store import ClientStore
 from fnrfl.engines.trace import Steps, Tracer, leaves
-from fnrfl.errors import ClientError, FnrflError, out_of_memory
-from fnrfl.rng import generator
 
 T = TypeVar("T")
 

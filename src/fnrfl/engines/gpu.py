@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fnrfl.core.errors import CompatibilityError, FnrflError
 from fnrfl.core.net import Net
+from fnrfl.core.store import CPU
 from fnrfl.core.types import Data, Feed, LocalTask, Part, Probe, Replies, State, Step, Training, Tree
 from fnrfl.engines.batched import Batched
 from fnrfl.engines.capture import Capturer
 from fnrfl.engines.job import Job
-from fnrfl.engines.store import CPU
 from fnrfl.engines.trace import Steps, Tracer
-from fnrfl.errors import CompatibilityError, FnrflError
 
 T = TypeVar("T")
 log = logging.getLogger("fnrfl")

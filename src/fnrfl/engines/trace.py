@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fnrfl.core.errors import out_of_memory
+from fnrfl.core.forks import process_lock
 from fnrfl.core.step import ready_to_transform
 from fnrfl.core.types import CARRY, Part, Step
-from fnrfl.errors import out_of_memory
-from fnrfl.forks import process_lock
 
 log = logging.getLogger("fnrfl")
 Steps = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]  # leaves that stay, leaves [S, ...] in turn -> [S, ...]

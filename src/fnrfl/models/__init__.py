@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fnrfl.errors import CompatibilityError
+from fnrfl.core.errors import CompatibilityError
 
 
 def image_shape(model: str, input_shape: tuple[int, ...], at_least: int = 1) -> tuple[int, int, int]:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from fnrfl import own_code, trust
-from fnrfl.errors import ConfigError
+from fnrfl.core import own_code, trust
+from fnrfl.core.errors import ConfigError
 from fnrfl.models.resnet import ResNet18
 from fnrfl.models.small import cnn, mlp, simple_cnn
 from fnrfl.models.vgg import VGG11

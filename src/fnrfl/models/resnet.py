@@ -9,7 +9,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fnrfl.errors import CompatibilityError
+from fnrfl.core.errors import CompatibilityError
 from fnrfl.models import image_shape
 
 

@@ -1,0 +1,302 @@
+"""A user's own code, `module:name`: which source it stands for, found without running any.
+
+Whoever asks what would run must not run it. So packages are searched without importing them, and every module of the
+user's folder that the named one imports is read along with it. `own_import.py` has Python run what was read here.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import os
+import platform
+import re
+import site
+import stat
+import sys
+import sysconfig
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from importlib import machinery
+from pathlib import Path
+
+from fnrfl.core.errors import ConfigError
+
+KEYS = ("model.name", "dataset", "public.source", "algorithm.name")  # the keys of a config that may name code
+WITH_OPTIONS = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", re.DOTALL)  # a model's name: `nets:make(hidden=3)`
+
+# Names that a file in the user's folder cannot take, because others mean another module by them.
+RESERVED = sys.stdlib_module_names | set(sys.builtin_module_names) | {"fnrfl"}
+LOADERS: tuple[tuple[type, list[str]], ...] = (
+    (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
+    (machinery.SourceFileLoader, machinery.SOURCE_SUFFIXES),
+    (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
+)
+
+lock = threading.RLock()  # what Python knows of folders, and its filter of warnings, are one for all threads
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a config means by `module:name`."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+
+@dataclass(frozen=True)
+class File:
+    """One module of the user's folder: its file and what is in it, or a folder without `__init__.py`."""
+
+    path: Path
+    content: bytes | None  # None: a folder
+    package: bool
+
+
+@dataclass(frozen=True)
+class Source:
+    """What would run if a module was imported."""
+
+    module: str
+    place: str  # in words: the file, or where else it comes from
+    sha256: str | None  # None: it was made in this process, so nobody can know it again
+    files: Mapping[str, File] = field(default_factory=dict)  # by module; of the user's own folder alone
+
+
+def target(key: str, words: object) -> Target | None:
+    """The code that a value of the config names; None for names, paths and whatever else is not imported.
+
+    >>> target("model.name", "pkg.nets:make(hidden=3)")
+    Target(module='pkg.nets', name='make')
+    >>> [target("dataset", words) for words in ("digits", "a/b.csv", "C:/data", "./mod:f", 3)]
+    [None, None, None, None, None]
+    """
+    if not isinstance(words, str):
+        return None
+    if key == "model.name":
+        match = WITH_OPTIONS.fullmatch(words)
+        words = match[1] if match else ""
+    module, _, name = words.partition(":")
+    return Target(module, name) if all(part.isidentifier() for part in (*module.split("."), name)) else None
+
+
+# -- finding -----------------------------------------------------------------------------------------------------------
+
+
+def find(module: str) -> Source | None:
+    """The source of a module, with nothing imported; None where there is no such module.
+
+    A module of the working folder, or of another folder on the path that nobody installed, comes with the modules of
+    that folder which it imports. Of an installed module only its own file counts.
+    """
+    with lock:  # two threads that do this at once get in each other's way
+        importlib.invalidate_caches()  # a file may be younger than what Python has seen of its folder
+    top, folder = module.partition(".")[0], working_folder()
+    here = _in_folder(top, folder) if folder is not None and top != "__main__" else None
+    there = elsewhere(top) if top != "__main__" else None
+    for spec in filter(None, (here, there)):
+        root = _root(spec)
+        if root is None or top in RESERVED or _is_installed(root):
+            source = _installed(module, spec)
+        else:
+            files = _with_imports(top, root)
+            source = Source(module, str(files[module].path), _sha256(files), files) if module in files else None
+        if source is not None:
+            return source
+    if module in sys.modules:
+        return Source(module, f"the module {module}, which was made in this process", None)
+    return None
+
+
+def working_folder() -> Path | None:
+    """The folder in which users' modules are looked for; None where it is gone."""
+    try:
+        return Path.cwd()
+    except OSError:  # it was removed
+        return None
+
+
+def _in_folder(name: str, folder: Path) -> machinery.ModuleSpec | None:
+    """A module of a folder of the user's, unless others mean another one by its name."""
+    if name in RESERVED:
+        return None
+    spec = machinery.FileFinder(str(folder), *LOADERS).find_spec(name)
+    if spec is None:
+        return None
+    other = elsewhere(name)
+    if spec.loader is None:  # a folder without __init__.py; a module of that name anywhere goes before it
+        return spec if other is None or other.loader is None else None
+    if other is None or other.loader is None or same_file(spec.origin, other.origin):
+        return spec
+    raise ConfigError(
+        f"{name} is a module of yours, {spec.origin}, and another one is installed, {other.origin or 'in Python'}; "
+        "both cannot be used in one process. Rename yours."
+    )
+
+
+def shadowed(module: str) -> str:
+    """A sentence about a file of the user's that is not used, because its name is taken; empty if there is none."""
+    top, folder = module.partition(".")[0], working_folder()
+    file = Path(f"{top}.py") if folder is None else folder / f"{top}.py"
+    return (
+        f" {file} is not used, as Python has a module of that name; rename it."
+        if top in RESERVED and file.is_file()
+        else ""
+    )
+
+
+def elsewhere(name: str, path: Sequence[str] | None = None) -> machinery.ModuleSpec | None:
+    """What Python itself would find; of a module in a package, `path` is where the package is."""
+    for finder in sys.meta_path:
+        look = getattr(finder, "find_spec", None)
+        if look is None or getattr(finder, "serves_own_code", False):
+            continue
+        spec: machinery.ModuleSpec | None = look(name, path)
+        if spec is not None:
+            return spec
+    return None
+
+
+def same_file(one: str | None, other: str | None) -> bool:
+    """Whether two paths lead to one file."""
+    try:
+        return one is not None and other is not None and os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _root(spec: machinery.ModuleSpec) -> Path | None:
+    """The folder in which a module or package lies; None where it lies in none."""
+    if spec.submodule_search_locations is not None:
+        root = next((Path(place).parent for place in spec.submodule_search_locations), None)
+    else:
+        root = Path(spec.origin).parent if spec.has_location and spec.origin else None
+    return root if root is not None and root.is_dir() else None  # inside a .zip there are no folders
+
+
+@cache
+def _places() -> tuple[str, ...]:
+    """Where packages are installed."""
+    named = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    named += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__)]
+    return tuple({os.path.realpath(place) for place in named})
+
+
+def _is_installed(root: Path) -> bool:
+    real = Path(os.path.realpath(root))
+    return any(real.is_relative_to(place) for place in _places())
+
+
+def _installed(module: str, spec: machinery.ModuleSpec) -> Source | None:
+    """An installed module, a built-in one, or one in an archive: its own file, without what it imports."""
+    name, found = spec.name, spec
+    for part in module.split(".")[1:]:
+        name = f"{name}.{part}"
+        if found.submodule_search_locations is None:
+            return None
+        inner = elsewhere(name, list(found.submodule_search_locations))
+        if inner is None:
+            return None
+        found = inner
+    if not found.has_location or not found.origin or not hasattr(found.loader, "get_data"):
+        words = f"the module {module}, a part of Python {platform.python_version()}"
+        return Source(module, words, hashlib.sha256(words.encode()).hexdigest())
+    content: bytes = found.loader.get_data(found.origin)  # type: ignore[union-attr]
+    return Source(module, found.origin, _sha256({module: File(Path(found.origin), content, False)}))
+
+
+def _with_imports(top: str, root: Path) -> dict[str, File]:
+    """A module or package of a folder, and those of the same folder that it imports, and that these import."""
+    files: dict[str, File] = {}
+    waiting, seen = [top], {*RESERVED}
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        spec = _in_folder(name, root)
+        if spec is None:
+            continue
+        found = dict(_files(spec, frozenset()))
+        files |= found
+        for file in found.values():
+            if file.path.suffix in machinery.SOURCE_SUFFIXES and file.content is not None:
+                waiting += sorted(_imports(file.content))
+    return files
+
+
+def _files(spec: machinery.ModuleSpec, above: frozenset[str]) -> Iterator[tuple[str, File]]:
+    """A module; of a package, all its modules too, whether or not anybody imports them. `above`: folders entered."""
+    if spec.submodule_search_locations is None:
+        yield spec.name, File(Path(str(spec.origin)), read(str(spec.origin)), False)
+        return
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    real = os.path.realpath(folder)
+    if real in above:  # a symlink to a folder around it
+        return
+    init = File(folder, None, True) if spec.loader is None else File(Path(str(spec.origin)), read(spec.origin), True)
+    yield spec.name, init
+    finder = machinery.FileFinder(str(folder), *LOADERS)
+    for stem in sorted({name.partition(".")[0] for name in _listed(folder)}):
+        inner = finder.find_spec(f"{spec.name}.{stem}") if stem.isidentifier() and stem != "__init__" else None
+        if inner is not None and stem != "__pycache__":
+            yield from _files(inner, above | {real})
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # Python would find nothing in it either
+        return []
+
+
+def read(path: str | None) -> bytes:
+    """What is in a file, if it is one: a pipe would keep its reader waiting."""
+    try:
+        handle = os.open(str(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with open(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise OSError("it is not an ordinary file")
+            return file.read()
+    except OSError as error:
+        raise ConfigError(f"The module {path} cannot be read ({error.strerror or error}).") from error
+
+
+@lru_cache(maxsize=256)
+def _imports(content: bytes) -> frozenset[str]:
+    """Names of the modules that a source imports anywhere in it, up to their first dot; none if it is no Python."""
+    try:
+        with lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # nothing of it can run either
+        return frozenset()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                names.update(alias.name for alias in aliases)
+            case ast.ImportFrom(module=str(module), level=0):
+                names.add(module)
+            case ast.Call(
+                func=ast.Name(id="__import__" | "import_module") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                names.add(name)
+    return frozenset(name.partition(".")[0] for name in names)
+
+
+def _sha256(files: Mapping[str, File]) -> str:
+    """One hash of the names and contents of some modules, wherever their folder is."""
+    digest = hashlib.sha256()
+    for name, file in sorted(files.items()):
+        content = "" if file.content is None else hashlib.sha256(file.content).hexdigest()
+        digest.update(f"{name} {''.join(file.path.suffixes)} {file.package} {content}\n".encode())
+    return digest.hexdigest()

@@ -1,1 +1,0 @@
-"""Numbers about runs, from their summaries and events alone."""

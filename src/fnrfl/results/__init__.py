@@ -1,0 +1,1 @@
+"""What is made of finished runs: comparisons, statistics, reports."""

@@ -1,0 +1,21 @@
+"""A grid of runs in one table: every combination of some values, every seed, and paired differences.
+
+cells = grid("digits", [], ["algorithm=fedavg,scaffold", "fnr=off,on"], [0, 1, 2])
+found = compare(cells, "runs/methods")        # again after a kill: finished runs are kept, unfinished ones go on
+print(found.to_markdown())
+"""
+
+from __future__ import annotations
+
+from fnrfl.results.compare.cells import Cell, Group, grid
+from fnrfl.results.compare.folder import default_out
+from fnrfl.results.compare.lists import about_seeds, read_seeds, split
+from fnrfl.results.compare.rows import METRICS, Failure, Row
+from fnrfl.results.compare.running import Notice, compare
+from fnrfl.results.compare.summary import summarise
+from fnrfl.results.compare.tables import Comparison, notes, table
+
+__all__ = [
+    "METRICS", "Cell", "Comparison", "Failure", "Group", "Notice", "Row", "about_seeds", "compare", "default_out",
+    "grid", "notes", "read_seeds", "split", "summarise", "table",
+]  # fmt: skip

@@ -1,0 +1,73 @@
+"""Whether runs belong together: each has the config of its cell, and those that are paired have the same data."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.results.compare.cells import Cell
+from fnrfl.rundir import origin
+from fnrfl.rundir.origin import Origin
+from fnrfl.rundir.places import differing, flat
+
+if TYPE_CHECKING:
+    from fnrfl.runs.build import Built
+
+WAY_OUT = "Put it back as it was, or run all of them again into another folder with --out."
+
+
+class Members:
+    """The runs of a comparison that were found to belong to it."""
+
+    def __init__(self, out: Path, cells: Sequence[Cell]) -> None:
+        """Check every run that has begun; the first that does not belong is refused."""
+        self.out, self.cells = out, cells
+        self.known: dict[str, Origin] = {}
+        for cell in cells:
+            if _has_begun(out / cell.name):
+                self.add(cell)
+
+    def add(self, cell: Cell) -> None:
+        """Check the run of a cell against its config and against the runs that are known."""
+        found = origin.read(self.out / cell.name)
+        self._check_config(cell, found)
+        self._check_pairs(cell, found)
+        self.known[cell.name] = found
+
+    def check(self, cell: Cell, built: Built) -> None:
+        """Refuse a run that has not begun if its data or its split is not that of the runs that have."""
+        partition = built.partition.manifest() | {"splits": built.splits.manifest()}
+        header = {"data": {"sha256": built.dataset.checksum}}
+        self._check_pairs(cell, Origin(self.out / cell.name, "", flat(cell.config), header, partition))
+
+    def _check_pairs(self, cell: Cell, found: Origin) -> None:
+        for name, known in self.known.items():
+            if name != cell.name:
+                origin.check_pair(known, found, WAY_OUT)
+
+    def _check_config(self, cell: Cell, found: Origin) -> None:
+        keys = differing(cell.config, found.config)
+        if not keys:
+            return
+        ours, theirs = flat(cell.config).get(keys[0]), found.config.get(keys[0])
+        twin = next((other.name for other in self.cells if not differing(other.config, found.config)), None)
+        of = f" That is the config of {twin}: the two folders may have been exchanged." if twin else ""
+        raise ConfigError(
+            f"{found.folder} does not hold the run {cell.name} of this comparison: {keys[0]} is {json.dumps(theirs)} "
+            f"in its config.toml and {json.dumps(ours)} in the grid.{of} {WAY_OUT}"
+        )
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether there is a run to check. One that cannot be read is left to whoever goes on with it: it fails alone."""
+    try:
+        tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        with (folder / "events.jsonl").open(encoding="utf-8") as log:
+            json.loads(log.readline())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return True

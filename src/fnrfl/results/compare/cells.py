@@ -1,0 +1,166 @@
+"""The grid: every combination of some values with every seed, in groups, with a control for each use of FNR."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fnrfl.config import RunConfig, load, slug
+from fnrfl.core.errors import ConfigError
+from fnrfl.results.compare.lists import read_axes
+
+Parts = tuple[tuple[str, str], ...]  # what tells a group from the others: key and words
+
+WEIGHTED = ("fnr.weight", "fnr.penalty", "fnr.target")  # keys that do not matter once the weight is 0
+SELF_EXPLAINING = ("algorithm.name", "dataset", "model.name", "scenario")  # the value says what it is
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ by their seed alone: one row of the table."""
+
+    parts: Parts
+    config: RunConfig  # of the first seed
+    control: str | None = None  # the group that is the same without the penalty
+
+    @property
+    def label(self) -> str:
+        """What it is called, such as "scaffold, fnr on"."""
+        return ", ".join(words for _, words in self.parts)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid; its name is its folder's."""
+
+    name: str
+    group: Group
+    seed: int
+    config: RunConfig
+
+
+def grid(
+    recipe: str | Path | None,
+    overrides: Sequence[str],
+    over: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    control: bool = True,
+    trust: bool = False,
+) -> list[Cell]:
+    """Every combination of the values in `over` ("key=a,b,c") with every seed; all of them are checked.
+
+    With `control`, each group with FNR gets a twin with fnr.weight = 0 unless it is there already. The cells are
+    ordered by seed, so that what is finished can always be compared. `trust` allows code that the recipe names.
+    """
+    axes = read_axes(over)
+    _check_seeds(seeds, overrides)
+    groups = _groups(recipe, overrides, axes, seeds[0], trust)
+    if control:
+        groups = _with_controls(groups)
+    named = list(zip(names(group.label for group in groups), groups, strict=True))
+    return [
+        Cell(f"{name}-seed-{seed}", group, seed, group.config.replace({"seed": seed}))
+        for seed in seeds
+        for name, group in named
+    ]
+
+
+def names(labels: Iterable[str]) -> list[str]:
+    """Slugs, made different by a number where they are not."""
+    taken: list[str] = []
+    for label in labels:
+        plain = slug(label)
+        numbered = (f"{plain}-{n}" for n in itertools.count(2))
+        taken.append(plain if plain not in taken else next(name for name in numbered if name not in taken))
+    return taken
+
+
+def _groups(
+    recipe: str | Path | None, overrides: Sequence[str], axes: Mapping[str, Sequence[str]], seed: int, trust: bool
+) -> list[Group]:
+    """One group per combination that makes a config of its own; every combination that makes none is told."""
+    groups: dict[str, Group] = {}  # by config
+    problems: dict[str, list[str]] = {}  # what is wrong, and with which combinations
+    for choice in itertools.product(*axes.values()):
+        values = dict(zip(axes, choice, strict=True))
+        # A key of [fnr] turns FNR on; the switch comes after it, so that `fnr=off` beside `fnr.weight=0.1,1` is off.
+        given = sorted((f"{key}={value}" for key, value in values.items()), key=lambda text: text.startswith("fnr="))
+        try:
+            config = load(recipe, [*overrides, *given, f"seed={seed}"], trust=trust)
+        except ConfigError as error:
+            problems.setdefault(str(error), []).append(", ".join(given))
+            continue
+        group = Group(_parts(values, config), config)
+        twin = groups.setdefault(_fingerprint(config), group)
+        if twin.parts != group.parts:
+            problems.setdefault(f"{', '.join(given)} is the same as {twin.label}; give it once.", [])
+    if problems:
+        everywhere = len(problems) == 1 and not groups
+        told = (f"{'; '.join(where)}: {what}" if where and not everywhere else what for what, where in problems.items())
+        raise ConfigError(" ".join(told))
+    return list(groups.values())
+
+
+def _check_seeds(seeds: Sequence[int], overrides: Iterable[str]) -> None:
+    if not seeds or len(set(seeds)) < len(seeds):
+        given = ", ".join(map(str, seeds)) or "none"
+        raise ConfigError(f"The seeds are {given}; there must be at least one, and each only once, as in 0,1,2.")
+    if any(text.partition("=")[0].strip() == "seed" for text in overrides):
+        raise ConfigError("seed cannot be set in a comparison, where each combination has several; use --seeds.")
+
+
+def _parts(values: Mapping[str, str], config: RunConfig) -> Parts:
+    """What varies, in words, and FNR wherever it is on."""
+    parts = [
+        (key, _words(key, _as_resolved(key, value, config)))
+        for key, value in values.items()
+        if config.fnr is not None or not key.startswith("fnr.")
+    ]
+    if not parts:
+        parts = [("algorithm.name", config.algorithm.name)]
+    if config.fnr is not None and not any(key.split(".")[0] == "fnr" for key, _ in parts):
+        parts.append(("fnr", "fnr on"))
+    return tuple(parts)
+
+
+def _as_resolved(key: str, value: str, config: RunConfig) -> str:
+    """A value of a grid in the words of the config, so that FedAvg and fedavg, yes and on are the same."""
+    if key == "fnr":
+        return "off" if config.fnr is None else "on"
+    names = {"algorithm.name": config.algorithm.name, "dataset": config.dataset, "model.name": config.model.name}
+    return (names | {"engine.name": config.engine.name}).get(key, value)
+
+
+def _words(key: str, value: str) -> str:
+    plain = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+    return plain if key in SELF_EXPLAINING else f"{key.removesuffix('.name')} {plain}"
+
+
+def _with_controls(groups: list[Group]) -> list[Group]:
+    """Each group, followed by its twin without the penalty if it has one and no other group is that twin."""
+    known = {_fingerprint(group.config, weightless=True): group.label for group in reversed(groups)}
+    rows = []
+    for group in groups:
+        config = group.config
+        if config.fnr is None or not config.fnr["weight"] or config.protocol != "honest":
+            rows.append(group)
+            continue
+        without = config.replace({"fnr": {"weight": 0.0}})
+        parts = tuple(part for part in group.parts if part[0] not in ("fnr", *WEIGHTED))
+        twin = Group((*parts, ("fnr", "fnr weight 0")), without)
+        label = known.setdefault(_fingerprint(without, weightless=True), twin.label)
+        rows.append(replace(group, control=label))
+        if label not in {row.label for row in (*groups, *rows)}:
+            rows.append(twin)
+    return rows
+
+
+def _fingerprint(config: RunConfig, *, weightless: bool = False) -> str:
+    """Equal for configs of the same run under different names, or `weightless` with a penalty that has no weight."""
+    fnr = config.fnr
+    if weightless and fnr is not None and not fnr["weight"]:
+        fnr = {key: value for key, value in fnr.items() if f"fnr.{key}" not in WEIGHTED}
+    return config.model_copy(update={"name": "", "fnr": fnr}).to_toml()

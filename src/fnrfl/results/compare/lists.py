@@ -1,0 +1,62 @@
+"""Lists as they are typed: values between commas, seeds, and keys with their values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from fnrfl.config.typed import SHORTHANDS
+from fnrfl.core.errors import ConfigError
+
+
+def split(text: str) -> list[str]:
+    """Values between commas; commas inside brackets and quotes do not count."""
+    pieces, piece, closing = [], "", ""
+    for character in text:
+        if character == "," and not closing:
+            pieces.append(piece)
+            piece = ""
+            continue
+        piece += character
+        if closing and character == closing[-1]:
+            closing = closing[:-1]
+        elif closing[-1:] not in ("'", '"'):
+            closing += {"(": ")", "[": "]", "{": "}"}.get(character, character if character in "'\"" else "")
+    if closing:
+        raise ConfigError(f"{text} lacks a closing {closing[-1]}; add it.")
+    return [found.strip() for found in (*pieces, piece)]
+
+
+def read_seeds(text: str) -> list[int]:
+    """Seeds such as "0,1,2" or "0-4"."""
+    found: list[int] = []
+    for piece in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", piece, re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not first <= last < first + 1000:
+            raise ConfigError(f'"{text}" is not a list of seeds; write whole numbers, as in 0,1,2 or 0-4.')
+        found += range(first, last + 1)
+    return found
+
+
+def about_seeds(text: str) -> str | None:
+    """What to tell somebody who may have meant a number of seeds, and gave one seed."""
+    number = int(text) if re.fullmatch(r"\s*\d{1,9}\s*", text, re.ASCII) else 0
+    return f"--seeds {number} is the one seed {number}; {number} seeds are 0-{number - 1}." if number > 1 else None
+
+
+def read_axes(over: Iterable[str]) -> dict[str, list[str]]:
+    """Keys and the values that each takes in turn."""
+    axes: dict[str, list[str]] = {}
+    for text in over:
+        key, _, values = (part.strip() for part in text.partition("="))
+        key = f"{key}.name" if key in SHORTHANDS else key
+        found = split(values)
+        if not key or not all(found):
+            raise ConfigError(f'"{text}" has no list of values; write key=a,b, as in algorithm=fedavg,scaffold.')
+        if key == "seed":
+            raise ConfigError(f'"{text}" varies the seed; give the seeds of every combination with --seeds.')
+        if key in axes:
+            raise ConfigError(f"{key} is varied twice; give all of its values in one list, {key}=a,b,c.")
+        axes[key] = found
+    return axes

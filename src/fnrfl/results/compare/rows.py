@@ -1,0 +1,88 @@
+"""What came out of a group of runs, in numbers: one row of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fnrfl.config import RunConfig
+from fnrfl.results.statistics import Difference, Estimate
+
+Summary = Mapping[str, Any]
+
+METRICS = (
+    "accuracy", "accuracy_last3", "accuracy_best", "balanced_accuracy", "worst_client", "bytes_up", "bytes_down",
+    "seconds_train", "kappa", "rho", "rounds_to_target", "bytes_to_target", "seconds_to_target",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """A group in numbers."""
+
+    group: str
+    config: RunConfig  # of the first seed
+    seeds: tuple[int, ...]  # that are finished
+    metrics: dict[str, Estimate | None]  # by the names of METRICS, as far as there are any
+    baseline: str | None
+    difference: Difference | None  # of accuracy, to the baseline
+    control: str | None
+    penalty: Difference | None  # of accuracy, to the control: what the penalty adds to refinement
+
+    @property
+    def leaks(self) -> tuple[str, ...]:
+        """The leaks that its runs have."""
+        return self.config.leaks_on
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that stopped with an error."""
+
+    cell: str
+    group: str
+    seed: int
+    error: str
+
+
+def as_tree(row: Row) -> dict[str, Any]:
+    """A row with everything that is known about it, in as many levels as it takes."""
+    differences = {
+        "baseline": row.baseline,
+        "difference": row.difference,
+        "control": row.control,
+        "penalty": row.penalty,
+    }
+    return _facts(row) | {"seeds": row.seeds} | row.metrics | differences
+
+
+def as_line(row: Row) -> dict[str, Any]:
+    """A row with one number per field."""
+    flat = _facts(row) | {
+        "fnr": "off" if row.config.fnr is None else "on",
+        "leaks": f"leak: {', '.join(row.leaks)}" if row.leaks else "",
+    }
+    for name, value in row.metrics.items():
+        flat |= {name: value and value.mean, f"{name}_sd": value and value.sd}
+    accuracy = row.metrics["accuracy"]
+    flat |= {"accuracy_low": accuracy and accuracy.low, "accuracy_high": accuracy and accuracy.high}
+    paired = (("difference", row.baseline, row.difference), ("penalty", row.control, row.penalty))
+    for name, other, value in paired:
+        flat |= {f"{name}_to": other, name: value and value.mean}
+        flat |= {f"{name}_{field}": value and getattr(value, field) for field in ("low", "high", "p")}
+    return flat
+
+
+def _facts(row: Row) -> dict[str, Any]:
+    config = row.config
+    return {
+        "group": row.group,
+        "algorithm": config.algorithm.name,
+        "fnr": config.fnr,
+        "dataset": config.dataset,
+        "scenario": config.scenario,
+        "protocol": config.protocol,
+        "leaks": row.leaks,
+        "n": len(row.seeds),
+    }

@@ -1,0 +1,145 @@
+"""Carrying a grid out: finished runs are kept, unfinished ones go on, and what fails is recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fnrfl.core.errors import ConfigError, sentence
+from fnrfl.results.compare.baselines import find_baseline
+from fnrfl.results.compare.belonging import Members
+from fnrfl.results.compare.cells import Cell
+from fnrfl.results.compare.folder import check_folder, write_grid, write_tables
+from fnrfl.results.compare.rows import Summary
+from fnrfl.results.compare.summary import summarise
+from fnrfl.results.compare.tables import Comparison
+from fnrfl.results.statistics import reached
+from fnrfl.rundir.events import Event
+
+if TYPE_CHECKING:
+    from fnrfl.runs.run import Result
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What a comparison is doing: for whoever shows it."""
+
+    what: Literal["check", "start", "round", "done", "kept", "failed"]
+    cell: Cell
+    number: int  # of the cell, from 1
+    total: int
+    event: Event | None = None  # of a round; of the last one when it is done
+    error: str = ""  # why it failed
+
+
+def compare(
+    cells: Sequence[Cell],
+    out: str | Path,
+    *,
+    baseline: str | None = None,
+    target: float | None = None,
+    progress: Callable[[Notice], None] | None = None,
+    checkpoint_every: float = 30.0,
+) -> Comparison:
+    """Run every cell into a folder of its own below `out`, one after another, and write the table beside them.
+
+    One after another, because seconds are among the results. Called again, finished runs are kept and unfinished ones
+    go on, those that failed before after all others. A run that fails, for whatever reason, is recorded and the others
+    go on. `baseline` names a group, or some of the words of one:
+    "fedavg" compares each group with the one that has fedavg and is otherwise the same. Nothing is written unless
+    every group can be built.
+    """
+    out = Path(out)
+    chosen = find_baseline([cell.group for cell in cells], baseline)
+    check_folder(out, cells)
+    members = Members(out, cells)
+    tell = progress or (lambda notice: None)
+    _check_groups(cells, members, tell)
+    out.mkdir(parents=True, exist_ok=True)
+    write_grid(out, cells)
+
+    summaries: dict[str, Summary] = {}
+    failures: dict[str, str] = {}
+    for number, cell in enumerate(_failed_last(cells, out), 1):
+        folder = out / cell.name
+        kept = (folder / "model.safetensors").exists()
+        notice = Notice("kept" if kept else "start", cell, number, len(cells))
+        tell(notice)
+        try:
+            result = _carry_out(notice, folder, tell, checkpoint_every)
+            summary = _summary(result, target)
+        except (Exception, SystemExit) as error:  # a full memory or disk, or a user's own code: the others may still do
+            failures[cell.name] = sentence(error)
+            tell(replace(notice, what="failed", error=failures[cell.name]))
+        else:
+            if not kept:
+                members.add(cell)  # data that changed while the comparison went on ends it
+            summaries[cell.name] = summary
+            if not kept:
+                tell(replace(notice, what="done", event=result.rounds[-1]))
+        if not kept:
+            with suppress(OSError):  # the last table counts, and says so if it cannot be written
+                write_tables(out, summarise(cells, summaries, failures, chosen))
+    found = summarise(cells, summaries, failures, chosen)
+    write_tables(out, found)
+    return found
+
+
+def _failed_last(cells: Sequence[Cell], out: Path) -> list[Cell]:
+    """In order, but those that failed when the grid was carried out before come last: one must not hold up others."""
+    try:
+        failed = {failure["cell"] for failure in json.loads((out / "comparison.json").read_text())["failed"]}
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or not a whole one
+        failed = set()
+    return sorted(cells, key=lambda cell: cell.name in failed)
+
+
+def _carry_out(notice: Notice, folder: Path, tell: Callable[[Notice], None], checkpoint_every: float) -> Result:
+    """Run the cell that a notice is about, or go on with it if its folder is there."""
+    from fnrfl.runs import run as runs
+
+    def show(event: Event) -> None:
+        tell(replace(notice, what="round", event=event))
+
+    if folder.exists():
+        return runs.resume(folder, progress=show, checkpoint_every=checkpoint_every)
+    return runs.run(notice.cell.config, out=folder, progress=show, checkpoint_every=checkpoint_every)
+
+
+def _summary(result: Result, target: float | None) -> Summary:
+    if target is None:
+        return result.summary()
+    got = reached(result.rounds, target)
+    took = {f"{key}_to_target": value for key, value in asdict(got).items()} if got else {}
+    return result.summary() | {"target": target} | took
+
+
+def _check_groups(cells: Sequence[Cell], members: Members, tell: Callable[[Notice], None]) -> None:
+    """Build the first run of every group that has not begun: what cannot go together is known before the first starts.
+
+    The other seeds differ in their draws alone.
+    """
+    from fnrfl.core.isolation import isolated
+    from fnrfl.runs.build import build
+
+    problems: dict[str, list[str]] = {}
+    checked: set[str] = set()
+    for number, cell in enumerate(cells, 1):
+        label = cell.group.label
+        if label in checked or (members.out / cell.name).exists():
+            continue
+        checked.add(label)
+        tell(Notice("check", cell, number, len(cells)))
+        try:
+            with isolated():
+                built = build(cell.config)
+        except Exception as error:
+            problems.setdefault(sentence(error), []).append(label)
+        else:
+            members.check(cell, built)
+    if problems:
+        raise ConfigError(" ".join(f"{'; '.join(labels)}: {what}" for what, labels in problems.items()))

@@ -1,0 +1,172 @@
+"""A comparison as a table: for programs, for documents, for a terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from fnrfl.config.spelling import counted
+from fnrfl.results.compare.rows import Failure, Row, Summary, as_line, as_tree
+from fnrfl.results.statistics import Difference, Estimate
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+FORMAT = 1
+DISPENSABLE = (
+    "MiB up", "MiB down", "best", "last 3", "rho", "kappa", "p of penalty", "seconds", "worst client", "MiB", "p",
+    "penalty",
+)  # fmt: skip  # columns that a narrow terminal does without, in this order
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came out of a grid."""
+
+    rows: tuple[Row, ...]
+    failed: tuple[Failure, ...]
+    runs: tuple[Summary, ...]  # the finished ones: the summary of each with its cell and group
+    cells: int
+
+    @property
+    def exit_code(self) -> int:
+        """What a command returns: 3 if a run failed."""
+        return 3 if self.failed else 0
+
+    @property
+    def leaks(self) -> tuple[str, ...]:
+        """Every leak that some row has."""
+        return tuple(dict.fromkeys(leak for row in self.rows for leak in row.leaks))
+
+    def to_json(self) -> str:
+        """Everything, as one JSON object."""
+        tree = {
+            "format": FORMAT,
+            "cells": self.cells,
+            "done": len(self.runs),
+            "leaks": self.leaks,
+            "rows": [as_tree(row) for row in self.rows],
+            "failed": self.failed,
+            "runs": self.runs,
+        }
+        return json.dumps(tree, indent=1, default=asdict, allow_nan=False) + "\n"
+
+    def to_csv(self) -> str:
+        """One line per row, every number in full."""
+        lines = [as_line(row) for row in self.rows]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        return text.getvalue()
+
+    def to_markdown(self) -> str:
+        """The table for a document, with what must be known to read it."""
+        columns = _columns(self, digits=4)
+        lines = ["| " + " | ".join(columns) + " |", "|---" + "|--:" * (len(columns) - 1) + "|"]
+        for cells in zip(*columns.values(), strict=True):
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        return "\n".join(lines) + "\n\n" + "\n".join(f"- {note}" for note in notes(self)) + "\n"
+
+
+def table(comparison: Comparison, width: int = 120) -> Table:
+    """The table for a terminal of some width: as many columns as fit, the most telling ones first."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = _columns(comparison, digits=3)
+    widths = {name: max(map(len, [*cells, *name.split()])) for name, cells in columns.items()}
+    widths["run"] = min(widths["run"], 40)  # longer ones are folded
+    for name in DISPENSABLE:
+        if sum(widths.values()) + 3 * len(widths) + 1 > width:
+            widths.pop(name, None)
+    made = Table(box=box.SIMPLE_HEAD)
+    for name, cells in widths.items():
+        made.add_column(name, justify="left" if name == "run" else "right", width=None if name == "run" else cells)
+    for row, texts in zip(comparison.rows, zip(*(columns[name] for name in widths), strict=True), strict=True):
+        made.add_row(*(Text(cell, style="red" if row.leaks and not place else "") for place, cell in enumerate(texts)))
+    return made
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What must be known to read the table, one sentence or two each."""
+    said = [
+        "Accuracy on the test set after the last round: mean ± standard deviation over n seeds.",
+        "Differences of accuracy are paired by seed, to the baseline of the same task: mean ± half of the 95 % "
+        "interval (Student t), and p of the paired t test, not corrected for the number of rows.",
+        "Seconds are of training, without evaluation; they and kappa compare only within one device.",
+    ]
+    if any(row.control for row in comparison.rows):
+        said.insert(2, "Penalty: FNR minus the same refinement with fnr.weight = 0, paired in the same way.")
+    if comparison.leaks:
+        said.insert(0, f"leak: {', '.join(comparison.leaks)}. Rows marked so are no honest results.")
+    if len(comparison.runs) < comparison.cells:
+        are = "is" if comparison.cells == 1 else "are"
+        said.insert(0, f"{len(comparison.runs)} of {counted(comparison.cells, 'run')} {are} finished.")
+    return said + [f"{failure.cell} failed: {failure.error}" for failure in comparison.failed]
+
+
+def _columns(comparison: Comparison, digits: int) -> dict[str, list[str]]:
+    """The table as text, by column."""
+    rows = comparison.rows
+
+    def means(name: str, form: str, scale: float = 1.0) -> list[str]:
+        found = [row.metrics[name] for row in rows]
+        return ["-" if value is None else format(value.mean * scale, form) for value in found]
+
+    def traffic(row: Row) -> str:
+        up, down = row.metrics["bytes_up"], row.metrics["bytes_down"]
+        return "-" if up is None or down is None else f"{(up.mean + down.mean) / 2**20:.1f}"
+
+    plain = f".{digits}f"
+    columns = {
+        "run": [row.group + (" (leak)" if row.leaks else "") for row in rows],
+        "n": [str(len(row.seeds)) for row in rows],
+        "accuracy": [_spread(row.metrics["accuracy"], plain) for row in rows],
+        "difference": ["baseline" if row.baseline == row.group else _reach(row.difference, plain) for row in rows],
+        "p": [_p(row.difference) for row in rows],
+    }
+    if any(row.control for row in rows):
+        columns["penalty"] = [_reach(row.penalty, plain) for row in rows]
+        columns["p of penalty"] = [_p(row.penalty) for row in rows]
+    columns |= {
+        "last 3": means("accuracy_last3", plain),
+        "best": means("accuracy_best", plain),
+        "worst client": means("worst_client", plain),
+        "MiB up": means("bytes_up", ".2f", 2**-20),
+        "MiB down": means("bytes_down", ".2f", 2**-20),
+        "MiB": [traffic(row) for row in rows],
+        "seconds": means("seconds_train", ".1f"),
+        "kappa": means("kappa", ".0f"),
+        "rho": means("rho", ".0f"),
+    }
+    for target in {run["target"] for run in comparison.runs if "target" in run}:
+        columns |= {
+            f"rounds to {target:g}": means("rounds_to_target", ".1f"),
+            f"MiB to {target:g}": means("bytes_to_target", ".2f", 2**-20),
+            f"seconds to {target:g}": means("seconds_to_target", ".1f"),
+        }
+    return columns
+
+
+def _spread(value: Estimate | None, form: str) -> str:
+    if value is None:
+        return "-"
+    return format(value.mean, form) + ("" if value.sd is None else f" ± {value.sd:{form}}")
+
+
+def _reach(value: Difference | None, form: str) -> str:
+    """A difference and the half of its interval."""
+    if value is None:
+        return ""
+    return format(value.mean, f"+{form}") + ("" if value.high is None else f" ± {value.high - value.mean:{form}}")
+
+
+def _p(value: Difference | None) -> str:
+    if value is None:
+        return ""
+    return "-" if value.p is None else "<0.001" if value.p < 0.001 else f"{value.p:.3f}"

@@ -1,0 +1,58 @@
+"""Short names for lines: the method, what differs between them, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fnrfl.rundir.origin import Config
+
+# Said in every label if it differs; all other keys only where labels would be the same.
+TELLING = ("dataset", "scenario", "model.name", "clients", "participation", "rounds")
+
+
+def varying(configs: Sequence[Config]) -> list[str]:
+    """Keys that are not the same in all configs that have them, seed and name aside."""
+    keys = dict.fromkeys(key for config in configs for key in config)
+    values = {key: {str(config[key]) for config in configs if key in config} for key in keys}
+    return [key for key in keys if len(values[key]) > 1 and key not in ("seed", "name")]
+
+
+def method(config: Config) -> str:
+    """A method's name, with FNR if it is on; weight 0 is said, because that is the control and not FNR."""
+    if config["fnr"] == "off":
+        return str(config["algorithm.name"])
+    return f"{config['algorithm.name']} + FNR" + (", weight 0" if config["fnr.weight"] == 0 else "")
+
+
+def labels(configs: Sequence[Config], finished: Sequence[bool]) -> list[str]:
+    """Short names that differ: the method, the setting if it varies, and as few other keys as it takes."""
+    differing = varying(configs)
+    found = [
+        ", ".join([method(c), *(_said(c, key) for key in TELLING if key in differing)])
+        + ("" if whole else ", unfinished")
+        for c, whole in zip(configs, finished, strict=True)
+    ]
+    for key in (key for key in differing if key not in TELLING and not key.startswith("leaks.")):
+        for label in [label for label in dict.fromkeys(found) if found.count(label) > 1]:
+            same = [i for i, other in enumerate(found) if other == label]
+            if len({str(configs[i].get(key)) for i in same}) > 1:
+                for i in same:
+                    found[i] += f", {_said(configs[i], key)}"
+    seen: dict[str, int] = {}
+    for i, label in enumerate(found):  # the same run twice
+        seen[label] = seen.get(label, 0) + 1
+        if seen[label] > 1:
+            found[i] = f"{label} ({seen[label]})"
+    return found
+
+
+def _said(config: Config, key: str) -> str:
+    """A key and its value; of a method's own keys the last word, and no key where the value speaks for itself."""
+    value = config.get(key, "none")
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    if key in ("dataset", "scenario", "model.name"):
+        return text
+    if key in ("clients", "rounds"):
+        return f"{text} {key.removesuffix('s') if value == 1 else key}"
+    section, _, word = key.rpartition(".")
+    return f"{word if section in ('fnr', 'algorithm') else key} {text}"

@@ -1,0 +1,87 @@
+"""Runs that look alike and are not: one name for different data, one seed with different splits, a folder mixed up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.rundir import files, origin
+from fnrfl.rundir.origin import Origin, short
+
+WAY_OUT = "Put it back as it was, or name the runs that belong together one by one."
+
+
+def ambiguous(runs: Sequence[Origin]) -> dict[str, dict[str, Path]]:
+    """Names of data sets that stand for different data: for each hash the first run that has it."""
+    found: dict[str, dict[str, Path]] = {}
+    for run in runs:
+        found.setdefault(run.config["dataset"], {}).setdefault(run.data, run.folder)
+    return {name: hashes for name, hashes in found.items() if len(hashes) > 1}
+
+
+def sentences(runs: Sequence[Origin]) -> list[str]:
+    """What is kept apart on a page, and why; each sentence names two run directories at least."""
+    return [*_about_data(runs), *_about_splits(runs)]
+
+
+def _about_data(runs: Sequence[Origin]) -> list[str]:
+    return [
+        f"dataset = {json.dumps(name, ensure_ascii=False)} stands for different data in these runs: "
+        + ", ".join(f"sha256 {short(sha256)} in {folder}" for sha256, folder in hashes.items())
+        + ". They are shown apart, and never averaged or compared with each other."
+        for name, hashes in ambiguous(runs).items()
+    ]
+
+
+def _about_splits(runs: Sequence[Origin]) -> list[str]:
+    """One sentence for each setting in which runs of the same seed have different splits."""
+    settings: dict[str, dict[str, list[Origin]]] = {}
+    for run in runs:
+        keys = [run.data, *(run.config[key] for key in ("dataset", "scenario", "clients", "seed"))]
+        settings.setdefault(json.dumps(keys), {}).setdefault(run.split, []).append(run)
+    told = []
+    for splits in settings.values():
+        if len(splits) > 1:
+            (one, *_), (other, *_) = list(splits.values())[:2]
+            told.append(
+                f"{one.folder} and {other.folder} have the same data, scenario, clients and seed, and different splits "
+                f"(sha256 {short(one.split)} and {short(other.split)}): runs with different splits are not paired."
+            )
+    return told
+
+
+def check_folder(folder: Path, runs: Sequence[Origin]) -> None:
+    """Refuse the folder of a comparison if its runs are not those of its grid, or do not belong together."""
+    configs = _grid(folder / "grid.json")
+    cells = [run for run in runs if run.folder.name in configs]
+    for run in cells:
+        wanted = configs[run.folder.name]
+        known = {key: value for key, value in wanted.items() if key in run.config}  # an older version had fewer keys
+        if keys := origin.differing_from_grid(known, {key: run.config[key] for key in known}):
+            raise ConfigError(_not_of_the_grid(run, keys[0], wanted, configs))
+    for place, run in enumerate(cells):
+        for other in cells[:place]:
+            origin.check_pair(other, run, WAY_OUT)
+
+
+def _not_of_the_grid(run: Origin, key: str, wanted: dict[str, Any], configs: dict[str, dict[str, Any]]) -> str:
+    twin = next((name for name, config in configs.items() if not origin.differing_from_grid(config, run.config)), None)
+    of = f" That is the config of {twin}: the two folders may have been exchanged." if twin else ""
+    return (
+        f"{run.folder} does not hold the run {run.folder.name} of its comparison: {key} is "
+        f"{json.dumps(run.config[key])} in its config.toml and {json.dumps(wanted[key])} in grid.json.{of} {WAY_OUT}"
+    )
+
+
+def _grid(path: Path) -> dict[str, dict[str, Any]]:
+    """The configs of a grid by the names of its runs; nothing is known of a grid of the first format but the names."""
+    if not path.is_file():
+        return {}
+    try:
+        tree = json.loads(files.read(path, "a comparison has a grid.json"))
+        return {name: dict(tree.get("config", {})) | tree.get("own", {}).get(name, {}) for name in tree["cells"]}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged ({error!r}). Repeat the comparison, or remove the file.") from error

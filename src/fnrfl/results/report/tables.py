@@ -1,0 +1,252 @@
+"""Tables as plain values: what stands in a cell, and what sorting compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from fnrfl.results.report.labels import varying
+from fnrfl.results.report.read import MIB, Group, Panel, Run, baseline, control, difference, plain, ranked
+from fnrfl.results.report.words import signed, verdict
+from fnrfl.results.statistics import deviation, mean
+
+Value = float | str | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's name, what it means, and whether it holds numbers."""
+
+    name: str
+    help: str = ""
+    number: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is shown, what sorting compares, what stands beside it smaller, and the line that it names."""
+
+    text: str
+    value: Value = None
+    beside: str = ""
+    group: Group | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows; `sorts` unless the order is the meaning."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    sorts: bool = True
+
+
+METHOD = Column("method", number=False)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def _size(value: float) -> str:
+    """Three digits that count, in columns that line up."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+MEASURES: tuple[tuple[Column, Callable[[Run], float | None], Callable[[float], str]], ...] = (
+    (Column("accuracy, %", "on the test set after the last round"), lambda run: run.accuracy, _percent),
+    (Column("clean, %", "on the test set without noise"), lambda run: run.last("accuracy_clean"), _percent),
+    (
+        Column("own, %", "mean over clients, each on its own test distribution"),
+        lambda run: run.last("accuracy_own"),
+        _percent,
+    ),
+    (
+        Column("balanced, %", "mean over the classes of the accuracy in each"),
+        lambda run: run.last("balanced_accuracy"),
+        _percent,
+    ),
+    (
+        Column("worst client, %", "the lowest accuracy on a client's own mixture of classes"),
+        lambda run: run.last("worst_client"),
+        _percent,
+    ),
+    (Column("MiB", "traffic in both directions, all rounds"), lambda run: run.mib[-1], _size),
+    (Column("seconds", "training, norm pass, refinement and server"), lambda run: run.seconds[-1], _size),
+    (Column("kappa", "accuracy * 1e4 per second"), lambda run: run.kappa, _size),
+    (Column("rho", "accuracy * 1e4 per MiB"), lambda run: run.rho, _size),
+)
+
+
+def results(panel: Panel) -> Table:
+    """One row for each line: means over seeds, with standard deviations for accuracies."""
+    kept = [m for m in MEASURES if any(m[1](run) is not None for g in panel.groups for run in g.runs)]
+    columns = (METHOD, Column("seeds", "how many"), *(column for column, _, _ in kept))
+    rows = []
+    for group in panel.groups:
+        row = [Cell(group.label, group.label, group=group), Cell(str(len(group.runs)), len(group.runs))]
+        for _, measure, text in kept:
+            found = [value for value in map(measure, group.runs) if value is not None]
+            sd = deviation(found) if found and text is _percent else None
+            spread = "" if sd is None else f"\N{PLUS-MINUS SIGN} {text(sd)}"
+            row.append(Cell(text(mean(found)), mean(found), spread) if found else Cell(""))
+        rows.append(tuple(row))
+    return Table(columns, tuple(rows))
+
+
+def differences(panel: Panel) -> Table:
+    """Accuracy of one line minus another's, paired by seed: to the baseline, to the plain method, to the control."""
+    columns = (
+        METHOD,
+        Column("compared with", number=False),
+        Column("points", "mean difference of accuracy, in percentage points"),
+        Column("95 % interval", "of the mean difference, by Student's t"),
+        Column("p", "of the paired t test, two-sided, not corrected for the number of rows"),
+        Column("seeds", "that both have, with the same split"),
+        Column("more than luck?", number=False),
+    )
+    rows = []
+    for one, other in _pairs(panel.groups):
+        found = difference(one, other)
+        told = [Cell(one.label, one.label, group=one), Cell(other.label, other.label)]
+        if found is None:
+            told += [Cell("")] * 3 + [Cell("0", 0.0)]
+        else:
+            interval = "" if found.low is None or found.high is None else f"{signed(found.low)} to {signed(found.high)}"
+            p = Cell("") if found.p is None else Cell("<0.001" if found.p < 0.001 else f"{found.p:.3f}", found.p)
+            told += [Cell(signed(found.mean), found.mean), Cell(interval, found.low), p, Cell(str(found.n), found.n)]
+        rows.append((*told, Cell(verdict(found), verdict(found))))
+    return Table(columns, tuple(rows))
+
+
+def _pairs(groups: Sequence[Group]) -> Iterable[tuple[Group, Group]]:
+    """Each line with its relatives, each pair once."""
+    for lines in ranked(groups):
+        base = baseline(lines)
+        for group in lines:
+            others = [base, plain(group, lines) if group.runs[0].refines else None, control(group, lines)]
+            for other in dict.fromkeys(id(o) for o in others if o is not None and o is not group):
+                yield group, next(o for o in others if o is not None and id(o) == other)
+
+
+def every_run(panel: Panel) -> Table:
+    """One row for each run directory."""
+    columns = (
+        METHOD,
+        Column("seed"),
+        Column("accuracy, %"),
+        Column("last 3, %", "mean of the last three rounds"),
+        Column("best, %", "test accuracy of the round that was best on validation data"),
+        Column("worst client, %"),
+        Column("loss", "mean cross-entropy on the test set"),
+        Column("MiB up"),
+        Column("MiB down"),
+        Column("seconds"),
+        Column("kappa"),
+        Column("rho"),
+    )
+    rows = []
+    for group in panel.groups:
+        for run in group.runs:
+            up = sum(event["bytes_up"] for event in run.rounds) / MIB
+            down = sum(event["bytes_down"] for event in run.rounds) / MIB
+            rows.append(
+                (
+                    Cell(group.label, group.label, str(run.path), group),
+                    Cell(str(run.seed), run.seed),
+                    _cell(run.accuracy, _percent),
+                    _cell(run.accuracy_last3, _percent),
+                    _cell(run.accuracy_best, _percent),
+                    _cell(run.last("worst_client"), _percent),
+                    _cell(run.last("loss"), lambda v: f"{v:.3f}"),
+                    _cell(up, _size),
+                    _cell(down, _size),
+                    _cell(run.seconds[-1], _size),
+                    _cell(run.kappa, _size),
+                    _cell(run.rho, _size),
+                )
+            )
+    return Table(columns, tuple(rows))
+
+
+def _cell(value: float | None, text: Callable[[float], str]) -> Cell:
+    return Cell("") if value is None else Cell(text(value), value)
+
+
+def settings(panel: Panel) -> Table | None:
+    """The keys that differ between the lines, one row for each line; None if there is nothing to tell."""
+    configs = [group.config for group in panel.groups]
+    keys = varying(configs)
+    if not keys:
+        return None
+    columns = (METHOD, *(Column(key, number=False) for key in keys))
+    rows = (
+        (Cell(group.label, group.label, group=group), *(_text(str(group.config.get(key, ""))) for key in keys))
+        for group in panel.groups
+    )
+    return Table(columns, tuple(rows))
+
+
+def _text(text: str) -> Cell:
+    return Cell(text, text)
+
+
+# -- what the server learned ------------------------------------------------------------------------------------------
+
+# What a method sends up beside the model; a method that is not listed is named with what is known.
+BESIDE: dict[str, str] = {
+    "fedavg": "",
+    "fedprox": "",
+    "moon": "",
+    "fednova": "",
+    "scaffold": "The change of its control variate: the mean direction in which its own data pulls.",
+}
+
+
+def learned(groups: Sequence[Group]) -> Table:
+    """What crossed from a client to the server, kind by kind, and what it says about the client."""
+    columns = (
+        Column("what", number=False),
+        Column("numbers", "for each client and round"),
+        Column("sent by", number=False),
+        Column("what it says about a client", number=False),
+    )
+    about = groups[0].runs[0]
+    size, classes = sorted({int(g.runs[0].about["parameters"]) for g in groups}), len(about.counts[0])
+    everybody = "all methods"
+    rows = [
+        (
+            "the model",
+            " or ".join(f"{s:,}" for s in size),
+            everybody,
+            "What its data made of the parameters. This is by far the most that leaves a client: single examples have "
+            "been rebuilt from models and updates, and nothing here hides them.",
+        ),
+        (
+            "example count",
+            "1",
+            everybody,
+            "How many examples it holds, to weight the average; with it the number of steps and the training loss.",
+        ),
+    ]
+    for name in dict.fromkeys(str(group.config["algorithm.name"]) for group in groups):
+        if said := BESIDE.get(name, "What the method itself sends beside the model; see its file."):
+            rows.append((f"{name}'s own", " or ".join(f"{s:,}" for s in size) if name in BESIDE else "", name, said))
+    if refining := [group for group in groups if group.runs[0].refines]:
+        who = ", ".join(dict.fromkeys(f"{g.config['algorithm.name']} + FNR" for g in refining))
+        rows += [
+            (
+                "class norms",
+                str(classes),
+                who,
+                "How long the features of each class are under its model, measured on public examples: a hint at the "
+                "classes that it has seen, and no example.",
+            ),
+            (
+                "ranking accuracy",
+                "1",
+                who,
+                "How well its model does on the public examples that rank: how far its data is from everybody's.",
+            ),
+        ]
+    return Table(columns, tuple(tuple(map(Cell, row)) for row in rows), sorts=False)

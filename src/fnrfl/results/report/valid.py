@@ -1,0 +1,111 @@
+"""What the files of a run must say for a page to be made of them; anything else is a damaged run, and is called so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fnrfl.core.errors import ConfigError
+
+Share = float | None  # None: the data says nothing about this class or client
+
+
+class _Lines(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class Settings(_Lines):
+    """Keys of a config that a page names."""
+
+    seed: int
+    rounds: int
+    clients: int
+    dataset: str
+    scenario: str
+    protocol: str
+    model: str = Field(alias="model.name")
+    algorithm: str = Field(alias="algorithm.name")
+    engine: str = Field(alias="engine.name")
+    precision: str = Field(alias="engine.precision")
+
+
+class Data(_Lines):
+    """What a log's first line says about the data."""
+
+    source: str
+    sha256: str
+
+
+class Header(_Lines):
+    """A log's first line."""
+
+    leaks: list[str]
+    notices: list[str]
+    versions: dict[str, str]
+    git: str | None
+    device: str
+    data: Data
+    partition: str
+    parameters: int
+
+
+class Round(_Lines):
+    """Every other line."""
+
+    round: int
+    cohort: list[int]
+    accuracy: float
+    accuracy_clean: Share = None
+    accuracy_own: Share = None
+    balanced_accuracy: Share
+    loss: Share
+    per_class: list[Share]
+    per_client: list[Share]
+    validation_accuracy: Share
+    bytes: dict[str, dict[str, int]]
+    bytes_up: int
+    bytes_down: int
+    seconds: dict[str, float]
+    refined: list[int] = []
+    ranking: list[Share] | None = None
+    norms: list[list[Share] | None] | None = None
+    refined_before: list[Share] | None = None
+    refined_after: list[Share] | None = None
+
+
+class Split(_Lines):
+    """Of partition.json, how many examples each client has of each class."""
+
+    counts: list[list[int]] = Field(min_length=1)
+
+
+def check(
+    where: str, config: Mapping[str, Any], header: object, rounds: Sequence[object], partition: Mapping[str, Any]
+) -> None:
+    """Refuse a run whose files do not say what a page needs, with the file, the line and the value that is wrong."""
+    _check(where, "config.toml", Settings, config)
+    _check(where, "partition.json", Split, partition)
+    _check(where, "events.jsonl, line 1", Header, header)
+    classes = {len(row) for row in partition["counts"]}
+    for number, event in enumerate(rounds, 2):
+        line = f"events.jsonl, line {number}"
+        told = _check(where, line, Round, event)
+        lengths = {len(told.per_class), *map(len, filter(None, (told.refined_before, told.refined_after))), *classes}
+        rows = {len(told.cohort), *(len(rows) for rows in (told.ranking, told.norms) if rows is not None)}
+        if len(lengths) > 1 or len(rows) > 1:
+            raise _damaged(where, f"{line}: lists for the same classes or clients have different lengths")
+
+
+def _check(where: str, file: str, model: type[Any], value: object) -> Any:
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the line"
+        raise _damaged(where, f"{file}: {key}: {first['msg'].lower()}") from None
+
+
+def _damaged(where: str, why: str) -> ConfigError:
+    return ConfigError(f"{where} is damaged ({why}). Run again into another directory.")

@@ -1,0 +1,160 @@
+"""How uneven a split is, in a few numbers and as a picture. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.rundir.outputs import write
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+SHADES = " ░▒▓█"
+COLUMNS = 60  # of a heat-map; more classes than that share columns
+
+
+@dataclass(frozen=True)
+class Skew:
+    """One row per client, [N], and what they come to."""
+
+    sizes: Ints
+    distance: Floats  # Jensen-Shannon distance of the client's labels from everybody's, 0 (the same) to 1
+    classes: Floats  # effective number of classes: exp of the entropy of the client's labels
+    noise: Floats  # standard deviation of the client's feature noise
+    gini: float  # of the sizes: 0 when all are equal, near 1 when one client has everything
+
+    def summary(self) -> dict[str, Any]:
+        """The scores as plain values."""
+        return {
+            "label_distance": float(self.distance.mean()),
+            "size_gini": self.gini,
+            "effective_classes": float(self.classes.mean()),
+            "smallest": int(self.sizes.min()),
+            "largest": int(self.sizes.max()),
+            "noise": self.noise.tolist(),
+            "clients": [
+                {"size": int(size), "label_distance": float(far), "effective_classes": float(many)}
+                for size, far, many in zip(self.sizes, self.distance, self.classes, strict=True)
+            ],
+        }
+
+
+def skew(counts: npt.ArrayLike, noise: npt.ArrayLike) -> Skew:
+    """The scores of a split; `counts` says how many examples of each class a client holds, [N, C]."""
+    counts = np.asarray(counts, dtype=np.int64)
+    sizes = counts.sum(1)
+    shares = counts / sizes[:, None].clip(1)
+    return Skew(
+        sizes=sizes,
+        distance=js_distance(shares, counts.sum(0) / max(1, counts.sum())),
+        classes=np.exp(_entropy(shares)),
+        noise=np.asarray(noise, dtype=np.float64),
+        gini=gini(sizes),
+    )
+
+
+def js_distance(shares: Floats, pooled: Floats) -> Floats:
+    """Square root of the Jensen-Shannon divergence (base 2) of each row from one distribution."""
+    middle = (shares + pooled) / 2
+    divergence = _entropy(middle) - (_entropy(shares) + _entropy(pooled)) / 2
+    return np.asarray(np.sqrt(np.maximum(divergence, 0) / np.log(2)))
+
+
+def gini(sizes: npt.ArrayLike) -> float:
+    """Mean difference of two sizes over twice their mean."""
+    ordered = np.sort(np.asarray(sizes, dtype=np.float64))
+    n = len(ordered)
+    if not n or not ordered.sum():
+        return 0.0
+    return float((2 * np.arange(1, n + 1) - n - 1) @ ordered / (n * ordered.sum()))
+
+
+def _entropy(shares: Floats) -> Floats:
+    """In nats, over the last axis, with 0 log 0 = 0."""
+    logs = np.log(shares, where=shares > 0, out=np.zeros_like(shares))
+    return np.asarray(-(shares * logs).sum(-1))
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def binned(counts: npt.ArrayLike, columns: int = COLUMNS) -> Ints:
+    """The counts with neighbouring classes taken together, so that there are no more than so many columns."""
+    counts = np.asarray(counts, dtype=np.int64)
+    classes = counts.shape[1]
+    if classes <= columns:
+        return counts
+    starts = np.unique(np.arange(columns) * classes // columns)
+    return np.add.reduceat(counts, starts, axis=1)
+
+
+def levels(counts: Ints, steps: int) -> Ints:
+    """How dark each cell is, 0 (empty) to steps - 1 (the fullest), by the root of the count so that few still show."""
+    share = np.sqrt(counts / max(1, counts.max()))
+    return np.asarray(np.ceil(share * (steps - 1)), dtype=np.int64)
+
+
+def heat_map(counts: npt.ArrayLike) -> list[str]:
+    """A line per client, a shade per class."""
+    cells = levels(binned(counts), len(SHADES))
+    width = 2 if cells.shape[1] <= COLUMNS // 2 else 1
+    return ["".join(SHADES[level] * width for level in row) for row in cells]
+
+
+def figure(counts: npt.ArrayLike, classes: Sequence[str], scores: Skew, title: str, path: Path) -> None:
+    """The same as an image file: who holds how many of what, and the sizes beside it."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ConfigError(
+            "a figure needs matplotlib, which is not installed. Run `pip install matplotlib`, or leave --png out."
+        ) from error
+    matplotlib.use("Agg")
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a matplotlibrc in the working folder may ask for another program, such as TeX
+        write(path, _drawn(np.asarray(counts, dtype=np.int64), classes, scores, title, path))
+
+
+def _drawn(counts: npt.NDArray[np.int64], classes: Sequence[str], scores: Skew, title: str, path: Path) -> bytes:
+    from matplotlib import pyplot
+
+    clients, num_classes = counts.shape
+    height = min(12.0, 1.6 + 0.3 * clients)
+    drawing, (left, right) = pyplot.subplots(
+        1, 2, figsize=(8, height), width_ratios=(3, 1), sharey=True, layout="constrained"
+    )
+    image = left.imshow(counts, aspect="auto", cmap="Blues", vmin=0)
+    left.set(xlabel="class", ylabel="client", title=title)
+    left.title.set_fontsize("medium")
+    if num_classes <= 20:
+        left.set_xticks(range(num_classes), classes, rotation=0 if max(map(len, classes)) < 3 else 45, ha="center")
+    if clients <= 30:
+        left.set_yticks(range(clients))
+    if clients <= 30 and num_classes <= 20:
+        dark = counts.max() / 2
+        for client, held in np.ndindex(clients, num_classes):
+            if number := int(counts[client, held]):
+                colour = "white" if number > dark else "black"
+                left.text(held, client, str(number), ha="center", va="center", fontsize="x-small", color=colour)
+    else:
+        drawing.colorbar(image, ax=left, label="examples", location="bottom", shrink=0.6)
+    right.barh(range(clients), scores.sizes, color="tab:blue")
+    right.set(xlabel="examples", title=f"Gini {scores.gini:.2f}")
+    right.title.set_fontsize("medium")
+    right.spines[["top", "right"]].set_visible(False)
+    drawn = io.BytesIO()
+    try:
+        drawing.savefig(drawn, format=path.suffix.lower().removeprefix(".") or "png", dpi=150)
+    except ValueError as error:  # an ending that is no image format
+        raise ConfigError(f"{path} cannot be drawn: {error}. End its name in .png, .svg or .pdf.") from error
+    finally:
+        pyplot.close(drawing)
+    return drawn.getvalue()

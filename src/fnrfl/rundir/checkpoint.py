@@ -1,0 +1,260 @@
+"""Atomic checkpoints: a kill at any moment leaves the last one or the one before, never half of one.
+
+`rounds/000012/` holds the server's state after round 12 and the memories of clients that changed since the checkpoint
+before; `checkpoint.json` is replaced last. It names every file that counts, with the sha256 of its content, and has the
+sha256 of the log up to that round. Files of a checkpoint that it does not name are pruned; other files are left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Strict
+from safetensors import SafetensorError
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.store import ClientStore
+from fnrfl.core.types import State, Tree, aligned
+from fnrfl.rundir import files
+from fnrfl.rundir.directory import FOLDER, checkpoint_files
+
+FORMAT = 3  # 2 (version 0.1.0): no hashes; 1: convolutions were not channels-last
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What a checkpoint belongs to: the config, and the log up to that round."""
+
+    config: str  # sha256 of the config
+    log: str  # sha256 of the log's lines so far
+
+
+class File(BaseModel):
+    """A file of a checkpoint; its hash is None in checkpoints of format 2."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    file: str
+    sha256: str | None
+
+
+class Index(BaseModel):
+    """What `checkpoint.json` says."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    format: int
+    round: int
+    config: str
+    log: str | None
+    server: File
+    clients: dict[Annotated[int, Strict(False)], File]
+    model: str | None  # sha256 of model.safetensors, once the run is finished
+
+
+def save(run_dir: Path, done: int, state: State, store: ClientStore, stamp: Stamp) -> None:
+    """Keep the state after `done` rounds."""
+    before = index(run_dir)
+    clients = {} if before is None else {c: _hashed(run_dir, file) for c, file in before.clients.items()}
+    rounds = run_dir / "rounds"
+    rounds.mkdir(exist_ok=True)
+    _check_folder(rounds)
+    folder = _free(rounds, f"{done:06d}")
+    part = _free(rounds, folder.name, ".part")
+    part.mkdir()
+
+    def kept(name: str, tensors: Tree) -> File:
+        return File(file=f"rounds/{folder.name}/{name}", sha256=write(part / name, tensors))
+
+    server = kept("server.safetensors", _pack(state))
+    for client in sorted(store.changed):
+        clients[client] = kept(f"client-{client}.safetensors", store.get(client))
+    files.sync(part)
+    part.rename(folder)
+    files.sync(rounds)
+    new = Index(
+        format=FORMAT, round=done, config=stamp.config, log=stamp.log, server=server, clients=clients, model=None
+    )
+    _write_index(run_dir, new)
+    store.changed.clear()
+    _prune(run_dir, new)
+
+
+def _hashed(run_dir: Path, file: File) -> File:
+    """A file that an older checkpoint names; version 0.1.0 has named it without its hash."""
+    if file.sha256 is not None:
+        return file
+    return File(file=file.file, sha256=hashlib.sha256(files.read_bytes(run_dir / file.file)).hexdigest())
+
+
+def finish(run_dir: Path, weights: Tree) -> Index:
+    """Keep the model that came out. Its file appears last: its presence says that the run is finished."""
+    saved = index(run_dir)
+    assert saved is not None, "the last round ends with a checkpoint"
+    part = run_dir / "model.safetensors.part"
+    try:
+        last = saved.model_copy(update={"model": write(part, weights)})
+        _write_index(run_dir, last)
+        part.replace(run_dir / "model.safetensors")
+    except OSError:  # a full disk
+        part.unlink(missing_ok=True)
+        raise
+    files.sync(run_dir)
+    return last
+
+
+def load(run_dir: Path, saved: Index, store: ClientStore) -> State:
+    """The server's state, with the clients' memories put into `store`; every file is what its hash says."""
+    state = server_state(run_dir, saved)
+    for client, file in saved.clients.items():
+        store.put(client, _read_file(run_dir, file))
+    store.changed.clear()
+    _prune(run_dir, saved)  # a kill may have left what the last save was about to remove
+    return state
+
+
+def server_state(run_dir: Path, saved: Index) -> State:
+    """What the server knows in a checkpoint."""
+    flat = _read_file(run_dir, saved.server)
+    if "params" not in flat:
+        raise ConfigError(f"{run_dir / saved.server.file} is not a server's state. Run again into another directory.")
+
+    def part(prefix: str) -> Tree:
+        return {k.removeprefix(prefix): v for k, v in flat.items() if k.startswith(prefix)}
+
+    return State(flat["params"], part("buffers/"), part("extra/"))
+
+
+def client_memory(run_dir: Path, saved: Index, client: int) -> Tree | None:
+    """What a client remembers in a checkpoint; None if it had written nothing by then."""
+    file = saved.clients.get(client)
+    return None if file is None else _read_file(run_dir, file)
+
+
+def model(run_dir: Path, saved: Index) -> Tree:
+    """The weights that a finished run left."""
+    if saved.model is None and saved.format == FORMAT:
+        raise ConfigError(
+            f"{run_dir / 'model.safetensors'} is not of this run: checkpoint.json says that it is not finished. Remove "
+            "the file and resume the run."
+        )
+    return read(run_dir / "model.safetensors", saved.model)
+
+
+def index(run_dir: Path) -> Index | None:
+    """What `checkpoint.json` says; None before the first checkpoint."""
+    path = run_dir / "checkpoint.json"
+    if not path.exists() and not path.is_symlink():
+        return None
+    try:
+        content = json.loads(files.read(path, "it must be as the run left it"))
+        found = content["format"]
+        if found == 2:
+            content = _of_format_2(content)
+        if found in (2, FORMAT):
+            return _checked(path, Index.model_validate(content))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged ({type(error).__name__}). Run again into another directory.") from error
+    raise ConfigError(
+        f"{path} has format {found}, and this version reads formats 2 and {FORMAT}. Resume it with the version that "
+        "wrote it, or run again."
+    )
+
+
+def _of_format_2(content: dict[str, object]) -> dict[str, object]:
+    """The index of a run of version 0.1.0, which has no hashes."""
+    clients = content["clients"]
+    if not isinstance(clients, dict):
+        raise TypeError("its clients are no table")
+    named = {client: {"file": file, "sha256": None} for client, file in clients.items()}
+    return content | {
+        "log": None, "model": None, "clients": named, "server": {"file": content["server"], "sha256": None},
+    }  # fmt: skip
+
+
+def _checked(path: Path, found: Index) -> Index:
+    """Refuse names that a checkpoint cannot have given, and one of this format without its hashes."""
+    named = [(found.server, "server"), *((file, f"client-{client}") for client, file in found.clients.items())]
+    for file, stem in named:
+        top, _, rest = file.file.partition("/")
+        folder, _, name = rest.partition("/")
+        if top != "rounds" or not FOLDER.fullmatch(folder) or name != f"{stem}.safetensors":
+            raise ConfigError(
+                f"{path} names {file.file!r} as the file of {stem}, which no checkpoint has written. Put it back as it "
+                "was, or run again into another directory."
+            )
+    hashed = found.log is not None and all(file.sha256 is not None for file, _ in named)
+    if found.round < 0 or (found.format == FORMAT and not hashed):
+        raise ConfigError(f"{path} is damaged (a hash is missing, or its round). Run again into another directory.")
+    return found
+
+
+def _write_index(run_dir: Path, new: Index) -> None:
+    files.write(run_dir / "checkpoint.json", new.model_dump_json(indent=1) + "\n")
+
+
+def _free(folder: Path, name: str, ending: str = "") -> Path:
+    """A name below `folder` that nothing has yet; a kill may have left a folder that no checkpoint names."""
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    candidates = (folder / f"{free}{ending}" for free in itertools.chain([name], numbered))
+    return next(path for path in candidates if not path.exists() and not path.is_symlink())
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise ConfigError(
+            f"{folder} is a link or a file, and a run keeps its checkpoints in a folder of that name. Remove it, or "
+            "run again into another directory."
+        )
+
+
+def _prune(run_dir: Path, saved: Index) -> None:
+    alive = {saved.server.file, *(file.file for file in saved.clients.values())}
+    for path in checkpoint_files(run_dir):
+        if path.is_dir():
+            with suppress(OSError):  # not empty: files of this checkpoint, or somebody else's
+                path.rmdir()
+        elif path.relative_to(run_dir).as_posix() not in alive:
+            path.unlink()
+
+
+def _pack(state: State) -> Tree:
+    buffers = {f"buffers/{k}": v for k, v in state.buffers.items()}
+    return {"params": state.params} | buffers | {f"extra/{k}": v for k, v in state.extra.items()}
+
+
+def write(path: Path, tensors: Tree) -> str:
+    """Tensors as a new file, on the disk when this returns; returns the sha256 of its content."""
+    content = to_bytes(aligned({k: v.cpu() for k, v in tensors.items()}))
+    files.write_new(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def read(path: Path, sha256: str | None = None) -> Tree:
+    """The tensors of a file with this hash, or a sentence about why there are none."""
+    try:
+        content = files.read_bytes(path)
+        if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+            raise ConfigError(
+                f"{path} is not what the run wrote: its sha256 is not the one in checkpoint.json. Put the file back as "
+                "it was, or run again into another directory."
+            )
+        return aligned(from_bytes(content))
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}). Run again into another directory.") from error
+
+
+def _read_file(run_dir: Path, file: File) -> Tree:
+    _check_folder(run_dir / "rounds")
+    _check_folder((run_dir / file.file).parent)
+    if (run_dir / file.file).is_symlink():
+        raise ConfigError(f"{run_dir / file.file} is a link, as no file of a run is. Put the file itself there.")
+    return read(run_dir / file.file, file.sha256)

@@ -1,0 +1,258 @@
+"""The run directory: which folders are one, how one appears, and how one takes the place of another.
+
+A new run is made whole under a temporary name, `.NAME.fnrfl-new`, and then gets its name. Where it replaces another
+run it gets its name only with its first checkpoint: the two folders swap names in one step. Where the system has no
+such step the old run is called `.NAME.fnrfl-old` for a moment, and the next command that is given NAME puts it back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.rundir import files
+from fnrfl.rundir.lock import NAME as LOCK
+from fnrfl.rundir.lock import InUse, alone
+
+log = logging.getLogger("fnrfl")
+
+# What a run writes, and what `fnrfl report` writes beside it. Whatever else is in the folder is somebody else's.
+WRITTEN = ("config.toml", "partition.json", "events.jsonl", "checkpoint.json", "model.safetensors", "report.html")
+FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")  # of a checkpoint, below rounds/
+FILE = re.compile(r"(server|client-\d+)\.safetensors")
+FIGURES = ("convergence", "traffic", "time", "seeds", "classes", "split")
+
+
+class Taken(ConfigError):
+    """A name that another run has, or is about to get."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(
+            f"{run_dir} exists already: choose another directory with --out, or replace it with --overwrite."
+        )
+
+
+class RunDir:
+    """A run directory that is being written: under its name, or for the time being beside the run that it replaces."""
+
+    def __init__(self, given: Path, path: Path) -> None:
+        self.given = given  # the name as its user writes it
+        self.name, self.path = Path(os.path.abspath(given)), path
+
+    def settle(self) -> None:
+        """Take the place of the old run, if there is one: to be called once there is a checkpoint to go on from."""
+        if self.path == self.name:
+            return
+        old = _beside(self.name, "old")
+        _discard(old, self.name)
+        if files.exchange(self.path, self.name):
+            self.path.rename(old)
+        else:
+            self.name.rename(old)
+            try:
+                self.path.rename(self.name)
+            except BaseException:
+                old.rename(self.name)
+                raise
+        files.sync(self.name.parent)
+        self.path = self.name
+        _discard(old, self.name, locked=True)  # by this process, since the replacement began
+
+
+@contextmanager
+def opened(run_dir: Path) -> Iterator[RunDir]:
+    """A run directory to go on in, with nobody else at work in it."""
+    path = Path(os.path.abspath(run_dir))
+    with alone(path):
+        for which in ("new", "old"):  # a kill may have left what a replacement was about to remove
+            _discard(_beside(path, which), path)
+        yield RunDir(run_dir, path)
+
+
+@contextmanager
+def created(run_dir: Path, contents: Mapping[str, str | bytes], *, overwrite: bool = False) -> Iterator[RunDir]:
+    """A new run directory with these files, whole from the moment it has its name.
+
+    With `overwrite` a run that has this name keeps it until `settle`. If that never comes, nothing has happened.
+    """
+    name = Path(os.path.abspath(run_dir))
+    name.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        if _is_there(name):
+            if not overwrite:
+                raise Taken(run_dir)
+            check_replaceable(run_dir)
+            stack.enter_context(alone(name))
+        new = _beside(name, "new")
+        _begin(new, name, stack)
+        made = RunDir(run_dir, new)
+        try:
+            for file, content in contents.items():
+                files.write(new / file, content)
+            if not _is_there(name):
+                _appear(new, name, run_dir)
+                made.path = name
+            yield made
+        finally:
+            if made.path == new:
+                _discard(new, name, locked=True)
+
+
+def create_first(
+    stack: ExitStack, run_dirs: Iterable[Path], contents: Mapping[str, str | bytes], *, overwrite: bool = False
+) -> RunDir:
+    """The same until `stack` is left, under the first of some names that can be had; the last refusal is told."""
+    refused: ConfigError | None = None
+    for run_dir in run_dirs:
+        try:
+            return stack.enter_context(created(run_dir, contents, overwrite=overwrite))
+        except (Taken, InUse) as error:
+            refused = error
+    assert refused is not None, "there is a name at least"
+    raise refused
+
+
+def recover(run_dir: Path) -> None:
+    """Give a run its name back if a kill came while it was being replaced; to be called before reading any run."""
+    name = Path(os.path.abspath(run_dir))
+    old = _beside(name, "old")
+    if not _is_there(name) and is_run(old):
+        with suppress(OSError):
+            old.rename(name)
+
+
+def recover_inside(folder: Path) -> None:
+    """The same for every run in a folder."""
+    for old in sorted(folder.glob(".*.fnrfl-old")):
+        recover(old.with_name(old.name.removeprefix(".").removesuffix(".fnrfl-old")))
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run directory by its content: the files of one, and a log that says that fnrfl wrote it."""
+    if not files.is_folder(path) or not all(files.is_plain(path / name) for name in WRITTEN[:3]):
+        return False
+    try:
+        with (path / "events.jsonl").open("rb") as file:
+            header = json.loads(file.readline(1 << 24))
+        return isinstance(header["config_sha256"], str) and isinstance(header["versions"]["fnrfl"], str)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
+
+
+def check(run_dir: Path) -> None:
+    """Refuse a folder that is no run, and one in which a run's file is a link, a pipe or a folder."""
+    recover(run_dir)
+    if not (run_dir / "config.toml").is_file():
+        raise ConfigError(
+            f"{run_dir} is not a run directory: it has no config.toml. Give a folder that `fnrfl run` has made."
+        )
+    for path in (run_dir / name for name in WRITTEN):
+        if _is_there(path) and not files.is_plain(path):
+            raise ConfigError(
+                f"{path} is not a plain file, as every file of a run is. It may stand for something elsewhere, so it "
+                "is left alone. Put the file itself there."
+            )
+
+
+def check_replaceable(run_dir: Path) -> None:
+    """Refuse to replace what is not a run directory, by its own content."""
+    if run_dir.is_symlink():
+        raise ConfigError(f"{run_dir} is a link to {run_dir.resolve()}. Give the run directory itself as --out.")
+    if not is_run(run_dir):
+        raise ConfigError(f"{run_dir} is not a run, so it is not replaced. Choose another directory with --out.")
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def _beside(name: Path, which: str) -> Path:
+    return name.with_name(f".{name.name}.fnrfl-{which}")
+
+
+def _is_there(path: Path) -> bool:
+    """Whether the name is in use, if only by a link that leads nowhere."""
+    return os.path.lexists(path)
+
+
+def _begin(new: Path, name: Path, stack: ExitStack) -> None:
+    """Make an empty folder under a temporary name and lock it; one that a killed process left is removed first."""
+    while True:
+        with suppress(FileExistsError, FileNotFoundError):  # another process is making or removing the same one
+            try:
+                _discard(new, name)
+            except InUse as error:
+                raise Taken(name) from error
+            new.mkdir(mode=0o755)
+            stack.enter_context(alone(new))
+            return
+
+
+def _appear(new: Path, name: Path, run_dir: Path) -> None:
+    try:
+        new.rename(name)
+    except OSError as error:
+        if _is_there(name):  # another run has taken the name in the meantime
+            raise Taken(run_dir) from error
+        raise
+    files.sync(name.parent)
+
+
+# -- removing ----------------------------------------------------------------------------------------------------------
+
+
+def _discard(folder: Path, name: Path, *, locked: bool = False) -> None:
+    """Remove a run that has been replaced or was never finished; files that fnrfl did not write stay, and are named."""
+    if not files.is_folder(folder):
+        return
+    with ExitStack() as stack:
+        if not locked:
+            stack.enter_context(alone(folder))
+        for path in [*_written(folder), folder / LOCK]:
+            with suppress(OSError):
+                path.rmdir() if files.is_folder(path) else path.unlink()
+        with suppress(OSError):
+            folder.rmdir()
+            return
+        numbers = itertools.count(2)
+        aside = name.with_name(f"{name.name}.replaced")
+        while _is_there(aside):
+            aside = name.with_name(f"{name.name}.replaced-{next(numbers)}")
+        foreign = ", ".join(sorted(path.name for path in folder.iterdir()))
+        folder.rename(aside)
+    log.warning(f"{aside} has what was in the old run and is not fnrfl's: {foreign}.")
+
+
+def checkpoint_files(run_dir: Path) -> Iterator[Path]:
+    """Every file below `rounds/` that a checkpoint has written, each before the folder that it is in; no links."""
+    rounds = run_dir / "rounds"
+    if not files.is_folder(rounds):
+        return
+    for folder in sorted(rounds.iterdir()):
+        if FOLDER.fullmatch(folder.name) and files.is_folder(folder):
+            yield from (f for f in sorted(folder.iterdir()) if FILE.fullmatch(f.name) and not f.is_symlink())
+            yield folder
+
+
+def _written(folder: Path) -> Iterator[Path]:
+    """What a run and a report have written into a folder, files before the folders that they are in; no links.
+
+    The files that make a folder a run come first: a run that is half removed is none.
+    """
+    for name in WRITTEN:
+        yield from (path for path in (folder / name, folder / f"{name}.part") if files.is_plain(path))
+    yield from checkpoint_files(folder)
+    yield folder / "rounds"
+    plots = folder / "plots"
+    if files.is_folder(plots):
+        for path in sorted(plots.iterdir()):
+            stem, _, number = path.stem.rpartition("-") if path.stem[-1:].isdigit() else (path.stem, "", "")
+            if stem in FIGURES and path.suffix in (".png", ".svg"):
+                yield path
+        yield plots

@@ -1,0 +1,105 @@
+"""Files that are either whole or not there, and that are what their name says: no link is followed in writing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import sys
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fnrfl.core.errors import ConfigError
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none, and makes links for administrators only
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder has reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Replace a file in one go: a reader sees the old content or the new one, whenever the power goes."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        write_new(part, content)
+        part.replace(path)
+    except (OSError, KeyboardInterrupt):  # a full disk, for one: half a file is of no use to anybody
+        with suppress(OSError):
+            part.unlink()
+        raise
+    sync(path.parent)
+
+
+def write_new(path: Path, content: str | bytes) -> None:
+    """Write a file that nothing else has a name for; what stood under this name, a link too, is removed first."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _BINARY, 0o644)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to the end of a file that is there already, and is a file of its own."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | _NO_LINK | _BINARY)
+    with os.fdopen(handle, "ab") as file:
+        file.write(content)
+
+
+def read(path: Path, what: str) -> str:
+    """A file's text, or a sentence about why there is none."""
+    try:
+        return read_bytes(path).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); {what}.") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """What a plain file holds; anything else, such as a pipe that nobody writes to, is an OSError."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is not a plain file")
+        return file.read()
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a path is a file: no link, folder, pipe or device."""
+    return path.is_file() and not path.is_symlink()
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path is a folder, and not a link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two folders swap their names in a single step; False where the system has no such step."""
+    swap = _swap()
+    return swap is not None and swap(os.fsencode(one), os.fsencode(other)) == 0
+
+
+@cache
+def _swap() -> Any:
+    """The system's call that swaps two names: `renameat2` of Linux, `renamex_np` of macOS."""
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        if sys.platform == "linux":
+            here, exchanging = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+            call = library.renameat2
+            return lambda one, other: call(here, one, here, other, exchanging)
+        if sys.platform == "darwin":
+            swapping = 2  # RENAME_SWAP
+            call = library.renamex_np
+            return lambda one, other: call(one, other, swapping)
+    return None

@@ -1,0 +1,189 @@
+"""What a run directory was made from: its config, its data and its split, as far as its files vouch for each other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.rundir import files
+
+Config = dict[str, Any]  # by dotted key, as config.toml has them; "fnr" is "on" or "off"
+
+FIXED_PARTS = ("train", "validation", "test")  # of the data: the same for every method
+PUBLIC_PARTS = ("public", "ranking", "distill")  # of which a method decides how large each is
+SHORT = 12  # characters of a hash that are shown
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the files of a run directory say, once they have been found to agree."""
+
+    folder: Path
+    toml: str  # config.toml as it is written
+    config: Config
+    header: dict[str, Any]  # the first line of events.jsonl
+    partition: dict[str, Any]  # partition.json
+
+    @property
+    def data(self) -> str:
+        """The sha256 of the data."""
+        return str(self.header["data"]["sha256"])
+
+    @cached_property
+    def split(self) -> str:
+        """The same for two runs exactly when every client, the validation and the test data are the same."""
+        return _hash([self.partition["sha256"], *(self._part(name) for name in FIXED_PARTS)])
+
+    @cached_property
+    def public(self) -> tuple[tuple[int, ...], str]:
+        """The sizes of the public parts, and a hash of what is in them."""
+        parts = [self._part(name) for name in PUBLIC_PARTS]
+        return tuple(int(part["examples"]) for part in parts), _hash(parts)
+
+    def _part(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.partition["splits"][name]
+        return found
+
+
+def read(folder: Path) -> Origin:
+    """What a run directory was made from; refused where its files contradict each other."""
+    toml = files.read(folder / "config.toml", "a run directory has a config.toml")
+    log = files.read(folder / "events.jsonl", "a run directory has an events.jsonl")
+    manifest = files.read(folder / "partition.json", "a run directory has a partition.json")
+    try:
+        header, partition = json.loads(log.partition("\n")[0]), json.loads(manifest)
+        found = Origin(folder, toml, flat(tomllib.loads(toml)), header, partition)
+        _check_config(found, flat(_as_toml(header["config"])))
+        _check_split(found, str(header["partition"]))
+        _check_log(folder, log)
+        found.data, found.split, found.public  # noqa: B018  # whatever is missing is noticed here
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{folder} is damaged ({_why(error)}). Run again into another directory.") from error
+    return found
+
+
+def flat(tree: Mapping[str, Any]) -> Config:
+    """A config's tree by dotted key."""
+    return dict(_flat(tree)) | {"fnr": "on" if isinstance(tree["fnr"], dict) else "off"}
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Keys that have not the same value in both, in the order of the first."""
+    return [key for key in {**one, **other} if _json(one.get(key)) != _json(other.get(key))]
+
+
+def check_pair(one: Origin, other: Origin, way_out: str) -> None:
+    """Refuse two runs that are to be compared if what their configs call the same data or split is not the same."""
+    if one.config["dataset"] == other.config["dataset"] and one.data != other.data:
+        raise ConfigError(
+            f"{one.folder} and {other.folder} are of different data, so they cannot be compared: dataset = "
+            f"{_json(one.config['dataset'])} has the sha256 {short(one.data)} in the first and {short(other.data)} in "
+            f"the second. {way_out}"
+        )
+    if split_keys(one.config) != split_keys(other.config):
+        return
+    if one.split != other.split:
+        raise ConfigError(
+            f"{one.folder} and {other.folder} have different splits of the same data, so they cannot be compared: with "
+            "the same seed, scenario and number of clients, the examples of the clients, of validation or of the test "
+            f"differ (sha256 {short(one.split)} and {short(other.split)}). {way_out}"
+        )
+    (sizes, data), (other_sizes, other_data) = one.public, other.public
+    if sizes == other_sizes and data != other_data:  # methods may divide public data in different ways
+        raise ConfigError(
+            f"{one.folder} and {other.folder} have different public data, so they cannot be compared: public.source = "
+            f"{_json(one.config['public.source'])} was changed between them. {way_out}"
+        )
+
+
+def split_keys(config: Config) -> Config:
+    """The keys that decide which example goes to whom, and their values."""
+    alone = ("dataset", "scenario", "clients", "seed")
+    return {key: value for key, value in config.items() if key in alone or key.startswith(("public.", "validation."))}
+
+
+def differing_from_grid(grid: Config, config: Config) -> list[str]:
+    """Keys in which a run is not the one that a grid has in its place; what an engine chose by itself does not count.
+
+    "fnr" stands for all keys of that section if one of the two has none.
+    """
+    free = {key for key, value in grid.items() if key.startswith("engine.") and value == "auto"}
+    keys = [key for key in differing(grid, config) if key not in free]
+    return ["fnr"] if "fnr" in keys else keys
+
+
+def short(sha256: str) -> str:
+    """A hash for a sentence."""
+    return sha256[:SHORT]
+
+
+def _check_config(found: Origin, begun_with: Config) -> None:
+    keys = differing(found.config, begun_with)
+    if keys:
+        raise ConfigError(
+            f"{found.folder / 'config.toml'} is not the config that the run was begun with: {keys[0]} is "
+            f"{_json(found.config.get(keys[0]))} there and {_json(begun_with.get(keys[0]))} in the first line of "
+            "events.jsonl. Put the file back as it was, or run again into another directory."
+        )
+
+
+def _check_split(found: Origin, begun_with: str) -> None:
+    """Compare partition.json with its own hashes, and with the first line of the log."""
+    content = {key: value for key, value in found.partition.items() if key not in ("sha256", "splits")}
+    parts = {key: value for key, value in found.partition["splits"].items() if key != "sha256"}
+    drawn = _hash(content, separators=(",", ":"))
+    if {drawn, str(found.partition["sha256"])} != {begun_with} or _hash(parts) != found.partition["splits"]["sha256"]:
+        raise ConfigError(
+            f"{found.folder / 'partition.json'} is not the split that the run was begun with: it was changed "
+            f"afterwards (sha256 {short(drawn)}, and {short(begun_with)} in the first line of events.jsonl). Put the "
+            "file back as it was, or run again into another directory."
+        )
+
+
+def _check_log(folder: Path, log: str) -> None:
+    """Compare the log, as far as the last checkpoint goes, with the hash in it; version 0.1.0 has none."""
+    path = folder / "checkpoint.json"
+    if not path.is_file():
+        return
+    saved = json.loads(files.read(path, "it must be as the run left it"))
+    if saved.get("log") is None:
+        return
+    lines = log.encode().split(b"\n")[: int(saved["round"]) + 1]
+    if hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest() != saved["log"]:
+        raise ConfigError(
+            f"{folder / 'events.jsonl'} is damaged (it is not what the run wrote: its sha256 is not the one in "
+            "checkpoint.json). Run again into another directory."
+        )
+
+
+def _as_toml(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a log's first line in the form of config.toml."""
+    method = {"name": config["algorithm"]["name"], **config["algorithm"]["options"]}
+    return {**config, "algorithm": method, "fnr": "off" if config["fnr"] is None else config["fnr"]}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _hash(value: object, separators: tuple[str, str] | None = None) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=separators).encode()).hexdigest()
+
+
+def _json(value: object) -> str:
+    return "not there" if value is None else json.dumps(value, default=str)
+
+
+def _why(error: Exception) -> str:
+    return f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__

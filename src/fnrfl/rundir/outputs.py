@@ -1,0 +1,46 @@
+"""Files that commands write for people: never over a file of a run, and whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.rundir import files
+from fnrfl.rundir.directory import WRITTEN
+from fnrfl.rundir.lock import NAME as LOCK
+
+OF_A_RUN = (*(name for name in WRITTEN if name != "report.html"), LOCK)
+OF_A_COMPARISON = ("grid.json", "comparison.json", "comparison.csv", "comparison.md")
+
+
+def check_output(path: Path) -> Path:
+    """The same path; refused if it is a file that a run or a comparison needs, or would be inside of a file."""
+    place = Path(os.path.realpath(path.parent)) / path.name
+    for folder in place.parents:
+        if folder.is_file():
+            raise ConfigError(f"{path} cannot be written: {folder} is a file. Choose another place.")
+        if _is_needed(place.relative_to(folder), folder):
+            raise ConfigError(f"{path} is a file of the run in {folder}: it is not written over. Choose another name.")
+    return path
+
+
+def _is_needed(inside: Path, folder: Path) -> bool:
+    """Whether a path inside a folder is one of the files of the run or the comparison that is there."""
+    first = inside.parts[0]
+    if (folder / "config.toml").is_file() and (folder / "events.jsonl").is_file():
+        return first in (*OF_A_RUN, "rounds") or inside.suffix == ".safetensors"
+    return (folder / "grid.json").is_file() and str(inside) in OF_A_COMPARISON
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Replace a file in one go; what a text has that is no text, such as half of a character, is written in digits.
+
+    What is not whole yet is in a folder of its own, so that no other file is in its way.
+    """
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    with tempfile.TemporaryDirectory(prefix=".fnrfl-", dir=path.parent) as folder:
+        files.write(Path(folder) / path.name, data)
+        (Path(folder) / path.name).replace(path)
+    files.sync(path.parent)

@@ -1,0 +1,95 @@
+"""Where a run is kept: a free name by default, and sentences about a folder that is taken."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from fnrfl.config import RunConfig, introduced
+from fnrfl.config.typed import Flat
+from fnrfl.core.errors import ConfigError
+from fnrfl.rundir import directory, origin
+
+
+def run_dirs(config: RunConfig) -> Iterator[Path]:
+    """The folders that a run may have by default, in order: its own name, then the same with -2, -3 and so on."""
+    first = config.run_dir
+    numbered = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    for path in itertools.chain([first], numbered):
+        directory.recover(path)  # a kill may have left a run without its name, which is taken all the same
+        yield path
+
+
+def free_run_dir(config: RunConfig) -> Path:
+    """The first of them that is not taken."""
+    return next(path for path in run_dirs(config) if not os.path.lexists(path))
+
+
+def choose_run_dir(config: RunConfig, out: Path | None, *, overwrite: bool) -> Path:
+    """Where the command line keeps a run.
+
+    Refused is a folder given with --out that is taken; and, without --out, a second start of a run that was begun
+    under one of its names and is not finished, because whoever types the same command again wants to go on.
+    """
+    if overwrite:
+        return out or config.run_dir
+    if out is not None:
+        directory.recover(out)
+        if os.path.lexists(out):
+            raise taken(out, config)
+        return out
+    for path in itertools.takewhile(os.path.lexists, run_dirs(config)):
+        if is_begun(config, path):
+            raise taken(path, config)
+    return free_run_dir(config)
+
+
+def taken(run_dir: Path, config: RunConfig) -> ConfigError:
+    """Why a run is not begun in a folder, and the ways out; to resume is one only if that is the same run."""
+    ways = "choose another directory with --out, or replace it with --overwrite."
+    if not (run_dir / "config.toml").is_file():
+        return ConfigError(f"{run_dir} exists already and is not a run. Choose another directory with --out.")
+    if not is_of(config, run_dir):
+        return ConfigError(f"{run_dir} exists already, with a run of another config: {ways}")
+    if _is_unfinished(run_dir):
+        begun = f"{run_dir} exists already: this run was started there and is not finished."
+        return ConfigError(f"{begun} Go on with `fnrfl resume {shlex.quote(str(run_dir))}`, {ways}")
+    return ConfigError(f"{run_dir} exists already: this run is finished there. To run it again, {ways}")
+
+
+def is_begun(config: RunConfig, run_dir: Path) -> bool:
+    """Whether a run directory is of this config and can be gone on with."""
+    return _is_unfinished(run_dir) and is_of(config, run_dir)
+
+
+def is_of(config: RunConfig, run_dir: Path) -> bool:
+    """Whether a run directory is of this config."""
+    try:
+        written = tomllib.loads((run_dir / "config.toml").read_text(encoding="utf-8"))
+        return not differing(config, origin.flat(written))
+    except (OSError, ValueError, LookupError, RecursionError):
+        return False
+
+
+def differing(config: RunConfig, written: Flat) -> list[str]:
+    """Keys in which a written config is not this one; what an engine chose by itself does not count.
+
+    A config of an older version lacks keys: they have the value that they were introduced with.
+    """
+    theirs = introduced(config.algorithm.name) | written
+    if written["fnr"] == "off":
+        theirs = {key: value for key, value in theirs.items() if not key.startswith("fnr.")}
+    return origin.differing_from_grid(flat(config), theirs)
+
+
+def flat(config: RunConfig) -> Flat:
+    """A config by dotted key, as config.toml has them."""
+    return origin.flat(tomllib.loads(config.to_toml()))
+
+
+def _is_unfinished(run_dir: Path) -> bool:
+    return (run_dir / "config.toml").is_file() and not (run_dir / "model.safetensors").exists()

@@ -1,0 +1,77 @@
+"""Numbers that must be finite before a round counts: the server's state and its scores."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.types import State
+from fnrfl.engines.base import InProcess
+from fnrfl.core.errors import ConfigError, FnrflError
+
+
+def check_shapes(run_dir: Path, state: State | None, engine: InProcess) -> None:
+    """Refuse a checkpoint that does not fit the model: a server's state, or what a client remembers."""
+    model = engine.initial
+    wanted = {"params": model.params} | model.buffers
+    given = [("the server", {} if state is None else {"params": state.params} | state.buffers, wanted)]
+    given += [(f"client {c}", engine.store.get(c), engine.store.birth) for c in engine.store]
+    for whose, found, like in given:
+        for name, tensor in found.items():
+            if name not in like or tensor.shape != like[name].shape:
+                right = f"shape {list(like[name].shape)}" if name in like else "no such values"
+                raise ConfigError(
+                    f"The checkpoint in {run_dir} has {name} of {whose} with shape {list(tensor.shape)}, and the model "
+                    f"has {right}. It belongs to another run: put its files back as they were, or run again into "
+                    "another directory."
+                )
+
+
+def check_state(state: State, initial: State, algorithm: Algorithm, t: int) -> None:
+    """Refuse a server's state of round t that is not finite: engines have looked at what the clients sent.
+
+    A buffer that was not finite before the first round, such as a mask of attention, may stay so.
+    """
+    buffers = {k: v for k, v in state.buffers.items() if k not in initial.buffers or _finite(initial.buffers[k])}
+    for what, tensors in (("model", [state.params, *buffers.values()]), ("memory", list(state.extra.values()))):
+        if not all(_finite(tensor) for tensor in tensors):
+            raise FnrflError(
+                f"The server's {what} is no longer finite after round {t + 1}, although the models of the clients "
+                f"were. Lower {_steps_of(algorithm)}."
+            )
+
+
+def check_scores(scores: dict[str, Any], algorithm: Algorithm, t: int) -> None:
+    """Refuse scores of round t that are not finite: a model of finite numbers may be too large to be asked."""
+    for name in ("accuracy", "loss", "validation_accuracy"):
+        if scores[name] is not None and not math.isfinite(scores[name]):
+            raise FnrflError(
+                f"The {name.replace('_', ' ')} after round {t + 1} is not finite, although the server's model is: its "
+                f"numbers are too large. Lower {_steps_of(algorithm)}."
+            )
+
+
+def for_json(value: Any) -> Any:
+    """The same with null for every number that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: for_json(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [for_json(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
+
+
+def _steps_of(algorithm: Algorithm) -> str:
+    """The keys that say how far the server goes in a round."""
+    method = getattr(algorithm, "inner", algorithm)  # FNR goes around a method and has no step of its own
+    method = method if isinstance(method, Algorithm) else algorithm
+    rates = [f"algorithm.{f.name}" for f in fields(method) if f.name == "lr" or f.name.endswith("_lr")]
+    return " or ".join([*rates, "client.lr"])

@@ -1,0 +1,347 @@
+"""What a run would cost, without running it: steps, bytes, memory and time.
+
+Steps and bytes are exact (steps up to ten thousand rounds): one rehearsal of the method's own round, in which every
+client answers at once with the model that it was given, is counted by the same meter as a run. Memory and time are
+estimates from a few steps, thrown away. Nobody is slow or lost in a rehearsal: with client.stragglers steps are upper
+bounds, with client.dropout bytes up too.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from fnrfl.runs.build import Built, build, cohort, cohort_size
+from fnrfl.config import RunConfig
+from fnrfl.core.isolation import isolated
+from fnrfl.core.types import (
+    SERVER,
+    Batch,
+    Data,
+    Engine,
+    Feed,
+    LocalTask,
+    Plan,
+    Probe,
+    Replies,
+    State,
+    Stream,
+    Training,
+    Tree,
+)
+from fnrfl.data.batches import WHOLE
+from fnrfl.engines.job import row
+from fnrfl.engines.metered import Metered
+from fnrfl.runs.evaluate import evaluate
+from fnrfl.core.rng import generator
+
+REHEARSED = 2  # rounds; every later one sends what the second does
+COUNTED = 10_000  # rounds whose cohorts are drawn to count steps
+FEW = 8  # steps that are timed, unless
+SLOW = 0.1  # seconds go into a single one
+GLANCE = 100  # examples of a first timed evaluation
+COPIES = 8  # of a model that a client in training keeps in memory, roughly
+
+
+@dataclass(frozen=True)
+class Traffic(Sequence[int]):
+    """Bytes of each round, however many there are: those after the first ones are as many as in the last of these."""
+
+    first: tuple[int, ...]
+    rounds: int
+
+    def __len__(self) -> int:
+        return self.rounds
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[int]: ...
+    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(self.rounds))]
+        at = range(self.rounds)[at]
+        return self.first[min(at, len(self.first) - 1)]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all rounds."""
+        return sum(self.first) + (self.rounds - len(self.first)) * self.first[-1]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The cost of a run; `config` is resolved, with the engine that it would use."""
+
+    config: RunConfig
+    parameters: int
+    steps: dict[str, int]  # optimiser steps of all clients in all rounds, by phase
+    bytes_up: Traffic
+    bytes_down: Traffic
+    seconds: float  # an estimate
+    memory: int | None  # bytes, an estimate; None where the system does not say
+    notices: tuple[str, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """The forecast as one JSON object."""
+        engine = self.config.engine
+        return {
+            "engine": engine.name,
+            "threads": engine.threads,
+            "clients_at_once": engine.clients_at_once,
+            "parameters": self.parameters,
+            "rounds": self.config.rounds,
+            "steps": sum(self.steps.values()),
+            "steps_by_phase": self.steps,
+            "bytes_up": self.bytes_up.total,
+            "bytes_down": self.bytes_down.total,
+            "bytes_up_per_round": self.bytes_up[-1],
+            "bytes_down_per_round": self.bytes_down[-1],
+            "memory_estimate": self.memory,
+            "seconds_estimate": self.seconds,
+            "leaks": list(self.config.leaks_on),
+            "notices": list(self.notices),
+            "config": self.config.to_toml(),
+        }
+
+
+@isolated()
+def forecast(config: RunConfig) -> Forecast:
+    """Build what a run would build, and count; nothing is written, and nothing is trained that anybody keeps."""
+    with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
+        built = build(config, Path(scratch))
+        with built.engine:
+            before = _peak()
+            rehearsal = Rehearsal(built)
+            sent = rehearsal.bytes()
+            steps = rehearsal.steps()
+            seconds = _seconds(built, rehearsal, steps)
+    up, down = (Traffic(tuple(count[way] for count in sent), built.config.rounds) for way in ("up", "down"))
+    return Forecast(
+        built.config, built.net.size, steps, up, down, seconds, _memory(built, before, _peak()), built.notices
+    )
+
+
+# -- steps and bytes ---------------------------------------------------------------------------------------------------
+
+
+class Rehearsal(Engine):
+    """An engine whose clients answer in the right shapes, at once; it writes down what it was asked."""
+
+    def __init__(self, built: Built) -> None:
+        self.built = built
+        self.num_classes, self.examples = built.engine.num_classes, built.engine.examples
+        self.net, self.training, self.round = built.net, built.engine.training, 0
+        self.tasks: list[tuple[Tensor, LocalTask]] = []  # of the last round
+        self.probes: list[tuple[Tensor, Data]] = []
+        self._model = State(*built.net.flatten())
+        self._memory = built.algorithm.client_state(built.net)
+        self._counted: dict[tuple[int, Data, Training], int] = {}
+
+    def bytes(self) -> list[dict[str, int]]:
+        """Bytes up and down of the first rounds."""
+        built, metered = self.built, Metered(self)
+        state = built.algorithm.init(built.net)
+        sent = []
+        for t in range(min(REHEARSED, built.config.rounds)):
+            metered.begin()
+            self.tasks, self.probes, self.round = [], [], t
+            state = built.algorithm.round(state, cohort(built.config, t), metered)
+            sent.append({way: sum(count[way] for count in metered.bytes.values()) for way in ("up", "down")})
+        return sent
+
+    def steps(self) -> dict[str, int]:
+        """Steps of all rounds by phase; who refines is decided by accuracy, but how many do is not.
+
+        Where everybody takes part, one round is like the other; of very many, the first ones stand for all.
+        """
+        total: dict[str, int] = {}
+        config = self.built.config
+        counted = 1 if cohort_size(config) == config.clients else min(config.rounds, COUNTED)
+        for t in range(counted):
+            active = cohort(self.built.config, t)
+            for clients, task in self.tasks:
+                federated = task.data == "private" and int(clients[0]) != SERVER
+                who = active[: len(clients)] if federated else clients
+                steps = sum(self.steps_of(client, task) for client in who.tolist())
+                if steps:
+                    total[task.purpose] = total.get(task.purpose, 0) + steps
+        return {purpose: steps * config.rounds // counted for purpose, steps in total.items()}
+
+    def steps_of(self, client: int, task: LocalTask) -> int:
+        """How many steps a task takes a client."""
+        training = task.training or self.training
+        key = (client if task.data == "private" else -1, task.data, training)
+        if key not in self._counted:
+            plan = self.built.engine.feed.plan(client, task.data, training, _stream)
+            self._counted[key] = plan.steps
+        return self._counted[key]
+
+    def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
+        self.tasks.append((cohort, task))
+        width = int(self.built.config.engine.clients_at_once)
+        for i in range(0, len(cohort), width):
+            yield self._replies(cohort[i : i + width], task.rows(slice(i, i + width)))
+
+    def _replies(self, cohort: Tensor, task: LocalTask) -> Replies:
+        m, model = len(cohort), self._model
+        ones = model.params.new_ones(m)
+        extras, _ = task.objective.finish(
+            model, model, ones[0], self.examples[cohort[0]], task.shared, self._memory | row(task.own, 0)
+        )
+        params = model.params.expand(m, -1)  # the same memory for everybody
+        return Replies(
+            clients=cohort,
+            examples=self.examples[cohort],
+            steps=ones.to(torch.int64),
+            travel=ones,
+            loss=ones,
+            trained=params,
+            params=params,
+            buffers=_expanded(model.buffers, m),
+            extras=_expanded(extras, m),
+        )
+
+    def fit(self, task: LocalTask) -> State:
+        self.tasks.append((torch.tensor([SERVER]), task))
+        return self._model if task.start is None else State(task.start.params, task.start.buffers)
+
+    def generator(self, *key: object) -> torch.Generator:
+        return generator(0, "rehearsal", *key)
+
+    def pool(self, data: Data) -> tuple[Tensor, Tensor]:
+        return self.built.pool.all(data)
+
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
+        self.probes.append((cohort, data))
+        batch = next(iter(self.built.engine.feed.whole(int(cohort[0]), data, _stream)))
+        two = Batch(batch.x[:2], batch.y[:2], batch.index[:2])
+        with torch.no_grad():
+            out = self.built.net.look(self._model.params, self._model.buffers, two.x)
+        return _expanded(probe.finish(probe(out, two)), len(cohort))
+
+    def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        return self.measure(cohort, probe, data=data)
+
+    def note(self, **facts: object) -> None:
+        """A rehearsal leaves no log."""
+
+
+def _expanded(tree: Tree, m: int) -> Tree:
+    return {k: v.expand(m, *v.shape) for k, v in tree.items()}
+
+
+def _stream(name: str) -> torch.Generator:
+    return generator(0, "rehearsal", name)
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+class Excerpt:
+    """The first batches of what a run would be fed."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed, self.steps, self.fed = feed, 1, 0
+        self.num_classes, self.examples = feed.num_classes, feed.examples
+
+    def plan(self, client: int, data: Data, training: Training, stream: Stream) -> Plan:
+        whole = self.feed.plan(client, data, training, stream)
+        sizes = whole.sizes[: self.steps]
+        self.fed += len(sizes)
+        return replace(whole, order=whole.order[: sum(sizes)], sizes=sizes)
+
+    def take(self, data: Data, positions: Tensor, crops: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.feed.take(data, positions, crops)
+
+    def elsewhere(self, device: torch.device) -> Feed:
+        return self.feed.elsewhere(device)
+
+    def whole(self, client: int, data: Data, stream: Stream) -> Iterator[Batch]:
+        return self.feed.whole(client, data, stream)
+
+    def all(self, data: Data) -> tuple[Tensor, Tensor]:
+        return self.feed.all(data)
+
+
+def _seconds(built: Built, rehearsal: Rehearsal, steps: dict[str, int]) -> float:
+    """Training by phase, then the forward passes of probes and evaluation, all rounds."""
+    seconds = 0.0
+    for clients, task in rehearsal.tasks:
+        if steps.get(task.purpose):
+            seconds += steps[task.purpose] * _seconds_per_step(built, clients, task)
+    splits = built.splits
+    copies = 1 if built.partition.noise is None else built.config.clients + 1
+    looked_at = copies * (len(splits.test) + len(splits.validation))
+    for clients, data in rehearsal.probes:
+        looked_at += len(clients) * len(splits.ranking if data == "ranking" else splits.public)
+    return seconds + built.config.rounds * looked_at * _seconds_per_look(built)
+
+
+def _seconds_per_step(built: Built, clients: Tensor, task: LocalTask) -> float:
+    """Of one client, timed over clients that work together."""
+    config, engine = built.config.engine, built.engine
+    width = int(config.threads if config.name == "loop" else config.clients_at_once)
+    whole = engine.feed
+    engine.feed = excerpt = Excerpt(whole)
+
+    def timed(steps: int) -> float:
+        excerpt.steps, excerpt.fed = steps, 0
+        began = time.perf_counter()
+        for _ in engine.stream(clients[:width], task.rows(slice(0, width))):
+            pass
+        return (time.perf_counter() - began) / excerpt.fed
+
+    try:
+        if config.name != "loop" or engine.tracer is not None:
+            timed(1)  # the first vmap of a process takes seconds, and recording a step takes a while
+        once = timed(1)
+        return once if once > SLOW else min(timed(FEW) for _ in range(3))
+    finally:
+        engine.feed = whole
+
+
+def _seconds_per_look(built: Built) -> float:
+    """Of one forward pass of one example."""
+    state, test = State(*built.net.flatten()), built.splits.test
+
+    def timed(count: int) -> float:
+        x, y = test.x[:count], test.y[:count]
+        began = time.perf_counter()
+        evaluate(built.net, state, x, y, built.dataset.num_classes)
+        return (time.perf_counter() - began) / len(y)
+
+    once = timed(GLANCE)
+    return once if GLANCE * once > SLOW else min(timed(WHOLE) for _ in range(3))
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def _peak() -> int | None:
+    """The most memory that this process has used so far."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _memory(built: Built, before: int | None, after: int | None) -> int | None:
+    """What there was before training and the models of clients trained together, and what clients remember."""
+    if before is None or after is None:
+        return None
+    config, model = built.config, built.net.flatten()
+    at_once = int(config.engine.clients_at_once)
+    used = max(after, before + at_once * COPIES * model[0].nbytes)
+    if at_once < cohort_size(config):  # memories are on disk
+        return used
+    return used + config.clients * sum(tensor.nbytes for tensor in built.algorithm.client_state(built.net).values())

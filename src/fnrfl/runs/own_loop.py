@@ -1,0 +1,182 @@
+"""FNR for somebody else's training loop: class norms of a model, and its refinement towards others' norms.
+
+A federation written by hand needs four lines after local training:
+
+    norms = torch.stack([class_norms(model, public) for model in models])
+    weak = weakest(accuracy, share=0.5)
+    for i, target in zip(weak.tolist(), norm_targets(norms, weak, "others")):
+        refine(models[i], public, target)
+
+These functions are part of the caller's own loop, so they compute as the rest of it does: in the model's dtype and on
+its device, with the caller's threads, autocast and precision. Gradient mode is the exception: it does not matter where
+they are called, inside `torch.no_grad` and `torch.inference_mode` too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fnrfl.algorithms.fnr import PENALTIES, ClassNorms, Penalised, norm_targets, weakest
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.net import Net
+from fnrfl.core.step import Carry, by_autograd, local_step
+from fnrfl.core.types import Batch, State, Training, Tree
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
+from fnrfl.core.rng import stream_kept
+
+__all__ = ["class_norms", "norm_targets", "refine", "weakest"]
+
+Loader = Iterable[tuple[Tensor, Tensor]]
+BATCHNORM = ("frozen", "batch", "updating")
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def class_norms(
+    model: nn.Module, loader: Loader, *, num_classes: int | None = None, features: str | None = None
+) -> Tensor:
+    """The mean length of the features of each class in the data, [C]; 0 for a class that it has not.
+
+    The data is read once, in eval mode and without gradient; the model and torch's global random stream are left as
+    they were. The features are the input of the Linear that is called last, or the output of the layer that `features`
+    names. `num_classes` is the number of logits unless said.
+    """
+    net: Net | None = None
+    total: Tree = {}
+    with _borrowed(model), stream_kept():  # a DataLoader draws a number even if it shuffles nothing
+        for batch in _batches(model, loader):
+            if net is None:
+                net = _net(model, batch.x, features)
+                probe = ClassNorms(num_classes or net.num_logits)
+                params, buffers = net.flatten()
+            _check_labels(batch.y, probe.num_classes)
+            part = probe(net.look(params, buffers, batch.x), batch)
+            total = {k: total[k] + v if k in total else v for k, v in part.items()}
+    if net is None:
+        raise ConfigError("The loader gave no batch to measure norms on. Give at least one batch of (x, y).")
+    return probe.finish(total)["norms"]
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def refine(
+    model: nn.Module,
+    public_loader: Loader,
+    targets: Tensor,
+    *,
+    penalty: str = "relative",
+    weight: float = 0.1,
+    epochs: int = 5,
+    lr: float = 0.01,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    batchnorm: Literal["frozen", "batch", "updating"] = "updating",
+    features: str | None = None,
+) -> nn.Module:
+    """Train a model on public data towards the class norms `targets` [C], in place; returns it too.
+
+    Each step minimises cross-entropy + weight * penalty with a fresh SGD; a target of 0 is none. `batchnorm` is
+    "updating" (plain train mode), "batch" (batch statistics, none stored) or "frozen" (eval mode, dropout included).
+    Only parameters with `requires_grad` move; train and eval modes are as before. An error leaves the model untouched.
+
+    The order of the examples is the loader's. Dropout, if it is not frozen, draws from torch's global stream as in any
+    loop of yours. The penalty "literal" counts one peer.
+    """
+    _check_options(penalty, weight, epochs, lr, batchnorm, targets)
+    if epochs > 1 and iter(public_loader) is public_loader:
+        raise ConfigError(
+            f"public_loader can be read only once, and epochs is {epochs}. Give a list of batches or a DataLoader."
+        )
+    objective = Penalised(Objective(), penalty, weight, peers=1)
+    training = Training(lr=lr, momentum=momentum, weight_decay=weight_decay, batchnorm=batchnorm)
+    net: Net | None = None
+    losses: list[Tensor] = []
+    with _borrowed(model):
+        for _ in range(epochs):
+            for batch in _batches(model, public_loader):
+                if net is None:
+                    net = _net(model, batch.x, features)
+                    start = State(*net.flatten())
+                    carry = Carry.new(training, start.params, start.buffers)
+                    own = {"fnr.target": targets.to(start.params)}
+                _check_labels(batch.y, len(targets))
+                losses.append(local_step(net, objective, training, carry, start, batch, {}, own, lr, by_autograd))
+    if net is None and epochs:
+        raise ConfigError("public_loader gave no batch to refine on. Give at least one batch of (x, y).")
+    if net is not None:
+        _check_finite(losses, carry)
+        _write(model, net.unflatten(carry.params) | carry.buffers)
+    return model
+
+
+def _batches(model: nn.Module, loader: Loader) -> Iterator[Batch]:
+    """The loader's batches, where the model is."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    for x, y in loader:
+        x = x.clone() if x.is_inference() else x  # which no gradient can go through
+        yield Batch(x.to(device), y.to(device, torch.int64), torch.arange(len(y), device=device))
+
+
+def _net(model: nn.Module, x: Tensor, features: str | None) -> Net:
+    net = Net(model, x[:2], features=features, own_random=True)
+    if not net.has_features:
+        raise CompatibilityError(
+            f"{type(model).__name__} calls no Linear layer whose input could be its features. Name the layer whose "
+            "output they are, for example features='pool'."
+        )
+    return net
+
+
+@contextmanager
+def _borrowed(model: nn.Module) -> Iterator[None]:
+    """Inside, modes may change; afterwards every layer is in the mode in which it was."""
+    modes = [(layer, layer.training) for layer in model.modules()]
+    try:
+        yield
+    finally:
+        for layer, mode in modes:
+            layer.training = mode
+
+
+def _write(model: nn.Module, values: Tree) -> None:
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    for name, value in values.items():
+        named[name].copy_(value)
+
+
+def _check_options(penalty: str, weight: float, epochs: int, lr: float, batchnorm: str, targets: Tensor) -> None:
+    if penalty not in PENALTIES:
+        raise ConfigError(f"penalty = {penalty!r} is not known. Choose one of {', '.join(PENALTIES)}.")
+    if batchnorm not in BATCHNORM:
+        raise ConfigError(f"batchnorm = {batchnorm!r} is not known. Choose one of {', '.join(BATCHNORM)}.")
+    if not (weight >= 0 and epochs >= 0 and lr > 0):
+        raise ConfigError(
+            f"weight = {weight}, epochs = {epochs} and lr = {lr} cannot be. Give weight >= 0, epochs >= 0 and lr > 0."
+        )
+    if targets.ndim != 1:
+        raise ConfigError(
+            f"targets must be the class norms of one model, [C], and have the shape {tuple(targets.shape)}. Take the "
+            "row of this model."
+        )
+
+
+def _check_labels(y: Tensor, num_classes: int) -> None:
+    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
+        raise CompatibilityError(
+            f"A batch has labels from {int(y.min())} to {int(y.max())}, and there are {num_classes} classes. Number "
+            "them from 0, or give more classes."
+        )
+
+
+def _check_finite(losses: list[Tensor], carry: Carry) -> None:
+    bad = (~torch.stack(losses).isfinite()).nonzero()
+    if len(bad) or not carry.params.sum().isfinite():
+        step = int(bad[0]) if len(bad) else len(losses) - 1
+        raise FnrflError(
+            f"Refinement is no longer finite after step {step} of {len(losses)}; the model is as it was. Lower the lr."
+        )

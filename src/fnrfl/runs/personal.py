@@ -1,0 +1,96 @@
+"""The models of clients that have one of their own, made one at a time from what a run keeps."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fnrfl.rundir import checkpoint
+from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.net import Net
+from fnrfl.core.types import State, Tree
+from fnrfl.core.store import ClientStore
+from fnrfl.core.errors import ConfigError
+
+CPU = torch.device("cpu")
+# The server's state, and what a client remembers: None for one that never wrote anything.
+Kept = tuple[State, Callable[[int], Tree | None]]
+Keeper = Callable[[], Kept]
+
+
+@dataclass(frozen=True, eq=False)
+class ClientModels:
+    """Every client's model, of what the server knows and the client remembers; one at a time is in memory."""
+
+    algorithm: Algorithm
+    net: Net
+    clients: int
+    keeper: Keeper
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __iter__(self) -> Iterator[State]:
+        return (self[client] for client in range(self.clients))
+
+    def __getitem__(self, client: int) -> State:
+        if not 0 <= client < self.clients:
+            raise ConfigError(
+                f"There is no client {client}: the run has {self.clients}, numbered from 0. Give one from 0 to "
+                f"{self.clients - 1}."
+            )
+        state, memory = self._kept
+        found = memory(client)
+        mine = self.algorithm.personal(self.net, state, client, self._birth if found is None else found)
+        return State(mine.params, mine.buffers)
+
+    def model(self, client: int) -> nn.Module:
+        """One client's model as an ordinary module in eval mode."""
+        mine = self[client]
+        return self.net.export(mine.params, mine.buffers)
+
+    @cached_property
+    def _kept(self) -> Kept:
+        return self.keeper()
+
+    @cached_property
+    def _birth(self) -> Tree:
+        return self.algorithm.client_state(self.net)
+
+
+def on_disk(run_dir: Path, saved: checkpoint.Index) -> Keeper:
+    """What the last checkpoint of a finished run has; read, and held against its hashes, when somebody asks."""
+    path = run_dir.absolute()  # the working folder may be another by then
+
+    def read() -> Kept:
+        if not (path / "rounds").exists():
+            raise ConfigError(
+                f"{run_dir} keeps the clients' models in its last checkpoint, and rounds/ is missing. Put it back as "
+                "it was, or run again into another directory."
+            )
+        return checkpoint.server_state(path, saved), lambda client: checkpoint.client_memory(path, saved, client)
+
+    return read
+
+
+def in_memory(state: State, store: ClientStore) -> Keeper:
+    """What an engine has at the end of a run that writes nothing; memories on disk are copied, for theirs will go."""
+    state = state.to(CPU)
+    if store.folder is None:
+        memories = {client: {k: v.cpu() for k, v in store.get(client).items()} for client in store}
+        return lambda: (state, memories.get)
+    folder = tempfile.TemporaryDirectory(prefix="fnrfl-")
+    copies = ClientStore({}, Path(folder.name))
+    for client in store:
+        copies.put(client, store.get(client))
+
+    def memory(client: int, _owner: object = folder) -> Tree | None:  # the folder goes when nobody can ask any more
+        return copies.get(client) if client in copies else None
+
+    return lambda: (state, memory)
