@@ -12,7 +12,9 @@ from torch import Tensor, nn
 import fnrfl
 from fnrfl.core import masks
 from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.masks import Dropout
 from fnrfl.core.net import Net
+from mutants import mutants
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {}, "batch first": {"batch_first": True}, "bias": {"add_bias_kv": True}, "sizes": {"kdim": 6, "vdim": 10},
@@ -158,3 +160,13 @@ class Twisted(nn.Module):
 def test_what_mixes_examples_is_refused() -> None:
     with pytest.raises(CompatibilityError, match=r"drop sees \(2, 2\) for two examples and \(3, 3\) for three"):
         Net(Twisted(), torch.rand(2, 4))
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        Dropout.forward,
+        dropout_not_scaled=("1 / (1 - self.p)", "1.0"),
+    ),
+]

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.local_only import LocalOnly
+from fnrfl.algorithms.local_only import GoingOn, Keeping, LocalOnly, remembered
 from fnrfl.core.types import State
+from mutants import mutants
 from toys import NUM_CLASSES, Run, assert_near, assert_same, bowls, distance, quadratic
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -120,3 +121,34 @@ def test_with_fnr_only_answers_and_targets_cross() -> None:
     down = sum(count["down"] for count in played.metered.bytes.values())
     assert up == 4 * 4 * (NUM_CLASSES + 1)
     assert down == 2 * 4 * NUM_CLASSES
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        GoingOn.begin,
+        always_from_the_start=("remembered(own, start)", "start"),
+    ),
+    *mutants(
+        remembered,
+        foreign_buffers=("{k: memory[f'model/{k}'] for k in like.buffers}", "like.buffers"),
+    ),
+    *mutants(
+        Keeping.finish,
+        remembers_the_start=("as_memory(end)", "as_memory(start)"),
+    ),
+    *mutants(
+        LocalOnly.round,
+        models_uploaded=(
+            "LocalTask(GoingOn(), 'local', upload=False, hold=True)",
+            "LocalTask(GoingOn(), 'local', upload=True, hold=True)",
+        ),
+        not_held=("hold=True", ""),
+        lost_clients_keep_too=("engine.fold(got.clients, ..., mean=nothing)", "engine.fold(cohort, ..., mean=nothing)"),
+    ),
+    *mutants(
+        LocalOnly.personal,
+        the_servers_model_is_used=("remembered(memory, state)", "state"),
+    ),
+]
