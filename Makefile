@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint types format setup clean
+.PHONY: demo test quick test-all lint types format setup clean
 
 demo: $(READY)
 	$(BIN)/python -m fnrfl.cli.demo
 
+test: lint types quick
+
 # Two workers with one thread each: torch's own threads would only get in each other's way.
-test: lint types
+quick: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" -q
 
 test-all: lint types

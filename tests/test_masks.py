@@ -144,6 +144,13 @@ def test_masks_follow_the_examples() -> None:
     torch.testing.assert_close(together, torch.cat([out.logits for out in alone]))
 
 
+def test_kept_numbers_are_scaled_so_that_the_mean_stays() -> None:
+    layer = masks.Dropout(0.2).train()
+    layer.uniform = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.99])
+    torch.testing.assert_close(layer(torch.full((5,), 4.0)), torch.tensor([0.0, 0.0, 5.0, 5.0, 5.0]))
+    assert torch.equal(layer.eval()(torch.full((5,), 4.0)), torch.full((5,), 4.0))
+
+
 class Twisted(nn.Module):
     """Dropout on something in which examples cannot be told apart."""
 
