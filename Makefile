@@ -11,12 +11,15 @@ demo: $(READY)
 
 test: lint types quick
 
-# Two workers with one thread each: torch's own threads would only get in each other's way.
+# Two workers with one thread each: torch's own threads would only get in each other's way. Tests of one group are run
+# by one worker and share what they compute. Fewer arenas of malloc keep less memory that is free.
+PYTEST := OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -n 2 --dist loadgroup -q
+
 quick: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" -q
+	$(PYTEST) -m "not slow"
 
 test-all: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+	$(PYTEST)
 	$(BIN)/python tests/mutants.py
 
 lint: $(READY)

@@ -167,6 +167,7 @@ def test_card1_is_biased_on_unlike_quadratics() -> None:
 MUTANTS = [
     *mutants(
         FedAvg.round,
+        also="tests/test_oracles_fnr.py",
         sign_of_the_step=("state.params + got.mean['moved']", "state.params - got.mean['moved']"),
         average_forgets_refinement=("r.params - state.params", "r.trained - state.params"),
         displacement_not_taken=("r.params - state.params", "r.params"),

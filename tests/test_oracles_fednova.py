@@ -152,6 +152,7 @@ def test_card5_buffers_are_plainly_averaged() -> None:
 MUTANTS = [
     *mutants(
         FedNova.round,
+        also="tests/test_oracles_fnr.py",
         not_normalised=("(r.trained - state.params) / r.travel[:, None]", "r.trained - state.params"),
         normalised_by_steps=("r.travel[:, None]", "r.steps[:, None]"),
         effective_steps_uniform=("got.weigh(got.travel)", "got.travel.mean()"),

@@ -252,6 +252,7 @@ MUTANTS = [
     ),
     *mutants(
         Scaffold.round,
+        also="tests/test_oracles_fnr.py",
         server_variate_of_the_cohort=("part * new.mean['delta_c']", "new.mean['delta_c']"),
         server_variate_sign=(
             "state.extra['c'] + part * new.mean['delta_c']",
