@@ -188,7 +188,7 @@ def test_programs_use_no_module_at_all(engine: str, monkeypatch: pytest.MonkeyPa
 
 
 @FAST
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_number_of_threads_changes_no_bit(engine: str, threads: int) -> None:
     assert_same(Run(FNR(Moon()), engine, threads=threads).rounds(2), Run(FNR(Moon()), engine).rounds(2))
 
