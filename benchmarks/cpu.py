@@ -198,13 +198,13 @@ def turns(bench: Bench, threads: int | str, pairs: int) -> dict[str, Any]:
 def resnet(pairs: int) -> Iterator[dict[str, Any]]:
     """Steps of ResNet-18 at batch 64 on CIFAR-sized images, against a plain PyTorch loop on as many threads."""
     import torch
+    from fnrfl.engines.loop import Loop
     from torch import nn
 
     from fnrfl.algorithms.fedavg import FedAvg
     from fnrfl.core.net import Net
     from fnrfl.core.types import LocalTask, State, Training
     from fnrfl.data.batches import Pool
-    from fnrfl.engines.loop import Loop
     from fnrfl.models.build import build
 
     draw = torch.Generator().manual_seed(0)
@@ -284,15 +284,15 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
         return wrapped
 
     config = bench.config(1).replace({"rounds": 1000})
-    kept = base.InProcess._job, job.Job.batches, runs._scores, loop.one_by_one
-    base.InProcess._job = timed("orders, start", kept[0])  # type: ignore[method-assign]
+    kept = base.Federation._job, job.Job.batches, runs._scores, loop.one_by_one
+    base.Federation._job = timed("orders, start", kept[0])  # type: ignore[method-assign]
     job.Job.batches = timed("gathering batches", kept[1])  # type: ignore[method-assign]
     runs._scores = timed("evaluation", kept[2])
     try:
         built = build(config)
         engine = built.engine
-        if engine.tracer is not None:
-            recorded = engine.tracer._programs
+        if engine.server.runner.recorder is not None:
+            recorded = engine.server.runner.recorder._programs
 
             class Timed(dict):  # type: ignore[type-arg]
                 def __setitem__(self, key: Any, program: Any) -> None:
@@ -301,7 +301,7 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
                 def move_to_end(self, key: Any) -> None:
                     pass
 
-            engine.tracer._programs = Timed(recorded)  # type: ignore[assignment]
+            engine.server.runner.recorder._programs = Timed(recorded)  # type: ignore[assignment]
         else:
             loop.one_by_one = lambda step: timed("steps", kept[3](step))  # type: ignore[assignment]
         metered, state = Metered(engine), built.algorithm.init(built.net)
@@ -315,7 +315,7 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
                 state, _ = runs._round(built, metered, state, t)
             whole = time.perf_counter() - began
     finally:
-        base.InProcess._job, job.Job.batches = kept[0], kept[1]  # type: ignore[method-assign]
+        base.Federation._job, job.Job.batches = kept[0], kept[1]  # type: ignore[method-assign]
         runs._scores, loop.one_by_one = kept[2], kept[3]
     parts = {k: round(1e3 * v / rounds, 3) for k, v in spent.items()}
     parts["averaging, the rest"] = round(1e3 * whole / rounds - sum(parts.values()), 3)

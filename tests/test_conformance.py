@@ -87,7 +87,7 @@ def weights(run: Run) -> Tensor:
 
 
 def memories(run: Run) -> list[dict[str, Tensor]]:
-    return [run.engine.store.get(client) for client in range(len(run.world.pool.shards))]
+    return [run.engine.memory.get(client) for client in range(len(run.world.pool.shards))]
 
 
 # Variants of a method, and what differs from FedAvg in data alone, are checked by `make test-all`.
@@ -246,7 +246,7 @@ class Poisoned(Decorator):
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         for replies in self.engine.stream(cohort, task):
-            keep = task.upload or task.purpose != "local"
+            keep = task.send_model or task.purpose != "local"
             gone = torch.full_like(replies.params, torch.nan)
             yield replies if keep else replace(replies, trained=gone, params=gone)
 
@@ -328,11 +328,11 @@ def test_it_resumes(label: str, engine: str, tmp_path: Path) -> None:
     whole = played(label, engine, fnr=refined())
     first = Run(whole.algorithm, engine)
     first.rounds(3)
-    checkpoint.save(tmp_path, 3, first.state, first.engine.store, checkpoint.Stamp("config", "log"))
+    checkpoint.save(tmp_path, 3, first.state, first.engine.memory, checkpoint.Stamp("config", "log"))
     second = Run(whole.algorithm, engine)
     found = checkpoint.index(tmp_path)
     assert found is not None
-    second.t, second.state = found.round, checkpoint.load(tmp_path, found, second.engine.store)
+    second.t, second.state = found.round, checkpoint.load(tmp_path, found, second.engine.memory)
     assert_same(whole.state, second.rounds(2))
 
 

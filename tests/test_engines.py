@@ -131,7 +131,7 @@ def test_threads_do_not_change_a_bit(algorithm: Algorithm) -> None:
     alone, many = (Run(algorithm, world=crowd(), threads=n) for n in (1, 4))
     assert_same(alone.rounds(2), many.rounds(2))
     for client in range(26):
-        one, other = alone.engine.store.get(client), many.engine.store.get(client)
+        one, other = alone.engine.memory.get(client), many.engine.memory.get(client)
         assert all(torch.equal(one[k], other[k]) for k in one)
 
 
@@ -164,28 +164,28 @@ def test_a_client_does_not_depend_on_its_neighbours() -> None:
 def test_memory_on_disk_is_memory_in_ram(algorithm: Algorithm, engine: str, tmp_path: Path) -> None:
     there, here = Run(algorithm, engine, folder=tmp_path, clients_at_once=2), Run(algorithm, engine, clients_at_once=2)
     assert_same(there.rounds(3), here.rounds(3))
-    assert list(there.engine.store) == list(here.engine.store)
-    for client in here.engine.store:
-        one, other = there.engine.store.get(client), here.engine.store.get(client)
+    assert list(there.engine.memory) == list(here.engine.memory)
+    for client in here.engine.memory:
+        one, other = there.engine.memory.get(client), here.engine.memory.get(client)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[k], other[k]) for k in one)
-    assert len(list((tmp_path / "memory").iterdir())) == len(list(here.engine.store))
+    assert len(list((tmp_path / "memory").iterdir())) == len(list(here.engine.memory))
 
 
 def test_a_client_that_never_took_part_takes_no_memory() -> None:
     played = Run(Scaffold())
     played.round(torch.tensor([1, 4]))
-    assert list(played.engine.store) == [1, 4]
-    assert (played.engine.store.get(0)["c"] == 0).all()
+    assert list(played.engine.memory) == [1, 4]
+    assert (played.engine.memory.get(0)["c"] == 0).all()
 
 
 def test_held_models_last_for_a_round(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         played = Run(FNR(FedAvg()), folder=folder)
         played.round()
-        assert list(played.engine.held) == played.cohort(0).tolist()
+        assert list(played.engine.clients.held_models) == played.cohort(0).tolist()
         played.engine.begin(1)
-        assert list(played.engine.held) == []
+        assert list(played.engine.clients.held_models) == []
     assert list((tmp_path / "held").iterdir()) == []
 
 
@@ -203,7 +203,7 @@ class Remembering(Objective):
 def test_a_task_that_does_not_remember_leaves_memory_alone(remember: bool, who: list[int]) -> None:
     played = Run(FedAvg())
     played.engine.train(torch.tensor([0, 3]), LocalTask(Remembering(), "local", played.state, remember=remember))
-    assert list(played.engine.store) == who
+    assert list(played.engine.memory) == who
 
 
 @ENGINES
@@ -255,7 +255,7 @@ def test_a_skipped_client_is_as_if_it_were_absent(algorithm: Algorithm, engine: 
         without.round(torch.tensor([0, 1, 2, 4, 5]))
         assert skipping.engine.notes["skipped"] == [3]
         assert_near(skipping.state, without.state)
-    assert 3 not in skipping.engine.store
+    assert 3 not in skipping.engine.memory
 
 
 def test_a_cohort_of_skipped_clients_is_an_error() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fnrfl.engines.batched import FEW, ROWS, halves, in_groups, shrinking
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
@@ -22,7 +23,6 @@ from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Flat, LocalTask, Out, Training, Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines import base, trace
-from fnrfl.engines.batched import FEW, ROWS, halves, in_groups, shrinking
 from fnrfl.models.build import build as build_model
 from fnrfl.runs import build
 from fnrfl.runs import run as runs
@@ -33,8 +33,8 @@ FAST = pytest.mark.parametrize("engine", ["loop-fast", "batched-fast"])
 
 
 def programs(run: Run) -> list[trace.Steps | None]:
-    assert run.engine.tracer is not None
-    return list(run.engine.tracer._programs.values())
+    assert run.engine.server.runner.recorder is not None
+    return list(run.engine.server.runner.recorder._programs.values())
 
 
 # -- Recorded steps ---------------------------------------------------------------------------------------------------
@@ -58,10 +58,10 @@ def test_nothing_is_recorded_twice(engine: str) -> None:
     """The learning rate decays, models and memories change: all of it is read, none of it recorded."""
     run = Run(FNR(Scaffold()), engine, active=6, lr_decay=0.7)
     run.rounds(1)
-    assert run.engine.tracer is not None
-    recorded = run.engine.tracer.traced
+    assert run.engine.server.runner.recorder is not None
+    recorded = run.engine.server.runner.recorder.traced
     run.rounds(3)
-    assert run.engine.tracer.traced == recorded
+    assert run.engine.server.runner.recorder.traced == recorded
     assert_near(run.state, Run(FNR(Scaffold()), active=6, lr_decay=0.7).rounds(4), atol=1e-9)
 
 
@@ -236,7 +236,7 @@ def test_how_much_is_gathered_at_once_changes_no_bit(engine: str, policy: Any, m
     )
     world = replace(world, pool=pool, training=replace(world.training, last_batch=policy, batch=15))
     whole = Run(FedAvg(), engine, world=world).rounds(2)
-    monkeypatch.setattr(base.InProcess, "gathered", 1)
+    monkeypatch.setattr(base.Federation, "gathered", 1)
     assert_same(whole, Run(FedAvg(), engine, world=world).rounds(2))
     assert_near(whole, Run(FedAvg(), world=world).rounds(2), atol=1e-9)
 
@@ -287,11 +287,11 @@ def test_auto_is_the_documented_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_runs_of_dense_nets_are_recorded_and_convolutions_are_channels_last() -> None:
-    assert built("rounds=1").engine.tracer is None
-    assert built("rounds=1000").engine.tracer is not None
-    assert built("rounds=1000", "engine=loop").engine.tracer is not None
-    assert built("rounds=1000", "engine.accelerate=false").engine.tracer is None
-    assert built("rounds=1000", "model=cnn").engine.tracer is None
+    assert built("rounds=1").engine.server.runner.recorder is None
+    assert built("rounds=1000").engine.server.runner.recorder is not None
+    assert built("rounds=1000", "engine=loop").engine.server.runner.recorder is not None
+    assert built("rounds=1000", "engine.accelerate=false").engine.server.runner.recorder is None
+    assert built("rounds=1000", "model=cnn").engine.server.runner.recorder is None
     assert built("model=cnn").net.channels_last
     assert not built("model=cnn", "engine.accelerate=false").net.channels_last
     assert not built("model=mlp").net.channels_last
@@ -303,7 +303,7 @@ def test_full_batches_are_recorded_however_many_sizes_the_last_ones_have() -> No
     assert len({int(n) % training.batch for n in world.pool.examples}) > FEW
     run = Run(FedAvg(), "batched-fast", world=world, training=training, active=6)
     run.round()
-    assert {size for _, size, *_ in run.engine.tracer._programs} == {training.batch}
+    assert {size for _, size, *_ in run.engine.server.runner.recorder._programs} == {training.batch}
 
 
 def test_on_a_gpu_steps_are_captured_if_the_groups_of_a_cohort_take_enough() -> None:

@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
+from fnrfl.engines.capture import APART, Capturer, searched
 from torch import Tensor, nn
 
 from fnrfl.algorithms.fedavg import FedAvg
@@ -25,7 +26,6 @@ from fnrfl.core.store import ClientStore
 from fnrfl.core.types import LocalTask, Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines import gpu
-from fnrfl.engines.capture import APART, Capturer, searched
 from fnrfl.models.build import build
 from fnrfl.runs.build import build as build_run
 from fnrfl.runs.evaluate import evaluate
@@ -77,8 +77,8 @@ def gone_on(run: Run, engine: str, rounds: int = 2, **options: Any) -> Run:
     """Another run that has the first one's state and memories, after its next rounds."""
     other = Run(run.algorithm, engine, world=run.world, **options)
     other.state, other.t = run.state.to(other.net.device), run.t
-    for client in run.engine.store:
-        other.engine.store.put(client, {k: v.to(other.net.device) for k, v in run.engine.store.get(client).items()})
+    for client in run.engine.memory:
+        other.engine.memory.put(client, {k: v.to(other.net.device) for k, v in run.engine.memory.get(client).items()})
     other.rounds(rounds)
     return other
 
@@ -93,7 +93,7 @@ def everything(run: Run) -> Tree:
 
 def known_to_the_method(run: Run) -> Tree:
     """What a method keeps beside the model: the server's, and that of every client that has taken part."""
-    memory = {f"{c}.{k}": v for c in run.engine.store for k, v in run.engine.store.get(c).items()}
+    memory = {f"{c}.{k}": v for c in run.engine.memory for k, v in run.engine.memory.get(c).items()}
     return {f"server.{k}": v for k, v in run.state.extra.items()} | memory
 
 
@@ -118,7 +118,7 @@ def test_rounds_equal_the_loop_engines(label: str, refined: bool, device: str, s
     theirs = gone_on(first, "loop-fast", trace=False)
     assert_alike(ours, theirs, 1e-9)
     if steps == "captured":
-        programs = ours.engine.tracer._programs.values()
+        programs = ours.engine.server.runner.recorder._programs.values()
         assert programs and all(type(program).__name__ == "Captured" for program in programs)
 
 
@@ -207,9 +207,9 @@ def test_programs_are_let_go_once_and_then_there_are_fewer_clients(caplog: Any) 
     roomy.rounds(5)
     crowded.rounds(3)
     assert crowded.engine.clients_at_once is not None and "clients are trained at once" in caplog.text
-    recorded = crowded.engine.tracer.traced
+    recorded = crowded.engine.server.runner.recorder.traced
     crowded.rounds(2)
-    assert crowded.engine.tracer.traced == recorded
+    assert crowded.engine.server.runner.recorder.traced == recorded
     assert_alike(roomy, crowded, 1e-12)
 
 
@@ -217,9 +217,9 @@ def test_without_programs_the_clock_goes_on() -> None:
     run = Run(FedAvg(), "gpu", trace=True)
     run.round()
     before, prepared = run.engine.clock(), run.engine.seconds_preparing
-    run.engine.tracer.close()
+    run.engine.server.runner.recorder.close()
     run.round()
-    assert run.engine.seconds_preparing == prepared > 0 and not run.engine.tracer._programs
+    assert run.engine.seconds_preparing == prepared > 0 and not run.engine.server.runner.recorder._programs
     assert run.engine.clock() > before
 
 
@@ -261,7 +261,7 @@ def test_the_servers_own_training_lets_programs_go_if_it_does_not_fit(what: str)
 
     for run in (roomy, full):
         run.round()
-    tracer, record = full.engine.tracer, full.engine.tracer.record
+    tracer, record = full.engine.server.runner.recorder, full.engine.server.runner.recorder.record
 
     def crowded(*args: Any) -> Any:
         if tracer._programs:
@@ -366,7 +366,7 @@ def test_bf16_goes_with_layers_that_are_not_trained_and_buffers_of_any_kind(engi
 
 def test_running_statistics_equal_torchs() -> None:
     """Also with a cumulative average, without weights, and for a batch of vectors."""
-    from fnrfl.core import shared
+    from fnrfl.core.client_kernels import share_kernels
 
     x = torch.randn(7, 5, 4, 3, dtype=torch.float64)
     for make in (
@@ -376,7 +376,7 @@ def test_running_statistics_equal_torchs() -> None:
         lambda: nn.BatchNorm2d(5, track_running_stats=False),
     ):
         plain, ours = make().double(), make().double()
-        shared.use(ours)
+        share_kernels(ours)
         for mode in (True, True, False):
             torch.testing.assert_close(plain.train(mode)(x), ours.train(mode)(x))
         assert all(torch.allclose(a, b) for a, b in zip(plain.buffers(), ours.buffers(), strict=True))
@@ -431,7 +431,7 @@ def test_what_is_worth_compiling_does_not_depend_on_who_is_in_the_cohort() -> No
     """A run that is gone on with, in whatever round, must decide as the whole run did."""
     run = Run(FedAvg(), "gpu", active=3, trace=True, rounds=7, participation=0.5)
     asked: list[dict[Any, int]] = []
-    run.engine.tracer.program = lambda key, example, steps=0: asked[-1].__setitem__(key[0], steps)
+    run.engine.server.runner.recorder.program = lambda key, example, steps=0: asked[-1].__setitem__(key[0], steps)
     examples = run.engine.sizes
     by_size = sorted(range(len(examples)), key=lambda i: examples[i])
     for cohort in (by_size[:3], by_size[-3:], by_size[1:4]):

@@ -218,7 +218,7 @@ def test_scaffolds_variates_are_the_mean_of_the_gradients_seen() -> None:
     run = Run(Scaffold(), world=world, stragglers=0.75)
     run.round()
     for client in range(4):
-        assert distance(run.engine.store.get(client)["c"], b[client]) < 1e-10
+        assert distance(run.engine.memory.get(client)["c"], b[client]) < 1e-10
 
 
 # -- lost clients -----------------------------------------------------------------------------------------------------
@@ -243,13 +243,13 @@ def test_a_lost_client_remembers_what_it_did(algorithm: Algorithm, engine: str) 
     run = ragged(algorithm, engine)
     run.round()
     for _ in range(3):
-        before = [run.engine.store.get(client) for client in range(6)]
+        before = [run.engine.memory.get(client) for client in range(6)]
         copies = [{k: v.clone() for k, v in mine.items()} for mine in before]
         run.round()
         lost = run.engine.notes["dropped"]
         assert len(lost) == 2
         for client in range(6):
-            now = run.engine.store.get(client)
+            now = run.engine.memory.get(client)
             same = all(torch.equal(now[k], v) for k, v in copies[client].items())
             assert same == (client in lost)
 
@@ -258,7 +258,7 @@ def test_scaffolds_server_variate_stays_the_mean_of_the_clients() -> None:
     """The invariant of the method, whoever is slow or lost."""
     run = ragged(Scaffold())
     run.rounds(4)
-    c = torch.stack([run.engine.store.get(client)["c"] for client in range(6)])
+    c = torch.stack([run.engine.memory.get(client)["c"] for client in range(6)])
     share = run.engine.examples / run.engine.examples.sum()
     assert distance(run.state.extra["c"], share @ c) < 1e-10
 
@@ -283,7 +283,7 @@ def test_lost_clients_are_neither_measured_nor_refined() -> None:
             assert [c for c, value in enumerate(said[what]) if value is None] == said["dropped"]
         assert len(said["refined"]) == 2, "half of those that are there"
         assert not set(said["refined"]) & set(said["dropped"])
-        assert list(run.engine.held) == [c for c in range(6) if c not in said["dropped"]]
+        assert list(run.engine.clients.held_models) == [c for c in range(6) if c not in said["dropped"]]
 
 
 @pytest.mark.parametrize("when", ["refine", "local", "both"])
@@ -332,7 +332,7 @@ def test_engines_agree(algorithm: Algorithm, engine: str) -> None:
     loop, other = ragged(algorithm), ragged(algorithm, engine)
     assert_near(loop.rounds(3), other.rounds(3), atol=1e-9)
     for client in range(6):
-        mine, theirs = loop.engine.store.get(client), other.engine.store.get(client)
+        mine, theirs = loop.engine.memory.get(client), other.engine.memory.get(client)
         assert all(distance(mine[k], theirs[k]) < 1e-9 for k in mine)
 
 
@@ -342,10 +342,10 @@ def test_a_resumed_run_is_bit_identical(algorithm: Algorithm, engine: str, tmp_p
     whole, first, second = (ragged(algorithm, engine) for _ in range(3))
     whole.rounds(4)
     first.rounds(2)
-    checkpoint.save(tmp_path, 2, first.state, first.engine.store, checkpoint.Stamp("config", "log"))
+    checkpoint.save(tmp_path, 2, first.state, first.engine.memory, checkpoint.Stamp("config", "log"))
     found = checkpoint.index(tmp_path)
     assert found is not None
-    second.t, second.state = found.round, checkpoint.load(tmp_path, found, second.engine.store)
+    second.t, second.state = found.round, checkpoint.load(tmp_path, found, second.engine.memory)
     assert_same(whole.state, second.rounds(2))
     assert whole.engine.notes == second.engine.notes
 

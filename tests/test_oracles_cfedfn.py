@@ -75,7 +75,7 @@ def same(a: Sequence[int], b: Sequence[int]) -> bool:
 
 def used(played: Run, client: int) -> State:
     """The model that a client uses."""
-    return played.algorithm.personal(played.net, played.state, client, played.engine.store.get(client))
+    return played.algorithm.personal(played.net, played.state, client, played.engine.memory.get(client))
 
 
 # -- the description --------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_card11_as_many_clusters_as_clients_is_local_training(engine: str) -> No
     played, alone = Run(CFedFN(clusters=6), engine), Run(LocalOnly(), engine)
     warm = played.round()
     for client in range(6):
-        alone.engine.store.put(client, as_memory(warm))
+        alone.engine.memory.put(client, as_memory(warm))
     alone.t = 1
     played.rounds(3)
     alone.rounds(3)

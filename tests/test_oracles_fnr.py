@@ -90,7 +90,10 @@ def test_algorithm_1_is_a_loop_over_examples(missing: int | None, monkeypatch: p
     held = played.engine.train(cohort, LocalTask(Objective(), "local", played.state, hold=True))
     norms = played.engine.measure(cohort, ClassNorms(4))["norms"]
     accuracy = played.engine.measure(cohort, Accuracy(), data="ranking")["accuracy"]
-    x, y = (torch.cat(parts) for parts in zip(*((b.x, b.y) for b in world.pool.whole(0, "public", _none)), strict=True))
+    x, y = (
+        torch.cat(parts)
+        for parts in zip(*((b.x, b.y) for b in world.pool.probe_batches(0, "public", _none)), strict=True)
+    )
     rx, ry = world.pool.take("ranking", torch.arange(40))
     for m in range(2):
         module = played.net.export(held.params[m], {k: v[m] for k, v in held.buffers.items()})
@@ -401,7 +404,7 @@ def test_g1_g2_g3_estimates_are_private_and_refinement_is_added_by_private_share
     bare.round()
     assert torch.equal(refined.replies().trained, bare.replies().trained)
     for client in range(6):
-        one, other = refined.engine.store.get(client), bare.engine.store.get(client)
+        one, other = refined.engine.memory.get(client), bare.engine.memory.get(client)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[k], other[k]) for k in one)
     assert refined.state.extra.keys() == bare.state.extra.keys()
@@ -424,7 +427,7 @@ def test_g7_refining_nobody_or_for_no_epoch_is_the_inner_method_bit_for_bit(
         assert_same(wrapped.round(), bare.round())
     assert wrapped.state.extra.keys() == bare.state.extra.keys()
     for client in range(6):
-        one, other = wrapped.engine.store.get(client), bare.engine.store.get(client)
+        one, other = wrapped.engine.memory.get(client), bare.engine.memory.get(client)
         assert all(torch.equal(one[k], other[k]) for k in other)
 
 

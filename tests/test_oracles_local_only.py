@@ -17,7 +17,7 @@ ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])
 
 def used(played: Run, client: int) -> State:
     """The model that a client uses."""
-    return played.algorithm.personal(played.net, played.state, client, played.engine.store.get(client))
+    return played.algorithm.personal(played.net, played.state, client, played.engine.memory.get(client))
 
 
 @ENGINES
@@ -67,7 +67,7 @@ def test_the_server_learns_nothing() -> None:
 def test_who_does_not_take_part_stays_as_it_is() -> None:
     played = Run(LocalOnly())
     played.round(torch.tensor([1, 4]))
-    assert list(played.engine.store) == [1, 4]
+    assert list(played.engine.memory) == [1, 4]
     assert_same(used(played, 0), State(*played.net.flatten()))
     before = used(played, 4)
     played.round(torch.tensor([1]))
@@ -90,7 +90,7 @@ def test_who_is_lost_stays_as_it_was() -> None:
 
 
 def held(played: Run, client: int) -> Tensor:
-    return played.engine.held.get(client)["params"]
+    return played.engine.clients.held_models.get(client)["params"]
 
 
 @ENGINES

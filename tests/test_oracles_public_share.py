@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fnrfl.engines.loop import Loop
 from torch import Tensor
 
 import fnrfl
@@ -15,7 +16,6 @@ from fnrfl.config import load
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.types import State
 from fnrfl.data.batches import Pool
-from fnrfl.engines.loop import Loop
 from fnrfl.runs.build import Built, build
 
 BASE = ("rounds=2", "clients=5", "client.epochs=1", "public.size=100", "fnr.epochs=1", "fnr=off")

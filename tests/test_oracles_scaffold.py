@@ -26,7 +26,7 @@ def shares(weights: str, sizes: tuple[int, ...] = SIZES) -> Tensor:
 
 def remembered(played: Run) -> Tensor:
     """c_i of every client, [N, P]."""
-    return torch.stack([played.engine.store.get(i)["c"] for i in range(len(played.world.pool.shards))])
+    return torch.stack([played.engine.memory.get(i)["c"] for i in range(len(played.world.pool.shards))])
 
 
 @VARIATES
@@ -69,7 +69,7 @@ def test_card3_option_II_is_the_mean_of_the_raw_gradients(momentum: float, monke
             K = len(raw)
             a = torch.tensor([sum(momentum**j for j in range(K - k)) for k in range(K)], dtype=torch.float64)
             want = (a / a.sum()) @ torch.stack(raw)
-            assert distance(played.engine.store.get(client)["c"], want) < 1e-12
+            assert distance(played.engine.memory.get(client)["c"], want) < 1e-12
 
 
 def test_card3_option_I_is_the_gradient_of_all_examples_at_the_model_received() -> None:
@@ -81,7 +81,7 @@ def test_card3_option_I_is_the_gradient_of_all_examples_at_the_model_received() 
         x = played.state.params
         played.round()
         for i in played.cohort(t).tolist():
-            assert distance(played.engine.store.get(i)["c"], A[i] @ x - b[i] + 0.1 * x) < 1e-12
+            assert distance(played.engine.memory.get(i)["c"], A[i] @ x - b[i] + 0.1 * x) < 1e-12
 
 
 @VARIATES
@@ -125,7 +125,7 @@ def test_card3_optimum_is_a_fixed_point(variates: str, weights: str, momentum: f
     )
     best = optimum(A, b, shares(weights).tolist())
     for i in range(4):
-        played.engine.store.put(i, {"c": A[i] @ best - b[i]})
+        played.engine.memory.put(i, {"c": A[i] @ best - b[i]})
     played.state = State(best, {}, {"c": torch.zeros(3, dtype=torch.float64)})
     played.rounds(3)
     assert distance(played.state.params, best) < 1e-12
@@ -170,7 +170,7 @@ def test_card3_frozen_zero_variates_are_fedavg_bit_for_bit() -> None:
         assert_same(frozen.round(), bare.round())
         assert frozen.state.extra["c"].abs().max() > 0
         frozen.state = State(frozen.state.params, frozen.state.buffers, {"c": torch.zeros_like(frozen.state.params)})
-        frozen.engine.store.clear()
+        frozen.engine.memory.clear()
 
 
 @VARIATES

@@ -223,7 +223,7 @@ def test_card14_a_step_of_d_is_the_inner_method_bit_for_bit(inner: Algorithm) ->
         assert_same(wrapped.round(), bare.round())
     assert bare.state.extra.keys() <= wrapped.state.extra.keys()
     for client in range(6):
-        mine, theirs = wrapped.engine.store.get(client), bare.engine.store.get(client)
+        mine, theirs = wrapped.engine.memory.get(client), bare.engine.memory.get(client)
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[k], theirs[k]) for k in theirs)
 
@@ -262,7 +262,7 @@ def test_card14_clients_with_models_of_their_own_keep_them() -> None:
     assert wrapped.algorithm.personalised
     for client in range(6):
         mine, theirs = (
-            run.algorithm.personal(run.net, run.state, client, run.engine.store.get(client)) for run in (wrapped, bare)
+            run.algorithm.personal(run.net, run.state, client, run.engine.memory.get(client)) for run in (wrapped, bare)
         )
         assert_same(mine, theirs)
 

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+from fnrfl.engines.loop import Loop
 
 import fnrfl
 from fnrfl.algorithms.fedavg import FedAvg
@@ -16,7 +17,6 @@ from fnrfl.config.registry import algorithms, load
 from fnrfl.core.net import Net
 from fnrfl.core.types import Training
 from fnrfl.data.batches import Pool
-from fnrfl.engines.loop import Loop
 from fnrfl.engines.metered import Metered
 from fnrfl.models.build import build as build_model
 from fnrfl.runs import run as runs

@@ -23,14 +23,11 @@ from fnrfl.core.net import Model, Net
 from fnrfl.core.rng import generator, seeded
 from fnrfl.core.types import Batch, Decorator, Flat, LocalTask, Out, Replies, State, Training, Tree
 from fnrfl.data.batches import Pool
-from fnrfl.engines.base import InProcess
-from fnrfl.engines.batched import Batched
-from fnrfl.engines.gpu import Gpu
-from fnrfl.engines.loop import Loop
+from fnrfl.engines.assemble import Layout, assemble
+from fnrfl.engines.federation import Conditions, Federation
 from fnrfl.engines.metered import Metered
 
-ENGINES: dict[str, type[InProcess]] = {"loop": Loop, "batched": Batched, "gpu": Gpu}
-FAST = {"trace": True, "threads": 2}  # what "loop-fast" and "batched-fast" add, beside channels-last weights
+FAST = {"record": True, "threads": 2}  # what "loop-fast" and "batched-fast" add, beside channels-last weights
 
 Loss = Callable[[Objective, Out, Model, Flat, Batch, Tree, Tree], Tensor]
 
@@ -192,7 +189,7 @@ class Passed(NamedTuple):
 class Recorder(Decorator):
     """An engine that remembers what passed since `passed` was last cleared."""
 
-    def __init__(self, engine: InProcess) -> None:
+    def __init__(self, engine: Federation) -> None:
         super().__init__(engine)
         self.passed: list[Passed] = []
 
@@ -227,12 +224,14 @@ class Run:
         name, _, fast = engine.partition("-")
         self.net = Net(module, world.example, channels_last=bool(fast))
         if name == "gpu" or device != "cpu":
-            self.net = self.net.copy(torch.device(device), (compute or self.net.dtype) if name == "gpu" else None)
-            self.net.compute = compute or self.net.dtype  # kernels of a GPU want weights that begin at round addresses
+            self.net = self.net.copy(torch.device(device), compute=compute or self.net.dtype)
+            self.net = self.net.with_shared_kernels() if name == "gpu" else self.net
         self.state = algorithm.init(self.net)
-        self.engine = ENGINES[name](
-            self.net, world.pool.elsewhere(self.net.device), training or world.training,
-            seed=seed, client_state=algorithm.client_state(self.net), **(FAST if fast else {}) | options,
+        options = (FAST if fast else {}) | options
+        self.engine = assemble(
+            name, self.net, world.pool.on_device(self.net.device), training or world.training,  # type: ignore[arg-type]
+            seed=seed, client_memory=algorithm.client_state(self.net),
+            conditions=Conditions(**_taken(Conditions, options)), layout=Layout(**_taken(Layout, options)), **options,
         )  # fmt: skip
         self.recorder = Recorder(self.engine)
         self.metered = Metered(self.recorder)
@@ -273,9 +272,14 @@ class Run:
         return [p.task for p in self.recorder.passed if p.task.purpose == purpose]
 
 
+def _taken(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of a dataclass out of some options."""
+    return {f.name: options.pop(f.name) for f in fields(kind) if f.name in options}
+
+
 def run(
     algorithm: Algorithm, engine: str = "loop", rounds: int = 5, dtype: torch.dtype = torch.float64, **options: Any
-) -> tuple[State, InProcess, Metered]:
+) -> tuple[State, Federation, Metered]:
     """Play `rounds` rounds; `options` go to `Run`, and from there to the engine."""
     played = Run(algorithm, engine, dtype=dtype, **options)
     played.rounds(rounds)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fnrfl.core.algorithm import Algorithm, Objective, option
+from fnrfl.core.algorithm import Algorithm, MethodWrapper, Objective, class_indicator, option
 from fnrfl.core.errors import ClientError
-from fnrfl.core.kept import Kept
-from fnrfl.core.net import Model, Net
+from fnrfl.core.net import Model
+from fnrfl.core.spilled import SpilledReplies
 from fnrfl.core.types import (
     Batch,
     Decorator,
@@ -41,11 +41,6 @@ def feature_norms(features: Tensor) -> Tensor:
     return (features.square().sum(-1) + 1e-12).sqrt()
 
 
-def indicator(y: Tensor, num_classes: int) -> Tensor:
-    """1 where an example is of a class, [B, C]. (torch's one_hot reads values, which vmap cannot.)"""
-    return y[:, None] == torch.arange(num_classes, device=y.device)
-
-
 @dataclass(frozen=True)
 class ClassNorms(Probe):
     """F_i^k: the mean feature norm of each class that the data has; 0 for a class that it has not."""
@@ -53,7 +48,7 @@ class ClassNorms(Probe):
     num_classes: int
 
     def __call__(self, out: Out, batch: Batch) -> Tree:
-        hot = indicator(batch.y, self.num_classes).to(out.features.dtype)
+        hot = class_indicator(batch.y, self.num_classes).to(out.features.dtype)
         return {"sum": feature_norms(out.features) @ hot, "count": hot.sum(0)}
 
     def finish(self, total: Tree) -> Tree:
@@ -78,7 +73,7 @@ class ClassAccuracy(Probe):
     num_classes: int
 
     def __call__(self, out: Out, batch: Batch) -> Tree:
-        hot = indicator(batch.y, self.num_classes).to(out.logits.dtype)
+        hot = class_indicator(batch.y, self.num_classes).to(out.logits.dtype)
         return {"right": (out.logits.argmax(-1) == batch.y).to(hot.dtype) @ hot, "count": hot.sum(0)}
 
     def finish(self, total: Tree) -> Tree:
@@ -226,7 +221,7 @@ class Penalised(Objective):
         if not self.weight:  # the control: exactly the inner objective
             return loss
         target = (own | shared)["fnr.target"]
-        hot = indicator(batch.y, len(target)).to(out.features.dtype)
+        hot = class_indicator(batch.y, len(target)).to(out.features.dtype)
         return loss + self.weight * PENALTIES[self.penalty](feature_norms(out.features), hot, target, self.peers)
 
     def correct(self, grad: Flat, params: Flat, start: Flat, shared: Tree, own: Tree) -> Flat:
@@ -242,7 +237,7 @@ class Penalised(Objective):
 
 
 @dataclass(frozen=True)
-class FNR(Algorithm):
+class FNR(MethodWrapper):
     """The inner method's round on an engine whose clients refine: no method knows about it.
 
     Refinement changes the model that a client hands over. What the inner method estimates from private training
@@ -278,28 +273,12 @@ class FNR(Algorithm):
     norm_pass_train_mode: bool = False  # a leak: the norm pass overwrites every client's BatchNorm statistics
 
     @property
+    def method(self) -> Algorithm:
+        return self.inner
+
+    @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
         return self.inner.needs | {"features", "public-labels"}
-
-    def adapt(self, module: nn.Module, example: Tensor) -> nn.Module:
-        return self.inner.adapt(module, example)
-
-    @property
-    def trains_clients(self) -> bool:  # type: ignore[override]
-        return self.inner.trains_clients
-
-    @property
-    def personalised(self) -> bool:  # type: ignore[override]
-        return self.inner.personalised
-
-    def client_state(self, net: Net) -> Tree:
-        return self.inner.client_state(net)
-
-    def init(self, net: Net) -> State:
-        return self.inner.init(net)
-
-    def personal(self, net: Net, state: State, client: int, memory: Tree) -> State:
-        return self.inner.personal(net, state, client, memory)
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
         refining = Refining(engine, self, cohort, state.extra.get("fnr.target"))
@@ -324,12 +303,13 @@ class Refining(Decorator):
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         fnr = self.fnr
         refines = fnr.when != "local" and num_refined(len(cohort), fnr.share) > 0
-        if task.purpose != "local" or not (refines or fnr.when != "refine"):
+        if not task.is_private_training or not (refines or fnr.when != "refine"):
             yield from self.engine.stream(cohort, task)
             return
         # A method that estimates from private training needs both models of a refined client.
-        early = task.upload and (fnr.upload == "twice" or "uses-trained" in fnr.inner.needs or not refines)
-        trained = Kept(self.engine.stream(cohort, replace(self._local(task), hold=True, upload=early)), models=early)
+        early = task.send_model and (fnr.upload == "twice" or "uses-trained" in fnr.inner.needs or not refines)
+        local = replace(self._local(task), hold_model=True, send_model=early)
+        trained = SpilledReplies(self.engine.stream(cohort, local), keep_models=early)
         clients = trained.clients
         if fnr.norm_pass_train_mode:
             for _ in self.engine.stream(clients, self._norm_pass()):
@@ -393,7 +373,7 @@ class Refining(Decorator):
         parts = list(self.engine.stream(chunk.clients[rows], task)) if len(rows) else []
         done = {c for part in parts for c in part.clients.tolist()}
         rest = torch.tensor([m for m, c in enumerate(chunk.clients.tolist()) if c not in done], dtype=torch.int64)
-        if not task.upload:  # the models stay where they are
+        if not task.send_model:  # the models stay where they are
             return chunk
         if early and not self.fnr.norm_pass_train_mode:  # the server has them already
             parts.append(chunk.pick(rest))
@@ -415,10 +395,10 @@ class Refining(Decorator):
         """What is the client's own, such as FedBN's layers, is not refined."""
         fnr = self.fnr
         objective = Penalised(Objective(), fnr.penalty, fnr.weight, peers)
-        training = replace(self._training(), frozen=task.stays)
+        training = replace(self._training(), frozen=task.never_sent)
         return LocalTask(
-            objective, "refine", own=own, data="public", training=training, remember=False, upload=task.upload,
-            hold=True, stays=task.stays,
+            objective, "refine", own=own, data="public", training=training, remember=False, send_model=task.send_model,
+            hold_model=True, never_sent=task.never_sent,
         )  # fmt: skip
 
     def _training(self) -> Training:
@@ -434,10 +414,18 @@ class Refining(Decorator):
             self._training(), epochs=1, lr=0.0, weight_decay=0.0, batchnorm="updating", augment=False, shuffle=False
         )
         return LocalTask(
-            Objective(), "norm-pass", data="public", training=training, remember=False, upload=False, hold=True
+            Objective(),
+            "norm-pass",
+            data="public",
+            training=training,
+            remember=False,
+            send_model=False,
+            hold_model=True,
         )
 
     def _delivery(self, task: LocalTask) -> LocalTask:
         """No step at all: the client sends the model that it holds."""
         training = replace(self.engine.training, epochs=0)
-        return LocalTask(Objective(), "deliver", training=training, remember=False, stays=task.stays)
+        return LocalTask(
+            Objective(), "deliver", training=training, private=False, remember=False, never_sent=task.never_sent
+        )

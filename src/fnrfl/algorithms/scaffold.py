@@ -96,4 +96,6 @@ class Scaffold(Algorithm):
             training, optimizer="sgd", lr=1.0, momentum=0.0, weight_decay=0.0, epochs=1, last_batch="even",
             shuffle=False, augment=False, batchnorm="batch",
         )  # fmt: skip
-        return LocalTask(AtStart(training.weight_decay), "gradient", state, training=once, upload=False)
+        return LocalTask(
+            AtStart(training.weight_decay), "gradient", state, training=once, private=False, send_model=False
+        )

@@ -181,7 +181,7 @@ def _parse(path: Path) -> ast.Module:
 @cache
 def _classes(path: Path) -> dict[str, Declared]:
     """What each class in a file that derives from Algorithm declares, directly or through another method."""
-    inherited = {"Algorithm": Declared()}
+    inherited = {"Algorithm": Declared(), "MethodWrapper": Declared()}
     found: dict[str, Declared] = {}
     aliases: dict[str, ast.expr] = {}
     for node in _parse(path).body:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.rng import elsewhere, generator
-from fnrfl.core.types import SERVER, Batch, Data, Plan, Stream, Training
+from fnrfl.core.types import SERVER, Batch, Data, Plan, RandomStream, Training
 from fnrfl.data import augment
 
 WHOLE = 1000  # examples per batch of a probe or an evaluation
 
 
-def plan(n: int, training: Training, stream: Stream) -> Plan:
+def plan(n: int, training: Training, stream: RandomStream) -> Plan:
     """Which of n examples each step sees.
 
     run-on: the epochs' orders end to end, cut into full batches, the last one filled from its order's start;
@@ -77,7 +77,7 @@ class Pool:
                 x[shard] = noise(client, x[shard], self._on_device(generator(seed, client, "feature-noise")))
             self._parts["private"] = x, y
 
-    def elsewhere(self, device: torch.device) -> Pool:
+    def on_device(self, device: torch.device) -> Pool:
         """The same examples on another device."""
         if device == self.device:
             return self
@@ -96,7 +96,7 @@ class Pool:
             picked = augment.crop_flip(picked, crops.to(self.device, non_blocking=True))
         return scaled(picked, self.dtype), y[positions]
 
-    def plan(self, client: int, data: Data, training: Training, stream: Stream) -> Plan:
+    def plan(self, client: int, data: Data, training: Training, stream: RandomStream) -> Plan:
         """The batches of one task of one client."""
         private = data == "private"
         shard = torch.arange(len(self._parts[data][1])) if not private else self._shard(client)
@@ -109,7 +109,7 @@ class Pool:
     def _shard(self, client: int) -> Tensor:
         return torch.cat(self.shards) if client == SERVER else self.shards[client]
 
-    def whole(self, client: int, data: Data, stream: Stream) -> Iterator[Batch]:
+    def probe_batches(self, client: int, data: Data, stream: RandomStream) -> Iterator[Batch]:
         """All of a client's data, as a probe sees it: no augmentation, but the client's own noise."""
         private = data == "private"
         positions = self.shards[client] if private else torch.arange(len(self._parts[data][1]))
@@ -122,7 +122,7 @@ class Pool:
         """(x, y) of a split, pixels as numbers in [0, 1]."""
         return self.take(data, torch.arange(len(self._parts[data][1])))
 
-    def _noise_of(self, client: int, stream: Stream) -> Callable[[Tensor], Tensor] | None:
+    def _noise_of(self, client: int, stream: RandomStream) -> Callable[[Tensor], Tensor] | None:
         """A client's feature noise over a batch, drawn where the examples are; None if there is none."""
         if self._noise is None:
             return None

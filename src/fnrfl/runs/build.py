@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,13 +11,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fnrfl.config import registry
 from fnrfl.algorithms.fnr import FNR, num_peers, num_refined
-from fnrfl.runs.blame import of_model
-from fnrfl.config import Public, RunConfig
+from fnrfl.config import Public, RunConfig, registry
 from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.isolation import until_left
 from fnrfl.core.net import Net, whole
+from fnrfl.core.rng import generator, seeded
 from fnrfl.core.types import Training
 from fnrfl.data import augment, scenarios
 from fnrfl.data.batches import Pool, check_fits
@@ -26,14 +25,13 @@ from fnrfl.data.datasets import Dataset, Facts, load
 from fnrfl.data.partitions import Partition, draw
 from fnrfl.data.reading import Expected
 from fnrfl.data.splits import PublicTo, Splits, carve
-from fnrfl.engines import gpu
-from fnrfl.engines.base import InProcess, num_chosen
-from fnrfl.engines.batched import ROWS, Batched
-from fnrfl.engines.loop import Loop
-from fnrfl.core.errors import CompatibilityError
-from fnrfl.runs.limits import check_sizes
+from fnrfl.engines import gpus
+from fnrfl.engines.assemble import Layout, assemble
+from fnrfl.engines.federation import Conditions, Federation, num_drawn
+from fnrfl.engines.groups import GROUP_SIZE
 from fnrfl.models.build import build as build_model
-from fnrfl.core.rng import generator, seeded
+from fnrfl.runs.blame import of_model
+from fnrfl.runs.limits import check_sizes
 
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
 SMALL = 1_000_000  # parameters times batch of a dense net up to which clients step together
@@ -53,7 +51,7 @@ class Built:
     algorithm: Algorithm
     net: Net
     pool: Pool
-    engine: InProcess
+    engine: Federation
     notices: tuple[str, ...]
 
     @property
@@ -88,8 +86,9 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
     asked, config = config.engine.name, _choose(config, net)
     if config.engine.name == "gpu":
         precision = config.engine.precision
-        until_left(gpu.settings(deterministic=config.engine.deterministic, tf32=precision == "tf32"))
-        net = net.copy(gpu.devices()[0], torch.bfloat16 if precision == "bf16" else net.dtype)
+        until_left(gpus.kernel_settings(deterministic=config.engine.deterministic, tf32=precision == "tf32"))
+        compute = torch.bfloat16 if precision == "bf16" else net.dtype
+        net = net.copy(gpus.found_devices()[0], compute=compute).with_shared_kernels()
     noise = partition.noise
     pool = Pool(
         {
@@ -110,40 +109,40 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
     at_once = config.engine.clients_at_once
     on_gpu = config.engine.name == "gpu"
     threads = min(int(config.engine.threads), max(int(at_once), os.cpu_count() or 1))  # each holds a net
-    engine = ENGINES[config.engine.name](
+    client = config.client
+    engine = assemble(
+        config.engine.name,  # type: ignore[arg-type]
         net,
         pool,
         training,
         seed=config.seed,
-        lr_decay=config.client.lr_decay,
-        client_state=algorithm.client_state(net),
-        clients_at_once=int(at_once),
-        **_on_gpus(config) if on_gpu else {"threads": threads},
-        trace=_trace(config, net, splits),
-        stragglers=config.client.stragglers,
-        dropout=config.client.dropout,
-        nonfinite=config.client.nonfinite,
+        client_memory=algorithm.client_state(net),
+        conditions=Conditions(client.lr_decay, client.stragglers, client.dropout, client.nonfinite),
+        layout=Layout(
+            threads=threads,
+            devices=_gpus(config) if on_gpu else (),
+            tf32=config.engine.precision == "tf32",
+            record=_trace(config, net, splits),
+            clients_at_once=int(at_once),
+            folder=scratch if int(at_once) < cohort_size(config) and not on_gpu else None,
+            memory_on_host=on_gpu and int(at_once) < config.clients,
+        ),
         rounds=config.rounds,
         participation=cohort_size(config) / config.clients,
-        folder=scratch if int(at_once) < cohort_size(config) and not on_gpu else None,
-        home=torch.device("cpu") if on_gpu and int(at_once) < config.clients else None,
     )
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
     notices = (*unused, *_notices(config, splits, asked))
     return Built(config, dataset, partition, splits, algorithm, net, pool, engine, notices)
 
 
-ENGINES: dict[str, Callable[..., InProcess]] = {"loop": Loop, "batched": Batched, "gpu": gpu.Gpu}
-
-
-def _on_gpus(config: RunConfig) -> dict[str, object]:
-    """What the GPU's engine is told beside what all are told."""
-    found, asked = gpu.devices(), int(config.engine.threads)
+def _gpus(config: RunConfig) -> list[torch.device]:
+    """The GPUs that a run uses."""
+    found, asked = gpus.found_devices(), int(config.engine.threads)
     if len(found) < asked:
         raise CompatibilityError(
             f"engine.threads = {asked} asks for as many GPUs, and there are {len(found)}. Set it to {len(found)}."
         )
-    return {"devices": found[:asked], "tf32": config.engine.precision == "tf32"}
+    return found[:asked]
 
 
 def cohort_size(config: RunConfig) -> int:
@@ -182,10 +181,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
 
 def _public_to(algorithm: Algorithm) -> PublicTo:
     """Who trains on public data, as the method says or the one that it goes around."""
-    within = [getattr(algorithm, name, None) for name in ("inner", "method")]
-    inside: list[PublicTo] = [_public_to(one) for one in within if isinstance(one, Algorithm)]
-    said: PublicTo = getattr(algorithm, "public_to", inside[0] if inside else "nobody")
-    return said
+    return algorithm.public_to
 
 
 def _data(
@@ -294,7 +290,7 @@ def check_tokens(net: Net, x: Tensor, what: str) -> None:
     if net.input_dtype.is_floating_point or not len(x):
         return
     try:
-        net.look(*net.flatten(), torch.stack([x.amin(0), x.amax(0)]).to(net.device))
+        net.eval_forward(*net.flatten(), torch.stack([x.amin(0), x.amax(0)]).to(net.device))
     except (IndexError, RuntimeError) as error:
         raise CompatibilityError(
             f"{what} holds whole numbers from {int(x.min())} to {int(x.max())}, and the model cannot take all of them "
@@ -370,7 +366,7 @@ def _check(
 def _num_answers(config: RunConfig) -> int:
     """How many clients of a cohort answer in a round: the replies of the others are lost."""
     asked = cohort_size(config)
-    return asked - num_chosen(asked, config.client.dropout)
+    return asked - num_drawn(asked, config.client.dropout)
 
 
 def _check_targets(config: RunConfig) -> None:
@@ -397,7 +393,7 @@ def _choose(config: RunConfig, net: Net) -> RunConfig:
         small = not net.convolutional and net.size * config.client.batch <= SMALL
         name = "batched" if small and cohort > 1 else "gpu" if torch.cuda.is_available() and not small else "loop"
     if name == "gpu":
-        found = len(gpu.devices())
+        found = len(gpus.found_devices())
     elif engine.precision in ("tf32", "bf16"):
         raise CompatibilityError(
             f'engine.precision = "{engine.precision}" needs a GPU, and engine.name = "{name}" runs on the CPU. Set '
@@ -408,7 +404,7 @@ def _choose(config: RunConfig, net: Net) -> RunConfig:
         threads = max(1, min(cohort, found if name == "gpu" else os.cpu_count() or 1))
     at_once = engine.clients_at_once
     if at_once == "auto" and name == "gpu":
-        at_once = gpu.clients_at_once(net.size, net.dtype.itemsize, cohort)
+        at_once = gpus.clients_that_fit(net.size, net.dtype.itemsize, cohort)
     elif at_once == "auto":
         at_once = max(int(threads), min(cohort, CHUNK_BYTES // (8 * 4 * net.size)))
     return config.replace(
@@ -420,7 +416,7 @@ def _trace(config: RunConfig, net: Net, splits: Splits) -> bool:
     """Whether steps are recorded: recording one takes as long as some hundred steps, and large steps gain nothing."""
     steps = config.rounds * -(-config.client.epochs * max(map(len, splits.clients)) // config.client.batch)
     if config.engine.name == "gpu":
-        pays = steps * -(-cohort_size(config) // ROWS) >= WORTH_CAPTURING
+        pays = steps * -(-cohort_size(config) // GROUP_SIZE) >= WORTH_CAPTURING
     else:
         pays = not net.convolutional and steps >= WORTH_RECORDING
     return config.engine.accelerate and pays

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from fnrfl.algorithms.fnr import PENALTIES, ClassNorms, Penalised, norm_targets, weakest
 from fnrfl.core.algorithm import Objective
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.net import Net
+from fnrfl.core.rng import stream_kept
 from fnrfl.core.step import Carry, by_autograd, local_step
 from fnrfl.core.types import Batch, State, Training, Tree
-from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
-from fnrfl.core.rng import stream_kept
 
 __all__ = ["class_norms", "norm_targets", "refine", "weakest"]
 
@@ -55,7 +55,7 @@ def class_norms(
                 probe = ClassNorms(num_classes or net.num_logits)
                 params, buffers = net.flatten()
             _check_labels(batch.y, probe.num_classes)
-            part = probe(net.look(params, buffers, batch.x), batch)
+            part = probe(net.eval_forward(params, buffers, batch.x), batch)
             total = {k: total[k] + v if k in total else v for k, v in part.items()}
     if net is None:
         raise ConfigError("The loader gave no batch to measure norms on. Give at least one batch of (x, y).")

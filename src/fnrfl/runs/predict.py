@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fnrfl.runs import run as runs
-from fnrfl.core import trust as trusted
-from fnrfl.runs.build import check_tokens
 from fnrfl.config import RunConfig
+from fnrfl.core import trust as trusted
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.isolation import isolated
 from fnrfl.core.net import Net
 from fnrfl.core.types import State
@@ -29,7 +28,8 @@ from fnrfl.data.arrays import tensor
 from fnrfl.data.batches import WHOLE, check_fits, scaled
 from fnrfl.data.datasets import Facts, Source, read
 from fnrfl.data.reading import ALL, Examples, Expected
-from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.runs import run as runs
+from fnrfl.runs.build import check_tokens
 from fnrfl.runs.evaluate import Score, pooled
 from fnrfl.runs.evaluate import evaluate as score
 from fnrfl.runs.personal import ClientModels
@@ -245,7 +245,7 @@ def probabilities(trained: Trained, model: State, x: Tensor) -> Tensor:
     shares = []
     for xs in x.split(WHOLE):
         xs = trained.net.laid_out(scaled(xs, trained.net.input_dtype))
-        logits = trained.net.look(model.params, model.buffers, xs).logits
+        logits = trained.net.eval_forward(model.params, model.buffers, xs).logits
         shares.append(logits[:, : len(trained.classes)].softmax(1))  # outputs beyond the classes mean nothing
     return torch.cat(shares)
 

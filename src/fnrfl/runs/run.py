@@ -23,24 +23,24 @@ import torch
 from torch import Tensor, nn
 
 import fnrfl
-from fnrfl.rundir import checkpoint, directory, events, files, places
-from fnrfl.runs import personal
-from fnrfl.runs.blame import of_method, of_model
-from fnrfl.runs.build import Built, build, build_algorithm, build_net, cohort
 from fnrfl.config import RunConfig, loads
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.isolation import isolated
 from fnrfl.core.net import Net
+from fnrfl.core.rng import elsewhere, generator
 from fnrfl.core.types import State, Tree, aligned
 from fnrfl.data.batches import WHOLE, scaled
 from fnrfl.data.datasets import Facts
 from fnrfl.engines.metered import Metered
-from fnrfl.core.errors import ConfigError
-from fnrfl.runs.evaluate import Score, evaluate, pooled
-from fnrfl.rundir.events import Event
-from fnrfl.runs.finite import check_scores, check_shapes, check_state, for_json
-from fnrfl.rundir.interrupt import interruptible, stoppable
-from fnrfl.core.rng import elsewhere, generator
+from fnrfl.rundir import checkpoint, directory, events, files, places
 from fnrfl.rundir.directory import RunDir
+from fnrfl.rundir.events import Event
+from fnrfl.rundir.interrupt import interruptible, stoppable
+from fnrfl.runs import personal
+from fnrfl.runs.blame import of_method, of_model
+from fnrfl.runs.build import Built, build, build_algorithm, build_net, cohort
+from fnrfl.runs.evaluate import Score, evaluate, pooled
+from fnrfl.runs.finite import check_scores, check_shapes, check_state, for_json
 
 log = logging.getLogger("fnrfl")
 Progress = Callable[[Event], None]
@@ -257,7 +257,7 @@ def resume(
         _refuse_other_data(run_dir, events.parse(run_dir / "events.jsonl", kept)[0], built)
         state = None
         if saved is not None:
-            state = checkpoint.load(run_dir, saved, built.engine.store).to(built.net.device)
+            state = checkpoint.load(run_dir, saved, built.engine.memory).to(built.net.device)
             check_shapes(run_dir, state, built.engine)
         files.write(run_dir / "events.jsonl", kept)
         rounds = events.parse(run_dir / "events.jsonl", kept)[1:]
@@ -336,7 +336,7 @@ def _rounds(
             if stopping:
                 raise stopping
     weights = aligned(built.net.unflatten(state.params.cpu()) | {k: v.cpu() for k, v in state.buffers.items()})
-    keeper = personal.in_memory(state, engine.store) if built.algorithm.personalised and place is None else None
+    keeper = personal.in_memory(state, engine.memory) if built.algorithm.personalised and place is None else None
     if place is not None:
         ended = checkpoint.finish(place.path, weights)
         keeper = personal.on_disk(place.path, ended) if built.algorithm.personalised else None
@@ -347,7 +347,7 @@ def _save(place: RunDir, built: Built, rounds: list[Event], state: State, logged
     """Keep what the run has come to; `logged` is the hash of its log."""
     files.sync(place.path / "events.jsonl")  # the log is never behind the checkpoint
     stamp = checkpoint.Stamp(built.config.sha256, logged)
-    checkpoint.save(place.path, len(rounds), state, built.engine.store, stamp)
+    checkpoint.save(place.path, len(rounds), state, built.engine.memory, stamp)
     place.settle()
 
 
@@ -359,7 +359,7 @@ def _round(built: Built, metered: Metered, state: State, t: int) -> tuple[State,
     prepared, began = engine.seconds_preparing, engine.clock()
     with of_method(config, f"in round {t + 1}"):
         state = built.algorithm.round(state, active, metered)
-    check_state(state, engine.initial, built.algorithm, t)
+    check_state(state, engine.server.initial, built.algorithm, t)
     trained = engine.clock()
     metered.tell("evaluate")
     with of_model(config, f"could not be scored after round {t + 1}"):
@@ -437,7 +437,7 @@ def _own_scores(built: Built, state: State) -> Event:
         return x
 
     def score(net: Net, client: int, x: Tensor, y: Tensor, own: bool = False) -> Score:
-        model = built.algorithm.personal(net, state, client, built.engine.store.get(client))
+        model = built.algorithm.personal(net, state, client, built.engine.memory.get(client))
         stream = elsewhere(generator(config.seed, client, "test", "feature-noise"), net.device)
         noise = (lambda xs: built.noise(client, xs, stream)) if own else None
         return evaluate(net, model, x, y, built.dataset.num_classes, noise)

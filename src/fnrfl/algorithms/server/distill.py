@@ -13,9 +13,9 @@ from fnrfl.core.algorithm import Objective
 from fnrfl.core.errors import FnrflError
 from fnrfl.core.net import Model, Net
 from fnrfl.core.step import Carry, by_transform, local_step
-from fnrfl.core.types import Batch, Flat, Out, State, Stream, Training, Tree, aligned, in_turn
+from fnrfl.core.types import Batch, Flat, Out, RandomStream, State, Training, Tree, aligned, run_steps
 
-AT_ONCE = 50  # steps whose batches are gathered together where nobody judges in between
+STEPS_AT_ONCE = 50  # steps whose batches are gathered together where nobody judges in between
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Student:
     loss: float  # of the last batch
 
 
-def batches(n: int, batch: int, steps: int, stream: torch.Generator) -> Tensor:
+def batch_positions(n: int, batch: int, steps: int, stream: torch.Generator) -> Tensor:
     """Positions of every step, [steps, batch]: the epochs' random orders end to end."""
     batch = min(batch, n)
     orders = [torch.randperm(n, generator=stream) for _ in range(-(-steps * batch // n))]
@@ -70,11 +70,11 @@ def distill(
     training: Training,
     *,
     steps: int,
-    stream: Stream,
+    stream: RandomStream,
     judge: Callable[[State], float] | None = None,
     every: int = 1,
     patience: int = 1,
-    repeat: Callable[..., Tensor] = lambda key, *work: in_turn(*work),
+    repeat: Callable[..., Tensor] = lambda key, *work: run_steps(*work),
 ) -> Student:
     """Take up to `steps` steps towards `target` [n, C] on x; `repeat` is the engine's.
 
@@ -86,19 +86,15 @@ def distill(
     best, chosen, loss = start, 0, math.nan
     liked = -math.inf if judge is None else judge(start)
     masks = {} if training.batchnorm == "frozen" else {name: stream(name) for name in net.drop_shapes}
-    order = batches(len(x), training.batch, steps, stream("batches")).to(x.device)
+    order = batch_positions(len(x), training.batch, steps, stream("batches")).to(x.device)
     rates = x.new_tensor([cosine(training.lr, step, steps) for step in range(steps)])
 
-    def step(
-        params: Tensor, buffers: Tree, memory: Tree, begin: Tensor, begin_buffers: Tree, target: Tensor,
-        x: Tensor, index: Tensor, lr: Tensor, noise: Tree,
-    ) -> Tensor:  # fmt: skip
-        student, batch = Carry(params, buffers, memory), Batch(x, torch.full_like(index, -1), index, noise)
-        begun = State(begin, begin_buffers)
-        return local_step(net, objective, training, student, begun, batch, {"target": target}, {}, lr, by_transform)
+    def step(student: Carry, fixed: tuple[State, Tensor], turn: tuple[Batch, Tensor]) -> Tensor:
+        (begin, target), (batch, lr) = fixed, turn
+        return local_step(net, objective, training, student, begin, batch, {"target": target}, {}, lr, by_transform)
 
-    same = carry.params, carry.buffers, carry.memory, start.params, start.buffers, target
-    at_once = AT_ONCE if judge is None else every
+    fixed = State(start.params, start.buffers), target
+    at_once = STEPS_AT_ONCE if judge is None else every
     taken = 0
     for index, lr in zip(order.split(at_once), rates.split(at_once), strict=True):
         shown = net.laid_out(x[index.flatten()]).unflatten(0, index.shape)
@@ -108,7 +104,8 @@ def distill(
         }
         noise = {k: v.to(x.device, net.dtype) for k, v in noise.items()}  # examples may be whole numbers
         key = ("distill", objective, replace(training, lr=0.0))
-        loss = float(repeat(key, step, same, (shown, index, lr, noise))[-1])
+        batches = Batch(shown, torch.full_like(index, -1), index, noise)
+        loss = float(repeat(key, step, carry, fixed, (batches, lr))[-1])
         taken += len(index)
         if judge is None:
             continue

@@ -17,7 +17,7 @@ Vote = Literal["logits", "probs"]
 def logits(net: Net, model: State, x: Tensor) -> Tensor:
     """A model's logits, [n, C]: eval mode, its own buffers, no gradient."""
     with torch.no_grad():
-        parts = [net.look(model.params, model.buffers, net.laid_out(part)) for part in x.split(AT_ONCE)]
+        parts = [net.eval_forward(model.params, model.buffers, net.laid_out(part)) for part in x.split(AT_ONCE)]
         return torch.cat([out.logits for out in parts])
 
 

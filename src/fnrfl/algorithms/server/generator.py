@@ -15,15 +15,11 @@ from torch import Tensor
 from torch.nn.functional import conv2d, interpolate, leaky_relu, linear
 
 from fnrfl.core import optim
-from fnrfl.core.step import Loss, by_transform
+from fnrfl.core.algorithm import class_indicator
+from fnrfl.core.step import Carry, Loss, by_transform
 from fnrfl.core.types import Batch, Flat, Out, Probe, Shapes, Training, Tree
 
 MOMENTUM, EPS = 0.1, 1e-5  # of BatchNorm, as in torch
-
-
-def indicator(y: Tensor, num_classes: int) -> Tensor:
-    """1 where an example is of a class, [B, C]."""
-    return y[:, None] == torch.arange(num_classes, device=y.device)
 
 
 # -- the nets ---------------------------------------------------------------------------------------------------------
@@ -77,7 +73,7 @@ class Generator:
     ) -> tuple[Tensor, Tree]:
         """(what is generated [B, ...], the statistics afterwards); in training, BatchNorm uses the batch's own."""
         layers = self._layers(weights)
-        hot = indicator(y, self.num_classes).to(noise.dtype)
+        hot = class_indicator(y, self.num_classes).to(noise.dtype)
         made, seen = self._body(layers, linear(torch.cat([noise, hot], 1), layers["in"]), buffers, training)
         return self._ended(made, buffers, seen, training)
 
@@ -152,25 +148,14 @@ def _normed(i: int, h: Tensor, layers: Tree, buffers: Tree, training: bool) -> t
 # -- training them ----------------------------------------------------------------------------------------------------
 
 
-def descend(
-    training: Training, lr: float | Tensor, weights: Flat, statistics: Tree, memory: Tree, loss: Loss
-) -> Tensor:
-    """One optimiser step; `weights`, `statistics` and `memory` change in place. Returns the loss."""
-    grad, value, buffers = by_transform(loss, weights)
-    optim.update(training, lr, weights, grad.add(weights, alpha=training.weight_decay), memory)
-    for name, old in statistics.items():
-        old.copy_(buffers[name])
+def descend(training: Training, lr: float | Tensor, generator: Carry, loss: Loss) -> Tensor:
+    """One optimiser step of a generator, whose buffers are its statistics; they change in place. Returns the loss."""
+    grad, value, statistics = by_transform(loss, generator.params)
+    grad = grad.add(generator.params, alpha=training.weight_decay)
+    optim.update(training, lr, generator.params, grad, generator.memory)
+    for name, old in generator.buffers.items():
+        old.copy_(statistics[name])
     return value
-
-
-def prefixed(name: str, tree: Tree) -> Tree:
-    """A tree with a name in front, to lie in a larger one."""
-    return {f"{name}.{k}": v for k, v in tree.items()}
-
-
-def under(name: str, tree: Tree) -> Tree:
-    """The tree that was put into a larger one with a name in front."""
-    return {k.removeprefix(f"{name}."): v for k, v in tree.items() if k.startswith(f"{name}.")}
 
 
 def diversity(made: Tensor, noise: Tensor) -> Tensor:
@@ -207,7 +192,7 @@ class LabelCounts(Probe):
     num_classes: int
 
     def __call__(self, out: Out, batch: Batch) -> Tree:
-        return {"counts": indicator(batch.y, self.num_classes).sum(0, dtype=torch.float32)}
+        return {"counts": class_indicator(batch.y, self.num_classes).sum(0, dtype=torch.float32)}
 
 
 def holders(counts: Tensor) -> Tensor:

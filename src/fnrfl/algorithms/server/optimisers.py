@@ -54,7 +54,7 @@ class Apart(Decorator):
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         for replies in self.engine.stream(cohort, task):
-            if task.purpose == "local" and task.upload:
+            if task.is_private_training and task.send_model:
                 shares = replies.examples.to(replies.params.dtype)
                 self._total = self._total + shares @ (replies.params - replies.trained)
                 self._examples += float(shares.sum())

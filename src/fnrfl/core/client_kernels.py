@@ -15,11 +15,11 @@ from torch.autograd import Function
 from torch.nn.functional import linear
 
 aten = torch.ops.aten
-KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def use(module: nn.Module) -> None:
-    """Make all layers of a module such layers, where there is a kind for them."""
+def share_kernels(module: nn.Module) -> None:
+    """Replace the layers of a module by the layers of this file, where there is one for them."""
     for layer in module.modules():
         if type(layer) in _NORMS:
             layer.__class__ = _NORMS[type(layer)]
@@ -32,7 +32,7 @@ class Pointwise(nn.Conv2d):
 
     @staticmethod
     def can_be(layer: nn.Conv2d) -> bool:
-        """Whether a layer is one."""
+        """Whether a convolution has 1x1 kernels, no padding and one group."""
         return layer.kernel_size == (1, 1) and layer.padding == (0, 0) and layer.groups == 1
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class Norm:
             self.running_var.add_((var - self.running_var) * part)
 
 
-_NORMS: dict[type, Any] = {kind: type(f"Shared{kind.__name__}", (Norm, kind), {}) for kind in KINDS}
+_NORMS: dict[type, Any] = {kind: type(f"Shared{kind.__name__}", (Norm, kind), {}) for kind in BATCHNORMS}
 
 
 def _folded(x: Tensor, axis: int | None, clients: int) -> Tensor:
