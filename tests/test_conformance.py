@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from fnrfl.algorithms.fnr import FNR, PENALTIES
 from fnrfl.config import registry
-from fnrfl.core.algorithm import Algorithm, Objective, describe, restore
+from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import ClientError
 from fnrfl.core.types import Decorator, LocalTask, Replies, State
+from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.rundir import checkpoint
 from toys import NUM_CLASSES, NUM_FEATURES, Run, assert_near, assert_same, classification, distance
 
@@ -106,9 +107,11 @@ def labels(*left_out: str) -> list[Any]:
 each_method = pytest.mark.parametrize("label", labels())
 each_federated = pytest.mark.parametrize("label", labels(*WITHOUT_CLIENTS))
 slowly = lambda *engines: [pytest.param(engine, marks=pytest.mark.slow) for engine in engines]  # noqa: E731
-each_engine = pytest.mark.parametrize("engine", ["loop", "batched", *slowly("loop-fast", "batched-fast")])
-each_other = pytest.mark.parametrize("engine", ["batched", "batched-fast", *slowly("loop-fast")])
-as_a_run_does = pytest.mark.parametrize("engine", ["loop", "batched-fast", *slowly("batched", "loop-fast")])
+CHILDREN = "children"  # clients in child processes, with nothing shared but messages: as on a network
+each_engine = pytest.mark.parametrize("engine", ["loop", "batched", *slowly("loop-fast", "batched-fast", CHILDREN)])
+in_this_process = pytest.mark.parametrize("engine", ["loop", "batched", *slowly("loop-fast", "batched-fast")])
+each_other = pytest.mark.parametrize("engine", ["batched", "batched-fast", CHILDREN, *slowly("loop-fast")])
+as_a_run_does = pytest.mark.parametrize("engine", ["loop", "batched-fast", *slowly("batched", "loop-fast", CHILDREN)])
 bare_and_refined = pytest.mark.parametrize("fnr", [None, refined()], ids=["bare", "fnr"])
 
 
@@ -296,7 +299,7 @@ def test_a_round_does_not_change_the_state_it_was_given(label: str, fnr: Any) ->
 def test_objectives_travel_by_name_and_fields(label: str, fnr: Any) -> None:
     tasks = [passed.task for passed in played(label, fnr=fnr).recorder.passed]
     assert tasks
-    assert all(restore(describe(task.objective)) == task.objective for task in tasks)
+    assert all(from_bytes(to_bytes(task.objective)) == task.objective for task in tasks)
 
 
 @each_method
@@ -337,7 +340,7 @@ def test_it_resumes(label: str, engine: str, tmp_path: Path) -> None:
 
 
 @each_federated
-@each_engine
+@in_this_process
 def test_a_client_without_finite_numbers_is_named(label: str, engine: str) -> None:
     world = classification()
     x, y = world.pool._parts["private"]

@@ -17,8 +17,12 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from children import Children
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.config import registry
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.isolation import one_intra_op_thread
+from fnrfl.core.messages import ClientSide
 from fnrfl.core.net import Model, Net
 from fnrfl.core.rng import generator, seeded
 from fnrfl.core.types import Batch, Decorator, Flat, LocalTask, Out, Replies, State, Training, Tree
@@ -228,11 +232,14 @@ class Run:
             self.net = self.net.with_shared_kernels() if name == "gpu" else self.net
         self.state = algorithm.init(self.net)
         options = (FAST if fast else {}) | options
+        kind: Any = "loop" if name == "children" else name
         self.engine = assemble(
-            name, self.net, world.pool.on_device(self.net.device), training or world.training,  # type: ignore[arg-type]
+            kind, self.net, world.pool.on_device(self.net.device), training or world.training,
             seed=seed, client_memory=algorithm.client_state(self.net),
             conditions=Conditions(**_taken(Conditions, options)), layout=Layout(**_taken(Layout, options)), **options,
         )  # fmt: skip
+        if name == "children":
+            self.engine.clients = Children(described(algorithm) | {"seed": seed})
         self.recorder = Recorder(self.engine)
         self.metered = Metered(self.recorder)
 
@@ -270,6 +277,24 @@ class Run:
     def tasks(self, purpose: str) -> list[LocalTask]:
         """The tasks of a purpose in this round, one for each chunk that was answered."""
         return [p.task for p in self.recorder.passed if p.task.purpose == purpose]
+
+
+def described(algorithm: Algorithm) -> dict[str, Any]:
+    """A method of the package as plain values."""
+    values = {f.name: getattr(algorithm, f.name) for f in fields(algorithm)}
+    inner = {k: described(v) for k, v in values.items() if isinstance(v, Algorithm)}
+    return {"method": type(algorithm).__name__, "options": values | inner}
+
+
+def client_side(plain: dict[str, Any]) -> ClientSide:
+    """The client side of a run in the classification world, from plain values: what a child process makes."""
+    known = {cls.__name__: cls for cls in (FNR, *(registry.load(name) for name in registry.algorithms()))}
+
+    def made(method: dict[str, Any]) -> Algorithm:
+        options = {k: made(v) if isinstance(v, dict) else v for k, v in method["options"].items()}
+        return known[method["method"]](**options)
+
+    return Run(made(plain), seed=plain["seed"]).engine.clients
 
 
 def _taken(kind: Any, options: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -75,21 +75,6 @@ class Objective:
 
 
 Objective.registry["Objective"] = Objective
-
-
-def describe(objective: Objective) -> dict[str, Any]:
-    """An objective as plain values, by name and fields."""
-    values = {f.name: getattr(objective, f.name) for f in fields(objective)}
-    return {
-        "name": type(objective).__name__,
-        **{k: describe(v) if isinstance(v, Objective) else v for k, v in values.items()},
-    }
-
-
-def restore(described: dict[str, Any]) -> Objective:
-    """The inverse of `describe`."""
-    values = {k: restore(v) if isinstance(v, dict) else v for k, v in described.items() if k != "name"}
-    return Objective.registry[described["name"]](**values)
 
 
 @dataclass(frozen=True)

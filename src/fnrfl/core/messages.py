@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fnrfl.core import trees
 from fnrfl.core.engine import Probe
-from fnrfl.core.store import ClientStore
+from fnrfl.core.errors import ClientError, FnrflError, sentence
+from fnrfl.core.store import ClientMemory
 from fnrfl.core.training import Training
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Data, LocalTask, Replies, State
@@ -69,10 +70,45 @@ class MeasureRequest:
         return self.at if self.at.params.ndim == 1 else trees.rows(self.at, m)
 
 
+@dataclass(frozen=True)
+class MemoryRequest:
+    """Read a client's memory, or replace it."""
+
+    client: int
+    memory: Tree | None = None  # None: read it
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong while a request was answered: an error as a plain value."""
+
+    reason: str
+    client: int | None = None
+    round: int = 0
+    stage: str = ""
+    step: int | None = None
+
+    @staticmethod
+    def of(error: Exception) -> Failure:
+        """The failure that stands for an error."""
+        if isinstance(error, ClientError):
+            return Failure(error.reason, error.client, error.round, error.stage, error.step)
+        return Failure(sentence(error))
+
+    def error(self) -> FnrflError:
+        """The error that it stands for."""
+        if self.client is None:
+            return FnrflError(self.reason)
+        return ClientError(self.reason, client=self.client, round=self.round, stage=self.stage, step=self.step)
+
+
 class ClientSide(Protocol):
     """Where the clients are. The server sends requests and folds replies, and knows nothing else about them."""
 
-    memory: ClientStore  # what clients remember between rounds, for checkpoints and personal models
+    @property
+    def memory(self) -> ClientMemory:
+        """What clients remember between rounds, for checkpoints and personal models."""
+        ...
 
     def train(self, request: TrainRequest) -> Iterator[TrainReply]:
         """Replies, a chunk of the clients at a time, in the order of the request. Lazy: consume once, to the end."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -11,6 +13,25 @@ from fnrfl.core import trees
 from fnrfl.core.trees import Tree, aligned
 
 CPU = torch.device("cpu")
+
+
+class ClientMemory(Protocol):
+    """What clients remember between rounds, wherever it lives: checkpoints and personal models read it."""
+
+    birth: Tree  # what a client remembers before its first round
+    changed: set[int]  # clients whose memory was written since the last checkpoint
+
+    def __contains__(self, client: int) -> bool: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+    def get(self, client: int) -> Tree:
+        """One client's memory."""
+        ...
+
+    def put(self, client: int, memory: Tree) -> None:
+        """Replace one client's memory."""
+        ...
 
 
 class ClientStore:
@@ -35,7 +56,7 @@ class ClientStore:
     def __contains__(self, client: int) -> bool:
         return client in self._here or client in self._there
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._here.keys() | self._there))
 
     def get(self, client: int) -> Tree:

@@ -18,7 +18,7 @@ from fnrfl.core.errors import ClientError
 from fnrfl.core.messages import ClientSide, MeasureRequest, TrainReply, TrainRequest, rows_without
 from fnrfl.core.net import Net
 from fnrfl.core.rng import generator
-from fnrfl.core.store import ClientStore
+from fnrfl.core.store import ClientMemory
 from fnrfl.core.training import Training
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Data, LocalTask, Replies, State
@@ -169,7 +169,7 @@ class Federation(Engine):
 
     # -- a run's edges ------------------------------------------------------------------------------------------------
     @property
-    def memory(self) -> ClientStore:
+    def memory(self) -> ClientMemory:
         """What clients remember between rounds."""
         return self.clients.memory
 
