@@ -24,6 +24,7 @@ METHODS: dict[str, dict[str, Any]] = {
     **{name: {} for name in registry.algorithms()},
     "fedprox-strong": {"mu": 1.0},
     "scaffold-I": {"variates": "I"},
+    "scaffold-after": {"correction": "after-momentum"},
     "scaffold-uniform": {"weights": "uniform", "server_lr": 0.7},
     "moon-head": {"head": 8, "mu": 0.5},
     "feddyn-uniform": {"weights": "uniform", "alpha": 0.1},

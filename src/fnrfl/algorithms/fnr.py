@@ -51,6 +51,7 @@ class ClassNorms(Probe):
     """F_i^k: the mean feature norm of each class that the data has; 0 for a class that it has not."""
 
     num_classes: int
+    training: Training | None = None
 
     def __call__(self, out: Out, batch: Batch) -> Tree:
         hot = indicator(batch.y, self.num_classes).to(out.features.dtype)
@@ -83,6 +84,14 @@ class ClassAccuracy(Probe):
 
     def finish(self, total: Tree) -> Tree:
         return {"accuracy": total["right"] / total["count"]}
+
+
+class Recall(ClassAccuracy):
+    """A_i as the released code has it: the mean of the accuracies of all classes that the data has."""
+
+    def finish(self, total: Tree) -> Tree:
+        right, count = total["right"].double(), total["count"].double()
+        return {"accuracy": (right / count.clamp(min=1)).sum() / (count > 0).sum().clamp(min=1)}
 
 
 # -- Selection, and Algorithm 2: differences of feature norms ---------------------------------------------------------
@@ -132,7 +141,8 @@ def norm_differences(norms: Tensor, refined: Tensor, target: Literal["others", "
 
 # -- The penalties J ---------------------------------------------------------------------------------------------------
 # Each is a function of the examples' norms u [B], the class indicator hot [B, C], the targets [C] (0: none) and the
-# number of peers. rho_l is the share of class l in the batch, as in Algorithm 3.
+# number of peers. rho_l is the share of class l in the batch, as in Algorithm 3. `constant` is handed Delta
+# instead of the targets.
 
 Penalty = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
@@ -189,9 +199,8 @@ def literal(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
 
 
 def constant(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
-    """sum_l rho_l Delta[l], as printed: a number, so the weights cannot notice it."""
-    rho, mean, goal = _live(u, hot, target)
-    return (rho @ (peers * (goal - mean))).detach()
+    """sum_l rho_l Delta[l] with Delta from the norms before refinement, as printed: a number without gradient."""
+    return hot.mean(0) @ target
 
 
 PENALTIES: dict[str, Penalty] = {
@@ -231,6 +240,9 @@ class Penalised(Objective):
 
     def correct(self, grad: Flat, params: Flat, start: Flat, shared: Tree, own: Tree) -> Flat:
         return self.inner.correct(grad, params, start, shared, own)
+
+    def shift(self, lr: float | Tensor, shared: Tree, own: Tree) -> Flat | None:
+        return self.inner.shift(lr, shared, own)
 
     def finish(
         self, start: State, end: State, travel: Tensor, examples: Tensor, shared: Tree, own: Tree
@@ -274,8 +286,9 @@ class FNR(Algorithm):
         "once", "once: each client uploads one model, after ranking; twice: the paper's text"
     )
     augment: bool = option(False, "crop and flip public images while refining")
+    ranking: Literal["accuracy", "recall"] = "accuracy"  # recall, its mean over classes, with protocol = "paper"
     shuffle: bool = True  # the paper's code reads public data in a fixed order; set by protocol = "paper"
-    norm_pass_train_mode: bool = False  # a leak: the norm pass overwrites every client's BatchNorm statistics
+    norm_pass_train_mode: bool = False  # a leak: norms are of a train-mode pass, which overwrites BatchNorm statistics
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
@@ -331,20 +344,18 @@ class Refining(Decorator):
         early = task.upload and (fnr.upload == "twice" or "uses-trained" in fnr.inner.needs or not refines)
         trained = Kept(self.engine.stream(cohort, replace(self._local(task), hold=True, upload=early)), models=early)
         clients = trained.clients
-        if fnr.norm_pass_train_mode:
-            for _ in self.engine.stream(clients, self._norm_pass()):
-                pass
-        norms = self.engine.measure(clients, ClassNorms(self.num_classes))["norms"].cpu()
+        norms = self._measured(clients)
         self._check_finite(clients, norms)
         self.norms = norms if self.norms is None else torch.cat([self.norms, norms])
         if not refines:
             self._remark(clients, norms=norms)
             yield from trained
             return
-        accuracy = self.engine.measure(clients, Accuracy(), data="ranking")["accuracy"].cpu()
+        ranking = Recall(self.num_classes) if fnr.ranking == "recall" else Accuracy()
+        accuracy = self.engine.measure(clients, ranking, data="ranking")["accuracy"].cpu()
         by_index = clients.argsort()  # so that ties go to the lower client
         refined = by_index[weakest(accuracy[by_index], fnr.share)].sort().values
-        target = norm_targets(norms, refined, fnr.target)
+        target = (norm_differences if fnr.penalty == "constant" else norm_targets)(norms, refined, fnr.target)
         self._remark(clients, ranking=accuracy, norms=norms)
         self._refined += clients[refined].tolist()
         self.note(refined=self._refined)
@@ -360,6 +371,16 @@ class Refining(Decorator):
             yield self._handed_over(chunk, refined[here] - first, refinement, early)
             first += len(chunk.clients)
         self._observe("refined_after", clients[refined])
+
+    def _measured(self, clients: Tensor) -> Tensor:
+        """The class norms of each client, [M, C]; under the leak those of a pass in train mode, taken first."""
+        training = None
+        if self.fnr.norm_pass_train_mode:
+            task = self._norm_pass()
+            training = task.training
+            for _ in self.engine.stream(clients, task):
+                pass
+        return self.engine.measure(clients, ClassNorms(self.num_classes, training))["norms"].cpu()
 
     def _check_finite(self, clients: Tensor, norms: Tensor) -> None:
         """Targets are made of all norms: one that is not finite would spoil every refinement."""
@@ -406,7 +427,8 @@ class Refining(Decorator):
 
     # -- the tasks ----------------------------------------------------------------------------------------------------
     def _local(self, task: LocalTask) -> LocalTask:
-        if self.fnr.when == "refine" or self.target is None:
+        no_delta = self.fnr.penalty == "constant"  # it has no gradient, and no Delta is printed for private training
+        if self.fnr.when == "refine" or self.target is None or no_delta:
             return task
         objective = Penalised(task.objective, self.fnr.penalty, self.fnr.weight, 1)
         return replace(task, objective=objective, shared=task.shared | {"fnr.target": self.target})

@@ -181,12 +181,12 @@ class InProcess(Engine):
         def ask(net: Net, m: int) -> Tree:
             model = self._asked(clients[m], m, probe, at)
             total: Tree = {}
-            for batch in self._feed(net).whole(clients[m], data, self._stream(clients[m], "measure")):
+            for batch in self._shown(net, clients[m], probe, data):
                 if model is None:
                     part = probe(Out(batch.y[:, None][:, :0], batch.y[:, None][:, :0], batch.y[:, None][:, :0]), batch)
                 else:
                     held, x = model.to(net.device), net.laid_out(batch.x)
-                    part = probe(net.look(held.params, held.buffers, x), batch)
+                    part = probe(answered(net, held.params, held.buffers, x, probe, batch.noise), batch)
                 total = {k: total[k] + v if k in total else v for k, v in part.items()}
             return probe.finish(total)
 
@@ -197,6 +197,18 @@ class InProcess(Engine):
     def _feed(self, net: Net) -> Feed:
         """The examples where a net is."""
         return self.feed
+
+    def _shown(self, net: Net, client: int, probe: Probe, data: Data) -> Iterator[Batch]:
+        """The batches that a probe is asked about."""
+        feed, stream = self._feed(net), self._stream(client, "measure")
+        if probe.training is None:
+            yield from feed.whole(client, data, stream)
+            return
+        draw = self._draw(Objective(), stream)
+        for positions in feed.plan(client, data, probe.training, stream).batches:
+            x, y = feed.take(data, positions)
+            masks = {k: v[0].to(x.device) for k, v in draw(1, len(positions)).items()}
+            yield Batch(x, y, positions.to(x.device), masks)
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
         return self.measure(cohort, probe, data=data)  # everybody is in this process
@@ -396,7 +408,7 @@ class InProcess(Engine):
                 travel[m],
                 self.examples[client],
                 job.task.shared,
-                row(job.own, m),
+                row(job.own, m) | {"lr_steps": job.lr * job.steps[m]},
             )
             for into, values in ((extras, sent), (kept, remembered)):
                 for name, value in values.items():
@@ -438,6 +450,13 @@ class InProcess(Engine):
             raise ClientError(
                 f"{who}{type(error).__name__}: {error}", client=clients[0], round=self.round + 1, stage=job.task.purpose
             ) from error
+
+
+def answered(net: Net, params: Tensor, buffers: Tree, x: Tensor, probe: Probe, masks: Tree) -> Out:
+    """What a model answers when a probe asks."""
+    if probe.training is None:
+        return net.look(params, buffers, x)
+    return net.apply(params, buffers, x, mode="batch", masks=masks)[0]
 
 
 def _made(folder: Path) -> Path:

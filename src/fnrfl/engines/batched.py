@@ -13,7 +13,7 @@ from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.net import Net
 from fnrfl.core.step import Carry, by_transform, ready_to_transform
 from fnrfl.core.types import SERVER, Data, Part, Probe, State, Step, Tree
-from fnrfl.engines.base import InProcess
+from fnrfl.engines.base import InProcess, answered
 from fnrfl.engines.job import Job, moved, parts
 from fnrfl.engines.trace import leaves, of_leaves, one_by_one
 
@@ -34,7 +34,8 @@ class Batched(InProcess):
         ready_to_transform()
 
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
-        if data == "private" or not probe.asks_model:  # everybody is asked about other examples
+        masked = probe.training is not None and bool(self.net.drop_shapes)
+        if data == "private" or not probe.asks_model or masked:  # everybody is asked about other examples, or masks
             return super().measure(cohort, probe, data=data, at=at)
         try:
             return self._measured_together(cohort, probe, data, at)
@@ -53,8 +54,9 @@ class Batched(InProcess):
             params = torch.stack([model.params for model in held]).to(net.device)
             buffers = {k: torch.stack([model.buffers[k] for model in held]).to(net.device) for k in held[0].buffers}
             total: Tree = {}
-            for batch in self._feed(net).whole(groups[g][0], data, self._stream(groups[g][0], "measure")):
-                part = vmap(lambda p, b, batch=batch: probe(net.look(p, b, batch.x), batch))(params, buffers)
+            for batch in self._shown(net, groups[g][0], probe, data):
+                answer = lambda p, b, batch=batch: probe(answered(net, p, b, batch.x, probe, {}), batch)  # noqa: E731
+                part = vmap(answer)(params, buffers)
                 total = {k: total[k] + v if k in total else v for k, v in part.items()}
             return [probe.finish({k: v[i] for k, v in total.items()}) for i in range(len(held))]
 

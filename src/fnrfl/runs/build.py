@@ -175,6 +175,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
     return FNR(
         inner=inner,
         **config.fnr,  # type: ignore[arg-type]
+        ranking="recall" if config.protocol == "paper" else "accuracy",
         shuffle=config.protocol != "paper",
         norm_pass_train_mode=config.leaks.norm_pass_train_mode,
     )
