@@ -336,7 +336,7 @@ MUTANTS = [
         drift_forgotten=('kept | {"g": own["g"] + change}', '{"g": own["g"] + change}'),
     ),
     *_of(
-        "algorithms/server/optimisers.py", SERVER_OPTIMISERS,
+        "algorithms/parts/optimisers.py", SERVER_OPTIMISERS,
         momentum_forgotten=("return beta * m + D", "return 0.0 * m + D"),
         momentum_damped=("return beta * m + D", "return beta * m + (1 - beta) * D"),
         average_weights_swapped=("beta * m + (1 - beta) * D", "(1 - beta) * m + beta * D"),
@@ -427,7 +427,7 @@ MUTANTS = [
         validation_ignored=("if len(labels) else None", "if False else None"),
     ),
     *_of(
-        "algorithms/server/ensemble.py", FEDDF,
+        "algorithms/parts/ensemble.py", FEDDF,
         teachers_in_train_mode=("net.look(model.params, model.buffers, net.laid_out(part)) for part", 'net.apply(model.params, model.buffers, net.laid_out(part), mode="batch")[0] for part'),
         teachers_share_buffers=("v[m] for k", "v[0] for k"),
         temperature_multiplies=("(mean / temperature)", "(mean * temperature)"),
@@ -437,7 +437,7 @@ MUTANTS = [
         wrong_answers_counted=(".argmax(-1) == y", ".argmax(-1) != y"),
     ),
     *_of(
-        "algorithms/server/distill.py", FEDDF,
+        "algorithms/parts/distill.py", FEDDF,
         divergence_sign=("target * said).sum", "-target * said).sum"),
         entropy_dropped=("torch.special.xlogy(target, target) - target", "-target"),
         student_without_temperature=("(out.logits / self.temperature)", "out.logits"),
@@ -552,7 +552,7 @@ MUTANTS = [
         answers_not_weighted=("share[:, None] * answer(engine.net,", "answer(engine.net,"),
     ),
     *_of(
-        "algorithms/server/generator.py", FEDGEN, FEDFTG,
+        "algorithms/parts/generator.py", FEDGEN, FEDFTG,
         label_ignored=("torch.cat([noise, hot], 1)", "torch.cat([noise, 0 * hot], 1)"),
         noise_ignored=("torch.cat([noise, hot], 1)", "torch.cat([0 * noise, hot], 1)"),
         no_hidden_relu=('linear(h.relu(), layers["out"]', 'linear(h, layers["out"]'),
@@ -581,7 +581,7 @@ MUTANTS = [
         the_servers_model_is_used=("return remembered(memory, state)", "return state"),
     ),
     *_of(
-        "algorithms/server/cluster.py", CFEDFN,
+        "algorithms/parts/cluster.py", CFEDFN,
         farthest_merge=("far.argmin()", "far.where(far.isfinite(), -far[0, 0]).argmax()"),
         single_linkage=("(sizes[i] * far[i] + sizes[j] * far[j]) / (sizes[i] + sizes[j])", "torch.where(far[i].isfinite() & far[j].isfinite(), torch.minimum(far[i], far[j]), math.inf)"),
         unweighted_linkage=("(sizes[i] * far[i] + sizes[j] * far[j]) / (sizes[i] + sizes[j])", "(far[i] + far[j]) / 2"),
@@ -614,7 +614,7 @@ MUTANTS = [
         gap_ignored=('gap=self.cut == "gap"', "gap=False"),
     ),
     *_of(
-        "algorithms/server/coefficients.py", KTPFL,
+        "algorithms/parts/coefficients.py", KTPFL,
         teachers_by_columns=("return (c @ said.flatten(1))", "return (c.mT @ said.flatten(1))"),
         kl_turned_round=("(teacher.clamp(min=tiny).log() - mine.clamp(min=tiny).log()) @ flat.mT", "(teacher - mine) @ flat.clamp(min=tiny).log().mT"),
         kl_sign=("(teacher.clamp(min=tiny).log() - mine.clamp(min=tiny).log())", "(mine.clamp(min=tiny).log() - teacher.clamp(min=tiny).log())"),

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fnrfl.algorithms.fnr import FNR, PENALTIES
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.algorithms.parts.penalties import PENALTIES
 from fnrfl.config import registry
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import ClientError
@@ -25,6 +26,7 @@ METHODS: dict[str, dict[str, Any]] = {
     **{name: {} for name in registry.algorithms()},
     "fedprox-strong": {"mu": 1.0},
     "scaffold-I": {"variates": "I"},
+    "scaffold-after": {"correction": "after-momentum"},
     "scaffold-uniform": {"weights": "uniform", "server_lr": 0.7},
     "moon-head": {"head": 8, "mu": 0.5},
     "feddyn-uniform": {"weights": "uniform", "alpha": 0.1},

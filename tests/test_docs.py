@@ -288,6 +288,14 @@ def test_the_papers_settings_are_those_of_the_code() -> None:
     assert written == {key: str(value).lower() if value is True else str(value) for key, value in PAPER.items()}
 
 
+def test_pages_say_in_which_mode_refinement_trains_by_default() -> None:
+    (default,) = [field.default for field in registry.fields("fnr") if field.name == "batchnorm"]
+    assert default == "updating"
+    assert f'Refinement trains in train mode (`fnr.batchnorm = "{default}"`)' in PAGES["docs/protocols.md"]
+    controls = " ".join(PAGES["docs/methods/controls.md"].split())
+    assert "Refinement itself is in train mode by default" in controls
+
+
 def test_every_leak_is_explained() -> None:
     explained = [key.strip("`") for key, *_ in table("docs/protocols.md", "The leaks")]
     assert explained == [key.name for key in describe_keys() if key.name.startswith("leaks.")]

@@ -17,7 +17,7 @@ from fnrfl.engines.capture import APART, Capturer, searched
 from torch import Tensor, nn
 
 from fnrfl.algorithms.fedavg import FedAvg
-from fnrfl.algorithms.fnr import ClassNorms
+from fnrfl.algorithms.parts.norms import ClassNorms
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import load
 from fnrfl.core.algorithm import Objective

@@ -17,7 +17,7 @@ from fnrfl.algorithms.cfedfn import CFedFN, Description, positions
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.local_only import LocalOnly, as_memory
-from fnrfl.algorithms.server.cluster import agglomerate
+from fnrfl.algorithms.parts.cluster import agglomerate
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.rng import generator
 from fnrfl.core.types import Data, Decorator, LocalTask, Probe, State, Training, Tree

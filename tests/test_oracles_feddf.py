@@ -17,8 +17,8 @@ from fnrfl.algorithms import feddf
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.feddf import FedDF
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.server.distill import SoftTargets, batches, distill
-from fnrfl.algorithms.server.ensemble import accuracy, logits, verdict, votes
+from fnrfl.algorithms.parts.distill import SoftTargets, batches, distill
+from fnrfl.algorithms.parts.ensemble import accuracy, logits, verdict, votes
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.isolation import one_intra_op_thread
@@ -244,7 +244,7 @@ def test_card8_logits_in_parts_are_logits(monkeypatch: pytest.MonkeyPatch) -> No
     played = Run(FedAvg(), world=world())
     x, y = played.world.pool.all("ranking")
     whole = logits(played.net, played.state, x)
-    monkeypatch.setattr("fnrfl.algorithms.server.ensemble.AT_ONCE", 7)
+    monkeypatch.setattr("fnrfl.algorithms.parts.ensemble.AT_ONCE", 7)
     assert distance(logits(played.net, played.state, x), whole) < 1e-12
     assert accuracy(played.net, played.state, x, y) == float((whole.argmax(1) == y).double().mean())
 

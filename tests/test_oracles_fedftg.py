@@ -15,7 +15,7 @@ from fnrfl.algorithms import fedftg
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fedftg import Ensembled, FedFTG, disagreement, ensemble
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.server.generator import ConvGenerator, Generator, diversity, holders, indicator, proportional
+from fnrfl.algorithms.parts.generator import ConvGenerator, Generator, diversity, holders, indicator, proportional
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.net import Model, Net
 from fnrfl.core.rng import generator

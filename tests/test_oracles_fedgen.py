@@ -14,7 +14,7 @@ import fnrfl
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fedgen import FedGen, Generated, edges, teaching
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.server.generator import Generator, descend, diversity, indicator, labelled, weighted
+from fnrfl.algorithms.parts.generator import Generator, descend, diversity, indicator, labelled, weighted
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.errors import CompatibilityError, ConfigError

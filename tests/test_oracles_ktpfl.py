@@ -16,7 +16,7 @@ import fnrfl
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.ktpfl import Imitation, KTpFL, SoftPredictions
 from fnrfl.algorithms.local_only import LocalOnly
-from fnrfl.algorithms.server.coefficients import curvature, gradient, mixed, projected, released, simplex
+from fnrfl.algorithms.parts.coefficients import curvature, gradient, mixed, projected, released, simplex
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.net import Model
 from fnrfl.core.rng import generator

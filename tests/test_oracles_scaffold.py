@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.scaffold import Controlled, Scaffold
-from fnrfl.core.types import State, Training, Tree
+from fnrfl.core.types import LocalTask, State, Training, Tree
 from toys import Run, assert_near, assert_same, bowls, classification, distance, optimum, quadratic, run
 
 SIZES = (10, 20, 30, 40)
@@ -161,6 +161,57 @@ def test_card3_momentum_and_many_steps_do_not_diverge() -> None:
     began = distance(played.state.params, best)
     played.rounds(12)
     assert distance(played.state.params, best) < 0.01 * began
+
+
+@WEIGHTS
+@VARIATES
+def test_card3_after_momentum_is_the_same_for_plain_sgd(variates: str, weights: str) -> None:
+    """Without momentum a step of g - c_i + c is a step of g and one of c - c_i."""
+    options = {"variates": variates, "weights": weights}
+    training = replace(classification().training, momentum=0.0)
+    inside, after = (
+        Run(Scaffold(**options, correction=where), training=training) for where in ("gradient", "after-momentum")
+    )
+    for _ in range(3):
+        assert_near(inside.round(), after.round(), atol=1e-12)
+
+
+def test_card3_after_momentum_stays_bounded_and_ends_off_the_optimum() -> None:
+    """c_i is the sum of a_k g_k over the number of steps: larger than a gradient, by a factor that does not grow."""
+    A, b = bowls()
+    best = optimum(A, b, SIZES)
+    off = {}
+    for lr, rounds in ((0.01, 60), (0.005, 120)):
+        world = quadratic(A, b, SIZES, steps=10, lr=lr, momentum=0.9)
+        played = Run(Scaffold(correction="after-momentum"), world=world)
+        played.rounds(rounds)
+        off[lr] = distance(played.state.params, best)
+        gradients = A @ best - b
+        assert remembered(played).abs().max() < 10 * gradients.abs().max()
+        assert distance(shares("examples") @ remembered(played), played.state.extra["c"]) < 1e-12
+    assert 0.02 < off[0.01] < 0.1
+    assert off[0.01] / off[0.005] == pytest.approx(2, rel=0.2)  # of the order of the learning rate
+
+
+@pytest.mark.parametrize("engine", ["batched", "loop-fast", "batched-fast"])
+def test_card3_after_momentum_is_recorded_and_batched(engine: str) -> None:
+    method = Scaffold(correction="after-momentum")
+    assert_near(Run(method).rounds(3), Run(method, engine).rounds(3), atol=1e-10)
+    assert distance(Run(method).rounds(2).params, Run(Scaffold()).rounds(2).params) > 1e-4
+
+
+def test_card3_what_is_frozen_is_not_shifted() -> None:
+    """Neither by the gradient nor after the momentum step."""
+    played = Run(Scaffold(correction="after-momentum"))
+    net, fixed = played.net, frozenset({"hidden.weight"})
+    ones = torch.ones_like(played.state.params)
+    training = replace(played.world.training, frozen=fixed)
+    task = LocalTask(
+        Controlled(True, after_momentum=True), "local", played.state, shared={"c": ones}, training=training
+    )
+    moved = played.engine.train(torch.tensor([0]), task).params[0] - played.state.params
+    assert (moved[net.mask(fixed)] == 0).all()
+    assert (moved[~net.mask(fixed)] != 0).all()
 
 
 def test_card3_frozen_zero_variates_are_fedavg_bit_for_bit() -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fnrfl.algorithms.server import optimisers
+from fnrfl.algorithms.parts import optimisers
 from fnrfl.core.algorithm import Algorithm, MethodWrapper, option
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net

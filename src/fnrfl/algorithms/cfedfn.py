@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.algorithms.fedavg import FedAvg
-from fnrfl.algorithms.server.cluster import agglomerate
+from fnrfl.algorithms.parts.cluster import agglomerate
 from fnrfl.core import trees
 from fnrfl.core.algorithm import class_indicator, option
 from fnrfl.core.net import Net

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fnrfl.algorithms.server.distill import SoftTargets, distill
-from fnrfl.algorithms.server.ensemble import accuracy, verdict, votes
+from fnrfl.algorithms.parts.distill import SoftTargets, distill
+from fnrfl.algorithms.parts.ensemble import accuracy, verdict, votes
 from fnrfl.core.algorithm import Algorithm, Objective, option
 from fnrfl.core.types import Engine, LocalTask, Replies, State, Training, Tree
 

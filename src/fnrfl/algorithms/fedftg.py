@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fnrfl.algorithms.server.generator import (
+from fnrfl.algorithms.parts.generator import (
     ConvGenerator,
     Generator,
     LabelCounts,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.algorithms.local_only import GoingOn, Keeping, LocalOnly
-from fnrfl.algorithms.server.coefficients import Fit, curvature, gradient, mixed, projected, released
+from fnrfl.algorithms.parts.coefficients import Fit, curvature, gradient, mixed, projected, released
 from fnrfl.core.algorithm import option
 from fnrfl.core.net import Model
 from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, Probe, State, Tree, nothing

@@ -67,10 +67,17 @@ class Objective:
         """The gradient that the optimiser is given: weight decay is in it, momentum is not yet."""
         return grad
 
+    def shift(self, lr: float | Tensor, shared: Tree, own: Tree) -> Flat | None:
+        """A displacement added after the optimiser's step, so that momentum does not carry it on; None: no such one."""
+        return None
+
     def finish(
         self, start: State, end: State, travel: Tensor, examples: Tensor, shared: Tree, own: Tree
     ) -> tuple[Tree, Tree]:
-        """(what is sent up beside the model, what the client remembers: changed keys only)."""
+        """(what is sent up beside the model, what the client remembers: changed keys only).
+
+        Here `own` also has `lr_steps`, the learning rate times the number of steps.
+        """
         return {}, {}
 
 

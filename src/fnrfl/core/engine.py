@@ -24,9 +24,12 @@ class Probe:
     """A question about a model on some data, asked in eval mode and without gradient.
 
     One about the data alone sets `asks_model = False`: it is handed an empty `out`, and no model is sent or called.
+    One with a `training` sees the batches of that training instead, in train mode: BatchNorm uses the batch's
+    statistics, and dropout is drawn. The model stays as it is.
     """
 
     asks_model: ClassVar[bool] = True
+    training: Training | None = None
     registry: ClassVar[dict[str, type[Probe]]] = {}
 
     def __init_subclass__(cls) -> None:

@@ -99,6 +99,9 @@ def local_step(
     if training.frozen:
         grad = grad.masked_fill(net.mask(training.frozen), 0.0)
     optim.update(training, lr, carry.params, grad, carry.memory)
+    shift = objective.shift(lr, shared, own)
+    if shift is not None:
+        carry.params.add_(shift.masked_fill(net.mask(training.frozen), 0.0) if training.frozen else shift)
     for name, buffer in carry.buffers.items():
         buffer.copy_(buffers[name])
     return value

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
 
 from fnrfl.core.messages import MeasureRequest
+from fnrfl.core.net import Net
 from fnrfl.core.trees import Tree
-from fnrfl.core.values import Out, RandomStream, State
+from fnrfl.core.values import Batch, Flat, Out, RandomStream, State
 from fnrfl.engines.job import Job
 from fnrfl.engines.place import Place, Station
 from fnrfl.engines.recorder import Recorder
@@ -28,6 +29,7 @@ class Probing:
     held: Callable[[int], State]  # client -> the model that it holds
     stream: Callable[[int], RandomStream]
     initial: State
+    draws: Callable[[RandomStream], Callable[[int, int], Tree]]  # dropout masks, for probes in train mode
 
     def model(self, m: int) -> State:
         """The model that client m is asked about."""
@@ -38,15 +40,31 @@ class Probing:
 
     def answer(self, station: Station, m: int) -> Tree:
         """Client m's answer."""
-        request, model, client = self.request, self.model(m).to(station.net.device), self.request.clients[m]
+        net, probe, model = station.net, self.request.probe, self.model(m).to(station.net.device)
         total: Tree = {}
-        for batch in station.feed.probe_batches(client, request.data, self.stream(client)):
-            if request.probe.asks_model:
-                out = station.net.eval_forward(model.params, model.buffers, station.net.laid_out(batch.x))
-            else:
-                out = Out.empty(batch)
-            total = added(total, request.probe(out, batch))
-        return request.probe.finish(total)
+        for batch in self.batches(station, self.request.clients[m]):
+            batch = replace(batch, x=net.laid_out(batch.x)) if probe.asks_model else batch
+            out = self.forward(net, model.params, model.buffers, batch) if probe.asks_model else Out.empty(batch)
+            total = added(total, probe(out, batch))
+        return probe.finish(total)
+
+    def batches(self, station: Station, client: int) -> Iterator[Batch]:
+        """The batches that a client is asked about."""
+        feed, training, stream = station.feed, self.request.probe.training, self.stream(client)
+        if training is None:
+            yield from feed.probe_batches(client, self.request.data, stream)
+            return
+        draw = self.draws(stream)
+        for positions in feed.plan(client, self.request.data, training, stream).batches:
+            x, y = feed.take(self.request.data, positions)
+            masks = {k: v[0].to(x.device) for k, v in draw(1, len(positions)).items()}
+            yield Batch(x, y, positions.to(x.device), masks)
+
+    def forward(self, net: Net, params: Flat, buffers: Tree, batch: Batch) -> Out:
+        """The forward pass that a probe looks at."""
+        if self.request.probe.training is None:
+            return net.eval_forward(params, buffers, batch.x)
+        return net.apply(params, buffers, batch.x, mode="batch", masks=batch.noise)[0]
 
 
 class Runner(Protocol):

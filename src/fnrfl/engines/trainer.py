@@ -69,7 +69,7 @@ class Trainer:
         """Every client's answer to a probe, [M, ...]; `held(client)` is the model that it holds."""
         stream = lambda client: self._stream(request.round, client, "measure")  # noqa: E731
         with torch.no_grad(), one_intra_op_thread(), self.place.layer_precision():
-            answers = self.runner.measure(Probing(request, held, stream, self.initial), self.place)
+            answers = self.runner.measure(Probing(request, held, stream, self.initial, self._mask_draws), self.place)
         return trees.stacked([trees.moved(answer, self.net.device) for answer in answers])
 
     def _run(self, job: Job, round: int) -> list[Tensor]:
@@ -109,6 +109,9 @@ class Trainer:
     def _stream(self, round: int, client: int, purpose: str) -> RandomStream:
         return lambda name: generator(self.seed, round, client, purpose, name)
 
+    def _mask_draws(self, stream: RandomStream) -> Callable[[int, int], Tree]:
+        return _draws(lambda batch: self._noise_shapes(Objective(), batch), stream, self.net)
+
     def _noise_shapes(self, objective: Objective, batch: int) -> Shapes:
         """Uniform numbers that a step needs: the objective's and the dropout masks'."""
         return objective.noise(batch) | {k: (batch, *shape) for k, shape in self.net.drop_shapes.items()}
@@ -141,6 +144,7 @@ class Trainer:
         objective = job.task.objective
         if type(objective).finish is Objective.finish:
             return {}, {}
+        lr = job.start.params.new_tensor(job.training.lr)
         finished = [
             objective.finish(
                 trees.rows(job.start, m),
@@ -148,7 +152,7 @@ class Trainer:
                 replies.travel[m],
                 replies.examples[m],
                 job.task.shared,
-                trees.rows(job.own, m),
+                trees.rows(job.own, m) | {"lr_steps": lr * job.steps[m]},
             )
             for m in range(len(job.clients))
         ]

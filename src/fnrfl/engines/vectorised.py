@@ -50,7 +50,8 @@ class Vectorised:
     def measure(self, probing: Probing, place: Place) -> list[Tree]:
         request = probing.request
         one_by_one = lambda: place.each(len(request.clients), probing.answer)  # noqa: E731
-        if request.data == "private" or not request.probe.asks_model:  # each client is asked about other examples
+        masked = request.probe.training is not None and bool(place.net.drop_shapes)
+        if request.data == "private" or not request.probe.asks_model or masked:  # each client sees other numbers
             return one_by_one()
         try:
             return self._measure_together(probing, place)
@@ -66,9 +67,9 @@ class Vectorised:
         def ask(station: Station, g: int) -> list[Tree]:
             net, rows = station.net, [m for m in groups[g] if m < len(request.clients)]
             models = trees.moved(trees.stacked([probing.model(m) for m in rows]), net.device)
-            client, total = request.clients[rows[0]], dict[str, Tensor]()
-            for batch in station.feed.probe_batches(client, request.data, probing.stream(client)):
-                answer = lambda p, b, batch=batch: request.probe(net.eval_forward(p, b, batch.x), batch)  # noqa: E731
+            total: Tree = {}
+            for batch in probing.batches(station, request.clients[rows[0]]):
+                answer = lambda p, b, batch=batch: request.probe(probing.forward(net, p, b, batch), batch)  # noqa: E731
                 total = added(total, vmap(answer)(models.params, models.buffers))
             return [request.probe.finish(trees.rows(total, i)) for i in range(len(rows))]
 

@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fnrfl.algorithms.fnr import FNR, num_peers, num_refined
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.algorithms.parts.norms import num_peers, num_refined
 from fnrfl.config import Public, RunConfig, registry
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError
@@ -174,6 +175,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
     return FNR(
         inner=inner,
         **config.fnr,  # type: ignore[arg-type]
+        ranking="recall" if config.protocol == "paper" else "accuracy",
         shuffle=config.protocol != "paper",
         norm_pass_train_mode=config.leaks.norm_pass_train_mode,
     )

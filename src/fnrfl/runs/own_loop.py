@@ -21,7 +21,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fnrfl.algorithms.fnr import PENALTIES, ClassNorms, Penalised, norm_targets, weakest
+from fnrfl.algorithms.parts.norms import ClassNorms, norm_targets, weakest
+from fnrfl.algorithms.parts.penalties import PENALTIES, Penalised
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.net import Net
