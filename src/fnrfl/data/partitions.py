@@ -154,7 +154,7 @@ def _draw_niid(split: Niid | NiidMixed, labels: Ints, clients: int, seed: int, n
         )
     of = split if isinstance(split, NiidMixed) else split.of
     if not isinstance(of, Iid | LabelClasses):
-        _check_room(split, len(labels), clients, niid.LEAST)
+        _check_room(split, len(labels), clients, niid.MIN_EXAMPLES)
     match of:
         case Iid():
             positions = niid.iid(len(labels), clients, seed)
@@ -169,7 +169,7 @@ def _draw_niid(split: Niid | NiidMixed, labels: Ints, clients: int, seed: int, n
             positions = niid.mixed(labels, of.alpha, seed)
     empty = [client for client, mine in enumerate(positions) if not len(mine)]
     if empty:
-        way = "a larger alpha" if isinstance(split, NiidMixed) else "fewer clients"
+        way = "fewer clients" if isinstance(of, LabelClasses) else "a larger alpha"
         raise ConfigError(f"{split}: seed {seed} leaves client {empty[0]} without examples. Use another seed or {way}.")
     return positions
 
