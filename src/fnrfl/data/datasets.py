@@ -21,7 +21,8 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data import arrays, readers
 from fnrfl.data.reading import ALL, Columns, Examples, Expected, Read
-from fnrfl.data.sources import CIFAR_BATCHES, NAMED, Arrays, checksum, named, read_cifar, verified
+from fnrfl.data.sources import NAMED_DATASETS, cifar10, load_named, read_verified
+from fnrfl.data.sources.entry import Arrays, checksum
 
 Values = np.ndarray | Tensor
 
@@ -161,10 +162,10 @@ def read(name: str, expected: Expected | None = None) -> Source:
     Without `expected` it is to be trained on; with it, it is held against what a model expects.
     """
     path = Path(os.path.expanduser(name))  # of an unknown user: as it is, where Path would raise
-    if name in NAMED:
-        return _original(name, *named(name))
-    if os.path.isfile(path / CIFAR_BATCHES[0]):
-        return _original("cifar10", verified("cifar10", path, read_cifar), str(path.resolve()))
+    if name in NAMED_DATASETS:
+        return _original(name, *load_named(name))
+    if os.path.isfile(path / cifar10.BATCH_FILES[0]):
+        return _original("cifar10", read_verified("cifar10", path, cifar10.read_cifar), str(path.resolve()))
     if path.suffix.lower() in readers.FILES:
         found = readers.FILES[path.suffix.lower()](path, expected)
     elif path.is_dir():
@@ -172,10 +173,10 @@ def read(name: str, expected: Expected | None = None) -> Source:
     elif ":" in name:
         return _returned(name, readers.call(name))
     else:
-        near = get_close_matches(name, NAMED, n=1)
+        near = get_close_matches(name, NAMED_DATASETS, n=1)
         raise ConfigError(
             f"dataset = {name!r} is neither a known data set nor a file or folder that exists; it must be "
-            f"{', '.join(NAMED)}, a .npz or .csv file, a folder of images, or module:function."
+            f"{', '.join(NAMED_DATASETS)}, a .npz or .csv file, a folder of images, or module:function."
             + (f" Did you mean {near[0]!r}?" if near else " Check the name.")
         )
     return Source(name, str(path.resolve()), _checked(name, found))
@@ -267,7 +268,7 @@ def _assembled(
 def _original(name: str, found: Arrays, source: str) -> Source:
     """A named data set; its arrays have been verified to the last bit."""
     parts = {"train": Examples(found.x_train, found.y_train), "test": Examples(found.x_test, found.y_test)}
-    return Source(name, source, Read(parts, NAMED[name].classes), NAMED[name].checksum)
+    return Source(name, source, Read(parts, NAMED_DATASETS[name].classes), NAMED_DATASETS[name].checksum)
 
 
 def _num_test(num_examples: int) -> int:

@@ -14,8 +14,8 @@ import numpy as np
 from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.data.arrays import class_names
-from fnrfl.data.reading import ALL, Examples, Expected, Read, regular, unreadable
-from fnrfl.data.sources import UNREADABLE, read_image
+from fnrfl.data.reading import ALL, UNREADABLE, Examples, Expected, Read, regular, unreadable
+from fnrfl.data.sources.images import read_image
 from fnrfl.data.tables import read_csv
 
 IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fnrfl.core.errors import ConfigError
+
+# What readers of files raise when the bytes are not what the format promises.
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, NotImplementedError),
+    *(zlib.error, zipfile.BadZipFile, tarfile.TarError, pickle.UnpicklingError),
+)
 
 ALL = ""  # the one part of data that has no parts of its own; the others are called train and test
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data.datasets import Dataset, Part, stratified_order
-from fnrfl.data.sources import checksum
+from fnrfl.data.sources.entry import checksum
 
 # Who trains on the public data besides the server: nobody; everybody; or, each example, a client that has such ones.
 PublicTo = Literal["nobody", "everybody", "owners"]
