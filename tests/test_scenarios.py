@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data import niid
 from fnrfl.data.partitions import Partition, draw
-from fnrfl.data.scenarios import (
+from fnrfl.data.scenarios import describe, parse
+from fnrfl.data.terms import (
     FeatureNoise,
     Iid,
     Joint,
@@ -27,9 +28,7 @@ from fnrfl.data.scenarios import (
     NiidMixed,
     QuantityDirichlet,
     Scenario,
-    describe,
     mask,
-    parse,
 )
 
 CIFAR = np.arange(50_000) % 10  # ten classes of 5,000 examples, as CIFAR-10 has

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data import niid
-from fnrfl.data.scenarios import (
+from fnrfl.data.scenarios import parse
+from fnrfl.data.terms import (
     FeatureNoise,
     Floats,
     Iid,
@@ -31,7 +32,6 @@ from fnrfl.data.scenarios import (
     QuantityDirichlet,
     Scenario,
     Split,
-    parse,
 )
 
 

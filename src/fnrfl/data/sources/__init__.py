@@ -9,10 +9,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import did_you_mean
 from fnrfl.data.reading import UNREADABLE
 from fnrfl.data.sources import cifar10, digits, fashion_mnist
 from fnrfl.data.sources.cache import (
@@ -119,10 +119,9 @@ def read_verified(name: str, path: Path, read: Callable[[Path], Arrays]) -> Arra
 
 def _entry(name: str) -> NamedDataset:
     if name not in NAMED_DATASETS:
-        near = get_close_matches(name, NAMED_DATASETS, n=1)
         raise ConfigError(
             f"{name!r} is not a data set with a name of its own; those are {', '.join(NAMED_DATASETS)}."
-            + (f" Did you mean {near[0]!r}?" if near else "")
+            + did_you_mean(name, NAMED_DATASETS)
         )
     return NAMED_DATASETS[name]
 
