@@ -574,7 +574,10 @@ GOOD = {
         ({"y_train": np.arange(8) * 100, "y_test": np.arange(4) + 1}, "12 classes for 8 training examples"),
         ({"y_train": np.zeros(8, np.complex64)}, "of type complex64"),
         ({"x_train": np.full((8, 3), np.nan)}, "24 values that are not finite, the first nan in example 0"),
-        ({"x_test": np.array([[1.0, 2, 3]] * 3 + [[1, np.inf, 3]])}, "1 values .* the first inf in example 3"),
+        (
+            {"x_test": np.array([[1.0, 2, 3]] * 3 + [[1, np.inf, 3]])},
+            "holds 1 value that is not finite, the first inf in example 3",
+        ),
         ({"x_test": np.zeros((4, 2))}, r"float64\[3\] and test examples of float64\[2\]"),
         ({"x_test": np.zeros((4, 3), np.float32)}, "must be alike"),
         ({"x_train": np.zeros(8)}, r"float64\[8\]; it must be numbers"),
@@ -582,7 +585,7 @@ GOOD = {
         ({"x_train": np.array([["a", "b"]] * 8)}, "must be numbers"),
         ({"x_train": np.zeros((8, 3), np.uint8)}, r"uint8\[8, 3\]; uint8 means pixels"),
         ({"x_train": np.zeros((0, 3)), "y_train": np.zeros(0)}, "no examples in x_train"),
-        ({"classes": np.array(["one"])}, "the label 1, but names 1 classes"),
+        ({"classes": np.array(["one"])}, "the label 1, but names 1 class;"),
         ({"y_train": np.array(list("abababab")), "y_test": np.array(list("aabb")), "classes": ["a"]}, "the label 'b'"),
         ({"y_train": np.array(list("01010101"))}, "names as training labels and numbers as test labels"),
         ({"y_test": np.array(list("0101"))}, "numbers as training labels and names as test labels"),
@@ -814,7 +817,7 @@ def test_folders_that_are_not_read_are_said() -> None:
     assert "pets also has the folders val, which are not used" in said
     assert "without an image in them, which make no class: train/eel" in said
     assert "which are not read: train/cat/more" in said
-    assert "1 images outside of the classes' folders" in said
+    assert "1 image outside of the classes' folders" in said
 
 
 def test_bad_image_folders_are_refused_with_a_sentence() -> None:

@@ -143,7 +143,7 @@ def test_the_last_draw_that_the_limit_allows_still_counts(monkeypatch: pytest.Mo
     assert [mine.tolist() for mine in niid.quantity_dirichlet(1000, 10, 0.2, 4)] == expected
     monkeypatch.setattr(niid, "MAX_NUMBERS", draws * 10 - 1)
     with pytest.raises(
-        ConfigError, match=f"none of {draws - 1:,} draws gave each of 10 clients 10 of the 1000 examples"
+        ConfigError, match=f"none of {draws - 1:,} draws gave each of 10 clients 10 of the 1,000 examples"
     ):
         niid.quantity_dirichlet(1000, 10, 0.2, 4)
 

@@ -321,7 +321,7 @@ def test_absent_classes_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("text", "labels", "clients", "words"),
     [
-        ("iid", CIFAR[:5], 6, "6 clients and 5 examples"),
+        ("iid", CIFAR[:5], 6, "clients is 6 and the data has 5 examples"),
         ("iid", CIFAR, 0, "clients is 0"),
         ("iid", np.array([0, 11]), 1, "between 0 and 9"),
         ("iid", np.array([0.0, 1.0]), 1, "whole numbers"),

@@ -178,6 +178,6 @@ def _numpy(seed: int) -> np.random.RandomState:
 def _refused(scenario: str, draws: int, examples: int, clients: int) -> ConfigError:
     return ConfigError(
         f"{scenario} as in NIID-Bench: none of {draws:,} draws gave each of {clients} clients {MIN_EXAMPLES} of the "
-        f"{examples} examples. Use fewer clients or a larger alpha, or the scenarios without niid, which take a "
+        f"{examples:,} examples. Use fewer clients or a larger alpha, or the scenarios without niid, which take a "
         "smaller min."
     )

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
-from fnrfl.data.reading import ALL, Columns, Examples, Expected, Read, regular, unreadable
+from fnrfl.core.words import counted
+from fnrfl.data.reading import ONLY_PART, Columns, Examples, Expected, RawData, require_file, unreadable
 
 Line = tuple[int, list[str]]  # the number of a line in a table, and its cells
 
@@ -28,7 +29,7 @@ class _Places:
     label: int | None
 
 
-def read_csv(path: Path, expected: Expected | None = None) -> Read:
+def read_csv(path: Path, expected: Expected | None = None) -> RawData:
     """A table with a header: a label column, by name or the last, and columns of numbers, which become float32."""
     header, lines = _table(path)
     places = _places(header, path, expected)
@@ -44,7 +45,7 @@ def read_csv(path: Path, expected: Expected | None = None) -> Read:
     if places.label is not None:
         types = tuple("integer" if whole else "number" for whole in (x == np.floor(x)).all(0))
         columns = Columns(tuple(header[at] for at in places.inputs), types, header[places.label])
-    return Read({ALL: Examples(x.astype(np.float32), y, carried=carried)}, classes=classes, columns=columns)
+    return RawData({ONLY_PART: Examples(x.astype(np.float32), y, carried=carried)}, classes=classes, columns=columns)
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -52,16 +53,17 @@ def read_csv(path: Path, expected: Expected | None = None) -> Read:
 
 def _table(path: Path) -> tuple[list[str], list[Line]]:
     """The header and the other lines that are not empty, all of one length."""
-    regular(path)
+    require_file(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
             lines = [(reader.line_num, cells) for cells in reader if cells]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise unreadable(path, "a table in UTF-8", error) from error
-    if len(lines) < 2 or len(lines[0][1]) < 2:
+    num_columns = len(lines[0][1]) if lines else 0
+    if len(lines) < 2 or num_columns < 2:
         raise ConfigError(
-            f"{path} has {len(lines)} lines and {len(lines[0][1]) if lines else 0} columns; it must have a header, "
+            f"{path} has {counted(len(lines), 'line')} and {counted(num_columns, 'column')}; it must have a header, "
             "examples, and two columns at least, separated by commas. Write it again."
         )
     header = [cell.strip() for cell in lines.pop(0)[1]]
@@ -74,7 +76,8 @@ def _table(path: Path) -> tuple[list[str], list[Line]]:
     for number, cells in lines:
         if len(cells) != len(header):
             raise ConfigError(
-                f"line {number} of {path} has {len(cells)} columns; the header names {len(header)}. Correct that line."
+                f"line {number} of {path} has {counted(len(cells), 'column')}; the header names {len(header)}. "
+                "Correct that line."
             )
     return header, lines
 
@@ -171,8 +174,8 @@ def _by_rule(header: list[str], path: Path, usable: list[int]) -> _Places:
     label = usable[-1] if known is None else known
     inputs = [at for at in usable if at != label]
     names = [header[at] for at in inputs]
-    counted = names in ([str(n + first) for n in range(len(names))] for first in (0, 1))  # as a data frame numbers them
-    if all(_is_number(name) for name in names) and not (counted and known is not None):
+    numbered = names in ([str(n + first) for n in range(len(names))] for first in (0, 1))  # as a data frame does
+    if all(_is_number(name) for name in names) and not (numbered and known is not None):
         raise _without_header(path, header)
     return _Places(inputs, label)
 
