@@ -269,9 +269,9 @@ def _assemble(
     return Dataset(name, train, test, named_classes, source, known or checksum(x[0], y[0], x[1], y[1]))
 
 
-def _named_source(name: str, found: Arrays, source: str) -> DataSource:
+def _named_source(name: str, verified: Arrays, source: str) -> DataSource:
     """A named data set; its arrays have been verified to the last bit."""
-    parts = {"train": Examples(found.x_train, found.y_train), "test": Examples(found.x_test, found.y_test)}
+    parts = {"train": Examples(verified.x_train, verified.y_train), "test": Examples(verified.x_test, verified.y_test)}
     return DataSource(name, source, RawData(parts, NAMED_DATASETS[name].classes), NAMED_DATASETS[name].checksum)
 
 

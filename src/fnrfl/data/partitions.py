@@ -128,7 +128,7 @@ def draw(
 
 
 def _draw(split: Split, labels: Ints, clients: int, seed: int) -> list[Ints]:
-    """Counts first, since they decide whether a draw is kept; positions once."""
+    """Draw counts until every client has enough examples, then give out the examples once."""
     if isinstance(split, Iid | QuantityDirichlet):
         labels = np.zeros_like(labels)  # to them all examples are of one class
     _, labels, sizes = np.unique(labels, return_inverse=True, return_counts=True)

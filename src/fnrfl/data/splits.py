@@ -21,7 +21,7 @@ from fnrfl.core.words import counted
 from fnrfl.data.datasets import Dataset, Part, stratified_order
 from fnrfl.data.sources.entry import checksum
 
-# Who trains on the public data besides the server: nobody; everybody; or, each example, a client that has such ones.
+# Who trains on public data besides the server: no client, every client, or for each example one client of its class.
 PublicTo = Literal["nobody", "everybody", "owners"]
 
 
@@ -267,8 +267,8 @@ def check_disjoint(
         return
     fingerprints = _fingerprints(outside)
     known = set(fingerprints)
-    found = {name: known & set(_fingerprints(part)) for name, part in (inside or {}).items()}
-    if overlaps := {name: sum(seen in common for seen in fingerprints) for name, common in found.items() if common}:
+    common = {name: known & set(_fingerprints(part)) for name, part in (inside or {}).items()}
+    if overlaps := {name: sum(one in both for one in fingerprints) for name, both in common.items() if both}:
         listed = " and ".join(f"{count} that are also in {name}" for name, count in overlaps.items())
         raise CompatibilityError(
             f"public.source has {listed}, among its {counted(len(outside), 'example')}; public data must be disjoint "
