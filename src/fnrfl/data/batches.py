@@ -32,8 +32,8 @@ def plan(n: int, training: Training, stream: RandomStream) -> Plan:
         orders = [torch.arange(n)] * epochs
     if training.last_batch == "run-on":
         missing = -(epochs * n) % batch
-        whole = torch.cat([*orders, orders[-1][torch.arange(missing) % n]])
-        return Plan(whole, [batch] * (len(whole) // batch))
+        filled = torch.cat([*orders, orders[-1][torch.arange(missing) % n]])
+        return Plan(filled, [batch] * (len(filled) // batch))
     full, rest = divmod(n, batch)
     if training.last_batch == "drop":
         return Plan(torch.cat([order[: full * batch] for order in orders]), [batch] * full * epochs)
@@ -63,7 +63,7 @@ class Pool:
         """`parts` has "private" (what `shards` index), "public", "ranking", "distill", "validation".
 
         They lie on `device`, as bytes if they are bytes. `noise(client, x, stream)` lays a client's feature noise over
-        a batch: at every access, or once and for all.
+        a batch: each time that the examples are used (`redraw`), or once, when the pool is made.
         """
         self.num_classes, self.dtype, self.shards = num_classes, dtype, list(shards)
         self.examples = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
@@ -114,9 +114,9 @@ class Pool:
         private = data == "private"
         positions = self.shards[client] if private else torch.arange(len(self._parts[data][1]))
         noise = self._noise_of(client, stream) if private else None
-        for part in positions.to(self.device).split(WHOLE):
-            x, y = self.take(data, part)
-            yield Batch(x if noise is None else noise(x), y, part)
+        for chunk in positions.to(self.device).split(WHOLE):
+            x, y = self.take(data, chunk)
+            yield Batch(x if noise is None else noise(x), y, chunk)
 
     def all(self, data: Data) -> tuple[Tensor, Tensor]:
         """(x, y) of a split, pixels as numbers in [0, 1]."""

@@ -26,8 +26,8 @@ from fnrfl.core.net import Net
 from fnrfl.core.types import State
 from fnrfl.data.arrays import tensor
 from fnrfl.data.batches import WHOLE, check_fits, scaled
-from fnrfl.data.datasets import Facts, Source, read
-from fnrfl.data.reading import ALL, Examples, Expected
+from fnrfl.data.datasets import DataSource, Facts, read_source
+from fnrfl.data.reading import ONLY_PART, Examples, Expected
 from fnrfl.runs import run as runs
 from fnrfl.runs.build import check_tokens
 from fnrfl.runs.evaluate import Score, pooled
@@ -177,14 +177,14 @@ def evaluate(run_dir: str | Path, data: str, *, client: int | None = None, trust
     """
     trained = open_run(run_dir, trust=trust)
     trusted.given("dataset", data)
-    source = read(data, _expected(trained))
+    source = read_source(data, _expected(trained))
     asked = _own_test(trained, source)
     notes: tuple[str, ...] = ()
     if asked is not None:
         what = TEST
     else:
-        part = "test" if len(source.read.parts) > 1 else next(iter(source.read.parts))
-        asked = _asked(trained, data, source.read.parts[part], source.read.classes)
+        part = "test" if len(source.raw.parts) > 1 else next(iter(source.raw.parts))
+        asked = _asked(trained, data, source.raw.parts[part], source.raw.classes)
         what = OTHER_TEST if part == "test" else EVERYTHING
         notes = (*_notes(trained, data, source), *_changed(trained, data, what))
     if asked.y is None:
@@ -215,8 +215,8 @@ def predict(
         raise ConfigError(
             f"{data} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
         )
-    source = read(data, replace(_expected(trained), carried=id_column))
-    asked = {name: _asked(trained, data, part, source.read.classes) for name, part in source.read.parts.items()}
+    source = read_source(data, replace(_expected(trained), carried=id_column))
+    asked = {name: _asked(trained, data, part, source.raw.classes) for name, part in source.raw.parts.items()}
     x = torch.cat([one.x for one in asked.values()]) if len(asked) > 1 else next(iter(asked.values())).x
     per_client: dict[int, list[str]] = {}
     total, count = torch.zeros(len(x), len(trained.classes), dtype=trained.net.dtype), 0
@@ -233,7 +233,7 @@ def predict(
         _labels_of(trained, mean),
         mean,
         per_client,
-        parts=None if ALL in asked else [name for name, one in asked.items() for _ in one.rows],
+        parts=None if ONLY_PART in asked else [name for name, one in asked.items() for _ in one.rows],
         ids=None if id_column is None or carried is None else (id_column, carried),
         notes=(*_notes(trained, data, source), *_other_data(trained, data, source)),
     )
@@ -268,7 +268,7 @@ def _expected(trained: Trained) -> Expected:
     return Expected(trained.data.columns, num_inputs=prod(trained.data.input_shape), labelled=False)
 
 
-def _own_test(trained: Trained, source: Source) -> Asked | None:
+def _own_test(trained: Trained, source: DataSource) -> Asked | None:
     """The test part of the run's own data, if that is what was given; only data of the same size is hashed."""
     facts = trained.data
     if facts.examples is not None and facts.examples != source.num_examples:
@@ -295,7 +295,7 @@ def _changed(trained: Trained, data: str, what: str) -> tuple[str, ...]:
     )
 
 
-def _other_data(trained: Trained, data: str, source: Source) -> tuple[str, ...]:
+def _other_data(trained: Trained, data: str, source: DataSource) -> tuple[str, ...]:
     """A note if data has the name of the run's own and is not the same."""
     said = _changed(trained, data, EVERYTHING)
     if not said or _own_test(trained, source) is not None:
@@ -307,9 +307,9 @@ def _is_table(data: str) -> bool:
     return Path(data).suffix.lower() == ".csv"
 
 
-def _notes(trained: Trained, data: str, source: Source) -> tuple[str, ...]:
+def _notes(trained: Trained, data: str, source: DataSource) -> tuple[str, ...]:
     """What one should know about how the data was taken."""
-    said = list(source.read.notices)
+    said = list(source.raw.notices)
     columns = trained.data.columns
     if _is_table(data) and columns is None:
         said.append(f"The run has no names of columns, so the columns of {data} are taken by position.")
