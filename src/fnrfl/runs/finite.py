@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.types import State
 from fnrfl.engines.base import InProcess
-from fnrfl.core.errors import ConfigError, FnrflError
 
 
 def check_shapes(run_dir: Path, state: State | None, engine: InProcess) -> None:

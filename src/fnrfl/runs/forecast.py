@@ -19,9 +19,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from fnrfl.runs.build import Built, build, cohort, cohort_size
 from fnrfl.config import RunConfig
 from fnrfl.core.isolation import isolated
+from fnrfl.core.rng import generator
 from fnrfl.core.types import (
     SERVER,
     Batch,
@@ -40,8 +40,9 @@ from fnrfl.core.types import (
 from fnrfl.data.batches import WHOLE
 from fnrfl.engines.job import row
 from fnrfl.engines.metered import Metered
+from fnrfl.runs.build import Built, build
+from fnrfl.runs.cohorts import cohort, cohort_size
 from fnrfl.runs.evaluate import evaluate
-from fnrfl.core.rng import generator
 
 REHEARSED = 2  # rounds; every later one sends what the second does
 COUNTED = 10_000  # rounds whose cohorts are drawn to count steps

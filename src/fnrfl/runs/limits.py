@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from fnrfl.config import RunConfig
+from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.data.splits import Splits
-from fnrfl.core.errors import CompatibilityError
 
 MOST_THREADS = 1024  # whatever the machine: a run may go on elsewhere
 MOST_FILLED = 2**16  # examples of a batch that may be filled by repeating fewer: of a small data set, any usual batch

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from fnrfl.algorithms.fnr import PENALTIES, ClassNorms, Penalised, norm_targets, weakest
 from fnrfl.core.algorithm import Objective
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.net import Net
+from fnrfl.core.rng import stream_kept
 from fnrfl.core.step import Carry, by_autograd, local_step
 from fnrfl.core.types import Batch, State, Training, Tree
-from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
-from fnrfl.core.rng import stream_kept
 
 __all__ = ["class_norms", "norm_targets", "refine", "weakest"]
 

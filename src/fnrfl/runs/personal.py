@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fnrfl.rundir import checkpoint
 from fnrfl.core.algorithm import Algorithm
-from fnrfl.core.net import Net
-from fnrfl.core.types import State, Tree
-from fnrfl.core.store import ClientStore
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.net import Net
+from fnrfl.core.store import ClientStore
+from fnrfl.core.types import State, Tree
+from fnrfl.rundir import checkpoint
 
 CPU = torch.device("cpu")
 # The server's state, and what a client remembers: None for one that never wrote anything.

@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fnrfl.runs import run as runs
-from fnrfl.core import trust as trusted
-from fnrfl.runs.build import check_tokens
 from fnrfl.config import RunConfig
+from fnrfl.core import trust as trusted
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.isolation import isolated
 from fnrfl.core.net import Net
 from fnrfl.core.types import State
@@ -29,9 +28,10 @@ from fnrfl.data.arrays import tensor
 from fnrfl.data.batches import WHOLE, check_fits, scaled
 from fnrfl.data.datasets import Facts, Source, read
 from fnrfl.data.reading import ALL, Examples, Expected
-from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.runs import run as runs
 from fnrfl.runs.evaluate import Score, pooled
 from fnrfl.runs.evaluate import evaluate as score
+from fnrfl.runs.net import check_tokens
 from fnrfl.runs.personal import ClientModels
 
 TEST = "the test part"  # of the run's own data, which the model has not seen

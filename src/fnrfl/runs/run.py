@@ -23,24 +23,27 @@ import torch
 from torch import Tensor, nn
 
 import fnrfl
-from fnrfl.rundir import checkpoint, directory, events, files, places
-from fnrfl.runs import personal
-from fnrfl.runs.blame import of_method, of_model
-from fnrfl.runs.build import Built, build, build_algorithm, build_net, cohort
 from fnrfl.config import RunConfig, loads
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.isolation import isolated
 from fnrfl.core.net import Net
+from fnrfl.core.rng import elsewhere, generator
 from fnrfl.core.types import State, Tree, aligned
 from fnrfl.data.batches import WHOLE, scaled
 from fnrfl.data.datasets import Facts
 from fnrfl.engines.metered import Metered
-from fnrfl.core.errors import ConfigError
-from fnrfl.runs.evaluate import Score, evaluate, pooled
-from fnrfl.rundir.events import Event
-from fnrfl.runs.finite import check_scores, check_shapes, check_state, for_json
-from fnrfl.rundir.interrupt import interruptible, stoppable
-from fnrfl.core.rng import elsewhere, generator
+from fnrfl.rundir import checkpoint, directory, events, files, places
 from fnrfl.rundir.directory import RunDir
+from fnrfl.rundir.events import Event
+from fnrfl.rundir.interrupt import interruptible, stoppable
+from fnrfl.runs import personal
+from fnrfl.runs.blame import of_method, of_model
+from fnrfl.runs.build import Built, build
+from fnrfl.runs.cohorts import cohort
+from fnrfl.runs.evaluate import Score, evaluate, pooled
+from fnrfl.runs.finite import check_scores, check_shapes, check_state, for_json
+from fnrfl.runs.method import build_algorithm
+from fnrfl.runs.net import build_net
 
 log = logging.getLogger("fnrfl")
 Progress = Callable[[Event], None]
@@ -211,7 +214,7 @@ def run(
         if out is None:
             return _rounds(built, None, Progressed(), progress, phase, checkpoint_every)
         header = events.line(_header(built))
-        manifest = built.partition.manifest() | {"splits": built.splits.manifest()}
+        manifest = built.manifest()
         contents: dict[str, str | bytes] = {
             "config.toml": built.config.to_toml(),
             "partition.json": json.dumps(manifest) + "\n",

@@ -40,7 +40,7 @@ class Members:
 
     def check(self, cell: Cell, built: Built) -> None:
         """Refuse a run that has not begun if its data or its split is not that of the runs that have."""
-        partition = built.partition.manifest() | {"splits": built.splits.manifest()}
+        partition = built.manifest()
         header = {"data": {"sha256": built.dataset.checksum}}
         self._check_pairs(cell, Origin(self.out / cell.name, "", flat(cell.config), header, partition))
 
