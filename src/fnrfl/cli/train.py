@@ -31,19 +31,19 @@ from fnrfl.cli.notices import notices
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import FnrflError, from_system, out_of_memory, sentence
 from fnrfl.rundir.interrupt import OutputClosed, exit_code
+from fnrfl.runs.metrics import MIB
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fnrfl.config import RunConfig
     from fnrfl.results.compare import Comparison, Notice
-    from fnrfl.runs.run import Result
+    from fnrfl.runs.result import Result
 
 Event = Mapping[str, Any]
 Recipe = Annotated[
     str | None, typer.Argument(metavar="RECIPE", show_default=False, help="A packaged recipe or a TOML file.")
 ]
-MIB = 2**20
 
 
 def run(

@@ -21,7 +21,7 @@ from fnrfl.results.statistics import reached
 from fnrfl.rundir.events import Event
 
 if TYPE_CHECKING:
-    from fnrfl.runs.run import Result
+    from fnrfl.runs.result import Result
 
 
 @dataclass(frozen=True)

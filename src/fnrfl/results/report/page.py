@@ -17,9 +17,10 @@ from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.report import mixed, read, tables, words
 from fnrfl.results.report.labels import method
-from fnrfl.results.report.read import MIB, Group, Panel, Run
+from fnrfl.results.report.read import Group, Panel, Run
 from fnrfl.rundir.events import Event
 from fnrfl.rundir.outputs import check_output, write
+from fnrfl.runs.metrics import LOOKING, MIB
 
 T = TypeVar("T")
 log = logging.getLogger("fnrfl")
@@ -212,7 +213,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 def _phase(name: str) -> str:
     """A phase of the log as the page shows it: all looking at models is one."""
-    return "look" if name in read.LOOKING else name
+    return "look" if name in LOOKING else name
 
 
 def _group(group: Group, traffic: Sequence[str], time: Sequence[str]) -> dict[str, Any]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
@@ -16,16 +14,15 @@ from fnrfl.results.statistics import Difference, paired
 from fnrfl.rundir import directory, events, files, origin
 from fnrfl.rundir.events import Event
 from fnrfl.rundir.origin import Config, Origin
+from fnrfl.runs.metrics import RunMetrics
 
-MIB = 2**20
-LOOKING = ("evaluate", "observe")  # phases of looking at models, which are no part of training
 COLOURS = 8
 # What decides which data an accuracy is of: only lines that share it are ranked.
 SETTING = ("dataset", "scenario", "clients")
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(RunMetrics):
     """One run directory."""
 
     origin: Origin
@@ -64,54 +61,6 @@ class Run:
     def leaks(self) -> tuple[str, ...]:
         """The leaks that were on, by name."""
         return tuple(self.about["leaks"])
-
-    def curve(self, metric: str) -> list[float | None]:
-        """A number of every round; `worst_client` is the lowest of `per_client`."""
-        if metric == "worst_client":
-            known = [[v for v in event["per_client"] if v is not None] for event in self.rounds]
-            return [_finite(min(values, default=None)) for values in known]
-        return [_finite(event.get(metric)) for event in self.rounds]
-
-    def last(self, metric: str) -> float | None:
-        """The same after the last round."""
-        return self.curve(metric)[-1]
-
-    @property
-    def accuracy(self) -> float:
-        """Test accuracy after the last round."""
-        return float(self.rounds[-1]["accuracy"])
-
-    @property
-    def accuracy_last3(self) -> float:
-        """Mean test accuracy of the last three rounds."""
-        tail = [float(event["accuracy"]) for event in self.rounds[-3:]]
-        return sum(tail) / len(tail)
-
-    @property
-    def accuracy_best(self) -> float | None:
-        """Test accuracy of the round that was best on validation data."""
-        judged = [event for event in self.rounds if event["validation_accuracy"] is not None]
-        return float(max(judged, key=lambda e: float(e["validation_accuracy"]))["accuracy"]) if judged else None
-
-    @cached_property
-    def mib(self) -> list[float]:
-        """Traffic in MiB, both directions, up to and including each round."""
-        return _running((event["bytes_up"] + event["bytes_down"]) / MIB for event in self.rounds)
-
-    @cached_property
-    def seconds(self) -> list[float]:
-        """Seconds of training, norm pass, refinement and server, up to and including each round."""
-        return _running(sum(v for k, v in event["seconds"].items() if k not in LOOKING) for event in self.rounds)
-
-    @property
-    def kappa(self) -> float:
-        """Accuracy * 1e4 per second."""
-        return self.accuracy * 1e4 / self.seconds[-1]
-
-    @property
-    def rho(self) -> float | None:
-        """Accuracy * 1e4 per MiB; None where nothing was sent."""
-        return self.accuracy * 1e4 / self.mib[-1] if self.mib[-1] else None
 
 
 @dataclass(frozen=True)
@@ -372,16 +321,3 @@ def mean(values: Sequence[float | None]) -> float | None:
     """The mean of the numbers that are there."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _finite(value: object) -> float | None:
-    """A number, or None for what JSON and a chart cannot show."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _running(values: Iterator[float]) -> list[float]:
-    total, sums = 0.0, []
-    for value in values:
-        total += value
-        sums.append(total)
-    return sums

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fnrfl.results.report.labels import varying
-from fnrfl.results.report.read import MIB, Group, Panel, Run, baseline, control, difference, plain, ranked
+from fnrfl.results.report.read import Group, Panel, Run, baseline, control, difference, plain, ranked
 from fnrfl.results.report.words import signed, verdict
 from fnrfl.results.statistics import deviation, mean
+from fnrfl.runs.metrics import MIB
 
 Value = float | str | None
 
@@ -148,8 +149,6 @@ def every_run(panel: Panel) -> Table:
     rows = []
     for group in panel.groups:
         for run in group.runs:
-            up = sum(event["bytes_up"] for event in run.rounds) / MIB
-            down = sum(event["bytes_down"] for event in run.rounds) / MIB
             rows.append(
                 (
                     Cell(group.label, group.label, str(run.path), group),
@@ -159,8 +158,8 @@ def every_run(panel: Panel) -> Table:
                     _cell(run.accuracy_best, _percent),
                     _cell(run.last("worst_client"), _percent),
                     _cell(run.last("loss"), lambda v: f"{v:.3f}"),
-                    _cell(up, _size),
-                    _cell(down, _size),
+                    _cell(run.bytes_up / MIB, _size),
+                    _cell(run.bytes_down / MIB, _size),
                     _cell(run.seconds[-1], _size),
                     _cell(run.kappa, _size),
                     _cell(run.rho, _size),
