@@ -83,7 +83,7 @@ def test_folders_that_were_exchanged_are_refused(here: Path, monkeypatch: pytest
     other.rename(one)
     (here / "aside").rename(other)
     told = refusal(cells(), monkeypatch)
-    assert 'out/fedavg-seed-0 does not hold the run fedavg-seed-0 of this comparison: algorithm.name is "feddf"' in told
+    assert 'out/fedavg-seed-0 does not hold the run fedavg-seed-0 of its comparison: algorithm.name is "feddf"' in told
     assert "That is the config of feddf-seed-0: the two folders may have been exchanged." in told
 
 

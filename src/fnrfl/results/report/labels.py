@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fnrfl.rundir.origin import Config
+from fnrfl.rundir.configs import Config
 
 # Said in every label if it differs; all other keys only where labels would be the same.
 TELLING = ("dataset", "scenario", "model.name", "clients", "participation", "rounds")
