@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fnrfl.algorithms.fnr import FNR, num_peers, num_refined
 from fnrfl.config import RunConfig
+from fnrfl.config.spelling import counted
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
@@ -100,7 +101,7 @@ def _check_clients(config: RunConfig, splits: Splits, partition: Partition) -> N
     held, smallest = min((len(mine), client) for client, mine in enumerate(splits.clients))
     if config.client.last_batch == "drop" and held < config.client.batch:
         raise CompatibilityError(
-            f"Client {smallest} has {held} examples, less than one batch of {config.client.batch}"
+            f"Client {smallest} has {counted(held, 'example')}, less than one batch of {config.client.batch}"
             ', so with client.last_batch = "drop" it would never train. Use "run-on", or a smaller client.batch.'
         )
 
