@@ -117,7 +117,8 @@ def tight_work(config: Any, rounds: int) -> Any:
 
     import tight
     from fnrfl.data.batches import scaled
-    from fnrfl.runs.build import build, cohort
+    from fnrfl.runs.build import build
+    from fnrfl.runs.cohorts import cohort
 
     built = build(config)
     parts, client = built.splits, built.config.client

@@ -32,7 +32,8 @@ import fnrfl
 from fnrfl.config import RunConfig, load, registry
 from fnrfl.engines.metered import Metered
 from fnrfl.runs import run as runs
-from fnrfl.runs.build import Built, build, cohort
+from fnrfl.runs.build import Built, build
+from fnrfl.runs.cohorts import cohort
 
 CEILINGS = {  # images/s of ResNet-18 measured apart on an H200, torch 2.11: one model at batch 640, and the arithmetic
     "one model at batch 640, captured": 64_000,

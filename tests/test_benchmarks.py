@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fnrfl.config import load
-from fnrfl.runs.build import build, cohort
+from fnrfl.runs.build import build
+from fnrfl.runs.cohorts import cohort
 
 ROOT = Path(__file__).parent.parent
 

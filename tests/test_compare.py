@@ -474,7 +474,7 @@ def test_nothing_finished_is_done_again(
 ) -> None:
     out, found, _ = whole
     monkeypatch.setattr(runs, "run", None)
-    monkeypatch.setattr(runs, "_rounds", None)
+    monkeypatch.setattr(runs, "_train_rounds", None)
     before, seen = marks(out), list[Notice]()
     assert facts(compare(small(), out, progress=seen.append)) == facts(found)
     assert [notice.what for notice in seen] == ["kept"] * 4

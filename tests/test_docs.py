@@ -429,7 +429,7 @@ def test_reading_the_report_goes_through_the_whole_page() -> None:
     """Every section, column, button and phase of the page is on the page about it."""
     from importlib.resources import files
 
-    from fnrfl.results.report import page, tables
+    from fnrfl.results.report import charts, tables
 
     told = PAGES["docs/reading-the-report.md"]
     html = files("fnrfl.results.report").joinpath("page.html").read_text(encoding="utf-8")
@@ -437,7 +437,7 @@ def test_reading_the_report_goes_through_the_whole_page() -> None:
     assert len(sections) == 8
     assert [line.removeprefix("## ") for line in told.splitlines() if line.removeprefix("## ") in sections] == sections
     words = {column.name.removesuffix(", %") for column, _, _ in tables.MEASURES}
-    words |= {name for _, name, _ in page.METRICS} | {label.lower() for label in page.PHASES.values()}
+    words |= {name for _, name, _ in charts.METRICS} | {label.lower() for label in charts.PHASES.values()}
     words |= set(re.findall(r"<b>([a-z ]+)</b>(?:: |, left)", html))
     plain = " ".join(told.lower().split())
     assert {word for word in words if word.lower() not in plain} == set()

@@ -24,7 +24,7 @@ from fnrfl.core.types import Batch, Flat, LocalTask, Out, Training, Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines import base, trace
 from fnrfl.models.build import build as build_model
-from fnrfl.runs import build
+from fnrfl.runs import build, choice
 from fnrfl.runs import run as runs
 from test_conformance import METHODS, algorithm
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, assert_near, assert_same, classification, distance
@@ -272,7 +272,7 @@ def built(*keys: str) -> build.Built:
 
 
 def test_auto_is_the_documented_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(choice.os, "cpu_count", lambda: 3)
     for keys, engine, threads in (
         ((), "batched", 3),
         (("clients=2",), "batched", 2),
@@ -309,8 +309,11 @@ def test_full_batches_are_recorded_however_many_sizes_the_last_ones_have() -> No
 def test_on_a_gpu_steps_are_captured_if_the_groups_of_a_cohort_take_enough() -> None:
     few = built("clients=10", "rounds=2", "client.batch=32")
     for clients, captured in ((10, False), (16, False), (17, True), (100, True)):
-        keys = {"clients": clients, "rounds": build.WORTH_CAPTURING - 1, "client": {"epochs": 1, "batch": 10_000}}
-        assert build._trace(few.config.replace({**keys, "engine": {"name": "gpu"}}), few.net, few.splits) is captured
+        keys = {"clients": clients, "rounds": choice.WORTH_CAPTURING - 1, "client": {"epochs": 1, "batch": 10_000}}
+        assert (
+            choice.records_steps(few.config.replace({**keys, "engine": {"name": "gpu"}}), few.net, few.splits)
+            is captured
+        )
 
 
 def short(*keys: str) -> RunConfig:
@@ -320,7 +323,7 @@ def short(*keys: str) -> RunConfig:
 @pytest.mark.parametrize("model", ["mlp", "cnn(norm=batch)"])
 def test_a_fast_run_is_the_plain_run(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In double precision, model by name, and the same bits on every rerun."""
-    monkeypatch.setattr(build, "WORTH_RECORDING", 1)
+    monkeypatch.setattr(choice, "WORTH_RECORDING", 1)
     keys = (f"model={model}", "engine.precision=float64")
     fast, again = (runs.run(short(*keys), out=None) for _ in range(2))
     plain = runs.run(short(*keys, "engine=loop", "engine.accelerate=false"), out=None)

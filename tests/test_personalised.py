@@ -14,7 +14,7 @@ from fnrfl.core.rng import generator
 from fnrfl.data.batches import scaled
 from fnrfl.rundir import checkpoint
 from fnrfl.runs.build import Built, build
-from fnrfl.runs.run import Result
+from fnrfl.runs.result import Result
 
 CLIENTS = 5
 METHODS = ("local-only", "cfedfn", "ktpfl")

@@ -23,7 +23,8 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.rundir import checkpoint, events, files
 from fnrfl.runs import run as runs
-from fnrfl.runs.run import Result, resume, run
+from fnrfl.runs.result import Result
+from fnrfl.runs.run import resume, run
 
 ROUNDS = 3
 METHODS: tuple[dict[str, Any], ...] = (

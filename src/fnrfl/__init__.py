@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from fnrfl.runs.own_loop import class_norms, norm_targets, refine, weakest
-    from fnrfl.runs.run import Result
+    from fnrfl.runs.result import Result
 
 __version__ = "0.2.0.dev0"
 __all__ = ["__version__", "class_norms", "load", "norm_targets", "refine", "resume", "run", "weakest"]

@@ -109,7 +109,7 @@ def save(
         if file.suffix != ".json":
             raise ConfigError(f"{file} does not end in .json; give the file first and then the scenario.")
         built = _built(text, overrides, trust)
-        manifest = built.partition.manifest() | {"splits": built.splits.manifest()}
+        manifest = built.manifest()
         write(file, json_format.dumps(manifest) + "\n")
         console(quiet=quiet).print(f"{built.config.scenario} in {file}, sha256 {built.partition.sha256}")
 

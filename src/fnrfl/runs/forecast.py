@@ -37,7 +37,8 @@ from fnrfl.core.types import (
 )
 from fnrfl.data.batches import WHOLE
 from fnrfl.engines.metered import Metered
-from fnrfl.runs.build import Built, build, cohort, cohort_size
+from fnrfl.runs.build import Built, build
+from fnrfl.runs.cohorts import cohort, cohort_size
 from fnrfl.runs.evaluate import evaluate
 
 REHEARSED = 2  # rounds; every later one sends what the second does
@@ -192,7 +193,12 @@ class Rehearsal(Engine):
         m, model = len(cohort), self._model
         ones = model.params.new_ones(m)
         extras, _ = task.objective.finish(
-            model, model, ones[0], self.examples[cohort[0]], task.shared, self._memory | trees.rows(task.own, 0)
+            model,
+            model,
+            ones[0],
+            self.examples[cohort[0]],
+            task.shared,
+            self._memory | trees.rows(task.own, 0) | {"lr_steps": ones[0]},
         )
         params = model.params.expand(m, -1)  # the same memory for everybody
         return Replies(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fnrfl.config import RunConfig
+from fnrfl.config.spelling import counted
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.data.splits import Splits
@@ -85,6 +86,6 @@ def _check_single(config: RunConfig, net: Net, passes: Passes) -> None:
         run_on = ', or client.last_batch = "run-on", which makes no small ones' if keeps else ""
         raise CompatibilityError(
             f'model = "{config.model.name}" cannot be trained on a batch of one example ({error}), and {passes.whose} '
-            f"has such a batch: {passes.examples} examples by {passes.section}.batch = {passes.batch}. Set a larger "
-            f"batch{run_on}."
+            f"has such a batch: {counted(passes.examples, 'example')} by {passes.section}.batch = {passes.batch}. Set "
+            f"a larger batch{run_on}."
         ) from error
