@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -212,6 +212,7 @@ class Run:
         *,
         world: World | None = None,
         training: Training | None = None,
+        lr_decay: float = 1.0,
         active: int | None = None,
         dtype: torch.dtype = torch.float64,
         seed: int = 7,
@@ -231,7 +232,7 @@ class Run:
             self.net.compute = compute or self.net.dtype  # kernels of a GPU want weights that begin at round addresses
         self.state = algorithm.init(self.net)
         self.engine = ENGINES[name](
-            self.net, world.pool.elsewhere(self.net.device), training or world.training,
+            self.net, world.pool.elsewhere(self.net.device), replace(training or world.training, lr_decay=lr_decay),
             seed=seed, client_state=algorithm.client_state(self.net), **(FAST if fast else {}) | options,
         )  # fmt: skip
         self.recorder = Recorder(self.engine)

@@ -14,10 +14,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fnrfl.core.algorithm import Algorithm, Objective, option
+from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import ClientError
 from fnrfl.core.kept import Kept
 from fnrfl.core.net import Model, Net
+from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.types import (
     Batch,
     Decorator,
@@ -242,7 +243,7 @@ class Penalised(Objective):
 
 
 @dataclass(frozen=True)
-class FNR(Algorithm):
+class FNR(FnrOptions, Algorithm):
     """The inner method's round on an engine whose clients refine: no method knows about it.
 
     Refinement changes the model that a client hands over. What the inner method estimates from private training
@@ -250,30 +251,6 @@ class FNR(Algorithm):
     """
 
     inner: Algorithm
-    share: float = option(
-        0.5, "p: floor(p * cohort) clients with the lowest ranking accuracy are refined", ge=0.0, le=1.0
-    )
-    weight: float = option(0.1, "lambda: weight of the penalty", ge=0.0)
-    penalty: Literal["relative", "squared", "absolute", "huber", "per-sample", "log-ratio", "literal", "constant"] = (
-        option("relative", "how class norms are compared with their targets; constant is the paper's, without gradient")
-    )
-    target: Literal["others", "all"] = option(
-        "others", "targets averaged over the unrefined clients (the paper) or all other clients (its code)"
-    )
-    when: Literal["refine", "local", "both"] = option(
-        "refine", "penalty in the refinement (the paper), in local training towards the last round's norms, or both"
-    )
-    epochs: int = option(5, "passes over the public data", ge=0)
-    batch: int = option(32, "examples per refinement step", ge=1)
-    lr: float | Literal["client"] = option("client", "learning rate of refinement; client: the local one", gt=0.0)
-    optimizer: Literal["client", "sgd", "adam"] = option("client", "optimiser of refinement; always a fresh one")
-    batchnorm: Literal["frozen", "batch", "updating"] = option(
-        "updating", "updating: train mode, the paper's code; batch: batch statistics, none stored; frozen: eval mode"
-    )
-    upload: Literal["once", "twice"] = option(
-        "once", "once: each client uploads one model, after ranking; twice: the paper's text"
-    )
-    augment: bool = option(False, "crop and flip public images while refining")
     shuffle: bool = True  # the paper's code reads public data in a fixed order; set by protocol = "paper"
     norm_pass_train_mode: bool = False  # a leak: the norm pass overwrites every client's BatchNorm statistics
 

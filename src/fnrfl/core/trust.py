@@ -7,7 +7,6 @@ they stand for: one's own runs do not ask twice, a received one asks, and so doe
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import json
@@ -24,6 +23,7 @@ from types import ModuleType
 
 from fnrfl.core import own_code, own_import
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import did_you_mean
 from fnrfl.core.own_code import Source, Target
 
 log = logging.getLogger("fnrfl.core.trust")
@@ -102,8 +102,7 @@ def _attribute(what: str, module: ModuleType, target: Target) -> object:
     with in_words(f"{what} cannot be imported", "Check its code."):
         found = getattr(module, target.name, missing)
     if found is missing:
-        near = difflib.get_close_matches(target.name, list(vars(module)), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else own_code.shadowed(target.module)
+        hint = did_you_mean(target.name, vars(module)) or own_code.shadowed(target.module)
         raise ConfigError(f"{what}: module {target.module!r} has no {target.name!r}.{hint} Name something in it.")
     return found
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.errors import FnrflError
+from fnrfl.core.training import Training as Training
 
 if TYPE_CHECKING:
     from fnrfl.core.algorithm import Objective
@@ -33,27 +34,6 @@ def aligned(tree: Tree) -> Tree:
     memory: only copies make a run that was interrupted the same to the last bit as one that was not.
     """
     return {k: v.clone(memory_format=torch.contiguous_format) for k, v in tree.items()}
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a client takes its steps: the `[client]` section for local training, part of `[fnr]` for refinement."""
-
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 1e-5
-    batch: int = 64
-    epochs: int = 10
-    last_batch: Literal["run-on", "keep", "drop", "even"] = "run-on"
-    shuffle: bool = True
-    augment: bool = False
-    batchnorm: Literal["updating", "batch", "frozen"] = "updating"
-    frozen: frozenset[str] = frozenset()  # parameters that stay as they are
-
-    def but(self, **options: object) -> Training:
-        """The same with other options; "client" leaves one as it is."""
-        return replace(self, **{k: v for k, v in options.items() if v != "client"})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

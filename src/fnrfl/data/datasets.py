@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import did_you_mean
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data import arrays, readers
 from fnrfl.data.reading import ALL, Columns, Examples, Expected, Read
@@ -172,11 +172,10 @@ def read(name: str, expected: Expected | None = None) -> Source:
     elif ":" in name:
         return _returned(name, readers.call(name))
     else:
-        near = get_close_matches(name, NAMED, n=1)
         raise ConfigError(
             f"dataset = {name!r} is neither a known data set nor a file or folder that exists; it must be "
             f"{', '.join(NAMED)}, a .npz or .csv file, a folder of images, or module:function."
-            + (f" Did you mean {near[0]!r}?" if near else " Check the name.")
+            + (did_you_mean(name, NAMED) or " Check the name.")
         )
     return Source(name, str(path.resolve()), _checked(name, found))
 

@@ -11,7 +11,6 @@ Smaller alpha means more skew. What a scenario gives to whom is drawn in `partit
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.nearest import did_you_mean
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -308,7 +308,7 @@ class _Reader:
         if name == "niid":
             return self._niid()
         if name not in _PARTS:
-            raise self._error(f"there is no scenario {name!r}. {_nearest(name, [*_PARTS, 'niid'])}")
+            raise self._error(f"there is no scenario {name!r}.{_nearest(name, [*_PARTS, 'niid'])}")
         return self._part(_PARTS[name], inside_niid)
 
     def _niid(self) -> Niid:
@@ -345,7 +345,7 @@ class _Reader:
         if self._next_is("="):
             key = word
             if key not in keys:
-                raise self._error(f"{part.name} has no argument {key!r}. {_nearest(key, keys)}")
+                raise self._error(f"{part.name} has no argument {key!r}.{_nearest(key, keys)}")
             word = self._word(f"a value for {key}")
         elif len(values) < len(keys):
             key = keys[len(values)]
@@ -395,5 +395,4 @@ _EXAMPLES = {"alpha": "0.5", "k": "2", "sigma": "0.1"}
 
 
 def _nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word.lower(), known, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"It can be {', '.join(known) or 'none'}."
+    return did_you_mean(word.lower(), known) or f" It can be {', '.join(known) or 'none'}."

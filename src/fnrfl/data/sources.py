@@ -27,13 +27,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import did_you_mean
 
 # What readers of files raise when the bytes are not what the format promises.
 UNREADABLE = (
@@ -162,10 +162,9 @@ def available() -> list[Availability]:
 
 def _entry(name: str) -> Named:
     if name not in NAMED:
-        near = get_close_matches(name, NAMED, n=1)
         raise ConfigError(
             f"{name!r} is not a data set with a name of its own; those are {', '.join(NAMED)}."
-            + (f" Did you mean {near[0]!r}?" if near else "")
+            + did_you_mean(name, NAMED)
         )
     return NAMED[name]
 

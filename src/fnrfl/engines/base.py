@@ -69,7 +69,6 @@ class InProcess(Engine):
         training: Training,
         *,
         seed: int = 0,
-        lr_decay: float = 1.0,
         client_state: Tree | None = None,
         clients_at_once: int | None = None,
         threads: int = 1,
@@ -83,7 +82,7 @@ class InProcess(Engine):
         home: torch.device | None = None,
     ) -> None:
         self.net, self.feed, self.seed = net, feed, seed
-        self.lr_decay, self.clients_at_once, self.nonfinite = lr_decay, clients_at_once, nonfinite
+        self.clients_at_once, self.nonfinite = clients_at_once, nonfinite
         self.num_classes, self.examples = feed.num_classes, feed.examples.to(net.device)
         self.stragglers, self.dropout, self.rounds, self.participation = stragglers, dropout, rounds, participation
         self.sizes = [int(n) for n in feed.examples.tolist()]
@@ -131,7 +130,7 @@ class InProcess(Engine):
     def begin(self, t: int) -> None:
         """Start round t."""
         self.round = t
-        self.training = replace(self._training, lr=self._training.lr * self.lr_decay**t)
+        self.training = self._training.in_round(t)
         self.notes: dict[str, Any] = {}
         self.slow: set[int] = set()  # of the last private training
         self.lost: set[int] = set()

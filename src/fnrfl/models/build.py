@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import did_you_mean
 from fnrfl.models.resnet import ResNet18
 from fnrfl.models.small import cnn, mlp, simple_cnn
 from fnrfl.models.vgg import VGG11
@@ -77,7 +77,7 @@ def _value(node: ast.expr) -> object:
 def _known(name: str) -> Factory:
     if name not in MODELS:
         raise ConfigError(
-            f"Model {name!r} is unknown.{_nearest(name, MODELS)} "
+            f"Model {name!r} is unknown.{did_you_mean(name, MODELS)} "
             f'The models are {", ".join(MODELS)}; one of your own is "module:function".'
         )
     return MODELS[name]
@@ -101,7 +101,7 @@ def _check(spec: str, factory: Factory, options: dict[str, object]) -> None:
     for option, value in options.items():
         if option not in offered:
             takes = f"It takes {', '.join(offered)}" if offered else "It takes none"
-            raise ConfigError(f"Model {spec!r} has no option {option!r}.{_nearest(option, offered)} {takes}.")
+            raise ConfigError(f"Model {spec!r} has no option {option!r}.{did_you_mean(option, offered)} {takes}.")
         try:
             TypeAdapter(declared[option]).validate_python(value, strict=True)
         except ValidationError as error:
@@ -123,8 +123,3 @@ def _build_own(spec: str, factory: Factory, data: dict[str, object], options: di
             f"Model {spec!r} returned an object of type {type(model).__name__}; it must return a torch.nn.Module."
         )
     return model
-
-
-def _nearest(word: str, words: Iterable[str]) -> str:
-    match = difflib.get_close_matches(word, list(words), n=1)
-    return f" Did you mean {match[0]!r}?" if match else ""

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from fnrfl.config import registry
 from fnrfl.algorithms.fnr import FNR, num_peers, num_refined
 from fnrfl.runs.blame import of_model
-from fnrfl.config import Public, RunConfig
+from fnrfl.config import RunConfig
+from fnrfl.config.schema import PublicOptions
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.isolation import until_left
 from fnrfl.core.net import Net, whole
-from fnrfl.core.types import Training
+from fnrfl.core.options import values_of
 from fnrfl.data import augment, scenarios
 from fnrfl.data.batches import Pool, check_fits
 from fnrfl.data.datasets import Dataset, Facts, load
@@ -73,16 +74,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
     public = _public(config.public.source, dataset)
     partition, splits = _data(config, dataset, public, algorithm)
     net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers)
-    training = Training(
-        optimizer=config.client.optimizer,
-        lr=config.client.lr,
-        momentum=config.client.momentum,
-        weight_decay=config.client.weight_decay,
-        batch=config.client.batch,
-        epochs=config.client.epochs,
-        last_batch=config.client.last_batch,
-        augment=augment.resolve(config.client.augment, dataset.input_shape),
-    )
+    augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image
     _check(config, algorithm, net, splits, partition, dataset)
     _check_values(config, net, splits)
     asked, config = config.engine.name, _choose(config, net)
@@ -113,9 +105,8 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
     engine = ENGINES[config.engine.name](
         net,
         pool,
-        training,
+        config.client,
         seed=config.seed,
-        lr_decay=config.client.lr_decay,
         client_state=algorithm.client_state(net),
         clients_at_once=int(at_once),
         **_on_gpus(config) if on_gpu else {"threads": threads},
@@ -174,7 +165,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
         return inner
     return FNR(
         inner=inner,
-        **config.fnr,  # type: ignore[arg-type]
+        **values_of(config.fnr),
         shuffle=config.protocol != "paper",
         norm_pass_train_mode=config.leaks.norm_pass_train_mode,
     )
@@ -375,9 +366,9 @@ def _num_answers(config: RunConfig) -> int:
 
 def _check_targets(config: RunConfig) -> None:
     """A refined client needs another one to take targets from; in some rounds it may have none, but not in all."""
-    if config.fnr is None or config.fnr["when"] == "local" or not config.fnr["weight"]:
+    if config.fnr is None or config.fnr.when == "local" or not config.fnr.weight:
         return
-    share, target, answer = float(config.fnr["share"]), str(config.fnr["target"]), _num_answers(config)
+    share, target, answer = config.fnr.share, config.fnr.target, _num_answers(config)
     refined = num_refined(answer, share)
     if refined and not num_peers(answer, refined, target):
         who = "the clients that are not refined" if target == "others" else "all other clients"
@@ -432,15 +423,15 @@ def _notices(config: RunConfig, splits: Splits, asked: str) -> tuple[str, ...]:
     if asked == "auto" and config.engine.name == "loop" and not torch.cuda.is_available():
         said.append("engine = auto found no GPU and runs on the CPU.")
     size = config.public.size
-    if config.public.source != "train" and size != Public.model_fields["size"].default:
+    if config.public.source != "train" and size != PublicOptions.size:
         said.append(
             f'public.size = {size} is not used: all of public.source = "{config.public.source}" is public. '
             'It says how much is set aside with public.source = "train".'
         )
     cohort = _num_answers(config)
-    if config.fnr is not None and not num_refined(cohort, float(config.fnr["share"])):
+    if config.fnr is not None and not num_refined(cohort, config.fnr.share):
         whom = "a cohort of" if cohort == cohort_size(config) else "those that answer,"
-        said.append(f"fnr.share = {config.fnr['share']} of {whom} {cohort} is nobody: no client will be refined.")
+        said.append(f"fnr.share = {config.fnr.share} of {whom} {cohort} is nobody: no client will be refined.")
     if config.fnr is not None and splits.public_to != "nobody":
         said.append(f"with {config.algorithm.name}, FNR ranks and refines on examples that clients have trained on.")
     return tuple(said)

@@ -155,7 +155,7 @@ class Result:
         last = self.rounds[-1]
         return {
             "algorithm": self.config.algorithm.name,
-            "fnr": self.config.fnr,
+            "fnr": self.config.as_dict()["fnr"],
             "scenario": self.config.scenario,
             "protocol": self.config.protocol,
             "leaks": list(self.config.leaks_on),
@@ -553,7 +553,7 @@ def _versions() -> dict[str, str]:
 
 def _header(built: Built) -> Event:
     return {
-        "config": built.config.model_dump(),
+        "config": built.config.as_dict(),
         "config_sha256": built.config.sha256,
         "leaks": list(built.config.leaks_on),
         "personalised": built.algorithm.personalised,

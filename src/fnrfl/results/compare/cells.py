@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fnrfl.config import RunConfig, load, slug
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.refinement import FnrOptions
 from fnrfl.results.compare.lists import read_axes
 
 Parts = tuple[tuple[str, str], ...]  # what tells a group from the others: key and words
@@ -145,7 +146,7 @@ def _with_controls(groups: list[Group]) -> list[Group]:
     rows = []
     for group in groups:
         config = group.config
-        if config.fnr is None or not config.fnr["weight"] or config.protocol != "honest":
+        if config.fnr is None or not config.fnr.weight or config.protocol != "honest":
             rows.append(group)
             continue
         without = config.replace({"fnr": {"weight": 0.0}})
@@ -161,6 +162,6 @@ def _with_controls(groups: list[Group]) -> list[Group]:
 def _fingerprint(config: RunConfig, *, weightless: bool = False) -> str:
     """Equal for configs of the same run under different names, or `weightless` with a penalty that has no weight."""
     fnr = config.fnr
-    if weightless and fnr is not None and not fnr["weight"]:
-        fnr = {key: value for key, value in fnr.items() if f"fnr.{key}" not in WEIGHTED}
-    return config.model_copy(update={"name": "", "fnr": fnr}).to_toml()
+    if weightless and fnr is not None and not fnr.weight:
+        fnr = replace(fnr, penalty=FnrOptions.penalty, target=FnrOptions.target)
+    return replace(config, name="", fnr=fnr).to_toml()

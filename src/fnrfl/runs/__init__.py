@@ -1,0 +1,1 @@
+"""A run: made from a config, run, forecast, and used afterwards."""
