@@ -18,7 +18,7 @@ from fnrfl.config import RunConfig, describe_keys, load, loads, registry
 from fnrfl.config.schema import LeakOptions
 from fnrfl.core import trust
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.options import Option, options_of
+from fnrfl.core.options import Option, options_of, values_of
 
 PAGE = """
     name seed rounds clients participation protocol dataset scenario fnr
@@ -59,6 +59,21 @@ def test_keys_are_described_in_words() -> None:
     assert (lr.type, lr.default, lr.range, lr.rule) == ("float", 0.01, "> 0", "a number > 0")
     assert (distill.type, distill.range) == ('float | "auto"', ">= 0 and < 1")
     assert (optimizer.type, optimizer.rule) == ('"sgd" | "adam"', '"sgd" or "adam"')
+
+
+def test_the_client_section_is_the_training_that_steps_take() -> None:
+    chosen = load("digits", ["client.lr=0.5", "client.lr_decay=0.5", "client.last_batch=keep", "client.momentum=0"])
+    engine = importlib.import_module("fnrfl.runs.build").build(chosen).engine
+    for t in (0, 2):
+        engine.begin(t)
+        assert engine.training == dataclasses.replace(chosen.client, lr=0.5 * 0.5**t)
+
+
+def test_the_fnr_section_is_what_fnr_takes() -> None:
+    chosen = plain("fnr.share=0.25", "fnr.lr=0.5", "fnr.batchnorm=frozen").fnr
+    assert chosen is not None
+    fnr = importlib.import_module("fnrfl.algorithms.fnr").FNR(None, **values_of(chosen))
+    assert values_of(fnr) == values_of(chosen)
 
 
 @pytest.mark.parametrize("recipe", [None, *registry.recipes()])
