@@ -66,7 +66,7 @@ def test_the_client_section_is_the_training_that_steps_take() -> None:
     engine = importlib.import_module("fnrfl.runs.build").build(chosen).engine
     for t in (0, 2):
         engine.begin(t)
-        assert engine.training == dataclasses.replace(chosen.client, lr=0.5 * 0.5**t)
+        assert engine.training == dataclasses.replace(chosen.client, lr=0.5 * 0.5**t, lr_decay=1.0)
 
 
 def test_the_fnr_section_is_what_fnr_takes() -> None:

@@ -33,8 +33,8 @@ class Training:
         return replace(self, **{k: v for k, v in options.items() if v != "client"})  # type: ignore[arg-type]
 
     def in_round(self, t: int) -> Training:
-        """The same at the learning rate of round t, counted from 0."""
-        return replace(self, lr=self.lr * self.lr_decay**t)
+        """The same at the learning rate of round t, counted from 0; that rate decays no more."""
+        return replace(self, lr=self.lr * self.lr_decay**t, lr_decay=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
