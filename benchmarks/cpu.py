@@ -346,9 +346,9 @@ print(json.dumps({
 
 def alone(config: Any) -> dict[str, Any]:
     """Start-up, time of a round and peak memory of a run in a fresh process."""
-    keys = config.model_dump(exclude={"name"})
+    keys = config.as_dict()
+    keys = {k: v for k, v in keys.items() if k not in ("name", "leaks")} | {"fnr": keys["fnr"] or "off"}
     keys["algorithm"] = config.algorithm.name
-    keys = {k: v for k, v in keys.items() if k not in ("leaks", "fnr")} | {"fnr": config.fnr or "off"}
     found = subprocess.run([sys.executable, "-c", CHILD, json.dumps(keys)], capture_output=True, text=True, check=True)
     measured: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
     return measured

@@ -179,7 +179,7 @@ def predicted(built: Built, notes: Row) -> float:
         work += public
     if built.config.fnr is not None and inner.trains_clients:
         refined = len(notes.get("refined", ()))
-        work += M * (public + ranking) + refined * (2 * ranking + 3 * int(built.config.fnr["epochs"]) * public)
+        work += M * (public + ranking) + refined * (2 * ranking + 3 * built.config.fnr.epochs * public)
     return work
 
 

@@ -52,7 +52,7 @@ def test_a_round_as_the_gpu_benchmark_plays_it(moon: bool, monkeypatch: Any) -> 
     assert all(row["phases"].keys() >= {"local", "measure", "refine"} for row in played)
     passes, images, refined = gpu.predicted(built, played[-1]["notes"]), gpu.images(built), 5
     public, ranking = len(built.splits.public), len(built.splits.ranking)
-    epochs = int(built.config.fnr["epochs"])  # type: ignore[index]
+    epochs = built.config.fnr.epochs  # type: ignore[union-attr]
     assert len(played[-1]["notes"]["refined"]) == refined
     local = (5 if moon else 3) * images  # MOON has two more models look at every image
     assert passes == local + 10 * (public + ranking) + refined * (2 * ranking + 3 * epochs * public)

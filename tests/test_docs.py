@@ -253,7 +253,7 @@ def same(written: str, value: object) -> bool:
 @pytest.mark.parametrize("name", [*registry.algorithms(), "fnr"])
 def test_a_page_has_all_options_of_its_method_and_their_defaults(name: str) -> None:
     section = "fnr" if name == "fnr" else "algorithm"
-    options = {f"{section}.{field.name}": field.default for field in registry.fields(name)}
+    options = {f"{section}.{field.name}": field.default for field in registry.options(name)}
     known = {key.name: key.default for key in describe_keys() if not key.name.startswith("algorithm.")} | options
     written = {key if key in known else f"{section}.{key}": value for key, value in defaults(about(name)).items()}
     assert options.keys() <= written.keys(), "options that the page leaves out"
@@ -413,7 +413,8 @@ def test_the_changelog_and_citation_name_this_version() -> None:
     [
         "fnrfl",
         "fnrfl.algorithms.fnr",
-        "fnrfl.config",
+        "fnrfl.config.resolving",
+        "fnrfl.core.nearest",
         "fnrfl.data.scenarios",
         "fnrfl.results.statistics",
         "fnrfl.core.rng",

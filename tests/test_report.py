@@ -60,7 +60,7 @@ def fake_run(
     listed = {"num_classes": CLASSES, **parts}
     (path / "partition.json").write_text(json.dumps({**manifest, "splits": {**listed, "sha256": sha256(listed)}}))
     header = {
-        "config": config.model_dump(),
+        "config": config.as_dict(),
         "leaks": leaks,
         "notices": [],
         "versions": {"fnrfl": "0", "torch": "0"},

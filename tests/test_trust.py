@@ -554,7 +554,7 @@ def test_fields_that_cannot_be_read_are_a_sentence(folder: Path) -> None:
     (folder / "mine.py").write_text(METHOD.format(body="pass") + "    x: 'Nowhere' = 1\n")
     trust.given("algorithm.name", "mine:Mine")
     with pytest.raises(ConfigError, match="mine:Mine cannot be read .NameError"):
-        registry.fields("mine:Mine")
+        registry.options("mine:Mine")
 
 
 @pytest.mark.parametrize(

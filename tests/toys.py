@@ -25,10 +25,11 @@ from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.messages import ClientSide
 from fnrfl.core.net import Model, Net
 from fnrfl.core.rng import generator, seeded
+from fnrfl.core.training import ClientOptions
 from fnrfl.core.types import Batch, Decorator, Flat, LocalTask, Out, Replies, State, Training, Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines.assemble import Layout, assemble
-from fnrfl.engines.federation import Conditions, Federation
+from fnrfl.engines.federation import Federation
 from fnrfl.engines.metered import Metered
 
 FAST = {"record": True, "threads": 2}  # what "loop-fast" and "batched-fast" add, beside channels-last weights
@@ -234,9 +235,10 @@ class Run:
         options = (FAST if fast else {}) | options
         kind: Any = "loop" if name == "children" else name
         self.engine = assemble(
-            kind, self.net, world.pool.on_device(self.net.device), training or world.training,
-            seed=seed, client_memory=algorithm.client_state(self.net),
-            conditions=Conditions(**_taken(Conditions, options)), layout=Layout(**_taken(Layout, options)), **options,
+            kind, self.net, world.pool.on_device(self.net.device),
+            client_options(training or world.training, **_taken(ClientOptions, options)),
+            seed=seed, client_memory=algorithm.client_state(self.net), layout=Layout(**_taken(Layout, options)),
+            **options,
         )  # fmt: skip
         if name == "children":
             self.engine.clients = Children(described(algorithm) | {"seed": seed})
@@ -295,6 +297,11 @@ def client_side(plain: dict[str, Any]) -> ClientSide:
         return known[method["method"]](**options)
 
     return Run(made(plain), seed=plain["seed"]).engine.clients
+
+
+def client_options(training: Training, **options: Any) -> ClientOptions:
+    """How clients train, and which of them are slow, lost or left out."""
+    return ClientOptions(**{f.name: getattr(training, f.name) for f in fields(training)} | options)
 
 
 def _taken(kind: Any, options: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def run(
     >>> result = run("digits", algorithm="scaffold", fnr=dict(weight=0.1), rounds=2, seed=3, out=None)
     >>> len(result.rounds), 0 < result.accuracy < 1
     (2, True)
-    >>> result.config.fnr["weight"], sorted(result.rounds[-1]["bytes"])
+    >>> result.config.fnr.weight, sorted(result.rounds[-1]["bytes"])
     (0.1, ['local', 'measure', 'refine'])
     """
     from fnrfl.config import load as config

@@ -61,7 +61,7 @@ class FedDF(Algorithm):
 
     def _taught(self, average: State, x: Tensor, target: Tensor, engine: Engine) -> State:
         seen, labels = engine.pool("validation")
-        training = Training("adam", self.lr, 0.0, 0.0, self.batch, batchnorm=self.batchnorm)
+        training = Training("adam", self.lr, momentum=0.0, weight_decay=0.0, batch=self.batch, batchnorm=self.batchnorm)
         student = distill(
             engine.net, average, x, target, SoftTargets(self.temperature, self.clip), training,
             steps=self.steps, stream=lambda name: engine.generator("distill", name), every=self.every,

@@ -26,14 +26,15 @@ from fnrfl.algorithms.parts.norms import (
 )
 from fnrfl.algorithms.parts.penalties import Penalised
 from fnrfl.core import trees
-from fnrfl.core.algorithm import Algorithm, MethodWrapper, Objective, option
+from fnrfl.core.algorithm import Algorithm, MethodWrapper, Objective
 from fnrfl.core.errors import ClientError, FnrflError
+from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.spilled import SpilledReplies
 from fnrfl.core.types import Decorator, Engine, LocalTask, Replies, State, Training, Tree
 
 
 @dataclass(frozen=True)
-class FNR(MethodWrapper):
+class FNR(FnrOptions, MethodWrapper):
     """The inner method's round on an engine whose clients refine: no method knows about it.
 
     Refinement changes the model that a client hands over. What the inner method estimates from private training
@@ -41,30 +42,6 @@ class FNR(MethodWrapper):
     """
 
     inner: Algorithm
-    share: float = option(
-        0.5, "p: floor(p * cohort) clients with the lowest ranking accuracy are refined", ge=0.0, le=1.0
-    )
-    weight: float = option(0.1, "lambda: weight of the penalty", ge=0.0)
-    penalty: Literal["relative", "squared", "absolute", "huber", "per-sample", "log-ratio", "literal", "constant"] = (
-        option("relative", "how class norms are compared with their targets; constant is the paper's, without gradient")
-    )
-    target: Literal["others", "all"] = option(
-        "others", "targets averaged over the unrefined clients (the paper) or all other clients (its code)"
-    )
-    when: Literal["refine", "local", "both"] = option(
-        "refine", "penalty in the refinement (the paper), in local training towards the last round's norms, or both"
-    )
-    epochs: int = option(5, "passes over the public data", ge=0)
-    batch: int = option(32, "examples per refinement step", ge=1)
-    lr: float | Literal["client"] = option("client", "learning rate of refinement; client: the local one", gt=0.0)
-    optimizer: Literal["client", "sgd", "adam"] = option("client", "optimiser of refinement; always a fresh one")
-    batchnorm: Literal["frozen", "batch", "updating"] = option(
-        "updating", "updating: train mode, the paper's code; batch: batch statistics, none stored; frozen: eval mode"
-    )
-    upload: Literal["once", "twice"] = option(
-        "once", "once: each client uploads one model, after ranking; twice: the paper's text"
-    )
-    augment: bool = option(False, "crop and flip public images while refining")
     ranking: Literal["accuracy", "recall"] = "accuracy"  # recall, its mean over classes, with protocol = "paper"
     shuffle: bool = True  # the paper's code reads public data in a fixed order; set by protocol = "paper"
     norm_pass_train_mode: bool = False  # a leak: norms are of a train-mode pass, which overwrites BatchNorm statistics

@@ -14,6 +14,7 @@ from fnrfl.cli.common import HELP, Debug, Json, Overrides, Quiet, Trust, answer,
 from fnrfl.cli.keywords import KeyValueCommand
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import choices
 
 if TYPE_CHECKING:
     from fnrfl.config import RunConfig
@@ -272,7 +273,7 @@ def _rows(subject: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         columns = ("name", "idea", "needs", "traffic")
         return columns, [(method.name, method.idea, method.needs, method.traffic) for method in registry.methods()]
     if subject not in tables:
-        raise ConfigError(f'There is no list of "{subject}". {registry.hint(subject, SUBJECTS)}.')
+        raise ConfigError(f'There is no list of "{subject}". {choices(subject, SUBJECTS)}.')
     return ("name", "meaning"), list(tables[subject]().items())
 
 

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fnrfl.core.engine import Engine
 from fnrfl.core.net import Model, Net
+from fnrfl.core.options import option as option
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch, Flat, Out, Shapes, State
 
-T = TypeVar("T")
 PublicTo = Literal["nobody", "everybody", "owners"]  # who trains on public data as well
-
-
-def option(default: T, help: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None) -> T:
-    """A hyper-parameter: its default, its one-line meaning and its range, declared where it is used.
-
-    All arguments are literals, so that the command line can read them from the source without importing torch.
-    """
-    bounds = {k: v for k, v in {"ge": ge, "gt": gt, "le": le}.items() if v is not None}
-    made: T = field(default=default, metadata={"help": help, **bounds})
-    return made
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:

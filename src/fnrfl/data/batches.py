@@ -101,7 +101,8 @@ class Pool:
         private = data == "private"
         shard = torch.arange(len(self._parts[data][1])) if not private else self._shard(client)
         made = plan(len(shard), training, stream)
-        crops = augment.draw_crop_flip(len(made.order), stream("augment")) if training.augment else None
+        cropped = augment.resolve(training.augment, tuple(self._parts[data][0].shape[1:]))
+        crops = augment.draw_crop_flip(len(made.order), stream("augment")) if cropped else None
         # The server, standing for everybody, sees examples without anybody's noise.
         noise = self._noise_of(client, stream) if private and client != SERVER else None
         return Plan(shard[made.order], made.sizes, crops, noise)

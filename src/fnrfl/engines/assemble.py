@@ -19,10 +19,10 @@ import torch
 from fnrfl.core.feed import Feed
 from fnrfl.core.net import Net
 from fnrfl.core.store import CPU, ClientStore
-from fnrfl.core.training import Training
+from fnrfl.core.training import ClientOptions
 from fnrfl.core.trees import Tree
 from fnrfl.engines.cuda_graphs import CudaGraphs
-from fnrfl.engines.federation import Conditions, Federation
+from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import Gpus
 from fnrfl.engines.groups import GROUP_SIZE
 from fnrfl.engines.kept_clients import KeptClients
@@ -54,11 +54,10 @@ def assemble(
     name: EngineName,
     net: Net,
     feed: Feed,
-    training: Training,
+    options: ClientOptions,
     *,
     seed: int = 0,
     client_memory: Tree | None = None,
-    conditions: Conditions | None = None,
     layout: Layout | None = None,
     rounds: int = 1,
     participation: float = 1.0,
@@ -88,7 +87,7 @@ def assemble(
         clients_at_once=layout.clients_at_once,
         num_devices=max(1, len(layout.devices)),
     )
-    return Federation(clients, trainer, training, conditions=conditions, seed=seed, rounds=rounds)
+    return Federation(clients, trainer, options, seed=seed, rounds=rounds)
 
 
 def _backend(net: Net) -> TorchScript | CudaGraphs:

@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,23 +19,13 @@ from fnrfl.core.messages import ClientSide, MeasureRequest, TrainReply, TrainReq
 from fnrfl.core.net import Net
 from fnrfl.core.rng import generator
 from fnrfl.core.store import ClientMemory
-from fnrfl.core.training import Training
+from fnrfl.core.training import ClientOptions, Training
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Data, LocalTask, Replies, State
 from fnrfl.engines.kept_clients import free_programs
 from fnrfl.engines.trainer import Trainer, server_request
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What clients are up against in a run."""
-
-    lr_decay: float = 1.0
-    stragglers: float = 0.0  # share of a cohort that does a part of its epochs
-    dropout: float = 0.0  # share of a cohort whose replies are lost
-    nonfinite: Literal["fail", "skip"] = "fail"
 
 
 class Federation(Engine):
@@ -45,24 +35,21 @@ class Federation(Engine):
         self,
         clients: ClientSide,
         server: Trainer,
-        training: Training,
+        options: ClientOptions,
         *,
-        conditions: Conditions | None = None,
         seed: int = 0,
         rounds: int = 1,
     ) -> None:
         self.clients, self.server, self.seed, self.rounds = clients, server, seed, rounds
-        self.conditions = conditions or Conditions()
+        self.options = options
         self.net, self.num_classes = server.net, server.feed.num_classes
         self.examples = server.feed.examples.to(server.net.device)
-        self._first_training = training
         self.begin(0)
 
     def begin(self, t: int) -> None:
         """Start round t."""
         self.round = t
-        decay = self.conditions.lr_decay**t
-        self.training = replace(self._first_training, lr=self._first_training.lr * decay)
+        self.training: Training = self.options.in_round(t)
         self.notes: dict[str, Any] = {}
 
     def note(self, **facts: object) -> None:
@@ -94,8 +81,8 @@ class Federation(Engine):
 
     def _slow_and_lost(self, cohort: Tensor) -> tuple[set[int], set[int]]:
         """Clients that do a part of their epochs, and clients whose replies are lost."""
-        slow = self.drawn_clients(cohort, self.conditions.stragglers, "stragglers")
-        lost = self.drawn_clients(cohort, self.conditions.dropout, "dropout")
+        slow = self.drawn_clients(cohort, self.options.stragglers, "stragglers")
+        lost = self.drawn_clients(cohort, self.options.dropout, "dropout")
         for name, clients in (("stragglers", slow), ("dropped", lost)):
             if clients:
                 self._note_clients(name, clients)
@@ -115,7 +102,7 @@ class Federation(Engine):
 
     def _check_finite(self, reply: TrainReply, purpose: str) -> None:
         """Clients without finite numbers are an error, or left out and noted, as configured."""
-        if reply.not_finite and self.conditions.nonfinite == "fail":
+        if reply.not_finite and self.options.nonfinite == "fail":
             client, step = next(iter(reply.not_finite.items()))
             raise ClientError(
                 "the loss or the model is no longer finite. Lower the learning rate, or set client.nonfinite = "

@@ -18,12 +18,23 @@ from fnrfl.core.algorithm import Objective
 from fnrfl.core.engine import Probe
 from fnrfl.core.errors import FnrflError
 from fnrfl.core.messages import ClientSide, Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
-from fnrfl.core.training import Training
+from fnrfl.core.training import ClientOptions, Training
 from fnrfl.core.values import LocalTask, Replies, State
 
 _MESSAGES: dict[str, type] = {
     cls.__name__: cls
-    for cls in (TrainRequest, TrainReply, MeasureRequest, MemoryRequest, Failure, LocalTask, Training, State, Replies)
+    for cls in (
+        TrainRequest,
+        TrainReply,
+        MeasureRequest,
+        MemoryRequest,
+        Failure,
+        LocalTask,
+        Training,
+        ClientOptions,
+        State,
+        Replies,
+    )
 }
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fnrfl.algorithms.parts.norms import num_refined
-from fnrfl.config import Public, RunConfig
+from fnrfl.config import RunConfig
+from fnrfl.config.schema import PublicOptions
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.isolation import until_left
 from fnrfl.core.net import Net
-from fnrfl.core.types import Training
 from fnrfl.data import augment
 from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset, Facts, load
@@ -66,30 +66,16 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
     public = load_public(config.public.source, dataset)
     partition, splits = divide(config, dataset, public, algorithm)
     net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers)
-    training = _training(config, dataset.input_shape)
+    augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image
     check_needs(config, algorithm, net, splits, partition)
     check_values(config, net, splits)
     asked, config = config.engine.name, choose_engine(config, net)
     net = _on_device(config, net)
     pool = build_pool(config, dataset, partition, splits, net)
-    engine = build_engine(config, algorithm, net, pool, training, splits, scratch)
+    engine = build_engine(config, algorithm, net, pool, splits, scratch)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
     notices = (*unused, *_notices(config, splits, asked))
     return Built(config, dataset, partition, splits, algorithm, net, pool, engine, notices)
-
-
-def _training(config: RunConfig, input_shape: tuple[int, ...]) -> Training:
-    """How clients train."""
-    return Training(
-        optimizer=config.client.optimizer,
-        lr=config.client.lr,
-        momentum=config.client.momentum,
-        weight_decay=config.client.weight_decay,
-        batch=config.client.batch,
-        epochs=config.client.epochs,
-        last_batch=config.client.last_batch,
-        augment=augment.resolve(config.client.augment, input_shape),
-    )
 
 
 def _on_device(config: RunConfig, net: Net) -> Net:
@@ -108,15 +94,15 @@ def _notices(config: RunConfig, splits: Splits, asked: str) -> tuple[str, ...]:
     if asked == "auto" and config.engine.name == "loop" and not torch.cuda.is_available():
         said.append("engine = auto found no GPU and runs on the CPU.")
     size = config.public.size
-    if config.public.source != "train" and size != Public.model_fields["size"].default:
+    if config.public.source != "train" and size != PublicOptions.size:
         said.append(
             f'public.size = {size} is not used: all of public.source = "{config.public.source}" is public. '
             'It says how much is set aside with public.source = "train".'
         )
     cohort = num_answers(config)
-    if config.fnr is not None and not num_refined(cohort, float(config.fnr["share"])):
+    if config.fnr is not None and not num_refined(cohort, config.fnr.share):
         whom = "a cohort of" if cohort == cohort_size(config) else "those that answer,"
-        said.append(f"fnr.share = {config.fnr['share']} of {whom} {cohort} is nobody: no client will be refined.")
+        said.append(f"fnr.share = {config.fnr.share} of {whom} {cohort} is nobody: no client will be refined.")
     if config.fnr is not None and splits.public_to != "nobody":
         said.append(f"with {config.algorithm.name}, FNR ranks and refines on examples that clients have trained on.")
     return tuple(said)

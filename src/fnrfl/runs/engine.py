@@ -11,11 +11,10 @@ from fnrfl.config import RunConfig
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
-from fnrfl.core.types import Training
 from fnrfl.data.batches import Pool
 from fnrfl.data.splits import Splits
 from fnrfl.engines.assemble import Layout, assemble
-from fnrfl.engines.federation import Conditions, Federation
+from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import found_devices
 from fnrfl.runs.choice import records_steps
 from fnrfl.runs.cohorts import cohort_size
@@ -26,7 +25,6 @@ def build_engine(
     algorithm: Algorithm,
     net: Net,
     pool: Pool,
-    training: Training,
     splits: Splits,
     scratch: Path | None,
 ) -> Federation:
@@ -34,15 +32,13 @@ def build_engine(
     at_once = config.engine.clients_at_once
     on_gpu = config.engine.name == "gpu"
     threads = min(int(config.engine.threads), max(int(at_once), os.cpu_count() or 1))  # each holds a net
-    client = config.client
     return assemble(
         config.engine.name,  # type: ignore[arg-type]
         net,
         pool,
-        training,
+        config.client,
         seed=config.seed,
         client_memory=algorithm.client_state(net),
-        conditions=Conditions(client.lr_decay, client.stragglers, client.dropout, client.nonfinite),
         layout=Layout(
             threads=threads,
             devices=_gpus(config) if on_gpu else (),

@@ -53,9 +53,9 @@ def _passes(config: RunConfig, splits: Splits) -> Iterator[Passes]:
     client, held = config.client, [len(mine) for mine in splits.clients]
     for number, examples in enumerate(held):
         yield Passes("client", f"client {number}", examples, sum(held), client.epochs, client.batch, True)
-    if config.fnr is not None and config.fnr["when"] != "local":
-        epochs, batch, public = int(config.fnr["epochs"]), int(config.fnr["batch"]), len(splits.public)
-        yield Passes("fnr", "a refined client", public, public, epochs, batch, config.fnr["batchnorm"] != "frozen")
+    if config.fnr is not None and config.fnr.when != "local":
+        epochs, batch, public = config.fnr.epochs, config.fnr.batch, len(splits.public)
+        yield Passes("fnr", "a refined client", public, public, epochs, batch, config.fnr.batchnorm != "frozen")
 
 
 def _check_amount(config: RunConfig, passes: Passes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.config import RunConfig, registry
 from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.options import values_of
 
 
 def build_algorithm(config: RunConfig) -> Algorithm:
@@ -14,7 +15,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
         return inner
     return FNR(
         inner=inner,
-        **config.fnr,  # type: ignore[arg-type]
+        **values_of(config.fnr),
         ranking="recall" if config.protocol == "paper" else "accuracy",
         shuffle=config.protocol != "paper",
         norm_pass_train_mode=config.leaks.norm_pass_train_mode,

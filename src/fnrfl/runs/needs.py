@@ -109,9 +109,9 @@ def _check_clients(config: RunConfig, splits: Splits, partition: Partition) -> N
 
 def _check_targets(config: RunConfig) -> None:
     """A refined client needs another one to take targets from; in some rounds it may have none, but not in all."""
-    if config.fnr is None or config.fnr["when"] == "local" or not config.fnr["weight"]:
+    if config.fnr is None or config.fnr.when == "local" or not config.fnr.weight:
         return
-    share, target, answer = float(config.fnr["share"]), str(config.fnr["target"]), num_answers(config)
+    share, target, answer = config.fnr.share, config.fnr.target, num_answers(config)
     refined = num_refined(answer, share)
     if refined and not num_peers(answer, refined, target):
         who = "the clients that are not refined" if target == "others" else "all other clients"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +26,15 @@ from fnrfl.algorithms.parts.penalties import PENALTIES, Penalised
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.net import Net
+from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.rng import stream_kept
 from fnrfl.core.step import Carry, by_autograd, local_step
-from fnrfl.core.types import Batch, State, Training, Tree
+from fnrfl.core.training import BatchNormMode, Training
+from fnrfl.core.types import Batch, State, Tree
 
 __all__ = ["class_norms", "norm_targets", "refine", "weakest"]
 
 Loader = Iterable[tuple[Tensor, Tensor]]
-BATCHNORM = ("frozen", "batch", "updating")
 
 
 @torch.inference_mode(False)
@@ -70,13 +71,13 @@ def refine(
     public_loader: Loader,
     targets: Tensor,
     *,
-    penalty: str = "relative",
-    weight: float = 0.1,
-    epochs: int = 5,
-    lr: float = 0.01,
-    momentum: float = 0.9,
+    penalty: str = FnrOptions.penalty,
+    weight: float = FnrOptions.weight,
+    epochs: int = FnrOptions.epochs,
+    lr: float = Training.lr,
+    momentum: float = Training.momentum,
     weight_decay: float = 0.0,
-    batchnorm: Literal["frozen", "batch", "updating"] = "updating",
+    batchnorm: BatchNormMode = FnrOptions.batchnorm,
     features: str | None = None,
 ) -> nn.Module:
     """Train a model on public data towards the class norms `targets` [C], in place; returns it too.
@@ -89,7 +90,10 @@ def refine(
     loop of yours. The penalty "literal" counts one peer.
     """
     _check_options(penalty, weight, epochs, lr, batchnorm, targets)
-    _check_rereadable(public_loader, epochs)
+    if epochs > 1 and iter(public_loader) is public_loader:
+        raise ConfigError(
+            f"public_loader can be read only once, and epochs is {epochs}. Give a list of batches or a DataLoader."
+        )
     objective = Penalised(Objective(), penalty, weight, peers=1)
     training = Training(lr=lr, momentum=momentum, weight_decay=weight_decay, batchnorm=batchnorm)
     net: Net | None = None
@@ -150,8 +154,9 @@ def _write(model: nn.Module, values: Tree) -> None:
 def _check_options(penalty: str, weight: float, epochs: int, lr: float, batchnorm: str, targets: Tensor) -> None:
     if penalty not in PENALTIES:
         raise ConfigError(f"penalty = {penalty!r} is not known. Choose one of {', '.join(PENALTIES)}.")
-    if batchnorm not in BATCHNORM:
-        raise ConfigError(f"batchnorm = {batchnorm!r} is not known. Choose one of {', '.join(BATCHNORM)}.")
+    if batchnorm not in get_args(BatchNormMode):
+        modes = ", ".join(get_args(BatchNormMode))
+        raise ConfigError(f"batchnorm = {batchnorm!r} is not known. Choose one of {modes}.")
     if not (weight >= 0 and epochs >= 0 and lr > 0):
         raise ConfigError(
             f"weight = {weight}, epochs = {epochs} and lr = {lr} cannot be. Give weight >= 0, epochs >= 0 and lr > 0."
@@ -160,13 +165,6 @@ def _check_options(penalty: str, weight: float, epochs: int, lr: float, batchnor
         raise ConfigError(
             f"targets must be the class norms of one model, [C], and have the shape {tuple(targets.shape)}. Take the "
             "row of this model."
-        )
-
-
-def _check_rereadable(loader: Loader, epochs: int) -> None:
-    if epochs > 1 and iter(loader) is loader:
-        raise ConfigError(
-            f"public_loader can be read only once, and epochs is {epochs}. Give a list of batches or a DataLoader."
         )
 
 

@@ -87,7 +87,7 @@ class Result(RunMetrics):
         last = self.rounds[-1]
         return {
             "algorithm": self.config.algorithm.name,
-            "fnr": self.config.fnr,
+            "fnr": self.config.as_dict()["fnr"],
             "scenario": self.config.scenario,
             "protocol": self.config.protocol,
             "leaks": list(self.config.leaks_on),

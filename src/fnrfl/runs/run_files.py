@@ -56,7 +56,7 @@ def create_run_dir(stack: ExitStack, names: Iterable[Path], built: Built, *, ove
 
 def _log_header(built: Built) -> Event:
     return {
-        "config": built.config.model_dump(),
+        "config": built.config.as_dict(),
         "config_sha256": built.config.sha256,
         "leaks": list(built.config.leaks_on),
         "personalised": built.algorithm.personalised,

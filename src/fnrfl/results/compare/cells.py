@@ -144,7 +144,7 @@ def _with_controls(groups: list[Group]) -> list[Group]:
     rows: list[Group] = []
     for group in groups:
         config = group.config
-        if config.fnr is None or not config.fnr["weight"] or config.protocol != "honest":
+        if config.fnr is None or not config.fnr.weight or config.protocol != "honest":
             rows.append(group)
             continue
         known = _control(group, [*groups, *rows])
@@ -167,4 +167,4 @@ def _without_penalty(group: Group) -> Group:
 
 def _fingerprint(config: RunConfig) -> str:
     """Equal for configs of the same run under different names."""
-    return config.model_copy(update={"name": ""}).to_toml()
+    return replace(config, name="").to_toml()
