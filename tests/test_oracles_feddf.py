@@ -17,8 +17,9 @@ from fnrfl.algorithms import feddf
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.feddf import FedDF
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.server.distill import SoftTargets, batches, distill
+from fnrfl.algorithms.server.distill import SoftTargets, batch_positions, distill
 from fnrfl.algorithms.server.ensemble import accuracy, logits, verdict, votes
+from fnrfl.core import trees
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.isolation import one_intra_op_thread
@@ -181,7 +182,7 @@ def test_card8_averaged_losses_have_the_gradient_of_averaged_probabilities() -> 
 def replies_of(played: Run) -> Replies:
     """A cohort's replies, in tensors of their own."""
     played.round()
-    return Replies.stack([played.replies()], lambda tensors: tensors[0].clone())
+    return trees.aligned(played.replies())
 
 
 @KINDS
@@ -320,7 +321,7 @@ def test_card8_a_round_is_torchs_own_loop(kind: Any, batchnorm: Any, weights: An
     net.train(batchnorm == "updating")
     adam = torch.optim.Adam(net.parameters(), lr=0.02)
     annealed = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
-    for index in batches(30, 8, steps, generator(played.seed, 0, "server", "distill", "batches")):
+    for index in batch_positions(30, 8, steps, generator(played.seed, 0, "server", "distill", "batches")):
         with torch.no_grad():
             said = torch.stack([t(x[index]) for t in teachers]) / temperature
         target = said.mean(0).softmax(-1) if kind == "logits" else said.softmax(-1).mean(0)
@@ -338,12 +339,12 @@ def test_card8_a_round_is_torchs_own_loop(kind: Any, batchnorm: Any, weights: An
 
 
 def test_card8_batches_are_orders_end_to_end() -> None:
-    order = batches(10, 4, 6, stream("batches"))
+    order = batch_positions(10, 4, 6, stream("batches"))
     assert order.shape == (6, 4)
     whole = order.flatten()
     assert sorted(whole[:10].tolist()) == sorted(whole[10:20].tolist()) == list(range(10))
     assert whole[:10].tolist() != whole[10:20].tolist()
-    assert batches(3, 128, 5, stream("batches")).shape == (5, 3)  # no example twice in a batch
+    assert batch_positions(3, 128, 5, stream("batches")).shape == (5, 3)  # no example twice in a batch
 
 
 @pytest.mark.parametrize("batchnorm", ["frozen", "batch", "updating"])

@@ -23,14 +23,13 @@ from fnrfl.algorithms.fnr import (
     Penalised,
     Refining,
     feature_norms,
-    indicator,
     norm_differences,
     norm_targets,
     weakest,
 )
 from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.scaffold import Scaffold
-from fnrfl.core.algorithm import Algorithm, Objective
+from fnrfl.core.algorithm import Algorithm, Objective, class_indicator
 from fnrfl.core.errors import ClientError
 from fnrfl.core.rng import generator
 from fnrfl.core.types import LocalTask, Replies, Training
@@ -87,7 +86,7 @@ def test_algorithm_1_is_a_loop_over_examples(missing: int | None, monkeypatch: p
     world = classification() if missing is None else without_class(classification(), missing)
     played = Run(FedAvg(), world=world)
     cohort = torch.tensor([1, 4])
-    held = played.engine.train(cohort, LocalTask(Objective(), "local", played.state, hold=True))
+    held = played.engine.train(cohort, LocalTask(Objective(), "local", played.state, hold_model=True))
     norms = played.engine.measure(cohort, ClassNorms(4))["norms"]
     accuracy = played.engine.measure(cohort, Accuracy(), data="ranking")["accuracy"]
     x, y = (
@@ -179,7 +178,7 @@ def printed(name: str) -> tuple[float, Tensor]:
 def measured(name: str, z: Tensor = Z, y: Tensor = Y, target: Tensor = TARGET) -> tuple[float, Tensor]:
     """(J, dJ/dz) by autograd; a J without a graph has gradient zero."""
     z = z.clone().requires_grad_()
-    J = PENALTIES[name](feature_norms(z), indicator(y, len(target)).to(z.dtype), target, PEERS)
+    J = PENALTIES[name](feature_norms(z), class_indicator(y, len(target)).to(z.dtype), target, PEERS)
     return J.item(), torch.autograd.grad(J, z)[0] if J.requires_grad else torch.zeros_like(z)
 
 
@@ -224,7 +223,7 @@ def test_features_of_zero_length_have_a_finite_gradient(name: str, dtype: torch.
 
 @pytest.mark.parametrize("name", ["relative", "squared", "absolute", "huber", "per-sample", "log-ratio"])
 def test_penalty_is_zero_at_agreement_and_positive_elsewhere(name: str) -> None:
-    u, hot = torch.tensor([2.0, 2.0, 7.0]).double(), indicator(torch.tensor([0, 0, 1]), 2).double()
+    u, hot = torch.tensor([2.0, 2.0, 7.0]).double(), class_indicator(torch.tensor([0, 0, 1]), 2).double()
     assert float(PENALTIES[name](u, hot, torch.tensor([2.0, 7.0]).double(), PEERS)) == pytest.approx(0, abs=1e-20)
     for target in ([1.5, 7.0], [2.0, 9.0]):
         assert float(PENALTIES[name](u, hot, torch.tensor(target).double(), PEERS)) > 1e-3
@@ -233,7 +232,7 @@ def test_penalty_is_zero_at_agreement_and_positive_elsewhere(name: str) -> None:
 def test_squared_is_the_pairwise_sum() -> None:
     """sum_m (F - F_m)^2 = |R| (F - mean)^2 + const: the server need send one mean, not all vectors."""
     peers = torch.rand(PEERS, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 9 + 1
-    hot = indicator(Y, 5).double()
+    hot = class_indicator(Y, 5).double()
     rho, count = hot.mean(0), hot.sum(0).clamp(min=1)
 
     def pairwise(z: Tensor) -> Tensor:
