@@ -152,7 +152,7 @@ def test_engines_equal_loop_on_convolutions(label: str, engine: str, under_fnr: 
     """As a run would use them: the convolutions of fast engines are channels-last and not recorded."""
     world = classification(module=Pictures)
     plain = Run(algorithm(label, under_fnr), world=world)
-    other = Run(algorithm(label, under_fnr), engine, world=world, trace=False)
+    other = Run(algorithm(label, under_fnr), engine, world=world, record=False)
     plain.rounds(5)
     other.rounds(5)
     assert plain.state.buffers.keys() == other.state.buffers.keys()
@@ -251,7 +251,7 @@ class Poisoned(Decorator):
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         for replies in self.engine.stream(cohort, task):
-            keep = task.send_model or task.purpose != "local"
+            keep = task.send_model or not task.is_private_training
             gone = torch.full_like(replies.params, torch.nan)
             yield replies if keep else replace(replies, trained=gone, params=gone)
 

@@ -17,8 +17,9 @@ from fnrfl.algorithms import feddf
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.feddf import FedDF
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.parts.distill import SoftTargets, batches, distill
+from fnrfl.algorithms.parts.distill import SoftTargets, batch_positions, distill
 from fnrfl.algorithms.parts.ensemble import accuracy, logits, verdict, votes
+from fnrfl.core import trees
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.isolation import one_intra_op_thread
@@ -181,7 +182,7 @@ def test_card8_averaged_losses_have_the_gradient_of_averaged_probabilities() -> 
 def replies_of(played: Run) -> Replies:
     """A cohort's replies, in tensors of their own."""
     played.round()
-    return Replies.stack([played.replies()], lambda tensors: tensors[0].clone())
+    return trees.aligned(played.replies())
 
 
 @KINDS
@@ -289,7 +290,7 @@ def test_card8_a_student_that_equals_its_teacher_stays() -> None:
     net, model, x = student()
     alone = Replies(*[torch.zeros(1)] * 5, model.params[None], model.params[None], {}, {})
     target = verdict(votes(net, alone, x, "logits", 1.0).sum(0), 1, "logits", 1.0)
-    sgd = Training("sgd", 10.0, momentum=0.0, weight_decay=0.0, batch=30, batchnorm="frozen")
+    sgd = Training("sgd", 10.0, 0.0, 0.0, 30, batchnorm="frozen")
     taught = distill(net, model, x, target, SoftTargets(1.0, 0.0), sgd, steps=3, stream=stream)
     assert abs(taught.loss) < 1e-14
     assert distance(taught.model.params, model.params) < 1e-13
@@ -320,7 +321,7 @@ def test_card8_a_round_is_torchs_own_loop(kind: Any, batchnorm: Any, weights: An
     net.train(batchnorm == "updating")
     adam = torch.optim.Adam(net.parameters(), lr=0.02)
     annealed = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
-    for index in batches(30, 8, steps, generator(played.seed, 0, "server", "distill", "batches")):
+    for index in batch_positions(30, 8, steps, generator(played.seed, 0, "server", "distill", "batches")):
         with torch.no_grad():
             said = torch.stack([t(x[index]) for t in teachers]) / temperature
         target = said.mean(0).softmax(-1) if kind == "logits" else said.softmax(-1).mean(0)
@@ -338,12 +339,12 @@ def test_card8_a_round_is_torchs_own_loop(kind: Any, batchnorm: Any, weights: An
 
 
 def test_card8_batches_are_orders_end_to_end() -> None:
-    order = batches(10, 4, 6, stream("batches"))
+    order = batch_positions(10, 4, 6, stream("batches"))
     assert order.shape == (6, 4)
     whole = order.flatten()
     assert sorted(whole[:10].tolist()) == sorted(whole[10:20].tolist()) == list(range(10))
     assert whole[:10].tolist() != whole[10:20].tolist()
-    assert batches(3, 128, 5, stream("batches")).shape == (5, 3)  # no example twice in a batch
+    assert batch_positions(3, 128, 5, stream("batches")).shape == (5, 3)  # no example twice in a batch
 
 
 @pytest.mark.parametrize("batchnorm", ["frozen", "batch", "updating"])
@@ -362,7 +363,7 @@ def test_card8_the_modes_differ_and_dropout_is_drawn_in_train_mode_only() -> Non
     ends, drawn = {}, {}
     for mode in ("frozen", "batch", "updating"):
         names: list[str] = []
-        training = Training("adam", 0.01, momentum=0.0, weight_decay=0.0, batch=8, batchnorm=mode)  # type: ignore[arg-type]
+        training = Training("adam", 0.01, 0.0, 0.0, 8, batchnorm=mode)  # type: ignore[arg-type]
         taught = distill(
             net, model, x, target, SoftTargets(1.0, 0.0), training, steps=4,
             stream=lambda name, names=names: (names.append(name), stream(name))[1],
@@ -384,7 +385,7 @@ def judged(
         saw.append(State(m.params.clone(), {}))
         return said[len(saw) - 1]
 
-    adam = Training("adam", 0.01, momentum=0.0, weight_decay=0.0, batch=8, batchnorm="frozen")
+    adam = Training("adam", 0.01, 0.0, 0.0, 8, batchnorm="frozen")
     target = torch.full((30, NUM_CLASSES), 0.25).double()
     out = distill(
         net, model, x, target, SoftTargets(1.0, 0.0), adam, steps=steps, stream=stream, judge=judge, every=every,
@@ -508,7 +509,7 @@ def test_options_out_of_range_are_refused(key: str, value: object) -> None:
 
 def test_a_distillation_that_diverges_says_so() -> None:
     net, model, x = student()
-    sgd = Training("sgd", float("inf"), momentum=0.0, weight_decay=0.0, batch=8, batchnorm="frozen")
+    sgd = Training("sgd", float("inf"), 0.0, 0.0, 8, batchnorm="frozen")
     target = torch.full((30, NUM_CLASSES), 0.25).double()
     with pytest.raises(FnrflError, match=r"not finite.*Lower algorithm\.lr"):
         distill(net, model, x, target, SoftTargets(1.0, 0.0), sgd, steps=5, stream=stream)
@@ -519,7 +520,7 @@ def test_the_objective_is_a_model_of_one_client() -> None:
     played = Run(FedDF(), world=world(Plain))
     x, _ = played.world.pool.all("distill")
     target = torch.full((30, NUM_CLASSES), 0.25).double()
-    sgd = Training("sgd", 0.1, momentum=0.0, weight_decay=0.0, batch=30, epochs=1, batchnorm="frozen")
+    sgd = Training("sgd", 0.1, 0.0, 0.0, 30, epochs=1, batchnorm="frozen")
     start = State(played.state.params, {})
     task = LocalTask(SoftTargets(1.0, 0.0), "distill", start, {"target": target}, data="distill", training=sgd)
     one = played.engine.fit(task)

@@ -10,6 +10,7 @@ from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.local_only import LocalOnly
 from fnrfl.core.types import State
+from fnrfl.engines.federation import Conditions
 from toys import NUM_CLASSES, Run, assert_near, assert_same, bowls, distance, quadratic
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -80,7 +81,7 @@ def test_who_is_lost_stays_as_it_was() -> None:
     played.round(everybody)
     sound.round(everybody)
     before = [used(sound, client) for client in range(6)]
-    played.engine.dropout = 0.5
+    played.engine.conditions = Conditions(dropout=0.5)
     played.round(everybody)
     sound.round(everybody)
     lost = played.engine.notes["dropped"]
@@ -90,7 +91,7 @@ def test_who_is_lost_stays_as_it_was() -> None:
 
 
 def held(played: Run, client: int) -> Tensor:
-    return played.engine.clients.held_models.get(client)["params"]
+    return played.engine.clients.held_models.get(client)["model"]
 
 
 @ENGINES

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fnrfl.engines.loop import Loop
 from torch import Tensor
 
 import fnrfl
@@ -16,6 +15,7 @@ from fnrfl.config import load
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.types import State
 from fnrfl.data.batches import Pool
+from fnrfl.engines.assemble import assemble
 from fnrfl.runs.build import Built, build
 
 BASE = ("rounds=2", "clients=5", "client.epochs=1", "public.size=100", "fnr.epochs=1", "fnr=off")
@@ -86,7 +86,7 @@ def test_it_is_fedavg_on_larger_shards(refined: bool) -> None:
     shards = [torch.cat([mine, public]).sort().values for mine in bare.splits.clients]
     parts = {"private": train, "public": bare.splits.public, "ranking": bare.splits.ranking}
     pool = Pool({k: (p.x, p.y) for k, p in parts.items()}, shards, 10, dtype=bare.net.dtype)
-    engine = Loop(bare.net, pool, bare.engine.training, seed=0, clients_at_once=5)
+    engine = assemble("loop", bare.net, pool, bare.engine.training, seed=0)
     states = []
     for one, by in ((share, share.engine), (bare, engine)):
         state = one.algorithm.init(one.net)
