@@ -4,17 +4,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint types format setup clean
+.PHONY: demo test quick test-all lint types format setup clean
 
 demo: $(READY)
 	$(BIN)/python -m fnrfl.cli.demo
 
-# Two workers with one thread each: torch's own threads would only get in each other's way.
-test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" -q
+test: lint types quick
+
+# Two workers with one thread each: torch's own threads would only get in each other's way. Tests of one group are run
+# by one worker and share what they compute. Fewer arenas of malloc keep less memory that is free.
+PYTEST := OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -n 2 --dist loadgroup -q
+
+quick: $(READY)
+	$(PYTEST) -m "not slow"
 
 test-all: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+	$(PYTEST)
 	$(BIN)/python tests/mutants.py
 
 lint: $(READY)

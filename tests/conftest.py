@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import resource
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 # A job that was started in the background ignores Ctrl-C, and so would the programs that the tests start and stop.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -15,3 +20,29 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # What tests allow to run is not remembered in the home of whoever starts them.
 os.environ["FNRFL_STATE"] = tempfile.mkdtemp(prefix="fnrfl-state-")
 atexit.register(shutil.rmtree, os.environ["FNRFL_STATE"], ignore_errors=True)
+
+# FNRFL_TEST_COSTS=FILE: every test appends a line with its CPU seconds, children included, and the process's megabytes.
+COSTS = os.environ.get("FNRFL_TEST_COSTS")
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of the children that it has waited for."""
+    spent = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in spent)
+
+
+def _megabytes() -> float:
+    """Memory that this process holds now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Measure a test together with the fixtures that it is the first to ask for."""
+    if not COSTS:
+        return (yield)
+    before = _cpu_seconds()
+    result = yield
+    with Path(COSTS).open("a") as file:
+        file.write(f"{_cpu_seconds() - before:.3f}\t{_megabytes():.0f}\t{item.nodeid}\n")
+    return result

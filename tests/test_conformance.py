@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from toys import NUM_CLASSES, NUM_FEATURES, Run, assert_near, assert_same, class
 
 METHODS: dict[str, dict[str, Any]] = {
     **{name: {} for name in registry.algorithms()},
+    "feddf": {"steps": 40, "every": 10, "patience": 20},  # servers that do less than by default
+    "fedgen": {"steps": 10},
+    "fedftg": {"iterations": 3},
     "fedprox-strong": {"mu": 1.0},
     "scaffold-I": {"variates": "I"},
     "scaffold-after": {"correction": "after-momentum"},
@@ -52,7 +56,8 @@ NEUTRAL: dict[str, dict[str, Any]] = {  # settings at which a method must be Fed
     "public-share": {},
     "public-returned": {},
 }
-ENGINES = ("loop", "batched", "loop-fast", "batched-fast")  # fast: with every accelerator
+IN_PROCESS = ("loop", "batched", "loop-fast", "batched-fast")  # fast: with every accelerator
+ENGINES = (*IN_PROCESS, "children")  # children: clients in child processes, nothing shared but messages
 
 
 def method(label: str, **changes: Any) -> Algorithm:
@@ -64,13 +69,23 @@ def algorithm(label: str, refined: bool) -> Algorithm:
     return FNR(method(label)) if refined else method(label)
 
 
-@cache
-def played(label: str, engine: str = "loop", rounds: int = 5, fnr: tuple[tuple[str, Any], ...] | None = None) -> Run:
+class Played(Run):
+    """A run of some rounds, with the states that it went through and the bytes of every round."""
+
+    def __init__(self, algorithm: Algorithm, engine: str, rounds: int) -> None:
+        super().__init__(algorithm, engine)
+        self.states: list[State] = []
+        self.bytes: list[Any] = []
+        for _ in range(rounds):
+            self.states.append(self.round())
+            self.bytes.append(dict(self.metered.bytes))
+
+
+@lru_cache(maxsize=32)  # those of a method or two: tests are ordered by method
+def played(label: str, engine: str = "loop", rounds: int = 5, fnr: tuple[tuple[str, Any], ...] | None = None) -> Played:
     """A run that several checks look at."""
     inner = method(label)
-    run = Run(inner if fnr is None else FNR(inner, **dict(fnr)), engine)
-    run.rounds(rounds)
-    return run
+    return Played(inner if fnr is None else FNR(inner, **dict(fnr)), engine, rounds)
 
 
 def refined(**options: Any) -> tuple[tuple[str, Any], ...]:
@@ -98,31 +113,52 @@ OFTEN = {*registry.algorithms()} - {"public-share", "public-returned", "fedyogi"
 WITHOUT_CLIENTS = {label for label in METHODS if not method(label).trains_clients}  # controls: there is nobody to ask
 
 
-def labels(*left_out: str) -> list[Any]:
-    return [
-        label if label in OFTEN else pytest.param(label, marks=pytest.mark.slow)
-        for label in METHODS
-        if label not in left_out
-    ]
+FEW_METHODS = {"fedavg", "scaffold", "fedgen"}  # plain; with client memory; with a server that learns
+BARE_AND_REFINED = (None, refined())
+WORDS = {None: "bare", False: "bare", True: "fnr", refined(): "fnr"}  # in the names of cases
 
 
-each_method = pytest.mark.parametrize("label", labels())
-each_federated = pytest.mark.parametrize("label", labels(*WITHOUT_CLIENTS))
-slowly = lambda *engines: [pytest.param(engine, marks=pytest.mark.slow) for engine in engines]  # noqa: E731
-CHILDREN = "children"  # clients in child processes, with nothing shared but messages: as on a network
-each_engine = pytest.mark.parametrize("engine", ["loop", "batched", *slowly("loop-fast", "batched-fast", CHILDREN)])
-in_this_process = pytest.mark.parametrize("engine", ["loop", "batched", *slowly("loop-fast", "batched-fast")])
-each_other = pytest.mark.parametrize("engine", ["batched", "batched-fast", CHILDREN, *slowly("loop-fast")])
-as_a_run_does = pytest.mark.parametrize("engine", ["loop", "batched-fast", *slowly("batched", "loop-fast", CHILDREN)])
-bare_and_refined = pytest.mark.parametrize("fnr", [None, refined()], ids=["bare", "fnr"])
+def labels() -> list[Any]:
+    return [label if label in OFTEN else pytest.param(label, marks=pytest.mark.slow) for label in METHODS]
+
+
+def each(
+    quick: Callable[..., bool] = lambda *_: True,
+    *,
+    left_out: Set[str] = frozenset(),
+    often: Set[str] = OFTEN,
+    **axes: Sequence[Any],
+) -> Any:
+    """Every method with every value of some axes; slow, unless it is a method of `often` and `quick(label, *values)`.
+
+    The cases of a method are run by one worker, one after another, and share its runs.
+    """
+    cases = []
+    for label in METHODS:
+        for values in itertools.product(*axes.values()):
+            marks = [pytest.mark.xdist_group(label)]
+            if label not in often or not quick(label, *values):
+                marks.append(pytest.mark.slow)
+            words = [WORDS.get(value, value) for value in values]
+            if label not in left_out:
+                cases.append(pytest.param(label, *values, marks=marks, id="-".join([*words, label])))
+    return pytest.mark.parametrize(("label", *axes), cases, scope="module")
+
+
+def plain_engines(label: str, engine: str, *_: Any) -> bool:
+    return engine in ("loop", "batched")
 
 
 # -- engines agree ----------------------------------------------------------------------------------------------------
 
 
-@each_method
-@each_other
-@bare_and_refined
+def recorded_for_few_under_fnr(label: str, engine: str, fnr: Any) -> bool:
+    """Recording takes seconds and memory, and what FNR adds to be recorded is the same for every method."""
+    few = label in FEW_METHODS
+    return engine == "batched" or (engine == "batched-fast" and (fnr is None or few)) or (engine == "children" and few)
+
+
+@each(recorded_for_few_under_fnr, engine=ENGINES[1:], fnr=BARE_AND_REFINED)
 def test_engines_equal_loop(label: str, engine: str, fnr: Any) -> None:
     """Float64, BatchNorm, Dropout, ragged clients, four of six active, five rounds; client memory included."""
     loop, other = played(label, "loop", fnr=fnr), played(label, engine, fnr=fnr)
@@ -145,28 +181,31 @@ class Pictures(nn.Module):
         return logits
 
 
-@each_method
-@pytest.mark.parametrize("engine", ["batched", "loop-fast"])
-@pytest.mark.parametrize("under_fnr", [False, True], ids=["bare", "fnr"])
-def test_engines_equal_loop_on_convolutions(label: str, engine: str, under_fnr: bool) -> None:
+@lru_cache(maxsize=2)
+def pictured(label: str, fnr: Any, engine: str = "loop") -> Run:
+    run = Run(algorithm(label, fnr is not None), engine, world=classification(module=Pictures), record=False)
+    run.rounds(3)
+    return run
+
+
+@each(
+    lambda label, engine, fnr: (engine, fnr) in [("batched", None), ("loop-fast", refined())],
+    engine=("batched", "loop-fast"), fnr=BARE_AND_REFINED,
+)  # fmt: skip
+def test_engines_equal_loop_on_convolutions(label: str, engine: str, fnr: Any) -> None:
     """As a run would use them: the convolutions of fast engines are channels-last and not recorded."""
-    world = classification(module=Pictures)
-    plain = Run(algorithm(label, under_fnr), world=world)
-    other = Run(algorithm(label, under_fnr), engine, world=world, record=False)
-    plain.rounds(5)
-    other.rounds(5)
+    plain, other = pictured(label, fnr), pictured(label, fnr, engine)
     assert plain.state.buffers.keys() == other.state.buffers.keys()
     for run in (plain, other):
         run.named = run.net.unflatten(run.state.params) | run.state.buffers
     assert all(distance(plain.named[k], other.named[k]) <= 1e-9 for k in plain.named)
 
 
-@each_federated
-@pytest.mark.parametrize("under_fnr", [False, True], ids=["bare", "fnr"])
-def test_engines_equal_loop_in_single_precision_after_four_steps(label: str, under_fnr: bool) -> None:
+@each(left_out=WITHOUT_CLIENTS, fnr=BARE_AND_REFINED)
+def test_engines_equal_loop_in_single_precision_after_four_steps(label: str, fnr: Any) -> None:
     world = classification(torch.float32)
     four = replace(world.training, epochs=4, batch=97, last_batch="keep")
-    runs = [Run(algorithm(label, under_fnr), engine, world=world, training=four) for engine in ENGINES[:2]]
+    runs = [Run(algorithm(label, fnr is not None), engine, world=world, training=four) for engine in ENGINES[:2]]
     for run in runs:
         run.round()
     one, other = (run.replies() for run in runs)
@@ -175,9 +214,10 @@ def test_engines_equal_loop_in_single_precision_after_four_steps(label: str, und
     assert distance(one.trained, other.trained) <= 1e-4
 
 
-@each_method
-@each_engine
-@pytest.mark.parametrize("policy", ["keep", *slowly("drop", "run-on")])
+@each(
+    lambda label, engine, policy: engine == "batched" and policy == "keep",
+    engine=ENGINES[1:], policy=("keep", "drop", "run-on"),
+)  # fmt: skip
 def test_engines_agree_on_every_last_batch(label: str, engine: str, policy: Any) -> None:
     """Batches of unequal size, without padding: BatchNorm would notice."""
     training = replace(classification().training, last_batch=policy, batch=15)  # 16 would leave one example alone
@@ -185,61 +225,63 @@ def test_engines_agree_on_every_last_batch(label: str, engine: str, policy: Any)
     assert_near(Run(algorithm(label, True), "loop", training=training).rounds(2), one, atol=1e-9)
 
 
-@each_method
-@bare_and_refined
+@each(fnr=BARE_AND_REFINED)
 def test_chunks_and_threads_change_nothing(label: str, fnr: Any, tmp_path: Path) -> None:
     whole = played(label, fnr=fnr)
     parts = Run(whole.algorithm, clients_at_once=3, threads=2, folder=tmp_path)
-    assert_near(whole.state, parts.rounds(5), atol=1e-12)
+    assert_near(whole.states[2], parts.rounds(3), atol=1e-12)
 
 
-@each_method
-@bare_and_refined
+@each(fnr=BARE_AND_REFINED)
 def test_the_order_of_clients_does_not_matter(label: str, fnr: Any) -> None:
-    one, other = (Run(played(label, fnr=fnr).algorithm) for _ in range(2))
-    for _ in range(3):
-        cohort = one.cohort(one.t)
-        one.round(cohort)
-        other.round(cohort.flip(0))
-    assert_near(one.state, other.state, atol=1e-10)  # sums in another order, and a server's Adam after them
+    one = played(label, fnr=fnr)
+    other = Run(one.algorithm)
+    for t in range(3):
+        other.round(other.cohort(t).flip(0))
+    assert_near(one.states[2], other.state, atol=1e-10)  # sums in another order, and a server's Adam after them
 
 
-@each_method
-@each_engine
-@bare_and_refined
+@each(
+    lambda label, engine, fnr: engine in ("loop", "batched") and fnr is not None,  # refining nobody is a rerun too
+    engine=ENGINES, fnr=BARE_AND_REFINED,
+)  # fmt: skip
 def test_a_rerun_is_bit_identical(label: str, engine: str, fnr: Any) -> None:
-    assert_same(played(label, engine, fnr=fnr).state, Run(played(label, fnr=fnr).algorithm, engine).rounds(5))
+    once = played(label, engine, fnr=fnr)
+    assert_same(once.states[2], Run(once.algorithm, engine).rounds(3))
 
 
 # -- FNR composes -----------------------------------------------------------------------------------------------------
 
 
-@each_method
-@each_engine
+@each(plain_engines, engine=ENGINES)
 def test_refining_nobody_is_the_inner_method(label: str, engine: str) -> None:
-    bare, nobody = played(label, engine), played(label, engine, fnr=refined(share=0.0))
-    assert_same(bare.state, nobody.state)
-    assert bare.metered.bytes == nobody.metered.bytes
+    bare, nobody = played(label, engine), played(label, engine, rounds=3, fnr=refined(share=0.0))
+    assert_same(bare.states[2], nobody.state)
+    assert bare.bytes[:3] == nobody.bytes
 
 
-@each_method
+@each()
 def test_refining_without_epochs_is_the_inner_method(label: str) -> None:
-    assert_near(played(label).state, played(label, fnr=refined(epochs=0)).state)
+    assert_near(played(label).states[2], played(label, rounds=3, fnr=refined(epochs=0)).state)
 
 
-@each_federated
+@each(left_out=WITHOUT_CLIENTS)
 def test_refinement_changes_the_model(label: str) -> None:
     assert distance(weights(played(label)), weights(played(label, fnr=refined()))) > 1e-4
 
 
 @pytest.mark.parametrize(
     ("label", "penalty"),
-    [("fedavg", penalty) for penalty in PENALTIES]
-    + [(label, p) for label in sorted(OFTEN - WITHOUT_CLIENTS - {"fedavg"}) for p in ("relative", "constant")],
+    [
+        pytest.param(label, penalty, marks=pytest.mark.xdist_group(label))
+        for label in sorted(OFTEN - WITHOUT_CLIENTS)
+        for penalty in (PENALTIES if label == "fedavg" else ("relative", "constant"))
+    ],
+    scope="module",
 )
 def test_the_penalty_has_a_gradient_unless_it_is_the_papers(label: str, penalty: str) -> None:
     with_it = played(label, rounds=2, fnr=refined(penalty=penalty, weight=0.1))
-    without = played(label, rounds=2, fnr=refined(penalty=penalty, weight=0.0))
+    without = played(label, rounds=2, fnr=refined(penalty="relative", weight=0.0))
     if penalty == "constant":
         assert_same(with_it.state, without.state)
     else:
@@ -256,14 +298,14 @@ class Poisoned(Decorator):
             yield replies if keep else replace(replies, trained=gone, params=gone)
 
 
-@each_method
+@each()
 def test_the_server_uses_only_what_was_uploaded(label: str) -> None:
     sound, poisoned = played(label, fnr=refined()), Run(FNR(method(label)))
     poisoned.metered.engine = Poisoned(poisoned.recorder)
-    assert_same(sound.state, poisoned.rounds(5))
+    assert_same(sound.states[2], poisoned.rounds(3))
 
 
-@each_method
+@each()
 def test_refinement_leaves_private_estimates_alone(label: str) -> None:
     """After one round, what clients remember and what the server estimates are those of the bare method."""
     bare, fnr = Run(method(label)), Run(FNR(method(label)))
@@ -279,8 +321,7 @@ def test_refinement_leaves_private_estimates_alone(label: str) -> None:
 # -- good manners -----------------------------------------------------------------------------------------------------
 
 
-@each_method
-@bare_and_refined
+@each(fnr=BARE_AND_REFINED)
 def test_a_round_does_not_change_the_state_it_was_given(label: str, fnr: Any) -> None:
     run = Run(played(label, fnr=fnr).algorithm)
     run.rounds(2)
@@ -296,17 +337,14 @@ def test_a_round_does_not_change_the_state_it_was_given(label: str, fnr: Any) ->
     assert distance(here, weights(run)) > 0
 
 
-@each_federated
-@bare_and_refined
+@each(left_out=WITHOUT_CLIENTS, fnr=BARE_AND_REFINED)
 def test_objectives_travel_by_name_and_fields(label: str, fnr: Any) -> None:
     tasks = [passed.task for passed in played(label, fnr=fnr).recorder.passed]
     assert tasks
     assert all(from_bytes(to_bytes(task.objective)) == task.objective for task in tasks)
 
 
-@each_method
-@each_engine
-@bare_and_refined
+@each(plain_engines, engine=ENGINES, fnr=BARE_AND_REFINED)
 def test_a_cohort_of_one_works(label: str, engine: str, fnr: Any) -> None:
     run = Run(played(label, fnr=fnr).algorithm, engine, active=1)
     before = weights(run)
@@ -315,8 +353,7 @@ def test_a_cohort_of_one_works(label: str, engine: str, fnr: Any) -> None:
     assert distance(before, weights(run)) > 0
 
 
-@each_method
-@bare_and_refined
+@each(fnr=BARE_AND_REFINED)
 def test_it_learns(label: str, fnr: Any) -> None:
     run = played(label, fnr=fnr)
     x, y = run.world.pool.take("ranking", torch.arange(40))
@@ -326,8 +363,7 @@ def test_it_learns(label: str, fnr: Any) -> None:
     assert right.mean() > (2.0 if slow else 2.5) / NUM_CLASSES
 
 
-@each_method
-@as_a_run_does
+@each(lambda label, engine: engine == "loop" or (label, engine) == ("scaffold", "batched-fast"), engine=ENGINES)
 def test_it_resumes(label: str, engine: str, tmp_path: Path) -> None:
     """Server state and client memory, saved after three rounds, are all that the next two need."""
     whole = played(label, engine, fnr=refined())
@@ -341,8 +377,7 @@ def test_it_resumes(label: str, engine: str, tmp_path: Path) -> None:
     assert_same(whole.state, second.rounds(2))
 
 
-@each_federated
-@in_this_process
+@each(plain_engines, left_out=WITHOUT_CLIENTS, engine=IN_PROCESS)
 def test_a_client_without_finite_numbers_is_named(label: str, engine: str) -> None:
     world = classification()
     x, y = world.pool._parts["private"]
@@ -354,13 +389,12 @@ def test_a_client_without_finite_numbers_is_named(label: str, engine: str) -> No
     assert caught.value.client == 2
 
 
-@pytest.mark.parametrize("label", NEUTRAL)
-@each_engine
+@each(plain_engines, left_out=METHODS.keys() - NEUTRAL, often=NEUTRAL.keys(), engine=ENGINES)
 def test_its_neutral_setting_is_fedavg(label: str, engine: str) -> None:
-    neutral = Run(method(label, **NEUTRAL[label]), engine).rounds(5)
-    assert_same(played("fedavg", engine).state, neutral)
-    under = Run(FNR(method(label, **NEUTRAL[label])), engine).rounds(5)
-    assert_same(played("fedavg", engine, fnr=refined()).state, under)
+    for fnr in BARE_AND_REFINED:
+        inner = method(label, **NEUTRAL[label])
+        neutral = Run(inner if fnr is None else FNR(inner), engine).rounds(3)
+        assert_same(played("fedavg", engine, fnr=fnr).states[2], neutral)
 
 
 def test_every_objective_is_registered_once() -> None:

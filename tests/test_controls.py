@@ -22,6 +22,7 @@ from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.net import Net
 from fnrfl.core.types import State, Training
 from fnrfl.data.batches import Pool
+from mutants import mutants
 from toys import (
     NUM_CLASSES,
     NUM_FEATURES,
@@ -340,3 +341,54 @@ def test_options_out_of_range_are_refused(name: str, key: str, value: object) ->
 def test_mlp_of_the_toys_has_what_these_tests_need() -> None:
     """BatchNorm, and dropout that a pass in train mode could feel."""
     assert {type(m) for m in Mlp().modules()} >= {nn.BatchNorm1d, nn.Dropout}
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        PublicFinetune.round,
+        tunes_the_old_model=(
+            "LocalTask(Objective(), 'finetune', average, data='public', training=training)",
+            "LocalTask(Objective(), 'finetune', state, data='public', training=training)",
+        ),
+        tunes_on_ranking_data=("data='public'", "data='ranking'"),
+        own_rate_ignored=("lr=self.lr", ""),
+        own_optimiser_ignored=("optimizer=self.optimizer", ""),
+        clients_epochs=("epochs=self.epochs", ""),
+        clients_batch=("batch=self.batch", ""),
+        statistics_updated=("self.batchnorm", "'updating'"),
+    ),
+    *mutants(
+        PublicOnly.round,
+        trains_on_private_data=("data='public'", "data='private'"),
+        statistics_lost=("buffers=end.buffers", ""),
+        clients_epochs=("epochs=self.epochs", ""),
+    ),
+    *mutants(
+        Centralised.round,
+        trains_on_public_data=("data='private'", "data='public'"),
+        forgets_what_it_learned=("params=end.params", "params=state.params"),
+    ),
+    *mutants(
+        recalibrated,
+        clients_statistics_linger=("layer.momentum = None", "layer.momentum = 0.1"),
+        counters_not_reset=("... if fresh else {}", "... if False else {}"),
+        counters_lost=("buffers | counters", "buffers"),
+        dropout_on=("layer.eval()", "None"),
+        eval_mode=("mode='updating'", "mode='frozen'"),
+        statistics_of_the_last_batch=(
+            "net.apply(params, buffers, x, mode='updating')",
+            "net.apply(params, model.buffers | {k: 0 * v for k, v in counters.items()}, x, mode='updating')",
+        ),
+        the_nets_own_layers_changed=("net = net.copy()", "pass"),
+    ),
+    *mutants(
+        BnRecalibrate.round,
+        always_fresh=("self.statistics == 'fresh'", "True"),
+        old_model_recalibrated=(
+            "recalibrated(engine.net, average, parts, fresh, ...)",
+            "recalibrated(engine.net, state, parts, fresh, ...)",
+        ),
+    ),
+]

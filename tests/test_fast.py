@@ -26,7 +26,7 @@ from fnrfl.engines import base, trace
 from fnrfl.models.build import build as build_model
 from fnrfl.runs import build, choice
 from fnrfl.runs import run as runs
-from test_conformance import METHODS, algorithm
+from test_conformance import FEW_METHODS, METHODS, algorithm, each
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, assert_near, assert_same, classification, distance
 
 FAST = pytest.mark.parametrize("engine", ["loop-fast", "batched-fast"])
@@ -41,8 +41,11 @@ def programs(run: Run) -> list[trace.Steps | None]:
 
 
 # FedBN's refinement leaves some parameters out, by a mask that TorchScript does not take; its steps run one by one.
-@pytest.mark.parametrize("label", [label for label in METHODS if not label.startswith("fedbn")])
-@FAST
+@each(
+    lambda label, engine: engine == "loop-fast" or label in FEW_METHODS,
+    left_out={label for label in METHODS if label.startswith("fedbn")},
+    engine=("loop-fast", "batched-fast"),
+)
 def test_the_steps_of_every_method_can_be_recorded(label: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By TorchScript, with BatchNorm and dropout: the slower way to run a record is taken away."""
     monkeypatch.setattr(trace, "one_by_one", lambda step: pytest.fail("not scripted"))

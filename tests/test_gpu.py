@@ -29,7 +29,7 @@ from fnrfl.engines import gpu
 from fnrfl.models.build import build
 from fnrfl.runs.build import build as build_run
 from fnrfl.runs.evaluate import evaluate
-from test_conformance import algorithm, labels, models
+from test_conformance import FEW_METHODS, algorithm, each, labels, models
 from toys import NUM_CLASSES, NUM_FEATURES, Run, World, assert_same, classification, distance
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
@@ -104,8 +104,7 @@ def assert_alike(a: Run, b: Run, limit: float) -> None:
     assert max(off.values()) <= limit, max(off.items(), key=lambda item: item[1])
 
 
-@pytest.mark.parametrize("label", labels())
-@bare_and_refined
+@each(lambda label, refined: not refined or label in FEW_METHODS, refined=(False, True))
 @each_device
 @pytest.mark.parametrize("steps", ["plain", "captured"])
 def test_rounds_equal_the_loop_engines(label: str, refined: bool, device: str, steps: str) -> None:

@@ -12,8 +12,14 @@ from fnrfl.algorithms.parts.penalties import PENALTIES
 from fnrfl.config import registry
 from fnrfl.config.registry import algorithms
 
+pytestmark = pytest.mark.xdist_group("hashes")  # by one worker: the tests share runs
+SHORT: dict[str, dict[str, Any]] = {"feddf": {"steps": 40}, "fedgen": {"steps": 10}, "fedftg": {"iterations": 2}}
+ON, OFF = {"weight": 0.1, "epochs": 1}, {"weight": 0.0, "epochs": 1}  # what refines, with and without penalty
+
 
 def sha256(engine: str, algorithm: Any = "fedavg", fnr: Any = "off", **keys: Any) -> str:
+    if isinstance(algorithm, str):
+        algorithm = {"name": algorithm} | SHORT.get(algorithm, {})
     return _run(engine, repr(algorithm), repr(fnr), repr(keys))
 
 
@@ -34,27 +40,38 @@ def _run(engine: str, algorithm: str, fnr: str, keys: str) -> str:
 each_engine = pytest.mark.parametrize("engine", ["loop", "batched"])
 
 
-@each_engine
-@pytest.mark.parametrize("algorithm", algorithms())
+FEW_METHODS = {"fedavg", "scaffold", "fedbn", "feddf"}
+
+
+def methods(names: list[str]) -> Any:
+    """Every method on both engines; quickly, all on one engine and a few on the other."""
+    return pytest.mark.parametrize(
+        ("algorithm", "engine"),
+        [
+            pytest.param(name, engine, marks=[] if engine == "batched" or name in FEW_METHODS else pytest.mark.slow)
+            for name in names
+            for engine in ("batched", "loop")
+        ],
+    )
+
+
+@methods(list(algorithms()))
 def test_share_zero_is_fnr_off(engine: str, algorithm: str) -> None:
     assert sha256(engine, algorithm, {"share": 0.0}) == sha256(engine, algorithm)
-    refined = sha256(engine, algorithm, {"epochs": 1}) != sha256(engine, algorithm)
+    refined = sha256(engine, algorithm, ON) != sha256(engine, algorithm)
     assert refined == registry.load(algorithm)().trains_clients
 
 
 @each_engine
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_only_the_constant_penalty_is_inert(engine: str, penalty: str) -> None:
-    with_it = sha256(engine, fnr={"penalty": penalty, "weight": 0.1, "epochs": 1})
-    without = sha256(engine, fnr={"penalty": penalty, "weight": 0.0, "epochs": 1})
-    assert (with_it == without) == (penalty == "constant")
+    with_it = sha256(engine, fnr=ON | {"penalty": penalty})
+    assert (with_it == sha256(engine, fnr=OFF)) == (penalty == "constant")
 
 
-@each_engine
-@pytest.mark.parametrize("algorithm", [a for a in algorithms() if a != "fedavg" and registry.load(a)().trains_clients])
+@methods([a for a in algorithms() if a != "fedavg" and registry.load(a)().trains_clients])
 def test_the_penalty_reaches_every_method(engine: str, algorithm: str) -> None:
-    weighted = [sha256(engine, algorithm, {"weight": weight, "epochs": 1}) for weight in (0.0, 0.1)]
-    assert weighted[0] != weighted[1]
+    assert sha256(engine, algorithm, ON) != sha256(engine, algorithm, OFF)
 
 
 @each_engine

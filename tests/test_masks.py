@@ -12,7 +12,9 @@ from torch import Tensor, nn
 import fnrfl
 from fnrfl.core import masks
 from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.masks import Dropout
 from fnrfl.core.net import Net
+from mutants import mutants
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {}, "batch first": {"batch_first": True}, "bias": {"add_bias_kv": True}, "sizes": {"kdim": 6, "vdim": 10},
@@ -142,6 +144,13 @@ def test_masks_follow_the_examples() -> None:
     torch.testing.assert_close(together, torch.cat([out.logits for out in alone]))
 
 
+def test_kept_numbers_are_scaled_so_that_the_mean_stays() -> None:
+    layer = masks.Dropout(0.2).train()
+    layer.uniform = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.99])
+    torch.testing.assert_close(layer(torch.full((5,), 4.0)), torch.tensor([0.0, 0.0, 5.0, 5.0, 5.0]))
+    assert torch.equal(layer.eval()(torch.full((5,), 4.0)), torch.full((5,), 4.0))
+
+
 class Twisted(nn.Module):
     """Dropout on something in which examples cannot be told apart."""
 
@@ -158,3 +167,13 @@ class Twisted(nn.Module):
 def test_what_mixes_examples_is_refused() -> None:
     with pytest.raises(CompatibilityError, match=r"drop sees \(2, 2\) for two examples and \(3, 3\) for three"):
         Net(Twisted(), torch.rand(2, 4))
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        Dropout.forward,
+        dropout_not_scaled=("1 / (1 - self.p)", "1.0"),
+    ),
+]

@@ -22,6 +22,7 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.rng import generator
 from fnrfl.core.types import Data, Decorator, LocalTask, Probe, State, Training, Tree
 from fnrfl.data.batches import Pool
+from mutants import mutants
 from toys import NUM_CLASSES, NUM_FEATURES, Run, World, assert_near, assert_same, classification, distance
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -334,3 +335,69 @@ def test_card11_traffic() -> None:
 def test_bad_options_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         fnrfl.run("digits", out=None, rounds=1, algorithm={"name": "cfedfn", **bad})
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        agglomerate,
+        farthest_merge=("far.argmin()", "far.where(far.isfinite(), -far[0, 0]).argmax()"),
+        single_linkage=(
+            "(sizes[i] * far[i] + sizes[j] * far[j]) / (sizes[i] + sizes[j])",
+            "torch.where(far[i].isfinite() & far[j].isfinite(), torch.minimum(far[i], far[j]), math.inf)",
+        ),
+        unweighted_linkage=("(sizes[i] * far[i] + sizes[j] * far[j]) / (sizes[i] + sizes[j])", "(far[i] + far[j]) / 2"),
+        sizes_forgotten=("sizes[i] += sizes[j]", "pass"),
+        smallest_gap=("heights[left] - heights[left + 1]", "heights[left + 1] - heights[left]"),
+        highest_merge_for_gap=("heights[left] - heights[left + 1]", "heights[left]"),
+        one_cluster_less=("min(clusters, N)", "max(1, min(clusters, N) - 1)"),
+        names_with_holes=("found[most].unique(return_inverse=True)[1]", "found[most]"),
+    ),
+    *mutants(
+        Description.finish,
+        norms_not_averaged=("total['sum'] / total['count'].clamp(min=1)", "total['sum']"),
+    ),
+    *mutants(
+        Description.__call__,
+        squared_norms=("out.features.norm(dim=-1)", "out.features.square().sum(-1)"),
+        signed_features=("out.features.abs()", "out.features"),
+    ),
+    *mutants(
+        positions,
+        share_without_root=("share.sqrt()", "share"),
+        share_dropped=("share.sqrt() * norms", "norms"),
+        share_of_everybody=("counts.sum(1, keepdim=True)", "counts.sum()"),
+        level_dropped=("share.sqrt() * norms / norms[told].mean().clamp(min=1e-12)", "share.sqrt() * norms"),
+        level_counts_absent_classes=("norms[told]", "norms"),
+    ),
+    *mutants(
+        CFedFN._divide,
+        described_on_public_data=("data='private'", "data='public'"),
+        described_by_own_models=("at=state", ""),
+        auto_is_always_four=("max(1, min(4, N // 2))", "4"),
+        gap_ignored=("self.cut == 'gap'", "False"),
+    ),
+    *mutants(
+        CFedFN.round,
+        no_warm_up=("engine.round < self.warmup", "engine.round < 0"),
+        longer_warm_up=("engine.round < self.warmup", "engine.round <= self.warmup"),
+        clusters_trained_by_everybody=("cohort[cluster[cohort] == k]", "cohort"),
+        clusters_of_rows=("cluster[cohort] == k", "cluster[:len(cohort)] == k"),
+    ),
+    *mutants(
+        CFedFN._gathered,
+        average_uniform=(
+            "torch.bincount(cluster, engine.examples.cpu(), len(models)) / engine.examples.sum().cpu()",
+            "torch.full((len(models),), 1 / len(models))",
+        ),
+        average_by_heads=(
+            "torch.bincount(cluster, engine.examples.cpu(), len(models)) / engine.examples.sum().cpu()",
+            "torch.bincount(cluster, None, len(models)) / len(cluster)",
+        ),
+    ),
+    *mutants(
+        CFedFN.personal,
+        average_is_used=("'cluster' in state.extra", "'nobody' in state.extra"),
+    ),
+]

@@ -12,6 +12,7 @@ from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.core.rng import generator, seeded
 from fnrfl.core.types import State, Training
 from fnrfl.data.batches import Pool, plan
+from mutants import mutants
 from toys import Plain, Run, World, assert_near, bowls, classification, distance, optimum, quadratic, run
 
 SIZES = (10, 20, 30, 40)
@@ -159,3 +160,16 @@ def test_card1_is_biased_on_unlike_quadratics() -> None:
     once = run(FedAvg(), rounds=40, world=quadratic(A, b, SIZES, steps=1, lr=0.9))[0]
     assert distance(many.params, best) > 0.1
     assert distance(once.params, best) < 1e-9
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        FedAvg.round,
+        also="tests/test_oracles_fnr.py",
+        sign_of_the_step=("state.params + got.mean['moved']", "state.params - got.mean['moved']"),
+        average_forgets_refinement=("r.params - state.params", "r.trained - state.params"),
+        displacement_not_taken=("r.params - state.params", "r.params"),
+    ),
+]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fnrfl
 from fnrfl.algorithms.fedavg import FedAvg
-from fnrfl.algorithms.fedbn import FedBN
+from fnrfl.algorithms.fedbn import FedBN, OwnNorms
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
@@ -19,6 +19,7 @@ from fnrfl.core.rng import generator
 from fnrfl.core.types import State, Training
 from fnrfl.data.batches import Pool
 from fnrfl.models.build import build
+from mutants import mutants
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, World, assert_near, assert_same, classification, distance
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -283,3 +284,35 @@ def test_card13_a_model_without_batchnorm_is_refused() -> None:
 def test_card13_other_normalisations_are_not_batchnorm(norm: type[nn.Module]) -> None:
     module = nn.Sequential(nn.Linear(NUM_FEATURES, 16), norm(16), nn.Linear(16, NUM_CLASSES))
     assert not Net(module, torch.zeros(2, NUM_FEATURES)).batchnorm
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        OwnNorms.begin,
+        layers_not_put_in=("start.params.index_copy(0, own['places'], own['norms'])", "start.params"),
+        statistics_not_put_in=("own.get(f'buffer.{name}', value)", "value"),
+    ),
+    *mutants(
+        OwnNorms.finish,
+        layers_not_remembered=("{'norms': end.params[own['places']]} | buffers", "buffers"),
+        statistics_not_remembered=(
+            "{'norms': end.params[own['places']]} | buffers",
+            "{'norms': end.params[own['places']]}",
+        ),
+        layers_of_the_start_remembered=("end.params[own['places']]", "start.params[own['places']]"),
+    ),
+    *mutants(
+        FedBN.round,
+        layers_travel=("engine.net.batchnorm", "frozenset()"),
+        sign=("state.params + got.mean['moved']", "state.params - got.mean['moved']"),
+        refinement_forgotten=("r.params - state.params", "r.trained - state.params"),
+        always_uniform=("self.weights == 'uniform'", "True"),
+        never_uniform=("self.weights == 'uniform'", "False"),
+    ),
+    *mutants(
+        FedBN.personal,
+        everybody_uses_the_average=("OwnNorms().begin(state, memory)", "state"),
+    ),
+]

@@ -12,13 +12,14 @@ from torch import Tensor
 
 import fnrfl
 from fnrfl.algorithms.fedavg import FedAvg
-from fnrfl.algorithms.feddc import FedDC
+from fnrfl.algorithms.feddc import Decoupled, FedDC
 from fnrfl.algorithms.feddyn import Dynamic, FedDyn
 from fnrfl.algorithms.fedprox import FedProx
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.types import Decorator, LocalTask, Replies, State, Tree
+from mutants import mutants
 from toys import Run, assert_same, bowls, distance, optimum, quadratic, run
 
 SIZES = (10, 20, 30, 40)
@@ -292,3 +293,34 @@ def test_card9_fnr_leaves_drift_and_variates_to_private_training() -> None:
         assert distance(remembered(played, "h"), h) < 1e-12
         assert distance(remembered(played, "g"), g) < 1e-12
         assert distance(played.state.params, z.mean(0) + h.mean(0)) < 1e-12
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        Decoupled.correct,
+        correction_signs=(
+            "super().correct(grad, params, start, shared, own) + (shared['g'] / own['w'] - own['g'])",
+            "super().correct(grad, params, start, shared, own) - (shared['g'] / own['w'] - own['g'])",
+        ),
+        no_client_variate=("shared['g'] / own['w'] - own['g']", "shared['g'] / own['w']"),
+        no_server_variate=("shared['g'] / own['w'] - own['g']", "-own['g']"),
+        server_variate_not_scaled=("shared['g'] / own['w']", "shared['g']"),
+        no_pull=("super().correct(grad, params, start, shared, own)", "grad"),
+    ),
+    *mutants(
+        Decoupled.finish,
+        variate_sign=("start.params - end.params", "end.params - start.params"),
+        variate_without_travel=("(start.params - end.params) / travel", "start.params - end.params"),
+        variate_keeps_g=(
+            "(start.params - end.params) / travel - shared['g'] / own['w']",
+            "(start.params - end.params) / travel",
+        ),
+        variate_with_unscaled_g=("shared['g'] / own['w']", "shared['g']"),
+        change_not_scaled=("own['w'] * change", "change"),
+        change_sign=("own['w'] * change", "-own['w'] * change"),
+        variate_forgets=("own['g'] + change", "change"),
+        drift_forgotten=("kept | {'g': own['g'] + change}", "{'g': own['g'] + change}"),
+    ),
+]

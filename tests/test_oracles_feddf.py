@@ -17,7 +17,7 @@ from fnrfl.algorithms import feddf
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.feddf import FedDF
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.parts.distill import SoftTargets, batch_positions, distill
+from fnrfl.algorithms.parts.distill import SoftTargets, batch_positions, cosine, distill
 from fnrfl.algorithms.parts.ensemble import accuracy, logits, verdict, votes
 from fnrfl.core import trees
 from fnrfl.core.algorithm import Algorithm, Objective
@@ -27,6 +27,7 @@ from fnrfl.core.net import Net
 from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch, Data, Engine, LocalTask, Out, Replies, State, Training
 from fnrfl.data.batches import Pool
+from mutants import mutants
 from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Plain, Run, World, assert_near, assert_same, classification, distance
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -527,3 +528,99 @@ def test_the_objective_is_a_model_of_one_client() -> None:
     other = distill(played.net, start, x, target, SoftTargets(1.0, 0.0), sgd, steps=1, stream=stream)
     assert distance(one.params, start.params) > 1e-4
     assert distance(one.params, other.model.params) < 1e-12
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        FedDF.round,
+        average_sign=("state.params + got.mean['moved']", "state.params - got.mean['moved']"),
+        average_forgets_refinement=("r.params - state.params", "r.trained - state.params"),
+        always_by_examples=("self.weights == 'uniform'", "False"),
+        teachers_counted_by_cohort=("len(got.clients)", "len(cohort)"),
+        sum_of_logits=("len(got.clients)", "1"),
+        student_starts_from_the_old_model=(
+            "self._taught(average, x, target, engine)",
+            "self._taught(state, x, target, engine)",
+        ),
+        distils_on_public_data=("engine.pool('distill')", "engine.pool('public')"),
+    ),
+    *mutants(
+        FedDF._taught,
+        students_temperature_dropped=("self.temperature", "1.0"),
+        clip_dropped=("SoftTargets(self.temperature, self.clip)", "SoftTargets(self.temperature, 0.0)"),
+        sgd_for_adam=(
+            "Training('adam', self.lr, 0.0, 0.0, self.batch, batchnorm=...)",
+            "Training('sgd', self.lr, 0.0, 0.0, self.batch, batchnorm=...)",
+        ),
+        weight_decay=(
+            "Training('adam', self.lr, 0.0, 0.0, self.batch, batchnorm=...)",
+            "Training('adam', self.lr, 0.0, 0.1, self.batch, batchnorm=...)",
+        ),
+        statistics_always_updated=("self.batchnorm", "'updating'"),
+        judged_by_distillation_labels=("'validation'", "'distill'"),
+        validation_ignored=("len(labels)", "False"),
+    ),
+    *mutants(
+        logits,
+        teachers_in_train_mode=(
+            "net.look(model.params, model.buffers, net.laid_out(part))",
+            "net.apply(model.params, model.buffers, net.laid_out(part), mode='batch')[0]",
+        ),
+    ),
+    *mutants(
+        votes,
+        teachers_share_buffers=("v[m]", "v[0]"),
+        probs_without_temperature=("said / temperature", "said"),
+        kinds_swapped=("kind == 'logits'", "kind == 'probs'"),
+    ),
+    *mutants(
+        verdict,
+        temperature_multiplies=("mean / temperature", "mean * temperature"),
+        verdict_of_probs_softened_again=("kind == 'probs'", "False"),
+    ),
+    *mutants(
+        accuracy,
+        wrong_answers_counted=("logits(net, model, x).argmax(-1) == y", "logits(net, model, x).argmax(-1) != y"),
+    ),
+    *mutants(
+        SoftTargets.loss,
+        divergence_sign=("target * said", "-target * said"),
+        entropy_dropped=("torch.special.xlogy(target, target) - target * said", "-target * said"),
+        student_without_temperature=("out.logits / self.temperature", "out.logits"),
+        targets_in_the_order_of_the_batch=("shared['target'][batch.index]", "shared['target'][:len(batch.index)]"),
+        t_squared=(
+            "batch.mean((torch.special.xlogy(target, target) - target * said).sum(-1))",
+            "self.temperature ** 2 * batch.mean((torch.special.xlogy(target, target) - target * said).sum(-1))",
+        ),
+    ),
+    *mutants(
+        SoftTargets.correct,
+        gradients_lengthened=("max=1.0", "min=1.0"),
+    ),
+    *mutants(
+        distill,
+        no_annealing=("cosine(training.lr, step, steps)", "training.lr"),
+        annealed_a_step_early=("cosine(training.lr, step, steps)", "cosine(training.lr, step + 1, steps)"),
+        last_for_best=(
+            "if judge is None:\n    best, chosen = (now, taken)",
+            "if True:\n    best, chosen = (now, taken)",
+        ),
+        start_no_candidate=("-math.inf if judge is None else judge(start)", "-math.inf"),
+        ties_to_the_later=("found > liked", "found >= liked"),
+        patience_never_ends=("taken - chosen >= patience", "False"),
+        patience_from_the_start=("taken - chosen", "taken"),
+        the_start_judged=("judge(now)", "judge(start)"),
+        best_moves_on=("State(carry.params.clone(), aligned(carry.buffers))", "now"),
+        dropout_without_masks=("{name: stream(name) for name in net.drop_shapes}", "{}"),
+    ),
+    *mutants(
+        cosine,
+        annealed_upwards=("1 + math.cos(math.pi * step / steps)", "1 - math.cos(math.pi * step / steps)"),
+    ),
+    *mutants(
+        batch_positions,
+        same_order_every_epoch=("torch.cat(orders)", "torch.cat(orders[:1] * len(orders))"),
+    ),
+]

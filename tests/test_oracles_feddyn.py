@@ -12,11 +12,12 @@ from torch import Tensor
 
 import fnrfl
 from fnrfl.algorithms.fedavg import FedAvg
-from fnrfl.algorithms.feddyn import FedDyn
+from fnrfl.algorithms.feddyn import Dynamic, FedDyn
 from fnrfl.algorithms.fedprox import FedProx
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.types import Decorator, LocalTask, Replies, State, Training
+from mutants import mutants
 from toys import Run, bowls, distance, optimum, quadratic, run
 
 SIZES = (10, 20, 30, 40)
@@ -309,3 +310,46 @@ def test_card6_fnr_averages_refined_models_and_adds_private_drift() -> None:
         h = before.index_add(0, cohort, y - start)
         assert distance(remembered(played), h) < 1e-12
         assert distance(played.state.params, z.mean(0) + h.mean(0)) < 1e-12
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        Dynamic.correct,
+        pull_sign=(
+            "grad + self.alpha / own['w'] * (params - start + own['h'])",
+            "grad - self.alpha / own['w'] * (params - start + own['h'])",
+        ),
+        pull_without_state=("params - start + own['h']", "params - start"),
+        pull_without_prox=("params - start + own['h']", "own['h']"),
+        pull_state_sign=("params - start + own['h']", "params - start - own['h']"),
+        alpha_not_scaled=("self.alpha / own['w']", "self.alpha"),
+        alpha_scaled_up=("self.alpha / own['w']", "self.alpha * own['w']"),
+    ),
+    *mutants(
+        Dynamic.finish,
+        state_sign=("own['h'] + (end.params - start.params)", "own['h'] - (end.params - start.params)"),
+        state_forgets=("own['h'] + (end.params - start.params)", "end.params - start.params"),
+    ),
+    *mutants(
+        FedDyn.round,
+        weights_swapped=("self.weights == 'examples'", "self.weights != 'examples'"),
+        weights_not_mean_one=("everybody.mean", "everybody.sum"),
+        weights_of_other_clients=(
+            "w.clamp(min=self.smallest).to(x.dtype)[cohort]",
+            "w.clamp(min=self.smallest).to(x.dtype)[:len(cohort)]",
+        ),
+        no_smallest=("w.clamp(min=self.smallest)", "w"),
+        models_by_examples=("uniform=True", "uniform=False"),
+        average_forgets_refinement=("r.params - x", "r.trained - x"),
+        state_from_refined=("r.trained - x", "r.params - x"),
+        state_of_the_cohort=("len(everybody)", "len(cohort)"),
+        server_state_sign=("state.extra[k] + change / len(everybody)", "state.extra[k] - change / len(everybody)"),
+        server_state_forgets=("state.extra[k] + change / len(everybody)", "change / len(everybody)"),
+        no_state_in_the_step=("x + got.mean['moved'] + kept['h']", "x + got.mean['moved']"),
+        old_state_in_the_step=("x + got.mean['moved'] + kept['h']", "x + got.mean['moved'] + state.extra['h']"),
+        step_sign=("x + got.mean['moved']", "x - got.mean['moved']"),
+        note_of_the_old_state=("kept['h'].norm", "state.extra['h'].norm"),
+    ),
+]

@@ -22,6 +22,7 @@ from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.net import Model, Net
 from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch, State
+from mutants import mutants
 from toys import NUM_CLASSES, Plain, Run, assert_near, assert_same, classification, distance
 
 SMALL = {"iterations": 3, "batch": 12, "noise": 5, "hidden": 8}
@@ -392,3 +393,78 @@ def test_card7_convolutions_are_refused_where_there_are_no_images() -> None:
 def test_card7_a_student_that_is_not_finite_is_named_with_the_way_out() -> None:
     with pytest.raises(FnrflError, match=r"tuned has numbers that are not finite \(round 1\). Lower algorithm.lr"):
         Run(FedFTG(**SMALL, lr=1e30)).round()
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        FedFTG.round,
+        average_sign=("state.params + got.mean['moved']", "state.params - got.mean['moved']"),
+        teachers_before_refinement=("{'': r.params}", "{'': r.trained}"),
+        teachers_in_order_of_answers=("got.clients.sort()", "(got.clients, torch.arange(len(got.clients)))"),
+        teachers_with_the_averages_statistics=(
+            "{k: got.rows[f'/{k}'][order] for k in got.buffers}",
+            "{k: v.expand(len(order), *v.shape) for k, v in got.buffers.items()}",
+        ),
+        counts_of_the_wrong_clients=("counts[clients]", "counts[got.clients.flip(0)]"),
+    ),
+    *mutants(
+        Ensembled.loss,
+        student_sign=(
+            "-(shared['target'] * out.logits.log_softmax(-1)).mean(-1)",
+            "(shared['target'] * out.logits.log_softmax(-1)).mean(-1)",
+        ),
+        student_summed_over_classes=(
+            "(shared['target'] * out.logits.log_softmax(-1)).mean",
+            "(shared['target'] * out.logits.log_softmax(-1)).sum",
+        ),
+    ),
+    *mutants(
+        disagreement,
+        disagreement_with_the_teachers_gradient=("teacher.detach()", "teacher"),
+        disagreement_squared=("(student - teacher.detach()).abs", "(student - teacher.detach()).square"),
+        divergence_turned_round=(
+            "student.softmax(-1) * (student.log_softmax(-1) - teacher.log_softmax(-1))",
+            "teacher.softmax(-1) * (teacher.log_softmax(-1) - student.log_softmax(-1))",
+        ),
+    ),
+    *mutants(
+        FedFTG._harder,
+        hunts_for_agreement=("self.classify * right - apart", "self.classify * right + apart"),
+        no_disagreement=("self.classify * right - apart", "self.classify * right"),
+        no_classification=("self.classify * right - apart", "-apart"),
+        classification_sign=("self.classify", "-self.classify"),
+        classification_weight_lost=(
+            "weighted(cross_entropy(teacher, y), share)",
+            "cross_entropy(teacher, y).mean() * share.mean()",
+        ),
+        diversity_sign=("self.classify * right - apart + ...", "self.classify * right - apart - ..."),
+        diversity_not_shared=(
+            "self.diversity * diversity(x, noise) / num_teachers",
+            "self.diversity * diversity(x, noise)",
+        ),
+        generator_in_eval_mode=("training=True", "training=False"),
+    ),
+    *mutants(
+        FedFTG._tuned,
+        teachers_alike=("holders(counts.to(net.dtype))", "torch.full_like(counts, 1 / len(counts)).to(net.dtype)"),
+        labels_uniform=("counts.sum(0)", "torch.ones_like(counts.sum(0))"),
+        student_in_train_mode=("self.batchnorm", "'updating'"),
+        student_without_decay=("self.weight_decay", "0.0"),
+        student_rate_never_falls=("self.lr * rate", "self.lr"),
+        generator_rate_never_falls=("self.generator_lr * rate", "self.generator_lr"),
+        images_in_train_mode=("training=False", "training=True"),
+    ),
+    *mutants(
+        FedFTG._counts,
+        counts_asked_every_round=("clients[(known[clients, 0] < 0).cpu()]", "clients"),
+    ),
+    *mutants(
+        ensemble,
+        answers_not_weighted=(
+            "share[:, None] * answer(engine.net, State(params, buffers), x).softmax(-1)",
+            "answer(engine.net, State(params, buffers), x).softmax(-1)",
+        ),
+    ),
+]

@@ -14,7 +14,17 @@ import fnrfl
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fedgen import FedGen, Generated, edges, teaching
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.parts.generator import Generator, descend, diversity, labelled, weighted
+from fnrfl.algorithms.parts.generator import (
+    Generator,
+    _normed,
+    descend,
+    diversity,
+    holders,
+    labelled,
+    proportional,
+    standardised,
+    weighted,
+)
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Objective, class_indicator
 from fnrfl.core.errors import CompatibilityError, ConfigError
@@ -22,6 +32,7 @@ from fnrfl.core.net import Model
 from fnrfl.core.rng import generator
 from fnrfl.core.step import Carry
 from fnrfl.core.types import Batch, State, Training, Tree
+from mutants import mutants
 from toys import NUM_CLASSES, SIZES, Run, World, assert_same, classification, distance
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -386,3 +397,145 @@ def test_card10_clients_differ_in_this_world() -> None:
     """Of the instruments above: weights by label are not weights by examples."""
     shares = histograms(classification()) / torch.tensor(SIZES).double()[:, None]
     assert (shares - shares.mean(0)).abs().max() > 0.02
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        FedGen.round,
+        average_sign=("state.params + got.mean['moved']", "state.params - got.mean['moved']"),
+        average_forgets_refinement=("r.params - state.params", "r.trained - state.params"),
+        heads_before_refinement=("r.params[:, net.head_slice]", "r.trained[:, net.head_slice]"),
+        generator_on_the_first_round=("extra['labels'].amax()", "torch.ones_like(extra['labels'].amax())"),
+        weights_never_fade=("max(weight * fade, min(weight, FLOOR))", "weight"),
+        no_floor=(
+            "extra['labels'].amax() * max(weight * fade, min(weight, FLOOR))",
+            "extra['labels'].amax() * weight * fade",
+        ),
+        floor_raises=("min(weight, FLOOR)", "FLOOR"),
+        rate_never_falls=("self.lr * fade", "self.lr"),
+    ),
+    *mutants(
+        Generated.loss,
+        no_generated_features=("shared['a'] * self.size / len(batch.y)", "0.0"),
+        generated_sign=(
+            "... + shared['a'] * self.size / len(batch.y) * made",
+            "... - shared['a'] * self.size / len(batch.y) * made",
+        ),
+        generated_not_per_batch=("shared['a'] * self.size / len(batch.y)", "shared['a']"),
+        agreement_sign=("loss + ...", "loss - ..."),
+        agreement_weight_dropped=(
+            "shared['b'] * batch.mean((view.exp() * (view - out.logits.log_softmax(-1))).sum(-1))",
+            "batch.mean((view.exp() * (view - out.logits.log_softmax(-1))).sum(-1))",
+        ),
+        agreement_turned_round=("view - out.logits.log_softmax(-1)", "out.logits.log_softmax(-1) - view"),
+        agreement_with_gradient=(
+            "net.head(head.detach(), ...).log_softmax(-1).detach()",
+            "net.head(head, ...).log_softmax(-1)",
+        ),
+        agreement_of_other_labels=(
+            "make(batch.noise['generated.view'], batch.y)",
+            "make(batch.noise['generated.view'], batch.y * 0)",
+        ),
+        local_generator_in_train_mode=("training=False", "training=True"),
+    ),
+    *mutants(
+        teaching,
+        heads_weighted_alike=("shares[:, y]", "torch.ones_like(shares[:, y])"),
+        heads_averaged=(
+            "weighted(cross_entropy(logits, y.expand(len(logits), -1)), shares[:, y]).sum",
+            "weighted(cross_entropy(logits, y.expand(len(logits), -1)), shares[:, y]).mean",
+        ),
+    ),
+    *mutants(
+        FedGen._taught,
+        weights_over_labels=("seen.sum(0)", "seen.sum(1, keepdim=True)"),
+        counts_not_smoothed=("engine.training.epochs * counts + 1", "engine.training.epochs * counts"),
+        counts_of_one_epoch=("engine.training.epochs * counts", "counts"),
+        all_labels_generated=("(counts.amax(0) > 0).to(counts.dtype)", "torch.ones_like(counts[0])"),
+        labels_forgotten=("torch.maximum(extra['labels'], held)", "held"),
+        gaussian_noise=("torch.rand(self.batch, n, generator=stream)", "torch.randn(self.batch, n, generator=stream)"),
+    ),
+    *mutants(
+        FedGen._loss,
+        diversity_sign=("teaching(logits, shares, y) + ...", "teaching(logits, shares, y) - ..."),
+        no_diversity=(
+            "teaching(logits, shares, y) + self.diversity * diversity(made, noise)",
+            "teaching(logits, shares, y)",
+        ),
+        generator_in_eval_mode=("training=True", "training=False"),
+    ),
+    *mutants(
+        Generator.__call__,
+        also="tests/test_oracles_fedftg.py",
+        label_ignored=("[noise, hot]", "[noise, 0 * hot]"),
+        noise_ignored=("[noise, hot]", "[0 * noise, hot]"),
+    ),
+    *mutants(
+        Generator._body,
+        also="tests/test_oracles_fedftg.py",
+        no_hidden_relu=("h.relu()", "h"),
+    ),
+    *mutants(
+        Generator._ended,
+        also="tests/test_oracles_fedftg.py",
+        no_last_relu=("made.relu()", "made"),
+    ),
+    *mutants(
+        standardised,
+        also="tests/test_oracles_fedftg.py",
+        statistics_keep_the_new=(
+            "torch.lerp(old_mean, mean.detach(), MOMENTUM)",
+            "torch.lerp(old_mean, mean.detach(), 1 - MOMENTUM)",
+        ),
+        variance_biased=("var.detach() * count / (count - 1)", "var.detach()"),
+    ),
+    *mutants(
+        _normed,
+        also="tests/test_oracles_fedftg.py",
+        no_shift=(
+            "h * layers[f'scale{i}'].view(across) + layers[f'shift{i}'].view(across)",
+            "h * layers[f'scale{i}'].view(across)",
+        ),
+    ),
+    *mutants(
+        descend,
+        also="tests/test_oracles_fedftg.py",
+        decay_sign=("training.weight_decay", "-training.weight_decay"),
+    ),
+    *mutants(
+        diversity,
+        also="tests/test_oracles_fedftg.py",
+        diversity_sign=(
+            "-(apart * (noise[:, None] - noise).square().mean(-1)).mean()",
+            "(apart * (noise[:, None] - noise).square().mean(-1)).mean()",
+        ),
+        diversity_without_noise=("apart * (noise[:, None] - noise).square().mean(-1)", "apart"),
+        diversity_of_absolute_noise=("(noise[:, None] - noise).square", "(noise[:, None] - noise).abs"),
+        diversity_not_per_coordinate=(
+            "torch.cdist(flat, flat, p=1.0) / flat.shape[1]",
+            "torch.cdist(flat, flat, p=1.0)",
+        ),
+    ),
+    *mutants(
+        weighted,
+        also="tests/test_oracles_fedftg.py",
+        weight_after_the_mean=("(each * weights).mean(-1)", "each.mean(-1) * weights.mean(-1)"),
+    ),
+    *mutants(
+        holders,
+        also="tests/test_oracles_fedftg.py",
+        holders_over_labels=("counts.sum(0)", "counts.sum(1, keepdim=True)"),
+    ),
+    *mutants(
+        proportional,
+        also="tests/test_oracles_fedftg.py",
+        labels_sorted=("labelled(edges, ...)[...]", "labelled(edges, ...)"),
+    ),
+    *mutants(
+        labelled,
+        also="tests/test_oracles_fedftg.py",
+        labels_at_the_edge=("at[:, None] >= edges", "at[:, None] > edges"),
+    ),
+]

@@ -13,6 +13,7 @@ from fnrfl.algorithms.fednova import FedNova
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.types import State, Training
+from mutants import mutants
 from toys import Run, World, assert_near, bowls, classification, distance, optimum, quadratic, run
 
 SIZES, STEPS = (10, 25, 70, 200), (1, 3, 7, 20)  # in batches of ten
@@ -144,3 +145,23 @@ def test_card5_buffers_are_plainly_averaged() -> None:
     assert all(torch.equal(nova.state.buffers[k], v) for k, v in bare.state.buffers.items())
     for _ in range(4):
         assert (nova.round().buffers["norm.running_var"] > 0).all()
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        FedNova.round,
+        also="tests/test_oracles_fnr.py",
+        not_normalised=("(r.trained - state.params) / r.travel[:, None]", "r.trained - state.params"),
+        normalised_by_steps=("r.travel[:, None]", "r.steps[:, None]"),
+        effective_steps_uniform=("got.weigh(got.travel)", "got.travel.mean()"),
+        effective_steps_of_counts=("got.weigh(got.travel)", "got.weigh(got.steps.to(got.travel.dtype))"),
+        sign=("state.params + effective * got.mean['direction']", "state.params - effective * got.mean['direction']"),
+        direction_from_refined=("r.trained - state.params", "r.params - state.params"),
+        refinement_dropped=(
+            "state.params + effective * got.mean['direction'] + got.mean['refinement']",
+            "state.params + effective * got.mean['direction']",
+        ),
+    ),
+]

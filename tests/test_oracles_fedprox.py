@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from fnrfl.algorithms.fedavg import FedAvg
-from fnrfl.algorithms.fedprox import FedProx
+from fnrfl.algorithms.fedprox import FedProx, Proximal
 from fnrfl.core.types import Training
+from mutants import mutants
 from toys import Run, assert_near, assert_same, bowls, classification, distance, quadratic, run
 
 SIZES = (10, 20, 30, 40)
@@ -82,3 +83,16 @@ def test_card2_buffers_are_not_pulled() -> None:
     bare, pulled = (run(m, rounds=1, training=training)[0] for m in (FedAvg(), FedProx(mu=50.0)))
     assert_near(bare, pulled, atol=0.0)
     assert not torch.equal(bare.buffers["norm.running_mean"], torch.zeros(16, dtype=torch.float64))
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        Proximal.correct,
+        sign_of_the_pull=("grad + self.mu * (params - start)", "grad - self.mu * (params - start)"),
+        no_pull=("grad + self.mu * (params - start)", "grad"),
+        half_the_pull=("self.mu * (params - start)", "0.5 * self.mu * (params - start)"),
+        pull_to_zero=("params - start", "params"),
+    ),
+]

@@ -16,9 +16,29 @@ from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fednova import FedNova
 from fnrfl.algorithms.fedprox import FedProx
 from fnrfl.algorithms.fnr import FNR, Refining
-from fnrfl.algorithms.parts.norms import Accuracy, ClassNorms, feature_norms, norm_differences, norm_targets, weakest
-from fnrfl.algorithms.parts.penalties import PENALTIES, Penalised
 from fnrfl.algorithms.moon import Moon
+from fnrfl.algorithms.parts.norms import (
+    Accuracy,
+    ClassNorms,
+    feature_norms,
+    norm_differences,
+    norm_targets,
+    num_refined,
+    weakest,
+)
+from fnrfl.algorithms.parts.penalties import (
+    PENALTIES,
+    Penalised,
+    _live,
+    absolute,
+    constant,
+    huber,
+    literal,
+    log_ratio,
+    per_sample,
+    relative,
+    squared,
+)
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.core.algorithm import Algorithm, Objective, class_indicator
 from fnrfl.core.errors import ClientError
@@ -26,6 +46,7 @@ from fnrfl.core.rng import generator
 from fnrfl.core.types import LocalTask, Replies, Training
 from fnrfl.data import batches
 from fnrfl.data.batches import Pool, plan
+from mutants import mutants
 from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Run, World, assert_near, assert_same, classification, distance, named
 
 INNERS: list[Algorithm] = [
@@ -572,3 +593,138 @@ def test_the_log_has_one_ranking_for_each_client_of_the_cohort_in_its_order() ->
     told, cohort = lossy.engine.notes, lossy.cohort(0).tolist()
     lost = [client for client, value in zip(cohort, told["ranking"], strict=True) if value is None]
     assert lost == told["dropped"] and len(lost) == 2
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        feature_norms,
+        norm_not_squared=("features.square", "features.abs"),
+    ),
+    *mutants(
+        ClassNorms.finish,
+        class_sums_not_means=("total['sum'] / total['count'].clamp(min=1)", "total['sum']"),
+    ),
+    *mutants(
+        num_refined,
+        refines_one_more=("math.floor(cohort * share + 1e-09)", "math.ceil(cohort * share + 1e-09)"),
+    ),
+    *mutants(
+        weakest,
+        refines_the_strongest=("accuracy.argsort", "(-accuracy).argsort"),
+    ),
+    *mutants(
+        Refining.stream,
+        ranks_on_refinement_data=("data='ranking'", "data='public'"),
+        early_upload_forgotten=(
+            "fnr.upload == 'twice' or 'uses-trained' in fnr.inner.needs or (not refines)",
+            "fnr.upload == 'twice' or not refines",
+        ),
+        no_norm_pass=("fnr.norm_pass_train_mode", "False"),
+    ),
+    *mutants(
+        norm_targets,
+        target_of_the_refined=("~weak", "weak"),
+        target_includes_itself=(
+            "(norms.sum(0) - norms[refined]) / (len(norms) - 1)",
+            "norms.mean(0).expand(len(refined), -1)",
+        ),
+        targets_swapped=("target == 'others'", "target != 'others'"),
+    ),
+    *mutants(
+        norm_differences,
+        difference_sign=(
+            "norm_targets(norms, refined, target) - norms[refined]",
+            "norms[refined] - norm_targets(norms, refined, target)",
+        ),
+        difference_peers=(
+            "peers * (norm_targets(norms, refined, target) - norms[refined])",
+            "norm_targets(norms, refined, target) - norms[refined]",
+        ),
+    ),
+    *mutants(
+        _live,
+        rho_dropped=("torch.where(known, count, 0.0) / len(u)", "known.to(u.dtype)"),
+        live_sum_not_mean=("u @ hot / count.clamp(min=1)", "u @ hot"),
+        unknown_targets_count=("(target > 0) & (count > 0)", "count > 0"),
+    ),
+    *mutants(
+        relative,
+        relative_without_one=("mean / goal - 1", "mean / goal"),
+        relative_upside_down=("mean / goal", "goal / mean"),
+    ),
+    *mutants(
+        squared,
+        squared_sum=("mean - goal", "mean + goal"),
+    ),
+    *mutants(
+        absolute,
+        absolute_signed=("(mean - goal).abs()", "mean - goal"),
+    ),
+    *mutants(
+        huber,
+        huber_offset=("gap - 0.5", "gap"),
+        huber_half=("gap.square() / 2", "gap.square()"),
+    ),
+    *mutants(
+        per_sample,
+        per_sample_sum=("u - goal", "u + goal"),
+    ),
+    *mutants(
+        log_ratio,
+        log_ratio_sum=("mean.log() - goal.log()", "mean.log() + goal.log()"),
+    ),
+    *mutants(
+        literal,
+        literal_sign=("-(rho * peers * (goal - mean).detach())", "rho * peers * (goal - mean).detach()"),
+        literal_gap_moves=("(goal - mean).detach()", "goal - mean"),
+        literal_without_peers=("rho * peers", "rho"),
+    ),
+    *mutants(
+        constant,
+        constant_with_gradient=("(rho @ (peers * (goal - mean))).detach()", "rho @ (peers * (goal - mean))"),
+    ),
+    *mutants(
+        Penalised.loss,
+        penalty_sign=("loss + ...", "loss - ..."),
+        penalty_unweighted=("self.weight * ...", "..."),
+        penalty_dropped=("loss + ...", "loss"),
+        local_penalty_drops_inner_loss=("self.inner.loss", "Objective().loss"),
+    ),
+    *mutants(
+        Penalised.correct,
+        local_penalty_drops_correction=("self.inner.correct(grad, params, start, shared, own)", "grad"),
+    ),
+    *mutants(
+        Penalised.finish,
+        local_penalty_drops_finish=("self.inner.finish(start, end, travel, examples, shared, own)", "({}, {})"),
+    ),
+    *mutants(
+        Refining._refinement,
+        refines_on_private_data=("data='public'", "data='private'"),
+    ),
+    *mutants(
+        Refining._handed_over,
+        trained_is_the_refined=(
+            "replace(chunk, params=got.params[order], buffers=...)",
+            "replace(chunk, params=got.params[order], trained=got.params[order], buffers=...)",
+        ),
+        refined_model_not_used=("got.params[order]", "chunk.params"),
+        refined_rows_mixed_up=("got.params[order]", "got.params"),
+    ),
+    *mutants(
+        Refining._training,
+        statistics_not_frozen=("fnr.batchnorm", "'updating'"),
+        refinement_at_local_rate=("lr=fnr.lr", ""),
+        refinement_epochs=("epochs=fnr.epochs", "epochs=1"),
+    ),
+    *mutants(
+        FNR.round,
+        local_targets_forgotten=("refining.norms.mean(0)", "0 * refining.norms.mean(0)"),
+    ),
+    *mutants(
+        Accuracy.__call__,
+        accuracy_inverted=("out.logits.argmax(-1) == batch.y", "out.logits.argmax(-1) != batch.y"),
+    ),
+]

@@ -14,7 +14,7 @@ from torch.nn.functional import kl_div
 
 import fnrfl
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.ktpfl import Imitation, KTpFL, SoftPredictions
+from fnrfl.algorithms.ktpfl import Approach, Imitation, KTpFL, SoftPredictions
 from fnrfl.algorithms.local_only import LocalOnly
 from fnrfl.algorithms.parts.coefficients import curvature, gradient, mixed, projected, released, simplex
 from fnrfl.core.errors import CompatibilityError, ConfigError
@@ -22,6 +22,7 @@ from fnrfl.core.net import Model
 from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch, State, Training
 from fnrfl.data.batches import Pool
+from mutants import mutants
 from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Plain, Run, World, assert_near, assert_same, classification, distance
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -442,3 +443,110 @@ def test_bad_options_are_refused(bad: dict[str, Any]) -> None:
 def test_it_is_refused_without_public_data() -> None:
     with pytest.raises(CompatibilityError, match="ktpfl needs public data to distil on"):
         fnrfl.run("digits", out=None, rounds=1, algorithm="ktpfl", public={"size": 0})
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        mixed,
+        teachers_by_columns=("c @ said.flatten(1)", "c.mT @ said.flatten(1)"),
+    ),
+    *mutants(
+        gradient,
+        kl_turned_round=(
+            "(teacher.clamp(min=tiny).log() - mine.clamp(min=tiny).log()) @ flat.mT",
+            "(teacher - mine) @ flat.clamp(min=tiny).log().mT",
+        ),
+        kl_sign=(
+            "teacher.clamp(min=tiny).log() - mine.clamp(min=tiny).log()",
+            "mine.clamp(min=tiny).log() - teacher.clamp(min=tiny).log()",
+        ),
+        kl_not_averaged=(
+            "(teacher.clamp(min=tiny).log() - mine.clamp(min=tiny).log()) @ flat.mT / said.shape[1]",
+            "(teacher.clamp(min=tiny).log() - mine.clamp(min=tiny).log()) @ flat.mT",
+        ),
+        mse_half=("2 / flat.shape[1]", "1 / flat.shape[1]"),
+        mse_not_averaged=("2 / flat.shape[1]", "2"),
+        mse_sign=("teacher - mine", "mine - teacher"),
+        weights_not_scaled=("flat / flat.square().sum().clamp(min=1e-12).sqrt()", "flat"),
+    ),
+    *mutants(
+        curvature,
+        curvature_not_averaged=(
+            "(spread / teacher).sum(1, keepdim=True).div(said.shape[1])",
+            "(spread / teacher).sum(1, keepdim=True)",
+        ),
+        curvature_of_the_mean=("flat - flat.mean(0)", "flat"),
+    ),
+    *mutants(
+        simplex,
+        projection_off_by_one=("count - 1", "(count - 2).clamp(min=0)"),
+        projection_keeps_negatives=(
+            "(rows - excess.gather(-1, count - 1)).clamp(min=0)",
+            "rows - excess.gather(-1, count - 1)",
+        ),
+    ),
+    *mutants(
+        projected,
+        step_up=("c - step * grad", "c + step * grad"),
+        no_pull=("2 * step", "0.0"),
+        half_the_pull=("2 * step", "step"),
+    ),
+    *mutants(
+        released,
+        released_pull_sign=("grad + 2 * rho / K * (c - 1 / K)", "grad - 2 * rho / K * (c - 1 / K)"),
+        released_pull_not_averaged=("2 * rho / K", "2 * rho"),
+        released_step_up=("c - scale * grad", "c + scale * grad"),
+        released_without_five=("5 * (c - scale * grad)", "c - scale * grad"),
+        released_step_not_scaled=("scale * grad", "grad"),
+    ),
+    *mutants(
+        SoftPredictions.__call__,
+        predictions_without_temperature=("out.logits / self.temperature", "out.logits"),
+        predictions_out_of_order=(
+            "soft.new_zeros(self.size, soft.shape[-1]).index_add(0, batch.index, soft)",
+            "soft.new_zeros(self.size, soft.shape[-1]).index_add(0, batch.index.flip(0), soft)",
+        ),
+    ),
+    *mutants(
+        Imitation.loss,
+        student_without_temperature=("out.logits / self.temperature", "out.logits"),
+        imitation_sign=("... - teacher * said", "... + teacher * said"),
+        imitation_unweighted=(
+            "self.lam * batch.mean((torch.special.xlogy(teacher, teacher) - teacher * said).sum(-1))",
+            "batch.mean((torch.special.xlogy(teacher, teacher) - teacher * said).sum(-1))",
+        ),
+        teacher_of_other_examples=("own['teacher'][batch.index]", "own['teacher'][:len(batch.index)]"),
+        entropy_dropped=("torch.special.xlogy(teacher, teacher) - teacher * said", "-teacher * said"),
+    ),
+    *mutants(
+        Approach.begin,
+        away_from_the_mixture=("own['teacher'] - start.params", "start.params - own['teacher']"),
+        the_whole_way=("self.lam * (own['teacher'] - start.params)", "1.0 * (own['teacher'] - start.params)"),
+        buffers_stay=("start.buffers | moved", "start.buffers"),
+    ),
+    *mutants(
+        KTpFL._imitation,
+        share_above_one=("min(1.0, self.lam)", "self.lam"),
+        weight_decay_in_imitation=("weight_decay=0.0", ""),
+        imitates_without_lam=("self.exchange == 'weights' or not self.lam", "self.exchange == 'weights'"),
+        imitates_on_private_data=("data='distill'", "data='private'"),
+        statistics_updated=("self.batchnorm", "'updating'"),
+    ),
+    *mutants(
+        KTpFL._teachers,
+        the_silent_teach=("known.nonzero()[:, 0]", "torch.arange(N)"),
+        rows_not_renormalised=("rows / among", "rows"),
+        mass_of_the_silent_lost=("new * among", "new"),
+        own_row_mixed_up=("torch.searchsorted(who, clients)", "torch.searchsorted(who, clients).flip(0)"),
+        coefficients_stay=("c[clients[:, None], who] = new * among", "pass"),
+        old_coefficients_teach=("mixed(new, v[who])", "mixed(rows / among, v[who])"),
+    ),
+    *mutants(
+        KTpFL._moved,
+        rules_swapped=("self.coefficients == 'mse'", "self.coefficients != 'mse'"),
+        coefficients_ignore_lam=("self.lam * grad", "grad"),
+        curvature_ignored=("self.step / steep", "self.step"),
+    ),
+]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.local_only import LocalOnly
+from fnrfl.algorithms.local_only import GoingOn, Keeping, LocalOnly
 from fnrfl.core.types import State
-from fnrfl.engines.federation import Conditions
+from mutants import mutants
 from toys import NUM_CLASSES, Run, assert_near, assert_same, bowls, distance, quadratic
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -81,7 +83,7 @@ def test_who_is_lost_stays_as_it_was() -> None:
     played.round(everybody)
     sound.round(everybody)
     before = [used(sound, client) for client in range(6)]
-    played.engine.conditions = Conditions(dropout=0.5)
+    played.engine.options = replace(played.engine.options, dropout=0.5)
     played.round(everybody)
     sound.round(everybody)
     lost = played.engine.notes["dropped"]
@@ -121,3 +123,31 @@ def test_with_fnr_only_answers_and_targets_cross() -> None:
     down = sum(count["down"] for count in played.metered.bytes.values())
     assert up == 4 * 4 * (NUM_CLASSES + 1)
     assert down == 2 * 4 * NUM_CLASSES
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        GoingOn.begin,
+        always_from_the_start=('State.unpacked("model", own)', "start"),
+        foreign_buffers=('State.unpacked("model", own)', 'State(own["model"], start.buffers)'),
+    ),
+    *mutants(
+        Keeping.finish,
+        remembers_the_start=("end.packed('model')", "start.packed('model')"),
+    ),
+    *mutants(
+        LocalOnly.round,
+        models_uploaded=(
+            "LocalTask(GoingOn(), 'local', upload=False, hold=True)",
+            "LocalTask(GoingOn(), 'local', upload=True, hold=True)",
+        ),
+        not_held=("hold=True", ""),
+        lost_clients_keep_too=("engine.fold(got.clients, ..., mean=nothing)", "engine.fold(cohort, ..., mean=nothing)"),
+    ),
+    *mutants(
+        LocalOnly.personal,
+        the_servers_model_is_used=("remembered(memory, state)", "state"),
+    ),
+]

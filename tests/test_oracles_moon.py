@@ -14,6 +14,7 @@ from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Contrastive, Moon
 from fnrfl.core.types import Batch, Out, State, Training, Tree
+from mutants import mutants
 from toys import Mlp, Run, World, assert_same, classification, distance, run
 
 HEADS = pytest.mark.parametrize("head", [0, 8])
@@ -189,3 +190,36 @@ def test_card4_features_for_refinement_are_the_backbone_not_the_projection() -> 
     out, _ = net.apply(*net.flatten(), torch.zeros(2, 12, dtype=torch.float64), mode="frozen")
     assert out.features.shape == (2, 16)
     assert out.projection.shape == (2, 8)
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        Contrastive.loss,
+        near_and_far_swapped=("[near, far]", "[far, near]"),
+        contrast_sign=(
+            "-torch.stack([near, far], -1).div(self.tau).log_softmax(-1)[..., 0]",
+            "torch.stack([near, far], -1).div(self.tau).log_softmax(-1)[..., 0]",
+        ),
+        temperature_multiplies=("torch.stack([near, far], -1).div", "torch.stack([near, far], -1).mul"),
+        weight_dropped=("self.mu * own['seen']", "own['seen']"),
+        contrast_before_first_part=("self.mu * own['seen']", "self.mu"),
+        previous_in_foreign_buffers=(
+            "model.frozen(own['previous'], buffers, batch.x)",
+            "model.frozen(own['previous'], model.start.buffers, batch.x)",
+        ),
+        near_is_the_previous=(
+            "model.frozen(model.start.params, model.start.buffers, batch.x)",
+            "model.frozen(own['previous'], buffers, batch.x)",
+        ),
+        contrast_of_logits=(
+            "cosine_similarity(out.projection, model.frozen(model.start.params, ..., ...).projection)",
+            "cosine_similarity(out.logits, model.frozen(model.start.params, ..., ...).projection)",
+        ),
+    ),
+    *mutants(
+        Contrastive.finish,
+        previous_is_the_received=("{'previous': end.params, 'seen': seen}", "{'previous': start.params, 'seen': seen}"),
+    ),
+]

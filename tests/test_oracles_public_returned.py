@@ -10,10 +10,12 @@ import pytest
 import torch
 
 import fnrfl
+from fnrfl.algorithms.public_returned import PublicReturned
 from fnrfl.config import load
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.data.splits import _owners
 from fnrfl.runs.build import Built, build
+from mutants import mutants
 
 BASE = ("rounds=2", "clients=5", "client.epochs=1", "public.size=300", "fnr.epochs=1", "fnr=off")
 
@@ -143,3 +145,25 @@ def test_without_public_data_it_is_refused() -> None:
 def test_public_data_that_never_was_the_clients_is_refused() -> None:
     with pytest.raises(CompatibilityError, match='never was theirs. Set public.source = "train", or .* public-share'):
         built("public-returned", "protocol=paper", "dataset=digits", "model=mlp", "clients=5")
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        _owners,
+        owners_by_sizes_alone=("counts.any(0)", "counts.any(0) & False"),
+        absent_classes_to_the_first=("counts.sum(1, keepdims=True)", "np.ones_like(counts)"),
+        owners_are_one_off=("drawn >= ends", "drawn > ends"),
+        owners_always_the_largest=("ends[-1]", "np.minimum(1, ends[-1])"),
+        owners_ignore_the_seed=(
+            "numpy_generator(seed, 'split', 'returned')",
+            "numpy_generator(0, 'split', 'returned')",
+        ),
+    ),
+    *mutants(
+        PublicReturned,
+        returned_to_everybody=("public_to: ClassVar[str] = 'owners'", "public_to: ClassVar[str] = 'everybody'"),
+        returned_to_nobody=("public_to: ClassVar[str] = 'owners'", "public_to: ClassVar[str] = 'nobody'"),
+    ),
+]

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 import fnrfl
+from fnrfl.algorithms.public_share import PublicShare
 from fnrfl.config import load
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.types import State
 from fnrfl.data.batches import Pool
+from fnrfl.data.splits import Splits, _handed_out
 from fnrfl.engines.assemble import assemble
 from fnrfl.runs.build import Built, build
+from mutants import mutants
 
 BASE = ("rounds=2", "clients=5", "client.epochs=1", "public.size=100", "fnr.epochs=1", "fnr=off")
 
@@ -199,3 +202,28 @@ def test_a_server_optimiser_around_it_shares_too() -> None:
     assert inside.splits.public_to == "everybody"
     assert built("fedavgm", "algorithm.inner=public-share", "fnr=on").splits.public_to == "everybody"
     assert built("fedavgm").splits.public_to == "nobody"
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        _handed_out,
+        public_data_is_not_handed_out=("np.concatenate(both)", "both[0]"),
+        only_refinement_data_is_handed_out=("np.concatenate(shared)", "shared[0]"),
+        ranking_data_given_twice=("np.unique(np.concatenate(shared))", "np.sort(np.concatenate(shared))"),
+        outside_data_at_wrong_positions=("public + len(dataset.train)", "public"),
+    ),
+    *mutants(
+        Splits.manifest,
+        manifest_is_silent=(
+            "{'num_classes': self.num_classes, 'public_to': self.public_to}",
+            "{'num_classes': self.num_classes}",
+        ),
+    ),
+    *mutants(
+        PublicShare,
+        shares_with_owners=("public_to: ClassVar[str] = 'everybody'", "public_to: ClassVar[str] = 'owners'"),
+        shares_with_nobody=("public_to: ClassVar[str] = 'everybody'", "public_to: ClassVar[str] = 'nobody'"),
+    ),
+]

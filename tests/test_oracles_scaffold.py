@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fnrfl.algorithms.fedavg import FedAvg
-from fnrfl.algorithms.scaffold import Controlled, Scaffold
+from fnrfl.algorithms.scaffold import AtStart, Controlled, Scaffold
 from fnrfl.core.types import LocalTask, State, Training, Tree
+from mutants import mutants
 from toys import Run, assert_near, assert_same, bowls, classification, distance, optimum, quadratic, run
 
 SIZES = (10, 20, 30, 40)
@@ -265,3 +266,59 @@ def test_card3_option_I_leaves_no_trace_of_its_extra_pass() -> None:
     assert torch.equal(first.state.params, second.state.params)
     assert all(torch.equal(first.state.buffers[k], v) for k, v in second.state.buffers.items())
     assert not torch.equal(first.state.extra["c"], second.state.extra["c"])
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        Controlled.correct,
+        correction_signs=("grad - own['c'] + shared['c']", "grad + own['c'] - shared['c']"),
+        no_client_variate=("grad - own['c']", "grad"),
+        no_server_variate=("grad - own['c'] + shared['c']", "grad - own['c']"),
+    ),
+    *mutants(
+        Controlled.finish,
+        new_variate_sign=("start.params - end.params", "end.params - start.params"),
+        new_variate_keeps_c=("own['c'] - shared['c']", "own['c']"),
+        new_variate_forgets_ci=("own['c'] - shared['c']", "-shared['c']"),
+        new_variate_without_travel=("(start.params - end.params) / travel", "start.params - end.params"),
+        delta_sign=("new - own['c']", "own['c'] - new"),
+    ),
+    *mutants(
+        AtStart.loss,
+        whole_gradient_not_at_x=("model.start.params + (params - params.detach())", "params"),
+        whole_gradient_unweighted=(
+            "len(batch.y) * super().loss(model(here, batch.x), model, here, batch, shared, own)",
+            "super().loss(model(here, batch.x), model, here, batch, shared, own)",
+        ),
+    ),
+    *mutants(
+        AtStart.finish,
+        whole_gradient_not_averaged=("(start.params - end.params) / examples", "start.params - end.params"),
+        whole_gradient_without_decay=(
+            "(start.params - end.params) / examples + self.weight_decay * start.params",
+            "(start.params - end.params) / examples",
+        ),
+    ),
+    *mutants(
+        Scaffold.round,
+        also="tests/test_oracles_fnr.py",
+        server_variate_of_the_cohort=("part * new.mean['delta_c']", "new.mean['delta_c']"),
+        server_variate_sign=(
+            "state.extra['c'] + part * new.mean['delta_c']",
+            "state.extra['c'] - part * new.mean['delta_c']",
+        ),
+        parts_swapped=("... if uniform else ...", "... if not uniform else ..."),
+        no_server_rate=("self.server_lr * got.mean['moved']", "got.mean['moved']"),
+        refinement_scaled=(
+            "state.params + self.server_lr * got.mean['moved'] + got.mean['refinement']",
+            "state.params + self.server_lr * (got.mean['moved'] + got.mean['refinement'])",
+        ),
+        refinement_dropped=(
+            "state.params + self.server_lr * got.mean['moved'] + got.mean['refinement']",
+            "state.params + self.server_lr * got.mean['moved']",
+        ),
+        always_by_examples=("self.weights == 'uniform'", "False"),
+    ),
+]

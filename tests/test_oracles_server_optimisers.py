@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fnrfl
-from fnrfl.algorithms._optimised import Adaptive, Optimised
+from fnrfl.algorithms._optimised import Adaptive, Optimised, _at_defaults
 from fnrfl.algorithms.fedadagrad import FedAdagrad
 from fnrfl.algorithms.fedadam import FedAdam
 from fnrfl.algorithms.fedavg import FedAvg
@@ -23,10 +23,12 @@ from fnrfl.algorithms.fedprox import FedProx
 from fnrfl.algorithms.fedyogi import FedYogi
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Moon
+from fnrfl.algorithms.parts.optimisers import Apart, adaptive, average, correction, momentum, yogi
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.types import State
+from mutants import mutants
 from toys import Run, World, assert_near, assert_same, bowls, classification, distance, quadratic
 
 SIZES = (10, 20, 30, 40)
@@ -347,3 +349,114 @@ def test_card14_an_inner_method_that_cannot_be_is_refused(inner: str, reason: st
 def test_card14_options_out_of_range_are_refused(name: str, key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=key):
         fnrfl.run("digits", out=None, algorithm={"name": name, key: value})
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        momentum,
+        momentum_forgotten=("beta * m", "0.0 * m"),
+        momentum_damped=("beta * m + D", "beta * m + (1 - beta) * D"),
+    ),
+    *mutants(
+        average,
+        average_weights_swapped=("beta * m + (1 - beta) * D", "(1 - beta) * m + beta * D"),
+        average_not_damped=("(1 - beta) * D", "D"),
+    ),
+    *mutants(
+        yogi,
+        yogi_sign=("v - square", "square - v"),
+        yogi_without_sign=("(1 - beta) * square * (v - square).sign()", "(1 - beta) * square"),
+        yogi_weight_swapped=("1 - beta", "beta"),
+    ),
+    *mutants(
+        adaptive,
+        adaptive_without_root=("v.sqrt()", "v"),
+        adaptive_tau_inside_the_root=("v.sqrt() + tau", "(v + tau).sqrt()"),
+    ),
+    *mutants(
+        correction,
+        correction_swapped=(
+            "math.sqrt(1 - beta2 ** t) / (1 - beta1 ** t)",
+            "(1 - beta1 ** t) / math.sqrt(1 - beta2 ** t)",
+        ),
+        correction_without_root=("math.sqrt(1 - beta2 ** t)", "1 - beta2 ** t"),
+        correction_betas_swapped=(
+            "math.sqrt(1 - beta2 ** t) / (1 - beta1 ** t)",
+            "math.sqrt(1 - beta1 ** t) / (1 - beta2 ** t)",
+        ),
+    ),
+    *mutants(
+        Apart.stream,
+        refinement_weighted_uniformly=("replies.examples", "0 * replies.examples + 1"),
+        refinement_sign=("replies.params - replies.trained", "replies.trained - replies.params"),
+        refinement_twice=("replies = replace(replies, params=replies.trained)", "pass"),
+    ),
+    *mutants(
+        Optimised.round,
+        step_sign=("step - D", "-step - D"),
+        displacement_twice=("step - D", "step"),
+        refinement_lost=("new.params + (step - D) + apart.refinement", "new.params + (step - D)"),
+        refinement_always_inside=("apart if self.refinement == 'outside' else engine", "engine"),
+        refinement_always_outside=("apart if self.refinement == 'outside' else engine", "apart"),
+        rounds_counted_from_zero=("engine.round + 1", "engine.round"),
+        buffers_not_renewed=("State(..., new.buffers, ...)", "State(..., state.buffers, ...)"),
+        inner_state_lost=("new.extra | memory", "state.extra | memory"),
+    ),
+    *mutants(
+        Adaptive.memory,
+        v_starts_at_tau=("self.tau ** 2", "self.tau"),
+        v_always_starts_at_zero=("self.v0 == 'tau'", "False"),
+    ),
+    *mutants(
+        Adaptive.step,
+        moments_swapped=("memory['server.v']", "memory['server.m']"),
+        not_squared=("D.square()", "D"),
+        rate_forgotten=("self.rate(t) * optimisers.adaptive(m, v, self.tau)", "optimisers.adaptive(m, v, self.tau)"),
+    ),
+    *mutants(
+        Optimised,
+        needs_of_the_inner_method_forgotten=(
+            "self.method.needs | (... if self.refinement == 'outside' else ...)",
+            "frozenset(... if self.refinement == 'outside' else ...)",
+        ),
+        uses_trained_unsaid=("{'uses-trained'} if self.refinement == 'outside' else ...", "..."),
+        inner_method_ignored=("_at_defaults(self.inner)", "_at_defaults('fedavg')"),
+    ),
+    *mutants(
+        _at_defaults,
+        wrappers_allowed=("not _wraps(found)", "True"),
+    ),
+    *mutants(
+        Optimised.client_state,
+        client_memory_of_the_inner_method_forgotten=("self.method.client_state(net)", "{}"),
+    ),
+    *mutants(
+        Optimised.personal,
+        own_models_forgotten=("self.method.personal(net, state, client, memory)", "state"),
+    ),
+    *mutants(
+        FedAvgM.step,
+        rate_forgotten=("self.server_lr * m", "m"),
+        momentum_not_remembered=("{'server.m': m}", "{}"),
+    ),
+    *mutants(
+        FedAdagrad.second,
+        forgets=("v + square", "square"),
+        sign=("v + square", "v - square"),
+    ),
+    *mutants(
+        FedAdam.second,
+        wrong_beta=("optimisers.average(v, square, self.beta2)", "optimisers.average(v, square, self.beta1)"),
+    ),
+    *mutants(
+        FedAdam.rate,
+        always_corrected=("self.correction", "True"),
+        never_corrected=("self.correction", "False"),
+    ),
+    *mutants(
+        FedYogi.second,
+        is_adam=("optimisers.yogi", "optimisers.average"),
+    ),
+]

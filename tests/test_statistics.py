@@ -9,7 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fnrfl.results.statistics import Difference, Reached, deviation, estimate, mean, paired, reached, t_quantile, t_tail
+from fnrfl.results.statistics import (
+    Difference,
+    Reached,
+    _fraction,
+    _incomplete_beta,
+    deviation,
+    estimate,
+    mean,
+    paired,
+    reached,
+    t_quantile,
+    t_tail,
+)
+from mutants import mutants
 
 accuracies = st.integers(0, 10_000).map(lambda right: right / 10_000)
 
@@ -153,3 +166,41 @@ ROUNDS = [
 )
 def test_what_it_takes_to_reach_a_target(target: float, wanted: Reached | None) -> None:
     assert reached(ROUNDS, target) == wanted
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(mean, not_averaged=("math.fsum(values) / len(values)", "math.fsum(values)")),
+    *mutants(
+        deviation,
+        of_the_population=("len(values) - 1", "len(values)"),
+        variance=("math.sqrt(...)", "..."),
+        rounding_counts=("found > ROUNDING * max(map(abs, values))", "True"),
+    ),
+    *mutants(
+        estimate,
+        one_sided=("(1 + level) / 2", "level"),
+        one_degree_more=("n - 1", "n"),
+        deviation_for_error=("t_quantile(...,  n - 1) * sd / math.sqrt(n)", "t_quantile(..., n - 1) * sd"),
+    ),
+    *mutants(
+        paired,
+        sign=("values[seed] - baseline[seed]", "baseline[seed] - values[seed]"),
+        one_sided=("2 * t_tail(..., found.n - 1)", "t_tail(..., found.n - 1)"),
+        without_root=("math.sqrt(found.n)", "found.n"),
+        certain_of_equal_differences=("found.sd == 0 and not any(differences)", "found.sd == 0"),
+    ),
+    *mutants(
+        reached,
+        above_alone=("event['accuracy'] >= target", "event['accuracy'] > target"),
+        uploads_alone=("event['bytes_up'] + event['bytes_down']", "event['bytes_up']"),
+        evaluation_takes_time=("phase not in ('evaluate', 'observe')", "True"),
+    ),
+    *mutants(
+        t_tail,
+        both_tails=("_incomplete_beta(df / 2, 0.5, df / t / t) / 2", "_incomplete_beta(df / 2, 0.5, df / t / t)"),
+    ),
+    *mutants(_incomplete_beta, never_mirrored=("x < (a + 1) / (a + b + 2)", "True")),
+    *mutants(_fraction, odd_terms_positive=("-(a + m) * (a + b + m) / ...", "(a + m) * (a + b + m) / ...")),
+]

@@ -1,0 +1,152 @@
+"""The local step, the optimisers and the average, against torch and arithmetic by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fnrfl.core import optim
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.net import Net
+from fnrfl.core.step import Carry, Gradient, by_autograd, by_transform, local_step
+from fnrfl.core.types import Batch, Flat, Folded, Replies, State, Training, Tree, fold
+from mutants import mutants
+from toys import Plain, assert_near, distance
+
+TRAINING = {
+    "sgd": Training(lr=0.1, momentum=0.0, weight_decay=0.0),
+    "momentum": Training(lr=0.1, momentum=0.9, weight_decay=0.05),
+    "adam": Training(optimizer="adam", lr=0.1, weight_decay=0.05),
+}
+
+
+class Leaning(Objective):
+    """Cross-entropy with a constant added to its gradient."""
+
+    def correct(self, grad: Flat, params: Flat, start: Flat, shared: Tree, own: Tree) -> Flat:
+        return grad + shared["lean"]
+
+
+@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
+@pytest.mark.parametrize("gradient", [by_autograd, by_transform])
+def test_a_step_is_torchs(name: str, as_tensor: bool, gradient: Gradient) -> None:
+    """Ten steps on one batch, by the package and by a module with torch's own optimiser."""
+    training = TRAINING[name]
+    stream = torch.Generator().manual_seed(5)
+    x = torch.randn(8, 12, dtype=torch.float64, generator=stream)
+    y = torch.arange(8) % 4
+    module = Plain().double()
+    net = Net(module, x[:2])
+    params, buffers = net.flatten()
+    lean = torch.randn(len(params), dtype=torch.float64, generator=stream)
+    start, carry = State(params, buffers), Carry.new(training, params, buffers)
+    batch = Batch(x, y, torch.arange(8))
+
+    theirs = params.clone().requires_grad_()
+    options = {"lr": training.lr, "weight_decay": training.weight_decay}
+    adam = training.optimizer == "adam"
+    optimiser: torch.optim.Optimizer = (
+        torch.optim.Adam([theirs], **options)
+        if adam
+        else torch.optim.SGD([theirs], momentum=training.momentum, **options)
+    )
+    for _ in range(10):
+        lr = torch.tensor(training.lr, dtype=torch.float64) if as_tensor else training.lr
+        loss = local_step(net, Leaning(), training, carry, start, batch, {"lean": lean}, {}, lr, gradient)
+        optimiser.zero_grad()
+        wanted = nn.functional.cross_entropy(net.apply(theirs, buffers, x, mode="batch")[0].logits, y)
+        (wanted + lean @ theirs).backward()
+        optimiser.step()
+        assert distance(loss, wanted.detach()) < 1e-12
+        assert distance(carry.params, theirs.detach()) < 1e-10
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_travel_is_the_way_under_a_gradient_of_one(momentum: float) -> None:
+    training = Training(lr=0.25, momentum=momentum)
+    params = torch.zeros(1, dtype=torch.float64)
+    memory = optim.new_memory(training, params)
+    for steps in range(1, 8):
+        optim.update(training, training.lr, params, torch.ones_like(params), memory)
+        assert optim.travel(training, steps) == pytest.approx(-float(params), rel=1e-12)
+
+
+def replies(examples: list[int], first: int) -> Replies:
+    """Clients with recognisable numbers: client c has the model (c, c^2) and the buffers c and 10 - c."""
+    clients = torch.arange(first, first + len(examples))
+    c = clients.double()
+    params = torch.stack([c, c.square()], 1)
+    buffers = {"mean": c[:, None], "count": 10 - clients}
+    return Replies(clients, torch.tensor(examples), clients + 1, c / 2, c, params, params, buffers, {})
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("sizes", [(3, 1), (20, 2)], ids=["two chunks", "more clients than are summed at once"])
+def test_a_fold_is_the_average_by_hand(uniform: bool, sizes: tuple[int, int]) -> None:
+    examples = [5 + 3 * (c % 4) for c in range(sum(sizes))]
+    chunks = [replies(examples[: sizes[0]], 0), replies(examples[sizes[0] :], sizes[0])]
+    got = fold(
+        chunks,
+        mean=lambda r: {"model": r.params},
+        uniform=uniform,
+        total=lambda r: {"model": r.params},
+        rows=lambda r: {"first": r.params[:, 0]},
+    )
+    whole = Replies.stack(chunks)
+    by_examples = torch.tensor(examples).double() / sum(examples)
+    shares = torch.full_like(by_examples, 1 / len(examples)) if uniform else by_examples
+    assert_near(State(got.mean["model"], {}), State(shares @ whole.params, {}))
+    assert_near(State(got.total["model"], {}), State(whole.params.sum(0), {}))
+    assert distance(got.buffers["mean"], by_examples @ whole.buffers["mean"]) < 1e-12  # by examples, however models are
+    assert got.buffers["count"] == 10  # the largest counter
+    assert got.rows["first"].tolist() == got.clients.tolist() == list(range(len(examples)))
+    assert distance(got.weigh(got.travel), by_examples @ whole.travel) < 1e-12
+
+
+# -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
+
+MUTANTS = [
+    *mutants(
+        fold,
+        models_weighted_uniformly=("ones if uniform else chunk.examples", "ones if True else chunk.examples"),
+        uniform_weights_by_examples=(
+            "ones if uniform else chunk.examples",
+            "chunk.examples if uniform else chunk.examples",
+        ),
+        buffers_weighted_uniformly=(
+            "_add(floating, ..., chunk.examples)",
+            "_add(floating, ..., torch.ones_like(chunk.examples))",
+        ),
+        weights_not_renormalised=("len(examples) if uniform else examples.sum()", "len(examples)"),
+        smallest_integer_buffer=("value.amax(0)", "value.amin(0)"),
+    ),
+    *mutants(
+        Folded.weigh,
+        travel_averaged_uniformly=("self.examples.to(values.dtype)", "torch.ones_like(values)"),
+    ),
+    *mutants(
+        optim.update,
+        sgd_ascends=("alpha=-lr", "alpha=lr"),
+        no_momentum=("memory['velocity'].mul_(training.momentum)", "memory['velocity'].mul_(0.0)"),
+        rate_as_a_tensor_ascends=("params.sub_(grad * lr)", "params.add_(grad * lr)"),
+        rate_as_a_tensor_dropped=("grad * lr", "grad"),
+        adam_without_first_correction=("memory['first'] / (1 - BETA1 ** count)", "memory['first']"),
+        adam_without_second_correction=("memory['second'] / (1 - BETA2 ** count)", "memory['second']"),
+        adam_first_moment_swapped=("1 - BETA1", "BETA1"),
+        adam_second_moment_swapped=("1 - BETA2", "BETA2"),
+    ),
+    *mutants(
+        optim.travel,
+        count_forgets_momentum=("training.momentum * count + 1", "1"),
+        count_never_forgets=("training.momentum * count", "count"),
+        travel_counts_steps=("training.lr * count", "training.lr"),
+        travel_without_rate=("training.lr * count", "count"),
+    ),
+    *mutants(
+        local_step,
+        weight_decay_sign=("alpha=training.weight_decay", "alpha=-training.weight_decay"),
+        no_correction=("grad = objective.correct(grad, carry.params, start.params, shared, own)", "pass"),
+    ),
+]
