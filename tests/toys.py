@@ -228,12 +228,16 @@ class Run:
             self.net = self.net.with_shared_kernels() if name == "gpu" else self.net
         self.state = algorithm.init(self.net)
         options = (FAST if fast else {}) | options
-        self.engine = assemble(
+        self.use(assemble(
             name, self.net, world.pool.on_device(self.net.device), training or world.training,  # type: ignore[arg-type]
             seed=seed, client_memory=algorithm.client_state(self.net),
             conditions=Conditions(**_taken(Conditions, options)), layout=Layout(**_taken(Layout, options)), **options,
-        )  # fmt: skip
-        self.recorder = Recorder(self.engine)
+        ))  # fmt: skip
+
+    def use(self, engine: Federation) -> None:
+        """Play on an engine."""
+        self.engine = engine
+        self.recorder = Recorder(engine)
         self.metered = Metered(self.recorder)
 
     def cohort(self, t: int) -> Tensor:
