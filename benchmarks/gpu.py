@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fnrfl.engines.capture import Capturer
 
 import fnrfl
 from fnrfl.config import RunConfig, load, registry
+from fnrfl.engines.cuda_graphs import CudaGraphs
 from fnrfl.engines.metered import Metered
 from fnrfl.runs import run as runs
 from fnrfl.runs.build import Built, build
@@ -67,8 +67,9 @@ def images(built: Built, t: int = 0) -> int:
 def rounds(built: Built, count: int, compile: bool | None = None) -> Iterator[Row]:
     """Play some rounds without evaluation: seconds of each, by phase."""
     engine, state = built.engine, built.algorithm.init(built.net)
-    if isinstance(engine.server.runner.recorder, Capturer):
-        engine.server.runner.recorder.compile = compile
+    recorder = engine.server.runner.recorder
+    if recorder is not None and isinstance(recorder.backend, CudaGraphs):
+        recorder.backend.compile = compile
     metered = Metered(engine, clock=engine.clock)
     for t in range(count):
         engine.begin(t)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,10 @@ import pytest
 import torch
 
 from fnrfl.config import load
+from fnrfl.engines import one_by_one, vectorised
+from fnrfl.engines.job import Job
+from fnrfl.engines.trainer import Trainer
+from fnrfl.runs import run as runs
 from fnrfl.runs.build import build
 from fnrfl.runs.cohorts import cohort
 
@@ -25,11 +28,11 @@ def _importable(monkeypatch: Any) -> None:
 def test_where_the_time_goes_names_every_part(name: str) -> None:
     import cpu
 
-    before = sys.modules["fnrfl.engines.loop"].one_by_one
+    before = one_by_one.run_steps, vectorised.run_steps, Trainer._job, Job.batches, runs._scores
     found = cpu.where(next(bench for bench in cpu.BENCHES if bench.name == name), 1)["ms"]
     assert {"orders, start", "gathering batches", "steps", "evaluation", "averaging, the rest"} == found.keys()
     assert all(found[part] > 0 for part in ("orders, start", "gathering batches", "steps", "evaluation"))
-    assert sys.modules["fnrfl.engines.loop"].one_by_one is before
+    assert (one_by_one.run_steps, vectorised.run_steps, Trainer._job, Job.batches, runs._scores) == before
 
 
 def test_images_are_those_of_the_cohort() -> None:

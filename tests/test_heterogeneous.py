@@ -19,8 +19,9 @@ from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import load
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Algorithm, Objective
-from fnrfl.core.errors import ConfigError
+from fnrfl.core.errors import ClientError, ConfigError
 from fnrfl.core.types import LocalTask
+from fnrfl.data.batches import Pool
 from fnrfl.rundir import checkpoint
 from fnrfl.runs import forecast as plan
 from fnrfl.runs import run as runs
@@ -62,7 +63,7 @@ def test_the_floor_of_the_share_is_hit(what: str, share: float, count: int) -> N
 
 @pytest.mark.parametrize("tenths", range(10))
 def test_tenths_of_ten_are_exact_although_floats_are_not(tenths: int) -> None:
-    assert len(Run(FedAvg()).engine._some(torch.arange(10), tenths / 10)) == tenths
+    assert len(Run(FedAvg()).engine.drawn_clients(torch.arange(10), tenths / 10, "stragglers")) == tenths
 
 
 def test_who_is_hit_changes_from_round_to_round_and_with_the_seed() -> None:
@@ -235,6 +236,26 @@ def test_lost_replies_do_not_enter_the_average(engine: str) -> None:
     whole = Run(FedAvg(), engine, training=LONG)
     whole.round(there)
     assert_near(lossy.state, whole.state)
+
+
+@ENGINES
+@METHODS
+def test_a_lost_client_that_diverges_does_not_fail_the_round(algorithm: Algorithm, engine: str) -> None:
+    """It is as if it had not been asked, whatever would have come of it."""
+    sound = ragged(algorithm, engine, stragglers=0.0)
+    sound.round(EVERYONE)
+    lost = sound.engine.notes["dropped"]
+    pool = sound.world.pool
+    x, y = pool.all("private")
+    x[pool.shards[lost[0]]] = torch.nan
+    parts = {k: pool.all(k) for k in ("public", "ranking")} | {"private": (x, y)}
+    broken = replace(sound.world, pool=Pool(parts, pool.shards, pool.num_classes, dtype=torch.float64))
+    run = ragged(algorithm, engine, world=broken, stragglers=0.0, nonfinite="fail")
+    run.round(EVERYONE)
+    assert run.engine.notes["dropped"] == lost and "skipped" not in run.engine.notes
+    assert_same(run.state, sound.state)
+    with pytest.raises(ClientError, match=f"client {lost[0]}, round 1, .*no longer finite"):
+        ragged(algorithm, engine, world=broken, stragglers=0.0, dropout=0.0, nonfinite="fail").round(EVERYONE)
 
 
 @ENGINES

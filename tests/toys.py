@@ -234,15 +234,19 @@ class Run:
         self.state = algorithm.init(self.net)
         options = (FAST if fast else {}) | options
         kind: Any = "loop" if name == "children" else name
-        self.engine = assemble(
+        self.use(assemble(
             kind, self.net, world.pool.on_device(self.net.device),
             client_options(training or world.training, **_taken(ClientOptions, options)),
             seed=seed, client_memory=algorithm.client_state(self.net), layout=Layout(**_taken(Layout, options)),
             **options,
-        )  # fmt: skip
+        ))  # fmt: skip
         if name == "children":
             self.engine.clients = Children(described(algorithm) | {"seed": seed})
-        self.recorder = Recorder(self.engine)
+
+    def use(self, engine: Federation) -> None:
+        """Play on an engine."""
+        self.engine = engine
+        self.recorder = Recorder(engine)
         self.metered = Metered(self.recorder)
 
     def cohort(self, t: int) -> Tensor:
