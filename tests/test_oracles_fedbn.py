@@ -292,7 +292,7 @@ MUTANTS = [
     *mutants(
         OwnNorms.begin,
         layers_not_put_in=("start.params.index_copy(0, own['places'], own['norms'])", "start.params"),
-        statistics_not_put_in=("own.get(f'buffer.{name}', value)", "value"),
+        statistics_not_put_in=("start.buffers | trees.under('buffer', own)", "start.buffers"),
     ),
     *mutants(
         OwnNorms.finish,

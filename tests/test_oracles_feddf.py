@@ -550,14 +550,8 @@ MUTANTS = [
         FedDF._taught,
         students_temperature_dropped=("self.temperature", "1.0"),
         clip_dropped=("SoftTargets(self.temperature, self.clip)", "SoftTargets(self.temperature, 0.0)"),
-        sgd_for_adam=(
-            "Training('adam', self.lr, 0.0, 0.0, self.batch, batchnorm=...)",
-            "Training('sgd', self.lr, 0.0, 0.0, self.batch, batchnorm=...)",
-        ),
-        weight_decay=(
-            "Training('adam', self.lr, 0.0, 0.0, self.batch, batchnorm=...)",
-            "Training('adam', self.lr, 0.0, 0.1, self.batch, batchnorm=...)",
-        ),
+        sgd_for_adam=("'adam'", "'sgd'"),
+        weight_decay=("weight_decay=0.0", "weight_decay=0.1"),
         statistics_always_updated=("self.batchnorm", "'updating'"),
         judged_by_distillation_labels=("'validation'", "'distill'"),
         validation_ignored=("len(labels)", "False"),
@@ -565,7 +559,7 @@ MUTANTS = [
     *mutants(
         logits,
         teachers_in_train_mode=(
-            "net.look(model.params, model.buffers, net.laid_out(part))",
+            "net.eval_forward(model.params, model.buffers, net.laid_out(part))",
             "net.apply(model.params, model.buffers, net.laid_out(part), mode='batch')[0]",
         ),
     ),

@@ -401,11 +401,11 @@ MUTANTS = [
     *mutants(
         FedFTG.round,
         average_sign=("state.params + got.mean['moved']", "state.params - got.mean['moved']"),
-        teachers_before_refinement=("{'': r.params}", "{'': r.trained}"),
+        teachers_before_refinement=("State(r.params, r.buffers)", "State(r.trained, r.buffers)"),
         teachers_in_order_of_answers=("got.clients.sort()", "(got.clients, torch.arange(len(got.clients)))"),
         teachers_with_the_averages_statistics=(
-            "{k: got.rows[f'/{k}'][order] for k in got.buffers}",
-            "{k: v.expand(len(order), *v.shape) for k, v in got.buffers.items()}",
+            "trees.rows(..., order)",
+            "State(trees.rows(..., order).params, {k: torch.stack([v] * len(order)) for k, v in got.buffers.items()})",
         ),
         counts_of_the_wrong_clients=("counts[clients]", "counts[got.clients.flip(0)]"),
     ),
@@ -463,8 +463,8 @@ MUTANTS = [
     *mutants(
         ensemble,
         answers_not_weighted=(
-            "share[:, None] * answer(engine.net, State(params, buffers), x).softmax(-1)",
-            "answer(engine.net, State(params, buffers), x).softmax(-1)",
+            "share[:, None] * answer(engine.net, teacher, x).softmax(-1)",
+            "answer(engine.net, teacher, x).softmax(-1)",
         ),
     ),
 ]

@@ -616,12 +616,19 @@ MUTANTS = [
     ),
     *mutants(
         Refining.stream,
-        ranks_on_refinement_data=("data='ranking'", "data='public'"),
         early_upload_forgotten=(
             "fnr.upload == 'twice' or 'uses-trained' in fnr.inner.needs or (not refines)",
             "fnr.upload == 'twice' or not refines",
         ),
-        no_norm_pass=("fnr.norm_pass_train_mode", "False"),
+    ),
+    *mutants(
+        Refining._measure_norms,
+        no_norm_pass=("self.fnr.norm_pass_train_mode", "False"),
+    ),
+    *mutants(
+        Refining._refine_weakest,
+        ranks_on_refinement_data=("data='ranking'", "data='public'"),
+        constant_of_the_targets=("fnr.penalty == 'constant'", "False"),
     ),
     *mutants(
         norm_targets,
@@ -683,7 +690,7 @@ MUTANTS = [
     ),
     *mutants(
         constant,
-        constant_with_gradient=("(rho @ (peers * (goal - mean))).detach()", "rho @ (peers * (goal - mean))"),
+        constant_with_gradient=("hot.mean(0) @ target", "hot.mean(0) @ (target - u @ hot + (u @ hot).detach())"),
     ),
     *mutants(
         Penalised.loss,
@@ -705,7 +712,7 @@ MUTANTS = [
         refines_on_private_data=("data='public'", "data='private'"),
     ),
     *mutants(
-        Refining._handed_over,
+        Refining._refine_chunk,
         trained_is_the_refined=(
             "replace(chunk, params=got.params[order], buffers=...)",
             "replace(chunk, params=got.params[order], trained=got.params[order], buffers=...)",

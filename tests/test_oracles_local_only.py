@@ -140,14 +140,14 @@ MUTANTS = [
     *mutants(
         LocalOnly.round,
         models_uploaded=(
-            "LocalTask(GoingOn(), 'local', upload=False, hold=True)",
-            "LocalTask(GoingOn(), 'local', upload=True, hold=True)",
+            "LocalTask(GoingOn(), 'local', send_model=False, hold_model=True)",
+            "LocalTask(GoingOn(), 'local', send_model=True, hold_model=True)",
         ),
-        not_held=("hold=True", ""),
+        not_held=("hold_model=True", ""),
         lost_clients_keep_too=("engine.fold(got.clients, ..., mean=nothing)", "engine.fold(cohort, ..., mean=nothing)"),
     ),
     *mutants(
         LocalOnly.personal,
-        the_servers_model_is_used=("remembered(memory, state)", "state"),
+        the_servers_model_is_used=("State.unpacked('model', memory)", "state"),
     ),
 ]

@@ -206,20 +206,20 @@ MUTANTS = [
         weight_dropped=("self.mu * own['seen']", "own['seen']"),
         contrast_before_first_part=("self.mu * own['seen']", "self.mu"),
         previous_in_foreign_buffers=(
-            "model.frozen(own['previous'], buffers, batch.x)",
-            "model.frozen(own['previous'], model.start.buffers, batch.x)",
+            "model.frozen(previous, batch.x)",
+            "model.frozen(State(previous.params, model.start.buffers), batch.x)",
         ),
-        near_is_the_previous=(
-            "model.frozen(model.start.params, model.start.buffers, batch.x)",
-            "model.frozen(own['previous'], buffers, batch.x)",
-        ),
+        near_is_the_previous=("model.frozen(model.start, batch.x)", "model.frozen(previous, batch.x)"),
         contrast_of_logits=(
-            "cosine_similarity(out.projection, model.frozen(model.start.params, ..., ...).projection)",
-            "cosine_similarity(out.logits, model.frozen(model.start.params, ..., ...).projection)",
+            "cosine_similarity(out.projection, model.frozen(model.start, ...).projection)",
+            "cosine_similarity(out.logits, model.frozen(model.start, ...).logits)",
         ),
     ),
     *mutants(
         Contrastive.finish,
-        previous_is_the_received=("{'previous': end.params, 'seen': seen}", "{'previous': start.params, 'seen': seen}"),
+        previous_is_the_received=(
+            "end.packed('previous', '.')",
+            "State(start.params, end.buffers).packed('previous', '.')",
+        ),
     ),
 ]

@@ -223,7 +223,7 @@ MUTANTS = [
     ),
     *mutants(
         PublicShare,
-        shares_with_owners=("public_to: ClassVar[str] = 'everybody'", "public_to: ClassVar[str] = 'owners'"),
-        shares_with_nobody=("public_to: ClassVar[str] = 'everybody'", "public_to: ClassVar[str] = 'nobody'"),
+        shares_with_owners=("public_to: ClassVar[PublicTo] = 'everybody'", "public_to: ClassVar[PublicTo] = 'owners'"),
+        shares_with_nobody=("public_to: ClassVar[PublicTo] = 'everybody'", "public_to: ClassVar[PublicTo] = 'nobody'"),
     ),
 ]

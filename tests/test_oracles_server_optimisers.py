@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fnrfl
-from fnrfl.algorithms._optimised import Adaptive, Optimised, _at_defaults
+from fnrfl.algorithms._optimised import Adaptive, Optimised, _check_inner
 from fnrfl.algorithms.fedadagrad import FedAdagrad
 from fnrfl.algorithms.fedadam import FedAdam
 from fnrfl.algorithms.fedavg import FedAvg
@@ -25,7 +25,7 @@ from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.parts.optimisers import Apart, adaptive, average, correction, momentum, yogi
 from fnrfl.algorithms.scaffold import Scaffold
-from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.algorithm import Algorithm, MethodWrapper
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.types import State
 from mutants import mutants
@@ -422,18 +422,18 @@ MUTANTS = [
             "frozenset(... if self.refinement == 'outside' else ...)",
         ),
         uses_trained_unsaid=("{'uses-trained'} if self.refinement == 'outside' else ...", "..."),
-        inner_method_ignored=("_at_defaults(self.inner)", "_at_defaults('fedavg')"),
+        inner_method_ignored=("_class(self.inner)()", "_class('fedavg')()"),
     ),
     *mutants(
-        _at_defaults,
-        wrappers_allowed=("not _wraps(found)", "True"),
+        _check_inner,
+        wrappers_allowed=("not issubclass(_class(name), MethodWrapper)", "True"),
     ),
     *mutants(
-        Optimised.client_state,
+        MethodWrapper.client_state,
         client_memory_of_the_inner_method_forgotten=("self.method.client_state(net)", "{}"),
     ),
     *mutants(
-        Optimised.personal,
+        MethodWrapper.personal,
         own_models_forgotten=("self.method.personal(net, state, client, memory)", "state"),
     ),
     *mutants(
