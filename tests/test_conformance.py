@@ -114,6 +114,7 @@ WITHOUT_CLIENTS = {label for label in METHODS if not method(label).trains_client
 
 
 FEW_METHODS = {"fedavg", "scaffold", "fedgen"}  # plain; with client memory; with a server that learns
+LIKE_FEDAVG = {"bn-recalibrate", "fedavgm", "fedadam", "fednova", "centralised", "public-only"}  # in their steps
 BARE_AND_REFINED = (None, refined())
 WORDS = {None: "bare", False: "bare", True: "fnr", refined(): "fnr"}  # in the names of cases
 
@@ -153,9 +154,10 @@ def plain_engines(label: str, engine: str, *_: Any) -> bool:
 
 
 def recorded_for_few_under_fnr(label: str, engine: str, fnr: Any) -> bool:
-    """Recording takes seconds and memory, and what FNR adds to be recorded is the same for every method."""
+    """Recording takes seconds and memory: what FNR adds is the same for every method, and some take FedAvg's steps."""
     few = label in FEW_METHODS
-    return engine == "batched" or (engine == "batched-fast" and (fnr is None or few)) or (engine == "children" and few)
+    recorded = label not in LIKE_FEDAVG if fnr is None else few
+    return engine == "batched" or (engine == "batched-fast" and recorded) or (engine == "children" and few)
 
 
 @each(recorded_for_few_under_fnr, engine=ENGINES[1:], fnr=BARE_AND_REFINED)

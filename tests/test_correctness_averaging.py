@@ -129,7 +129,7 @@ def test_scaffold_corrects_every_step(momentum: float, weights: str, variates: s
         run.round()
         assert_equal(run, server)
         assert distance(run.state.extra["c"], c) <= 1e-10
-        assert all(distance(run.engine.store.get(i)["c"], own[i]) <= 1e-10 for i in range(N))
+        assert all(distance(run.engine.memory.get(i)["c"], own[i]) <= 1e-10 for i in range(N))
 
 
 class Headed(nn.Module):
@@ -278,7 +278,7 @@ def test_fedbn_keeps_batchnorm_with_the_clients(momentum: float, weights: str) -
         for i in range(len(fed.sizes)):
             mine = copy.deepcopy(server)
             mine.norm = copy.deepcopy(layers[i])
-            found = run.algorithm.personal(run.net, run.state, i, run.engine.store.get(i))
+            found = run.algorithm.personal(run.net, run.state, i, run.engine.memory.get(i))
             assert_model(found.params, found.buffers, mine)
 
 

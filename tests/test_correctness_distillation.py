@@ -332,7 +332,7 @@ def test_ktpfl_mixes_what_clients_say(rule: str, momentum: float) -> None:
         run.round()
         assert distance(run.state.extra["coefficients"], c) <= 1e-10
         for i in range(N):
-            found = run.algorithm.personal(run.net, run.state, i, run.engine.store.get(i))
+            found = run.algorithm.personal(run.net, run.state, i, run.engine.memory.get(i))
             assert_model(found.params, found.buffers, models[i])
 
 

@@ -45,8 +45,9 @@ def traffic(**keys: object) -> Sent:
     built: list[Any] = []
     with mock.patch.object(runs, "build", lambda *a: built.append(build(*a)) or built[0]):
         result = fnrfl.run(
-            "digits", out=None, model="cnn(norm=batch)", rounds=ROUNDS, clients=CLIENTS, client={"epochs": 1}, **keys
-        )
+            "digits", out=None, model="mlp(norm=batch)", rounds=ROUNDS, clients=CLIENTS, engine="loop",
+            client={"epochs": 1, "batch": 128}, **keys,
+        )  # fmt: skip
     net = built[0].net
     _, buffers = net.flatten()
     assert any(not b.is_floating_point() for b in buffers.values()), "the formula's last term needs an integer buffer"
