@@ -22,9 +22,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 PAIRS = 15
 BASE = {
@@ -117,7 +119,8 @@ def tight_work(config: Any, rounds: int) -> Any:
 
     import tight
     from fnrfl.data.batches import scaled
-    from fnrfl.runs.build import build, cohort
+    from fnrfl.runs.build import build
+    from fnrfl.runs.cohorts import cohort
 
     built = build(config)
     parts, client = built.splits, built.config.client
@@ -204,7 +207,7 @@ def resnet(pairs: int) -> Iterator[dict[str, Any]]:
     from fnrfl.core.net import Net
     from fnrfl.core.types import LocalTask, State, Training
     from fnrfl.data.batches import Pool
-    from fnrfl.engines.loop import Loop
+    from fnrfl.engines.assemble import Layout, assemble
     from fnrfl.models.build import build
 
     draw = torch.Generator().manual_seed(0)
@@ -216,7 +219,8 @@ def resnet(pairs: int) -> Iterator[dict[str, Any]]:
         model = build("resnet18", (3, 32, 32), 10)
         net = Net(model, torch.zeros(2, 3, 32, 32), channels_last=True)
         shards = list(torch.arange(256).split(128))[:threads]  # a client with two batches for each thread
-        engine = Loop(net, Pool({"private": (images, labels)}, shards, 10), training, threads=threads)
+        pool = Pool({"private": (images, labels)}, shards, 10)
+        engine = assemble("loop", net, pool, training, layout=Layout(threads=threads))
         start = State(*net.flatten())
         plain = net.export(*net.flatten()).train()
         optimiser = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)
@@ -266,8 +270,10 @@ def alternate(ours: Callable[[], None], theirs: Callable[[], None], pairs: int, 
 def where(bench: Bench, rounds: int) -> dict[str, Any]:
     """Milliseconds of a round by what they are spent on, on one thread, as a share of the whole round."""
     from fnrfl.core.isolation import one_intra_op_thread
-    from fnrfl.engines import base, job, loop
+    from fnrfl.engines import one_by_one, vectorised
+    from fnrfl.engines.job import Job
     from fnrfl.engines.metered import Metered
+    from fnrfl.engines.trainer import Trainer
     from fnrfl.runs import run as runs
     from fnrfl.runs.build import build
 
@@ -284,26 +290,19 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
         return wrapped
 
     config = bench.config(1).replace({"rounds": 1000})
-    kept = base.InProcess._job, job.Job.batches, runs._scores, loop.one_by_one
-    base.InProcess._job = timed("orders, start", kept[0])  # type: ignore[method-assign]
-    job.Job.batches = timed("gathering batches", kept[1])  # type: ignore[method-assign]
-    runs._scores = timed("evaluation", kept[2])
-    try:
+    with ExitStack() as patched:
+        for place, name, part in (
+            (Trainer, "_job", "orders, start"), (Job, "batches", "gathering batches"), (runs, "_scores", "evaluation"),
+            (one_by_one, "run_steps", "steps"), (vectorised, "run_steps", "steps"),
+        ):  # fmt: skip
+            patched.enter_context(mock.patch.object(place, name, timed(part, getattr(place, name))))
         built = build(config)
         engine = built.engine
-        if engine.tracer is not None:
-            recorded = engine.tracer._programs
-
-            class Timed(dict):  # type: ignore[type-arg]
-                def __setitem__(self, key: Any, program: Any) -> None:
-                    super().__setitem__(key, program and timed("steps", program))
-
-                def move_to_end(self, key: Any) -> None:
-                    pass
-
-            engine.tracer._programs = Timed(recorded)  # type: ignore[assignment]
-        else:
-            loop.one_by_one = lambda step: timed("steps", kept[3](step))  # type: ignore[assignment]
+        recorder = engine.server.runner.recorder
+        if recorder is not None:
+            recorded = recorder.program
+            program = lambda *given: (found := recorded(*given)) and timed("steps", found)  # noqa: E731
+            patched.enter_context(mock.patch.object(recorder, "program", program))
         metered, state = Metered(engine), built.algorithm.init(built.net)
         engine.warm_up()
         with one_intra_op_thread():
@@ -314,9 +313,6 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
             for t in range(3, 3 + rounds):
                 state, _ = runs._round(built, metered, state, t)
             whole = time.perf_counter() - began
-    finally:
-        base.InProcess._job, job.Job.batches = kept[0], kept[1]  # type: ignore[method-assign]
-        runs._scores, loop.one_by_one = kept[2], kept[3]
     parts = {k: round(1e3 * v / rounds, 3) for k, v in spent.items()}
     parts["averaging, the rest"] = round(1e3 * whole / rounds - sum(parts.values()), 3)
     return {"benchmark": f"{bench.name}-where", "says": bench.says, "threads": 1, "ms": parts}
@@ -345,9 +341,9 @@ print(json.dumps({
 
 def alone(config: Any) -> dict[str, Any]:
     """Start-up, time of a round and peak memory of a run in a fresh process."""
-    keys = config.model_dump(exclude={"name"})
+    keys = config.as_dict()
+    keys = {k: v for k, v in keys.items() if k not in ("name", "leaks")} | {"fnr": keys["fnr"] or "off"}
     keys["algorithm"] = config.algorithm.name
-    keys = {k: v for k, v in keys.items() if k not in ("leaks", "fnr")} | {"fnr": config.fnr or "off"}
     found = subprocess.run([sys.executable, "-c", CHILD, json.dumps(keys)], capture_output=True, text=True, check=True)
     measured: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
     return measured

@@ -29,10 +29,11 @@ import torch
 
 import fnrfl
 from fnrfl.config import RunConfig, load, registry
-from fnrfl.engines.capture import Capturer
+from fnrfl.engines.cuda_graphs import CudaGraphs
 from fnrfl.engines.metered import Metered
 from fnrfl.runs import run as runs
-from fnrfl.runs.build import Built, build, cohort
+from fnrfl.runs.build import Built, build
+from fnrfl.runs.cohorts import cohort
 
 CEILINGS = {  # images/s of ResNet-18 measured apart on an H200, torch 2.11: one model at batch 640, and the arithmetic
     "one model at batch 640, captured": 64_000,
@@ -66,8 +67,9 @@ def images(built: Built, t: int = 0) -> int:
 def rounds(built: Built, count: int, compile: bool | None = None) -> Iterator[Row]:
     """Play some rounds without evaluation: seconds of each, by phase."""
     engine, state = built.engine, built.algorithm.init(built.net)
-    if isinstance(engine.tracer, Capturer):
-        engine.tracer.compile = compile
+    recorder = engine.server.runner.recorder
+    if recorder is not None and isinstance(recorder.backend, CudaGraphs):
+        recorder.backend.compile = compile
     metered = Metered(engine, clock=engine.clock)
     for t in range(count):
         engine.begin(t)
@@ -178,7 +180,7 @@ def predicted(built: Built, notes: Row) -> float:
         work += public
     if built.config.fnr is not None and inner.trains_clients:
         refined = len(notes.get("refined", ()))
-        work += M * (public + ranking) + refined * (2 * ranking + 3 * int(built.config.fnr["epochs"]) * public)
+        work += M * (public + ranking) + refined * (2 * ranking + 3 * built.config.fnr.epochs * public)
     return work
 
 

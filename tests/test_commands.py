@@ -219,8 +219,8 @@ def test_a_recipe_can_be_shown_and_drawn(folder: Path) -> None:
 def test_data_list_says_where_and_how(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FNRFL_DATA", str(folder / "data"))
     lines = command("data", "list").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == list(sources.NAMED)
-    assert str(sources.EMBEDDED) in lines[0]
+    assert [line.split()[0] for line in lines] == list(sources.NAMED_DATASETS)
+    assert str(sources.digits.EMBEDDED_FILE) in lines[0]
     assert "fnrfl data get cifar10" in lines[2]
     rows = json.loads(command("data", "list", "--json").stdout)
     assert rows[2]["where"] is None
@@ -228,7 +228,7 @@ def test_data_list_says_where_and_how(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_data_get_verifies_what_is_there() -> None:
-    assert str(sources.EMBEDDED) in command("data", "get", "digits").stdout
+    assert str(sources.digits.EMBEDDED_FILE) in command("data", "get", "digits").stdout
     assert command("data", "get", "digits", "--quiet").output == ""
 
 
@@ -442,7 +442,7 @@ def test_doctor_says_what_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert found["software", "torch"].found.startswith(torch.__version__.split("+")[0])
     assert found["data", "digits"].well
     assert found["data", "cifar10"].help == "fnrfl data get cifar10"
-    assert sources.CIFAR_URL in found["network", "cifar10"].found
+    assert sources.cifar10.URL in found["network", "cifar10"].found
     assert found["optional", "matplotlib"].well
     text = command("doctor").stdout
     assert "fnrfl data get cifar10" in text

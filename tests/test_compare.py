@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -193,7 +194,7 @@ def test_bad_seeds_are_refused() -> None:
 def test_the_switch_of_fnr_wins_over_its_keys_and_off_is_one_group() -> None:
     for over in (["fnr=off,on", "fnr.weight=0.1,1"], ["fnr.weight=0.1,1", "fnr=off,on"]):
         cells = grid("digits", [], over, [0], control=False)
-        assert [None if c.config.fnr is None else c.config.fnr["weight"] for c in cells] == [None, 0.1, 1.0]
+        assert [None if c.config.fnr is None else c.config.fnr.weight for c in cells] == [None, 0.1, 1.0]
         assert labels(cells)[0] == "fnr off"
 
 
@@ -212,8 +213,8 @@ def test_each_method_with_fnr_gets_its_control() -> None:
     }
     assert len(cells) == 12
     on, without = cells[1].config, cells[2].config
-    assert without.fnr == {**(on.fnr or {}), "weight": 0.0}
-    assert without.replace({"fnr": {"weight": (on.fnr or {})["weight"]}}) == on
+    assert on.fnr is not None and without.fnr == dataclasses.replace(on.fnr, weight=0.0)
+    assert without.replace({"fnr": {"weight": on.fnr.weight}}) == on
 
 
 def test_weights_and_penalties_share_a_control() -> None:
@@ -474,7 +475,7 @@ def test_nothing_finished_is_done_again(
 ) -> None:
     out, found, _ = whole
     monkeypatch.setattr(runs, "run", None)
-    monkeypatch.setattr(runs, "_rounds", None)
+    monkeypatch.setattr(runs, "_train_rounds", None)
     before, seen = marks(out), list[Notice]()
     assert facts(compare(small(), out, progress=seen.append)) == facts(found)
     assert [notice.what for notice in seen] == ["kept"] * 4

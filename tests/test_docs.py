@@ -211,7 +211,7 @@ def test_architecture_names_every_module() -> None:
     }
     assert modules - named == set(), "modules that the package map leaves out"
     assert named - modules <= {"__init__", "fnr"}, "modules that do not exist"
-    assert len(PAGES["ARCHITECTURE.md"].splitlines()) < 270
+    assert len(PAGES["ARCHITECTURE.md"].splitlines()) < 300
 
 
 # -- methods ----------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def same(written: str, value: object) -> bool:
 @pytest.mark.parametrize("name", [*registry.algorithms(), "fnr"])
 def test_a_page_has_all_options_of_its_method_and_their_defaults(name: str) -> None:
     section = "fnr" if name == "fnr" else "algorithm"
-    options = {f"{section}.{field.name}": field.default for field in registry.fields(name)}
+    options = {f"{section}.{field.name}": field.default for field in registry.options(name)}
     known = {key.name: key.default for key in describe_keys() if not key.name.startswith("algorithm.")} | options
     written = {key if key in known else f"{section}.{key}": value for key, value in defaults(about(name)).items()}
     assert options.keys() <= written.keys(), "options that the page leaves out"
@@ -286,6 +286,14 @@ def test_the_overview_has_every_method_with_its_needs() -> None:
 def test_the_papers_settings_are_those_of_the_code() -> None:
     written = {key.strip("`"): value for key, value in table("docs/protocols.md", "`paper`")}
     assert written == {key: str(value).lower() if value is True else str(value) for key, value in PAPER.items()}
+
+
+def test_pages_say_in_which_mode_refinement_trains_by_default() -> None:
+    (default,) = [field.default for field in registry.fields("fnr") if field.name == "batchnorm"]
+    assert default == "updating"
+    assert f'Refinement trains in train mode (`fnr.batchnorm = "{default}"`)' in PAGES["docs/protocols.md"]
+    controls = " ".join(PAGES["docs/methods/controls.md"].split())
+    assert "Refinement itself is in train mode by default" in controls
 
 
 def test_every_leak_is_explained() -> None:
@@ -405,7 +413,8 @@ def test_the_changelog_and_citation_name_this_version() -> None:
     [
         "fnrfl",
         "fnrfl.algorithms.fnr",
-        "fnrfl.config",
+        "fnrfl.config.resolving",
+        "fnrfl.core.nearest",
         "fnrfl.data.scenarios",
         "fnrfl.results.statistics",
         "fnrfl.core.rng",
@@ -421,7 +430,7 @@ def test_reading_the_report_goes_through_the_whole_page() -> None:
     """Every section, column, button and phase of the page is on the page about it."""
     from importlib.resources import files
 
-    from fnrfl.results.report import page, tables
+    from fnrfl.results.report import charts, tables
 
     told = PAGES["docs/reading-the-report.md"]
     html = files("fnrfl.results.report").joinpath("page.html").read_text(encoding="utf-8")
@@ -429,7 +438,7 @@ def test_reading_the_report_goes_through_the_whole_page() -> None:
     assert len(sections) == 8
     assert [line.removeprefix("## ") for line in told.splitlines() if line.removeprefix("## ") in sections] == sections
     words = {column.name.removesuffix(", %") for column, _, _ in tables.MEASURES}
-    words |= {name for _, name, _ in page.METRICS} | {label.lower() for label in page.PHASES.values()}
+    words |= {name for _, name, _ in charts.METRICS} | {label.lower() for label in charts.PHASES.values()}
     words |= set(re.findall(r"<b>([a-z ]+)</b>(?:: |, left)", html))
     plain = " ".join(told.lower().split())
     assert {word for word in words if word.lower() not in plain} == set()

@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import pkgutil
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn import functional
 
+import fnrfl.engines
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fednova import FedNova
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Moon
+from fnrfl.algorithms.parts.norms import ClassNorms
 from fnrfl.algorithms.scaffold import Scaffold
-from fnrfl.core import optim
+from fnrfl.core import optim, trees
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import ClientError, CompatibilityError, FnrflError
 from fnrfl.core.masks import Dropout
 from fnrfl.core.net import Model, Net
 from fnrfl.core.rng import generator
-from fnrfl.core.types import Batch, Flat, LocalTask, Out, State, Training, Tree
+from fnrfl.core.step import Carry
+from fnrfl.core.store import ClientStore
+from fnrfl.core.types import Batch, Decorator, Engine, Flat, LocalTask, Out, State, Training, Tree
 from fnrfl.data.batches import Pool, plan
+from fnrfl.engines.federation import Federation
+from fnrfl.engines.gpus import Gpus
+from fnrfl.engines.kept_clients import KeptClients
+from fnrfl.engines.one_by_one import OneByOne
+from fnrfl.engines.trainer import Trainer
 from toys import (
     NUM_CLASSES,
     NUM_FEATURES,
@@ -54,6 +67,165 @@ def crowd() -> World:
     parts = {k: world.pool.take(k, torch.arange(n)) for k, n in (("private", 305), ("public", 55), ("ranking", 40))}
     pool = Pool(parts, torch.arange(305).split(12), 4, dtype=torch.float64)
     return replace(world, pool=pool, training=replace(world.training, batch=4), active=26)
+
+
+# -- Trees ------------------------------------------------------------------------------------------------------------
+
+
+class Two(NamedTuple):
+    """A tuple whose parts have names."""
+
+    first: Any
+    second: Any
+
+
+TENSORS = st.integers(0, 99).map(lambda n: torch.full((2,), float(n)))
+TREES = st.recursive(
+    TENSORS,
+    lambda inner: (
+        st.dictionaries(st.sampled_from("abcd"), inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.lists(inner, max_size=2)
+        | st.builds(Two, inner, inner)
+        | st.builds(State, inner, inner, inner)
+        | st.builds(Carry, inner, inner, inner)
+    ),
+    max_leaves=12,
+)
+
+
+def parts(value: Any) -> dict[Any, Any]:
+    """The values right inside of a tree, by name or place."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, State | Carry):
+        return vars(value)
+    return dict(enumerate(value))
+
+
+def turned(value: Any) -> Any:
+    """The same tree, whose dicts were filled in the opposite order."""
+    if isinstance(value, Tensor):
+        return value
+    inside = {k: turned(v) for k, v in parts(value).items()}
+    if isinstance(value, dict):
+        return dict(reversed(inside.items()))
+    return type(value)(inside.values()) if type(value) in (tuple, list) else type(value)(*inside.values())
+
+
+def places(value: Any) -> Any:
+    """Every tensor of a tree by its way there, and the type of everything on that way."""
+    if isinstance(value, Tensor):
+        return id(value)
+    return type(value), {k: places(v) for k, v in parts(value).items()}
+
+
+@settings(max_examples=100, deadline=None)
+@given(TREES)
+def test_leaves_and_rebuilt_are_inverse_whoever_was_put_in_first(tree: Any) -> None:
+    leaves = trees.leaves(tree)
+    assert list(map(id, leaves)) == list(map(id, trees.leaves(turned(tree))))
+    assert (
+        places(trees.rebuilt(tree, iter(leaves))) == places(trees.rebuilt(turned(tree), iter(leaves))) == places(tree)
+    )
+    assert places(trees.mapped(lambda t: t, tree)) == places(tree)
+    doubled = trees.mapped(lambda a, b: a + b, tree, turned(tree))
+    assert all(torch.equal(two, 2 * one) for one, two in zip(leaves, trees.leaves(doubled), strict=True))
+
+
+def some_state(rows: int, of: str) -> State:
+    draw = generator(0, of)
+    return State(torch.rand(rows, 3, generator=draw), {"mean": torch.rand(rows, 2, 2, generator=draw)}, {})
+
+
+def test_rows_stacked_joined_and_moved() -> None:
+    one, other = some_state(4, "one"), some_state(4, "other")
+    both = trees.stacked([one, other])
+    assert both.params.shape == (2, 4, 3) and both.buffers["mean"].shape == (2, 4, 2, 2)
+    assert_same(trees.rows(both, 0), one)
+    assert_same(trees.rows(both, 1), other)
+    assert_same(trees.joined([trees.rows(one, slice(0, 1)), trees.rows(one, slice(1, 4))]), one)
+    end_to_end = trees.joined([one, other])
+    assert torch.equal(end_to_end.params, torch.cat([one.params, other.params]))
+    assert torch.equal(end_to_end.buffers["mean"], torch.cat([one.buffers["mean"], other.buffers["mean"]]))
+    picked = trees.rows(one, torch.tensor([3, 0]))
+    assert torch.equal(picked.params, one.params[[3, 0]])
+    assert torch.equal(picked.buffers["mean"], one.buffers["mean"][[3, 0]])
+    there = trees.moved((one, {"x": other.params}), torch.device("meta"))
+    assert all(leaf.is_meta for leaf in trees.leaves(there))
+    assert isinstance(there[0], State) and there[0].params.shape == (4, 3) and not one.params.is_meta
+
+
+def test_a_step_under_vmap_changes_its_carry_in_place() -> None:
+    """Clients that step together end where each ends alone."""
+
+    def step(carry: Carry, fixed: tuple[State, Tensor], turn: Tensor) -> Tensor:
+        start, lr = fixed
+        carry.memory["sum"].add_(turn)
+        carry.params.sub_(lr * carry.memory["sum"] * start.params)
+        carry.buffers["count"].add_(1)
+        return carry.params.sum()
+
+    def new() -> Carry:
+        return Carry(torch.ones(5, 3), {"count": torch.zeros(5, dtype=torch.int64)}, {"sum": torch.zeros(5, 3)})
+
+    together, alone, lr = new(), new(), torch.tensor(0.5)
+    start, turns = some_state(5, "start"), torch.rand(2, 5, 3, generator=generator(0, "turns"))
+    for turn in turns:
+        losses = vmap(step, in_dims=(0, (0, None), 0))(together, (start, lr), turn)
+        each = [step(trees.rows(alone, slice(m, m + 1)), (trees.rows(start, m), lr), turn[m]) for m in range(5)]
+        assert torch.allclose(losses, torch.stack(each))
+    for mine, theirs in zip(trees.leaves(together), trees.leaves(alone), strict=True):
+        assert torch.allclose(mine, theirs)
+    assert together.buffers["count"].tolist() == [2] * 5
+    assert distance(together.params, new().params) > 0.1
+
+
+@pytest.mark.parametrize("joint", ["/", "."])
+def test_packed_and_unpacked_are_inverse(joint: str) -> None:
+    """Beside other names, and another model whose name begins alike."""
+    draw = generator(0, "packed")
+    model, other = (
+        State(torch.rand(5, generator=draw), {k: torch.rand(3, generator=draw) for k in ("norm.mean", "norm.var")})
+        for _ in range(2)
+    )
+    packed = model.packed("model", joint)
+    assert packed.keys() == {"model", f"model{joint}norm.mean", f"model{joint}norm.var"}
+    tree = {"seen": torch.ones(())} | other.packed("models", joint) | packed
+    for name, want in (("model", model), ("models", other)):
+        found = State.unpacked(name, tree, joint)
+        assert found.buffers.keys() == want.buffers.keys() and not found.extra
+        assert_same(found, want)
+    assert_same(State.unpacked("empty", State(model.params, {}).packed("empty", joint), joint), State(model.params, {}))
+
+
+# -- Parts ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_part_of_an_engine_inherits_from_another() -> None:
+    allowed = {object, Protocol, Engine, Decorator, torch.jit.ScriptModule}
+    found = []
+    for module in pkgutil.iter_modules(fnrfl.engines.__path__):
+        for name, value in vars(importlib.import_module(f"fnrfl.engines.{module.name}")).items():
+            if isinstance(value, type) and value.__module__ == f"fnrfl.engines.{module.name}":
+                found.append(name)
+                bases = {tuple} if hasattr(value, "_fields") else allowed
+                assert set(value.__bases__) <= bases, f"{module.name}.{name}"
+    assert {"Federation", "KeptClients", "Trainer", "OneByOne", "Vectorised", "Threads", "Gpus"} <= set(found)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_a_part_can_be_exchanged(devices: int) -> None:
+    """One client after another, at the place that is made for GPUs: the same as the loop engine to the last bit."""
+    loop, other = Run(FNR(Scaffold())), Run(FNR(Scaffold()))
+    trainer = Trainer(Gpus(other.net, other.world.pool, [torch.device("cpu")] * devices), OneByOne(), seed=other.seed)
+    clients = KeptClients(trainer, ClientStore(other.algorithm.client_state(other.net)), ClientStore({}))
+    other.use(Federation(clients, trainer, other.world.training, seed=other.seed))
+    assert_same(loop.rounds(3), other.rounds(3))
+    assert list(loop.engine.memory) == list(other.engine.memory) != []
+    for client in loop.engine.memory:
+        one, two = loop.engine.memory.get(client), other.engine.memory.get(client)
+        assert one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
 
 
 # -- Threads and chunks -----------------------------------------------------------------------------------------------
@@ -131,7 +303,7 @@ def test_threads_do_not_change_a_bit(algorithm: Algorithm) -> None:
     alone, many = (Run(algorithm, world=crowd(), threads=n) for n in (1, 4))
     assert_same(alone.rounds(2), many.rounds(2))
     for client in range(26):
-        one, other = alone.engine.store.get(client), many.engine.store.get(client)
+        one, other = alone.engine.memory.get(client), many.engine.memory.get(client)
         assert all(torch.equal(one[k], other[k]) for k in one)
 
 
@@ -164,28 +336,34 @@ def test_a_client_does_not_depend_on_its_neighbours() -> None:
 def test_memory_on_disk_is_memory_in_ram(algorithm: Algorithm, engine: str, tmp_path: Path) -> None:
     there, here = Run(algorithm, engine, folder=tmp_path, clients_at_once=2), Run(algorithm, engine, clients_at_once=2)
     assert_same(there.rounds(3), here.rounds(3))
-    assert list(there.engine.store) == list(here.engine.store)
-    for client in here.engine.store:
-        one, other = there.engine.store.get(client), here.engine.store.get(client)
+    assert list(there.engine.memory) == list(here.engine.memory)
+    for client in here.engine.memory:
+        one, other = there.engine.memory.get(client), here.engine.memory.get(client)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[k], other[k]) for k in one)
-    assert len(list((tmp_path / "memory").iterdir())) == len(list(here.engine.store))
+    assert len(list((tmp_path / "memory").iterdir())) == len(list(here.engine.memory))
 
 
 def test_a_client_that_never_took_part_takes_no_memory() -> None:
     played = Run(Scaffold())
     played.round(torch.tensor([1, 4]))
-    assert list(played.engine.store) == [1, 4]
-    assert (played.engine.store.get(0)["c"] == 0).all()
+    assert list(played.engine.memory) == [1, 4]
+    assert (played.engine.memory.get(0)["c"] == 0).all()
 
 
 def test_held_models_last_for_a_round(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         played = Run(FNR(FedAvg()), folder=folder)
         played.round()
-        assert list(played.engine.held) == played.cohort(0).tolist()
+        held_models, cohort, probe = played.engine.clients.held_models, played.cohort(0), ClassNorms(NUM_CLASSES)
+        assert list(held_models) == cohort.tolist()
+        before = played.engine.measure(cohort, probe)["norms"]
+        assert list(held_models) == cohort.tolist()
         played.engine.begin(1)
-        assert list(played.engine.held) == []
+        after = played.engine.measure(cohort, probe)["norms"]  # the first request of another round
+        assert list(held_models) == []
+        assert torch.equal(after, played.engine.measure(cohort, probe, at=State(*played.net.flatten()))["norms"])
+        assert distance(after, before) > 1e-3
     assert list((tmp_path / "held").iterdir()) == []
 
 
@@ -203,7 +381,7 @@ class Remembering(Objective):
 def test_a_task_that_does_not_remember_leaves_memory_alone(remember: bool, who: list[int]) -> None:
     played = Run(FedAvg())
     played.engine.train(torch.tensor([0, 3]), LocalTask(Remembering(), "local", played.state, remember=remember))
-    assert list(played.engine.store) == who
+    assert list(played.engine.memory) == who
 
 
 @ENGINES
@@ -255,7 +433,7 @@ def test_a_skipped_client_is_as_if_it_were_absent(algorithm: Algorithm, engine: 
         without.round(torch.tensor([0, 1, 2, 4, 5]))
         assert skipping.engine.notes["skipped"] == [3]
         assert_near(skipping.state, without.state)
-    assert 3 not in skipping.engine.store
+    assert 3 not in skipping.engine.memory
 
 
 def test_a_cohort_of_skipped_clients_is_an_error() -> None:

@@ -21,10 +21,15 @@ from fnrfl.core.algorithm import Objective
 from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Flat, LocalTask, Out, Training, Tree
 from fnrfl.data.batches import Pool
-from fnrfl.engines import base, trace
-from fnrfl.engines.batched import FEW, ROWS, halves, in_groups, shrinking
+from fnrfl.engines import recorder as recording
+from fnrfl.engines import torchscript
+from fnrfl.engines.groups import GROUP_SIZE, halves, in_groups, shrinking
+from fnrfl.engines.place import Threads
+from fnrfl.engines.recorder import FlatProgram, Program, Recorder
+from fnrfl.engines.torchscript import TorchScript
+from fnrfl.engines.vectorised import MAX_LAST_SIZES
 from fnrfl.models.build import build as build_model
-from fnrfl.runs import build
+from fnrfl.runs import build, choice
 from fnrfl.runs import run as runs
 from test_conformance import FEW_METHODS, LIKE_FEDAVG, METHODS, algorithm, each
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, assert_near, assert_same, classification, distance
@@ -32,9 +37,14 @@ from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, assert_near, assert_same
 FAST = pytest.mark.parametrize("engine", ["loop-fast", "batched-fast"])
 
 
-def programs(run: Run) -> list[trace.Steps | None]:
-    assert run.engine.tracer is not None
-    return list(run.engine.tracer._programs.values())
+def recorder(run: Run) -> Recorder:
+    found = run.engine.server.runner.recorder
+    assert found is not None
+    return found
+
+
+def programs(run: Run) -> list[Program | None]:
+    return list(recorder(run)._programs.values())
 
 
 # -- Recorded steps ---------------------------------------------------------------------------------------------------
@@ -48,9 +58,8 @@ def programs(run: Run) -> list[trace.Steps | None]:
 )
 def test_the_steps_of_every_method_can_be_recorded(label: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By TorchScript, with BatchNorm and dropout: the slower way to run a record is taken away."""
-    monkeypatch.setattr(trace, "one_by_one", lambda step: pytest.fail("not scripted"))
+    monkeypatch.setattr(torchscript, "repeated", lambda step: pytest.fail("not scripted"))
     run = Run(algorithm(label, refined=True), engine, active=6)
-    run.engine.training = replace(run.engine.training, last_batch="run-on")
     run.rounds(1)
     assert programs(run)
     assert all(program is not None for program in programs(run))
@@ -61,10 +70,10 @@ def test_nothing_is_recorded_twice(engine: str) -> None:
     """The learning rate decays, models and memories change: all of it is read, none of it recorded."""
     run = Run(FNR(Scaffold()), engine, active=6, lr_decay=0.7)
     run.rounds(1)
-    assert run.engine.tracer is not None
-    recorded = run.engine.tracer.traced
+    recorded = recorder(run).num_recorded
+    assert recorded > 0
     run.rounds(3)
-    assert run.engine.tracer.traced == recorded
+    assert recorder(run).num_recorded == recorded
     assert_near(run.state, Run(FNR(Scaffold()), active=6, lr_decay=0.7).rounds(4), atol=1e-9)
 
 
@@ -104,7 +113,7 @@ def test_a_record_that_does_not_repeat_the_step_is_refused(engine: str, monkeypa
                 node.target = torch.ops.aten.add_.Tensor
         graph.recompile()
 
-    monkeypatch.setattr(trace, "_tidy", spoil)
+    monkeypatch.setattr(recording, "_without_useless_views", spoil)
     run = Run(FedAvg(), engine)
     plain = Run(FedAvg(), engine.removesuffix("-fast"), threads=2)
     assert_same(run.rounds(2), plain.rounds(2))
@@ -113,10 +122,10 @@ def test_a_record_that_does_not_repeat_the_step_is_refused(engine: str, monkeypa
 
 @FAST
 def test_without_torchscript_a_record_is_run_operator_by_operator(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> trace.Steps:
+    def refuse(*_: Any) -> FlatProgram:
         raise RuntimeError("no such operator")
 
-    monkeypatch.setattr(trace, "_scripted", refuse)
+    monkeypatch.setattr(torchscript, "_scripted", refuse)
     run = Run(FNR(Moon()), engine)
     assert_near(run.rounds(3), Run(FNR(Moon())).rounds(3), atol=1e-9)
     assert None not in programs(run)
@@ -128,7 +137,7 @@ def test_one_tensor_given_for_two_arguments_is_two_arguments() -> None:
         return a.sum()
 
     same = torch.ones(3)
-    program = trace.Tracer().record(step, [same, same], [torch.full((3,), 2.0)])
+    program = Recorder(TorchScript()).record(step, [same, same], [torch.full((3,), 2.0)], num_written=1)
     assert program is not None
     a, b = torch.ones(3), torch.tensor([1.0, 2.0, 3.0])
     losses = program([a, b], [torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])])
@@ -137,11 +146,20 @@ def test_one_tensor_given_for_two_arguments_is_two_arguments() -> None:
     assert same.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_leaves_do_not_depend_on_who_was_put_into_a_tree_first() -> None:
-    one, two = torch.zeros(1), torch.ones(2)
-    assert trace.leaves([{"a": one, "b": two}, two]) == trace.leaves([{"b": two, "a": one}, two]) == [one, two, two]
-    flat = trace.of_leaves(lambda tree, x: tree["a"] + x, [{"b": two, "a": one}, one])
-    assert flat(one, two, one + 5).item() == 5
+def test_a_program_does_not_depend_on_who_was_put_into_a_tree_first() -> None:
+    def step(carry: Tree, fixed: Tree, x: Tensor) -> Tensor:
+        carry["a"].add_(fixed["c"] * x)
+        return carry["b"] - fixed["d"]
+
+    one, two, three, four = (torch.full((2,), value) for value in (1.0, 2.0, 3.0, 4.0))
+    program = Recorder(TorchScript()).program(
+        "step", lambda: (step, {"b": two.clone(), "a": one.clone()}, {"d": four, "c": three}, one)
+    )
+    assert program is not None
+    carry = {"a": one.clone(), "b": two.clone()}
+    losses = program(carry, {"c": three, "d": four}, torch.tensor([[1.0, 1.0], [10.0, 10.0]]))
+    assert carry["a"].tolist() == [34.0, 34.0] and carry["b"].tolist() == [2.0, 2.0]
+    assert losses.tolist() == [[-2.0, -2.0]] * 2
 
 
 # -- Threads ----------------------------------------------------------------------------------------------------------
@@ -170,9 +188,9 @@ def many(clients: int) -> Run:
 
 def test_groups_side_by_side_never_share_a_module() -> None:
     """Two groups in the middle of a step at the same time, each with a module of its own."""
-    run = many(2 * ROWS)
+    run = many(2 * GROUP_SIZE)
     meeting = Meeting(threading.Barrier(2), [])
-    run.engine.train(torch.arange(2 * ROWS), LocalTask(meeting, "local", run.state))
+    run.engine.train(torch.arange(2 * GROUP_SIZE), LocalTask(meeting, "local", run.state))
     assert len(meeting.modules) == len(set(meeting.modules)) == 2
     assert id(run.net.module) not in meeting.modules
 
@@ -204,7 +222,7 @@ def test_groups_hold_everybody_once_longest_first(steps: list[int]) -> None:
     flat = [m for group in groups for m in group]
     assert sorted(flat) == list(range(len(steps)))
     assert [steps[m] for m in flat] == sorted(steps, reverse=True)
-    assert max(map(len, groups)) <= ROWS
+    assert max(map(len, groups)) <= GROUP_SIZE
 
 
 @given(STEPS)
@@ -239,7 +257,7 @@ def test_how_much_is_gathered_at_once_changes_no_bit(engine: str, policy: Any, m
     )
     world = replace(world, pool=pool, training=replace(world.training, last_batch=policy, batch=15))
     whole = Run(FedAvg(), engine, world=world).rounds(2)
-    monkeypatch.setattr(base.InProcess, "gathered", 1)
+    monkeypatch.setattr(Threads, "max_gather_bytes", 1)
     assert_same(whole, Run(FedAvg(), engine, world=world).rounds(2))
     assert_near(whole, Run(FedAvg(), world=world).rounds(2), atol=1e-9)
 
@@ -275,7 +293,7 @@ def built(*keys: str) -> build.Built:
 
 
 def test_auto_is_the_documented_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(choice.os, "cpu_count", lambda: 3)
     for keys, engine, threads in (
         ((), "batched", 3),
         (("clients=2",), "batched", 2),
@@ -290,11 +308,11 @@ def test_auto_is_the_documented_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_runs_of_dense_nets_are_recorded_and_convolutions_are_channels_last() -> None:
-    assert built("rounds=1").engine.tracer is None
-    assert built("rounds=1000").engine.tracer is not None
-    assert built("rounds=1000", "engine=loop").engine.tracer is not None
-    assert built("rounds=1000", "engine.accelerate=false").engine.tracer is None
-    assert built("rounds=1000", "model=cnn").engine.tracer is None
+    assert built("rounds=1").engine.server.runner.recorder is None
+    assert built("rounds=1000").engine.server.runner.recorder is not None
+    assert built("rounds=1000", "engine=loop").engine.server.runner.recorder is not None
+    assert built("rounds=1000", "engine.accelerate=false").engine.server.runner.recorder is None
+    assert built("rounds=1000", "model=cnn").engine.server.runner.recorder is None
     assert built("model=cnn").net.channels_last
     assert not built("model=cnn", "engine.accelerate=false").net.channels_last
     assert not built("model=mlp").net.channels_last
@@ -303,17 +321,20 @@ def test_long_runs_of_dense_nets_are_recorded_and_convolutions_are_channels_last
 def test_full_batches_are_recorded_however_many_sizes_the_last_ones_have() -> None:
     world = classification(module=Plain)
     training = replace(world.training, last_batch="keep")
-    assert len({int(n) % training.batch for n in world.pool.examples}) > FEW
+    assert len({int(n) % training.batch for n in world.pool.examples}) > MAX_LAST_SIZES
     run = Run(FedAvg(), "batched-fast", world=world, training=training, active=6)
     run.round()
-    assert {size for _, size, *_ in run.engine.tracer._programs} == {training.batch}
+    assert {size for _, size, *_ in recorder(run)._programs} == {training.batch}
 
 
 def test_on_a_gpu_steps_are_captured_if_the_groups_of_a_cohort_take_enough() -> None:
     few = built("clients=10", "rounds=2", "client.batch=32")
     for clients, captured in ((10, False), (16, False), (17, True), (100, True)):
-        keys = {"clients": clients, "rounds": build.WORTH_CAPTURING - 1, "client": {"epochs": 1, "batch": 10_000}}
-        assert build._trace(few.config.replace({**keys, "engine": {"name": "gpu"}}), few.net, few.splits) is captured
+        keys = {"clients": clients, "rounds": choice.WORTH_CAPTURING - 1, "client": {"epochs": 1, "batch": 10_000}}
+        assert (
+            choice.records_steps(few.config.replace({**keys, "engine": {"name": "gpu"}}), few.net, few.splits)
+            is captured
+        )
 
 
 def short(*keys: str) -> RunConfig:
@@ -323,7 +344,7 @@ def short(*keys: str) -> RunConfig:
 @pytest.mark.parametrize("model", ["mlp", "cnn(norm=batch)"])
 def test_a_fast_run_is_the_plain_run(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In double precision, model by name, and the same bits on every rerun."""
-    monkeypatch.setattr(build, "WORTH_RECORDING", 1)
+    monkeypatch.setattr(choice, "WORTH_RECORDING", 1)
     keys = (f"model={model}", "engine.precision=float64")
     fast, again = (runs.run(short(*keys), out=None) for _ in range(2))
     plain = runs.run(short(*keys, "engine=loop", "engine.accelerate=false"), out=None)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fnrfl
 from fnrfl import cli
-from fnrfl.algorithms.fnr import norm_targets
+from fnrfl.algorithms.parts.norms import norm_targets
 from fnrfl.config.registry import load
 from fnrfl.core.errors import ClientError, CompatibilityError, FnrflError
 from fnrfl.core.types import State

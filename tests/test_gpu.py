@@ -5,6 +5,7 @@ What the loop engine has done is gone on with, so that nothing that a method kno
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from threading import Barrier
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fnrfl.algorithms.fedavg import FedAvg
-from fnrfl.algorithms.fnr import ClassNorms
+from fnrfl.algorithms.parts.norms import ClassNorms
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import load
 from fnrfl.core.algorithm import Objective
@@ -24,8 +25,13 @@ from fnrfl.core.errors import CompatibilityError, FnrflError
 from fnrfl.core.store import ClientStore
 from fnrfl.core.types import LocalTask, Tree
 from fnrfl.data.batches import Pool
-from fnrfl.engines import gpu
-from fnrfl.engines.capture import APART, Capturer, searched
+from fnrfl.engines import cuda_graphs
+from fnrfl.engines.cuda_graphs import MAX_RELATIVE_ERROR, CudaGraphs, cudnn_autotune
+from fnrfl.engines.gpus import Gpus, choose_kernels, found_devices
+from fnrfl.engines.job import Job
+from fnrfl.engines.place import Place
+from fnrfl.engines.recorder import Recorder
+from fnrfl.engines.runner import Blame, Probing, Runner
 from fnrfl.models.build import build
 from fnrfl.runs.build import build as build_run
 from fnrfl.runs.evaluate import evaluate
@@ -43,7 +49,7 @@ BORN = {"server.cluster"}  # may be zero: the number of a cluster
 def _exact() -> Any:
     """Kernels that repeat, without tf32."""
     if torch.cuda.is_available():
-        gpu.set_up(deterministic=True, tf32=False)
+        choose_kernels(deterministic=True, tf32=False)
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -68,7 +74,7 @@ class Pictures(nn.Module):
 @cache
 def begun(label: str, refined: bool) -> Run:
     """Three rounds on the loop engine."""
-    run = Run(algorithm(label, refined), "loop-fast", world=classification(module=Pictures), trace=False)
+    run = Run(algorithm(label, refined), "loop-fast", world=classification(module=Pictures), record=False)
     run.rounds(3)
     return run
 
@@ -77,10 +83,16 @@ def gone_on(run: Run, engine: str, rounds: int = 2, **options: Any) -> Run:
     """Another run that has the first one's state and memories, after its next rounds."""
     other = Run(run.algorithm, engine, world=run.world, **options)
     other.state, other.t = run.state.to(other.net.device), run.t
-    for client in run.engine.store:
-        other.engine.store.put(client, {k: v.to(other.net.device) for k, v in run.engine.store.get(client).items()})
+    for client in run.engine.memory:
+        other.engine.memory.put(client, {k: v.to(other.net.device) for k, v in run.engine.memory.get(client).items()})
     other.rounds(rounds)
     return other
+
+
+def recorder(run: Run) -> Recorder:
+    found = run.engine.server.runner.recorder
+    assert found is not None
+    return found
 
 
 def everything(run: Run) -> Tree:
@@ -93,7 +105,7 @@ def everything(run: Run) -> Tree:
 
 def known_to_the_method(run: Run) -> Tree:
     """What a method keeps beside the model: the server's, and that of every client that has taken part."""
-    memory = {f"{c}.{k}": v for c in run.engine.store for k, v in run.engine.store.get(c).items()}
+    memory = {f"{c}.{k}": v for c in run.engine.memory for k, v in run.engine.memory.get(c).items()}
     return {f"server.{k}": v for k, v in run.state.extra.items()} | memory
 
 
@@ -107,34 +119,36 @@ def assert_alike(a: Run, b: Run, limit: float) -> None:
 @each(lambda label, refined: not refined or label in FEW_METHODS, refined=(False, True))
 @each_device
 @pytest.mark.parametrize("steps", ["plain", "captured"])
-def test_rounds_equal_the_loop_engines(label: str, refined: bool, device: str, steps: str) -> None:
+def test_rounds_equal_the_loop_engines(
+    label: str, refined: bool, device: str, steps: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Float64, from a state in which nothing is zero any more."""
     if device == "cpu" and steps == "captured":
         pytest.skip("the CPU has recorded steps, which have tests of their own")
+    monkeypatch.setattr(cuda_graphs, "repeated", lambda step: pytest.fail("not captured"))
     first = begun(label, refined)
     assert all(v.any() for k, v in known_to_the_method(first).items() if k not in BORN), "nothing to go on with"
-    ours = gone_on(first, "gpu-fast", device=device, trace=steps == "captured", threads=1)
-    theirs = gone_on(first, "loop-fast", trace=False)
+    ours = gone_on(first, "gpu-fast", device=device, record=steps == "captured", threads=1)
+    theirs = gone_on(first, "loop-fast", record=False)
     assert_alike(ours, theirs, 1e-9)
     if steps == "captured":
-        programs = ours.engine.tracer._programs.values()
-        assert programs and all(type(program).__name__ == "Captured" for program in programs)
+        programs = recorder(ours)._programs.values()
+        assert programs and None not in programs
 
 
 @each_device
 def test_the_same_twice_is_the_same_to_the_last_bit(device: str) -> None:
     world = classification(torch.float32, module=Pictures)
-    runs = [Run(Scaffold(), "gpu-fast", world=world, device=device, trace=device == "cuda") for _ in range(2)]
+    runs = [Run(Scaffold(), "gpu-fast", world=world, device=device, record=device == "cuda") for _ in range(2)]
     assert_same(*(run.rounds(3) for run in runs))
 
 
 def test_several_devices_give_what_one_gives() -> None:
     world = classification(module=Pictures)
-    one = Run(Scaffold(), "gpu-fast", world=world, active=6, trace=False)
-    many = Run(Scaffold(), "gpu-fast", world=world, active=6, trace=False, devices=[torch.device("cpu")] * 3)
-    assert len(many.engine.devices) == 3
-    many.engine.begin(0)
-    assert many.engine.rows < one.engine.rows
+    one = Run(Scaffold(), "gpu-fast", world=world, active=6, record=False)
+    devices = [torch.device("cpu")] * 3
+    many = Run(Scaffold(), "gpu-fast", world=world, active=6, record=False, devices=devices, clients_at_once=6)
+    assert many.engine.server.runner.group_size == 2 < one.engine.server.runner.group_size  # as many groups as devices
     together = Barrier(3)
     modules = many.engine.each(3, lambda net, i: (together.wait(timeout=20), net.module)[1])
     assert len(set(map(id, modules))) == 3  # one for each device
@@ -146,38 +160,60 @@ def test_several_devices_give_what_one_gives() -> None:
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-class Tight(gpu.Gpu):
-    """A device on which two clients fit."""
+class Tight:
+    """A runner like another, on a device where only some jobs fit in memory."""
 
-    room = 2
+    def __init__(self, runner: Runner, fits: Callable[[Job], bool]) -> None:
+        self.runner, self.fits = runner, fits
+        self.recorder = runner.recorder
 
-    def _run(self, job: Any) -> list[Tensor]:
-        if len(job.clients) > self.room:
+    @property
+    def group_size(self) -> int:
+        return self.runner.group_size
+
+    @group_size.setter
+    def group_size(self, clients: int) -> None:
+        self.runner.group_size = clients
+
+    def run(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:
+        if not self.fits(job):
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return super()._run(job)
+        return self.runner.run(job, place, blame)
+
+    def measure(self, probing: Probing, place: Place) -> list[Tree]:
+        return self.runner.measure(probing, place)
+
+    def warm_up(self) -> None:
+        self.runner.warm_up()
 
 
-def test_what_does_not_fit_is_done_again_with_half_the_clients(caplog: Any, monkeypatch: Any) -> None:
+def tighten(run: Run, fits: Callable[[Job], bool]) -> None:
+    """From now on only some jobs fit in memory."""
+    trainer = run.engine.server
+    trainer.runner = Tight(trainer.runner, fits)
+
+
+def test_what_does_not_fit_is_done_again_with_half_the_clients(caplog: Any) -> None:
     roomy = Run(Scaffold(), "gpu", active=6)
     tight = Run(Scaffold(), "gpu", active=6)
-    tight.engine.__class__ = Tight
+    tighten(tight, lambda job: len(job.clients) <= 2)
     roomy.rounds(2)
     tight.rounds(2)
     assert_alike(roomy, tight, 1e-12)
     said = [r.getMessage() for r in caplog.records if "memory is full" in r.getMessage()]
     assert len(said) == 2 and "2 clients" in said[-1]  # 6, 3, 2; and never again
-    monkeypatch.setattr(Tight, "room", 0)
+    tighten(tight, lambda job: False)
     with pytest.raises(FnrflError, match="does not fit in the GPU's memory"):
         tight.round()
 
 
-@pytest.mark.parametrize("where", ["store", "held"])
+@pytest.mark.parametrize("where", ["memory", "held_models"])
 @bare_and_refined
 def test_memory_that_is_full_in_the_end_changes_nothing(where: str, refined: bool, monkeypatch: Any) -> None:
     """Not a client may remember or hold what it came to in an attempt that failed."""
     method = algorithm("scaffold", refined)
     whole, interrupted = (Run(method, "gpu", active=6) for _ in range(2))
-    store, calls = getattr(interrupted.engine, where), []
+    store, calls = getattr(interrupted.engine.clients, where), []
 
     def copied(memory: Tree) -> Tree:
         calls.append(memory)
@@ -188,37 +224,30 @@ def test_memory_that_is_full_in_the_end_changes_nothing(where: str, refined: boo
     monkeypatch.setattr(store, "copied", copied)
     whole.rounds(2)
     interrupted.rounds(2)
-    assert len(calls) > 6 or (where == "held" and not refined)
+    assert len(calls) > 6 or (where == "held_models" and not refined)
     assert_alike(whole, interrupted, 1e-12)
 
 
 def test_programs_are_let_go_once_and_then_there_are_fewer_clients(caplog: Any) -> None:
     """Those that cannot be there together would be recorded anew in every round."""
-
-    class Crowded(gpu.Gpu):
-        def _run(self, job: Any) -> list[Tensor]:
-            if len(self.tracer._programs) > 1 and len(job.clients) > 2:  # what is there already is too much
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return super()._run(job)
-
-    roomy, crowded = (Run(algorithm("fedavg", True), "gpu", active=6, trace=True) for _ in range(2))
-    crowded.engine.__class__ = Crowded
+    roomy, crowded = (Run(algorithm("fedavg", True), "gpu", active=6, record=True) for _ in range(2))
+    tighten(crowded, lambda job: len(recorder(crowded)._programs) <= 1 or len(job.clients) <= 2)
     roomy.rounds(5)
     crowded.rounds(3)
-    assert crowded.engine.clients_at_once is not None and "clients are trained at once" in caplog.text
-    recorded = crowded.engine.tracer.traced
+    assert crowded.engine.clients.clients_at_once is not None and "clients are trained at once" in caplog.text
+    recorded = recorder(crowded).num_recorded
     crowded.rounds(2)
-    assert crowded.engine.tracer.traced == recorded
+    assert recorder(crowded).num_recorded == recorded
     assert_alike(roomy, crowded, 1e-12)
 
 
 def test_without_programs_the_clock_goes_on() -> None:
-    run = Run(FedAvg(), "gpu", trace=True)
+    run = Run(FedAvg(), "gpu", record=True)
     run.round()
     before, prepared = run.engine.clock(), run.engine.seconds_preparing
-    run.engine.tracer.close()
+    recorder(run).close()
     run.round()
-    assert run.engine.seconds_preparing == prepared > 0 and not run.engine.tracer._programs
+    assert run.engine.seconds_preparing == prepared > 0 and not recorder(run)._programs
     assert run.engine.clock() > before
 
 
@@ -226,17 +255,17 @@ def test_without_programs_the_clock_goes_on() -> None:
 def test_models_that_are_not_trained_at_once_are_held_by_the_host(refined: bool, monkeypatch: Any) -> None:
     moved: list[tuple[str, torch.device]] = []
     run = Run(algorithm("scaffold", refined), "gpu", active=6)
-    for name in ("store", "held"):
-        there = getattr(run.engine, name)
+    for name in ("memory", "held_models"):
+        there = getattr(run.engine.clients, name)
         monkeypatch.setattr(there, "move", lambda home, name=name: moved.append((name, home)))
     run.round()
     assert not moved
-    run.engine.clients_at_once = 4
+    run.engine.clients.clients_at_once = 4
     run.round()
-    assert set(moved) == {("held", torch.device("cpu"))}
-    run.engine._full = True
-    run.engine._make_room(4)
-    assert set(moved) == {("held", torch.device("cpu")), ("store", torch.device("cpu"))}
+    assert set(moved) == {("held_models", torch.device("cpu"))}
+    tighten(run, lambda job: len(job.clients) <= 2)
+    run.round()
+    assert set(moved) == {("held_models", torch.device("cpu")), ("memory", torch.device("cpu"))}
 
 
 def test_what_is_kept_moves_whole() -> None:
@@ -248,29 +277,29 @@ def test_what_is_kept_moves_whole() -> None:
 
 @pytest.mark.parametrize("what", ["fit", "repeat"])
 def test_the_servers_own_training_lets_programs_go_if_it_does_not_fit(what: str) -> None:
-    roomy, full = (Run(FedAvg(), "gpu", trace=True) for _ in range(2))
+    roomy, full = (Run(FedAvg(), "gpu", record=True) for _ in range(2))
 
     def work(run: Run) -> Tensor:
         if what == "fit":
             other = replace(run.world.training, batch=5)  # than the clients', whose programs would do
             return run.engine.fit(LocalTask(Objective(), "server", run.state, data="public", training=other)).params
         total = torch.zeros(())
-        run.engine.repeat("sum", lambda total, x: total.add_(x).clone(), (total,), (torch.arange(3.0),))
+        run.engine.repeat("sum", lambda total, _, x: total.add_(x).clone(), total, (), torch.arange(3.0))
         return total
 
     for run in (roomy, full):
         run.round()
-    tracer, record = full.engine.tracer, full.engine.tracer.record
+    programs, record = recorder(full)._programs, recorder(full).record
 
     def crowded(*args: Any) -> Any:
-        if tracer._programs:
+        if programs:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return record(*args)
 
-    assert tracer._programs
-    with mock.patch.object(tracer, "record", crowded):
+    assert programs
+    with mock.patch.object(recorder(full), "record", crowded):
         assert torch.equal(work(roomy), work(full))
-    assert len(tracer._programs) == 1
+    assert len(programs) == 1
 
 
 class Narrow(Pictures):
@@ -289,12 +318,12 @@ class Narrow(Pictures):
 @pytest.mark.parametrize("engine", ["gpu-fast", "gpu-loop", "loop"])
 def test_probes_and_evaluation_that_do_not_fit_are_done_in_parts(engine: str) -> None:
     roomy, narrow = (
-        Run(FedAvg(), engine.removesuffix("-loop"), world=classification(module=module), trace=False)
+        Run(FedAvg(), engine.removesuffix("-loop"), world=classification(module=module), record=False)
         for module in (Pictures, Narrow)
     )
     if engine == "gpu-loop":  # one model after another
         for run in (roomy, narrow):
-            run.engine.rows = 1
+            run.engine.server.runner.group_size = 1
     cohort = torch.arange(4)
     probe = ClassNorms(NUM_CLASSES)
     for data in ("public", "private"):
@@ -318,8 +347,8 @@ def test_probes_and_evaluation_that_do_not_fit_are_done_in_parts(engine: str) ->
 def test_bf16_learns_what_float32_learns(device: str) -> None:
     """Parameters, statistics and losses stay float32; only the arithmetic of the layers is short."""
     world = classification(torch.float32, module=Pictures)
-    plain = Run(FedAvg(), "gpu-fast", world=world, device=device, trace=False)
-    short = Run(FedAvg(), "gpu-fast", world=world, device=device, trace=False, compute=torch.bfloat16)
+    plain = Run(FedAvg(), "gpu-fast", world=world, device=device, record=False)
+    short = Run(FedAvg(), "gpu-fast", world=world, device=device, record=False, compute=torch.bfloat16)
     plain.rounds(3)
     short.rounds(3)
     assert short.state.params.dtype == short.replies().loss.dtype == torch.float32
@@ -365,7 +394,7 @@ def test_bf16_goes_with_layers_that_are_not_trained_and_buffers_of_any_kind(engi
 
 def test_running_statistics_equal_torchs() -> None:
     """Also with a cumulative average, without weights, and for a batch of vectors."""
-    from fnrfl.core import shared
+    from fnrfl.core.client_kernels import share_kernels
 
     x = torch.randn(7, 5, 4, 3, dtype=torch.float64)
     for make in (
@@ -375,7 +404,7 @@ def test_running_statistics_equal_torchs() -> None:
         lambda: nn.BatchNorm2d(5, track_running_stats=False),
     ):
         plain, ours = make().double(), make().double()
-        shared.use(ours)
+        share_kernels(ours)
         for mode in (True, True, False):
             torch.testing.assert_close(plain.train(mode)(x), ours.train(mode)(x))
         assert all(torch.allclose(a, b) for a, b in zip(plain.buffers(), ours.buffers(), strict=True))
@@ -407,10 +436,10 @@ def test_four_steps_of_resnet18_equal_the_loop_engines(label: str, refined: bool
     At a rate of 0.01 float32 is 4e-4 away from float64 after four steps, whatever the engine: a rounding error switches
     some ReLUs. At 0.001 it is 6e-6.
     """
-    first = Run(algorithm(label, refined), "loop-fast", world=resnet_world(), device="cuda", trace=False)
+    first = Run(algorithm(label, refined), "loop-fast", world=resnet_world(), device="cuda", record=False)
     first.rounds(3)
-    ours = gone_on(first, "gpu-fast", 1, device="cuda", trace=label in OFTEN_CAPTURED)
-    theirs = gone_on(first, "loop-fast", 1, device="cuda", trace=False)
+    ours = gone_on(first, "gpu-fast", 1, device="cuda", record=label in OFTEN_CAPTURED)
+    theirs = gone_on(first, "loop-fast", 1, device="cuda", record=False)
     if not ours.recorder.passed:
         return  # a control without clients
     a, b = ours.recorder.passed[0].replies, theirs.recorder.passed[0].replies
@@ -428,16 +457,15 @@ def test_four_steps_of_resnet18_equal_the_loop_engines(label: str, refined: bool
 
 def test_what_is_worth_compiling_does_not_depend_on_who_is_in_the_cohort() -> None:
     """A run that is gone on with, in whatever round, must decide as the whole run did."""
-    run = Run(FedAvg(), "gpu", active=3, trace=True, rounds=7, participation=0.5)
+    run = Run(FedAvg(), "gpu", active=3, record=True, rounds=7, participation=0.5)
     asked: list[dict[Any, int]] = []
-    run.engine.tracer.program = lambda key, example, steps=0: asked[-1].__setitem__(key[0], steps)
-    examples = run.engine.sizes
+    recorder(run).program = lambda key, example, steps=0: asked[-1].__setitem__(key[0], steps)  # type: ignore[method-assign]
+    examples = [int(n) for n in run.engine.examples.tolist()]
     by_size = sorted(range(len(examples)), key=lambda i: examples[i])
     for cohort in (by_size[:3], by_size[-3:], by_size[1:4]):
         asked.append({})
         run.round(torch.tensor(sorted(cohort)))
-    run.engine.clients_at_once = 1  # three chunks
-    run.engine._spread()
+    run.engine.clients.clients_at_once = run.engine.server.runner.group_size = 1  # three chunks
     asked.append({})
     run.round(torch.tensor(by_size[:3]))
     in_chunks = asked.pop()
@@ -456,14 +484,14 @@ def test_what_is_worth_compiling_does_not_depend_on_who_is_in_the_cohort() -> No
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_kernels_are_searched_for_while_recording_and_never_if_they_must_repeat(deterministic: bool) -> None:
     cudnn = torch.backends.cudnn
-    gpu.set_up(deterministic=deterministic, tf32=False)
+    choose_kernels(deterministic=deterministic, tf32=False)
     try:
         assert not cudnn.benchmark
-        with searched():
+        with cudnn_autotune():
             assert cudnn.benchmark is not deterministic
         assert not cudnn.benchmark
     finally:
-        gpu.set_up(deterministic=False, tf32=False)
+        choose_kernels(deterministic=False, tf32=False)
 
 
 def test_tf32_is_for_layers_alone() -> None:
@@ -479,7 +507,7 @@ def test_tf32_is_for_layers_alone() -> None:
             seen.append(torch.backends.cuda.matmul.allow_tf32)
             return super().forward(x)
 
-    run = Run(Watching(), "gpu-fast", world=classification(module=Layer), trace=False, tf32=True)
+    run = Run(Watching(), "gpu-fast", world=classification(module=Layer), record=False, tf32=True)
     seen.clear()  # of what looked at the module
     run.round()
     assert seen[0] is False and all(seen[1:]) and len(seen) > 1
@@ -489,10 +517,11 @@ def test_tf32_is_for_layers_alone() -> None:
 def test_a_phase_ends_when_its_gpus_have(monkeypatch: Any) -> None:
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    engine = Run(FedAvg(), "gpu", trace=False).engine
+    engine = Run(FedAvg(), "gpu", record=False).engine
     engine.clock()
     assert waited == []  # of a CPU
-    engine.devices = gpus = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert isinstance(engine.server.place, Gpus)
+    engine.server.place._devices = gpus = [torch.device("cuda", 0), torch.device("cuda", 1)]
     assert engine.clock() <= engine.clock() and waited == gpus * 2
 
 
@@ -502,7 +531,7 @@ def test_a_phase_ends_when_its_gpus_have(monkeypatch: Any) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_named() -> None:
     with pytest.raises(CompatibilityError, match='needs an NVIDIA GPU.* Set engine = "auto"'):
-        gpu.devices()
+        found_devices()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -512,17 +541,17 @@ def test_auto_says_that_it_found_no_gpu_where_it_would_take_one() -> None:
     assert build_run(load("digits")).notices == ()  # so small a net is faster on the CPU
 
 
-@pytest.mark.parametrize("compute", list(APART))
+@pytest.mark.parametrize("compute", list(MAX_RELATIVE_ERROR))
 def test_a_program_that_does_something_else_is_refused(compute: torch.dtype) -> None:
-    judge = object.__new__(Capturer)
+    judge = object.__new__(CudaGraphs)  # whose memory is on a GPU
     judge.compute = compute
     before = torch.randn(50, generator=torch.Generator().manual_seed(0))
     stepped = before + 0.1
-    assert judge.alike(before, stepped.clone(), stepped)
-    assert judge.alike(before, stepped + 0.05 * APART[compute] * 0.1, stepped)
-    assert not judge.alike(before, before, stepped)  # it did nothing
-    assert not judge.alike(before, before - 0.1, stepped)  # it went the other way
-    assert not judge.alike(before, torch.where(before > 0, torch.nan, stepped), stepped)
+    assert judge.close_enough(before, stepped.clone(), stepped)
+    assert judge.close_enough(before, stepped + 0.05 * MAX_RELATIVE_ERROR[compute] * 0.1, stepped)
+    assert not judge.close_enough(before, before, stepped)  # it did nothing
+    assert not judge.close_enough(before, before - 0.1, stepped)  # it went the other way
+    assert not judge.close_enough(before, torch.where(before > 0, torch.nan, stepped), stepped)
     zero = torch.zeros(50)  # a mean that stays zero but for rounding, and one that does not
-    assert judge.alike(zero, zero + 3e-9, zero - 3e-9)
-    assert not judge.alike(zero, zero, zero + 1e-6)
+    assert judge.close_enough(zero, zero + 3e-9, zero - 3e-9)
+    assert not judge.close_enough(zero, zero, zero + 1e-6)

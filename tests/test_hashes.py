@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fnrfl
-from fnrfl.algorithms.fnr import PENALTIES
+from fnrfl.algorithms.parts.penalties import PENALTIES
 from fnrfl.config import registry
 from fnrfl.config.registry import algorithms
 

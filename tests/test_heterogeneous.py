@@ -20,8 +20,9 @@ from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import load
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Algorithm, Objective
-from fnrfl.core.errors import ConfigError
+from fnrfl.core.errors import ClientError, ConfigError
 from fnrfl.core.types import LocalTask, State
+from fnrfl.data.batches import Pool
 from fnrfl.rundir import checkpoint
 from fnrfl.runs import forecast as plan
 from fnrfl.runs import run as runs
@@ -74,7 +75,7 @@ def test_the_floor_of_the_share_is_hit(what: str, share: float, count: int) -> N
 
 @pytest.mark.parametrize("tenths", range(10))
 def test_tenths_of_ten_are_exact_although_floats_are_not(tenths: int) -> None:
-    assert len(Run(FedAvg()).engine._some(torch.arange(10), tenths / 10)) == tenths
+    assert len(Run(FedAvg()).engine.drawn_clients(torch.arange(10), tenths / 10, "stragglers")) == tenths
 
 
 def test_who_is_hit_changes_from_round_to_round_and_with_the_seed() -> None:
@@ -231,7 +232,7 @@ def test_scaffolds_variates_are_the_mean_of_the_gradients_seen() -> None:
     run = Run(Scaffold(), world=world, stragglers=0.75)
     run.round()
     for client in range(4):
-        assert distance(run.engine.store.get(client)["c"], b[client]) < 1e-10
+        assert distance(run.engine.memory.get(client)["c"], b[client]) < 1e-10
 
 
 # -- lost clients -----------------------------------------------------------------------------------------------------
@@ -251,18 +252,38 @@ def test_lost_replies_do_not_enter_the_average(engine: str) -> None:
 
 
 @ENGINES
+@METHODS
+def test_a_lost_client_that_diverges_does_not_fail_the_round(algorithm: Algorithm, engine: str) -> None:
+    """It is as if it had not been asked, whatever would have come of it."""
+    sound = ragged(algorithm, engine, stragglers=0.0)
+    sound.round(EVERYONE)
+    lost = sound.engine.notes["dropped"]
+    pool = sound.world.pool
+    x, y = pool.all("private")
+    x[pool.shards[lost[0]]] = torch.nan
+    parts = {k: pool.all(k) for k in ("public", "ranking")} | {"private": (x, y)}
+    broken = replace(sound.world, pool=Pool(parts, pool.shards, pool.num_classes, dtype=torch.float64))
+    run = ragged(algorithm, engine, world=broken, stragglers=0.0, nonfinite="fail")
+    run.round(EVERYONE)
+    assert run.engine.notes["dropped"] == lost and "skipped" not in run.engine.notes
+    assert_same(run.state, sound.state)
+    with pytest.raises(ClientError, match=f"client {lost[0]}, round 1, .*no longer finite"):
+        ragged(algorithm, engine, world=broken, stragglers=0.0, dropout=0.0, nonfinite="fail").round(EVERYONE)
+
+
+@ENGINES
 @pytest.mark.parametrize("algorithm", [Scaffold(), Moon(), FNR(Scaffold())], ids=named)
 def test_a_lost_client_remembers_what_it_did(algorithm: Algorithm, engine: str) -> None:
     run = ragged(algorithm, engine)
     run.round()
     for _ in range(3):
-        before = [run.engine.store.get(client) for client in range(6)]
+        before = [run.engine.memory.get(client) for client in range(6)]
         copies = [{k: v.clone() for k, v in mine.items()} for mine in before]
         run.round()
         lost = run.engine.notes["dropped"]
         assert len(lost) == 2
         for client in range(6):
-            now = run.engine.store.get(client)
+            now = run.engine.memory.get(client)
             same = all(torch.equal(now[k], v) for k, v in copies[client].items())
             assert same == (client in lost)
 
@@ -271,7 +292,7 @@ def test_scaffolds_server_variate_stays_the_mean_of_the_clients() -> None:
     """The invariant of the method, whoever is slow or lost."""
     run = ragged(Scaffold())
     run.rounds(4)
-    c = torch.stack([run.engine.store.get(client)["c"] for client in range(6)])
+    c = torch.stack([run.engine.memory.get(client)["c"] for client in range(6)])
     share = run.engine.examples / run.engine.examples.sum()
     assert distance(run.state.extra["c"], share @ c) < 1e-10
 
@@ -296,7 +317,7 @@ def test_lost_clients_are_neither_measured_nor_refined() -> None:
             assert [c for c, value in enumerate(said[what]) if value is None] == said["dropped"]
         assert len(said["refined"]) == 2, "half of those that are there"
         assert not set(said["refined"]) & set(said["dropped"])
-        assert list(run.engine.held) == [c for c in range(6) if c not in said["dropped"]]
+        assert list(run.engine.clients.held_models) == [c for c in range(6) if c not in said["dropped"]]
 
 
 @pytest.mark.parametrize("when", ["refine", "local", "both"])
@@ -344,7 +365,7 @@ def test_engines_agree(algorithm: Algorithm) -> None:
     loop, other = played(algorithm)[0], played(algorithm, "batched")[0]
     assert_near(loop.state, other.state, atol=1e-9)
     for client in range(6):
-        mine, theirs = loop.engine.store.get(client), other.engine.store.get(client)
+        mine, theirs = loop.engine.memory.get(client), other.engine.memory.get(client)
         assert all(distance(mine[k], theirs[k]) < 1e-9 for k in mine)
 
 
@@ -353,10 +374,10 @@ def test_engines_agree(algorithm: Algorithm) -> None:
 def test_a_resumed_run_is_bit_identical(algorithm: Algorithm, engine: str, tmp_path: Path) -> None:
     whole, first, second = played(algorithm, engine)[0], ragged(algorithm, engine), ragged(algorithm, engine)
     first.rounds(2)
-    checkpoint.save(tmp_path, 2, first.state, first.engine.store, checkpoint.Stamp("config", "log"))
+    checkpoint.save(tmp_path, 2, first.state, first.engine.memory, checkpoint.Stamp("config", "log"))
     found = checkpoint.index(tmp_path)
     assert found is not None
-    second.t, second.state = found.round, checkpoint.load(tmp_path, found, second.engine.store)
+    second.t, second.state = found.round, checkpoint.load(tmp_path, found, second.engine.memory)
     assert_same(whole.state, second.rounds(2))
     assert whole.engine.notes == second.engine.notes
 

@@ -21,7 +21,7 @@ import fnrfl.core.errors
 import threads
 from fnrfl.core import isolation
 from fnrfl.core.isolation import isolated
-from fnrfl.engines import gpu
+from fnrfl.engines.gpus import kernel_settings
 from fnrfl.runs.forecast import forecast
 from fnrfl.runs.own_loop import class_norms, refine
 
@@ -151,7 +151,7 @@ def test_settings_for_a_gpu_are_put_back_when_a_run_is_left() -> None:
     before = now()
     with isolated():
         with isolated():
-            isolation.until_left(gpu.settings(deterministic=True, tf32=True))
+            isolation.until_left(kernel_settings(deterministic=True, tf32=True))
         assert now() == (False, True, True, 1)
     assert now() == before
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fnrfl import cli
 from fnrfl.config import registry
-from fnrfl.config.registry import Declared
+from fnrfl.config.declarations import INNER, Declared, read_needs
 
 NEEDS = {"features", "head", "batchnorm", "public-labels", "distill", "linear-optimiser", "uses-trained"}
 DEFAULT = "1 model down, 1 up"
@@ -32,7 +32,7 @@ def test_what_is_read_is_what_the_class_says(entry: registry.Entry) -> None:
     if isinstance(cls.needs, frozenset):
         assert set(entry.needs) == cls.needs <= NEEDS
     else:  # a property, where a method goes around another
-        assert entry.needs == (registry.INNER,)
+        assert entry.needs == (INNER,)
     assert list(entry.needs) == sorted(entry.needs)
     assert entry.traffic == getattr(cls, "traffic", DEFAULT)
     assert entry.idea.endswith(".") and "\n" not in entry.traffic
@@ -67,7 +67,7 @@ def test_every_list_has_its_json(subject: str) -> None:
 
 
 def test_no_list_imports_torch() -> None:
-    script = "import sys; from fnrfl import registry; registry.methods(); sys.exit('torch' in sys.modules)"
+    script = "import sys; from fnrfl.config import registry; registry.methods(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
 
 
@@ -102,13 +102,13 @@ def folder(tmp_path: Path) -> Path:
 def test_needs_and_traffic_are_read_or_inherited(folder: Path, body: str, needs: set[str], traffic: str) -> None:
     path = folder / "new.py"
     path.write_text(HEAD + body)
-    found = registry._read(path)
+    found = registry.read_entry(path)
     assert (found.name, found.class_name, found.idea) == ("new", "New", "An idea.")
     assert (set(found.needs), found.traffic) == (needs, traffic)
-    assert [f.name for f in found.fields] == (["mu"] if "(Old)" in body else [])
+    assert [f.name for f in found.options] == (["mu"] if "(Old)" in body else [])
 
 
 def test_needs_that_cannot_be_read_are_refused() -> None:
     node = ast.parse("some_function()", mode="eval").body
     with pytest.raises(TypeError, match=r"needs = some_function\(\) cannot be read from the source; write frozenset"):
-        registry._needs(node, {"Algorithm": Declared()})
+        read_needs(node, {"Algorithm": Declared()})

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from fnrfl.algorithms.fedavg import FedAvg
-from fnrfl.algorithms.fnr import FNR, PENALTIES
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.algorithms.parts.penalties import PENALTIES
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.isolation import one_intra_op_thread

@@ -16,8 +16,8 @@ import fnrfl
 from fnrfl.algorithms.cfedfn import CFedFN, Description, positions
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.local_only import LocalOnly, as_memory
-from fnrfl.algorithms.server.cluster import agglomerate
+from fnrfl.algorithms.local_only import LocalOnly
+from fnrfl.algorithms.parts.cluster import agglomerate
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.rng import generator
 from fnrfl.core.types import Data, Decorator, LocalTask, Probe, State, Training, Tree
@@ -76,7 +76,7 @@ def same(a: Sequence[int], b: Sequence[int]) -> bool:
 
 def used(played: Run, client: int) -> State:
     """The model that a client uses."""
-    return played.algorithm.personal(played.net, played.state, client, played.engine.store.get(client))
+    return played.algorithm.personal(played.net, played.state, client, played.engine.memory.get(client))
 
 
 # -- the description --------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_card11_as_many_clusters_as_clients_is_local_training(engine: str) -> No
     played, alone = Run(CFedFN(clusters=6), engine), Run(LocalOnly(), engine)
     warm = played.round()
     for client in range(6):
-        alone.engine.store.put(client, as_memory(warm))
+        alone.engine.memory.put(client, warm.packed("model"))
     alone.t = 1
     played.rounds(3)
     alone.rounds(3)

@@ -8,6 +8,7 @@ from torch import nn
 
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Objective
+from fnrfl.core.fold import _Totals
 from fnrfl.core.net import Net
 from fnrfl.core.step import Carry, Gradient, by_autograd, by_transform, local_step
 from fnrfl.core.types import Batch, Flat, Folded, Replies, State, Training, Tree, fold
@@ -116,11 +117,15 @@ MUTANTS = [
             "chunk.examples if uniform else chunk.examples",
         ),
         buffers_weighted_uniformly=(
-            "_add(floating, ..., chunk.examples)",
-            "_add(floating, ..., torch.ones_like(chunk.examples))",
+            "floating.add(..., chunk.examples)",
+            "floating.add(..., ones)",
         ),
         weights_not_renormalised=("len(examples) if uniform else examples.sum()", "len(examples)"),
+    ),
+    *mutants(
+        _Totals.raise_to,
         smallest_integer_buffer=("value.amax(0)", "value.amin(0)"),
+        smallest_integer_buffer_of_chunks=("torch.maximum", "torch.minimum"),
     ),
     *mutants(
         Folded.weigh,

@@ -73,7 +73,7 @@ def full_batches(world: World) -> Training:
 
 
 def personal(run: Run, client: int) -> State:
-    return run.algorithm.personal(run.net, run.state, client, run.engine.store.get(client))
+    return run.algorithm.personal(run.net, run.state, client, run.engine.memory.get(client))
 
 
 def same_data() -> World:
@@ -146,12 +146,12 @@ def test_card13_every_round_begins_with_the_clients_own_layers() -> None:
 def test_card13_layers_persist_while_a_client_is_away() -> None:
     played = Run(FedBN())
     played.round(torch.tensor([0, 1, 2]))
-    kept = played.engine.store.get(1)
+    kept = played.engine.memory.get(1)
     newcomer = personal(played, 5)
     played.round(torch.tensor([0, 2, 4]))
-    now = played.engine.store.get(1)
+    now = played.engine.memory.get(1)
     assert all(torch.equal(kept[k], now[k]) for k in kept)
-    assert played.engine.store.get(0)["buffer.norm.num_batches_tracked"] > kept["buffer.norm.num_batches_tracked"]
+    assert played.engine.memory.get(0)["buffer.norm.num_batches_tracked"] > kept["buffer.norm.num_batches_tracked"]
     assert torch.equal(newcomer.buffers["norm.running_mean"], torch.zeros(16).double())  # it has seen nothing yet
 
 
@@ -255,7 +255,7 @@ def test_card13_refinement_does_not_touch_the_layers(batchnorm: str) -> None:
     bare.round()
     fnr.round()
     for client in range(6):
-        mine, theirs = fnr.engine.store.get(client), bare.engine.store.get(client)
+        mine, theirs = fnr.engine.memory.get(client), bare.engine.memory.get(client)
         assert all(torch.equal(mine[k], theirs[k]) for k in theirs)
     norms = fnr.net.mask(fnr.net.batchnorm)
     before, after = fnr.replies("local"), fnr.replies("refine")
@@ -268,7 +268,7 @@ def test_card13_a_client_uses_its_layers_with_the_refined_average() -> None:
     played = Run(FNR(FedBN()))
     played.rounds(2)
     assert played.algorithm.personalised
-    own = played.engine.store.get(0)
+    own = played.engine.memory.get(0)
     assert torch.equal(personal(played, 0).params[own["places"]], own["norms"])
 
 
@@ -292,7 +292,7 @@ MUTANTS = [
     *mutants(
         OwnNorms.begin,
         layers_not_put_in=("start.params.index_copy(0, own['places'], own['norms'])", "start.params"),
-        statistics_not_put_in=("own.get(f'buffer.{name}', value)", "value"),
+        statistics_not_put_in=("start.buffers | trees.under('buffer', own)", "start.buffers"),
     ),
     *mutants(
         OwnNorms.finish,

@@ -31,14 +31,14 @@ ACTIVE = pytest.mark.parametrize("active", [4, 2])
 
 def remembered(played: Run, name: str) -> Tensor:
     """What every client remembers under a name, [N, P]."""
-    return torch.stack([played.engine.store.get(i)[name] for i in range(len(played.world.pool.shards))])
+    return torch.stack([played.engine.memory.get(i)[name] for i in range(len(played.world.pool.shards))])
 
 
 def forget(played: Run, name: str) -> None:
     """Set a state to zero, at the server and at every client."""
     played.state = replace(played.state, extra=played.state.extra | {name: torch.zeros_like(played.state.params)})
     for i in range(len(played.world.pool.shards)):
-        played.engine.store.put(i, played.engine.store.get(i) | {name: torch.zeros_like(played.state.params)})
+        played.engine.memory.put(i, played.engine.memory.get(i) | {name: torch.zeros_like(played.state.params)})
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -110,7 +110,7 @@ def test_card9_optimum_is_a_fixed_point(momentum: float) -> None:
     played = Run(FedDC(alpha=0.3), world=quadratic(A, b, SIZES, steps=7, momentum=momentum, active=2))
     for i in range(4):
         slope = A[i] @ best - b[i]
-        played.engine.store.put(i, {"h": -0.4 * slope * W[i] / 0.3, "g": 0.6 * slope})
+        played.engine.memory.put(i, {"h": -0.4 * slope * W[i] / 0.3, "g": 0.6 * slope})
     played.state = State(best, {}, {"h": torch.zeros_like(best), "g": torch.zeros_like(best)})
     played.rounds(3)
     assert distance(played.state.params, best) < 1e-12
@@ -194,7 +194,7 @@ def test_card9_variate_is_the_mean_of_the_gradients_with_their_pull(
             K = len(raw)
             a = torch.tensor([sum(momentum**j for j in range(K - k)) for k in range(K)], dtype=torch.float64)
             want = (a / a.sum()) @ torch.stack(raw)
-            assert distance(played.engine.store.get(client)["g"], want) < 1e-11
+            assert distance(played.engine.memory.get(client)["g"], want) < 1e-11
             sent = played.replies().extras["g"][cohort.index(client)]
             assert distance(sent, len(world.pool.shards[client]) / 26 * (want - before[client])) < 1e-11
 

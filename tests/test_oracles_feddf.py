@@ -17,8 +17,9 @@ from fnrfl.algorithms import feddf
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.feddf import FedDF
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.server.distill import SoftTargets, batches, cosine, distill
-from fnrfl.algorithms.server.ensemble import accuracy, logits, verdict, votes
+from fnrfl.algorithms.parts.distill import SoftTargets, batch_positions, cosine, distill
+from fnrfl.algorithms.parts.ensemble import accuracy, logits, verdict, votes
+from fnrfl.core import trees
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.isolation import one_intra_op_thread
@@ -182,7 +183,7 @@ def test_card8_averaged_losses_have_the_gradient_of_averaged_probabilities() -> 
 def replies_of(played: Run) -> Replies:
     """A cohort's replies, in tensors of their own."""
     played.round()
-    return Replies.stack([played.replies()], lambda tensors: tensors[0].clone())
+    return trees.aligned(played.replies())
 
 
 @KINDS
@@ -245,7 +246,7 @@ def test_card8_logits_in_parts_are_logits(monkeypatch: pytest.MonkeyPatch) -> No
     played = Run(FedAvg(), world=world())
     x, y = played.world.pool.all("ranking")
     whole = logits(played.net, played.state, x)
-    monkeypatch.setattr("fnrfl.algorithms.server.ensemble.AT_ONCE", 7)
+    monkeypatch.setattr("fnrfl.algorithms.parts.ensemble.AT_ONCE", 7)
     assert distance(logits(played.net, played.state, x), whole) < 1e-12
     assert accuracy(played.net, played.state, x, y) == float((whole.argmax(1) == y).double().mean())
 
@@ -321,7 +322,7 @@ def test_card8_a_round_is_torchs_own_loop(kind: Any, batchnorm: Any, weights: An
     net.train(batchnorm == "updating")
     adam = torch.optim.Adam(net.parameters(), lr=0.02)
     annealed = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
-    for index in batches(30, 8, steps, generator(played.seed, 0, "server", "distill", "batches")):
+    for index in batch_positions(30, 8, steps, generator(played.seed, 0, "server", "distill", "batches")):
         with torch.no_grad():
             said = torch.stack([t(x[index]) for t in teachers]) / temperature
         target = said.mean(0).softmax(-1) if kind == "logits" else said.softmax(-1).mean(0)
@@ -339,12 +340,12 @@ def test_card8_a_round_is_torchs_own_loop(kind: Any, batchnorm: Any, weights: An
 
 
 def test_card8_batches_are_orders_end_to_end() -> None:
-    order = batches(10, 4, 6, stream("batches"))
+    order = batch_positions(10, 4, 6, stream("batches"))
     assert order.shape == (6, 4)
     whole = order.flatten()
     assert sorted(whole[:10].tolist()) == sorted(whole[10:20].tolist()) == list(range(10))
     assert whole[:10].tolist() != whole[10:20].tolist()
-    assert batches(3, 128, 5, stream("batches")).shape == (5, 3)  # no example twice in a batch
+    assert batch_positions(3, 128, 5, stream("batches")).shape == (5, 3)  # no example twice in a batch
 
 
 @pytest.mark.parametrize("batchnorm", ["frozen", "batch", "updating"])
@@ -549,14 +550,8 @@ MUTANTS = [
         FedDF._taught,
         students_temperature_dropped=("self.temperature", "1.0"),
         clip_dropped=("SoftTargets(self.temperature, self.clip)", "SoftTargets(self.temperature, 0.0)"),
-        sgd_for_adam=(
-            "Training('adam', self.lr, 0.0, 0.0, self.batch, batchnorm=...)",
-            "Training('sgd', self.lr, 0.0, 0.0, self.batch, batchnorm=...)",
-        ),
-        weight_decay=(
-            "Training('adam', self.lr, 0.0, 0.0, self.batch, batchnorm=...)",
-            "Training('adam', self.lr, 0.0, 0.1, self.batch, batchnorm=...)",
-        ),
+        sgd_for_adam=("'adam'", "'sgd'"),
+        weight_decay=("weight_decay=0.0", "weight_decay=0.1"),
         statistics_always_updated=("self.batchnorm", "'updating'"),
         judged_by_distillation_labels=("'validation'", "'distill'"),
         validation_ignored=("len(labels)", "False"),
@@ -564,7 +559,7 @@ MUTANTS = [
     *mutants(
         logits,
         teachers_in_train_mode=(
-            "net.look(model.params, model.buffers, net.laid_out(part))",
+            "net.eval_forward(model.params, model.buffers, net.laid_out(part))",
             "net.apply(model.params, model.buffers, net.laid_out(part), mode='batch')[0]",
         ),
     ),
@@ -619,7 +614,7 @@ MUTANTS = [
         annealed_upwards=("1 + math.cos(math.pi * step / steps)", "1 - math.cos(math.pi * step / steps)"),
     ),
     *mutants(
-        batches,
+        batch_positions,
         same_order_every_epoch=("torch.cat(orders)", "torch.cat(orders[:1] * len(orders))"),
     ),
 ]

@@ -29,7 +29,7 @@ ACTIVE = pytest.mark.parametrize("active", [4, 2])
 
 def remembered(played: Run, name: str = "h") -> Tensor:
     """What every client remembers under a name, [N, P]."""
-    return torch.stack([played.engine.store.get(i)[name] for i in range(len(played.world.pool.shards))])
+    return torch.stack([played.engine.memory.get(i)[name] for i in range(len(played.world.pool.shards))])
 
 
 def gradients(A: Tensor, b: Tensor, x: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def test_card6_state_is_the_gradient_where_the_client_ended(weights: str, active
         played.round()
         y = played.replies().trained
         for row, i in enumerate(played.cohort(t).tolist()):
-            h = played.engine.store.get(i)["h"]
+            h = played.engine.memory.get(i)["h"]
             assert distance(-alpha_i[i] * h, A[i] @ y[row] - b[i]) < 1e-10
 
 
@@ -85,7 +85,7 @@ def test_card6_optimum_is_a_fixed_point(momentum: float) -> None:
     best = optimum(A, b, SIZES)
     played = Run(FedDyn(alpha=0.3), world=quadratic(A, b, SIZES, steps=7, momentum=momentum, active=2))
     for i in range(4):
-        played.engine.store.put(i, {"h": -(A[i] @ best - b[i]) * W[i] / 0.3})
+        played.engine.memory.put(i, {"h": -(A[i] @ best - b[i]) * W[i] / 0.3})
     played.state = State(best, {}, {"h": torch.zeros_like(best)})
     played.rounds(3)
     assert distance(played.state.params, best) < 1e-12
@@ -276,7 +276,7 @@ def test_card6_fnr_fixed_point_is_where_alpha_says(alpha: float) -> None:
     played = Run(FedDyn(alpha=alpha), world=quadratic(A, b, SIZES, steps=5))
     played.metered.engine = Nudged(played.recorder, r)
     for i in range(4):
-        played.engine.store.put(i, {"h": h[i]})
+        played.engine.memory.put(i, {"h": h[i]})
     played.state = State(end, {}, {"h": h.mean(0)})
     assert distance(h.mean(0), -r.mean(0)) < 1e-12
     played.rounds(3)

@@ -15,12 +15,13 @@ from fnrfl.algorithms import fedftg
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fedftg import Ensembled, FedFTG, disagreement, ensemble
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.server.generator import ConvGenerator, Generator, diversity, holders, indicator, proportional
+from fnrfl.algorithms.parts.generator import ConvGenerator, Generator, diversity, holders, proportional
+from fnrfl.core import trees
+from fnrfl.core.algorithm import class_indicator
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.net import Model, Net
 from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch, State
-from fnrfl.engines.job import model_row
 from mutants import mutants
 from toys import NUM_CLASSES, Plain, Run, assert_near, assert_same, classification, distance
 
@@ -183,7 +184,7 @@ def test_card7_the_ensembles_answer_is_weighted_by_label(monkeypatch: pytest.Mon
     assert distance(watched.gave[0], expected) < 1e-12
     assert distance(watched.gave[0].sum(1), torch.ones(12).double()) < 1e-12
     first = State(teachers.params[:1], {k: v[:1] for k, v in teachers.buffers.items()})
-    one, alone = ensemble(engine, first, torch.ones(1, 12).double(), x), model_row(first, 0)
+    one, alone = ensemble(engine, first, torch.ones(1, 12).double(), x), trees.rows(first, 0)
     assert distance(one, net.apply(alone.params, alone.buffers, x, mode="frozen")[0].logits.softmax(-1)) == 0
 
 
@@ -268,16 +269,16 @@ def test_card7_one_generator_step_for_every_participant(monkeypatch: pytest.Monk
     played = Run(FedFTG(**SMALL, generator_steps=2, decay=0.5))
     played.round(torch.tensor([5, 0, 3]))
     assert len(watched.calls) == 3 * 2 * 3
-    assert watched.calls[-1][4]["count"] == 18
+    assert watched.calls[-1][2].memory["count"] == 18
     order = [5, 0, 3]
     replies = played.replies()
     for call, client in zip(watched.calls, [0, 3, 5] * 6, strict=True):
-        _, teacher = call[5].args[3]
+        _, teacher = call[3].args[3]
         assert torch.equal(teacher.params, replies.params[order.index(client)])
     assert {float(call[1]) for call in watched.calls} == {0.01}
     played.round()
     assert float(watched.calls[-1][1]) == 0.005
-    assert watched.calls[-1][4]["count"] == 3 * 2 * 4
+    assert watched.calls[-1][2].memory["count"] == 3 * 2 * 4
 
 
 def test_card7_one_batch_serves_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,12 +286,13 @@ def test_card7_one_batch_serves_both(monkeypatch: pytest.MonkeyPatch) -> None:
     made, steps = Watched(monkeypatch, "descend"), Watched(monkeypatch, "local_step")
     Run(FedFTG(**SMALL)).round()
     for i in range(3):
-        _, maker, *_ = made.calls[4 * i + 3][5].args
-        noise, y = made.calls[4 * i + 3][5].args[5:7]
+        _, maker, *_ = made.calls[4 * i + 3][3].args
+        noise, y = made.calls[4 * i + 3][3].args[5:7]
         batches = [call[5] for call in steps.calls[5 * i : 5 * i + 5]]
         assert all(torch.equal(batch.x, batches[0].x) and torch.equal(batch.y, y) for batch in batches)
         if i == 2:  # the weights have not moved since
-            x = maker(made.calls[-1][2], made.calls[-1][3], noise, y, training=False)[0]
+            generator = made.calls[-1][2]
+            x = maker(generator.params, generator.buffers, noise, y, training=False)[0]
             assert torch.equal(x, batches[0].x)
 
 
@@ -307,10 +309,10 @@ def test_card7_the_generator_hunts_for_disagreement() -> None:
     weights, statistics = maker.new(generator(0, "weights"), torch.zeros((), dtype=torch.float64))
     z, y, losses = randn(20, 5), torch.arange(20) % 4, []
     adam = fedftg.Training(optimizer="adam", lr=0.01, weight_decay=0.0)
-    memory = fedftg.optim.new_memory(adam, weights)
+    learnt = fedftg.Carry(weights, statistics, fedftg.optim.new_memory(adam, weights))
     for _ in range(40):
         loss = fedftg.descend(
-            adam, adam.lr, weights, statistics, memory,
+            adam, adam.lr, learnt,
             lambda w, s=statistics: ftg._harder(net, maker, s, models, torch.ones(20).double(), z, y, 1, w),
         )  # fmt: skip
         losses.append(float(loss))
@@ -345,7 +347,7 @@ def test_card7_the_convolutional_generator_is_what_torch_would_build() -> None:
     z, y = randn(10, 5), torch.arange(10) % 4
     for training in (True, False):
         x, statistics = maker(weights, statistics, z, y, training=training)
-        assert distance(x, modules.train(training)(torch.cat([z, indicator(y, 4)], 1)).detach()) < 1e-12
+        assert distance(x, modules.train(training)(torch.cat([z, class_indicator(y, 4)], 1)).detach()) < 1e-12
     assert distance(statistics["1.var"], modules[5].running_var) < 1e-12
 
 
@@ -366,7 +368,7 @@ def test_card7_under_fnr_refined_models_teach_and_public_examples_do_not_count(m
     teachers, refined, cohort = watched.calls[0][1], fnr.replies("refine"), fnr.cohort(0).tolist()
     assert len(refined.clients) == 2
     for i, client in enumerate(refined.clients.tolist()):
-        teacher = model_row(teachers, cohort.index(client))
+        teacher = trees.rows(teachers, cohort.index(client))
         assert torch.equal(teacher.params, refined.params[i])
         assert all(torch.equal(teacher.buffers[k], v[i]) for k, v in refined.buffers.items())
     bare.round()
@@ -399,11 +401,11 @@ MUTANTS = [
     *mutants(
         FedFTG.round,
         average_sign=("state.params + got.mean['moved']", "state.params - got.mean['moved']"),
-        teachers_before_refinement=("{'': r.params}", "{'': r.trained}"),
+        teachers_before_refinement=("State(r.params, r.buffers)", "State(r.trained, r.buffers)"),
         teachers_in_order_of_answers=("got.clients.sort()", "(got.clients, torch.arange(len(got.clients)))"),
         teachers_with_the_averages_statistics=(
-            "{k: got.rows[f'/{k}'][order] for k in got.buffers}",
-            "{k: v.expand(len(order), *v.shape) for k, v in got.buffers.items()}",
+            "trees.rows(..., order)",
+            "State(trees.rows(..., order).params, {k: torch.stack([v] * len(order)) for k, v in got.buffers.items()})",
         ),
         counts_of_the_wrong_clients=("counts[clients]", "counts[got.clients.flip(0)]"),
     ),
@@ -461,8 +463,8 @@ MUTANTS = [
     *mutants(
         ensemble,
         answers_not_weighted=(
-            "share[:, None] * answer(engine.net, State(params, buffers), x).softmax(-1)",
-            "answer(engine.net, State(params, buffers), x).softmax(-1)",
+            "share[:, None] * answer(engine.net, teacher, x).softmax(-1)",
+            "answer(engine.net, teacher, x).softmax(-1)",
         ),
     ),
 ]

@@ -14,23 +14,23 @@ import fnrfl
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fedgen import FedGen, Generated, edges, teaching
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.server.generator import (
+from fnrfl.algorithms.parts.generator import (
     Generator,
     _normed,
     descend,
     diversity,
     holders,
-    indicator,
     labelled,
     proportional,
     standardised,
     weighted,
 )
 from fnrfl.core import optim
-from fnrfl.core.algorithm import Objective
+from fnrfl.core.algorithm import Objective, class_indicator
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.net import Model
 from fnrfl.core.rng import generator
+from fnrfl.core.step import Carry
 from fnrfl.core.types import Batch, State, Training, Tree
 from mutants import mutants
 from toys import NUM_CLASSES, SIZES, Run, World, assert_same, classification, distance
@@ -218,7 +218,7 @@ def test_card10_the_generator_is_what_torch_would_build() -> None:
     modules, noise, y = as_modules(maker, weights), rand(16, 3), torch.arange(16) % 4
     for training in (True, True, False):
         made, statistics = maker(weights, statistics, noise, y, training=training)
-        expected = modules.train(training)(torch.cat([noise, indicator(y, 4)], 1))
+        expected = modules.train(training)(torch.cat([noise, class_indicator(y, 4)], 1))
         assert distance(made, expected.detach()) < 1e-12
         assert distance(statistics["0.mean"], modules[1].running_mean) < 1e-12
         assert distance(statistics["0.var"], modules[1].running_var) < 1e-12
@@ -243,11 +243,11 @@ def test_card10_the_generator_learns_a_fixed_head_and_minds_the_label() -> None:
     heads, shares = net.flatten()[0][net.head_slice][None], torch.ones(1, NUM_CLASSES).double()
     weights, statistics = maker.new(generator(0, "weights"), torch.zeros((), dtype=torch.float64))
     training, stream = Training(optimizer="adam", lr=1e-2, weight_decay=0.0), generator(0, "steps")
-    memory, losses = optim.new_memory(training, weights), []
+    learnt, losses = Carry(weights, statistics, optim.new_memory(training, weights)), list[float]()
     for _ in range(100):
         noise, y = torch.rand(32, 16, generator=stream).double(), torch.randint(NUM_CLASSES, (32,), generator=stream)
         value = descend(
-            training, training.lr, weights, statistics, memory,
+            training, training.lr, learnt,
             lambda w, s=statistics, u=noise, y=y: fedgen._loss(net, maker, s, heads, shares, u, y, w),
         )  # fmt: skip
         losses.append(float(value))
@@ -272,9 +272,9 @@ def test_card10_adam_goes_on_from_round_to_round_with_a_falling_rate(monkeypatch
 
 def test_card10_weight_decay_enters_the_generators_gradient() -> None:
     weights = rand(5)
-    memory, expected = {}, weights - 0.1 * (2 * weights + 0.3 * weights)
+    expected = weights - 0.1 * (2 * weights + 0.3 * weights)
     sgd = Training(lr=0.1, momentum=0.0, weight_decay=0.3)
-    descend(sgd, sgd.lr, weights, {}, memory, lambda w: (w.square().sum(), {}))
+    descend(sgd, sgd.lr, Carry(weights, {}, {}), lambda w: (w.square().sum(), {}))
     assert distance(weights, expected) < 1e-15
 
 
@@ -300,7 +300,7 @@ def local_loss(a: float, b: float, size: int = 24) -> tuple[Tensor, Tensor, Tens
     modules = as_modules(maker, shared["generator"])
     modules[1].running_mean, modules[1].running_var = shared["generator.0.mean"], shared["generator.0.var"]
     modules = modules.eval().requires_grad_(False)
-    make = lambda u, y: modules(torch.cat([u, indicator(y, NUM_CLASSES)], 1)).relu()  # noqa: E731
+    make = lambda u, y: modules(torch.cat([u, class_indicator(y, NUM_CLASSES)], 1)).relu()  # noqa: E731
     label = (noise["generated.label"] * NUM_CLASSES).long()  # everybody has all labels
     logits = net.apply(params, played.state.buffers, x, mode="frozen")[0].logits
     head = net.unflatten(params)

@@ -15,32 +15,32 @@ from fnrfl.algorithms.cfedfn import CFedFN
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fednova import FedNova
 from fnrfl.algorithms.fedprox import FedProx
-from fnrfl.algorithms.fnr import (
-    FNR,
-    PENALTIES,
+from fnrfl.algorithms.fnr import FNR, Refining
+from fnrfl.algorithms.moon import Moon
+from fnrfl.algorithms.parts.norms import (
     Accuracy,
     ClassNorms,
-    Penalised,
-    Refining,
-    _live,
-    absolute,
-    constant,
     feature_norms,
-    huber,
-    indicator,
-    literal,
-    log_ratio,
     norm_differences,
     norm_targets,
     num_refined,
+    weakest,
+)
+from fnrfl.algorithms.parts.penalties import (
+    PENALTIES,
+    Penalised,
+    _live,
+    absolute,
+    constant,
+    huber,
+    literal,
+    log_ratio,
     per_sample,
     relative,
     squared,
-    weakest,
 )
-from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.scaffold import Scaffold
-from fnrfl.core.algorithm import Algorithm, Objective
+from fnrfl.core.algorithm import Algorithm, Objective, class_indicator
 from fnrfl.core.errors import ClientError
 from fnrfl.core.rng import generator
 from fnrfl.core.types import LocalTask, Replies, Training
@@ -98,10 +98,13 @@ def test_algorithm_1_is_a_loop_over_examples(missing: int | None, monkeypatch: p
     world = classification() if missing is None else without_class(classification(), missing)
     played = Run(FedAvg(), world=world)
     cohort = torch.tensor([1, 4])
-    held = played.engine.train(cohort, LocalTask(Objective(), "local", played.state, hold=True))
+    held = played.engine.train(cohort, LocalTask(Objective(), "local", played.state, hold_model=True))
     norms = played.engine.measure(cohort, ClassNorms(4))["norms"]
     accuracy = played.engine.measure(cohort, Accuracy(), data="ranking")["accuracy"]
-    x, y = (torch.cat(parts) for parts in zip(*((b.x, b.y) for b in world.pool.whole(0, "public", _none)), strict=True))
+    x, y = (
+        torch.cat(parts)
+        for parts in zip(*((b.x, b.y) for b in world.pool.probe_batches(0, "public", _none)), strict=True)
+    )
     rx, ry = world.pool.take("ranking", torch.arange(40))
     for m in range(2):
         module = played.net.export(held.params[m], {k: v[m] for k, v in held.buffers.items()})
@@ -187,7 +190,7 @@ def printed(name: str) -> tuple[float, Tensor]:
 def measured(name: str, z: Tensor = Z, y: Tensor = Y, target: Tensor = TARGET) -> tuple[float, Tensor]:
     """(J, dJ/dz) by autograd; a J without a graph has gradient zero."""
     z = z.clone().requires_grad_()
-    J = PENALTIES[name](feature_norms(z), indicator(y, len(target)).to(z.dtype), target, PEERS)
+    J = PENALTIES[name](feature_norms(z), class_indicator(y, len(target)).to(z.dtype), target, PEERS)
     return J.item(), torch.autograd.grad(J, z)[0] if J.requires_grad else torch.zeros_like(z)
 
 
@@ -232,7 +235,7 @@ def test_features_of_zero_length_have_a_finite_gradient(name: str, dtype: torch.
 
 @pytest.mark.parametrize("name", ["relative", "squared", "absolute", "huber", "per-sample", "log-ratio"])
 def test_penalty_is_zero_at_agreement_and_positive_elsewhere(name: str) -> None:
-    u, hot = torch.tensor([2.0, 2.0, 7.0]).double(), indicator(torch.tensor([0, 0, 1]), 2).double()
+    u, hot = torch.tensor([2.0, 2.0, 7.0]).double(), class_indicator(torch.tensor([0, 0, 1]), 2).double()
     assert float(PENALTIES[name](u, hot, torch.tensor([2.0, 7.0]).double(), PEERS)) == pytest.approx(0, abs=1e-20)
     for target in ([1.5, 7.0], [2.0, 9.0]):
         assert float(PENALTIES[name](u, hot, torch.tensor(target).double(), PEERS)) > 1e-3
@@ -241,7 +244,7 @@ def test_penalty_is_zero_at_agreement_and_positive_elsewhere(name: str) -> None:
 def test_squared_is_the_pairwise_sum() -> None:
     """sum_m (F - F_m)^2 = |R| (F - mean)^2 + const: the server need send one mean, not all vectors."""
     peers = torch.rand(PEERS, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 9 + 1
-    hot = indicator(Y, 5).double()
+    hot = class_indicator(Y, 5).double()
     rho, count = hot.mean(0), hot.sum(0).clamp(min=1)
 
     def pairwise(z: Tensor) -> Tensor:
@@ -412,7 +415,7 @@ def test_g1_g2_g3_estimates_are_private_and_refinement_is_added_by_private_share
     bare.round()
     assert torch.equal(refined.replies().trained, bare.replies().trained)
     for client in range(6):
-        one, other = refined.engine.store.get(client), bare.engine.store.get(client)
+        one, other = refined.engine.memory.get(client), bare.engine.memory.get(client)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[k], other[k]) for k in one)
     assert refined.state.extra.keys() == bare.state.extra.keys()
@@ -435,7 +438,7 @@ def test_g7_refining_nobody_or_for_no_epoch_is_the_inner_method_bit_for_bit(
         assert_same(wrapped.round(), bare.round())
     assert wrapped.state.extra.keys() == bare.state.extra.keys()
     for client in range(6):
-        one, other = wrapped.engine.store.get(client), bare.engine.store.get(client)
+        one, other = wrapped.engine.memory.get(client), bare.engine.memory.get(client)
         assert all(torch.equal(one[k], other[k]) for k in other)
 
 
@@ -613,12 +616,19 @@ MUTANTS = [
     ),
     *mutants(
         Refining.stream,
-        ranks_on_refinement_data=("data='ranking'", "data='public'"),
         early_upload_forgotten=(
             "fnr.upload == 'twice' or 'uses-trained' in fnr.inner.needs or (not refines)",
             "fnr.upload == 'twice' or not refines",
         ),
-        no_norm_pass=("fnr.norm_pass_train_mode", "False"),
+    ),
+    *mutants(
+        Refining._measure_norms,
+        no_norm_pass=("self.fnr.norm_pass_train_mode", "False"),
+    ),
+    *mutants(
+        Refining._refine_weakest,
+        ranks_on_refinement_data=("data='ranking'", "data='public'"),
+        constant_of_the_targets=("fnr.penalty == 'constant'", "False"),
     ),
     *mutants(
         norm_targets,
@@ -680,7 +690,7 @@ MUTANTS = [
     ),
     *mutants(
         constant,
-        constant_with_gradient=("(rho @ (peers * (goal - mean))).detach()", "rho @ (peers * (goal - mean))"),
+        constant_with_gradient=("hot.mean(0) @ target", "hot.mean(0) @ (target - u @ hot + (u @ hot).detach())"),
     ),
     *mutants(
         Penalised.loss,
@@ -702,7 +712,7 @@ MUTANTS = [
         refines_on_private_data=("data='public'", "data='private'"),
     ),
     *mutants(
-        Refining._handed_over,
+        Refining._refine_chunk,
         trained_is_the_refined=(
             "replace(chunk, params=got.params[order], buffers=...)",
             "replace(chunk, params=got.params[order], trained=got.params[order], buffers=...)",

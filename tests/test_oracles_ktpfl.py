@@ -16,7 +16,7 @@ import fnrfl
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.ktpfl import Approach, Imitation, KTpFL, SoftPredictions
 from fnrfl.algorithms.local_only import LocalOnly
-from fnrfl.algorithms.server.coefficients import curvature, gradient, mixed, projected, released, simplex
+from fnrfl.algorithms.parts.coefficients import curvature, gradient, mixed, projected, released, simplex
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.net import Model
 from fnrfl.core.rng import generator
@@ -49,7 +49,7 @@ def alike(*owners: int, **training: Any) -> World:
 
 def used(played: Run, client: int) -> State:
     """The model that a client uses."""
-    return played.algorithm.personal(played.net, played.state, client, played.engine.store.get(client))
+    return played.algorithm.personal(played.net, played.state, client, played.engine.memory.get(client))
 
 
 def soft(played: Run, model: State, temperature: float = 10.0) -> Tensor:
@@ -418,7 +418,7 @@ def test_who_is_lost_neither_speaks_nor_learns() -> None:
     lost = played.engine.notes["dropped"]
     assert len(lost) == 3
     assert played.state.extra["known"].tolist() == [client not in lost for client in range(6)]
-    assert list(played.engine.store) == [client for client in range(6) if client not in lost]
+    assert list(played.engine.memory) == [client for client in range(6) if client not in lost]
 
 
 def test_a_last_step_of_imitation_is_as_large_as_the_others() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.algorithms.local_only import GoingOn, Keeping, LocalOnly, remembered
+from fnrfl.algorithms.local_only import GoingOn, Keeping, LocalOnly
 from fnrfl.core.types import State
 from mutants import mutants
 from toys import NUM_CLASSES, Run, assert_near, assert_same, bowls, distance, quadratic
@@ -18,7 +20,7 @@ ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])
 
 def used(played: Run, client: int) -> State:
     """The model that a client uses."""
-    return played.algorithm.personal(played.net, played.state, client, played.engine.store.get(client))
+    return played.algorithm.personal(played.net, played.state, client, played.engine.memory.get(client))
 
 
 @ENGINES
@@ -68,7 +70,7 @@ def test_the_server_learns_nothing() -> None:
 def test_who_does_not_take_part_stays_as_it_is() -> None:
     played = Run(LocalOnly())
     played.round(torch.tensor([1, 4]))
-    assert list(played.engine.store) == [1, 4]
+    assert list(played.engine.memory) == [1, 4]
     assert_same(used(played, 0), State(*played.net.flatten()))
     before = used(played, 4)
     played.round(torch.tensor([1]))
@@ -81,7 +83,7 @@ def test_who_is_lost_stays_as_it_was() -> None:
     played.round(everybody)
     sound.round(everybody)
     before = [used(sound, client) for client in range(6)]
-    played.engine.dropout = 0.5
+    played.engine.options = replace(played.engine.options, dropout=0.5)
     played.round(everybody)
     sound.round(everybody)
     lost = played.engine.notes["dropped"]
@@ -91,7 +93,7 @@ def test_who_is_lost_stays_as_it_was() -> None:
 
 
 def held(played: Run, client: int) -> Tensor:
-    return played.engine.held.get(client)["params"]
+    return played.engine.clients.held_models.get(client)["model"]
 
 
 @ENGINES
@@ -128,27 +130,24 @@ def test_with_fnr_only_answers_and_targets_cross() -> None:
 MUTANTS = [
     *mutants(
         GoingOn.begin,
-        always_from_the_start=("remembered(own, start)", "start"),
-    ),
-    *mutants(
-        remembered,
-        foreign_buffers=("{k: memory[f'model/{k}'] for k in like.buffers}", "like.buffers"),
+        always_from_the_start=('State.unpacked("model", own)', "start"),
+        foreign_buffers=('State.unpacked("model", own)', 'State(own["model"], start.buffers)'),
     ),
     *mutants(
         Keeping.finish,
-        remembers_the_start=("as_memory(end)", "as_memory(start)"),
+        remembers_the_start=("end.packed('model')", "start.packed('model')"),
     ),
     *mutants(
         LocalOnly.round,
         models_uploaded=(
-            "LocalTask(GoingOn(), 'local', upload=False, hold=True)",
-            "LocalTask(GoingOn(), 'local', upload=True, hold=True)",
+            "LocalTask(GoingOn(), 'local', send_model=False, hold_model=True)",
+            "LocalTask(GoingOn(), 'local', send_model=True, hold_model=True)",
         ),
-        not_held=("hold=True", ""),
+        not_held=("hold_model=True", ""),
         lost_clients_keep_too=("engine.fold(got.clients, ..., mean=nothing)", "engine.fold(cohort, ..., mean=nothing)"),
     ),
     *mutants(
         LocalOnly.personal,
-        the_servers_model_is_used=("remembered(memory, state)", "state"),
+        the_servers_model_is_used=("State.unpacked('model', memory)", "state"),
     ),
 ]

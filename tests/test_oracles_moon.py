@@ -118,7 +118,7 @@ def test_card4_references_answer_in_eval_mode_with_their_own_statistics(head: in
     played = Run(Moon(mu=mu, tau=tau, head=head), engine, world=world, training=training)
     everyone = torch.arange(6)
     played.round(everyone)
-    memory = played.engine.store.get(3)
+    memory = played.engine.memory.get(3)
     received = played.net.export(played.state.params, played.state.buffers)
     before = played.net.export(
         memory["previous"], {k.removeprefix("previous."): v for k, v in memory.items() if "." in k}
@@ -145,7 +145,7 @@ def test_card4_references_are_unchanged_after_a_round(engine: str) -> None:
     played = Run(Moon(mu=5.0, head=8), engine)
     played.round(torch.arange(6))
     frozen = [played.state.params, *played.state.buffers.values()]
-    frozen += [t for i in range(6) for t in played.engine.store.get(i).values()]
+    frozen += [t for i in range(6) for t in played.engine.memory.get(i).values()]
     copies = [t.clone() for t in frozen]
     played.round(torch.arange(6))
     assert all(torch.equal(a, b) for a, b in zip(frozen, copies, strict=True))
@@ -161,12 +161,12 @@ def test_card4_previous_is_the_model_of_the_last_participation() -> None:
         for m, client in enumerate(cohort):
             last[client] = replies.trained[m], replies.buffers["norm.running_var"][m]
         for client, (params, variance) in last.items():
-            memory = played.engine.store.get(client)
+            memory = played.engine.memory.get(client)
             assert torch.equal(memory["previous"], params)
             assert torch.equal(memory["previous.norm.running_var"], variance)
             assert memory["seen"] == 1
-    assert 4 not in played.engine.store
-    assert played.engine.store.get(4)["seen"] == 0
+    assert 4 not in played.engine.memory
+    assert played.engine.memory.get(4)["seen"] == 0
 
 
 @pytest.mark.parametrize("batchnorm", ["frozen", "updating"])
@@ -177,11 +177,11 @@ def test_card4_previous_is_the_model_before_refinement(batchnorm: str) -> None:
         played.round()
         private, refined = played.replies("local"), played.replies("refine")
         for m, client in enumerate(private.clients.tolist()):
-            memory = played.engine.store.get(client)
+            memory = played.engine.memory.get(client)
             assert torch.equal(memory["previous"], private.trained[m])
             assert torch.equal(memory["previous.norm.running_mean"], private.buffers["norm.running_mean"][m])
         for m, client in enumerate(refined.clients.tolist()):
-            assert distance(played.engine.store.get(client)["previous"], refined.params[m]) > 1e-6
+            assert distance(played.engine.memory.get(client)["previous"], refined.params[m]) > 1e-6
 
 
 def test_card4_features_for_refinement_are_the_backbone_not_the_projection() -> None:
@@ -206,20 +206,20 @@ MUTANTS = [
         weight_dropped=("self.mu * own['seen']", "own['seen']"),
         contrast_before_first_part=("self.mu * own['seen']", "self.mu"),
         previous_in_foreign_buffers=(
-            "model.frozen(own['previous'], buffers, batch.x)",
-            "model.frozen(own['previous'], model.start.buffers, batch.x)",
+            "model.frozen(previous, batch.x)",
+            "model.frozen(State(previous.params, model.start.buffers), batch.x)",
         ),
-        near_is_the_previous=(
-            "model.frozen(model.start.params, model.start.buffers, batch.x)",
-            "model.frozen(own['previous'], buffers, batch.x)",
-        ),
+        near_is_the_previous=("model.frozen(model.start, batch.x)", "model.frozen(previous, batch.x)"),
         contrast_of_logits=(
-            "cosine_similarity(out.projection, model.frozen(model.start.params, ..., ...).projection)",
-            "cosine_similarity(out.logits, model.frozen(model.start.params, ..., ...).projection)",
+            "cosine_similarity(out.projection, model.frozen(model.start, ...).projection)",
+            "cosine_similarity(out.logits, model.frozen(model.start, ...).logits)",
         ),
     ),
     *mutants(
         Contrastive.finish,
-        previous_is_the_received=("{'previous': end.params, 'seen': seen}", "{'previous': start.params, 'seen': seen}"),
+        previous_is_the_received=(
+            "end.packed('previous', '.')",
+            "State(start.params, end.buffers).packed('previous', '.')",
+        ),
     ),
 ]

@@ -163,7 +163,10 @@ MUTANTS = [
     ),
     *mutants(
         PublicReturned,
-        returned_to_everybody=("public_to: ClassVar[str] = 'owners'", "public_to: ClassVar[str] = 'everybody'"),
-        returned_to_nobody=("public_to: ClassVar[str] = 'owners'", "public_to: ClassVar[str] = 'nobody'"),
+        returned_to_everybody=(
+            "public_to: ClassVar[PublicTo] = 'owners'",
+            "public_to: ClassVar[PublicTo] = 'everybody'",
+        ),
+        returned_to_nobody=("public_to: ClassVar[PublicTo] = 'owners'", "public_to: ClassVar[PublicTo] = 'nobody'"),
     ),
 ]

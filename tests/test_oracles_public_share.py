@@ -17,7 +17,7 @@ from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.types import State
 from fnrfl.data.batches import Pool
 from fnrfl.data.splits import Splits, _handed_out
-from fnrfl.engines.loop import Loop
+from fnrfl.engines.assemble import assemble
 from fnrfl.runs.build import Built, build
 from mutants import mutants
 
@@ -89,7 +89,7 @@ def test_it_is_fedavg_on_larger_shards(refined: bool) -> None:
     shards = [torch.cat([mine, public]).sort().values for mine in bare.splits.clients]
     parts = {"private": train, "public": bare.splits.public, "ranking": bare.splits.ranking}
     pool = Pool({k: (p.x, p.y) for k, p in parts.items()}, shards, 10, dtype=bare.net.dtype)
-    engine = Loop(bare.net, pool, bare.engine.training, seed=0, clients_at_once=5)
+    engine = assemble("loop", bare.net, pool, bare.engine.training, seed=0)
     states = []
     for one, by in ((share, share.engine), (bare, engine)):
         state = one.algorithm.init(one.net)
@@ -223,7 +223,7 @@ MUTANTS = [
     ),
     *mutants(
         PublicShare,
-        shares_with_owners=("public_to: ClassVar[str] = 'everybody'", "public_to: ClassVar[str] = 'owners'"),
-        shares_with_nobody=("public_to: ClassVar[str] = 'everybody'", "public_to: ClassVar[str] = 'nobody'"),
+        shares_with_owners=("public_to: ClassVar[PublicTo] = 'everybody'", "public_to: ClassVar[PublicTo] = 'owners'"),
+        shares_with_nobody=("public_to: ClassVar[PublicTo] = 'everybody'", "public_to: ClassVar[PublicTo] = 'nobody'"),
     ),
 ]

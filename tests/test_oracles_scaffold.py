@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.scaffold import AtStart, Controlled, Scaffold
-from fnrfl.core.types import State, Training, Tree
+from fnrfl.core.types import LocalTask, State, Training, Tree
 from mutants import mutants
 from toys import Run, assert_near, assert_same, bowls, classification, distance, optimum, quadratic, run
 
@@ -27,7 +27,7 @@ def shares(weights: str, sizes: tuple[int, ...] = SIZES) -> Tensor:
 
 def remembered(played: Run) -> Tensor:
     """c_i of every client, [N, P]."""
-    return torch.stack([played.engine.store.get(i)["c"] for i in range(len(played.world.pool.shards))])
+    return torch.stack([played.engine.memory.get(i)["c"] for i in range(len(played.world.pool.shards))])
 
 
 @VARIATES
@@ -70,7 +70,7 @@ def test_card3_option_II_is_the_mean_of_the_raw_gradients(momentum: float, monke
             K = len(raw)
             a = torch.tensor([sum(momentum**j for j in range(K - k)) for k in range(K)], dtype=torch.float64)
             want = (a / a.sum()) @ torch.stack(raw)
-            assert distance(played.engine.store.get(client)["c"], want) < 1e-12
+            assert distance(played.engine.memory.get(client)["c"], want) < 1e-12
 
 
 def test_card3_option_I_is_the_gradient_of_all_examples_at_the_model_received() -> None:
@@ -82,7 +82,7 @@ def test_card3_option_I_is_the_gradient_of_all_examples_at_the_model_received() 
         x = played.state.params
         played.round()
         for i in played.cohort(t).tolist():
-            assert distance(played.engine.store.get(i)["c"], A[i] @ x - b[i] + 0.1 * x) < 1e-12
+            assert distance(played.engine.memory.get(i)["c"], A[i] @ x - b[i] + 0.1 * x) < 1e-12
 
 
 @VARIATES
@@ -126,7 +126,7 @@ def test_card3_optimum_is_a_fixed_point(variates: str, weights: str, momentum: f
     )
     best = optimum(A, b, shares(weights).tolist())
     for i in range(4):
-        played.engine.store.put(i, {"c": A[i] @ best - b[i]})
+        played.engine.memory.put(i, {"c": A[i] @ best - b[i]})
     played.state = State(best, {}, {"c": torch.zeros(3, dtype=torch.float64)})
     played.rounds(3)
     assert distance(played.state.params, best) < 1e-12
@@ -164,6 +164,57 @@ def test_card3_momentum_and_many_steps_do_not_diverge() -> None:
     assert distance(played.state.params, best) < 0.01 * began
 
 
+@WEIGHTS
+@VARIATES
+def test_card3_after_momentum_is_the_same_for_plain_sgd(variates: str, weights: str) -> None:
+    """Without momentum a step of g - c_i + c is a step of g and one of c - c_i."""
+    options = {"variates": variates, "weights": weights}
+    training = replace(classification().training, momentum=0.0)
+    inside, after = (
+        Run(Scaffold(**options, correction=where), training=training) for where in ("gradient", "after-momentum")
+    )
+    for _ in range(3):
+        assert_near(inside.round(), after.round(), atol=1e-12)
+
+
+def test_card3_after_momentum_stays_bounded_and_ends_off_the_optimum() -> None:
+    """c_i is the sum of a_k g_k over the number of steps: larger than a gradient, by a factor that does not grow."""
+    A, b = bowls()
+    best = optimum(A, b, SIZES)
+    off = {}
+    for lr, rounds in ((0.01, 60), (0.005, 120)):
+        world = quadratic(A, b, SIZES, steps=10, lr=lr, momentum=0.9)
+        played = Run(Scaffold(correction="after-momentum"), world=world)
+        played.rounds(rounds)
+        off[lr] = distance(played.state.params, best)
+        gradients = A @ best - b
+        assert remembered(played).abs().max() < 10 * gradients.abs().max()
+        assert distance(shares("examples") @ remembered(played), played.state.extra["c"]) < 1e-12
+    assert 0.02 < off[0.01] < 0.1
+    assert off[0.01] / off[0.005] == pytest.approx(2, rel=0.2)  # of the order of the learning rate
+
+
+@pytest.mark.parametrize("engine", ["batched", "loop-fast", "batched-fast"])
+def test_card3_after_momentum_is_recorded_and_batched(engine: str) -> None:
+    method = Scaffold(correction="after-momentum")
+    assert_near(Run(method).rounds(3), Run(method, engine).rounds(3), atol=1e-10)
+    assert distance(Run(method).rounds(2).params, Run(Scaffold()).rounds(2).params) > 1e-4
+
+
+def test_card3_what_is_frozen_is_not_shifted() -> None:
+    """Neither by the gradient nor after the momentum step."""
+    played = Run(Scaffold(correction="after-momentum"))
+    net, fixed = played.net, frozenset({"hidden.weight"})
+    ones = torch.ones_like(played.state.params)
+    training = replace(played.world.training, frozen=fixed)
+    task = LocalTask(
+        Controlled(True, after_momentum=True), "local", played.state, shared={"c": ones}, training=training
+    )
+    moved = played.engine.train(torch.tensor([0]), task).params[0] - played.state.params
+    assert (moved[net.mask(fixed)] == 0).all()
+    assert (moved[~net.mask(fixed)] != 0).all()
+
+
 def test_card3_frozen_zero_variates_are_fedavg_bit_for_bit() -> None:
     """(vi)."""
     frozen, bare = Run(Scaffold()), Run(FedAvg())
@@ -171,7 +222,7 @@ def test_card3_frozen_zero_variates_are_fedavg_bit_for_bit() -> None:
         assert_same(frozen.round(), bare.round())
         assert frozen.state.extra["c"].abs().max() > 0
         frozen.state = State(frozen.state.params, frozen.state.buffers, {"c": torch.zeros_like(frozen.state.params)})
-        frozen.engine.store.clear()
+        frozen.engine.memory.clear()
 
 
 @VARIATES

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fnrfl
-from fnrfl.algorithms._optimised import Adaptive, Optimised, _at_defaults
+from fnrfl.algorithms._optimised import Adaptive, Optimised, _check_inner
 from fnrfl.algorithms.fedadagrad import FedAdagrad
 from fnrfl.algorithms.fedadam import FedAdam
 from fnrfl.algorithms.fedavg import FedAvg
@@ -23,9 +23,9 @@ from fnrfl.algorithms.fedprox import FedProx
 from fnrfl.algorithms.fedyogi import FedYogi
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Moon
+from fnrfl.algorithms.parts.optimisers import Apart, adaptive, average, correction, momentum, yogi
 from fnrfl.algorithms.scaffold import Scaffold
-from fnrfl.algorithms.server.optimisers import Apart, adaptive, average, correction, momentum, yogi
-from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.algorithm import Algorithm, MethodWrapper
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.types import State
 from mutants import mutants
@@ -225,7 +225,7 @@ def test_card14_a_step_of_d_is_the_inner_method_bit_for_bit(inner: Algorithm) ->
         assert_same(wrapped.round(), bare.round())
     assert bare.state.extra.keys() <= wrapped.state.extra.keys()
     for client in range(6):
-        mine, theirs = wrapped.engine.store.get(client), bare.engine.store.get(client)
+        mine, theirs = wrapped.engine.memory.get(client), bare.engine.memory.get(client)
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[k], theirs[k]) for k in theirs)
 
@@ -264,7 +264,7 @@ def test_card14_clients_with_models_of_their_own_keep_them() -> None:
     assert wrapped.algorithm.personalised
     for client in range(6):
         mine, theirs = (
-            run.algorithm.personal(run.net, run.state, client, run.engine.store.get(client)) for run in (wrapped, bare)
+            run.algorithm.personal(run.net, run.state, client, run.engine.memory.get(client)) for run in (wrapped, bare)
         )
         assert_same(mine, theirs)
 
@@ -422,18 +422,18 @@ MUTANTS = [
             "frozenset(... if self.refinement == 'outside' else ...)",
         ),
         uses_trained_unsaid=("{'uses-trained'} if self.refinement == 'outside' else ...", "..."),
-        inner_method_ignored=("_at_defaults(self.inner)", "_at_defaults('fedavg')"),
+        inner_method_ignored=("_class(self.inner)()", "_class('fedavg')()"),
     ),
     *mutants(
-        _at_defaults,
-        wrappers_allowed=("not _wraps(found)", "True"),
+        _check_inner,
+        wrappers_allowed=("not issubclass(_class(name), MethodWrapper)", "True"),
     ),
     *mutants(
-        Optimised.client_state,
+        MethodWrapper.client_state,
         client_memory_of_the_inner_method_forgotten=("self.method.client_state(net)", "{}"),
     ),
     *mutants(
-        Optimised.personal,
+        MethodWrapper.personal,
         own_models_forgotten=("self.method.personal(net, state, client, memory)", "state"),
     ),
     *mutants(

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from fnrfl.cli import app
 from fnrfl.config import load
 from fnrfl.core.errors import ConfigError
-from fnrfl.data.sources import cache_dir
+from fnrfl.data.sources.cache import cache_dir
 from fnrfl.results.compare import compare, grid
 from fnrfl.results.report import report
 from fnrfl.rundir import files

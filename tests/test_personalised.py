@@ -14,7 +14,7 @@ from fnrfl.core.rng import generator
 from fnrfl.data.batches import scaled
 from fnrfl.rundir import checkpoint
 from fnrfl.runs.build import Built, build
-from fnrfl.runs.run import Result
+from fnrfl.runs.result import Result
 
 CLIENTS = 5
 METHODS = ("local-only", "cfedfn", "ktpfl")
@@ -28,10 +28,10 @@ def played(path: Path, method: str, **keys: Any) -> tuple[Result, Built, list[nn
     built = build(result.config)
     saved = checkpoint.index(path)
     assert saved is not None
-    state = checkpoint.load(path, saved, built.engine.store)
+    state = checkpoint.load(path, saved, built.engine.memory)
     models = []
     for client in range(CLIENTS):
-        mine = built.algorithm.personal(built.net, state, client, built.engine.store.get(client))
+        mine = built.algorithm.personal(built.net, state, client, built.engine.memory.get(client))
         models.append(built.net.export(mine.params, mine.buffers))
     return result, built, models
 

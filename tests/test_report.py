@@ -17,9 +17,13 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from fnrfl import run as run_for_real
 from fnrfl.config import load
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.report import read, report, tables, words
+from fnrfl.data.datasets import load as load_data
+from fnrfl.results.report import charts, read, relatives, report, tables, words
+from fnrfl.results.report import lines as report_lines
+from fnrfl.results.report.learned import learned, numbers_beside
 
 CLASSES = 4
 SECTIONS = ("summary", "results", "convergence", "cost", "classes", "inside", "learned", "again")
@@ -56,7 +60,7 @@ def fake_run(
     listed = {"num_classes": CLASSES, **parts}
     (path / "partition.json").write_text(json.dumps({**manifest, "splits": {**listed, "sha256": sha256(listed)}}))
     header = {
-        "config": config.model_dump(),
+        "config": config.as_dict(),
         "leaks": leaks,
         "notices": [],
         "versions": {"fnrfl": "0", "torch": "0"},
@@ -64,7 +68,7 @@ def fake_run(
         "device": "test machine",
         "data": {"source": "made up", "sha256": data * 64},
         "partition": manifest["sha256"],
-        "parameters": 100,
+        "parameters": 2**19 // (4 * len(cohort_of(config))),
     }
     done = rounds if done is None else done
     lines = [header, *(_event(config, t, accuracy * (t + 1) / rounds, clean) for t in range(done))]
@@ -78,8 +82,13 @@ def sha256(value: object, separators: tuple[str, str] | None = None) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=separators).encode()).hexdigest()
 
 
+def cohort_of(config: Any) -> list[int]:
+    return list(range(config.clients))[: max(1, round(config.participation * config.clients))]
+
+
 def _event(config: Any, t: int, accuracy: float, clean: bool) -> dict[str, Any]:
-    cohort = list(range(config.clients))[: max(1, round(config.participation * config.clients))]
+    cohort = cohort_of(config)
+    vectors = 2 if config.algorithm.name == "scaffold" else 1
     event = {
         "round": t + 1,
         "rounds": config.rounds,
@@ -91,7 +100,7 @@ def _event(config: Any, t: int, accuracy: float, clean: bool) -> dict[str, Any]:
         "per_class": [accuracy, None, 1.0, 0.0],
         "per_client": [accuracy / (client + 1) for client in range(config.clients)],
         "validation_accuracy": 0.9 - 0.1 * t,
-        "bytes": {"local": {"down": 2**20, "up": 2**19, "headers": 9}},
+        "bytes": {"local": {"down": 2**20, "up": vectors * 2**19, "headers": 9}},
         "bytes_up": 2**19,
         "bytes_down": 2**20,
         "seconds": {"local": 1.5, "server": 0.5, "evaluate": 9.0},
@@ -110,6 +119,10 @@ def page_of(*paths: Path, title: str | None = None) -> str:
     out = paths[0].parent / "page.html"
     assert report(paths, out, title=title, plots=False) == out
     return out.read_text(encoding="utf-8")
+
+
+def groups_of(*paths: Path) -> list[report_lines.Group]:
+    return [group for panel in report_lines.panels_of([read.read(path) for path in paths]) for group in panel.groups]
 
 
 def payload(page: str) -> dict[str, Any]:
@@ -181,7 +194,7 @@ def test_curves_are_means_and_ranges_over_seeds_of_the_events(four: list[Path]) 
 
 
 def test_tables_have_the_numbers_of_the_runs(four: list[Path]) -> None:
-    panel = read.panels([read.read(path) for path in four])[0]
+    panel = report_lines.panels_of([read.read(path) for path in four])[0]
     table = tables.results(panel)
     names = [column.name for column in table.columns]
     row = dict(zip(names, table.rows[0], strict=True))
@@ -216,13 +229,53 @@ def test_inside_shows_split_refined_clients_norms_and_change(four: list[Path]) -
 
 def test_what_the_server_learned_is_told_by_kind(four: list[Path]) -> None:
     def kinds(*paths: Path) -> list[str]:
-        groups = [group for panel in read.panels([read.read(path) for path in paths]) for group in panel.groups]
-        return [row[0].text for row in tables.learned(groups).rows]
+        return [row[0].text for row in learned(groups_of(*paths)).rows]
 
     common, fnr = ["the model", "example count"], ["class norms", "ranking accuracy"]
     assert kinds(four[0]) == common
     assert kinds(*four) == [*common, "scaffold's own", *fnr]
     assert "measured on public examples: a hint at the classes" in Elements(page_of(*four)).text
+
+
+@pytest.mark.parametrize("fnr", ["off", "on"])
+@pytest.mark.parametrize(
+    ("method", "numbers"),
+    [("fedavgm", 0), ("feddyn", 0), ("fedbn", 0), ("local-only", 0), ("fedgen", 10), ("scaffold", None)],
+)
+def test_what_a_method_sends_beside_the_model_is_read_from_its_bytes(
+    method: str, numbers: int | None, fnr: str, tmp_path: Path
+) -> None:
+    """None: as many as the model has parameters. Buffers of BatchNorm belong to the model."""
+    keys = {"model": "mlp(norm=batch)", "rounds": 2, "clients": 4, "participation": 0.5, "fnr": fnr}
+    run_dir = run_for_real("digits", out=tmp_path / "run", algorithm=method, **keys).run_dir
+    run = read.read(run_dir)
+    wanted = run.about["parameters"] if numbers is None else numbers
+    assert numbers_beside(run) == wanted
+    rows = {row[0].text: [cell.text for cell in row] for row in learned(groups_of(run_dir)).rows}
+    assert (f"{method}'s own" in rows) == bool(wanted)
+    if wanted:
+        assert rows[f"{method}'s own"][1:3] == [f"{wanted:,}", method]
+    assert ("the model" in rows) == (method != "local-only")
+
+
+def test_a_result_and_a_report_have_the_same_numbers_even_of_clients_that_cannot_be_scored(tmp_path: Path) -> None:
+    """The test set lacks all classes of a client: its accuracy is null in the log, and counts nowhere."""
+    digits = load_data("digits")
+    known = digits.test.y > 0
+    path = tmp_path / "nobody-knows-zero.npz"
+    np.savez(
+        path, x_train=digits.train.x, y_train=digits.train.y, x_test=digits.test.x[known], y_test=digits.test.y[known]
+    )
+    keys = {"scenario": "label-classes(1)", "clients": 10, "rounds": 2, "validation": {"size": 0.1}}
+    result = run_for_real("digits", out=tmp_path / "run", dataset=str(path), **keys)
+    assert None in result.rounds[-1]["per_client"]
+    run = read.read(tmp_path / "run")
+    summary = result.summary()
+    for name in ("accuracy", "accuracy_last3", "accuracy_best", "bytes_up", "bytes_down", "kappa", "rho"):
+        assert getattr(run, name) == getattr(result, name) == summary[name], name
+    known_clients = [value for value in run.rounds[-1]["per_client"] if value is not None]
+    assert run.last("worst_client") == summary["worst_client"] == min(known_clients)
+    assert "worst client" in Elements(page_of(tmp_path / "run")).text
 
 
 def test_the_command_runs_it_again(tmp_path: Path) -> None:
@@ -315,7 +368,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def lines(*paths: Path) -> list[tuple[str, tuple[int, ...]]]:
-    return [(g.label, g.seeds) for panel in read.panels([read.read(path) for path in paths]) for g in panel.groups]
+    return [(group.label, group.seeds) for group in groups_of(*paths)]
 
 
 def test_seeds_make_a_line_whatever_the_runs_are_called(tmp_path: Path) -> None:
@@ -359,7 +412,7 @@ def test_more_lines_than_colours_are_split_by_setting(tmp_path: Path) -> None:
         for scenario in ("iid", "label-classes(2)")
         for method in methods
     ]
-    panels = read.panels([read.read(path) for path in paths])
+    panels = report_lines.panels_of([read.read(path) for path in paths])
     assert [(panel.title, len(panel.groups)) for panel in panels] == [
         ("digits, iid", 5),
         ("digits, label-classes(2)", 5),
@@ -371,7 +424,7 @@ def test_more_lines_than_colours_are_split_by_setting(tmp_path: Path) -> None:
 
 
 def told(*paths: Path) -> str:
-    lead, rest = words.summary(read.panels([read.read(path) for path in paths]))
+    lead, rest = words.summary(report_lines.panels_of([read.read(path) for path in paths]))
     return " ".join([lead, *rest]).replace(words.SPACE, " ")
 
 
@@ -434,7 +487,7 @@ def test_fnr_around_many_methods_is_summed_up(tmp_path: Path) -> None:
 
 def test_differences_are_paired_and_compared_within_a_setting(four: list[Path], tmp_path: Path) -> None:
     elsewhere = fake_run(tmp_path / "iid", scenario="iid", algorithm="scaffold")
-    panel = read.panels([read.read(path) for path in [*four, elsewhere]])[0]
+    panel = report_lines.panels_of([read.read(path) for path in [*four, elsewhere]])[0]
     rows = [[cell.text for cell in row] for row in tables.differences(panel).rows]
     short = [[text.removesuffix(", label-dirichlet(0.1)") for text in row[:2]] for row in rows]
     assert short == [
@@ -569,7 +622,7 @@ def test_figures_take_names_as_they_are(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(plots, "FIGURES", {"convergence": plots.convergence, "seeds": plots.seeds})
     label = "_a $x_1^2$ <b>"
-    panel = read.Panel("x", (read.Group(label, 0, (read.read(evil_run(tmp_path)),)),))
+    panel = report_lines.Panel("x", (report_lines.Group(label, 0, (read.read(evil_run(tmp_path)),)),))
     first, again = (plots.draw([panel], tmp_path / name) for name in ("first", "again"))
     for path, other in zip(first, again, strict=True):
         assert path.read_bytes() == other.read_bytes()
@@ -582,8 +635,8 @@ def test_figures_have_the_colours_of_the_page() -> None:
 
     css = (Path(page.__file__).parent / "page.css").read_text()
     assert tuple(re.findall(r"--c\d: light-dark\((#\w+),", css)) == plots.PALETTE
-    assert len(plots.PALETTE) == read.COLOURS
-    looks = {(i % read.COLOURS, page.DASHES[i % len(page.DASHES)]) for i in range(50)}
+    assert len(plots.PALETTE) == report_lines.COLOURS
+    looks = {(i % report_lines.COLOURS, charts.DASHES[i % len(charts.DASHES)]) for i in range(50)}
     assert len(looks) == 50
 
 
@@ -644,9 +697,9 @@ def test_a_real_run_reads_as_its_result(compared: Path) -> None:
 
 def test_a_comparison_decides_its_baseline(compared: Path) -> None:
     found = read.load([compared])
-    panel = read.panels(found.runs)[0]
+    panel = report_lines.panels_of(found.runs)[0]
     assert [group.label for group in panel.groups] == ["fedavg", "fedavg + FNR"] and not found.failed
-    assert read.baseline(panel.groups).label == "fedavg + FNR"
+    assert relatives.baseline(panel.groups).label == "fedavg + FNR"
     page = page_of(compared)
     assert payload(page)["inside"][1]["change"] is not None
     assert "clients, 115 public, 29 ranking" in page

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fnrfl.cli import app
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.report import read, report, tables, words
+from fnrfl.results.report import lines, read, report, tables, words
 from test_report import Elements, compared, fake_run, page_of, payload
 
 __all__ = ["compared"]  # a fixture
@@ -27,7 +27,7 @@ def text_of(*paths: Path) -> str:
 
 
 def panels(*paths: Path) -> list[read.Panel]:
-    return read.panels([read.read(path) for path in paths])
+    return lines.panels_of([read.read(path) for path in paths])
 
 
 # -- data and splits --------------------------------------------------------------------------------------------------

@@ -18,12 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faults import Crash, crashing, snapshot
-from fnrfl.config import RunConfig, load
+from fnrfl.config import RunConfig, load, loads
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.rundir import checkpoint, events, files
 from fnrfl.runs import run as runs
-from fnrfl.runs.run import Result, resume, run
+from fnrfl.runs.result import Result
+from fnrfl.runs.run import resume, run
 
 ROUNDS = 3
 METHODS: tuple[dict[str, Any], ...] = (
@@ -94,7 +95,7 @@ def configured(data: Path, changes: dict[str, Any] | None = None) -> RunConfig:
 @cache
 def uninterrupted(config: str) -> Result:
     """The run that nobody stops, and that writes nothing."""
-    return run(RunConfig.model_validate_json(config), out=None)
+    return run(loads(config), out=None)
 
 
 def facts(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -104,12 +105,12 @@ def facts(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def assert_same(got: Result, config: RunConfig) -> None:
     """The uninterrupted run's model and rounds, in the result and on disk."""
-    wanted = uninterrupted(config.model_dump_json())
+    wanted = uninterrupted(config.to_toml())
     assert got.model_sha256 == wanted.model_sha256
     assert facts(got.rounds) == facts(wanted.rounds)
     assert got.run_dir is not None
     log = events.read(got.run_dir / "events.jsonl")
-    assert log[0]["config"] == got.config.model_dump()
+    assert log[0]["config"] == got.config.as_dict()
     assert facts(log[1:]) == json.loads(json.dumps(facts(wanted.rounds)))
 
 
@@ -243,7 +244,7 @@ def test_without_its_client_memories_a_run_would_end_elsewhere(config: RunConfig
     """So that the tests above could fail at all."""
     index = run_dir / "checkpoint.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"clients": {}}))
-    assert resume(run_dir).model_sha256 != uninterrupted(config.model_dump_json()).model_sha256
+    assert resume(run_dir).model_sha256 != uninterrupted(config.to_toml()).model_sha256
 
 
 # -- crashing inside a write -------------------------------------------------------------------------------------------

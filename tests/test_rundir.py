@@ -20,7 +20,9 @@ from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.rundir import directory, events, files
 from fnrfl.rundir.lock import alone
 from fnrfl.runs import run as runs
-from fnrfl.runs.run import Result, resume, run
+from fnrfl.runs import run_files
+from fnrfl.runs.result import Result
+from fnrfl.runs.run import resume, run
 
 SMALL: dict[str, Any] = {
     "model": "mlp(hidden=8)",
@@ -130,7 +132,7 @@ def test_a_new_run_that_fails_in_its_first_round_leaves_the_old_one(
     def failing(*_: object) -> None:
         raise failure
 
-    monkeypatch.setattr(runs, "_round", failing)
+    monkeypatch.setattr(runs, "_train_round", failing)
     before = snapshot(run_dir.parent)
     with pytest.raises(type(failure)):
         run(other, out=run_dir, overwrite=True)
@@ -578,8 +580,8 @@ def test_a_config_whose_text_is_arranged_in_another_way_is_the_same(stopped: Pat
 def test_going_on_with_other_versions_is_noted(
     stopped: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now = runs._versions()
-    monkeypatch.setattr(runs, "_versions", lambda: now | {"torch": "99.0", "fnrfl": "98.0"})
+    now = run_files.versions()
+    monkeypatch.setattr(run_files, "versions", lambda: now | {"torch": "99.0", "fnrfl": "98.0"})
     resume(stopped)
     assert f"torch {torch.__version__}" in caplog.text and "goes on with fnrfl 98.0, torch 99.0" in caplog.text
 

@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.data import niid
 from fnrfl.data.partitions import Partition, draw
-from fnrfl.data.scenarios import (
+from fnrfl.data.scenarios import describe, parse
+from fnrfl.data.terms import (
     FeatureNoise,
     Iid,
     Joint,
@@ -26,9 +28,7 @@ from fnrfl.data.scenarios import (
     NiidMixed,
     QuantityDirichlet,
     Scenario,
-    describe,
     mask,
-    parse,
 )
 
 CIFAR = np.arange(50_000) % 10  # ten classes of 5,000 examples, as CIFAR-10 has
@@ -321,7 +321,7 @@ def test_absent_classes_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("text", "labels", "clients", "words"),
     [
-        ("iid", CIFAR[:5], 6, "6 clients and 5 examples"),
+        ("iid", CIFAR[:5], 6, "clients is 6 and the data has 5 examples"),
         ("iid", CIFAR, 0, "clients is 0"),
         ("iid", np.array([0, 11]), 1, "between 0 and 9"),
         ("iid", np.array([0.0, 1.0]), 1, "whole numbers"),
@@ -342,7 +342,10 @@ def test_absent_classes_are_left_out() -> None:
         ("niid-mixed", CIFAR, 9, "niid-mixed is defined for 10 clients"),
     ],
 )
-def test_the_impossible_is_refused_with_a_way_out(text: str, labels: np.ndarray, clients: int, words: str) -> None:
+def test_the_impossible_is_refused_with_a_way_out(
+    text: str, labels: np.ndarray, clients: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(niid, "MAX_NUMBERS", 2_000_000)
     with pytest.raises(ConfigError) as caught:
         split(text, labels, clients)
     assert words in str(caught.value)
@@ -532,13 +535,15 @@ def _stress(number: int) -> Counter[str]:
     return outcomes
 
 
-def test_200_random_scenarios_are_exact_or_refused() -> None:
+def test_200_random_scenarios_are_exact_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(niid, "MAX_NUMBERS", 2_000_000)
     outcomes = _stress(200)
     assert min(outcomes["exact"], outcomes["refused"]) > 40
 
 
 @pytest.mark.slow
-def test_10000_random_scenarios_are_exact_or_refused() -> None:
+def test_10000_random_scenarios_are_exact_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(niid, "MAX_NUMBERS", 2_000_000)
     outcomes = _stress(10_000)
     print(f"{outcomes['exact']} exact, {outcomes['refused']} refused")
     assert outcomes.total() == 10_000

@@ -147,9 +147,9 @@ def test_nothing_set_aside_leaves_the_training_set_in_order() -> None:
         ({"ranking": 1.0}, "public.ranking = 1.0 .* ranking below 1"),
         ({"ranking": 0.6, "distill": 0.6}, "together 1 at most"),
         ({"distill": -0.1}, "public.distill = -0.1"),
-        ({"public": 1, "ranking": 0.2}, "1 public examples cannot be shared out"),
+        ({"public": 1, "ranking": 0.2}, "1 public example cannot be shared out"),
         ({"public": 2, "ranking": 0.2, "distill": 0.2}, "2 public examples cannot be shared out"),
-        ({"public": 1, "ranking": 0.5, "distill": 0.5}, "1 public examples cannot be shared out"),
+        ({"public": 1, "ranking": 0.5, "distill": 0.5}, "1 public example cannot be shared out"),
     ],
 )
 def test_sizes_that_cannot_be_met_are_refused_by_name(changes: dict[str, float], sentence: str) -> None:
@@ -199,10 +199,10 @@ def test_the_manifest_follows_every_part() -> None:
 def test_positions_held_by_two_are_refused_and_counted() -> None:
     check_disjoint({"client 0": np.array([0, 3]), "client 1": np.array([1, 2]), "client 2": np.array([], dtype=int)})
     with pytest.raises(
-        CompatibilityError, match="2 training examples, the first at position 7, are in both client 0 and"
+        CompatibilityError, match="Both client 0 and client 1 hold 2 training examples, the first at position 7"
     ):
         check_disjoint({"client 0": np.array([5, 7, 8]), "client 1": np.array([1, 7, 8])})
-    with pytest.raises(CompatibilityError, match="client 0 holds 1 training examples more than once"):
+    with pytest.raises(CompatibilityError, match="client 0 holds 1 training example more than once"):
         check_disjoint({"client 0": np.array([5, 5, 8])})
 
 
@@ -212,14 +212,14 @@ def test_a_client_that_holds_what_was_set_aside_is_refused(name: str) -> None:
     carved = toy_carve(dataset.train.y.numpy(), distill=0.25)
     rest = carved.rest.copy()
     rest[0] = getattr(carved, name)[0]
-    with pytest.raises(CompatibilityError, match="1 training examples.* and client 0; all parts must be disjoint"):
+    with pytest.raises(CompatibilityError, match="and client 0 hold 1 training example,.* all parts must be disjoint"):
         toy_splits(dataset, replace(carved, rest=rest))
 
 
 def test_a_client_that_shares_with_another_is_refused() -> None:
     dataset = toy_dataset()
     carved = toy_carve(dataset.train.y.numpy())
-    with pytest.raises(CompatibilityError, match="3 training examples.* in both client 0 and client 1"):
+    with pytest.raises(CompatibilityError, match="Both client 0 and client 1 hold 3 training examples"):
         Splits.build(dataset, carved, [np.arange(10), np.arange(7, 20)])
 
 

@@ -22,6 +22,7 @@ from fnrfl.results.statistics import (
     t_quantile,
     t_tail,
 )
+from fnrfl.runs.metrics import training_seconds
 from mutants import mutants
 
 accuracies = st.integers(0, 10_000).map(lambda right: right / 10_000)
@@ -195,8 +196,8 @@ MUTANTS = [
         reached,
         above_alone=("event['accuracy'] >= target", "event['accuracy'] > target"),
         uploads_alone=("event['bytes_up'] + event['bytes_down']", "event['bytes_up']"),
-        evaluation_takes_time=("phase not in ('evaluate', 'observe')", "True"),
     ),
+    *mutants(training_seconds, evaluation_takes_time=("phase not in LOOKING", "True")),
     *mutants(
         t_tail,
         both_tails=("_incomplete_beta(df / 2, 0.5, df / t / t) / 2", "_incomplete_beta(df / 2, 0.5, df / t / t)"),

@@ -48,9 +48,9 @@ def new_process() -> None:
     """Forget what a process knows: what it allowed, what it serves, and users' modules."""
     trust._allowed.clear()
     trust._importable.clear()
-    own_import._serving.clear()
+    own_import._served_files.clear()
     for name, module in list(sys.modules.items()):
-        if own_import._served(module) is not None:
+        if own_import._file_of(module) is not None:
             del sys.modules[name]
 
 
@@ -370,10 +370,10 @@ def test_installed_and_built_in_modules_are_known_by_their_own_source(monkeypatc
 
 
 def test_code_without_a_file_is_allowed_for_this_process_alone() -> None:
-    assert own_code.find("__main__") == own_code.Source(
+    assert own_code.find("__main__") == own_code.CodeSource(
         "__main__", "the module __main__, which was made in this process", None
     )
-    assert own_code.find("os.path") == own_code.Source(
+    assert own_code.find("os.path") == own_code.CodeSource(
         "os.path", "the module os.path, which was made in this process", None
     )
     trust.given("dataset", "__main__:x")
@@ -554,7 +554,7 @@ def test_fields_that_cannot_be_read_are_a_sentence(folder: Path) -> None:
     (folder / "mine.py").write_text(METHOD.format(body="pass") + "    x: 'Nowhere' = 1\n")
     trust.given("algorithm.name", "mine:Mine")
     with pytest.raises(ConfigError, match="mine:Mine cannot be read .NameError"):
-        registry.fields("mine:Mine")
+        registry.options("mine:Mine")
 
 
 @pytest.mark.parametrize(

@@ -17,20 +17,22 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from children import Children
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.config import registry
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.isolation import one_intra_op_thread
+from fnrfl.core.messages import ClientSide
 from fnrfl.core.net import Model, Net
 from fnrfl.core.rng import generator, seeded
+from fnrfl.core.training import ClientOptions
 from fnrfl.core.types import Batch, Decorator, Flat, LocalTask, Out, Replies, State, Training, Tree
 from fnrfl.data.batches import Pool
-from fnrfl.engines.base import InProcess
-from fnrfl.engines.batched import Batched
-from fnrfl.engines.gpu import Gpu
-from fnrfl.engines.loop import Loop
+from fnrfl.engines.assemble import Layout, assemble
+from fnrfl.engines.federation import Federation
 from fnrfl.engines.metered import Metered
 
-ENGINES: dict[str, type[InProcess]] = {"loop": Loop, "batched": Batched, "gpu": Gpu}
-FAST = {"trace": True, "threads": 2}  # what "loop-fast" and "batched-fast" add, beside channels-last weights
+FAST = {"record": True, "threads": 2}  # what "loop-fast" and "batched-fast" add, beside channels-last weights
 
 Loss = Callable[[Objective, Out, Model, Flat, Batch, Tree, Tree], Tensor]
 
@@ -192,7 +194,7 @@ class Passed(NamedTuple):
 class Recorder(Decorator):
     """An engine that remembers what passed since `passed` was last cleared."""
 
-    def __init__(self, engine: InProcess) -> None:
+    def __init__(self, engine: Federation) -> None:
         super().__init__(engine)
         self.passed: list[Passed] = []
 
@@ -227,14 +229,24 @@ class Run:
         name, _, fast = engine.partition("-")
         self.net = Net(module, world.example, channels_last=bool(fast))
         if name == "gpu" or device != "cpu":
-            self.net = self.net.copy(torch.device(device), (compute or self.net.dtype) if name == "gpu" else None)
-            self.net.compute = compute or self.net.dtype  # kernels of a GPU want weights that begin at round addresses
+            self.net = self.net.copy(torch.device(device), compute=compute or self.net.dtype)
+            self.net = self.net.with_shared_kernels() if name == "gpu" else self.net
         self.state = algorithm.init(self.net)
-        self.engine = ENGINES[name](
-            self.net, world.pool.elsewhere(self.net.device), training or world.training,
-            seed=seed, client_state=algorithm.client_state(self.net), **(FAST if fast else {}) | options,
-        )  # fmt: skip
-        self.recorder = Recorder(self.engine)
+        options = (FAST if fast else {}) | options
+        kind: Any = "loop" if name == "children" else name
+        self.use(assemble(
+            kind, self.net, world.pool.on_device(self.net.device),
+            client_options(training or world.training, **_taken(ClientOptions, options)),
+            seed=seed, client_memory=algorithm.client_state(self.net), layout=Layout(**_taken(Layout, options)),
+            **options,
+        ))  # fmt: skip
+        if name == "children":
+            self.engine.clients = Children(described(algorithm) | {"seed": seed})
+
+    def use(self, engine: Federation) -> None:
+        """Play on an engine."""
+        self.engine = engine
+        self.recorder = Recorder(engine)
         self.metered = Metered(self.recorder)
 
     def cohort(self, t: int) -> Tensor:
@@ -273,9 +285,37 @@ class Run:
         return [p.task for p in self.recorder.passed if p.task.purpose == purpose]
 
 
+def described(algorithm: Algorithm) -> dict[str, Any]:
+    """A method of the package as plain values."""
+    values = {f.name: getattr(algorithm, f.name) for f in fields(algorithm)}
+    inner = {k: described(v) for k, v in values.items() if isinstance(v, Algorithm)}
+    return {"method": type(algorithm).__name__, "options": values | inner}
+
+
+def client_side(plain: dict[str, Any]) -> ClientSide:
+    """The client side of a run in the classification world, from plain values: what a child process makes."""
+    known = {cls.__name__: cls for cls in (FNR, *(registry.load(name) for name in registry.algorithms()))}
+
+    def made(method: dict[str, Any]) -> Algorithm:
+        options = {k: made(v) if isinstance(v, dict) else v for k, v in method["options"].items()}
+        return known[method["method"]](**options)
+
+    return Run(made(plain), seed=plain["seed"]).engine.clients
+
+
+def client_options(training: Training, **options: Any) -> ClientOptions:
+    """How clients train, and which of them are slow, lost or left out."""
+    return ClientOptions(**{f.name: getattr(training, f.name) for f in fields(training)} | options)
+
+
+def _taken(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of a dataclass out of some options."""
+    return {f.name: options.pop(f.name) for f in fields(kind) if f.name in options}
+
+
 def run(
     algorithm: Algorithm, engine: str = "loop", rounds: int = 5, dtype: torch.dtype = torch.float64, **options: Any
-) -> tuple[State, InProcess, Metered]:
+) -> tuple[State, Federation, Metered]:
     """Play `rounds` rounds; `options` go to `Run`, and from there to the engine."""
     played = Run(algorithm, engine, dtype=dtype, **options)
     played.rounds(rounds)

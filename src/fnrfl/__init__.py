@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from fnrfl.runs.own_loop import class_norms, norm_targets, refine, weakest
-    from fnrfl.runs.run import Result
+    from fnrfl.runs.result import Result
 
 __version__ = "0.2.0.dev0"
 __all__ = ["__version__", "class_norms", "load", "norm_targets", "refine", "resume", "run", "weakest"]
@@ -41,7 +41,7 @@ def run(
     >>> result = run("digits", algorithm="scaffold", fnr=dict(weight=0.1), rounds=2, seed=3, out=None)
     >>> len(result.rounds), 0 < result.accuracy < 1
     (2, True)
-    >>> result.config.fnr["weight"], sorted(result.rounds[-1]["bytes"])
+    >>> result.config.fnr.weight, sorted(result.rounds[-1]["bytes"])
     (0.1, ['local', 'measure', 'refine'])
     """
     from fnrfl.config import load as config

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fnrfl.algorithms.server import optimisers
-from fnrfl.core.algorithm import Algorithm, option
+from fnrfl.algorithms.parts import optimisers
+from fnrfl.core.algorithm import Algorithm, MethodWrapper, option
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.core.types import Engine, Flat, State, Tree
 
 
 @dataclass(frozen=True)
-class Optimised(Algorithm):
+class Optimised(MethodWrapper):
     """x <- x + step(D) + sum_i p_i (z_i - y_i), D the displacement of the inner method's round.
 
     Parameters only: buffers, client memory and the inner method's own state are as that method leaves them.
@@ -33,7 +33,7 @@ class Optimised(Algorithm):
     )
 
     def __post_init__(self) -> None:
-        self.method.needs  # noqa: B018  (an inner method that cannot be is refused now)
+        _check_inner(self.inner)
 
     def memory(self, params: Flat) -> Tree:
         """The optimiser's memory before the first round; names begin with `server.`."""
@@ -51,32 +51,17 @@ class Optimised(Algorithm):
         # x + step(D), written so that a step of D itself is the inner method to the last bit.
         return State(new.params + (step - D) + apart.refinement, new.buffers, new.extra | memory)
 
-    # -- as the inner method has it ------------------------------------------------------------------------------------
     @cached_property
     def method(self) -> Algorithm:
-        """The inner method."""
-        return _at_defaults(self.inner)
+        return _class(self.inner)()
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
         return self.method.needs | ({"uses-trained"} if self.refinement == "outside" else set())
 
-    @property
-    def personalised(self) -> bool:  # type: ignore[override]
-        return self.method.personalised
-
-    def adapt(self, module: nn.Module, example: Tensor) -> nn.Module:
-        return self.method.adapt(module, example)
-
-    def client_state(self, net: Net) -> Tree:
-        return self.method.client_state(net)
-
     def init(self, net: Net) -> State:
         state = self.method.init(net)
-        return State(state.params, state.buffers, state.extra | self.memory(state.params))
-
-    def personal(self, net: Net, state: State, client: int, memory: Tree) -> State:
-        return self.method.personal(net, state, client, memory)
+        return replace(state, extra=state.extra | self.memory(state.params))
 
 
 @dataclass(frozen=True)
@@ -106,13 +91,11 @@ class Adaptive(Optimised):
         return self.server_lr
 
 
-def _at_defaults(name: str) -> Algorithm:
-    """A method of the package by its name, if it is not a wrapper itself."""
-    if name in _stems():
-        found = _class(name)
-        if not _wraps(found):
-            return found()
-    choices = [known for known in _stems() if not _wraps(_class(known))]
+def _check_inner(name: str) -> None:
+    """Refuse a name that is no method of the package, and one that is a wrapper itself."""
+    if name in _stems() and not issubclass(_class(name), MethodWrapper):
+        return
+    choices = [known for known in _stems() if not issubclass(_class(known), MethodWrapper)]
     reason = "goes around a method itself" if name in _stems() else "is not a method of the package"
     raise CompatibilityError(f'algorithm.inner = "{name}" {reason}. Choose one of {", ".join(choices)}.')
 
@@ -126,7 +109,3 @@ def _class(name: str) -> type[Algorithm]:
     module = importlib.import_module(f"fnrfl.algorithms.{name.replace('-', '_')}")
     here = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
     return [c for c in here if issubclass(c, Algorithm)][-1]
-
-
-def _wraps(cls: type[Algorithm]) -> bool:
-    return any(f.name == "inner" for f in fields(cls))

@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fnrfl.algorithms.fedavg import FedAvg
-from fnrfl.core import shared
 from fnrfl.core.algorithm import option
 from fnrfl.core.masks import Masked
 from fnrfl.core.net import Net
-from fnrfl.core.types import Engine, State, Tree, aligned, in_turn
+from fnrfl.core.types import Engine, State, Tree, aligned, run_steps
 
 
 def recalibrated(
@@ -24,14 +23,13 @@ def recalibrated(
     model: State,
     parts: tuple[Tensor, ...],
     fresh: bool,
-    repeat: Callable[..., Tensor] = lambda key, *work: in_turn(*work),
+    repeat: Callable[..., Tensor] = lambda key, *work: run_steps(*work),
 ) -> Tree:
     """The buffers after a pass in train mode, with dropout off; parameters stay, and so do counters.
 
     fresh: each statistic is the mean over the parts, and nothing is left of the old one; else it goes on from there.
     """
-    net = net.copy()
-    shared.use(net.module)  # layers whose steps can be recorded, cumulative averages included
+    net = net.with_shared_kernels()  # layers whose steps can be recorded, cumulative averages included
     net.module.train()
     for layer in net.module.modules():
         if isinstance(layer, Masked):
@@ -41,7 +39,7 @@ def recalibrated(
     counters = {k: v for k, v in model.buffers.items() if k in net.batchnorm and not v.is_floating_point()}
     buffers = aligned(model.buffers | ({k: torch.zeros_like(v) for k, v in counters.items()} if fresh else {}))
 
-    def step(params: Tensor, buffers: Tree, memory: Tree, x: Tensor) -> Tensor:
+    def step(buffers: Tree, params: Tensor, x: Tensor) -> Tensor:
         _, new = net.apply(params, buffers, x, mode="updating")
         for name, old in buffers.items():
             old.copy_(new[name])
@@ -50,7 +48,7 @@ def recalibrated(
     with torch.no_grad():
         for _, alike in groupby(parts, len):  # recorded steps want batches of one size
             shown = torch.stack([net.laid_out(x) for x in alike])
-            repeat(("recalibrate", fresh), step, (model.params, buffers, {}), (shown,))
+            repeat(("recalibrate", fresh), step, buffers, model.params, shown)
     return buffers | counters
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fnrfl.algorithms.fedavg import FedAvg
-from fnrfl.algorithms.fnr import indicator
-from fnrfl.algorithms.server.cluster import agglomerate
-from fnrfl.core.algorithm import option
+from fnrfl.algorithms.parts.cluster import agglomerate
+from fnrfl.core import trees
+from fnrfl.core.algorithm import class_indicator, option
 from fnrfl.core.net import Net
 from fnrfl.core.types import Batch, Engine, Out, Probe, State, Tree
 
@@ -32,7 +32,7 @@ class Description(Probe):
     def __call__(self, out: Out, batch: Batch) -> Tree:
         if not self.classes:
             return {"sum": out.features.abs().sum(0), "count": out.features.new_full((1,), len(batch.y))}
-        hot = indicator(batch.y, self.classes).to(out.features.dtype)
+        hot = class_indicator(batch.y, self.classes).to(out.features.dtype)
         return {"sum": out.features.norm(dim=-1) @ hot, "count": hot.sum(0)}
 
     def finish(self, total: Tree) -> Tree:
@@ -97,14 +97,13 @@ class CFedFN(FedAvg):
 
     @staticmethod
     def _models(state: State) -> list[State]:
-        buffers = {k: state.extra[f"models/{k}"] for k in state.buffers}
-        return [State(p, {k: v[i] for k, v in buffers.items()}) for i, p in enumerate(state.extra["models"])]
+        models = State.unpacked("models", state.extra)
+        return [trees.rows(models, k) for k in range(len(models.params))]
 
     @staticmethod
     def _gathered(state: State, cluster: Tensor, models: list[State], engine: Engine) -> State:
         """The state after a round; buffers are averaged as FedAvg does it."""
-        params = torch.stack([model.params for model in models])
-        buffers = {k: torch.stack([model.buffers[k] for model in models]) for k in state.buffers}
+        stacked = trees.stacked([State(model.params, model.buffers) for model in models])
         share = torch.bincount(cluster, engine.examples.cpu(), len(models)) / engine.examples.sum().cpu()
 
         def average(values: Tensor) -> Tensor:
@@ -112,6 +111,6 @@ class CFedFN(FedAvg):
                 return values.amax(0)
             return torch.einsum("k,k...->...", share.to(values), values)
 
-        engine.note(cluster_distance=float((params - average(params)).norm(dim=1).mean()))
-        extra = {"cluster": cluster, "models": params} | {f"models/{k}": v for k, v in buffers.items()}
-        return State(average(params), {k: average(v) for k, v in buffers.items()}, state.extra | extra)
+        mean: State = trees.mapped(average, stacked)
+        engine.note(cluster_distance=float((stacked.params - mean.params).norm(dim=1).mean()))
+        return State(mean.params, mean.buffers, state.extra | {"cluster": cluster} | stacked.packed("models"))

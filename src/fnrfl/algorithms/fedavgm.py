@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fnrfl.algorithms._optimised import Optimised
-from fnrfl.algorithms.server import optimisers
+from fnrfl.algorithms.parts import optimisers
 from fnrfl.core.algorithm import option
 from fnrfl.core.types import Flat, Tree
 

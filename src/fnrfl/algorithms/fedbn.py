@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from fnrfl.core import trees
 from fnrfl.core.algorithm import Algorithm, Objective, option
 from fnrfl.core.net import Net
 from fnrfl.core.types import Engine, LocalTask, State, Tree
@@ -20,13 +21,14 @@ class OwnNorms(Objective):
     """
 
     def begin(self, start: State, own: Tree) -> State:
-        buffers = {name: own.get(f"buffer.{name}", value) for name, value in start.buffers.items()}
-        return State(start.params.index_copy(0, own["places"], own["norms"]), buffers)
+        return State(
+            start.params.index_copy(0, own["places"], own["norms"]), start.buffers | trees.under("buffer", own)
+        )
 
     def finish(
         self, start: State, end: State, travel: Tensor, examples: Tensor, shared: Tree, own: Tree
     ) -> tuple[Tree, Tree]:
-        buffers = {f"buffer.{name}": value for name, value in end.buffers.items() if f"buffer.{name}" in own}
+        buffers = {k: v for k, v in trees.prefixed("buffer", end.buffers).items() if k in own}
         return {}, {"norms": end.params[own["places"]]} | buffers
 
 
@@ -49,11 +51,11 @@ class FedBN(Algorithm):
     def client_state(self, net: Net) -> Tree:
         params, buffers = net.flatten()
         places = net.mask(net.batchnorm).nonzero().flatten()
-        own = {f"buffer.{name}": value for name, value in buffers.items() if name in net.batchnorm}
-        return {"places": places, "norms": params[places]} | own
+        statistics = {name: value for name, value in buffers.items() if name in net.batchnorm}
+        return {"places": places, "norms": params[places]} | trees.prefixed("buffer", statistics)
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
-        task = LocalTask(OwnNorms(), "local", state, stays=engine.net.batchnorm)
+        task = LocalTask(OwnNorms(), "local", state, never_sent=engine.net.batchnorm)
         got = engine.fold(
             cohort, task, mean=lambda r: {"moved": r.params - state.params}, uniform=self.weights == "uniform"
         )

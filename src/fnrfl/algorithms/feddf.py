@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fnrfl.algorithms.server.distill import SoftTargets, distill
-from fnrfl.algorithms.server.ensemble import accuracy, verdict, votes
+from fnrfl.algorithms.parts.distill import SoftTargets, distill
+from fnrfl.algorithms.parts.ensemble import accuracy, verdict, votes
 from fnrfl.core.algorithm import Algorithm, Objective, option
 from fnrfl.core.types import Engine, LocalTask, Replies, State, Training, Tree
 
@@ -61,7 +61,7 @@ class FedDF(Algorithm):
 
     def _taught(self, average: State, x: Tensor, target: Tensor, engine: Engine) -> State:
         seen, labels = engine.pool("validation")
-        training = Training("adam", self.lr, 0.0, 0.0, self.batch, batchnorm=self.batchnorm)
+        training = Training("adam", self.lr, momentum=0.0, weight_decay=0.0, batch=self.batch, batchnorm=self.batchnorm)
         student = distill(
             engine.net, average, x, target, SoftTargets(self.temperature, self.clip), training,
             steps=self.steps, stream=lambda name: engine.generator("distill", name), every=self.every,

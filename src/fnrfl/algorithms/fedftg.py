@@ -9,19 +9,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fnrfl.algorithms.server.generator import (
+from fnrfl.algorithms.parts.generator import (
     ConvGenerator,
     Generator,
     LabelCounts,
     descend,
     diversity,
     holders,
-    prefixed,
     proportional,
-    under,
     weighted,
 )
-from fnrfl.core import optim
+from fnrfl.core import optim, trees
 from fnrfl.core.algorithm import Algorithm, Objective, cross_entropy, option
 from fnrfl.core.errors import CompatibilityError, FnrflError
 from fnrfl.core.net import Model, Net
@@ -87,10 +85,10 @@ class FedFTG(Algorithm):
             cohort,
             LocalTask(Objective(), "local", state),
             mean=lambda r: {"moved": r.params - state.params},
-            rows=lambda r: {"": r.params} | {f"/{k}": v for k, v in r.buffers.items()},
+            rows=lambda r: State(r.params, r.buffers).packed("model"),
         )
         clients, order = got.clients.sort()  # the generator takes a step for each client: in this order
-        teachers = State(got.rows[""][order], {k: got.rows[f"/{k}"][order] for k in got.buffers})
+        teachers = trees.rows(State.unpacked("model", got.rows), order)
         counts = self._counts(state.extra["counts"], clients, engine)
         average = State(state.params + got.mean["moved"], got.buffers, state.extra | {"counts": counts})
         return self._tuned(average, teachers, counts[clients], engine)
@@ -121,66 +119,72 @@ class FedFTG(Algorithm):
         return known
 
     def _tuned(self, average: State, teachers: State, counts: Tensor, engine: Engine) -> State:
+        """The average after `iterations` of a harder batch from the generator and steps on it."""
         net, stream, rate = engine.net, engine.generator("tune"), self.decay**engine.round
         maker, extra = self._maker(net, engine.num_classes), average.extra
         if len(extra["generator"]):
-            weights, statistics = extra["generator"].clone(), aligned(under("generator", extra))
+            weights, statistics = extra["generator"].clone(), aligned(trees.under("generator", extra))
         else:
             weights, statistics = maker.new(engine.generator("generator"), average.params)
         adam = Training(optimizer="adam", lr=self.generator_lr * rate, weight_decay=0.0)
         sgd = Training(
             lr=self.lr * rate, momentum=0.0, weight_decay=self.weight_decay, batch=self.batch, batchnorm=self.batchnorm
         )
-        memory, student = optim.new_memory(adam, weights), Carry.new(sgd, average.params, average.buffers)
+        generator = Carry(weights, statistics, optim.new_memory(adam, weights))
+        student = Carry.new(sgd, average.params, average.buffers)
         shares = holders(counts.to(net.dtype))  # alpha, [M, C]
         labels = proportional(counts.sum(0), self.iterations * self.batch, stream)
-        M, rates = len(teachers.params), (weights.new_tensor(adam.lr), weights.new_tensor(sgd.lr))
-
-        def hunt(
-            weights: Tensor, statistics: Tree, memory: Tree, params: Tensor, buffers: Tree, lr: Tensor,
-            teacher: Tensor, teacher_buffers: Tree, share: Tensor, noise: Tensor, y: Tensor,
-        ) -> Tensor:  # fmt: skip
-            models = State(params, buffers), State(teacher, teacher_buffers)
-            loss = partial(self._harder, net, maker, statistics, models, share, noise, y, M)
-            return descend(adam, lr, weights, statistics, memory, loss)
-
-        def learn(
-            params: Tensor, buffers: Tree, memory: Tree, begin: Tensor, begin_buffers: Tree, target: Tensor, lr: Tensor,
-            x: Tensor, y: Tensor, index: Tensor, masks: Tree,
-        ) -> Tensor:  # fmt: skip
-            now, batch = Carry(params, buffers, memory), Batch(x, y, index, masks)
-            start = State(begin, begin_buffers)
-            return local_step(net, Ensembled(), sgd, now, start, batch, {"target": target}, {}, lr, by_transform)
-
         for y in labels.view(self.iterations, self.batch):
             noise = torch.randn(self.batch, self.noise, generator=stream).to(weights)
-            everybody = teachers.params, teachers.buffers, shares[:, y], noise.expand(M, *noise.shape), y.expand(M, -1)
-            hunting = weights, statistics, memory, student.params, student.buffers, rates[0]
-            for _ in range(self.generator_steps):
-                engine.repeat(("hunt", self, M), hunt, hunting, everybody)
+            self._generator_steps(engine, maker, adam, generator, student, (teachers, shares[:, y]), noise, y)
             x = net.laid_out(maker(weights, statistics, noise, y, training=False)[0])
             target = ensemble(engine, teachers, shares[:, y], x)
-            if not self.student_steps:
-                continue
-            again = lambda t: t.expand(self.student_steps, *t.shape)  # noqa: E731
-            masks = [
-                {k: torch.rand(self.batch, *shape, generator=stream).to(x) for k, shape in net.drop_shapes.items()}
-                for _ in range(self.student_steps)
-            ]
-            shown = again(x), again(y), again(torch.arange(self.batch, device=y.device))
-            drawn = {k: torch.stack([mask[k] for mask in masks]) for k in net.drop_shapes}
-            learning = (
-                student.params, student.buffers, student.memory, average.params, average.buffers, target, rates[1],
-            )  # fmt: skip
-            engine.repeat(("learn", replace(sgd, lr=0.0)), learn, learning, (*shown, drawn))
+            if self.student_steps:
+                self._student_steps(engine, sgd, student, average, target, x, y, stream)
         if not student.params.isfinite().all():
             raise FnrflError(
                 f"The model that FedFTG tuned has numbers that are not finite (round {engine.round + 1}). Lower "
                 'algorithm.lr, or set algorithm.batchnorm = "batch" if it is "frozen".'
             )
-        return State(
-            student.params, student.buffers, extra | {"generator": weights} | prefixed("generator", statistics)
-        )
+        kept = State(weights, statistics).packed("generator", ".")
+        return State(student.params, student.buffers, extra | kept)
+
+    def _generator_steps(
+        self, engine: Engine, maker: Generator, adam: Training, generator: Carry, student: Carry,
+        judges: tuple[State, Tensor], noise: Tensor, y: Tensor,
+    ) -> None:  # fmt: skip
+        """The generator takes a step against each teacher, `generator_steps` times; judges are teachers and shares."""
+        net, (teachers, shares) = engine.net, judges
+        M, now = len(teachers.params), State(student.params, student.buffers)
+
+        def step(generator: Carry, fixed: tuple[State, Tensor], turn: tuple[State, Tensor, Tensor, Tensor]) -> Tensor:
+            (student, lr), (teacher, share, noise, y) = fixed, turn
+            loss = partial(self._harder, net, maker, generator.buffers, (student, teacher), share, noise, y, M)
+            return descend(adam, lr, generator, loss)
+
+        each = teachers, shares, noise.expand(M, *noise.shape), y.expand(M, -1)
+        for _ in range(self.generator_steps):
+            engine.repeat(("hunt", self, M), step, generator, (now, generator.params.new_tensor(adam.lr)), each)
+
+    def _student_steps(
+        self, engine: Engine, sgd: Training, student: Carry, average: State, target: Tensor, x: Tensor, y: Tensor,
+        stream: torch.Generator,
+    ) -> None:  # fmt: skip
+        """The server's model takes `student_steps` towards the ensemble's answer, on one batch of images."""
+        net, steps = engine.net, self.student_steps
+
+        def step(student: Carry, fixed: tuple[State, Tensor, Tensor], batch: Batch) -> Tensor:
+            start, target, lr = fixed
+            return local_step(net, Ensembled(), sgd, student, start, batch, {"target": target}, {}, lr, by_transform)
+
+        drawn = [
+            {k: torch.rand(self.batch, *shape, generator=stream).to(x) for k, shape in net.drop_shapes.items()}
+            for _ in range(steps)
+        ]
+        batch = Batch(x, y, torch.arange(self.batch, device=y.device))
+        again: Batch = trees.mapped(lambda t: t.expand(steps, *t.shape), batch)
+        fixed = State(average.params, average.buffers), target, target.new_tensor(sgd.lr)
+        engine.repeat(("learn", replace(sgd, lr=0.0)), step, student, fixed, replace(again, noise=trees.stacked(drawn)))
 
     def _harder(
         self, net: Net, maker: Generator, statistics: Tree, models: tuple[State, State], share: Tensor, noise: Tensor,
@@ -202,10 +206,11 @@ def answer(net: Net, model: State, x: Tensor) -> Tensor:
 def ensemble(engine: Engine, teachers: State, shares: Tensor, x: Tensor) -> Tensor:
     """q = sum_i alpha^{i,y} softmax of teacher i's logits, [B, C]; teachers [M, ...], shares [M, B]."""
 
-    def add(q: Tensor, _: Tree, __: Tree, x: Tensor, params: Tensor, buffers: Tree, share: Tensor) -> Tensor:
-        q.add_(share[:, None] * answer(engine.net, State(params, buffers), x).softmax(-1))
+    def add(q: Tensor, x: Tensor, turn: tuple[State, Tensor]) -> Tensor:
+        teacher, share = turn
+        q.add_(share[:, None] * answer(engine.net, teacher, x).softmax(-1))
         return share.mean()
 
     q = x.new_zeros(len(x), engine.net.num_logits)
-    engine.repeat("ensemble", add, (q, {}, {}, x), (teachers.params, teachers.buffers, shares))
+    engine.repeat("ensemble", add, q, x, (teachers, shares))
     return q

@@ -9,19 +9,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fnrfl.algorithms.server.generator import (
+from fnrfl.algorithms.parts.generator import (
     Generator,
     LabelCounts,
     descend,
     diversity,
     labelled,
-    prefixed,
-    under,
     weighted,
 )
-from fnrfl.core import optim
+from fnrfl.core import optim, trees
 from fnrfl.core.algorithm import Algorithm, Objective, cross_entropy, option
 from fnrfl.core.net import Model, Net
+from fnrfl.core.step import Carry
 from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, Shapes, State, Training, Tree, aligned
 
 FLOOR = 1e-4  # a and b fall no lower
@@ -112,8 +111,8 @@ class FedGen(Algorithm):
     def _first(self, maker: Generator, adam: Training, engine: Engine) -> Tree:
         """A generator that has learnt nothing."""
         weights, statistics = maker.new(engine.generator("generator", "initial"), engine.net.zeros())
-        kept = prefixed("generator", statistics) | prefixed("adam", optim.new_memory(adam, weights))
-        return kept | {"generator": weights, "labels": weights.new_zeros(engine.num_classes)}
+        born = Carry(weights, statistics, optim.new_memory(adam, weights))
+        return as_extra(born) | {"labels": weights.new_zeros(engine.num_classes)}
 
     def _taught(
         self, maker: Generator, adam: Training, extra: Tree, heads: Tensor, counts: Tensor, engine: Engine
@@ -121,24 +120,22 @@ class FedGen(Algorithm):
         """Train the generator on the cohort's heads, each weighted by its part of every label."""
         seen = engine.training.epochs * counts + 1  # labels in the batches; nobody is quite without weight
         held = (counts.amax(0) > 0).to(counts.dtype)  # labels that somebody has
-        weights, memory = extra["generator"].clone(), {k: v.clone() for k, v in under("adam", extra).items()}
-        statistics, stream = aligned(under("generator", extra)), engine.generator("generator")
+        known = State.unpacked("generator", extra, ".")
+        generator = aligned(Carry(known.params, known.buffers, trees.under("adam", extra)))
+        stream = engine.generator("generator")
 
-        def step(
-            weights: Tensor, statistics: Tree, memory: Tree, heads: Tensor, shares: Tensor, lr: Tensor,
-            noise: Tensor, y: Tensor,
-        ) -> Tensor:  # fmt: skip
-            loss = partial(self._loss, engine.net, maker, statistics, heads, shares, noise, y)
-            return descend(adam, lr, weights, statistics, memory, loss)
+        def step(generator: Carry, fixed: tuple[Tensor, Tensor, Tensor], turn: tuple[Tensor, Tensor]) -> Tensor:
+            heads, shares, lr = fixed
+            loss = partial(self._loss, engine.net, maker, generator.buffers, heads, shares, *turn)
+            return descend(adam, lr, generator, loss)
 
         if self.steps:
             drawn = [torch.rand(self.batch, n, generator=stream) for _ in range(self.steps) for n in (self.noise, 1)]
             noise = torch.stack(drawn[::2]).to(counts)
             y = torch.stack([labelled(edges(held), u[:, 0].to(counts)) for u in drawn[1::2]])
-            same = weights, statistics, memory, heads, seen / seen.sum(0), counts.new_tensor(adam.lr)
-            engine.repeat(("generator", self), step, same, (noise, y))
-        kept = prefixed("generator", statistics) | prefixed("adam", memory)
-        return kept | {"generator": weights, "labels": torch.maximum(extra["labels"], held)}
+            fixed = heads, seen / seen.sum(0), counts.new_tensor(adam.lr)
+            engine.repeat(("generator", self), step, generator, fixed, (noise, y))
+        return as_extra(generator) | {"labels": torch.maximum(extra["labels"], held)}
 
     def _loss(
         self, net: Net, maker: Generator, statistics: Tree, heads: Tensor, shares: Tensor, noise: Tensor, y: Tensor,
@@ -147,6 +144,12 @@ class FedGen(Algorithm):
         made, statistics = maker(weights, statistics, noise, y, training=True)
         logits = torch.stack([net.head(head, made) for head in heads])
         return teaching(logits, shares, y) + self.diversity * diversity(made, noise), statistics
+
+
+def as_extra(generator: Carry) -> Tree:
+    """A generator and its Adam as the server remembers them."""
+    model = State(generator.params, generator.buffers)
+    return model.packed("generator", ".") | trees.prefixed("adam", generator.memory)
 
 
 def edges(labels: Tensor) -> Tensor:

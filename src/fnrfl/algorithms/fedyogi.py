@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fnrfl.algorithms.fedadam import FedAdam
-from fnrfl.algorithms.server import optimisers
+from fnrfl.algorithms.parts import optimisers
 from fnrfl.core.types import Flat
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.algorithms.local_only import GoingOn, Keeping, LocalOnly
-from fnrfl.algorithms.server.coefficients import Fit, curvature, gradient, mixed, projected, released
+from fnrfl.algorithms.parts.coefficients import Fit, curvature, gradient, mixed, projected, released
 from fnrfl.core.algorithm import option
 from fnrfl.core.net import Model
 from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, Probe, State, Tree, nothing
@@ -83,7 +83,7 @@ class KTpFL(LocalOnly):
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
         weights = self.exchange == "weights"
-        local = LocalTask(GoingOn(), "local", upload=weights, hold=True)
+        local = LocalTask(GoingOn(), "local", send_model=weights, hold_model=True)
         if weights:
             got = engine.train(cohort, local)
             clients = got.clients
@@ -134,4 +134,4 @@ class KTpFL(LocalOnly):
         )  # fmt: skip
         share = min(1.0, self.lam)
         objective = Approach(share) if self.exchange == "weights" else Imitation(self.lam, self.temperature)
-        return LocalTask(objective, "imitate", data="distill", training=training, upload=False)
+        return LocalTask(objective, "imitate", data="distill", training=training, send_model=False)

@@ -12,22 +12,12 @@ from fnrfl.core.net import Net
 from fnrfl.core.types import Engine, LocalTask, State, Tree, nothing
 
 
-def as_memory(model: State) -> Tree:
-    """A model as a client remembers it."""
-    return {"model": model.params} | {f"model/{k}": v for k, v in model.buffers.items()}
-
-
-def remembered(memory: Tree, like: State) -> State:
-    """The model that a client remembers, with the buffers that `like` has."""
-    return State(memory["model"], {k: memory[f"model/{k}"] for k in like.buffers})
-
-
 @dataclass(frozen=True)
 class GoingOn(Objective):
     """Private training from the client's own model."""
 
     def begin(self, start: State, own: Tree) -> State:
-        return remembered(own, start)
+        return State.unpacked("model", own)
 
 
 @dataclass(frozen=True)
@@ -37,7 +27,7 @@ class Keeping(Objective):
     def finish(
         self, start: State, end: State, travel: Tensor, examples: Tensor, shared: Tree, own: Tree
     ) -> tuple[Tree, Tree]:
-        return {}, as_memory(end)
+        return {}, end.packed("model")
 
 
 @dataclass(frozen=True)
@@ -48,14 +38,16 @@ class LocalOnly(Algorithm):
     personalised: ClassVar[bool] = True
 
     def client_state(self, net: Net) -> Tree:
-        return as_memory(State(*net.flatten()))
+        return State(*net.flatten()).packed("model")
 
     def personal(self, net: Net, state: State, client: int, memory: Tree) -> State:
-        return remembered(memory, state)
+        return State.unpacked("model", memory)
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
-        got = engine.fold(cohort, LocalTask(GoingOn(), "local", upload=False, hold=True), mean=nothing)
+        got = engine.fold(cohort, LocalTask(GoingOn(), "local", send_model=False, hold_model=True), mean=nothing)
         # Without a step: what is kept is the model held, and refinement may have changed that after training.
         still = replace(engine.training, epochs=0)
-        engine.fold(got.clients, LocalTask(Keeping(), "keep", training=still, upload=False), mean=nothing)
+        engine.fold(
+            got.clients, LocalTask(Keeping(), "keep", training=still, private=False, send_model=False), mean=nothing
+        )
         return state

@@ -24,11 +24,9 @@ class Contrastive(Objective):
     tau: float
 
     def loss(self, out: Out, model: Model, params: Flat, batch: Batch, shared: Tree, own: Tree) -> Tensor:
-        buffers = {k.removeprefix("previous."): v for k, v in own.items() if k.startswith("previous.")}
-        near = cosine_similarity(
-            out.projection, model.frozen(model.start.params, model.start.buffers, batch.x).projection
-        )
-        far = cosine_similarity(out.projection, model.frozen(own["previous"], buffers, batch.x).projection)
+        previous = State.unpacked("previous", own, ".")
+        near = cosine_similarity(out.projection, model.frozen(model.start, batch.x).projection)
+        far = cosine_similarity(out.projection, model.frozen(previous, batch.x).projection)
         contrast = -torch.stack([near, far], -1).div(self.tau).log_softmax(-1)[..., 0]
         # A client that has never taken part has no previous model, and no contrast.
         return super().loss(out, model, params, batch, shared, own) + self.mu * own["seen"] * batch.mean(contrast)
@@ -36,8 +34,7 @@ class Contrastive(Objective):
     def finish(
         self, start: State, end: State, travel: Tensor, examples: Tensor, shared: Tree, own: Tree
     ) -> tuple[Tree, Tree]:
-        seen = torch.ones_like(own["seen"])
-        return {}, {"previous": end.params, "seen": seen} | {f"previous.{k}": v for k, v in end.buffers.items()}
+        return {}, end.packed("previous", ".") | {"seen": torch.ones_like(own["seen"])}
 
 
 @dataclass(frozen=True)
@@ -73,5 +70,5 @@ class Moon(FedAvg):
         return module
 
     def client_state(self, net: Net) -> Tree:
-        params, buffers = net.flatten()
-        return {"previous": params, "seen": params.new_zeros(())} | {f"previous.{k}": v for k, v in buffers.items()}
+        model = State(*net.flatten())
+        return model.packed("previous", ".") | {"seen": model.params.new_zeros(())}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.core.algorithm import PublicTo
 
 
 @dataclass(frozen=True)
@@ -13,4 +14,4 @@ class PublicReturned(FedAvg):
     """FedAvg on what was left to client i and its part of the public data, class by class as it holds them."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"public-labels"})
-    public_to: ClassVar[str] = "owners"  # what the data is built for; the rounds are FedAvg's
+    public_to: ClassVar[PublicTo] = "owners"  # the rounds are FedAvg's

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.core.algorithm import PublicTo
 
 
 @dataclass(frozen=True)
@@ -14,4 +15,4 @@ class PublicShare(FedAvg):
 
     needs: ClassVar[frozenset[str]] = frozenset({"public-labels"})
     traffic: ClassVar[str] = "1 model down, 1 up; all public data to every client once, not counted"
-    public_to: ClassVar[str] = "everybody"  # what the data is built for; the rounds are FedAvg's
+    public_to: ClassVar[PublicTo] = "everybody"  # the rounds are FedAvg's

@@ -14,20 +14,27 @@ from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, State, Trainin
 
 @dataclass(frozen=True)
 class Controlled(Objective):
-    """Local steps corrected by c - c_i."""
+    """Local steps corrected by c - c_i, inside the gradient or after the step."""
 
     renew: bool  # c_i from this very training (option II)
+    after_momentum: bool = False
 
     def correct(self, grad: Flat, params: Flat, start: Flat, shared: Tree, own: Tree) -> Flat:
+        if self.after_momentum:
+            return grad
         return grad - own["c"] + shared["c"]  # line 10; inside the gradient, so that momentum carries it too
+
+    def shift(self, lr: float | Tensor, shared: Tree, own: Tree) -> Flat | None:
+        return lr * (own["c"] - shared["c"]) if self.after_momentum else None
 
     def finish(
         self, start: State, end: State, travel: Tensor, examples: Tensor, shared: Tree, own: Tree
     ) -> tuple[Tree, Tree]:
         if not self.renew:
             return {}, {}
-        # Line 12 (ii). The paper divides by K * lr; `travel` is that for plain SGD, and right with momentum, where
-        # K * lr makes the variates grow without bound.
+        # Line 12 (ii). The paper divides by K * lr, which is how far c - c_i goes after the momentum step. Inside the
+        # gradient it goes as far as `travel` says; K * lr would make the variates grow without bound there.
+        travel = own["lr_steps"] if self.after_momentum else travel
         new = own["c"] - shared["c"] + (start.params - end.params) / travel
         return {"delta_c": new - own["c"]}, {"c": new}
 
@@ -66,6 +73,9 @@ class Scaffold(Algorithm):
         "examples", "weights of models and variates: by examples (finds the pooled optimum) or uniform (the paper's)"
     )
     server_lr: float = option(1.0, "step size of the server, eta_g", gt=0.0)
+    correction: Literal["gradient", "after-momentum"] = option(
+        "gradient", "where c - c_i enters: the gradient (the paper) or after the momentum step (NIID-Bench)"
+    )
 
     def client_state(self, net: Net) -> Tree:
         return {"c": net.zeros()}
@@ -75,7 +85,8 @@ class Scaffold(Algorithm):
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
         uniform = self.weights == "uniform"
-        task = LocalTask(Controlled(self.variates == "II"), "local", state, shared={"c": state.extra["c"]})
+        objective = Controlled(self.variates == "II", self.correction == "after-momentum")
+        task = LocalTask(objective, "local", state, shared={"c": state.extra["c"]})
         got = engine.fold(
             cohort,
             task,
@@ -96,4 +107,6 @@ class Scaffold(Algorithm):
             training, optimizer="sgd", lr=1.0, momentum=0.0, weight_decay=0.0, epochs=1, last_batch="even",
             shuffle=False, augment=False, batchnorm="batch",
         )  # fmt: skip
-        return LocalTask(AtStart(training.weight_decay), "gradient", state, training=once, upload=False)
+        return LocalTask(
+            AtStart(training.weight_decay), "gradient", state, training=once, private=False, send_model=False
+        )

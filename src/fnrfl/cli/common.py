@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -146,28 +146,40 @@ def errors_in_words(debug: bool = False, *, answers: bool = False) -> Iterator[N
             yield
     except (typer.Exit, typer.Abort):
         raise
-    except SystemExit as error:
-        place = own_import.blame(error)
-        if debug or place is None:
-            raise
-        say(f"fnrfl: Your own code has called sys.exit({error.code!r}) ({place}). Leave that out.")
-        raise typer.Exit(3) from None
-    except OutputClosed as stop:
-        raise typer.Exit(stop.exit_code) from None
     except KeyboardInterrupt as stop:
-        say("fnrfl: stopped.")
+        _say_stopped(stop)
         raise typer.Exit(exit_code(stop)) from None
     except BrokenPipeError:  # `fnrfl list keys | head`
         raise typer.Exit(OutputClosed.exit_code) from None
-    except Exception as error:
-        if debug:
+    except (Exception, SystemExit) as error:
+        if debug or (isinstance(error, SystemExit) and own_import.blame(error) is None):
             raise
         say(f"fnrfl: {' '.join(_sentence(error).split())}")
         raise typer.Exit(error.exit_code if isinstance(error, FnrflError) else 3) from None
 
 
-def _sentence(error: Exception) -> str:
+@contextmanager
+def how_to_go_on(words: Callable[[], str]) -> Iterator[None]:
+    """Inside, whoever stops the command is told these words; they are asked for when it is stopped."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.add_note(words())
+        raise
+
+
+def _say_stopped(stop: KeyboardInterrupt) -> None:
+    """Why it was stopped, and the notes of commands that know how to go on; nothing to an output that was closed."""
+    notes = getattr(stop, "__notes__", [])
+    closed = isinstance(stop, OutputClosed)
+    if notes or not closed:
+        say(" ".join(["fnrfl:", "the output was closed." if closed else "stopped.", *notes]))
+
+
+def _sentence(error: BaseException) -> str:
     place = None if isinstance(error, FnrflError) else own_import.blame(error)
+    if isinstance(error, SystemExit):
+        return f"Your own code has called sys.exit({error.code!r}) ({place}). Leave that out."
     if place is None or out_of_memory(error) or from_system(error) is not None:
         return sentence(error)
     return f"Your own code has failed ({type(error).__name__}: {error}; {place}). Correct it; --debug shows more."

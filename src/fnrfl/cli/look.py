@@ -14,6 +14,7 @@ from fnrfl.cli.common import HELP, Debug, Json, Overrides, Quiet, Trust, answer,
 from fnrfl.cli.keywords import KeyValueCommand
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import choices
 
 if TYPE_CHECKING:
     from fnrfl.config import RunConfig
@@ -109,7 +110,7 @@ def save(
         if file.suffix != ".json":
             raise ConfigError(f"{file} does not end in .json; give the file first and then the scenario.")
         built = _built(text, overrides, trust)
-        manifest = built.partition.manifest() | {"splits": built.splits.manifest()}
+        manifest = built.manifest()
         write(file, json_format.dumps(manifest) + "\n")
         console(quiet=quiet).print(f"{built.config.scenario} in {file}, sha256 {built.partition.sha256}")
 
@@ -272,7 +273,7 @@ def _rows(subject: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         columns = ("name", "idea", "needs", "traffic")
         return columns, [(method.name, method.idea, method.needs, method.traffic) for method in registry.methods()]
     if subject not in tables:
-        raise ConfigError(f'There is no list of "{subject}". {registry.hint(subject, SUBJECTS)}.')
+        raise ConfigError(f'There is no list of "{subject}". {choices(subject, SUBJECTS)}.')
     return ("name", "meaning"), list(tables[subject]().items())
 
 

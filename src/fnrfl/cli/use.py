@@ -22,6 +22,7 @@ from fnrfl.cli.common import (
     print_table,
 )
 from fnrfl.cli.notices import notices
+from fnrfl.config.spelling import counted
 
 Data = Annotated[
     str,
@@ -95,10 +96,10 @@ def evaluate(
             return
         typer.echo(
             f"accuracy {found['accuracy']:.4f}  balanced {found['balanced_accuracy']:.4f}  loss {found['loss']:.4f}  "
-            f"on {found['examples']:,} examples ({scored.where})"
+            f"on {counted(found['examples'], 'example')} ({scored.where})"
         )
         shares = ("-" if share is None else f"{share:.4f}" for share in found["per_class"])
-        counts = (f"{count:,} examples" for count in found["examples_per_class"])
+        counts = (counted(count, "example") for count in found["examples_per_class"])
         print_table(list(zip(("class", *found["classes"]), ("accuracy", *shares), ("", *counts), strict=True)))
         if own := found["per_client"]:
             print_table([("client", "accuracy"), *((str(one), f"{share:.4f}") for one, share in own.items())])
@@ -142,4 +143,4 @@ def predict(
             answer(found.to_csv())
             return
         write(out, found.to_csv())
-        console(quiet=quiet).print(f"{len(found.labels):,} predictions in {out}")
+        console(quiet=quiet).print(f"{counted(len(found.labels), 'prediction')} in {out}")

@@ -1,26 +1,19 @@
-"""Keys of the config as they are declared: their types, ranges and meanings, checked by pydantic and told in words."""
+"""Keys of the config: options under their full names. Pydantic checks their values; here they are told in words."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from fnrfl.config import registry
-from fnrfl.config.registry import Value
 from fnrfl.config.typed import toml
-
-
-class Section(BaseModel):
-    """A part of the config; its values cannot be changed, only replaced."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+from fnrfl.core.options import Option, Value
 
 
 @dataclass(frozen=True)
@@ -36,25 +29,33 @@ class Key:
     choices: tuple[str, ...] = ()  # words that it may be
 
 
-def keys_of(model: type[BaseModel], prefix: str = "") -> dict[str, Key]:
-    """The keys of a section and of those inside it, by dotted name."""
-    keys: dict[str, Key] = {}
-    for name, field in model.model_fields.items():
-        path = f"{prefix}{name}"
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            keys |= keys_of(field.annotation, f"{path}.")
-        elif field.description:
-            members = list(_members(field.annotation, field.metadata))
-            keys[path] = Key(
-                path,
-                " | ".join(member.type for member in members),
-                field.default,
-                "; ".join(member.range for member in members if member.range),
-                field.description,
-                _either([" ".join(filter(None, (member.words, member.range))) for member in members]),
-                tuple(json.loads(member.type) for member in members if member.type.startswith('"')),
-            )
-    return keys
+def keys_of(options: Mapping[str, Option]) -> dict[str, Key]:
+    """Options in words, by full name."""
+    return {name: _key(name, option) for name, option in options.items()}
+
+
+@cache
+def _key(name: str, option: Option) -> Key:
+    members = list(_members(_bounded_type(option), []))
+    return Key(
+        name,
+        " | ".join(member.type for member in members),
+        option.default,
+        "; ".join(member.range for member in members if member.range),
+        option.help,
+        _either([" ".join(filter(None, (member.words, member.range))) for member in members]),
+        tuple(json.loads(member.type) for member in members if member.type.startswith('"')),
+    )
+
+
+def checked(option: Option, value: object) -> Value:
+    """The value as the option's type has it: 1 becomes 1.0 for a number. Raises a ValidationError if it is none."""
+    return _checker(option).validate_python(value)
+
+
+@cache
+def _checker(option: Option) -> TypeAdapter[Value]:
+    return TypeAdapter(_bounded_type(option), config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,8 @@ def _either(choices: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
 
 
-@cache
-def model_of(fields: tuple[registry.Field, ...]) -> type[Section]:
-    """A method's fields as a section that can be validated."""
-    declared: dict[str, Any] = {
-        f.name: (_bounded(f.type, dict(f.bounds)), Field(f.default, description=f.help)) for f in fields
-    }
-    return create_model("Options", __base__=Section, **declared)
+def _bounded_type(option: Option) -> Any:
+    return _bounded(option.type, dict(option.bounds))
 
 
 def _bounded(annotation: Any, bounds: dict[str, Any]) -> Any:

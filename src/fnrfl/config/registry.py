@@ -5,25 +5,25 @@ Methods are read from their files as text, so that a typo or `--help` does not h
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import difflib
 import importlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_type_hints
+from typing import TYPE_CHECKING
 
+from fnrfl.config import declarations
 from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import choices
+from fnrfl.core.options import Option, options_of
+from fnrfl.core.refinement import FnrOptions
 
 if TYPE_CHECKING:
     from fnrfl.core.algorithm import Algorithm
 
-Value: TypeAlias = bool | int | float | str
-
 FOLDER = Path(__file__).parent.parent
+RECIPES = Path(__file__).parent / "recipes"
 
 MODELS = {
     "resnet18": "ResNet-18 with the CIFAR stem; resnet18(head=1000) has the paper's 1000 outputs",
@@ -59,19 +59,7 @@ ENGINES = {
     "batched": "clients of a cohort in vectorised steps, sixteen at a time",
     "gpu": "the same on an NVIDIA GPU, with captured steps",
 }
-INNER = "as its inner method"  # in the place of needs that are a property, of a method that goes around another
 LATER_ENGINES = ("ray", "flower")
-
-
-@dataclass(frozen=True)
-class Field:
-    """One hyper-parameter of a method: what may be set, within which bounds, and what it means."""
-
-    name: str
-    type: Any
-    default: Value
-    help: str
-    bounds: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,18 +70,9 @@ class Entry:
     idea: str
     module: str
     class_name: str
-    fields: tuple[Field, ...]
+    options: tuple[Option, ...]
     needs: tuple[str, ...]
     traffic: str
-
-
-@dataclass(frozen=True)
-class Declared:
-    """What the body of a method's class says, and what it inherits."""
-
-    fields: dict[str, Field] = dataclasses.field(default_factory=dict)
-    needs: frozenset[str] = frozenset()
-    traffic: str = "1 model down, 1 up"
 
 
 def algorithms() -> dict[str, str]:
@@ -115,33 +94,23 @@ def scenarios() -> dict[str, str]:
 
 def recipes() -> dict[str, str]:
     """Names of the packaged recipes and the comment that each opens with."""
-    return {p.stem: _first_line(p).lstrip("# ") for p in sorted((FOLDER / "config" / "recipes").glob("*.toml"))}
+    return {path.stem: _first_line(path).lstrip("# ") for path in sorted(RECIPES.glob("*.toml"))}
 
 
-def fields(name: str) -> tuple[Field, ...]:
-    """The hyper-parameters of a method; those of "fnr" are the [fnr] section."""
-    return _fields_of(_import(name)) if ":" in name else _method(name).fields
+def options(name: str) -> tuple[Option, ...]:
+    """The options of a method; those of "fnr" are the [fnr] section."""
+    if name == "fnr":
+        return options_of(FnrOptions)
+    return _options_of_own(name) if ":" in name else _method(name).options
 
 
 def load(name: str) -> type[Algorithm]:
     """The class of a method, its own ("scaffold", "fnr") or a user's ("my_pkg.method:MyMethod"); imports it."""
     if ":" in name:
-        return _import(name)
-    method = _method(name)
-    found: type[Algorithm] = getattr(importlib.import_module(method.module), method.class_name)
-    return found
-
-
-def nearest(word: str, among: Iterable[str]) -> str | None:
-    """The entry that somebody who typed `word` most likely meant."""
-    return next(iter(difflib.get_close_matches(word, list(among), n=1)), None)
-
-
-def hint(word: str, among: Iterable[str]) -> str:
-    """What somebody who typed the unknown name `word` could type instead."""
-    known = list(among)
-    meant = nearest(word, known)
-    return (f"Did you mean {meant}? " if meant else "") + "Choose one of " + ", ".join(known)
+        return _import_own(name)
+    entry = _method(name)
+    method: type[Algorithm] = getattr(importlib.import_module(entry.module), entry.class_name)
+    return method
 
 
 def _first_line(path: Path) -> str:
@@ -149,145 +118,48 @@ def _first_line(path: Path) -> str:
 
 
 def _names() -> list[str]:
-    return sorted(p.stem.replace("_", "-") for p in (FOLDER / "algorithms").glob("*.py") if p.stem[0] != "_")
+    return sorted(path.stem.replace("_", "-") for path in (FOLDER / "algorithms").glob("*.py") if path.stem[0] != "_")
 
 
 def _method(name: str) -> Entry:
     if name not in _names():
         among = [known for known in _names() if known != "fnr"]
         raise ConfigError(
-            f'algorithm.name = "{name}" is not known. {hint(name, among)}, or "module:Class" of your own.'
+            f'algorithm.name = "{name}" is not known. {choices(name, among)}, or "module:Class" of your own.'
         )
-    return _read(FOLDER / "algorithms" / f"{name.replace('-', '_')}.py")
+    return read_entry(FOLDER / "algorithms" / f"{name.replace('-', '_')}.py")
 
 
 @cache
-def _read(path: Path) -> Entry:
+def read_entry(path: Path) -> Entry:
     """A method as its file declares it; the last class that derives from Algorithm is the method."""
-    classes = _classes(path)
+    classes = declarations.read_classes(path)
     if not classes:
         raise TypeError(f"{path} declares no class that derives from Algorithm")
-    name, found = list(classes.items())[-1]
-    idea = (ast.get_docstring(_parse(path)) or "").partition("\n")[0]
-    fields, needs = tuple(found.fields.values()), tuple(sorted(found.needs))
-    return Entry(path.stem.replace("_", "-"), idea, f"fnrfl.algorithms.{path.stem}", name, fields, needs, found.traffic)
-
-
-@cache
-def _parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
-
-@cache
-def _classes(path: Path) -> dict[str, Declared]:
-    """What each class in a file that derives from Algorithm declares, directly or through another method."""
-    inherited = {"Algorithm": Declared()}
-    found: dict[str, Declared] = {}
-    aliases: dict[str, ast.expr] = {}
-    for node in _parse(path).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fnrfl.algorithms."):
-            other = path.parent / f"{(node.module or '').removeprefix('fnrfl.algorithms.').replace('.', '/')}.py"
-            theirs = _classes(other) if other.exists() else {}  # a folder has none
-            inherited |= {a.asname or a.name: theirs[a.name] for a in node.names if a.name in theirs}
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            aliases[node.targets[0].id] = node.value
-        elif isinstance(node, ast.ClassDef):
-            bases = [inherited[base] for base in map(ast.unparse, node.bases) if base in inherited]
-            if bases:
-                found[node.name] = inherited[node.name] = _declared(node, bases[0], inherited, aliases)
-    return found
-
-
-def _declared(
-    node: ast.ClassDef, base: Declared, inherited: dict[str, Declared], aliases: dict[str, ast.expr]
-) -> Declared:
-    """A class's own lines over those of its base."""
-    own = {
-        line.target.id: _field(line.target.id, _type(line.annotation, aliases), line.value)
-        for line in node.body
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and _is_option(line.value)
-    }
-    said = {ast.unparse(target): value for line in node.body for target, value in _assigned(line)}
-    needs = _needs(said["needs"], inherited) if "needs" in said else base.needs
-    if any(isinstance(line, ast.FunctionDef) and line.name == "needs" for line in node.body):
-        needs = frozenset({INNER})
-    return Declared(
-        base.fields | own,
-        needs,
-        ast.literal_eval(said["traffic"]) if "traffic" in said else base.traffic,
+    class_name, declared = list(classes.items())[-1]
+    return Entry(
+        path.stem.replace("_", "-"),
+        declarations.read_idea(path),
+        f"fnrfl.algorithms.{path.stem}",
+        class_name,
+        tuple(declared.options.values()),
+        tuple(sorted(declared.needs)),
+        declared.traffic,
     )
 
 
-def _assigned(line: ast.stmt) -> list[tuple[ast.expr, ast.expr]]:
-    """(name, value) of a line that gives a value to one name."""
-    if isinstance(line, ast.AnnAssign) and line.value is not None:
-        return [(line.target, line.value)]
-    return [(line.targets[0], line.value)] if isinstance(line, ast.Assign) else []
-
-
-def _needs(node: ast.expr, inherited: dict[str, Declared]) -> frozenset[str]:
-    """The set that `frozenset({"features"})` and `FedAvg.needs | {"features"}` stand for."""
-    match node:
-        case ast.Call(func=ast.Name(id="frozenset"), args=[]):
-            return frozenset()
-        case ast.Call(func=ast.Name(id="frozenset"), args=[given]):
-            return frozenset(ast.literal_eval(given))
-        case ast.Set():
-            return frozenset(ast.literal_eval(node))
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _needs(left, inherited) | _needs(right, inherited)
-        case ast.Attribute(value=ast.Name(id=name), attr="needs") if name in inherited:
-            return inherited[name].needs
-    raise TypeError(f"needs = {ast.unparse(node)} cannot be read from the source; write frozenset({{...}})")
-
-
-def _is_option(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func) == "option"
-
-
-def _field(name: str, annotation: Any, call: ast.expr | None) -> Field:
-    assert isinstance(call, ast.Call)
-    given = dict(zip(("default", "help"), map(ast.literal_eval, call.args), strict=False))
-    given |= {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    return Field(name, annotation, given.pop("default"), given.pop("help"), _bounds(given))
-
-
-def _bounds(given: dict[str, Any]) -> tuple[tuple[str, float], ...]:
-    return tuple((k, given[k]) for k in ("ge", "gt", "le", "lt") if given.get(k) is not None)
-
-
-def _type(node: ast.expr, aliases: dict[str, ast.expr]) -> Any:
-    """The type that an annotation stands for, as far as a config value can have one."""
-    match node:
-        case ast.Name(id="bool" | "int" | "float" | "str" as name):
-            return {"bool": bool, "int": int, "float": float, "str": str}[name]
-        case ast.Name(id=name) if name in aliases:
-            return _type(aliases[name], aliases)
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _type(left, aliases) | _type(right, aliases)
-        case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
-            return Literal[ast.literal_eval(choices)]
-    raise TypeError(
-        f"{ast.unparse(node)} cannot be a config value; use bool, int, float, str, Literal or a union of them"
-    )
-
-
-def _fields_of(cls: type[Algorithm]) -> tuple[Field, ...]:
-    """The same from a class that is already imported."""
+def _options_of_own(name: str) -> tuple[Option, ...]:
+    """The options of a user's class, which has to be imported."""
+    cls = _import_own(name)
     with trust.in_words(f"The fields of {cls.__module__}:{cls.__name__} cannot be read", "correct their types."):
-        types = get_type_hints(cls)
-    return tuple(
-        Field(f.name, types[f.name], cast(Value, f.default), f.metadata["help"], _bounds(dict(f.metadata)))
-        for f in dataclasses.fields(cls)
-        if "help" in f.metadata
-    )
+        return options_of(cls)
 
 
-def _import(target: str) -> type[Algorithm]:
+def _import_own(name: str) -> type[Algorithm]:
     """A user's class, found in the working folder or on the path."""
-    found = trust.fetch(f'algorithm.name = "{target}"', own_code.target("algorithm.name", target))
+    cls = trust.fetch(f'algorithm.name = "{name}"', own_code.target("algorithm.name", name))
     from fnrfl.core.algorithm import Algorithm
 
-    if not (isinstance(found, type) and issubclass(found, Algorithm) and dataclasses.is_dataclass(found)):
-        raise ConfigError(f'algorithm.name = "{target}" must be a dataclass that derives from fnrfl\'s Algorithm.')
-    return found
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm) and dataclasses.is_dataclass(cls)):
+        raise ConfigError(f'algorithm.name = "{name}" must be a dataclass that derives from fnrfl\'s Algorithm.')
+    return cls

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from fnrfl.core.words import counted as counted
+
 # What others call a key, and what it is called here.
 OTHER_NAMES = {
     "learning_rate": "lr", "learningrate": "lr", "step_size": "lr", "eta": "lr",
@@ -37,11 +39,6 @@ def same_key(key: str, known: Iterable[str]) -> list[str]:
     found = [name for name in known if word in (name.rpartition(".")[2], name.removesuffix(".name"))]
     here = [name for name in found if name.rpartition(".")[0] == section]
     return here or found
-
-
-def counted(number: int, what: str, several: str = "") -> str:
-    """A number of things: 1 round, 2 rounds, 1,797 examples."""
-    return f"{number:,} {what if number == 1 else several or what + 's'}"
 
 
 def _bare(word: str) -> str:

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fnrfl.config.registry import Value
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.options import Value
 
 Overrides: TypeAlias = Sequence[str] | Mapping[str, object]
 Flat: TypeAlias = dict[str, Any]  # dotted key -> value, plus "fnr": whether refinement is on

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
+from fnrfl.core.engine import Engine
 from fnrfl.core.net import Model, Net
-from fnrfl.core.types import Batch, Engine, Flat, Out, Shapes, State, Tree
+from fnrfl.core.options import option as option
+from fnrfl.core.trees import Tree
+from fnrfl.core.values import Batch, Flat, Out, Shapes, State
 
-T = TypeVar("T")
-
-
-def option(default: T, help: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None) -> T:
-    """A hyper-parameter: its default, its one-line meaning and its range, declared where it is used.
-
-    All arguments are literals, so that the command line can read them from the source without importing torch.
-    """
-    bounds = {k: v for k, v in {"ge": ge, "gt": gt, "le": le}.items() if v is not None}
-    made: T = field(default=default, metadata={"help": help, **bounds})
-    return made
+PublicTo = Literal["nobody", "everybody", "owners"]  # who trains on public data as well
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of each example, [B]."""
     # Classes in front: where they are few, a softmax over the last axis takes ten times as long.
     return -logits.mT.log_softmax(-2).gather(-2, y[..., None, :])[..., 0, :]
+
+
+def class_indicator(y: Tensor, num_classes: int) -> Tensor:
+    """1 where an example is of a class, [B, C]. (torch's one_hot reads values, which vmap cannot.)"""
+    return y[:, None] == torch.arange(num_classes, device=y.device)
 
 
 @dataclass(frozen=True)
@@ -58,29 +57,21 @@ class Objective:
         """The gradient that the optimiser is given: weight decay is in it, momentum is not yet."""
         return grad
 
+    def shift(self, lr: float | Tensor, shared: Tree, own: Tree) -> Flat | None:
+        """A displacement added after the optimiser's step, so that momentum does not carry it on; None: no such one."""
+        return None
+
     def finish(
         self, start: State, end: State, travel: Tensor, examples: Tensor, shared: Tree, own: Tree
     ) -> tuple[Tree, Tree]:
-        """(what is sent up beside the model, what the client remembers: changed keys only)."""
+        """(what is sent up beside the model, what the client remembers: changed keys only).
+
+        Here `own` also has `lr_steps`, the learning rate times the number of steps.
+        """
         return {}, {}
 
 
 Objective.registry["Objective"] = Objective
-
-
-def describe(objective: Objective) -> dict[str, Any]:
-    """An objective as plain values, by name and fields."""
-    values = {f.name: getattr(objective, f.name) for f in fields(objective)}
-    return {
-        "name": type(objective).__name__,
-        **{k: describe(v) if isinstance(v, Objective) else v for k, v in values.items()},
-    }
-
-
-def restore(described: dict[str, Any]) -> Objective:
-    """The inverse of `describe`."""
-    values = {k: restore(v) if isinstance(v, dict) else v for k, v in described.items() if k != "name"}
-    return Objective.registry[described["name"]](**values)
 
 
 @dataclass(frozen=True)
@@ -95,6 +86,7 @@ class Algorithm:
     needs: ClassVar[frozenset[str]] = frozenset()
     personalised: ClassVar[bool] = False  # clients use models of their own, and `personal` says which
     trains_clients: ClassVar[bool] = True  # False for controls that need no clients: FNR has nobody to refine
+    public_to: ClassVar[PublicTo] = "nobody"  # who trains on public data too
     traffic: ClassVar[str] = "1 model down, 1 up"  # of a client in a round, for `fnrfl list algorithms`
 
     def adapt(self, module: nn.Module, example: Tensor) -> nn.Module:
@@ -116,3 +108,41 @@ class Algorithm:
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
         """One communication round."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MethodWrapper(Algorithm):
+    """A method around another: everything that it does not say itself is as the inner method says."""
+
+    @property
+    def method(self) -> Algorithm:
+        """The inner method."""
+        raise NotImplementedError
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return self.method.needs
+
+    @property
+    def personalised(self) -> bool:  # type: ignore[override]
+        return self.method.personalised
+
+    @property
+    def trains_clients(self) -> bool:  # type: ignore[override]
+        return self.method.trains_clients
+
+    @property
+    def public_to(self) -> PublicTo:  # type: ignore[override]
+        return self.method.public_to
+
+    def adapt(self, module: nn.Module, example: Tensor) -> nn.Module:
+        return self.method.adapt(module, example)
+
+    def client_state(self, net: Net) -> Tree:
+        return self.method.client_state(net)
+
+    def init(self, net: Net) -> State:
+        return self.method.init(net)
+
+    def personal(self, net: Net, state: State, client: int, memory: Tree) -> State:
+        return self.method.personal(net, state, client, memory)

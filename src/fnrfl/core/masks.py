@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, multi_head_attention_forward
 
 from fnrfl.core.errors import CompatibilityError
-from fnrfl.core.types import Shapes
+from fnrfl.core.values import Shapes
 
 Calls = list[tuple[str, tuple[Tensor, ...]]]  # layers in the order in which they were called, and with what
 

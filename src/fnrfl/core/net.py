@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
-from fnrfl.core import masks, shared
+from fnrfl.core import masks
+from fnrfl.core.client_kernels import share_kernels
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.masks import Calls, Masked
-from fnrfl.core.types import Flat, Out, Shapes, State, Tree
+from fnrfl.core.trees import Tree
+from fnrfl.core.values import Flat, Out, Shapes, State
 
 
 class ProjectionHead(nn.Module):
@@ -159,10 +161,10 @@ class Net:
         self._buffers = [n for n, _ in module.named_buffers() if n not in self.drop_shapes]
         every = {**dict(module.named_parameters()), **{n: b for n, b in module.named_buffers() if n in self._buffers}}
         known = self.batchnorm | self.shapes.keys()
-        self._unlike = any(v.is_floating_point() for n, v in every.items() if n not in known)
+        self._has_untrained_floats = any(v.is_floating_point() for n, v in every.items() if n not in known)
         params, buffers = self.flatten()
         with torch.no_grad():
-            out = self.look(params, buffers, example)
+            out = self.eval_forward(params, buffers, example)
         self.num_features, self.num_logits = out.features.shape[1], out.logits.shape[1]
 
     def _masks_of(self, example: Tensor) -> Shapes:
@@ -223,13 +225,17 @@ class Net:
         """Whether there is a layer to take features from."""
         return bool(self.feature_layer or self.projection_head or self.classifier)
 
-    def copy(self, device: torch.device | None = None, compute: torch.dtype | None = None) -> Net:
-        """The same net around its own module, elsewhere if asked: two threads must never share one."""
+    def copy(self, device: torch.device | None = None, *, compute: torch.dtype | None = None) -> Net:
+        """The same net around a module of its own, on a device if one is given: two threads must never share one."""
         other = copy.copy(self)
         other.module, other._masks = copy.deepcopy(self.module).to(device or self.device), {}
         other.device, other.compute = next(other.module.parameters()).device, compute or self.compute
-        if compute is not None:
-            shared.use(other.module)
+        return other
+
+    def with_shared_kernels(self) -> Net:
+        """The same net, whose layers let the clients of a `vmap` share kernels."""
+        other = self.copy()
+        share_kernels(other.module)
         return other
 
     def flatten(self) -> tuple[Flat, Tree]:
@@ -301,7 +307,7 @@ class Net:
         used = new | {k: masks[k] for k in self.drop_shapes} if train and masks else new
         weights = self.unflatten(params)
         if self.compute is not None:
-            x = x.to(self.compute) if x.is_floating_point() and not self._unlike else x
+            x = x.to(self.compute) if x.is_floating_point() and not self._has_untrained_floats else x
             # Copies even where the type stays: they begin at round addresses, and those of many clients are one block.
             type_of = lambda name: self.dtype if name in self.batchnorm else self.compute  # noqa: E731
             weights = {k: v.to(type_of(k), copy=True) for k, v in weights.items()}
@@ -311,19 +317,21 @@ class Net:
         projection = seen["projection"].to(self.dtype) if "projection" in seen else features
         return Out(features, logits, projection), new if mode == "updating" else buffers
 
-    def look(self, params: Flat, buffers: Tree, x: Tensor) -> Out:
+    def eval_forward(self, params: Flat, buffers: Tree, x: Tensor) -> Out:
         """A forward pass in eval mode; what does not fit in memory at once is looked at in halves."""
         try:
             return self.apply(params, buffers, x, mode="frozen")[0]
         except torch.OutOfMemoryError:
             if len(x) == 1:
                 raise
-        halves = [self.look(params, buffers, half) for half in x.chunk(2)]  # the failed attempt's tensors are gone
+        halves = [
+            self.eval_forward(params, buffers, half) for half in x.chunk(2)
+        ]  # the failed attempt's tensors are gone
         return Out(*(torch.cat([getattr(half, f.name) for half in halves]) for f in fields(Out)))
 
     def _mixed(self) -> AbstractContextManager[object]:
         """Layers that are not trained, and a module's own buffers, keep their type: operators bring types together."""
-        if self.compute in (None, self.dtype) or not self._unlike:
+        if self.compute in (None, self.dtype) or not self._has_untrained_floats:
             return nullcontext()
         return torch.autocast(self.device.type, self.compute, cache_enabled=False)
 
@@ -373,6 +381,6 @@ class Model:
         out, self.buffers = self.net.apply(params, self.buffers, x, mode=self.mode, masks=self.masks)
         return out
 
-    def frozen(self, params: Flat, buffers: Tree, x: Tensor) -> Out:
+    def frozen(self, other: State, x: Tensor) -> Out:
         """Another model's answer: eval mode, its own buffers, no gradient."""
-        return self.net.apply(params.detach(), buffers, x, mode="frozen")[0]
+        return self.net.apply(other.params.detach(), other.buffers, x, mode="frozen")[0]

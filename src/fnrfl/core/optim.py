@@ -12,7 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from fnrfl.core.types import Flat, Training, Tree
+from fnrfl.core.training import Training
+from fnrfl.core.trees import Tree
+from fnrfl.core.values import Flat
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 

@@ -1,7 +1,7 @@
-"""A user's own code, `module:name`: which source it stands for, found without running any.
+"""A user's own code, `module:name`: this file finds its source without running any code.
 
-Whoever asks what would run must not run it. So packages are searched without importing them, and every module of the
-user's folder that the named one imports is read along with it. `own_import.py` has Python run what was read here.
+The question "what would run?" must not run anything. So packages are searched without importing them, and every module
+of the user's folder that the named module imports is read too. `own_import.py` lets Python run what was read here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fnrfl.core.errors import ConfigError
 KEYS = ("model.name", "dataset", "public.source", "algorithm.name")  # the keys of a config that may name code
 WITH_OPTIONS = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", re.DOTALL)  # a model's name: `nets:make(hidden=3)`
 
-# Names that a file in the user's folder cannot take, because others mean another module by them.
+# Module names that a file in the user's folder cannot have: they belong to Python and to fnrfl.
 RESERVED = sys.stdlib_module_names | set(sys.builtin_module_names) | {"fnrfl"}
 LOADERS: tuple[tuple[type, list[str]], ...] = (
     (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
@@ -37,7 +37,7 @@ LOADERS: tuple[tuple[type, list[str]], ...] = (
     (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
 )
 
-lock = threading.RLock()  # what Python knows of folders, and its filter of warnings, are one for all threads
+import_lock = threading.RLock()  # all threads share Python's cache of folders and its filter of warnings
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class File:
+class ModuleFile:
     """One module of the user's folder: its file and what is in it, or a folder without `__init__.py`."""
 
     path: Path
@@ -61,13 +61,13 @@ class File:
 
 
 @dataclass(frozen=True)
-class Source:
+class CodeSource:
     """What would run if a module was imported."""
 
     module: str
     place: str  # in words: the file, or where else it comes from
-    sha256: str | None  # None: it was made in this process, so nobody can know it again
-    files: Mapping[str, File] = field(default_factory=dict)  # by module; of the user's own folder alone
+    sha256: str | None  # None: the module was made in this process, so it cannot be recognised later
+    files: Mapping[str, ModuleFile] = field(default_factory=dict)  # by module; of the user's own folder alone
 
 
 def target(key: str, words: object) -> Target | None:
@@ -90,28 +90,28 @@ def target(key: str, words: object) -> Target | None:
 # -- finding -----------------------------------------------------------------------------------------------------------
 
 
-def find(module: str) -> Source | None:
+def find(module: str) -> CodeSource | None:
     """The source of a module, with nothing imported; None where there is no such module.
 
     A module of the working folder, or of another folder on the path that nobody installed, comes with the modules of
     that folder which it imports. Of an installed module only its own file counts.
     """
-    with lock:  # two threads that do this at once get in each other's way
-        importlib.invalidate_caches()  # a file may be younger than what Python has seen of its folder
+    with import_lock:  # two threads cannot do this at the same time
+        importlib.invalidate_caches()  # a file may be newer than Python's cache of its folder
     top, folder = module.partition(".")[0], working_folder()
-    here = _in_folder(top, folder) if folder is not None and top != "__main__" else None
-    there = elsewhere(top) if top != "__main__" else None
-    for spec in filter(None, (here, there)):
-        root = _root(spec)
+    here = _spec_in_folder(top, folder) if folder is not None and top != "__main__" else None
+    found_elsewhere = python_finds(top) if top != "__main__" else None
+    for spec in filter(None, (here, found_elsewhere)):
+        root = _folder_of(spec)
         if root is None or top in RESERVED or _is_installed(root):
-            source = _installed(module, spec)
+            source = _installed_source(module, spec)
         else:
-            files = _with_imports(top, root)
-            source = Source(module, str(files[module].path), _sha256(files), files) if module in files else None
+            files = _files_with_imports(top, root)
+            source = CodeSource(module, str(files[module].path), _sha256(files), files) if module in files else None
         if source is not None:
             return source
     if module in sys.modules:
-        return Source(module, f"the module {module}, which was made in this process", None)
+        return CodeSource(module, f"the module {module}, which was made in this process", None)
     return None
 
 
@@ -123,14 +123,14 @@ def working_folder() -> Path | None:
         return None
 
 
-def _in_folder(name: str, folder: Path) -> machinery.ModuleSpec | None:
-    """A module of a folder of the user's, unless others mean another one by its name."""
+def _spec_in_folder(name: str, folder: Path) -> machinery.ModuleSpec | None:
+    """The module called `name` in a folder of the user's, unless Python or another folder on the path has that name."""
     if name in RESERVED:
         return None
     spec = machinery.FileFinder(str(folder), *LOADERS).find_spec(name)
     if spec is None:
         return None
-    other = elsewhere(name)
+    other = python_finds(name)
     if spec.loader is None:  # a folder without __init__.py; a module of that name anywhere goes before it
         return spec if other is None or other.loader is None else None
     if other is None or other.loader is None or same_file(spec.origin, other.origin):
@@ -152,8 +152,8 @@ def shadowed(module: str) -> str:
     )
 
 
-def elsewhere(name: str, path: Sequence[str] | None = None) -> machinery.ModuleSpec | None:
-    """What Python itself would find; of a module in a package, `path` is where the package is."""
+def python_finds(name: str, path: Sequence[str] | None = None) -> machinery.ModuleSpec | None:
+    """What Python's own finders find for a module; `path` is where the package is, for a module in a package."""
     for finder in sys.meta_path:
         look = getattr(finder, "find_spec", None)
         if look is None or getattr(finder, "serves_own_code", False):
@@ -172,7 +172,7 @@ def same_file(one: str | None, other: str | None) -> bool:
         return False
 
 
-def _root(spec: machinery.ModuleSpec) -> Path | None:
+def _folder_of(spec: machinery.ModuleSpec) -> Path | None:
     """The folder in which a module or package lies; None where it lies in none."""
     if spec.submodule_search_locations is not None:
         root = next((Path(place).parent for place in spec.submodule_search_locations), None)
@@ -182,7 +182,7 @@ def _root(spec: machinery.ModuleSpec) -> Path | None:
 
 
 @cache
-def _places() -> tuple[str, ...]:
+def _install_folders() -> tuple[str, ...]:
     """Where packages are installed."""
     named = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     named += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__)]
@@ -191,73 +191,75 @@ def _places() -> tuple[str, ...]:
 
 def _is_installed(root: Path) -> bool:
     real = Path(os.path.realpath(root))
-    return any(real.is_relative_to(place) for place in _places())
+    return any(real.is_relative_to(place) for place in _install_folders())
 
 
-def _installed(module: str, spec: machinery.ModuleSpec) -> Source | None:
+def _installed_source(module: str, spec: machinery.ModuleSpec) -> CodeSource | None:
     """An installed module, a built-in one, or one in an archive: its own file, without what it imports."""
     name, found = spec.name, spec
     for part in module.split(".")[1:]:
         name = f"{name}.{part}"
         if found.submodule_search_locations is None:
             return None
-        inner = elsewhere(name, list(found.submodule_search_locations))
+        inner = python_finds(name, list(found.submodule_search_locations))
         if inner is None:
             return None
         found = inner
     if not found.has_location or not found.origin or not hasattr(found.loader, "get_data"):
         words = f"the module {module}, a part of Python {platform.python_version()}"
-        return Source(module, words, hashlib.sha256(words.encode()).hexdigest())
+        return CodeSource(module, words, hashlib.sha256(words.encode()).hexdigest())
     content: bytes = found.loader.get_data(found.origin)  # type: ignore[union-attr]
-    return Source(module, found.origin, _sha256({module: File(Path(found.origin), content, False)}))
+    return CodeSource(module, found.origin, _sha256({module: ModuleFile(Path(found.origin), content, False)}))
 
 
-def _with_imports(top: str, root: Path) -> dict[str, File]:
+def _files_with_imports(top: str, root: Path) -> dict[str, ModuleFile]:
     """A module or package of a folder, and those of the same folder that it imports, and that these import."""
-    files: dict[str, File] = {}
+    files: dict[str, ModuleFile] = {}
     waiting, seen = [top], {*RESERVED}
     while waiting:
         name = waiting.pop()
         if name in seen:
             continue
         seen.add(name)
-        spec = _in_folder(name, root)
+        spec = _spec_in_folder(name, root)
         if spec is None:
             continue
         found = dict(_files(spec, frozenset()))
         files |= found
         for file in found.values():
             if file.path.suffix in machinery.SOURCE_SUFFIXES and file.content is not None:
-                waiting += sorted(_imports(file.content))
+                waiting += sorted(_imported_names(file.content))
     return files
 
 
-def _files(spec: machinery.ModuleSpec, above: frozenset[str]) -> Iterator[tuple[str, File]]:
+def _files(spec: machinery.ModuleSpec, above: frozenset[str]) -> Iterator[tuple[str, ModuleFile]]:
     """A module; of a package, all its modules too, whether or not anybody imports them. `above`: folders entered."""
     if spec.submodule_search_locations is None:
-        yield spec.name, File(Path(str(spec.origin)), read(str(spec.origin)), False)
+        yield spec.name, ModuleFile(Path(str(spec.origin)), read_file(str(spec.origin)), False)
         return
     folder = Path(next(iter(spec.submodule_search_locations)))
     real = os.path.realpath(folder)
     if real in above:  # a symlink to a folder around it
         return
-    init = File(folder, None, True) if spec.loader is None else File(Path(str(spec.origin)), read(spec.origin), True)
-    yield spec.name, init
+    if spec.loader is None:
+        yield spec.name, ModuleFile(folder, None, True)
+    else:
+        yield spec.name, ModuleFile(Path(str(spec.origin)), read_file(spec.origin), True)
     finder = machinery.FileFinder(str(folder), *LOADERS)
-    for stem in sorted({name.partition(".")[0] for name in _listed(folder)}):
+    for stem in sorted({name.partition(".")[0] for name in _names_in(folder)}):
         inner = finder.find_spec(f"{spec.name}.{stem}") if stem.isidentifier() and stem != "__init__" else None
         if inner is not None and stem != "__pycache__":
             yield from _files(inner, above | {real})
 
 
-def _listed(folder: Path) -> list[str]:
+def _names_in(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError:  # Python would find nothing in it either
         return []
 
 
-def read(path: str | None) -> bytes:
+def read_file(path: str | None) -> bytes:
     """What is in a file, if it is one: a pipe would keep its reader waiting."""
     try:
         handle = os.open(str(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -270,10 +272,10 @@ def read(path: str | None) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _imports(content: bytes) -> frozenset[str]:
+def _imported_names(content: bytes) -> frozenset[str]:
     """Names of the modules that a source imports anywhere in it, up to their first dot; none if it is no Python."""
     try:
-        with lock, warnings.catch_warnings():
+        with import_lock, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # nothing of it can run either
@@ -293,7 +295,7 @@ def _imports(content: bytes) -> frozenset[str]:
     return frozenset(name.partition(".")[0] for name in names)
 
 
-def _sha256(files: Mapping[str, File]) -> str:
+def _sha256(files: Mapping[str, ModuleFile]) -> str:
     """One hash of the names and contents of some modules, wherever their folder is."""
     digest = hashlib.sha256()
     for name, file in sorted(files.items()):

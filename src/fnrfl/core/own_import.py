@@ -16,15 +16,15 @@ from importlib.util import spec_from_file_location
 from types import CodeType, FunctionType, ModuleType
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.own_code import File, Source, elsewhere, lock, read, same_file
+from fnrfl.core.own_code import CodeSource, ModuleFile, import_lock, python_finds, read_file, same_file
 
-_serving: dict[str, File] = {}  # modules of users' folders that may be imported
+_served_files: dict[str, ModuleFile] = {}  # modules of users' folders that may be imported
 
 
 class _Loader(machinery.SourceFileLoader):
     """Executes the source that was looked at, and neither reads nor writes bytecode."""
 
-    def __init__(self, name: str, file: File) -> None:
+    def __init__(self, name: str, file: ModuleFile) -> None:
         super().__init__(name, str(file.path))
         self.content = file.content or b""
 
@@ -35,15 +35,15 @@ class _Loader(machinery.SourceFileLoader):
 class _Finder:
     """Lets Python import the modules that are served, and of their packages nothing else."""
 
-    serves_own_code = True  # so that `own_code.elsewhere` does not ask it
+    serves_own_code = True  # so that `own_code.python_finds` does not ask it
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> machinery.ModuleSpec | None:
-        file = _serving.get(name)
+        file = _served_files.get(name)
         if file is not None:
             return _spec(name, file)
-        package = _serving.get(name.rpartition(".")[0])
+        package = _served_files.get(name.rpartition(".")[0])
         if package is None or path is None:
             return None
         ours = package.path if package.content is None else package.path.parent
@@ -53,20 +53,20 @@ class _Finder:
         return found
 
 
-def _spec(name: str, file: File) -> machinery.ModuleSpec:
+def _spec(name: str, file: ModuleFile) -> machinery.ModuleSpec:
     """What Python needs for importing a file as it was read; the spec remembers the file."""
     inside = [str(file.path.parent)] if file.package else None
     spec: machinery.ModuleSpec | None
     if file.content is None:
         spec = machinery.ModuleSpec(name, None, is_package=True)
-        others = elsewhere(name) if "." not in name else None  # parts of it that lie in other folders
+        others = python_finds(name) if "." not in name else None  # parts of it that lie in other folders
         places = [] if others is None else others.submodule_search_locations or []
         spec.submodule_search_locations = [str(file.path), *(p for p in places if not same_file(p, str(file.path)))]
     elif file.path.suffix in machinery.SOURCE_SUFFIXES:
         loader = _Loader(name, file)
         spec = spec_from_file_location(name, file.path, loader=loader, submodule_search_locations=inside)
     else:
-        if read(str(file.path)) != file.content:  # what is compiled can only be loaded from its file
+        if read_file(str(file.path)) != file.content:  # what is compiled can only be loaded from its file
             raise ImportError(f"{file.path} has changed since it was looked at", name=name, path=str(file.path))
         spec = spec_from_file_location(name, file.path, submodule_search_locations=inside)
     assert spec is not None
@@ -74,31 +74,31 @@ def _spec(name: str, file: File) -> machinery.ModuleSpec:
     return spec
 
 
-def _served(module: ModuleType) -> File | None:
+def _file_of(module: ModuleType) -> ModuleFile | None:
     """The file that a module was served from; None if somebody else has imported it."""
     file = getattr(getattr(module, "__spec__", None), "loader_state", None)
-    return file if isinstance(file, File) else None
+    return file if isinstance(file, ModuleFile) else None
 
 
-def serve(source: Source) -> None:
+def serve(source: CodeSource) -> None:
     """Let Python import a module as it was found; what was imported before from other source will be imported anew.
 
     A module that the program has imported itself stays as it is, as always in Python; if it is another one than was
     found, that is refused.
     """
-    with lock:
+    with import_lock:
         _forget_changed(source.files)
-        _serving.update(source.files)
+        _served_files.update(source.files)
         if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
             sys.meta_path.insert(0, _Finder())
 
 
-def _forget_changed(files: Mapping[str, File]) -> None:
+def _forget_changed(files: Mapping[str, ModuleFile]) -> None:
     """Drop modules that were served from other files or contents than these, and all that may refer to them."""
     changed = False
     for name, file in files.items():
         module = sys.modules.get(name)
-        before = None if module is None else _served(module)
+        before = None if module is None else _file_of(module)
         if before is not None:
             changed = changed or before != file
         elif module is not None:
@@ -106,11 +106,11 @@ def _forget_changed(files: Mapping[str, File]) -> None:
     if changed:
         tops = {name.partition(".")[0] for name in files}
         for name, module in list(sys.modules.items()):
-            if name.partition(".")[0] in tops and _served(module) is not None:
+            if name.partition(".")[0] in tops and _file_of(module) is not None:
                 del sys.modules[name]
 
 
-def _check_imported(name: str, module: ModuleType, file: File) -> None:
+def _check_imported(name: str, module: ModuleType, file: ModuleFile) -> None:
     """Refuse a module that the program has imported itself and that is not the one in the file."""
     if file.content is None:
         return
@@ -127,7 +127,7 @@ def _check_imported(name: str, module: ModuleType, file: File) -> None:
         )
 
 
-def _is_current(module: ModuleType, file: File) -> bool:
+def _is_current(module: ModuleType, file: ModuleFile) -> bool:
     """Whether the functions and methods of a module are those that its file has now."""
     now = _compiled(file)
     members = list(vars(module).values())
@@ -138,10 +138,10 @@ def _is_current(module: ModuleType, file: File) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _compiled(file: File) -> frozenset[CodeType]:
+def _compiled(file: ModuleFile) -> frozenset[CodeType]:
     """The code of everything that a source defines; nothing if it is no Python."""
     try:
-        with lock, warnings.catch_warnings():
+        with import_lock, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return frozenset(_codes(compile(file.content or b"", str(file.path), "exec", dont_inherit=True)))
     except (SyntaxError, ValueError):
@@ -156,8 +156,8 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def blame(error: BaseException) -> str | None:
-    """Where in a user's own code an error came up: "nets.py, line 12, in forward"; None if it came up elsewhere."""
-    files = {str(file.path): file.path.name for file in list(_serving.values())}
+    """Where in a user's own code an error came up: "nets.py, line 12, in forward"; None if it came up in other code."""
+    files = {str(file.path): file.path.name for file in list(_served_files.values())}
     trace, place = error.__traceback__, None
     while trace is not None:
         code = trace.tb_frame.f_code

@@ -12,19 +12,22 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, vmap
 
-from fnrfl.core import optim
+from fnrfl.core import optim, trees
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.forks import process_lock
 from fnrfl.core.net import Model, Net
-from fnrfl.core.types import Batch, Flat, State, Training, Tree, aligned
+from fnrfl.core.training import Training
+from fnrfl.core.trees import Tree
+from fnrfl.core.values import Batch, Flat, State
 
 Loss = Callable[[Flat], tuple[Tensor, Tree]]  # parameters -> (loss, buffers after the forward pass)
 Gradient = Callable[[Loss, Flat], tuple[Flat, Tensor, Tree]]  # -> (gradient, loss, buffers)
 
 
+@trees.node
 @dataclass(frozen=True)
 class Carry:
-    """What changes from step to step, in place; with a client axis in front under `vmap`."""
+    """The tensors that a step changes in place; with a client axis in front under `vmap`."""
 
     params: Flat
     buffers: Tree
@@ -34,17 +37,7 @@ class Carry:
     def new(training: Training, params: Flat, buffers: Tree) -> Carry:
         """A carry that owns copies of its tensors; `params` is [P] or [M, P]."""
         params = params.clone(memory_format=torch.contiguous_format)
-        return Carry(params, aligned(buffers), optim.new_memory(training, params))
-
-    def to(self, device: torch.device) -> Carry:
-        """The same elsewhere."""
-        move = lambda tree: {k: v.to(device) for k, v in tree.items()}  # noqa: E731
-        return Carry(self.params.to(device), move(self.buffers), move(self.memory))
-
-    def rows(self, where: slice | int) -> Carry:
-        """Views of some clients' rows."""
-        pick = lambda tree: {k: v[where] for k, v in tree.items()}  # noqa: E731
-        return Carry(self.params[where], pick(self.buffers), pick(self.memory))
+        return Carry(params, trees.aligned(buffers), optim.new_memory(training, params))
 
 
 def by_autograd(loss: Loss, params: Flat) -> tuple[Flat, Tensor, Tree]:
@@ -106,6 +99,9 @@ def local_step(
     if training.frozen:
         grad = grad.masked_fill(net.mask(training.frozen), 0.0)
     optim.update(training, lr, carry.params, grad, carry.memory)
+    shift = objective.shift(lr, shared, own)
+    if shift is not None:
+        carry.params.add_(shift.masked_fill(net.mask(training.frozen), 0.0) if training.frozen else shift)
     for name, buffer in carry.buffers.items():
         buffer.copy_(buffers[name])
     return value

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from fnrfl.core.types import Tree, aligned
+from fnrfl.core import trees
+from fnrfl.core.trees import Tree, aligned
 
 CPU = torch.device("cpu")
+
+
+class ClientMemory(Protocol):
+    """What clients remember between rounds, wherever it lives: checkpoints and personal models read it."""
+
+    birth: Tree  # what a client remembers before its first round
+    changed: set[int]  # clients whose memory was written since the last checkpoint
+
+    def __contains__(self, client: int) -> bool: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+    def get(self, client: int) -> Tree:
+        """One client's memory."""
+        ...
+
+    def put(self, client: int, memory: Tree) -> None:
+        """Replace one client's memory."""
+        ...
 
 
 class ClientStore:
@@ -35,13 +56,14 @@ class ClientStore:
     def __contains__(self, client: int) -> bool:
         return client in self._here or client in self._there
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._here.keys() | self._there))
 
     def get(self, client: int) -> Tree:
         """One client's memory."""
-        found = aligned(load_file(self._file(client))) if client in self._there else self._here.get(client, self.birth)
-        return {k: v.to(self.device) for k, v in found.items()}
+        on_disk = client in self._there
+        memory = aligned(load_file(self._file(client))) if on_disk else self._here.get(client, self.birth)
+        return trees.moved(memory, self.device)
 
     def put(self, client: int, memory: Tree) -> None:
         """Replace one client's memory."""
@@ -49,7 +71,7 @@ class ClientStore:
 
     def copied(self, memory: Tree) -> Tree:
         """A memory as it is kept."""
-        return aligned({k: v.to(self.home) for k, v in memory.items()})
+        return aligned(trees.moved(memory, self.home))
 
     def keep(self, client: int, memory: Tree) -> None:
         """Replace one client's memory by a copy."""
@@ -63,19 +85,17 @@ class ClientStore:
     def move(self, home: torch.device) -> None:
         """Keep memories elsewhere from now on, those there are as well."""
         if home != self.home:
-            self.home, self._here = home, {c: {k: v.to(home) for k, v in m.items()} for c, m in self._here.items()}
+            self.home, self._here = home, {client: trees.moved(memory, home) for client, memory in self._here.items()}
 
     def read(self, clients: list[int]) -> Tree:
         """Memories stacked, [M, ...]."""
-        rows = [self.get(c) for c in clients]
-        return {k: torch.stack([row[k] for row in rows]) for k in rows[0]} if rows else {}
+        return trees.stacked([self.get(client) for client in clients]) if clients else {}
 
-    def renewed(self, clients: list[int], changed: dict[str, list[Tensor]]) -> list[tuple[int, Tree]]:
-        """Copies of some clients' memories with some names changed, to be kept; row m belongs to client m."""
+    def renewed(self, clients: list[int], changed: Tree) -> list[tuple[int, Tree]]:
+        """Copies of some clients' memories with some names changed, to be kept; row m of `changed` is client m's."""
         if not changed:
             return []
-        new = (self.get(c) | {k: rows[m] for k, rows in changed.items()} for m, c in enumerate(clients))
-        return [(client, self.copied(memory)) for client, memory in zip(clients, new, strict=True)]
+        return [(client, self.copied(self.get(client) | trees.rows(changed, m))) for m, client in enumerate(clients)]
 
     def clear(self) -> None:
         """Forget everything."""

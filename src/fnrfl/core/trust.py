@@ -1,13 +1,13 @@
-"""Code of the user's runs at the user's word: typed, given in Python, or allowed before.
+"""A user's own code runs only if the user allows it: by typing its name, by passing it in Python, or with --trust.
 
-A config may name built-in things freely. `module:name` in a file, a recipe or the config.toml of a run directory, is
-refused until it is allowed, and then remembered in the user's state folder, bound to the words and to the source that
-they stand for: one's own runs do not ask twice, a received one asks, and so does changed code.
+A config may name built-in things freely. Where a file (a recipe, or the config.toml of a run directory) says
+`module:name`, the code is refused until the user allows it. The permission is remembered in the user's state folder,
+for these words and this source: the user's own runs do not ask twice, but a run from somebody else does, and so does
+code that has changed.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import json
@@ -24,11 +24,14 @@ from types import ModuleType
 
 from fnrfl.core import own_code, own_import
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.own_code import Source, Target
+from fnrfl.core.nearest import did_you_mean
+from fnrfl.core.own_code import CodeSource, Target
 
 log = logging.getLogger("fnrfl.core.trust")
 
-_allowed: set[tuple[str, str, str | None]] = set()  # (key, words, sha256) in this process, whatever the disk does
+_allowed: set[tuple[str, str, str | None]] = (
+    set()
+)  # (key, words, sha256), in this process, even if no file can be written
 _importable: set[tuple[Target, str | None]] = set()  # what `fetch` may import, with the sha256 that was looked at
 
 
@@ -102,8 +105,7 @@ def _attribute(what: str, module: ModuleType, target: Target) -> object:
     with in_words(f"{what} cannot be imported", "Check its code."):
         found = getattr(module, target.name, missing)
     if found is missing:
-        near = difflib.get_close_matches(target.name, list(vars(module)), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else own_code.shadowed(target.module)
+        hint = did_you_mean(target.name, vars(module)) or own_code.shadowed(target.module)
         raise ConfigError(f"{what}: module {target.module!r} has no {target.name!r}.{hint} Name something in it.")
     return found
 
@@ -116,25 +118,25 @@ def _references(values: Mapping[str, object]) -> Iterator[tuple[str, str, Target
             yield key, str(words), target
 
 
-def _would_run(key: str, words: str, target: Target, source: Source | None, origin: str) -> str:
+def _would_run(key: str, words: str, target: Target, source: CodeSource | None, origin: str) -> str:
     """What a file asks for, in a sentence or two."""
     named = f"{key} = {json.dumps(words, ensure_ascii=False)} in {origin}"
     if source is None:
         return f"{named} would run code: {target.name} of a module {target.module}, which is not found here."
     own = [file.path for name, file in source.files.items() if file.content is not None and name != target.module]
-    others = f" with {_list([path.name for path in own])}" if own else ""
+    others = f" with {_listed([path.name for path in own])}" if own else ""
     changed = " The code has changed since it was allowed." if _was_allowed(key, words) else ""
     return f"{named} would run code: {target.name} in {source.place}{others}.{changed}"
 
 
-def _list(names: list[str]) -> str:
+def _listed(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def _allow(key: str, words: str, target: Target, source: Source | None) -> None:
+def _allow(key: str, words: str, target: Target, source: CodeSource | None) -> None:
     if source is None:  # there is nothing that could run; the importer says so
         return
     _importable.add((target, source.sha256))
@@ -143,33 +145,39 @@ def _allow(key: str, words: str, target: Target, source: Source | None) -> None:
         _remember(key, words, source)
 
 
-def _is_allowed(key: str, words: str, source: Source | None) -> bool:
+def _is_allowed(key: str, words: str, source: CodeSource | None) -> bool:
     if source is None:
         return False
     if (key, words, source.sha256) in _allowed:
         return True
-    folder = _folder()
-    return folder is not None and source.sha256 is not None and _is_ours(folder / _name(key, words, source.sha256))
+    folder = _permission_folder()
+    return (
+        folder is not None
+        and source.sha256 is not None
+        and _is_permission_file(folder / _permission_name(key, words, source.sha256))
+    )
 
 
 def _was_allowed(key: str, words: str) -> bool:
     """Whether these words were ever allowed, with whatever source."""
     if any((key, words) == known[:2] for known in tuple(_allowed)):
         return True
-    folder = _folder()
+    folder = _permission_folder()
     try:
-        return folder is not None and any(file.startswith(_name(key, words, "")) for file in os.listdir(folder))
+        return folder is not None and any(
+            file.startswith(_permission_name(key, words, "")) for file in os.listdir(folder)
+        )
     except OSError:
         return False
 
 
-def _name(key: str, words: str, sha256: str) -> str:
+def _permission_name(key: str, words: str, sha256: str) -> str:
     """The name of the file that remembers a permission: the words' hash, and the source's."""
     asked = hashlib.sha256(f"{key}\n{words}".encode("utf-8", "surrogatepass")).hexdigest()
     return f"{asked[:32]}-" + (f"{sha256}.json" if sha256 else "")
 
 
-def _is_ours(path: Path) -> bool:
+def _is_permission_file(path: Path) -> bool:
     """Whether a permission is there, as a file and not as a link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode) and not path.parent.is_symlink()
@@ -177,13 +185,13 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def _folder() -> Path | None:
+def _permission_folder() -> Path | None:
     """Where permissions are kept; None where the user has no place for such things."""
-    state = _state()
+    state = _state_folder()
     return None if state is None else state / "trusted"
 
 
-def _state() -> Path | None:
+def _state_folder() -> Path | None:
     """The user's state folder: FNRFL_STATE, or what the system calls so."""
     if chosen := os.environ.get("FNRFL_STATE"):
         return Path(os.path.abspath(chosen))
@@ -198,13 +206,13 @@ def _state() -> Path | None:
     return Path(base) / "fnrfl" if os.path.isabs(base) else None
 
 
-def _remember(key: str, words: str, source: Source) -> None:
+def _remember(key: str, words: str, source: CodeSource) -> None:
     """Write a permission down, whole or not at all; where that cannot be done, it lasts as long as the process."""
-    folder = _folder()
+    folder = _permission_folder()
     if folder is None or source.sha256 is None:
         return
-    path = folder / _name(key, words, source.sha256)
-    if _is_ours(path):
+    path = folder / _permission_name(key, words, source.sha256)
+    if _is_permission_file(path):
         return
     date = datetime.now(UTC).isoformat(timespec="seconds")
     entry = {"key": key, "words": words, "file": source.place, "sha256": source.sha256, "date": date}

@@ -1,4 +1,7 @@
-"""What a user's arrays may be: numbers or pixels, labels, names of classes. Anything else is refused in a sentence."""
+"""What a user's arrays may be: numbers or pixels, labels, names of classes. Anything else is refused in a sentence.
+
+`title` is what such a sentence calls the array: "x_train of mine.npz".
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import counted
 
 
 def tensor(array: np.ndarray) -> Tensor:
@@ -17,16 +21,16 @@ def tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.require(array, requirements=("C", "W")))
 
 
-def _array(values: object, what: str) -> np.ndarray:
+def _array(values: object, title: str) -> np.ndarray:
     if isinstance(values, np.ma.MaskedArray):
         if np.ma.is_masked(values):
             raise ConfigError(
-                f"{what} is a masked array with {int(np.ma.getmaskarray(values).sum())} masked values; all must be "
+                f"{title} is a masked array with {counted(np.ma.count_masked(values), 'masked value')}; all must be "
                 "known. Fill them in or leave those examples out."
             )
         return np.asarray(values)
     if isinstance(values, Tensor) and values.layout != torch.strided:
-        raise ConfigError(f"{what} is a sparse tensor; it must be dense. Give it with .to_dense().")
+        raise ConfigError(f"{title} is a sparse tensor; it must be dense. Give it with .to_dense().")
     try:
         if not isinstance(values, Tensor):
             return np.asarray(values)
@@ -34,35 +38,36 @@ def _array(values: object, what: str) -> np.ndarray:
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(
-            f"{what} is not an array ({error}); all its rows must have the same shape. Pad them."
+            f"{title} is not an array ({error}); all its rows must have the same shape. Pad them."
         ) from error
 
 
-def features(values: object, what: str) -> np.ndarray:
+def features(values: object, title: str) -> np.ndarray:
     """Examples: uint8 pixels [n, C, H, W], or numbers [n, ...], floating as they come and whole ones as int64."""
-    x = _array(values, what)
+    x = _array(values, title)
     if x.ndim < 2 or x.dtype.kind not in "biuf" or 0 in x.shape[1:]:
         raise ConfigError(
-            f"{what} is {x.dtype}{list(x.shape)}; it must be numbers, with examples along the first axis and at least "
+            f"{title} is {x.dtype}{list(x.shape)}; it must be numbers, with examples along the first axis and at least "
             "one more axis that is not empty. Store features as float32 [n, F] or pixels as uint8 [n, C, H, W]."
         )
     if x.dtype == np.uint8:
-        return _pixels(x, what)
+        return _pixels(x, title)
     if x.dtype.kind in "iu":
         if x.size and int(x.max()) > np.iinfo(np.int64).max:
-            raise ConfigError(f"{what} holds {x.max()}; whole numbers must fit into int64. Store it as float64.")
+            raise ConfigError(f"{title} holds {x.max()}; whole numbers must fit into int64. Store it as float64.")
         return x.astype(np.int64, copy=False)
     x = x.astype({1: np.float32, 2: np.float16, 4: np.float32}.get(x.dtype.itemsize, np.float64), copy=False)
     if not np.isfinite(x).all():
         bad = np.argwhere(~np.isfinite(x))
         raise ConfigError(
-            f"{what} holds {len(bad)} values that are not finite, the first {x[tuple(bad[0])]} in example {bad[0][0]}; "
-            "all must be finite numbers. Fill them in or leave those examples out."
+            f"{title} holds {counted(len(bad), 'value that is', 'values that are')} not finite, the first "
+            f"{x[tuple(bad[0])]} in example {bad[0][0]}; all must be finite numbers. Fill them in or leave those "
+            "examples out."
         )
     return x
 
 
-def _pixels(x: np.ndarray, what: str) -> np.ndarray:
+def _pixels(x: np.ndarray, title: str) -> np.ndarray:
     """uint8 means pixels: [n, C, H, W], whichever of the usual layouts they come in."""
     if x.ndim == 3:
         return x[:, None]
@@ -70,48 +75,48 @@ def _pixels(x: np.ndarray, what: str) -> np.ndarray:
         return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     if x.ndim != 4:
         raise ConfigError(
-            f"{what} is uint8{list(x.shape)}; uint8 means pixels, [n, H, W] or [n, C, H, W]. "
+            f"{title} is uint8{list(x.shape)}; uint8 means pixels, [n, H, W] or [n, C, H, W]. "
             "Reshape it to images, or store features as float32 and whole numbers as int64."
         )
     return x
 
 
-def alike(x: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Whole numbers beside floating ones become floating too."""
+def as_one_type(x: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The same arrays; where some are floating, those of whole numbers become floating too."""
     if any(values.dtype.kind == "f" for values in x):
         return [values.astype(np.float32) if values.dtype == np.int64 else values for values in x]
     return list(x)
 
 
-def labels(values: object, what: str) -> np.ndarray:
+def labels(values: object, title: str) -> np.ndarray:
     """Class numbers as int64, or names as they are."""
-    y = _array(values, what)
+    y = _array(values, title)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1:
         raise ConfigError(
-            f"{what} has the shape {list(y.shape)}; labels are a list of one class each. Use argmax on one-hot labels."
+            f"{title} has the shape {list(y.shape)}; labels are a list of one class each. Use argmax on one-hot labels."
         )
     if y.dtype.kind == "O" and all(isinstance(label, str) for label in y):
         y = y.astype(np.str_)
     if y.dtype.kind in "US":
-        return _text(y, what)
+        return _decoded(y, title)
     if y.dtype.kind not in "biuf":
-        raise ConfigError(f"{what} is of type {y.dtype}; labels must be class numbers from 0, or names. Convert them.")
+        raise ConfigError(f"{title} is of type {y.dtype}; labels must be class numbers from 0, or names. Convert them.")
     for bad, rule in ((y != np.floor(y), "whole numbers"), (y < 0, "numbered from 0")):
         if bad.any():
             raise ConfigError(
-                f"{what} holds the label {y[bad][0]} (example {np.flatnonzero(bad)[0]}); class labels must be {rule}. "
+                f"{title} holds the label {y[bad][0]} (example {np.flatnonzero(bad)[0]}); class labels must be {rule}. "
                 "Number the classes 0, 1, 2, ... or give their names as strings."
             )
     if len(y) and float(y.max()) >= 2**63:
         raise ConfigError(
-            f"{what} holds the label {y.max()}; class numbers must fit into int64. Give names as strings."
+            f"{title} holds the label {y.max()}; class numbers must fit into int64. Give names as strings."
         )
     return y.astype(np.int64)
 
 
-def _text(y: np.ndarray, what: str) -> np.ndarray:
+def _decoded(y: np.ndarray, title: str) -> np.ndarray:
     """Names as text; bytes are read as UTF-8."""
     if y.dtype.kind == "U":
         return y
@@ -119,18 +124,18 @@ def _text(y: np.ndarray, what: str) -> np.ndarray:
         return np.char.decode(y, "utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{what} holds bytes that are not UTF-8 ({error.object!r}); names must be text. Store them as strings."
+            f"{title} holds bytes that are not UTF-8 ({error.object!r}); names must be text. Store them as strings."
         ) from error
 
 
-def class_names(values: object, what: str) -> list[str]:
+def class_names(values: object, title: str) -> list[str]:
     """The names of classes, one each."""
-    listed = _array(values, what)
+    listed = _array(values, title)
     if listed.ndim != 1:
         raise ConfigError(
-            f"{what} has the shape {list(listed.shape)}; it must be a list with one name for each class. Make it one."
+            f"{title} has the shape {list(listed.shape)}; it must be a list with one name for each class. Make it one."
         )
-    return [str(name) for name in (_text(listed, what) if listed.dtype.kind == "S" else listed)]
+    return [str(name) for name in (_decoded(listed, title) if listed.dtype.kind == "S" else listed)]
 
 
 def numbered(
@@ -141,36 +146,56 @@ def numbered(
     Names are numbered in sorted order. Where labels are numbers and nothing names the classes, the numbers that occur
     are the names: 1, 2, 3 make three classes.
     """
-    text = [one.dtype.kind == "U" for one in y]
-    if any(text) != all(text):
-        kinds = ["names" if one else "numbers" for one in text]
+    are_names = _check_one_kind(y, name)
+    if classes is None:
+        known, y = _classes_that_occur(y)
+    else:
+        known = _different(classes, name)
+        if are_names:
+            y = [_numbers_of(labels, known, name) for labels in y]
+        else:
+            _check_highest(y, known, name)
+    if len(known) > len(y[0]):
+        raise ConfigError(
+            f"{name} has {counted(len(known), 'class', 'classes')} for {counted(len(y[0]), 'training example')}; there "
+            "must be at least as many examples as classes. Check that the labels are classes."
+        )
+    return list(y), known
+
+
+def _check_one_kind(y: Sequence[np.ndarray], name: str) -> bool:
+    """Whether the labels of all parts are names; refused where some are names and others numbers."""
+    are_names = [labels.dtype.kind == "U" for labels in y]
+    if any(are_names) != all(are_names):
+        kinds = ["names" if names else "numbers" for names in are_names]
         raise ConfigError(
             f"{name} has {kinds[0]} as training labels and {kinds[1]} as test labels; both must be of one kind. "
             "Write both as names, or both as numbers."
         )
-    if classes is not None and (twice := [one for one, count in Counter(classes).items() if count > 1]):
+    return all(are_names)
+
+
+def _classes_that_occur(y: Sequence[np.ndarray]) -> tuple[tuple[str, ...], list[np.ndarray]]:
+    """The classes that occur in the labels, by name, and the labels as their numbers."""
+    classes, numbers = np.unique(np.concatenate(y), return_inverse=True)
+    ends = np.cumsum([len(labels) for labels in y])[:-1]
+    return tuple(str(label) for label in classes), np.split(numbers.astype(np.int64), ends)
+
+
+def _different(classes: Sequence[str], name: str) -> tuple[str, ...]:
+    """The names of the classes, if no two are the same."""
+    if twice := [label for label, count in Counter(classes).items() if count > 1]:
         raise ConfigError(f"{name} names the class {twice[0]!r} more than once; names must differ. Rename one.")
-    if classes is None:
-        found, places = np.unique(np.concatenate(y), return_inverse=True)
-        known = tuple(str(one) for one in found)
-        y = np.split(places.astype(np.int64), np.cumsum([len(one) for one in y])[:-1])
-    elif all(text):
-        known = tuple(classes)
-        y = [_numbers_of(one, known, name) for one in y]
-    else:
-        known = tuple(classes)
-        highest = max(int(one.max()) for one in y)
-        if highest >= len(known):
-            raise ConfigError(
-                f"{name} has the label {highest}, but names {len(known)} classes; labels must be below that. "
-                "Name every class or correct the label."
-            )
-    if len(known) > len(y[0]):
+    return tuple(classes)
+
+
+def _check_highest(y: Sequence[np.ndarray], known: tuple[str, ...], name: str) -> None:
+    highest = max(int(labels.max()) for labels in y)
+    if highest >= len(known):
         raise ConfigError(
-            f"{name} has {len(known)} classes for {len(y[0])} training examples; there must be at least as many "
-            "examples as classes. Check that the labels are classes."
+            f"{name} has the label {highest}, but names {counted(len(known), 'class', 'classes')}; labels must be "
+            "below that. Name every class or correct the label."
         )
-    return list(y), known
 
 
 def _numbers_of(y: np.ndarray, known: tuple[str, ...], name: str) -> np.ndarray:

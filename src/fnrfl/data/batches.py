@@ -10,13 +10,13 @@ from torch import Tensor
 
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.rng import elsewhere, generator
-from fnrfl.core.types import SERVER, Batch, Data, Plan, Stream, Training
+from fnrfl.core.types import SERVER, Batch, Data, Plan, RandomStream, Training
 from fnrfl.data import augment
 
 WHOLE = 1000  # examples per batch of a probe or an evaluation
 
 
-def plan(n: int, training: Training, stream: Stream) -> Plan:
+def plan(n: int, training: Training, stream: RandomStream) -> Plan:
     """Which of n examples each step sees.
 
     run-on: the epochs' orders end to end, cut into full batches, the last one filled from its order's start;
@@ -32,8 +32,8 @@ def plan(n: int, training: Training, stream: Stream) -> Plan:
         orders = [torch.arange(n)] * epochs
     if training.last_batch == "run-on":
         missing = -(epochs * n) % batch
-        whole = torch.cat([*orders, orders[-1][torch.arange(missing) % n]])
-        return Plan(whole, [batch] * (len(whole) // batch))
+        filled = torch.cat([*orders, orders[-1][torch.arange(missing) % n]])
+        return Plan(filled, [batch] * (len(filled) // batch))
     full, rest = divmod(n, batch)
     if training.last_batch == "drop":
         return Plan(torch.cat([order[: full * batch] for order in orders]), [batch] * full * epochs)
@@ -63,7 +63,7 @@ class Pool:
         """`parts` has "private" (what `shards` index), "public", "ranking", "distill", "validation".
 
         They lie on `device`, as bytes if they are bytes. `noise(client, x, stream)` lays a client's feature noise over
-        a batch: at every access, or once and for all.
+        a batch: each time that the examples are used (`redraw`), or once, when the pool is made.
         """
         self.num_classes, self.dtype, self.shards = num_classes, dtype, list(shards)
         self.examples = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
@@ -77,7 +77,7 @@ class Pool:
                 x[shard] = noise(client, x[shard], self._on_device(generator(seed, client, "feature-noise")))
             self._parts["private"] = x, y
 
-    def elsewhere(self, device: torch.device) -> Pool:
+    def on_device(self, device: torch.device) -> Pool:
         """The same examples on another device."""
         if device == self.device:
             return self
@@ -96,12 +96,13 @@ class Pool:
             picked = augment.crop_flip(picked, crops.to(self.device, non_blocking=True))
         return scaled(picked, self.dtype), y[positions]
 
-    def plan(self, client: int, data: Data, training: Training, stream: Stream) -> Plan:
+    def plan(self, client: int, data: Data, training: Training, stream: RandomStream) -> Plan:
         """The batches of one task of one client."""
         private = data == "private"
         shard = torch.arange(len(self._parts[data][1])) if not private else self._shard(client)
         made = plan(len(shard), training, stream)
-        crops = augment.draw_crop_flip(len(made.order), stream("augment")) if training.augment else None
+        cropped = augment.resolve(training.augment, tuple(self._parts[data][0].shape[1:]))
+        crops = augment.draw_crop_flip(len(made.order), stream("augment")) if cropped else None
         # The server, standing for everybody, sees examples without anybody's noise.
         noise = self._noise_of(client, stream) if private and client != SERVER else None
         return Plan(shard[made.order], made.sizes, crops, noise)
@@ -109,20 +110,20 @@ class Pool:
     def _shard(self, client: int) -> Tensor:
         return torch.cat(self.shards) if client == SERVER else self.shards[client]
 
-    def whole(self, client: int, data: Data, stream: Stream) -> Iterator[Batch]:
+    def probe_batches(self, client: int, data: Data, stream: RandomStream) -> Iterator[Batch]:
         """All of a client's data, as a probe sees it: no augmentation, but the client's own noise."""
         private = data == "private"
         positions = self.shards[client] if private else torch.arange(len(self._parts[data][1]))
         noise = self._noise_of(client, stream) if private else None
-        for part in positions.to(self.device).split(WHOLE):
-            x, y = self.take(data, part)
-            yield Batch(x if noise is None else noise(x), y, part)
+        for chunk in positions.to(self.device).split(WHOLE):
+            x, y = self.take(data, chunk)
+            yield Batch(x if noise is None else noise(x), y, chunk)
 
     def all(self, data: Data) -> tuple[Tensor, Tensor]:
         """(x, y) of a split, pixels as numbers in [0, 1]."""
         return self.take(data, torch.arange(len(self._parts[data][1])))
 
-    def _noise_of(self, client: int, stream: Stream) -> Callable[[Tensor], Tensor] | None:
+    def _noise_of(self, client: int, stream: RandomStream) -> Callable[[Tensor], Tensor] | None:
         """A client's feature noise over a batch, drawn where the examples are; None if there is none."""
         if self._noise is None:
             return None

@@ -1,7 +1,7 @@
 """Data sets as tensors, from a name, a file, a folder of images or a function of the user's.
 
 Values are kept as they come: pixels stay uint8 (they are divided by 255 where batches are gathered), whole numbers stay
-whole, and features are never scaled. `read` is the one way to data that is no named data set, for training and for use.
+whole, and features are never scaled. `read_source` is the one way to data, for training and for use.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,13 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import did_you_mean
 from fnrfl.core.rng import numpy_generator
+from fnrfl.core.words import counted
 from fnrfl.data import arrays, readers
-from fnrfl.data.reading import ALL, Columns, Examples, Expected, Read
-from fnrfl.data.sources import CIFAR_BATCHES, NAMED, Arrays, checksum, named, read_cifar, verified
+from fnrfl.data.reading import ONLY_PART, Columns, Examples, Expected, RawData
+from fnrfl.data.sources import NAMED_DATASETS, cifar10, load_named, read_verified
+from fnrfl.data.sources.entry import Arrays, checksum
 
 Values = np.ndarray | Tensor
 
@@ -61,18 +63,18 @@ class Facts:
         return vars(self) | {"columns": None if self.columns is None else self.columns.as_json()}
 
     @classmethod
-    def from_json(cls, said: dict[str, Any]) -> Facts:
+    def from_json(cls, values: dict[str, Any]) -> Facts:
         """The inverse of `as_json`; runs of version 0.1.0 know less."""
         try:
             return cls(
-                source=said["source"],
-                sha256=said["sha256"],
-                classes=tuple(said["classes"]),
-                input_shape=tuple(said["input_shape"]),
-                pixels=said["pixels"],
-                tokens=said.get("tokens", False),
-                columns=Columns.from_json(said["columns"]) if said.get("columns") else None,
-                examples=tuple(said["examples"]) if said.get("examples") else None,
+                source=values["source"],
+                sha256=values["sha256"],
+                classes=tuple(values["classes"]),
+                input_shape=tuple(values["input_shape"]),
+                pixels=values["pixels"],
+                tokens=values.get("tokens", False),
+                columns=Columns.from_json(values["columns"]) if values.get("columns") else None,
+                examples=tuple(values["examples"]) if values.get("examples") else None,
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
@@ -122,29 +124,29 @@ class Dataset:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class DataSource:
     """Everything that a name stands for, read and checked, before a test part is drawn or classes are numbered."""
 
     name: str
     source: str
-    read: Read  # with arrays that were checked
+    raw: RawData  # its arrays are checked
     checksum: str | None = None  # of a named data set, which is verified to the last bit
 
     @property
     def num_examples(self) -> tuple[int, int]:
         """How many there are for training and for testing, once there is a test part."""
-        sizes = [len(part.x) for part in self.read.parts.values()]
+        sizes = [len(part.x) for part in self.raw.parts.values()]
         if len(sizes) == 2:
             return sizes[0], sizes[1]
         return sizes[0] - _num_test(sizes[0]), _num_test(sizes[0])
 
     def dataset(self, *, seed: int = 0) -> Dataset:
         """Its examples as a data set; the seed only draws a test part for data that comes without one."""
-        parts = list(self.read.parts.values())
+        parts = list(self.raw.parts.values())
         if len(parts) == 1:
-            parts = _with_test(self.name, parts[0], seed)
-        made = _assembled(self.name, parts, self.read.classes, self.source, self.checksum)
-        return replace(made, columns=self.read.columns, notices=self.read.notices)
+            parts = _draw_test_part(self.name, parts[0], seed)
+        made = _assemble(self.name, parts, self.raw.classes, self.source, self.checksum)
+        return replace(made, columns=self.raw.columns, notices=self.raw.notices)
 
 
 def load(name: str, *, seed: int = 0, expected: Expected | None = None) -> Dataset:
@@ -152,47 +154,49 @@ def load(name: str, *, seed: int = 0, expected: Expected | None = None) -> Datas
 
     With `expected`, a table's columns are matched by name with those of another.
     """
-    return read(name, expected).dataset(seed=seed)
+    return read_source(name, expected).dataset(seed=seed)
 
 
-def read(name: str, expected: Expected | None = None) -> Source:
+def read_source(name: str, expected: Expected | None = None) -> DataSource:
     """What `name` stands for: a data set, a file, a folder of images or what a function returns.
 
-    Without `expected` it is to be trained on; with it, it is held against what a model expects.
+    Without `expected` it is to be trained on; with it, it is compared with what a model expects.
     """
     path = Path(os.path.expanduser(name))  # of an unknown user: as it is, where Path would raise
-    if name in NAMED:
-        return _original(name, *named(name))
-    if os.path.isfile(path / CIFAR_BATCHES[0]):
-        return _original("cifar10", verified("cifar10", path, read_cifar), str(path.resolve()))
-    if path.suffix.lower() in readers.FILES:
-        found = readers.FILES[path.suffix.lower()](path, expected)
+    if name in NAMED_DATASETS:
+        return _named_source(name, *load_named(name))
+    if os.path.isfile(path / cifar10.BATCH_FILES[0]):
+        return _named_source("cifar10", read_verified("cifar10", path, cifar10.read_cifar), str(path.resolve()))
+    if path.suffix.lower() in readers.FILE_READERS:
+        raw = readers.FILE_READERS[path.suffix.lower()](path, expected)
     elif path.is_dir():
-        found = readers.read_images(path, expected)
+        raw = readers.read_images(path, expected)
     elif ":" in name:
-        return _returned(name, readers.call(name))
+        return _source_from_function(name, readers.call_function(name))
     else:
-        near = get_close_matches(name, NAMED, n=1)
         raise ConfigError(
             f"dataset = {name!r} is neither a known data set nor a file or folder that exists; it must be "
-            f"{', '.join(NAMED)}, a .npz or .csv file, a folder of images, or module:function."
-            + (f" Did you mean {near[0]!r}?" if near else " Check the name.")
+            f"{', '.join(NAMED_DATASETS)}, a .npz or .csv file, a folder of images, or module:function."
+            + (did_you_mean(name, NAMED_DATASETS) or " Check the name.")
         )
-    return Source(name, str(path.resolve()), _checked(name, found))
+    return DataSource(name, str(path.resolve()), _checked(name, raw))
 
 
-def _returned(name: str, made: object) -> Source:
+def _source_from_function(name: str, made: object) -> DataSource:
     """What a function of the user's returned."""
     if isinstance(made, Dataset):
         parts = {"train": Examples(made.train.x, made.train.y), "test": Examples(made.test.x, made.test.y)}
-        return Source(made.name, made.source, _checked(made.name, Read(parts, made.classes)))
+        return DataSource(made.name, made.source, _checked(made.name, RawData(parts, made.classes)))
     if not isinstance(made, tuple) or len(made) not in (2, 4):
         raise ConfigError(
             f"dataset = {name!r} returned {type(made).__name__}; it must return a fnrfl Dataset, a tuple x_train, "
             "y_train, x_test, y_test, or a tuple x, y. Change what the function returns."
         )
-    parts = {ALL: Examples(*made)} if len(made) == 2 else {"train": Examples(*made[:2]), "test": Examples(*made[2:])}
-    return Source(name, name, _checked(name, Read(parts)))
+    if len(made) == 2:
+        parts = {ONLY_PART: Examples(*made)}
+    else:
+        parts = {"train": Examples(*made[:2]), "test": Examples(*made[2:])}
+    return DataSource(name, name, _checked(name, RawData(parts)))
 
 
 def from_arrays(
@@ -211,7 +215,7 @@ def from_arrays(
     whole numbers become int64. Labels are class numbers from 0, or names, which are numbered in sorted order.
     """
     parts = {"train": Examples(x_train, y_train), "test": Examples(x_test, y_test)}
-    return Source(name, source, _checked(name, Read(parts, classes))).dataset()
+    return DataSource(name, source, _checked(name, RawData(parts, classes))).dataset()
 
 
 def stratified_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -227,32 +231,33 @@ def stratified_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray
     return by_class[np.lexsort((rng.random(len(labels)), (rank + 0.5) / np.repeat(size, size)))]
 
 
-def _checked(name: str, found: Read) -> Read:
-    """The same with arrays that are what they must be: numbers, and one label for each example if there are labels."""
+def _checked(name: str, raw: RawData) -> RawData:
+    """The same data, its arrays checked: they hold numbers, and one label for each example if there are labels."""
     parts = {}
-    for part, held in found.parts.items():
+    for part, examples in raw.parts.items():
         ending = f"_{part}" if part else ""
-        x = arrays.features(held.x, f"x{ending} of {name}")
-        y = None if held.y is None else arrays.labels(held.y, f"y{ending} of {name}")
+        x = arrays.features(examples.x, f"x{ending} of {name}")
+        y = None if examples.y is None else arrays.labels(examples.y, f"y{ending} of {name}")
         if y is not None and len(x) != len(y):
             where = (f" in x{ending}", f" in y{ending}") if part else ("", "")
             raise ConfigError(
-                f"{name} has {len(x)} examples{where[0]} and {len(y)} labels{where[1]}; "
+                f"{name} has {counted(len(x), 'example')}{where[0]} and {counted(len(y), 'label')}{where[1]}; "
                 "there must be one label for each example. Write both from the same list."
             )
         if not len(x):
             raise ConfigError(f"{name} has no examples in x{ending}; at least one is needed. Add some.")
-        parts[part] = replace(held, x=x, y=y)
-    xs = arrays.alike([part.x for part in parts.values()])
+        parts[part] = replace(examples, x=x, y=y)
+    xs = arrays.as_one_type([part.x for part in parts.values()])
     if len({(x.shape[1:], x.dtype) for x in xs}) > 1:
         raise ConfigError(
             f"{name} has training examples of {xs[0].dtype}{list(xs[0].shape[1:])} and test examples of "
             f"{xs[1].dtype}{list(xs[1].shape[1:])}; they must be alike. Prepare both in the same way."
         )
-    return replace(found, parts={part: replace(held, x=x) for (part, held), x in zip(parts.items(), xs, strict=True)})
+    alike = {part: replace(parts[part], x=x) for part, x in zip(parts, xs, strict=True)}
+    return replace(raw, parts=alike)
 
 
-def _assembled(
+def _assemble(
     name: str, parts: Sequence[Examples], classes: Sequence[str] | None, source: str, known: str | None
 ) -> Dataset:
     """A data set of two checked parts; `known` is its checksum if somebody has made sure of it."""
@@ -264,25 +269,25 @@ def _assembled(
     return Dataset(name, train, test, named_classes, source, known or checksum(x[0], y[0], x[1], y[1]))
 
 
-def _original(name: str, found: Arrays, source: str) -> Source:
+def _named_source(name: str, verified: Arrays, source: str) -> DataSource:
     """A named data set; its arrays have been verified to the last bit."""
-    parts = {"train": Examples(found.x_train, found.y_train), "test": Examples(found.x_test, found.y_test)}
-    return Source(name, source, Read(parts, NAMED[name].classes), NAMED[name].checksum)
+    parts = {"train": Examples(verified.x_train, verified.y_train), "test": Examples(verified.x_test, verified.y_test)}
+    return DataSource(name, source, RawData(parts, NAMED_DATASETS[name].classes), NAMED_DATASETS[name].checksum)
 
 
 def _num_test(num_examples: int) -> int:
     return max(1, round(TEST_SHARE * num_examples))
 
 
-def _with_test(name: str, whole: Examples, seed: int) -> list[Examples]:
+def _draw_test_part(name: str, examples: Examples, seed: int) -> list[Examples]:
     """Checked examples that come without a test part, in two: a stratified fifth of them becomes one."""
-    if whole.y is None:
-        return [whole, whole]  # refused by whoever needs labels
-    if len(whole.y) < 2:
+    if examples.y is None:
+        return [examples, examples]  # refused by whoever needs labels
+    if len(examples.y) < 2:
         raise ConfigError(
-            f"{name} has {len(whole.x)} examples and {len(whole.y)} labels; there must be one label for each, and two "
-            "examples at least, as a fifth becomes the test set. Write both from the same list."
+            f"{name} has {counted(len(examples.x), 'example')}; two examples at least are needed, because a fifth of "
+            "them becomes the test set. Add some."
         )
-    order = stratified_order(whole.y, numpy_generator(seed, "split", "test"))
+    order = stratified_order(examples.y, numpy_generator(seed, "split", "test"))
     test, train = np.sort(order[: _num_test(len(order))]), np.sort(order[_num_test(len(order)) :])
-    return [Examples(whole.x[train], whole.y[train]), Examples(whole.x[test], whole.y[test])]
+    return [Examples(examples.x[train], examples.y[train]), Examples(examples.x[test], examples.y[test])]

@@ -1,11 +1,13 @@
 """NIID-Bench's own splits (Li et al., ICDE 2022), index for index.
 
-The one file that draws from numpy's legacy generator and Python's `random`, both seeded with the run's seed: the
-published splits, and the figures of the paper, come from these two streams in exactly this order of calls. Each
-function returns, for every client in turn, the positions of its examples in the order NIID-Bench leaves them.
+This is the one file that draws from numpy's legacy generator and Python's `random`, both seeded with the run's seed:
+the published splits, and the figures of the paper, come from these two streams in exactly this order of calls. Each
+function returns the positions of every client's examples, in the order in which NIID-Bench leaves them.
 
-Departures, where the original would never end or would lose data: tries are bounded, and what it cannot split is
-refused. Wherever the original ends with a usable split, the split is the same.
+NIID-Bench repeats a draw, without limit, until every client has ten examples. Here the repetitions end after
+`MAX_NUMBERS` random numbers, and the split is refused. Up to that limit the split is the same, index for index,
+wherever the original ends and gives every client examples. A split of the original that leaves a client without
+examples is refused. With some seeds the original of `mixed` never ends; there `mixed` trades a class.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from fnrfl.core.errors import ConfigError
 
 Positions = list[npt.NDArray[np.int64]]
 
-LEAST = 10  # NIID-Bench's fixed minimum of examples per client
-TRIES = 10_000  # draws of one vector of shares, which cost microseconds
-WORK = 20_000_000  # numbers drawn in all tries of a whole split, about a second
-OVERHEAD = 1000  # what handling a class costs besides, in numbers drawn
+MIN_EXAMPLES = 10  # NIID-Bench's fixed minimum for every client
+MAX_NUMBERS = 40_000_000  # random numbers that the repetitions of one split may draw: two or three seconds
+CLASS_OVERHEAD = 2000  # the cost of cutting up one class, counted in random numbers
+MAX_NUMBERS_AT_ONCE = 500_000  # 4 MB
 
 
 def iid(examples: int, clients: int, seed: int) -> Positions:
@@ -37,8 +39,8 @@ def label_dirichlet(
     stream = _numpy(seed)
     members = [np.flatnonzero(labels == k) for k in range(num_classes)]
     even = len(labels) / clients
-    tries = min(1000, max(100, WORK // (len(labels) + num_classes * (clients + OVERHEAD))))
-    for _ in range(tries):
+    max_draws = max(100, MAX_NUMBERS // (len(labels) + num_classes * (clients + CLASS_OVERHEAD)))
+    for _ in range(max_draws):
         held = np.zeros(clients, dtype=np.int64)
         orders, cuts = [], []
         for members_of_class in members:
@@ -48,10 +50,10 @@ def label_dirichlet(
             orders.append(order)
             cuts.append(_cuts(shares, len(order)))
             held += np.diff(cuts[-1], prepend=0, append=len(order))
-        if held.min() >= LEAST:
+        if held.min() >= MIN_EXAMPLES:
             break
     else:
-        raise _hopeless(f"label-dirichlet({alpha:g})", tries, len(labels), clients)
+        raise _refused(f"label-dirichlet({alpha:g})", max_draws, len(labels), clients)
     pieces = [np.split(order, cut) for order, cut in zip(orders, cuts, strict=True)]
     result = [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
     for positions in result:
@@ -91,13 +93,8 @@ def quantity_dirichlet(examples: int, clients: int, alpha: float, seed: int) -> 
     """`iid-diff-quantity`: a random order cut by one Dirichlet over the clients."""
     stream = _numpy(seed)
     order = stream.permutation(examples)
-    for _ in range(TRIES):
-        shares = stream.dirichlet(np.repeat(alpha, clients))
-        shares = shares / shares.sum()
-        # A tiny alpha can give NaN; the original takes it and leaves all clients but the last empty.
-        if np.min(shares * examples) >= LEAST:
-            return np.split(order, _cuts(shares, examples, normalise=False))
-    raise _hopeless(f"quantity-dirichlet({alpha:g})", TRIES, examples, clients)
+    shares = _shares_with_room(stream, alpha, examples, clients, f"quantity-dirichlet({alpha:g})")
+    return np.split(order, _cuts(shares, examples, normalise=False))
 
 
 def mixed(labels: npt.NDArray[np.int64], alpha: float, seed: int) -> Positions:
@@ -109,13 +106,8 @@ def mixed(labels: npt.NDArray[np.int64], alpha: float, seed: int) -> Positions:
     size = 10
     stream = _numpy(seed)
     second = _second_owners(size, random.Random(seed))
-    for _ in range(TRIES):
-        # Never used, but it advances the stream. As in the original, NaN passes.
-        shares = stream.dirichlet(np.repeat(alpha, size))
-        if not np.min(shares / shares.sum() * len(labels)) < LEAST:
-            break
-    else:
-        raise _hopeless(f"niid-mixed({alpha:g})", TRIES, len(labels), size)
+    # NIID-Bench never uses these shares, but drawing them advances the stream.
+    _shares_with_room(stream, alpha, len(labels), size, f"niid-mixed({alpha:g})")
     pieces: list[Positions] = [[] for _ in range(size)]
     for c in range(size):
         order = np.flatnonzero(labels == c)
@@ -144,6 +136,30 @@ def _second_owners(size: int, stream: random.Random) -> dict[int, int]:
     return owner
 
 
+def _shares_with_room(
+    stream: np.random.RandomState, alpha: float, examples: int, clients: int, scenario: str
+) -> npt.NDArray[np.float64]:
+    """The first vector of Dirichlet(alpha) shares that the original accepts; `stream` stands right behind it.
+
+    Vectors are drawn many at a time, which gives the same numbers as one at a time. Most are rejected at a glance; the
+    others are held against the original's rule in its own arithmetic. That rule accepts NaN, which a tiny alpha gives.
+    """
+    concentration = np.repeat(alpha, clients)
+    max_draws, drawn, chunk = max(100, MAX_NUMBERS // clients), 0, 1
+    while drawn < max_draws:
+        before = stream.get_state()
+        vectors = stream.dirichlet(concentration, size=chunk)
+        for row in np.flatnonzero(~(vectors.min(axis=1) * examples < MIN_EXAMPLES - 1e-3)):
+            shares: npt.NDArray[np.float64] = vectors[row] / vectors[row].sum()
+            if not np.min(shares * examples) < MIN_EXAMPLES:
+                stream.set_state(before)
+                stream.dirichlet(concentration, size=row + 1)
+                return shares
+        drawn += chunk
+        chunk = min(2 * chunk, max(1, MAX_NUMBERS_AT_ONCE // clients), max(1, max_draws - drawn))
+    raise _refused(scenario, max_draws, examples, clients)
+
+
 def _cuts(shares: npt.NDArray[np.float64], count: int, normalise: bool = True) -> npt.NDArray[np.int64]:
     """Where to cut `count` examples. Shares lost to underflow give everything to the last, as in the original."""
     with np.errstate(invalid="ignore"):
@@ -159,8 +175,9 @@ def _numpy(seed: int) -> np.random.RandomState:
     return np.random.RandomState(seed)
 
 
-def _hopeless(what: str, tries: int, examples: int, clients: int) -> ConfigError:
+def _refused(scenario: str, draws: int, examples: int, clients: int) -> ConfigError:
     return ConfigError(
-        f"{what} as in NIID-Bench: none of {tries} draws gave each of {clients} clients {LEAST} of the {examples} "
-        f"examples. Use fewer clients or a larger alpha, or the scenarios without niid, which take a smaller min."
+        f"{scenario} as in NIID-Bench: none of {draws:,} draws gave each of {clients} clients {MIN_EXAMPLES} of the "
+        f"{examples:,} examples. Use fewer clients or a larger alpha, or the scenarios without niid, which take a "
+        "smaller min."
     )

@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.rng import numpy_generator
+from fnrfl.core.words import counted
 from fnrfl.data import niid
-from fnrfl.data.scenarios import (
+from fnrfl.data.scenarios import parse
+from fnrfl.data.terms import (
     FeatureNoise,
     Floats,
     Iid,
@@ -31,7 +33,6 @@ from fnrfl.data.scenarios import (
     QuantityDirichlet,
     Scenario,
     Split,
-    parse,
 )
 
 
@@ -116,7 +117,7 @@ def draw(
     scenario: Scenario, labels: npt.NDArray[np.integer], clients: int, seed: int, *, num_classes: int
 ) -> Partition:
     """Split the examples with these labels among the clients, reproducibly; the noise does not change the split."""
-    labels = _check(labels, clients, num_classes)
+    labels = _checked_labels(labels, clients, num_classes)
     if isinstance(scenario.split, Niid | NiidMixed):
         positions = _draw_niid(scenario.split, labels, clients, seed, num_classes)
     else:
@@ -127,22 +128,22 @@ def draw(
 
 
 def _draw(split: Split, labels: Ints, clients: int, seed: int) -> list[Ints]:
-    """Counts first, since they decide whether a draw is kept; positions once."""
+    """Draw counts until every client has enough examples, then give out the examples once."""
     if isinstance(split, Iid | QuantityDirichlet):
         labels = np.zeros_like(labels)  # to them all examples are of one class
     _, labels, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    least = _least(split)
-    _check_possible(split, sizes, clients, least)
+    min_examples = _min_examples(split)
+    _check_possible(split, sizes, clients, min_examples)
     shares = numpy_generator(seed, "partition", "shares")
     # A second or so at most, if the overhead per class and per client is worth a hundred numbers.
     tries = min(1000, max(50, 10_000_000 // (len(sizes) * clients + 100 * (len(sizes) + clients))))
     for _ in range(tries):
         counts = _draw_counts(split, sizes, clients, shares)
-        if counts.sum(axis=0).min() >= least:
+        if counts.sum(axis=0).min() >= min_examples:
             return _deal(labels, counts, numpy_generator(seed, "partition", "order"))
     raise ConfigError(
-        f"{split}: none of {tries} draws gave each of {clients} clients at least {least} of the {len(labels)} "
-        f"examples. Use fewer clients, a smaller min or a larger alpha."
+        f"{split}: none of {tries} draws gave each of {clients} clients at least {min_examples} of the "
+        f"{counted(len(labels), 'example')}. Use fewer clients, a smaller min or a larger alpha."
     )
 
 
@@ -152,36 +153,37 @@ def _draw_niid(split: Niid | NiidMixed, labels: Ints, clients: int, seed: int, n
             f"niid-mixed is defined for 10 clients and 10 classes, here are {clients} and {num_classes}. Use "
             f"label-dirichlet(...) + quantity-dirichlet(...)."
         )
-    of = split if isinstance(split, NiidMixed) else split.of
-    if not isinstance(of, Iid | LabelClasses):
-        _check_room(split, len(labels), clients, niid.LEAST)
-    match of:
+    scheme = split if isinstance(split, NiidMixed) else split.of
+    if not isinstance(scheme, Iid | LabelClasses):
+        _check_room(split, len(labels), clients, niid.MIN_EXAMPLES)
+    match scheme:
         case Iid():
             positions = niid.iid(len(labels), clients, seed)
         case LabelDirichlet():
-            positions = niid.label_dirichlet(labels, num_classes, clients, of.alpha, seed)
+            positions = niid.label_dirichlet(labels, num_classes, clients, scheme.alpha, seed)
         case LabelClasses():
-            _check_classes(of, num_classes)
-            positions = niid.label_classes(labels, num_classes, clients, of.k, seed)
+            _check_classes(scheme, num_classes)
+            positions = niid.label_classes(labels, num_classes, clients, scheme.k, seed)
         case QuantityDirichlet():
-            positions = niid.quantity_dirichlet(len(labels), clients, of.alpha, seed)
+            positions = niid.quantity_dirichlet(len(labels), clients, scheme.alpha, seed)
         case NiidMixed():
-            positions = niid.mixed(labels, of.alpha, seed)
+            positions = niid.mixed(labels, scheme.alpha, seed)
     empty = [client for client, mine in enumerate(positions) if not len(mine)]
     if empty:
-        way = "a larger alpha" if isinstance(split, NiidMixed) else "fewer clients"
+        way = "fewer clients" if isinstance(scheme, LabelClasses) else "a larger alpha"
         raise ConfigError(f"{split}: seed {seed} leaves client {empty[0]} without examples. Use another seed or {way}.")
     return positions
 
 
-def _check(labels: npt.NDArray[np.integer], clients: int, num_classes: int) -> Ints:
+def _checked_labels(labels: npt.NDArray[np.integer], clients: int, num_classes: int) -> Ints:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ConfigError(f"Labels must be whole numbers in one row; these are {labels.dtype} of shape {labels.shape}.")
     if clients < 1:
         raise ConfigError(f"clients is {clients}; it must be at least 1.")
     if clients > len(labels):
         raise ConfigError(
-            f"There are {clients} clients and {len(labels)} examples, and each client needs one. Use fewer clients."
+            f"clients is {clients} and the data has {counted(len(labels), 'example')}; each client needs one. "
+            "Use fewer clients."
         )
     if labels.min() < 0 or labels.max() >= num_classes:
         raise ConfigError(
@@ -191,44 +193,47 @@ def _check(labels: npt.NDArray[np.integer], clients: int, num_classes: int) -> I
     return labels.astype(np.int64)
 
 
-def _check_possible(split: Split, sizes: Ints, clients: int, least: int) -> None:
+def _check_possible(split: Split, sizes: Ints, clients: int, min_examples: int) -> None:
     """Refuse at once what no draw can satisfy."""
-    _check_room(split, int(sizes.sum()), clients, least)
-    part = split.label if isinstance(split, Joint) else split
-    if not isinstance(part, LabelClasses):
+    _check_room(split, int(sizes.sum()), clients, min_examples)
+    term = split.label if isinstance(split, Joint) else split
+    if not isinstance(term, LabelClasses):
         return
-    _check_classes(part, len(sizes))
-    slots = clients * part.k
+    _check_classes(term, len(sizes))
+    slots = clients * term.k
     if slots < len(sizes):
         raise ConfigError(
-            f"{part}: {clients} clients with {part.k} of {len(sizes)} classes each would leave classes without an "
+            f"{term}: {clients} clients with {term.k} of {len(sizes)} classes each would leave classes without an "
             f"owner. Use k of at least {-(-len(sizes) // clients)}, or more clients."
         )
     if slots > np.minimum(sizes, clients).sum():
         raise ConfigError(
-            f"{part}: the classes have too few examples for {clients} clients to hold {part.k} of them each. Use "
+            f"{term}: the classes have too few examples for {clients} clients to hold {term.k} of them each. Use "
             f"fewer clients or a smaller k."
         )
 
 
-def _check_room(split: Split, examples: int, clients: int, least: int) -> None:
-    if clients * least > examples:
-        way = f"at most {examples // least} clients" if examples >= least else "more examples"
+def _check_room(split: Split, examples: int, clients: int, min_examples: int) -> None:
+    if clients * min_examples > examples:
+        way = f"at most {examples // min_examples} clients" if examples >= min_examples else "more examples"
         way += "" if isinstance(split, Niid | NiidMixed) else " or a smaller min"
-        raise ConfigError(f"{split}: {clients} clients with at least {least} of {examples} examples each. Use {way}.")
+        raise ConfigError(
+            f"{split}: clients is {clients}, and each client needs at least {min_examples} of "
+            f"{counted(examples, 'example')}. Use {way}."
+        )
 
 
-def _check_classes(part: LabelClasses, classes: int) -> None:
-    if part.k > classes:
-        raise ConfigError(f"{part}: a client cannot hold {part.k} classes, there are {classes}. Use a smaller k.")
+def _check_classes(term: LabelClasses, classes: int) -> None:
+    if term.k > classes:
+        raise ConfigError(f"{term}: a client cannot hold {term.k} classes, there are {classes}. Use a smaller k.")
 
 
-def _least(split: Split) -> int:
+def _min_examples(split: Split) -> int:
     match split:
         case LabelDirichlet() | QuantityDirichlet():
             return split.min
         case Joint():
-            return max(_least(split.label), _least(split.quantity))
+            return max(_min_examples(split.label), _min_examples(split.quantity))
     return 1
 
 
@@ -240,12 +245,12 @@ def _draw_counts(split: Split, sizes: Ints, clients: int, rng: np.random.Generat
         return _apportion(shares, sizes, offsets)
     even = sizes.sum() / clients
     held = np.zeros(clients, dtype=np.int64)
-    rows = []
+    counts_by_class: list[Ints] = []
     for k in range(len(sizes)):  # while examples are left, somebody holds less than an even share
         open_shares = np.where(held < even, shares[k], -np.inf)
-        rows.append(_apportion(open_shares[None], sizes[k : k + 1], offsets[k : k + 1])[0])
-        held += rows[-1]
-    return np.stack(rows)
+        counts_by_class.append(_apportion(open_shares[None], sizes[k : k + 1], offsets[k : k + 1])[0])
+        held += counts_by_class[-1]
+    return np.stack(counts_by_class)
 
 
 def _log_shares(split: Split, sizes: Ints, clients: int, rng: np.random.Generator) -> Floats:
@@ -276,7 +281,9 @@ def _owners(k: int, sizes: Ints, clients: int, rng: np.random.Generator) -> npt.
     A class has no more owners than examples, so that every owner gets some.
     """
     limits = np.minimum(sizes, clients)
-    filled = np.minimum(limits[:, None], np.arange(clients + 1)).sum(axis=0)  # slots taken at each level of water
+    filled = np.minimum(limits[:, None], np.arange(clients + 1)).sum(
+        axis=0
+    )  # slots that are taken if no class has more owners than this
     level = int(np.searchsorted(filled, clients * k, side="right")) - 1
     slots = np.minimum(limits, level)
     extra = rng.choice(np.flatnonzero(limits > level), clients * k - slots.sum(), replace=False)

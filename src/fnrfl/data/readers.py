@@ -1,7 +1,7 @@
 """Readers of the user's own data: `.npz`, `.csv`, folders of images, functions.
 
-Each gives the examples in their parts (train and test, or one), and the names of the classes if it knows them. What the
-arrays hold is judged later, in one place; here only the files are. With `Expected`, labels may be missing.
+Each reader gives the examples in their parts (train and test, or one part), and the names of the classes if it knows
+them. A reader checks the files; `datasets` checks what the arrays hold. With `Expected`, labels may be missing.
 """
 
 from __future__ import annotations
@@ -13,111 +13,127 @@ import numpy as np
 
 from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import counted
 from fnrfl.data.arrays import class_names
-from fnrfl.data.reading import ALL, Examples, Expected, Read, regular, unreadable
-from fnrfl.data.sources import UNREADABLE, read_image
+from fnrfl.data.reading import ONLY_PART, UNREADABLE, Examples, Expected, RawData, require_file, unreadable
+from fnrfl.data.sources.images import read_image
 from fnrfl.data.tables import read_csv
 
 IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
-CLIENTS = frozenset({"client", "clients", "client_id", "client_ids"})
+CLIENT_ARRAYS = frozenset({"client", "clients", "client_id", "client_ids"})
 PARTS = ("train", "test")
 
 
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
 
-def read_npz(path: Path, expected: Expected | None = None) -> Read:
+def read_npz(path: Path, expected: Expected | None = None) -> RawData:
     """Arrays called x_train, y_train, x_test, y_test, or x and y; `classes` may name the classes."""
-    regular(path)
+    require_file(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except (*UNREADABLE, AttributeError) as error:  # a lone .npy under this name has no files
         raise unreadable(path, "a .npz of plain arrays", error) from error
     classes = class_names(arrays["classes"], f"classes of {path}") if "classes" in arrays else None
-    four = [f"{kind}_{part}" for part in PARTS for kind in "xy"]
-    if all(key in arrays for key in four):
-        used, parts = four, {part: Examples(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in PARTS}
-    elif "x" in arrays and "y" in arrays:
-        used, parts = ["x", "y"], {ALL: Examples(arrays["x"], arrays["y"])}
-    elif expected is not None and not expected.labelled:
-        used, parts = _any_part(arrays)
-    else:
-        used, parts = [], {}
+    parts = _parts_of_arrays(arrays, labelled=expected is None or expected.labelled)
     if not parts:
         raise ConfigError(
             f"{path} holds the arrays {', '.join(arrays) or '(none)'}; it must hold x_train, y_train, x_test and "
             "y_test, or x and y. Save it with numpy.savez(path, x=..., y=...)."
         )
-    unused = [key for key in arrays if key not in (*used, "classes")]
-    return Read(parts, classes).noticing(*_unused(path, unused))
+    used = {"classes"} | {f"{kind}_{part}" if part else kind for part in parts for kind in "xy"}
+    return RawData(parts, classes).with_notices(*_unused(path, [key for key in arrays if key not in used]))
 
 
-def _any_part(arrays: dict[str, np.ndarray]) -> tuple[list[str], dict[str, Examples]]:
-    """Whatever examples there are, with or without labels: for a model that is only asked."""
-    if "x" in arrays:
-        return ["x"], {ALL: Examples(arrays["x"])}
-    there = [part for part in PARTS if f"x_{part}" in arrays]
-    parts = {part: Examples(arrays[f"x_{part}"], arrays.get(f"y_{part}")) for part in there}
-    return [f"{kind}_{part}" for part in there for kind in "xy"], parts
+def _parts_of_arrays(arrays: dict[str, np.ndarray], *, labelled: bool) -> dict[str, Examples]:
+    """The parts of which there are examples and labels; for a model that is only asked, labels may be missing."""
+    if all(f"{kind}_{part}" in arrays for part in PARTS for kind in "xy"):
+        return {part: Examples(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in PARTS}
+    if "x" in arrays and (not labelled or "y" in arrays):
+        return {ONLY_PART: Examples(arrays["x"], arrays.get("y"))}
+    if labelled:
+        return {}
+    return {part: Examples(arrays[f"x_{part}"], arrays.get(f"y_{part}")) for part in PARTS if f"x_{part}" in arrays}
 
 
 def _unused(path: Path, names: Sequence[str]) -> list[str]:
-    said = [f"{path} also holds {', '.join(names)}, which fnrfl does not use."] if names else []
-    if about := [name for name in names if name.lower() in CLIENTS]:
-        said.append(f"Who holds which examples is drawn by `scenario`, not read from {about[0]}.")
-    return said
+    notices = [f"{path} also holds {', '.join(names)}, which fnrfl does not use."] if names else []
+    if of_clients := [name for name in names if name.lower() in CLIENT_ARRAYS]:
+        notices.append(f"Who holds which examples is drawn by `scenario`, not read from {of_clients[0]}.")
+    return notices
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def read_images(folder: Path, expected: Expected | None = None) -> Read:
+def read_images(folder: Path, expected: Expected | None = None) -> RawData:
     """Images in a folder for each class, under train/ and test/, or without a test part.
 
     For a model that is only asked they may also lie in the folder itself, without labels.
     """
-    loose = _images(folder)
-    groups = [folder / part for part in PARTS if _subfolders(folder / part)] or [folder]
-    inside = [[file for group in _subfolders(part) for file in _images(group)] for part in groups]
+    loose = _images(folder)  # in no folder of a class
+    part_folders = [folder / part for part in PARTS if _subfolders(folder / part)] or [folder]
+    files = [[file for class_ in _subfolders(part) for file in _images(class_)] for part in part_folders]
     if expected is not None and not expected.labelled and loose:
-        if any(inside):
-            raise ConfigError(
-                f"{folder} has images of its own, such as {loose[0].name}, and others in folders, such as "
-                f"{next(found for found in inside if found)[0].relative_to(folder)}. Ask about one kind at a time."
-            )
-        return Read({ALL: Examples(_stack(loose), names=[file.name for file in loose])})
-    if groups == [folder / "test"]:
+        return _unlabelled_images(folder, loose, files)
+    _check_part_folders(folder, part_folders, files)
+    pixels = np.split(_stack([file for of_part in files for file in of_part]), np.cumsum([len(f) for f in files])[:-1])
+    parts = {
+        ONLY_PART if len(part_folders) == 1 else part.name: _labelled_images(folder, x, of_part)
+        for part, x, of_part in zip(part_folders, pixels, files, strict=True)
+    }
+    return RawData(parts).with_notices(*_passed_over(folder, part_folders, loose))
+
+
+def _unlabelled_images(folder: Path, loose: list[Path], files: list[list[Path]]) -> RawData:
+    """The images that lie in the folder itself, for a model that is only asked."""
+    if inside := [file for of_part in files for file in of_part]:
+        raise ConfigError(
+            f"{folder} has images of its own, such as {loose[0].name}, and others in folders, such as "
+            f"{inside[0].relative_to(folder)}. Ask about one kind at a time."
+        )
+    return RawData({ONLY_PART: Examples(_stack(loose), names=[file.name for file in loose])})
+
+
+def _labelled_images(folder: Path, x: np.ndarray, files: list[Path]) -> Examples:
+    """Images whose class is the name of the folder that they lie in."""
+    classes = np.array([file.parent.name for file in files])
+    return Examples(x, classes, [str(file.relative_to(folder)) for file in files])
+
+
+def _check_part_folders(folder: Path, part_folders: list[Path], files: list[list[Path]]) -> None:
+    if part_folders == [folder / "test"]:
         raise ConfigError(f"{folder} has a folder test but no folder train, which must go with it. Add one.")
-    for part, found in zip(groups, inside, strict=True):
-        if not found:
+    for part, of_part in zip(part_folders, files, strict=True):
+        if not of_part:
             raise ConfigError(
                 f"{part} has no images in folders named by their class; it must hold <class>/<image>, an image "
                 f"ending in {', '.join(sorted(IMAGE_ENDINGS))}. Sort the images into a folder for each class."
             )
-    pixels = np.split(_stack([file for found in inside for file in found]), np.cumsum([len(f) for f in inside])[:-1])
-    parts = {
-        ALL if len(groups) == 1 else part.name: Examples(
-            x, np.array([file.parent.name for file in found]), [str(file.relative_to(folder)) for file in found]
+
+
+def _passed_over(folder: Path, part_folders: list[Path], loose: list[Path]) -> list[str]:
+    """Sentences about folders and images that no part was read from."""
+    notices = []
+    if part_folders != [folder] and (others := [at for at in _subfolders(folder) if at not in part_folders]):
+        listed = _listed(others, folder)
+        notices.append(f"{folder} also has the folders {listed}, which are not used: only train and test are.")
+    classes = [class_ for part in part_folders for class_ in _subfolders(part)]
+    if empty := [class_ for class_ in classes if not _images(class_)]:
+        notices.append(f"{folder} has folders without an image in them, which make no class: {_listed(empty, folder)}.")
+    if inner := [at for class_ in classes if class_ not in empty for at in _subfolders(class_)]:
+        notices.append(
+            f"{folder} has folders inside the classes' folders, which are not read: {_listed(inner, folder)}."
         )
-        for part, x, found in zip(groups, pixels, inside, strict=True)
-    }
-    return Read(parts).noticing(*_passed_over(folder, groups, loose))
-
-
-def _passed_over(folder: Path, groups: list[Path], loose: list[Path]) -> list[str]:
-    """Folders and images that no part was read from."""
-    said = []
-    if groups != [folder] and (others := [at.name for at in _subfolders(folder) if at not in groups]):
-        said.append(f"{folder} also has the folders {', '.join(others)}, which are not used: only train and test are.")
-    classes = [group for part in groups for group in _subfolders(part)]
-    if empty := [str(group.relative_to(folder)) for group in classes if not _images(group)]:
-        said.append(f"{folder} has folders without an image in them, which make no class: {', '.join(empty)}.")
-    if deep := [str(at.relative_to(folder)) for group in classes if _images(group) for at in _subfolders(group)]:
-        said.append(f"{folder} has folders inside the classes' folders, which are not read: {', '.join(deep)}.")
     if loose:
-        said.append(f"{folder} has {len(loose)} images outside of the classes' folders, which are not used.")
-    return said
+        images = counted(len(loose), "image")
+        notices.append(f"{folder} has {images} outside of the classes' folders, which fnrfl does not use.")
+    return notices
+
+
+def _listed(paths: list[Path], folder: Path) -> str:
+    return ", ".join(str(path.relative_to(folder)) for path in paths)
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -132,16 +148,16 @@ def _stack(files: list[Path]) -> np.ndarray:
     """The images as uint8 [n, C, H, W]; C is 1 only if all of them are grey."""
     images = []
     for file in files:
-        regular(file)
+        require_file(file)
         try:
             images.append(read_image(file))
         except UNREADABLE as error:
             raise unreadable(file, "an image", error) from error
-        (height, width), (rows, columns) = images[0].shape[:2], images[-1].shape[:2]
-        if (rows, columns) != (height, width):
+        (height, width), (this_height, this_width) = images[0].shape[:2], images[-1].shape[:2]
+        if (this_height, this_width) != (height, width):
             raise ConfigError(
-                f"{file} is {columns} x {rows} pixels and {files[0]} is {width} x {height}; all images must have one "
-                "size. Resize them first."
+                f"{file} is {this_width} x {this_height} pixels and {files[0]} is {width} x {height}; all images must "
+                "have one size. Resize them first."
             )
     if all(image.ndim == 2 for image in images):
         return np.stack(images)[:, None]
@@ -152,14 +168,16 @@ def _stack(files: list[Path]) -> np.ndarray:
 # -- functions ---------------------------------------------------------------------------------------------------------
 
 
-def call(name: str) -> object:
+def call_function(name: str) -> object:
     """What the function called `module:function` returns; the module may lie in the current folder."""
-    found = trust.fetch(f"dataset = {name!r}", own_code.target("dataset", name))
-    if not callable(found):
-        raise ConfigError(f"dataset = {name!r} is a {type(found).__name__}, which cannot be called. Name a function.")
+    function = trust.fetch(f"dataset = {name!r}", own_code.target("dataset", name))
+    if not callable(function):
+        raise ConfigError(
+            f"dataset = {name!r} is a {type(function).__name__}, which cannot be called. Name a function."
+        )
     rule = "it is called without arguments and must return the data. Correct the function."
     with trust.in_words(f"dataset = {name!r} failed", rule):
-        return found()
+        return function()
 
 
-FILES: dict[str, Callable[[Path, Expected | None], Read]] = {".npz": read_npz, ".csv": read_csv}
+FILE_READERS: dict[str, Callable[[Path, Expected | None], RawData]] = {".npz": read_npz, ".csv": read_csv}

@@ -1,7 +1,11 @@
-"""What every reader of the user's data gives back, and what one may expect of it."""
+"""What every reader of a user's data returns, and what a trained model expects of other data."""
 
 from __future__ import annotations
 
+import pickle
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +13,13 @@ from typing import Any
 
 from fnrfl.core.errors import ConfigError
 
-ALL = ""  # the one part of data that has no parts of its own; the others are called train and test
+# What readers of files raise when the bytes are not what the format promises.
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, NotImplementedError),
+    *(zlib.error, zipfile.BadZipFile, tarfile.TarError, pickle.UnpicklingError),
+)
+
+ONLY_PART = ""  # the name of the part where data has just one; otherwise the parts are called train and test
 
 
 @dataclass(frozen=True)
@@ -26,19 +36,21 @@ class Columns:
         return {"inputs": inputs, "label": self.label}
 
     @classmethod
-    def from_json(cls, said: dict[str, Any]) -> Columns:
+    def from_json(cls, values: dict[str, Any]) -> Columns:
         """The inverse of `as_json`."""
-        inputs = said["inputs"]
-        return cls(tuple(one["name"] for one in inputs), tuple(one["type"] for one in inputs), said["label"])
+        inputs = values["inputs"]
+        return cls(
+            tuple(column["name"] for column in inputs), tuple(column["type"] for column in inputs), values["label"]
+        )
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a model that is there already expects of other data."""
+    """What a trained model expects of other data."""
 
-    columns: Columns | None = None  # of the table that it was trained on; None: columns are taken by position
-    num_inputs: int | None = None  # how many there are then, if a table without labels will do
-    carried: str | None = None  # a column to carry along, which is no input
+    columns: Columns | None = None  # of the table that it was trained on; None: columns are matched by position
+    num_inputs: int | None = None  # for that: how many columns of a table without labels are inputs
+    carried: str | None = None  # a column of ids that is copied into the answers and is no input
     labelled: bool = True  # whether there must be labels
 
 
@@ -53,20 +65,20 @@ class Examples:
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
+class RawData:
     """All that a file, a folder or a function holds: one part, or train and test."""
 
     parts: dict[str, Examples]
-    classes: Sequence[str] | None = None  # names, if they are known
+    classes: Sequence[str] | None = None  # the names of the classes, if they are known
     columns: Columns | None = None  # of a table with labels
-    notices: tuple[str, ...] = ()  # what is there and not used
+    notices: tuple[str, ...] = ()  # sentences about what is there and not used
 
-    def noticing(self, *said: str) -> Read:
-        """The same with more to say."""
-        return replace(self, notices=(*self.notices, *said))
+    def with_notices(self, *notices: str) -> RawData:
+        """The same data with more notices."""
+        return replace(self, notices=(*self.notices, *notices))
 
 
-def regular(path: Path) -> None:
+def require_file(path: Path) -> None:
     """Refuse pipes, devices and folders where a file is meant: reading one might never end."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path} is not a regular file; data is read from files. Copy it into one.")

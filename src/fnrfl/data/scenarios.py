@@ -6,208 +6,38 @@
     feature-noise(0.1)                         label-classes(3) + feature-noise(0.5, kind=mask)
     niid(label-dirichlet(0.5))                 niid-mixed
 
-Smaller alpha means more skew. What a scenario gives to whom is drawn in `partitions`.
+Smaller alpha means more skew. `terms` has the values that the text stands for, and `partitions` draws the splits.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
-from typing import ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, fields
+from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
-import numpy as np
-import numpy.typing as npt
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import did_you_mean
+from fnrfl.data.terms import (
+    NIID_RULE,
+    FeatureNoise,
+    Iid,
+    Joint,
+    LabelClasses,
+    LabelDirichlet,
+    Niid,
+    NiidMixed,
+    QuantityDirichlet,
+    Scenario,
+    Split,
+    Term,
+    as_typed,
+)
+from fnrfl.data.terms import mask as mask
 
-from fnrfl.core.errors import CompatibilityError, ConfigError
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-# ---- the parts of a scenario ----
-
-_ALPHA_RULE = "between 1e-06 and 1000000, where smaller means more skew"
-_NIID_RULE = "NIID-Bench takes alpha or k alone; it always balances label skew and asks for 10 examples per client."
-
-
-@dataclass(frozen=True)
-class Part:
-    """A term of a scenario; its fields are its arguments and its text is what one would type, defaults left out."""
-
-    name: ClassVar[str]
-
-    def __str__(self) -> str:
-        arguments = []
-        for place, f in enumerate(fields(self)):
-            value = getattr(self, f.name)
-            if f.default is MISSING or value != f.default:
-                arguments.append(_text(value) if place == 0 else f"{f.name}={_text(value)}")
-        return f"{self.name}({', '.join(arguments)})" if arguments else self.name
-
-    def _require(self, holds: bool, key: str, rule: str) -> None:
-        if not holds:
-            raise ConfigError(f"{self.name}: {key} is {_text(getattr(self, key))}; it must be {rule}.")
-
-
-@dataclass(frozen=True)
-class Iid(Part):
-    """A random, even split."""
-
-    name: ClassVar[str] = "iid"
-
-
-@dataclass(frozen=True)
-class LabelDirichlet(Part):
-    """Each class is shared out by its own Dirichlet(alpha) over the clients.
-
-    With `balance`, a client that already holds its even share of examples gets nothing of the classes that follow.
-    """
-
-    name: ClassVar[str] = "label-dirichlet"
-    alpha: float
-    balance: bool = False
-    min: int = 10
-
-    def __post_init__(self) -> None:
-        self._require(1e-6 <= self.alpha <= 1e6, "alpha", _ALPHA_RULE)
-        self._require(self.min >= 1, "min", "at least 1")
-
-
-@dataclass(frozen=True)
-class LabelClasses(Part):
-    """Each client holds k classes, and each class is shared out evenly among the clients that hold it."""
-
-    name: ClassVar[str] = "label-classes"
-    k: int
-
-    def __post_init__(self) -> None:
-        self._require(self.k >= 1, "k", "at least 1")
-
-
-@dataclass(frozen=True)
-class QuantityDirichlet(Part):
-    """The sizes of the clients are shares drawn from one Dirichlet(alpha)."""
-
-    name: ClassVar[str] = "quantity-dirichlet"
-    alpha: float
-    min: int = 10
-
-    def __post_init__(self) -> None:
-        self._require(1e-6 <= self.alpha <= 1e6, "alpha", _ALPHA_RULE)
-        self._require(self.min >= 1, "min", "at least 1")
-
-
-@dataclass(frozen=True)
-class NiidMixed(Part):
-    """The paper code's label and quantity skew: ten clients, ten classes, two owners a class."""
-
-    name: ClassVar[str] = "niid-mixed"
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        self._require(1e-6 <= self.alpha <= 1e6, "alpha", _ALPHA_RULE)
-
-
-@dataclass(frozen=True)
-class FeatureNoise(Part):
-    """Gaussian noise on the inputs, x' = x + (eps * M(x)) * sigma + mean, laid over any split.
-
-    level: M is one everywhere and client i of n has the standard deviation sigma * i / (n - 1); an only client, like
-    client 0, has none. mask: every client has sigma, inside a square patch of its own (`mask`). The mean is added
-    everywhere, outside the mask and to client 0 as well, as the paper's equation has it. With `redraw`, eps is new
-    each time an example is used; without, an example keeps its noise.
-    """
-
-    name: ClassVar[str] = "feature-noise"
-    sigma: float
-    kind: Literal["level", "mask"] = "level"
-    mean: float = 0.0
-    redraw: bool = True
-
-    def __post_init__(self) -> None:
-        self._require(self.sigma >= 0, "sigma", "a standard deviation, 0 or more")
-
-    def levels(self, clients: int) -> Floats:
-        """The standard deviation of each client's noise, [clients]."""
-        if self.kind == "mask":
-            return np.full(clients, self.sigma)
-        return self.sigma * np.arange(clients) / max(1, clients - 1)
-
-
-@dataclass(frozen=True)
-class Joint:
-    """Label and quantity skew together: client i's share of class k is proportional to p_k,i * q_i."""
-
-    label: LabelDirichlet | LabelClasses
-    quantity: QuantityDirichlet
-
-    def __post_init__(self) -> None:
-        if isinstance(self.label, LabelDirichlet) and self.label.balance:
-            raise ConfigError(
-                "balance=true evens the clients' sizes out and quantity-dirichlet skews them. Leave one of them out."
-            )
-
-    def __str__(self) -> str:
-        return f"{self.label} + {self.quantity}"
-
-
-@dataclass(frozen=True)
-class Niid:
-    """NIID-Bench's draw of a simple split, which always balances label skew and asks for ten examples per client."""
-
-    of: Iid | LabelDirichlet | LabelClasses | QuantityDirichlet
-
-    def __post_init__(self) -> None:
-        if any(f.default is not MISSING and getattr(self.of, f.name) != f.default for f in fields(self.of)):
-            raise ConfigError(f"niid({self.of}): {_NIID_RULE}")
-
-    def __str__(self) -> str:
-        return f"niid({self.of})"
-
-
-Split = Iid | LabelDirichlet | LabelClasses | QuantityDirichlet | Joint | Niid | NiidMixed
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """How the training data are split, and the noise laid over them. `str` gives the canonical text."""
-
-    split: Split = Iid()
-    noise: FeatureNoise | None = None
-
-    def __str__(self) -> str:
-        if self.noise is None:
-            return str(self.split)
-        return str(self.noise) if self.split == Iid() else f"{self.split} + {self.noise}"
-
-
-def mask(client: int, clients: int, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    """M(x) for one client: true in its square patch of an image [..., height, width].
-
-    The clients' patches lie row by row on a grid of g = ceil(sqrt(clients)) by g places spread over the image; their
-    side is the shorter image side divided by g, at least one pixel. They do not overlap unless the image is smaller
-    than the grid.
-    """
-    if len(shape) < 2:
-        raise CompatibilityError(
-            f"feature-noise with kind=mask needs images, and the examples have shape {shape}. Use kind=level."
-        )
-    height, width = shape[-2:]
-    grid = math.isqrt(clients - 1) + 1
-    side = max(1, min(height, width) // grid)
-    row, column = divmod(client, grid)
-    top, left = ((size - side) * place // max(1, grid - 1) for size, place in ((height, row), (width, column)))
-    inside = np.zeros(shape, dtype=np.bool_)
-    inside[..., top : top + side, left : left + side] = True
-    return inside
-
-
-# ---- text to scenario ----
-
-_PARTS: dict[str, type[Part]] = {
-    part.name: part for part in (Iid, LabelDirichlet, LabelClasses, QuantityDirichlet, FeatureNoise, NiidMixed)
+TERMS: dict[str, type[Term]] = {
+    term.name: term for term in (Iid, LabelDirichlet, LabelClasses, QuantityDirichlet, FeatureNoise, NiidMixed)
 }
 _TOKEN = re.compile(r"\s*([A-Za-z][\w-]*|-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[()+,=])")
 
@@ -218,37 +48,31 @@ def parse(text: str) -> Scenario:
     >>> str(parse("label-dirichlet( 0.50,min = 5 )+feature-noise(0.1)"))
     'label-dirichlet(0.5, min=5) + feature-noise(0.1)'
     """
-    return _Reader(text).scenario()
+    return _Parser(text).scenario()
 
 
 def describe() -> dict[str, str]:
     """What can be typed, and what it means: each scenario's signature with its first sentence."""
-    rows = {}
-    for part in _PARTS.values():
-        hints = get_type_hints(part)
+    meanings = {}
+    for term in TERMS.values():
+        hints = get_type_hints(term)
         arguments = []
-        for f in fields(part):
-            if get_origin(hints[f.name]) is Literal:
-                arguments.append(f"{f.name}={'|'.join(get_args(hints[f.name]))}")
+        for field in fields(term):
+            if get_origin(hints[field.name]) is Literal:
+                arguments.append(f"{field.name}={'|'.join(get_args(hints[field.name]))}")
             else:
-                arguments.append(f.name if f.default is MISSING else f"{f.name}={_text(f.default)}")
-        rows[f"{part.name}({', '.join(arguments)})" if arguments else part.name] = _first_sentence(part)
-    rows["niid(SCENARIO)"] = _first_sentence(Niid)
-    rows["SCENARIO + SCENARIO"] = _first_sentence(Joint)
-    return rows
+                arguments.append(field.name if field.default is MISSING else f"{field.name}={as_typed(field.default)}")
+        meanings[f"{term.name}({', '.join(arguments)})" if arguments else term.name] = _first_sentence(term)
+    meanings["niid(SCENARIO)"] = _first_sentence(Niid)
+    meanings["SCENARIO + SCENARIO"] = _first_sentence(Joint)
+    return meanings
 
 
-def _first_sentence(part: type) -> str:
-    return (part.__doc__ or "").split("\n", 1)[0]
+def _first_sentence(term: type) -> str:
+    return (term.__doc__ or "").split("\n", 1)[0]
 
 
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
-
-
-class _Reader:
+class _Parser:
     """Reads  scenario := term ("+" term)*,  term := "niid(" scenario ")" | name ["(" argument ("," argument)* ")"]."""
 
     def __init__(self, text: str) -> None:
@@ -260,7 +84,7 @@ class _Reader:
         terms = self._terms(inside_niid=False)
         if self.tokens[self.at]:
             raise self._error(f"{self.tokens[self.at]!r} was not expected; scenarios are joined by +.")
-        noise = self._one([term for term in terms if isinstance(term, FeatureNoise)], "feature noises")
+        noise = self._at_most_one([term for term in terms if isinstance(term, FeatureNoise)], "feature noises")
         return Scenario(self._split([term for term in terms if not isinstance(term, FeatureNoise)]), noise)
 
     def _tokens(self, text: str) -> Iterator[str]:
@@ -279,9 +103,9 @@ class _Reader:
 
     def _next_is(self, token: str) -> bool:
         """Step over the next token if it is this one."""
-        found = self.tokens[self.at] == token
-        self.at += found
-        return found
+        matches = self.tokens[self.at] == token
+        self.at += matches
+        return matches
 
     def _expect(self, token: str) -> None:
         if not self._next_is(token):
@@ -290,26 +114,26 @@ class _Reader:
     def _here(self) -> str:
         return f"where {self.tokens[self.at]!r} stands" if self.tokens[self.at] else "at the end"
 
-    def _word(self, what: str) -> str:
+    def _word(self, expected: str) -> str:
         word = self.tokens[self.at]
         if not word or word in "()+,=":
-            raise self._error(f"{what} was expected {self._here()}.")
+            raise self._error(f"{expected} was expected {self._here()}.")
         self.at += 1
         return word
 
-    def _terms(self, inside_niid: bool) -> list[Part | Niid]:
+    def _terms(self, inside_niid: bool) -> list[Term | Niid]:
         terms = [self._term(inside_niid)]
         while self._next_is("+"):
             terms.append(self._term(inside_niid))
         return terms
 
-    def _term(self, inside_niid: bool) -> Part | Niid:
+    def _term(self, inside_niid: bool) -> Term | Niid:
         name = self._word("the name of a scenario")
         if name == "niid":
             return self._niid()
-        if name not in _PARTS:
-            raise self._error(f"there is no scenario {name!r}. {_nearest(name, [*_PARTS, 'niid'])}")
-        return self._part(_PARTS[name], inside_niid)
+        if name not in TERMS:
+            raise self._error(f"there is no scenario {name!r}.{_nearest(name, [*TERMS, 'niid'])}")
+        return self._call(TERMS[name], inside_niid)
 
     def _niid(self) -> Niid:
         self._expect("(")
@@ -324,76 +148,75 @@ class _Reader:
             raise self._error(f"{split} inside niid(...) says the same thing twice; write {split}.")
         return Niid(split)
 
-    def _part(self, part: type[Part], inside_niid: bool) -> Part:
+    def _call(self, term: type[Term], inside_niid: bool) -> Term:
         values: dict[str, object] = {}
         if self._next_is("(") and not self._next_is(")"):
-            self._argument(part, values)
+            self._argument(term, values)
             while self._next_is(","):
-                self._argument(part, values)
+                self._argument(term, values)
             self._expect(")")
-        for f in fields(part):
-            if f.default is MISSING and f.name not in values:
-                raise self._error(f"{part.name} needs {f.name}, as in {part.name}({_EXAMPLES[f.name]}).")
-        if inside_niid and len(values) > 1 and part is not FeatureNoise:
-            raise self._error(_NIID_RULE)
-        return part(**values)
+        for field in fields(term):
+            if field.default is MISSING and field.name not in values:
+                raise self._error(f"{term.name} needs {field.name}, as in {term.name}({_EXAMPLES[field.name]}).")
+        if inside_niid and len(values) > 1 and term is not FeatureNoise:
+            raise self._error(NIID_RULE)
+        return term(**values)
 
-    def _argument(self, part: type[Part], values: dict[str, object]) -> None:
+    def _argument(self, term: type[Term], values: dict[str, object]) -> None:
         """Read one argument into `values`: key=value, or the value of the next key in line."""
-        keys = [f.name for f in fields(part)]
-        word = self._word(f"an argument of {part.name}")
+        keys = [field.name for field in fields(term)]
+        word = self._word(f"an argument of {term.name}")
         if self._next_is("="):
             key = word
             if key not in keys:
-                raise self._error(f"{part.name} has no argument {key!r}. {_nearest(key, keys)}")
+                raise self._error(f"{term.name} has no argument {key!r}.{_nearest(key, keys)}")
             word = self._word(f"a value for {key}")
         elif len(values) < len(keys):
             key = keys[len(values)]
         else:
             takes = ", ".join(keys) or "no arguments"
-            raise self._error(f"{word!r} is too much, {part.name} takes {takes}.")
+            raise self._error(f"{word!r} is too much, {term.name} takes {takes}.")
         if key in values:
-            raise self._error(f"{key} of {part.name} is given twice.")
-        values[key] = self._value(part, key, word)
+            raise self._error(f"{key} of {term.name} is given twice.")
+        values[key] = self._value(term, key, word)
 
-    def _value(self, part: type[Part], key: str, word: str) -> object:
-        kind = get_type_hints(part)[key]
+    def _value(self, term: type[Term], key: str, word: str) -> object:
+        kind = get_type_hints(term)[key]
         if kind is bool:
             choices: dict[str, object] = {"true": True, "false": False}
         elif get_origin(kind) is Literal:
             choices = {choice: choice for choice in get_args(kind)}
         else:
-            what = "a whole number" if kind is int else "a number"
+            rule = "a whole number" if kind is int else "a number"
             try:
                 number: int | float = kind(word)
             except ValueError:
-                raise self._error(f"{key} of {part.name} is {word}; it must be {what}.") from None
+                raise self._error(f"{key} of {term.name} is {word}; it must be {rule}.") from None
             if number in (math.inf, -math.inf):
-                raise self._error(f"{key} of {part.name} is {word}, which is too large.")
+                raise self._error(f"{key} of {term.name} is {word}, which is too large.")
             return number
         if word not in choices:
-            raise self._error(f"{key} of {part.name} is {word}; it must be {' or '.join(choices)}.")
+            raise self._error(f"{key} of {term.name} is {word}; it must be {' or '.join(choices)}.")
         return choices[word]
 
-    def _split(self, terms: list[Part | Niid]) -> Split:
-        label = self._one([t for t in terms if isinstance(t, LabelDirichlet | LabelClasses)], "label skews")
-        quantity = self._one([t for t in terms if isinstance(t, QuantityDirichlet)], "quantity skews")
-        whole = self._one([t for t in terms if isinstance(t, Iid | Niid | NiidMixed)], "splits")
+    def _split(self, terms: list[Term | Niid]) -> Split:
+        label = self._at_most_one([t for t in terms if isinstance(t, LabelDirichlet | LabelClasses)], "label skews")
+        quantity = self._at_most_one([t for t in terms if isinstance(t, QuantityDirichlet)], "quantity skews")
+        complete = self._at_most_one([t for t in terms if isinstance(t, Iid | Niid | NiidMixed)], "splits")
         skew = Joint(label, quantity) if label and quantity else label or quantity
-        if whole and skew:
-            raise self._error(f"{whole} is a whole split and cannot be joined with {skew}; keep one of them.")
-        return whole or skew or Iid()
+        if complete and skew:
+            raise self._error(f"{complete} is a whole split and cannot be joined with {skew}; keep one of them.")
+        return complete or skew or Iid()
 
-    def _one(self, terms: list[_Term], what: str) -> _Term | None:
+    def _at_most_one(self, terms: list[AnyTerm], kind: str) -> AnyTerm | None:
         if len(terms) > 1:
-            raise self._error(f"{terms[0]} and {terms[1]} are two {what}; keep one of them.")
+            raise self._error(f"{terms[0]} and {terms[1]} are two {kind}; keep one of them.")
         return terms[0] if terms else None
 
 
-_Term = TypeVar("_Term")
+AnyTerm = TypeVar("AnyTerm")
 _EXAMPLES = {"alpha": "0.5", "k": "2", "sigma": "0.1"}
 
 
 def _nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word.lower(), known, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"It can be {', '.join(known) or 'none'}."
+    return did_you_mean(word.lower(), known) or f" It can be {', '.join(known) or 'none'}."

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.rng import numpy_generator
+from fnrfl.core.words import counted
 from fnrfl.data.datasets import Dataset, Part, stratified_order
-from fnrfl.data.sources import checksum
+from fnrfl.data.sources.entry import checksum
 
-# Who trains on the public data besides the server: nobody; everybody; or, each example, a client that has such ones.
+# Who trains on public data besides the server: no client, every client, or for each example one client of its class.
 PublicTo = Literal["nobody", "everybody", "owners"]
 
 
@@ -29,7 +30,7 @@ class Carved:
     """Positions in the training set, each array sorted: what is set aside, and the rest, which the clients get.
 
     `public` refines. With a ranking share of 0 the same examples rank, and `ranking` is equal to `public`. Shares and
-    seed are kept for public data that comes from elsewhere, which is shared out in the same way.
+    seed are kept for public data from another source, which is shared out in the same way.
     """
 
     public: np.ndarray
@@ -64,7 +65,7 @@ def carve(
     if num_public + num_validation >= len(labels):
         raise ConfigError(
             f"public.size = {public} and validation.size = {validation} take {num_public} and {num_validation} of "
-            f"{len(labels)} training examples; some must remain for the clients. Make them smaller."
+            f"{counted(len(labels), 'training example')}; some must remain for the clients. Make them smaller."
         )
     order = stratified_order(labels, numpy_generator(seed, "split", "train"))
     end = len(labels) - num_validation
@@ -83,7 +84,8 @@ def _count(key: str, size: float | int, available: int) -> int:
     count = round(size * available) if size < 1 else int(size)
     if size > 0 and count == 0:
         raise ConfigError(
-            f"{key} = {size} of {available} training examples is less than one. Make it larger, or 0 for none."
+            f"{key} = {size} of {counted(available, 'training example')} is less than one. Make it larger, or 0 for "
+            "none."
         )
     return count
 
@@ -107,8 +109,9 @@ def _share_out(order: np.ndarray, ranking: float, distill: float) -> tuple[np.nd
         last = first
     if first > last or (first == last and ranking + distill < 1) or (distill and last == size):
         raise ConfigError(
-            f"{size} public examples cannot be shared out with public.ranking = {ranking} and public.distill = "
-            f"{distill} so that some serve each purpose. Give more public data or make the shares smaller."
+            f"{counted(size, 'public example')} cannot be shared out with public.ranking = {ranking} and "
+            f"public.distill = {distill} so that some serve each purpose. Give more public data or make the shares "
+            "smaller."
         )
     refine = np.sort(order[first:last])
     return refine, np.sort(order[:first]) if ranking else refine, np.sort(order[last:])
@@ -119,7 +122,7 @@ class Splits:
     """All the examples of a run, by who sees them; those to distil from have the label -1, to be used without."""
 
     train: Part  # the data set's whole training part
-    private: Part  # the same, and behind it public data from elsewhere if the clients hold that as well
+    private: Part  # the same, and behind it public data from another source if the clients hold that as well
     clients: tuple[Tensor, ...]  # what each client holds, as positions in `private`
     public: Part
     ranking: Part
@@ -142,16 +145,12 @@ class Splits:
     ) -> Splits:
         """Put a carved and partitioned data set together; `positions` says which of `carved.rest` each client holds.
 
-        Public data is the carved one, or comes from elsewhere, whole: a data set of the user's (both its parts), or
+        Public data is the carved one, or all of another source: a data set of the user's (both its parts), or
         the test set, if that leak is on. With `public_to` the clients hold all of it too, whatever the server uses it
         for; everything else, and how the rest was partitioned, stays as it is.
         """
-        clients = {f"client {index}": carved.rest[chosen] for index, chosen in enumerate(positions)}
-        set_aside = {"the refinement data": carved.public, "the distillation data": carved.distill}
-        if carved.ranking_share:
-            set_aside["the ranking data"] = carved.ranking
-        check_disjoint({**set_aside, "the validation data": carved.validation, **clients})
-
+        clients = [carved.rest[chosen] for chosen in positions]
+        _check_carved(carved, clients)
         pool, shared = dataset.train, (carved.public, carved.ranking, carved.distill)
         if public is not None or leak_public_is_test:
             if any(map(len, shared)):
@@ -159,11 +158,11 @@ class Splits:
                     'public.source = "train" set training examples aside, and other data is to be public as well; only '
                     'one can be. Set public.source = "test" if leaks.public_is_test is meant, or turn that leak off.'
                 )
-            pool = _pool(dataset, public, leak_public_is_test)
+            pool = _public_from_other_source(dataset, public, leak_public_is_test)
             order = stratified_order(pool.y.numpy(), numpy_generator(carved.seed, "split", "public"))
             shared = _share_out(order, carved.ranking_share, carved.distill_share)
         refine, ranking, unlabelled = (pool.take(torch.from_numpy(index)) for index in shared)
-        private, held = _handed_out(dataset, pool, shared, list(clients.values()), public_to, carved.seed)
+        private, held = _handed_out(dataset, pool, shared, clients, public_to, carved.seed)
         return cls(
             train=dataset.train,
             private=private,
@@ -186,6 +185,15 @@ class Splits:
             listed[name] = {"examples": len(part), "sha256": checksum(part.x.numpy(), part.y.numpy())}
         listed["clients"] = [{"examples": len(held), "sha256": checksum(held.numpy())} for held in self.clients]
         return {**listed, "sha256": hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()}
+
+
+def _check_carved(carved: Carved, clients: Sequence[np.ndarray]) -> None:
+    """Refuse training examples that two of the carved sets and the clients hold."""
+    holders = {"the refinement data": carved.public, "the distillation data": carved.distill}
+    if carved.ranking_share:
+        holders["the ranking data"] = carved.ranking
+    holders["the validation data"] = carved.validation
+    check_disjoint(holders | {f"client {index}": held for index, held in enumerate(clients)})
 
 
 def _handed_out(
@@ -246,35 +254,37 @@ def check_disjoint(
             other = names[holder[twice[0]]]
             count = int((holder[index] == holder[twice[0]]).sum())
             raise CompatibilityError(
-                f"{count} training examples, the first at position {twice[0]}, are in both {other} and {name}; "
+                f"Both {other} and {name} hold {counted(count, 'training example')}, the first at position {twice[0]}; "
                 "all parts must be disjoint. Partition only what is left after carving."
             )
         if len(np.unique(index)) < len(index):
             raise CompatibilityError(
-                f"{name} holds {len(index) - len(np.unique(index))} training examples more than once; "
+                f"{name} holds {counted(len(index) - len(np.unique(index)), 'training example')} more than once; "
                 "each may be held once. Partition without repeating."
             )
         holder[index] = number
     if outside is None:
         return
-    prints = _prints(outside)
-    known = set(prints)
-    found = {name: known & set(_prints(part)) for name, part in (inside or {}).items()}
-    if overlaps := {name: sum(seen in common for seen in prints) for name, common in found.items() if common}:
+    fingerprints = _fingerprints(outside)
+    known = set(fingerprints)
+    common = {name: known & set(_fingerprints(part)) for name, part in (inside or {}).items()}
+    if overlaps := {name: sum(one in both for one in fingerprints) for name, both in common.items() if both}:
         listed = " and ".join(f"{count} that are also in {name}" for name, count in overlaps.items())
         raise CompatibilityError(
-            f"public.source has {listed}, among its {len(outside)} examples; public data must be disjoint from both "
-            "training and test data. Leave those examples out of it."
+            f"public.source has {listed}, among its {counted(len(outside), 'example')}; public data must be disjoint "
+            "from both training and test data. Leave those examples out of it."
         )
 
 
-def _prints(part: Part) -> list[bytes]:
+def _fingerprints(part: Part) -> list[bytes]:
     """A fingerprint of each example's bytes, labels aside."""
-    rows = np.ascontiguousarray(part.x.numpy()).reshape(len(part), -1)
-    return [hashlib.blake2b(row.data, digest_size=16).digest() for row in rows]
+    examples = np.ascontiguousarray(part.x.numpy()).reshape(len(part), -1)
+    return [hashlib.blake2b(example.data, digest_size=16).digest() for example in examples]
 
 
-def _pool(dataset: Dataset, public: Dataset | Part | Literal["test"] | None, leak_public_is_test: bool) -> Part:
+def _public_from_other_source(
+    dataset: Dataset, public: Dataset | Part | Literal["test"] | None, leak_public_is_test: bool
+) -> Part:
     """Public data that is not carved out of the training set, in the shape and with the class numbers of `dataset`."""
     if public is None or public == "test":
         if not leak_public_is_test:
@@ -294,8 +304,8 @@ def _pool(dataset: Dataset, public: Dataset | Part | Literal["test"] | None, lea
     pixels = [x.dtype == torch.uint8 for x in (pool.x, like)]
     if pool.x.shape[1:] != like.shape[1:] or pixels[0] != pixels[1]:
         raise CompatibilityError(
-            f"public.source has examples of {_kind(pool.x)} and dataset {dataset.name} of {_kind(like)}; "
-            "they must be alike. Prepare the public data in the same way."
+            f"public.source has examples of {_type_and_shape(pool.x)} and dataset {dataset.name} of "
+            f"{_type_and_shape(like)}; they must be alike. Prepare the public data in the same way."
         )
     if len(pool) and not 0 <= int(pool.y.min()) <= int(pool.y.max()) < dataset.num_classes:
         raise CompatibilityError(
@@ -311,7 +321,7 @@ def _pool(dataset: Dataset, public: Dataset | Part | Literal["test"] | None, lea
     return pool
 
 
-def _kind(x: Tensor) -> str:
+def _type_and_shape(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape[1:])}"
 
 

@@ -1,4 +1,4 @@
-"""Tables of numbers with a column of classes: `.csv` files, whose columns other files are matched with by name."""
+"""Tables, `.csv` files: columns of numbers and one of classes. A model finds its columns in other tables by name."""
 
 from __future__ import annotations
 
@@ -12,56 +12,60 @@ from pathlib import Path
 import numpy as np
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
-from fnrfl.data.reading import ALL, Columns, Examples, Expected, Read, regular, unreadable
+from fnrfl.core.words import counted
+from fnrfl.data.reading import ONLY_PART, Columns, Examples, Expected, RawData, require_file, unreadable
 
 Line = tuple[int, list[str]]  # the number of a line in a table, and its cells
 
 LABEL_COLUMNS = ("label", "class", "target", "y")
-NAMED_AT_MOST = 12  # names that a sentence lists
+MAX_LISTED = 12  # names that a sentence lists
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Where in a row the inputs are, in the model's order, and the label, if there is one."""
+class _InputColumns:
+    """The positions of the input columns, in the model's order, and of the label column, if there is one."""
 
     inputs: list[int]
     label: int | None
 
 
-def read_csv(path: Path, expected: Expected | None = None) -> Read:
+def read_csv(path: Path, expected: Expected | None = None) -> RawData:
     """A table with a header: a label column, by name or the last, and columns of numbers, which become float32."""
-    header, lines = _table(path)
-    places = _places(header, path, expected)
-    x = _numbers(lines, header, places, path)
+    header, lines = _read_lines(path)
+    chosen = _input_columns(header, path, expected)
+    x = _input_numbers(lines, header, chosen, path)
     y, classes = None, None
-    if places.label is not None:
-        y, classes = _classes([(n, cells[places.label].strip()) for n, cells in lines], path, header[places.label])
+    if chosen.label is not None:
+        y, classes = _classes_and_names(
+            [(n, cells[chosen.label].strip()) for n, cells in lines], path, header[chosen.label]
+        )
     carried = None
     if expected is not None and expected.carried is not None:
         at = header.index(expected.carried)
         carried = [cells[at] for _, cells in lines]
     columns = None
-    if places.label is not None:
+    if chosen.label is not None:
         types = tuple("integer" if whole else "number" for whole in (x == np.floor(x)).all(0))
-        columns = Columns(tuple(header[at] for at in places.inputs), types, header[places.label])
-    return Read({ALL: Examples(x.astype(np.float32), y, carried=carried)}, classes=classes, columns=columns)
+        columns = Columns(tuple(header[at] for at in chosen.inputs), types, header[chosen.label])
+    return RawData({ONLY_PART: Examples(x.astype(np.float32), y, carried=carried)}, classes=classes, columns=columns)
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def _table(path: Path) -> tuple[list[str], list[Line]]:
+def _read_lines(path: Path) -> tuple[list[str], list[Line]]:
     """The header and the other lines that are not empty, all of one length."""
-    regular(path)
+    require_file(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
             lines = [(reader.line_num, cells) for cells in reader if cells]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise unreadable(path, "a table in UTF-8", error) from error
-    if len(lines) < 2 or len(lines[0][1]) < 2:
+    num_columns = len(lines[0][1]) if lines else 0
+    if len(lines) < 2 or num_columns < 2:
         raise ConfigError(
-            f"{path} has {len(lines)} lines and {len(lines[0][1]) if lines else 0} columns; it must have a header, "
+            f"{path} has {counted(len(lines), 'line')} and {counted(num_columns, 'column')}; it must have a header, "
             "examples, and two columns at least, separated by commas. Write it again."
         )
     header = [cell.strip() for cell in lines.pop(0)[1]]
@@ -74,7 +78,8 @@ def _table(path: Path) -> tuple[list[str], list[Line]]:
     for number, cells in lines:
         if len(cells) != len(header):
             raise ConfigError(
-                f"line {number} of {path} has {len(cells)} columns; the header names {len(header)}. Correct that line."
+                f"line {number} of {path} has {counted(len(cells), 'column')}; the header names {len(header)}. "
+                "Correct that line."
             )
     return header, lines
 
@@ -94,15 +99,15 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _numbers(lines: list[Line], header: list[str], places: _Places, path: Path) -> np.ndarray:
+def _input_numbers(lines: list[Line], header: list[str], chosen: _InputColumns, path: Path) -> np.ndarray:
     """The inputs, in their order, as float64 that fits into float32."""
-    inputs = places.inputs
+    inputs = chosen.inputs
     pick = itemgetter(*inputs) if len(inputs) > 1 else lambda cells: (cells[inputs[0]],)  # much faster than a loop
     try:
         x = np.array([pick(cells) for _, cells in lines], dtype=np.float64)
     except ValueError as error:
         number, at = next((n, at) for n, cells in lines for at in inputs if not _is_number(cells[at]))
-        others = "" if places.label is None else f" but the labels' ({header[places.label]!r})"
+        others = "" if chosen.label is None else f" but the labels' ({header[chosen.label]!r})"
         raise ConfigError(
             f"line {number} of {path} has {dict(lines)[number][at]!r} in column {header[at]!r}; every column{others} "
             "must hold numbers. Encode categories as numbers and fill in what is missing."
@@ -118,7 +123,7 @@ def _numbers(lines: list[Line], header: list[str], places: _Places, path: Path) 
     return x
 
 
-def _classes(labels: list[tuple[int, str]], path: Path, column: str) -> tuple[np.ndarray, list[str]]:
+def _classes_and_names(labels: list[tuple[int, str]], path: Path, column: str) -> tuple[np.ndarray, list[str]]:
     """Class numbers and names; labels in a table are names even where they look like numbers, as 1, 2, 3 or -1, 1."""
     numeric = all(_is_number(label) for _, label in labels)
     spelling: dict[str, str] = {}
@@ -129,7 +134,7 @@ def _classes(labels: list[tuple[int, str]], path: Path, column: str) -> tuple[np
                 f"line {number} of {path} has {label!r} in column {column!r}; a label must be a whole number or a name."
                 " Correct that line, or call the column of the classes label."
             )
-        name = str(_whole(label)) if numeric else label
+        name = str(_whole_number(label)) if numeric else label
         if spelling.setdefault(name, label) != label:
             raise ConfigError(
                 f"line {number} of {path} has the label {label!r} in column {column!r}, and another line has "
@@ -141,7 +146,7 @@ def _classes(labels: list[tuple[int, str]], path: Path, column: str) -> tuple[np
     return np.array([index[name] for name in names], dtype=np.int64), known
 
 
-def _whole(label: str) -> int:
+def _whole_number(label: str) -> int:
     try:
         return int(label)  # exactly, since long codes do not survive as floats
     except ValueError:
@@ -151,37 +156,37 @@ def _whole(label: str) -> int:
 # -- which column is what ----------------------------------------------------------------------------------------------
 
 
-def _places(header: list[str], path: Path, expected: Expected | None) -> _Places:
+def _input_columns(header: list[str], path: Path, expected: Expected | None) -> _InputColumns:
     carried = None if expected is None else expected.carried
     if carried is not None and carried not in header:
         raise ConfigError(
             f"{path} has no column {carried!r} to carry along; it has {_listed(header)}. Give one of them."
         )
     if expected is None:
-        return _by_rule(header, path, list(range(len(header))))
+        return _columns_by_rule(header, path, list(range(len(header))))
     if expected.columns is None:
-        return _by_position(header, path, expected)
-    return _by_name(header, path, expected.columns, expected)
+        return _columns_by_position(header, path, expected)
+    return _columns_by_name(header, path, expected.columns, expected)
 
 
-def _by_rule(header: list[str], path: Path, usable: list[int]) -> _Places:
+def _columns_by_rule(header: list[str], path: Path, usable: list[int]) -> _InputColumns:
     """The label is the column with a known name, else the last; all others are inputs."""
     lowered = [header[at].lower() for at in usable]
     known = next((usable[lowered.index(name)] for name in LABEL_COLUMNS if name in lowered), None)
     label = usable[-1] if known is None else known
     inputs = [at for at in usable if at != label]
     names = [header[at] for at in inputs]
-    counted = names in ([str(n + first) for n in range(len(names))] for first in (0, 1))  # as a data frame numbers them
-    if all(_is_number(name) for name in names) and not (counted and known is not None):
+    numbered = names in ([str(n + first) for n in range(len(names))] for first in (0, 1))  # as a data frame does
+    if all(_is_number(name) for name in names) and not (numbered and known is not None):
         raise _without_header(path, header)
-    return _Places(inputs, label)
+    return _InputColumns(inputs, label)
 
 
-def _by_position(header: list[str], path: Path, expected: Expected) -> _Places:
+def _columns_by_position(header: list[str], path: Path, expected: Expected) -> _InputColumns:
     """For a model that knows no names: as many columns as it has inputs, with or without a label column."""
     usable = [at for at, name in enumerate(header) if name != expected.carried]
     if len(usable) != expected.num_inputs:
-        return _by_rule(header, path, usable)
+        return _columns_by_rule(header, path, usable)
     named = [header[at] for at in usable if header[at].lower() in LABEL_COLUMNS]
     if named:
         raise CompatibilityError(
@@ -192,10 +197,10 @@ def _by_position(header: list[str], path: Path, expected: Expected) -> _Places:
         raise _without_header(path, header)
     if expected.labelled:
         raise _unlabelled(path, "")
-    return _Places(usable, None)
+    return _InputColumns(usable, None)
 
 
-def _by_name(header: list[str], path: Path, columns: Columns, expected: Expected) -> _Places:
+def _columns_by_name(header: list[str], path: Path, columns: Columns, expected: Expected) -> _InputColumns:
     """The inputs wherever they stand; names must be the same, and no others there."""
     if expected.carried in columns.inputs:
         raise ConfigError(
@@ -205,14 +210,14 @@ def _by_name(header: list[str], path: Path, columns: Columns, expected: Expected
     known = {*columns.inputs, columns.label, expected.carried}
     unexpected = [name for name in header if name not in known]
     if missing or unexpected:
-        raise _mismatch(path, missing, unexpected, columns)
-    place = {name: at for at, name in enumerate(header)}
-    if columns.label not in place and expected.labelled:
+        raise _other_columns(path, missing, unexpected, columns)
+    position = {name: at for at, name in enumerate(header)}
+    if columns.label not in position and expected.labelled:
         raise _unlabelled(path, f" in a column called {columns.label!r}")
-    return _Places([place[name] for name in columns.inputs], place.get(columns.label))
+    return _InputColumns([position[name] for name in columns.inputs], position.get(columns.label))
 
 
-def _mismatch(path: Path, missing: list[str], unexpected: list[str], columns: Columns) -> CompatibilityError:
+def _other_columns(path: Path, missing: list[str], unexpected: list[str], columns: Columns) -> CompatibilityError:
     differ = []
     if missing:
         differ.append(f"lacks {_listed(missing)}")
@@ -233,5 +238,5 @@ def _unlabelled(path: Path, where: str) -> ConfigError:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = len(names) - NAMED_AT_MOST
-    return ", ".join(repr(name) for name in names[:NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MAX_LISTED
+    return ", ".join(repr(name) for name in names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fnrfl.core import trees
+from fnrfl.core.engine import Step
+from fnrfl.core.feed import Feed, Plan
 from fnrfl.core.net import Net
-from fnrfl.core.step import Carry, Gradient, by_autograd, local_step
-from fnrfl.core.types import Batch, Feed, LocalTask, Part, Plan, State, Step, Training, Tree
+from fnrfl.core.rng import generator
+from fnrfl.core.step import Carry, Gradient, local_step
+from fnrfl.core.training import Training
+from fnrfl.core.trees import Tree
+from fnrfl.core.values import Batch, LocalTask, Shapes, State
+
+
+class Fixed(NamedTuple):
+    """What a step reads and does not change."""
+
+    start: State
+    own: Tree
+    shared: Tree
+    lr: Tensor | float
+
+
+CLIENT_AXES = (0, Fixed(0, 0, None, None), 0)  # type: ignore[arg-type]  # of (carry, fixed, batch) under `vmap`
 
 
 @dataclass(frozen=True)
 class Job:
-    """A task for a chunk of the cohort, with everything its steps need."""
+    """A task for a chunk of the cohort, with everything that its steps need."""
 
     clients: list[int]
     task: LocalTask
@@ -25,8 +44,8 @@ class Job:
     own: Tree  # [M, ...]
     plans: list[Plan]
     draws: list[Callable[[int, int], Tree]]  # steps, batch size -> the uniform numbers of client m's next steps
+    noise_shapes: Callable[[int], Shapes]  # batch size -> the shapes of the uniform numbers of a step
     carry: Carry  # [M, ...]
-    lr: Tensor
 
     @cached_property
     def steps(self) -> list[int]:
@@ -38,7 +57,7 @@ class Job:
 
         `at` has each row's first step; `idle` more rows repeat the first row's.
         """
-        positions = [self.plans[m].stretch(first, first + steps) for m, first in at.items()]
+        positions = [self.plans[m].positions(first, first + steps) for m, first in at.items()]
         crops = [crop for m, first in at.items() if (crop := self.plans[m].crops_of(first, first + steps)) is not None]
         noise = [self.draws[m](*positions[0].shape) for m in at]
         filled = lambda rows: torch.stack(rows + rows[:1] * idle, 1)  # noqa: E731
@@ -52,38 +71,42 @@ class Job:
         uniform = {k: filled([draw[k] for draw in noise]).to(x.device, non_blocking=True) for k in noise[0]}
         return Batch(x, y, index.to(x.device, non_blocking=True), uniform)
 
-    def step(self, net: Net, gradient: Gradient) -> Step:
-        """One step of one client as a function of all that it reads and writes."""
-        if self.training.frozen:
-            net.mask(self.training.frozen)  # made now and kept: what is made while recording is made in every step
+    def example_batch(self, rows: Sequence[int], size: int, feed: Feed, dtype: torch.dtype) -> Batch:
+        """A batch of some clients, [M, size, ...], that takes nothing from their random streams."""
+        index = torch.stack([self.plans[m].order[:size] for m in rows])
+        x, y = feed.take(self.task.data, index)
+        stream = generator(0, "example")
+        drawn = {k: torch.rand(len(rows), *s, generator=stream) for k, s in self.noise_shapes(index.shape[1]).items()}
+        noise = {k: v.to(x.device, dtype) for k, v in drawn.items()}  # examples may be whole numbers
+        return Batch(x, y, index.to(x.device), noise)
 
-        def step(
-            params: Tensor, buffers: Tree, memory: Tree, begin: Tensor, begin_buffers: Tree, own: Tree, shared: Tree,
-            lr: Tensor, x: Tensor, y: Tensor, index: Tensor, noise: Tree,
-        ) -> Tensor:  # fmt: skip
-            by = self.training.lr if gradient is by_autograd else lr  # autograd is never recorded
-            return local_step(
-                net,
-                self.task.objective,
-                self.training,
-                Carry(params, buffers, memory),
-                State(begin, begin_buffers),
-                Batch(x, y, index, noise),
-                shared,
-                own,
-                by,
-                gradient,
-            )
+    def step(self, net: Net, gradient: Gradient) -> Step:
+        """One step of one client as a function of everything that it reads and writes."""
+        if self.training.frozen:
+            net.mask(self.training.frozen)  # made now and kept: a mask made while recording is made in every step
+
+        def step(carry: Carry, fixed: Fixed, batch: Batch) -> Tensor:
+            start, own, shared, lr = fixed
+            objective, training = self.task.objective, self.training
+            return local_step(net, objective, training, carry, start, batch, shared, own, lr, gradient)
 
         return step
 
-    def fixed(self, carry: Carry, start: State, own: Tree) -> tuple[Part, ...]:
-        """The arguments of `step` that stay the same objects from step to step."""
-        device = carry.params.device
-        return (
-            carry.params, carry.buffers, carry.memory, start.params, start.buffers, own,
-            moved(self.task.shared, device), self.lr.to(device),
-        )  # fmt: skip
+    def fixed(self, start: State, own: Tree, device: torch.device) -> Fixed:
+        """What the steps of some clients read, on a device; the learning rate is a tensor, for recorded steps."""
+        lr = self.start.params.new_tensor(self.training.lr).to(device)
+        return Fixed(start, own, trees.moved(self.task.shared, device), lr)
+
+    def rows(self, rows: list[int], device: torch.device) -> tuple[Carry, Fixed]:
+        """Copies of some clients' carries and of what their steps read, on a device."""
+        where = torch.tensor(rows)
+        carry, start, own = trees.moved(trees.rows((self.carry, self.start, self.own), where), device)
+        return carry, self.fixed(start, own, device)
+
+    def write(self, m: int, carry: Carry, row: int) -> None:
+        """Take over client m's carry from a row of another."""
+        for old, new in zip(trees.leaves(self.carry), trees.leaves(carry), strict=True):
+            old[m] = new[row]
 
     @cached_property
     def key(self) -> Hashable:
@@ -91,23 +114,3 @@ class Job:
         own = tuple((k, v.shape[1:], v.dtype) for k, v in sorted(self.own.items()))
         shared = tuple((k, v.shape, v.stride(), v.dtype) for k, v in sorted(self.task.shared.items()))
         return self.task.objective, replace(self.training, lr=0.0), own, shared
-
-
-def parts(batch: Batch) -> tuple[Part, ...]:
-    """The arguments of a step that differ from step to step."""
-    return batch.x, batch.y, batch.index, batch.noise
-
-
-def moved(tree: Tree, device: torch.device) -> Tree:
-    """A tree elsewhere."""
-    return {k: v.to(device) for k, v in tree.items()}
-
-
-def row(tree: Tree, m: int) -> Tree:
-    """Client m of a stacked tree."""
-    return {k: v[m] for k, v in tree.items()}
-
-
-def model_row(state: State, m: int) -> State:
-    """Client m of stacked models."""
-    return State(state.params[m], row(state.buffers, m))

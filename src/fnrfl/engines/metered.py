@@ -52,7 +52,7 @@ class Metered(Decorator):
         self.tell(task.purpose)
         count = self.bytes.setdefault(task.purpose, {"down": 0, "up": 0, "headers": 0})
         count["down"] += len(cohort) * _tree(_vectors(task.shared, 0)) + _tree(_vectors(task.own, 1))
-        count["down"] += self._model(cohort, task.start, task.stays)
+        count["down"] += self._model(cohort, task.start, task.never_sent)
         scalars = sum(v.ndim == 0 for v in task.shared.values()) + sum(v.ndim == 1 for v in task.own.values())
         count["headers"] += len(cohort) * 4 * scalars
         chunks = self.engine.stream(cohort, task)
@@ -63,9 +63,9 @@ class Metered(Decorator):
             if replies is None:
                 return
             count["up"] += _tree(replies.extras)
-            if task.upload:
+            if task.send_model:
                 whole = wire_bytes(replies.params) + _tree(replies.buffers)
-                count["up"] += whole - len(replies.clients) * self._staying(task.stays)
+                count["up"] += whole - len(replies.clients) * self._staying(task.never_sent)
             facts = (replies.clients, replies.examples, replies.steps, replies.travel, replies.loss)
             count["headers"] += sum(wire_bytes(fact) for fact in facts)
             yield replies

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import did_you_mean
 from fnrfl.models.resnet import ResNet18
 from fnrfl.models.small import cnn, mlp, simple_cnn
 from fnrfl.models.vgg import VGG11
@@ -27,7 +27,7 @@ MODELS: dict[str, Factory] = {
 }
 
 # What a model is told about the data; the other parameters of its factory are options, written in the spec.
-DATA = ("input_shape", "num_classes")
+DATA_ARGUMENTS = ("input_shape", "num_classes")
 
 
 def build(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -37,16 +37,16 @@ def build(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Modul
     and called with those of `input_shape` and `num_classes` that it accepts, plus any options in the spec.
     Weights are drawn from torch's global stream: call this inside `rng.seeded(seed, "init")`.
     """
-    name, options = _parse(spec)
-    data: dict[str, object] = dict(zip(DATA, (input_shape, num_classes), strict=True))
+    name, options = _parse_spec(spec)
+    data: dict[str, object] = dict(zip(DATA_ARGUMENTS, (input_shape, num_classes), strict=True))
     if ":" in name:
-        return _build_own(spec, _imported(name), data, options)
-    factory = _known(name)
-    _check(spec, factory, options)
+        return _build_own(spec, _own_factory(name), data, options)
+    factory = _named_factory(name)
+    _check_options(spec, factory, options)
     return factory(**data, **options)
 
 
-def _parse(spec: str) -> tuple[str, dict[str, object]]:
+def _parse_spec(spec: str) -> tuple[str, dict[str, object]]:
     """Split `name(key=value, ...)`; values are numbers, true, false, or words with or without quotes."""
     match = own_code.WITH_OPTIONS.fullmatch(spec)
     try:
@@ -59,7 +59,7 @@ def _parse(spec: str) -> tuple[str, dict[str, object]]:
         for keyword in call.keywords:
             if keyword.arg is None or keyword.arg in options:
                 raise ValueError
-            options[keyword.arg] = _value(keyword.value)
+            options[keyword.arg] = _option_value(keyword.value)
     except (ValueError, TypeError, SyntaxError) as error:
         raise ConfigError(
             f"Model {spec!r} cannot be read. Write a name, and options by name and once each in parentheses, "
@@ -68,22 +68,22 @@ def _parse(spec: str) -> tuple[str, dict[str, object]]:
     return match[1], options
 
 
-def _value(node: ast.expr) -> object:
+def _option_value(node: ast.expr) -> object:
     if isinstance(node, ast.Name):
         return {"true": True, "false": False}.get(node.id, node.id)
     return ast.literal_eval(node)
 
 
-def _known(name: str) -> Factory:
+def _named_factory(name: str) -> Factory:
     if name not in MODELS:
         raise ConfigError(
-            f"Model {name!r} is unknown.{_nearest(name, MODELS)} "
+            f"Model {name!r} is unknown.{did_you_mean(name, MODELS)} "
             f'The models are {", ".join(MODELS)}; one of your own is "module:function".'
         )
     return MODELS[name]
 
 
-def _imported(name: str) -> Factory:
+def _own_factory(name: str) -> Factory:
     """The function or class behind `module:name`."""
     factory = trust.fetch(f"Model {name!r}", own_code.target("model.name", name))
     if isinstance(factory, nn.Module) or not callable(factory):
@@ -94,14 +94,14 @@ def _imported(name: str) -> Factory:
     return factory
 
 
-def _check(spec: str, factory: Factory, options: dict[str, object]) -> None:
+def _check_options(spec: str, factory: Factory, options: dict[str, object]) -> None:
     """Hold options against the names, types and ranges that the factory's signature declares."""
     declared = {name: p.annotation for name, p in inspect.signature(factory, eval_str=True).parameters.items()}
-    offered = [name for name in declared if name not in DATA]
+    offered = [name for name in declared if name not in DATA_ARGUMENTS]
     for option, value in options.items():
         if option not in offered:
             takes = f"It takes {', '.join(offered)}" if offered else "It takes none"
-            raise ConfigError(f"Model {spec!r} has no option {option!r}.{_nearest(option, offered)} {takes}.")
+            raise ConfigError(f"Model {spec!r} has no option {option!r}.{did_you_mean(option, offered)} {takes}.")
         try:
             TypeAdapter(declared[option]).validate_python(value, strict=True)
         except ValidationError as error:
@@ -111,7 +111,7 @@ def _check(spec: str, factory: Factory, options: dict[str, object]) -> None:
 
 def _build_own(spec: str, factory: Factory, data: dict[str, object], options: dict[str, object]) -> nn.Module:
     """Call somebody else's factory with what it accepts of `data`, and say in a sentence what went wrong."""
-    given = f"it is given {' and '.join(DATA)} by name where it has such parameters"
+    given = f"it is given {' and '.join(DATA_ARGUMENTS)} by name where it has such parameters"
     with trust.in_words(f"Model {spec!r} could not be built", f"{given}; any other needs a default, or a value."):
         parameters = inspect.signature(factory).parameters.values()
         accepts = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
@@ -123,8 +123,3 @@ def _build_own(spec: str, factory: Factory, data: dict[str, object], options: di
             f"Model {spec!r} returned an object of type {type(model).__name__}; it must return a torch.nn.Module."
         )
     return model
-
-
-def _nearest(word: str, words: Iterable[str]) -> str:
-    match = difflib.get_close_matches(word, list(words), n=1)
-    return f" Did you mean {match[0]!r}?" if match else ""

@@ -9,7 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+
+from fnrfl.rundir.events import Event
+from fnrfl.runs.metrics import training_seconds
 
 LEVEL = 0.95
 ROUNDING = 1e-9  # a spread below this share of the values is rounding: accuracies are fractions of a few hundred
@@ -88,12 +90,12 @@ def paired(values: Mapping[int, float], baseline: Mapping[int, float], level: fl
     return Difference(found.n, found.mean, found.sd, found.low, found.high, p)
 
 
-def reached(rounds: Sequence[Mapping[str, Any]], target: float) -> Reached | None:
+def reached(rounds: Sequence[Event], target: float) -> Reached | None:
     """The first round at or above a target accuracy, and all traffic and time until then; None if there is none."""
     traffic, seconds = 0, 0.0
     for event in rounds:
         traffic += event["bytes_up"] + event["bytes_down"]
-        seconds += sum(spent for phase, spent in event["seconds"].items() if phase not in ("evaluate", "observe"))
+        seconds += training_seconds(event)
         if event["accuracy"] >= target:
             return Reached(event["round"], traffic, seconds)
     return None

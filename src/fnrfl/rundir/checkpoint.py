@@ -21,7 +21,7 @@ from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.store import ClientStore
+from fnrfl.core.store import ClientMemory
 from fnrfl.core.types import State, Tree, aligned
 from fnrfl.rundir import files
 from fnrfl.rundir.directory import FOLDER, checkpoint_files
@@ -60,7 +60,7 @@ class Index(BaseModel):
     model: str | None  # sha256 of model.safetensors, once the run is finished
 
 
-def save(run_dir: Path, done: int, state: State, store: ClientStore, stamp: Stamp) -> None:
+def save(run_dir: Path, done: int, state: State, store: ClientMemory, stamp: Stamp) -> None:
     """Keep the state after `done` rounds."""
     before = index(run_dir)
     clients = {} if before is None else {c: _hashed(run_dir, file) for c, file in before.clients.items()}
@@ -111,7 +111,7 @@ def finish(run_dir: Path, weights: Tree) -> Index:
     return last
 
 
-def load(run_dir: Path, saved: Index, store: ClientStore) -> State:
+def load(run_dir: Path, saved: Index, store: ClientMemory) -> State:
     """The server's state, with the clients' memories put into `store`; every file is what its hash says."""
     state = server_state(run_dir, saved)
     for client, file in saved.clients.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +13,7 @@ from typing import Any
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.rundir import files
-
-Config = dict[str, Any]  # by dotted key, as config.toml has them; "fnr" is "on" or "off"
+from fnrfl.rundir.configs import Config, differing, flat, in_words
 
 FIXED_PARTS = ("train", "validation", "test")  # of the data: the same for every method
 PUBLIC_PARTS = ("public", "ranking", "distill")  # of which a method decides how large each is
@@ -69,23 +68,13 @@ def read(folder: Path) -> Origin:
     return found
 
 
-def flat(tree: Mapping[str, Any]) -> Config:
-    """A config's tree by dotted key."""
-    return dict(_flat(tree)) | {"fnr": "on" if isinstance(tree["fnr"], dict) else "off"}
-
-
-def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Keys that have not the same value in both, in the order of the first."""
-    return [key for key in {**one, **other} if _json(one.get(key)) != _json(other.get(key))]
-
-
 def check_pair(one: Origin, other: Origin, way_out: str) -> None:
     """Refuse two runs that are to be compared if what their configs call the same data or split is not the same."""
     if one.config["dataset"] == other.config["dataset"] and one.data != other.data:
         raise ConfigError(
             f"{one.folder} and {other.folder} are of different data, so they cannot be compared: dataset = "
-            f"{_json(one.config['dataset'])} has the sha256 {short(one.data)} in the first and {short(other.data)} in "
-            f"the second. {way_out}"
+            f"{in_words(one.config['dataset'])} has the sha256 {short(one.data)} in the first and {short(other.data)} "
+            f"in the second. {way_out}"
         )
     if split_keys(one.config) != split_keys(other.config):
         return
@@ -99,7 +88,7 @@ def check_pair(one: Origin, other: Origin, way_out: str) -> None:
     if sizes == other_sizes and data != other_data:  # methods may divide public data in different ways
         raise ConfigError(
             f"{one.folder} and {other.folder} have different public data, so they cannot be compared: public.source = "
-            f"{_json(one.config['public.source'])} was changed between them. {way_out}"
+            f"{in_words(one.config['public.source'])} was changed between them. {way_out}"
         )
 
 
@@ -107,16 +96,6 @@ def split_keys(config: Config) -> Config:
     """The keys that decide which example goes to whom, and their values."""
     alone = ("dataset", "scenario", "clients", "seed")
     return {key: value for key, value in config.items() if key in alone or key.startswith(("public.", "validation."))}
-
-
-def differing_from_grid(grid: Config, config: Config) -> list[str]:
-    """Keys in which a run is not the one that a grid has in its place; what an engine chose by itself does not count.
-
-    "fnr" stands for all keys of that section if one of the two has none.
-    """
-    free = {key for key, value in grid.items() if key.startswith("engine.") and value == "auto"}
-    keys = [key for key in differing(grid, config) if key not in free]
-    return ["fnr"] if "fnr" in keys else keys
 
 
 def short(sha256: str) -> str:
@@ -129,7 +108,7 @@ def _check_config(found: Origin, begun_with: Config) -> None:
     if keys:
         raise ConfigError(
             f"{found.folder / 'config.toml'} is not the config that the run was begun with: {keys[0]} is "
-            f"{_json(found.config.get(keys[0]))} there and {_json(begun_with.get(keys[0]))} in the first line of "
+            f"{in_words(found.config.get(keys[0]))} there and {in_words(begun_with.get(keys[0]))} in the first line of "
             "events.jsonl. Put the file back as it was, or run again into another directory."
         )
 
@@ -169,20 +148,8 @@ def _as_toml(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "algorithm": method, "fnr": "off" if config["fnr"] is None else config["fnr"]}
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def _hash(value: object, separators: tuple[str, str] | None = None) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=separators).encode()).hexdigest()
-
-
-def _json(value: object) -> str:
-    return "not there" if value is None else json.dumps(value, default=str)
 
 
 def _why(error: Exception) -> str:

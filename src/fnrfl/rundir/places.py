@@ -9,10 +9,10 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from fnrfl.config import RunConfig, introduced
-from fnrfl.config.typed import Flat
+from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
-from fnrfl.rundir import directory, origin
+from fnrfl.rundir import directory
+from fnrfl.rundir.configs import differing_from_plan, flat, flat_config
 
 
 def run_dirs(config: RunConfig) -> Iterator[Path]:
@@ -70,25 +70,9 @@ def is_of(config: RunConfig, run_dir: Path) -> bool:
     """Whether a run directory is of this config."""
     try:
         written = tomllib.loads((run_dir / "config.toml").read_text(encoding="utf-8"))
-        return not differing(config, origin.flat(written))
+        return not differing_from_plan(flat_config(config), flat(written))
     except (OSError, ValueError, LookupError, RecursionError):
         return False
-
-
-def differing(config: RunConfig, written: Flat) -> list[str]:
-    """Keys in which a written config is not this one; what an engine chose by itself does not count.
-
-    A config of an older version lacks keys: they have the value that they were introduced with.
-    """
-    theirs = introduced(config.algorithm.name) | written
-    if written["fnr"] == "off":
-        theirs = {key: value for key, value in theirs.items() if not key.startswith("fnr.")}
-    return origin.differing_from_grid(flat(config), theirs)
-
-
-def flat(config: RunConfig) -> Flat:
-    """A config by dotted key, as config.toml has them."""
-    return origin.flat(tomllib.loads(config.to_toml()))
 
 
 def _is_unfinished(run_dir: Path) -> bool:

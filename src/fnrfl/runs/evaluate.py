@@ -54,7 +54,7 @@ def evaluate(net: Net, state: State, x: Tensor, y: Tensor, num_classes: int, noi
     for xs, ys in zip(x.split(WHOLE), y.split(WHOLE), strict=True):
         xs, ys = scaled(xs.to(net.device), net.input_dtype), ys.to(net.device)
         xs = net.laid_out(xs if noise is None else noise(xs))
-        logits = net.look(state.params, state.buffers, xs).logits
+        logits = net.eval_forward(state.params, state.buffers, xs).logits
         right.index_add_(0, ys, (logits.argmax(1) == ys).double())
         loss += float(cross_entropy(logits, ys).sum())
     return Score(right.cpu(), torch.bincount(y, minlength=num_classes).double(), loss / len(y))

@@ -10,17 +10,17 @@ from typing import Any
 from torch import Tensor
 
 from fnrfl.core.algorithm import Algorithm
-from fnrfl.core.types import State
-from fnrfl.engines.base import InProcess
 from fnrfl.core.errors import ConfigError, FnrflError
+from fnrfl.core.types import State
+from fnrfl.engines.federation import Federation
 
 
-def check_shapes(run_dir: Path, state: State | None, engine: InProcess) -> None:
+def check_shapes(run_dir: Path, state: State | None, engine: Federation) -> None:
     """Refuse a checkpoint that does not fit the model: a server's state, or what a client remembers."""
-    model = engine.initial
+    model = engine.server.initial
     wanted = {"params": model.params} | model.buffers
     given = [("the server", {} if state is None else {"params": state.params} | state.buffers, wanted)]
-    given += [(f"client {c}", engine.store.get(c), engine.store.birth) for c in engine.store]
+    given += [(f"client {c}", engine.memory.get(c), engine.memory.birth) for c in engine.memory]
     for whose, found, like in given:
         for name, tensor in found.items():
             if name not in like or tensor.shape != like[name].shape:

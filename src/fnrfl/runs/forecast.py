@@ -19,33 +19,31 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from fnrfl.runs.build import Built, build, cohort, cohort_size
 from fnrfl.config import RunConfig
+from fnrfl.core import trees
 from fnrfl.core.isolation import isolated
+from fnrfl.core.rng import generator
 from fnrfl.core.types import (
     SERVER,
     Batch,
     Data,
     Engine,
-    Feed,
     LocalTask,
-    Plan,
     Probe,
     Replies,
     State,
-    Stream,
     Training,
     Tree,
 )
 from fnrfl.data.batches import WHOLE
-from fnrfl.engines.job import row
 from fnrfl.engines.metered import Metered
+from fnrfl.runs.build import Built, build
+from fnrfl.runs.cohorts import cohort, cohort_size
 from fnrfl.runs.evaluate import evaluate
-from fnrfl.core.rng import generator
 
 REHEARSED = 2  # rounds; every later one sends what the second does
 COUNTED = 10_000  # rounds whose cohorts are drawn to count steps
-FEW = 8  # steps that are timed, unless
+TIMED_STEPS = 8  # steps that are timed, unless
 SLOW = 0.1  # seconds go into a single one
 GLANCE = 100  # examples of a first timed evaluation
 COPIES = 8  # of a model that a client in training keeps in memory, roughly
@@ -181,7 +179,7 @@ class Rehearsal(Engine):
         training = task.training or self.training
         key = (client if task.data == "private" else -1, task.data, training)
         if key not in self._counted:
-            plan = self.built.engine.feed.plan(client, task.data, training, _stream)
+            plan = self.built.pool.plan(client, task.data, training, _stream)
             self._counted[key] = plan.steps
         return self._counted[key]
 
@@ -195,7 +193,12 @@ class Rehearsal(Engine):
         m, model = len(cohort), self._model
         ones = model.params.new_ones(m)
         extras, _ = task.objective.finish(
-            model, model, ones[0], self.examples[cohort[0]], task.shared, self._memory | row(task.own, 0)
+            model,
+            model,
+            ones[0],
+            self.examples[cohort[0]],
+            task.shared,
+            self._memory | trees.rows(task.own, 0) | {"lr_steps": ones[0]},
         )
         params = model.params.expand(m, -1)  # the same memory for everybody
         return Replies(
@@ -222,10 +225,10 @@ class Rehearsal(Engine):
 
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
         self.probes.append((cohort, data))
-        batch = next(iter(self.built.engine.feed.whole(int(cohort[0]), data, _stream)))
+        batch = next(iter(self.built.pool.probe_batches(int(cohort[0]), data, _stream)))
         two = Batch(batch.x[:2], batch.y[:2], batch.index[:2])
         with torch.no_grad():
-            out = self.built.net.look(self._model.params, self._model.buffers, two.x)
+            out = self.built.net.eval_forward(self._model.params, self._model.buffers, two.x)
         return _expanded(probe.finish(probe(out, two)), len(cohort))
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
@@ -246,32 +249,6 @@ def _stream(name: str) -> torch.Generator:
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-class Excerpt:
-    """The first batches of what a run would be fed."""
-
-    def __init__(self, feed: Feed) -> None:
-        self.feed, self.steps, self.fed = feed, 1, 0
-        self.num_classes, self.examples = feed.num_classes, feed.examples
-
-    def plan(self, client: int, data: Data, training: Training, stream: Stream) -> Plan:
-        whole = self.feed.plan(client, data, training, stream)
-        sizes = whole.sizes[: self.steps]
-        self.fed += len(sizes)
-        return replace(whole, order=whole.order[: sum(sizes)], sizes=sizes)
-
-    def take(self, data: Data, positions: Tensor, crops: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self.feed.take(data, positions, crops)
-
-    def elsewhere(self, device: torch.device) -> Feed:
-        return self.feed.elsewhere(device)
-
-    def whole(self, client: int, data: Data, stream: Stream) -> Iterator[Batch]:
-        return self.feed.whole(client, data, stream)
-
-    def all(self, data: Data) -> tuple[Tensor, Tensor]:
-        return self.feed.all(data)
-
-
 def _seconds(built: Built, rehearsal: Rehearsal, steps: dict[str, int]) -> float:
     """Training by phase, then the forward passes of probes and evaluation, all rounds."""
     seconds = 0.0
@@ -290,23 +267,17 @@ def _seconds_per_step(built: Built, clients: Tensor, task: LocalTask) -> float:
     """Of one client, timed over clients that work together."""
     config, engine = built.config.engine, built.engine
     width = int(config.threads if config.name == "loop" else config.clients_at_once)
-    whole = engine.feed
-    engine.feed = excerpt = Excerpt(whole)
+    request = engine.request(clients[:width], task.rows(slice(0, width)))
 
     def timed(steps: int) -> float:
-        excerpt.steps, excerpt.fed = steps, 0
         began = time.perf_counter()
-        for _ in engine.stream(clients[:width], task.rows(slice(0, width))):
-            pass
-        return (time.perf_counter() - began) / excerpt.fed
+        replies = [reply.replies for reply in engine.clients.train(replace(request, max_steps=steps))]
+        return (time.perf_counter() - began) / sum(int(reply.steps.sum()) for reply in replies)
 
-    try:
-        if config.name != "loop" or engine.tracer is not None:
-            timed(1)  # the first vmap of a process takes seconds, and recording a step takes a while
-        once = timed(1)
-        return once if once > SLOW else min(timed(FEW) for _ in range(3))
-    finally:
-        engine.feed = whole
+    if config.name != "loop" or engine.server.runner.recorder is not None:
+        timed(1)  # the first vmap of a process takes seconds, and recording a step takes a while
+    once = timed(1)
+    return once if once > SLOW else min(timed(TIMED_STEPS) for _ in range(3))
 
 
 def _seconds_per_look(built: Built) -> float:

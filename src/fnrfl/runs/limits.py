@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from fnrfl.config import RunConfig
+from fnrfl.config.spelling import counted
+from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.data.splits import Splits
-from fnrfl.core.errors import CompatibilityError
 
 MOST_THREADS = 1024  # whatever the machine: a run may go on elsewhere
 MOST_FILLED = 2**16  # examples of a batch that may be filled by repeating fewer: of a small data set, any usual batch
@@ -52,9 +53,9 @@ def _passes(config: RunConfig, splits: Splits) -> Iterator[Passes]:
     client, held = config.client, [len(mine) for mine in splits.clients]
     for number, examples in enumerate(held):
         yield Passes("client", f"client {number}", examples, sum(held), client.epochs, client.batch, True)
-    if config.fnr is not None and config.fnr["when"] != "local":
-        epochs, batch, public = int(config.fnr["epochs"]), int(config.fnr["batch"]), len(splits.public)
-        yield Passes("fnr", "a refined client", public, public, epochs, batch, config.fnr["batchnorm"] != "frozen")
+    if config.fnr is not None and config.fnr.when != "local":
+        epochs, batch, public = config.fnr.epochs, config.fnr.batch, len(splits.public)
+        yield Passes("fnr", "a refined client", public, public, epochs, batch, config.fnr.batchnorm != "frozen")
 
 
 def _check_amount(config: RunConfig, passes: Passes) -> None:
@@ -85,6 +86,6 @@ def _check_single(config: RunConfig, net: Net, passes: Passes) -> None:
         run_on = ', or client.last_batch = "run-on", which makes no small ones' if keeps else ""
         raise CompatibilityError(
             f'model = "{config.model.name}" cannot be trained on a batch of one example ({error}), and {passes.whose} '
-            f"has such a batch: {passes.examples} examples by {passes.section}.batch = {passes.batch}. Set a larger "
-            f"batch{run_on}."
+            f"has such a batch: {counted(passes.examples, 'example')} by {passes.section}.batch = {passes.batch}. Set "
+            f"a larger batch{run_on}."
         ) from error

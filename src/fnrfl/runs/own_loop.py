@@ -16,23 +16,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
-from fnrfl.algorithms.fnr import PENALTIES, ClassNorms, Penalised, norm_targets, weakest
+from fnrfl.algorithms.parts.norms import ClassNorms, norm_targets, weakest
+from fnrfl.algorithms.parts.penalties import PENALTIES, Penalised
 from fnrfl.core.algorithm import Objective
-from fnrfl.core.net import Net
-from fnrfl.core.step import Carry, by_autograd, local_step
-from fnrfl.core.types import Batch, State, Training, Tree
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
+from fnrfl.core.net import Net
+from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.rng import stream_kept
+from fnrfl.core.step import Carry, by_autograd, local_step
+from fnrfl.core.training import BatchNormMode, Training
+from fnrfl.core.types import Batch, State, Tree
 
 __all__ = ["class_norms", "norm_targets", "refine", "weakest"]
 
 Loader = Iterable[tuple[Tensor, Tensor]]
-BATCHNORM = ("frozen", "batch", "updating")
 
 
 @torch.inference_mode(False)
@@ -55,7 +57,7 @@ def class_norms(
                 probe = ClassNorms(num_classes or net.num_logits)
                 params, buffers = net.flatten()
             _check_labels(batch.y, probe.num_classes)
-            part = probe(net.look(params, buffers, batch.x), batch)
+            part = probe(net.eval_forward(params, buffers, batch.x), batch)
             total = {k: total[k] + v if k in total else v for k, v in part.items()}
     if net is None:
         raise ConfigError("The loader gave no batch to measure norms on. Give at least one batch of (x, y).")
@@ -69,13 +71,13 @@ def refine(
     public_loader: Loader,
     targets: Tensor,
     *,
-    penalty: str = "relative",
-    weight: float = 0.1,
-    epochs: int = 5,
-    lr: float = 0.01,
-    momentum: float = 0.9,
+    penalty: str = FnrOptions.penalty,
+    weight: float = FnrOptions.weight,
+    epochs: int = FnrOptions.epochs,
+    lr: float = Training.lr,
+    momentum: float = Training.momentum,
     weight_decay: float = 0.0,
-    batchnorm: Literal["frozen", "batch", "updating"] = "updating",
+    batchnorm: BatchNormMode = FnrOptions.batchnorm,
     features: str | None = None,
 ) -> nn.Module:
     """Train a model on public data towards the class norms `targets` [C], in place; returns it too.
@@ -152,8 +154,9 @@ def _write(model: nn.Module, values: Tree) -> None:
 def _check_options(penalty: str, weight: float, epochs: int, lr: float, batchnorm: str, targets: Tensor) -> None:
     if penalty not in PENALTIES:
         raise ConfigError(f"penalty = {penalty!r} is not known. Choose one of {', '.join(PENALTIES)}.")
-    if batchnorm not in BATCHNORM:
-        raise ConfigError(f"batchnorm = {batchnorm!r} is not known. Choose one of {', '.join(BATCHNORM)}.")
+    if batchnorm not in get_args(BatchNormMode):
+        modes = ", ".join(get_args(BatchNormMode))
+        raise ConfigError(f"batchnorm = {batchnorm!r} is not known. Choose one of {modes}.")
     if not (weight >= 0 and epochs >= 0 and lr > 0):
         raise ConfigError(
             f"weight = {weight}, epochs = {epochs} and lr = {lr} cannot be. Give weight >= 0, epochs >= 0 and lr > 0."

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fnrfl.rundir import checkpoint
 from fnrfl.core.algorithm import Algorithm
-from fnrfl.core.net import Net
-from fnrfl.core.types import State, Tree
-from fnrfl.core.store import ClientStore
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.net import Net
+from fnrfl.core.store import ClientMemory, ClientStore
+from fnrfl.core.types import State, Tree
+from fnrfl.rundir import checkpoint
 
 CPU = torch.device("cpu")
 # The server's state, and what a client remembers: None for one that never wrote anything.
@@ -79,10 +79,10 @@ def on_disk(run_dir: Path, saved: checkpoint.Index) -> Keeper:
     return read
 
 
-def in_memory(state: State, store: ClientStore) -> Keeper:
+def in_memory(state: State, store: ClientMemory) -> Keeper:
     """What an engine has at the end of a run that writes nothing; memories on disk are copied, for theirs will go."""
     state = state.to(CPU)
-    if store.folder is None:
+    if not isinstance(store, ClientStore) or store.folder is None:
         memories = {client: {k: v.cpu() for k, v in store.get(client).items()} for client in store}
         return lambda: (state, memories.get)
     folder = tempfile.TemporaryDirectory(prefix="fnrfl-")

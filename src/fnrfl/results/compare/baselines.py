@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fnrfl.config import registry, slug
+from fnrfl.config import slug
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import choices
 from fnrfl.results.compare.cells import Group, Parts
 from fnrfl.results.compare.lists import split
 
@@ -31,7 +32,7 @@ def find_baseline(groups: Iterable[Group], text: str | None) -> Parts:
         if len(fitting) == len(pieces):
             return fitting
     labels = [f'"{label}"' for label in known]
-    raise ConfigError(f'There is no baseline "{text}" in this comparison. {registry.hint(text, labels)}.')
+    raise ConfigError(f'There is no baseline "{text}" in this comparison. {choices(text, labels)}.')
 
 
 def counterpart(group: Group, groups: Iterable[Group], baseline: Parts) -> str:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.compare.cells import Cell
 from fnrfl.rundir import origin
+from fnrfl.rundir.configs import differing_from_plan, flat_config, wrong_run
 from fnrfl.rundir.origin import Origin
-from fnrfl.rundir.places import differing, flat
 
 if TYPE_CHECKING:
     from fnrfl.runs.build import Built
@@ -40,9 +40,8 @@ class Members:
 
     def check(self, cell: Cell, built: Built) -> None:
         """Refuse a run that has not begun if its data or its split is not that of the runs that have."""
-        partition = built.partition.manifest() | {"splits": built.splits.manifest()}
         header = {"data": {"sha256": built.dataset.checksum}}
-        self._check_pairs(cell, Origin(self.out / cell.name, "", flat(cell.config), header, partition))
+        self._check_pairs(cell, Origin(self.out / cell.name, "", flat_config(cell.config), header, built.manifest()))
 
     def _check_pairs(self, cell: Cell, found: Origin) -> None:
         for name, known in self.known.items():
@@ -50,16 +49,10 @@ class Members:
                 origin.check_pair(known, found, WAY_OUT)
 
     def _check_config(self, cell: Cell, found: Origin) -> None:
-        keys = differing(cell.config, found.config)
-        if not keys:
-            return
-        ours, theirs = flat(cell.config).get(keys[0]), found.config.get(keys[0])
-        twin = next((other.name for other in self.cells if not differing(other.config, found.config)), None)
-        of = f" That is the config of {twin}: the two folders may have been exchanged." if twin else ""
-        raise ConfigError(
-            f"{found.folder} does not hold the run {cell.name} of this comparison: {keys[0]} is {json.dumps(theirs)} "
-            f"in its config.toml and {json.dumps(ours)} in the grid.{of} {WAY_OUT}"
-        )
+        planned = flat_config(cell.config)
+        if differing_from_plan(planned, found.config):
+            plans = {other.name: flat_config(other.config) for other in self.cells}
+            raise ConfigError(wrong_run(found.folder, planned, found.config, plans, WAY_OUT))
 
 
 def _has_begun(folder: Path) -> bool:

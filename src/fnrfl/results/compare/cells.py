@@ -10,10 +10,10 @@ from pathlib import Path
 from fnrfl.config import RunConfig, load, slug
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.compare.lists import read_axes
+from fnrfl.rundir.configs import WEIGHTED, flat_config, is_control
 
 Parts = tuple[tuple[str, str], ...]  # what tells a group from the others: key and words
 
-WEIGHTED = ("fnr.weight", "fnr.penalty", "fnr.target")  # keys that do not matter once the weight is 0
 SELF_EXPLAINING = ("algorithm.name", "dataset", "model.name", "scenario")  # the value says what it is
 
 
@@ -140,27 +140,31 @@ def _words(key: str, value: str) -> str:
 
 
 def _with_controls(groups: list[Group]) -> list[Group]:
-    """Each group, followed by its twin without the penalty if it has one and no other group is that twin."""
-    known = {_fingerprint(group.config, weightless=True): group.label for group in reversed(groups)}
-    rows = []
+    """Each group, followed by its control, which is FNR without the penalty, if no other group is that already."""
+    rows: list[Group] = []
     for group in groups:
         config = group.config
-        if config.fnr is None or not config.fnr["weight"] or config.protocol != "honest":
+        if config.fnr is None or not config.fnr.weight or config.protocol != "honest":
             rows.append(group)
             continue
-        without = config.replace({"fnr": {"weight": 0.0}})
-        parts = tuple(part for part in group.parts if part[0] not in ("fnr", *WEIGHTED))
-        twin = Group((*parts, ("fnr", "fnr weight 0")), without)
-        label = known.setdefault(_fingerprint(without, weightless=True), twin.label)
-        rows.append(replace(group, control=label))
-        if label not in {row.label for row in (*groups, *rows)}:
-            rows.append(twin)
+        known = _control(group, [*groups, *rows])
+        control = known or _without_penalty(group)
+        rows.append(replace(group, control=control.label))
+        if known is None:
+            rows.append(control)
     return rows
 
 
-def _fingerprint(config: RunConfig, *, weightless: bool = False) -> str:
-    """Equal for configs of the same run under different names, or `weightless` with a penalty that has no weight."""
-    fnr = config.fnr
-    if weightless and fnr is not None and not fnr["weight"]:
-        fnr = {key: value for key, value in fnr.items() if f"fnr.{key}" not in WEIGHTED}
-    return config.model_copy(update={"name": "", "fnr": fnr}).to_toml()
+def _control(group: Group, others: Iterable[Group]) -> Group | None:
+    config = flat_config(group.config)
+    return next((other for other in others if is_control(flat_config(other.config), config, "name")), None)
+
+
+def _without_penalty(group: Group) -> Group:
+    parts = tuple(part for part in group.parts if part[0] not in ("fnr", *WEIGHTED))
+    return Group((*parts, ("fnr", "fnr weight 0")), group.config.replace({"fnr": {"weight": 0.0}}))
+
+
+def _fingerprint(config: RunConfig) -> str:
+    """Equal for configs of the same run under different names."""
+    return replace(config, name="").to_toml()

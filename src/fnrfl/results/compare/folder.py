@@ -11,8 +11,8 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.results.compare.cells import Cell
 from fnrfl.results.compare.tables import Comparison
 from fnrfl.rundir import files
+from fnrfl.rundir.configs import flat_config
 from fnrfl.rundir.outputs import write
-from fnrfl.rundir.places import flat
 
 FORMAT = (
     2  # 2: hashes of configs leave out keys at their defaults; in format 1 only the names of the runs can be compared
@@ -55,7 +55,7 @@ def check_folder(out: Path, cells: Sequence[Cell]) -> None:
 def write_grid(out: Path, cells: Sequence[Cell]) -> None:
     """What `check_folder` will find."""
     claims = _claims(cells)
-    configs = {cell.name: flat(cell.config) for cell in cells}
+    configs = {cell.name: flat_config(cell.config) for cell in cells}
     first = next(iter(configs.values()))
     shared = [key for key in first if all(key in it and it[key] == first[key] for it in configs.values())]
     grid_file = {

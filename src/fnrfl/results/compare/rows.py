@@ -79,7 +79,7 @@ def _facts(row: Row) -> dict[str, Any]:
     return {
         "group": row.group,
         "algorithm": config.algorithm.name,
-        "fnr": config.fnr,
+        "fnr": config.as_dict()["fnr"],
         "dataset": config.dataset,
         "scenario": config.scenario,
         "protocol": config.protocol,

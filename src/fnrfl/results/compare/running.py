@@ -21,7 +21,7 @@ from fnrfl.results.statistics import reached
 from fnrfl.rundir.events import Event
 
 if TYPE_CHECKING:
-    from fnrfl.runs.run import Result
+    from fnrfl.runs.result import Result
 
 
 @dataclass(frozen=True)
@@ -49,28 +49,21 @@ def compare(
 
     One after another, because seconds are among the results. Called again, finished runs are kept and unfinished ones
     go on, those that failed before after all others. A run that fails, for whatever reason, is recorded and the others
-    go on. `baseline` names a group, or some of the words of one:
-    "fedavg" compares each group with the one that has fedavg and is otherwise the same. Nothing is written unless
-    every group can be built.
+    go on. `baseline` names a group, or some of the words of one: "fedavg" compares each group with the one that has
+    fedavg and is otherwise the same. Nothing is written unless every group can be built.
     """
     out = Path(out)
     chosen = find_baseline([cell.group for cell in cells], baseline)
-    check_folder(out, cells)
-    members = Members(out, cells)
     tell = progress or (lambda notice: None)
-    _check_groups(cells, members, tell)
-    out.mkdir(parents=True, exist_ok=True)
-    write_grid(out, cells)
-
+    members = _prepare(cells, out, tell)
     summaries: dict[str, Summary] = {}
     failures: dict[str, str] = {}
     for number, cell in enumerate(_failed_last(cells, out), 1):
-        folder = out / cell.name
-        kept = (folder / "model.safetensors").exists()
+        kept = (out / cell.name / "model.safetensors").exists()
         notice = Notice("kept" if kept else "start", cell, number, len(cells))
         tell(notice)
         try:
-            result = _carry_out(notice, folder, tell, checkpoint_every)
+            result = _carry_out(notice, out / cell.name, tell, checkpoint_every)
             summary = _summary(result, target)
         except (Exception, SystemExit) as error:  # a full memory or disk, or a user's own code: the others may still do
             failures[cell.name] = sentence(error)
@@ -87,6 +80,16 @@ def compare(
     found = summarise(cells, summaries, failures, chosen)
     write_tables(out, found)
     return found
+
+
+def _prepare(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], None]) -> Members:
+    """Check the folder, the runs in it and every group; then write the grid. What is returned knows the runs."""
+    check_folder(out, cells)
+    members = Members(out, cells)
+    _check_groups(cells, members, tell)
+    out.mkdir(parents=True, exist_ok=True)
+    write_grid(out, cells)
+    return members
 
 
 def _failed_last(cells: Sequence[Cell], out: Path) -> list[Cell]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from fnrfl.config.spelling import counted
 from fnrfl.results.compare.rows import Failure, Row, Summary, as_line, as_tree
 from fnrfl.results.statistics import Difference, Estimate
+from fnrfl.runs.metrics import MIB
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -112,45 +114,57 @@ def notes(comparison: Comparison) -> list[str]:
 
 def _columns(comparison: Comparison, digits: int) -> dict[str, list[str]]:
     """The table as text, by column."""
-    rows = comparison.rows
-
-    def means(name: str, form: str, scale: float = 1.0) -> list[str]:
-        found = [row.metrics[name] for row in rows]
-        return ["-" if value is None else format(value.mean * scale, form) for value in found]
-
-    def traffic(row: Row) -> str:
-        up, down = row.metrics["bytes_up"], row.metrics["bytes_down"]
-        return "-" if up is None or down is None else f"{(up.mean + down.mean) / 2**20:.1f}"
-
-    plain = f".{digits}f"
+    rows, plain = comparison.rows, f".{digits}f"
     columns = {
         "run": [row.group + (" (leak)" if row.leaks else "") for row in rows],
         "n": [str(len(row.seeds)) for row in rows],
         "accuracy": [_spread(row.metrics["accuracy"], plain) for row in rows],
-        "difference": ["baseline" if row.baseline == row.group else _reach(row.difference, plain) for row in rows],
+        "difference": [_difference(row, plain) for row in rows],
         "p": [_p(row.difference) for row in rows],
     }
     if any(row.control for row in rows):
         columns["penalty"] = [_reach(row.penalty, plain) for row in rows]
         columns["p of penalty"] = [_p(row.penalty) for row in rows]
     columns |= {
-        "last 3": means("accuracy_last3", plain),
-        "best": means("accuracy_best", plain),
-        "worst client": means("worst_client", plain),
-        "MiB up": means("bytes_up", ".2f", 2**-20),
-        "MiB down": means("bytes_down", ".2f", 2**-20),
-        "MiB": [traffic(row) for row in rows],
-        "seconds": means("seconds_train", ".1f"),
-        "kappa": means("kappa", ".0f"),
-        "rho": means("rho", ".0f"),
+        "last 3": _means(rows, "accuracy_last3", plain),
+        "best": _means(rows, "accuracy_best", plain),
+        "worst client": _means(rows, "worst_client", plain),
+        "MiB up": _means(rows, "bytes_up", ".2f", 1 / MIB),
+        "MiB down": _means(rows, "bytes_down", ".2f", 1 / MIB),
+        "MiB": [_traffic(row) for row in rows],
+        "seconds": _means(rows, "seconds_train", ".1f"),
+        "kappa": _means(rows, "kappa", ".0f"),
+        "rho": _means(rows, "rho", ".0f"),
     }
     for target in {run["target"] for run in comparison.runs if "target" in run}:
-        columns |= {
-            f"rounds to {target:g}": means("rounds_to_target", ".1f"),
-            f"MiB to {target:g}": means("bytes_to_target", ".2f", 2**-20),
-            f"seconds to {target:g}": means("seconds_to_target", ".1f"),
-        }
+        columns |= _target_columns(rows, target)
     return columns
+
+
+def _target_columns(rows: Sequence[Row], target: float) -> dict[str, list[str]]:
+    """What it took to reach an accuracy."""
+    return {
+        f"rounds to {target:g}": _means(rows, "rounds_to_target", ".1f"),
+        f"MiB to {target:g}": _means(rows, "bytes_to_target", ".2f", 1 / MIB),
+        f"seconds to {target:g}": _means(rows, "seconds_to_target", ".1f"),
+    }
+
+
+def _means(rows: Sequence[Row], name: str, form: str, scale: float = 1.0) -> list[str]:
+    """The mean of a number in every row."""
+    found = [row.metrics[name] for row in rows]
+    return ["-" if value is None else format(value.mean * scale, form) for value in found]
+
+
+def _difference(row: Row, form: str) -> str:
+    """What a row is better by than its baseline."""
+    return "baseline" if row.baseline == row.group else _reach(row.difference, form)
+
+
+def _traffic(row: Row) -> str:
+    """MiB in both directions."""
+    up, down = row.metrics["bytes_up"], row.metrics["bytes_down"]
+    return "-" if up is None or down is None else f"{(up.mean + down.mean) / MIB:.1f}"
 
 
 def _spread(value: Estimate | None, form: str) -> str:

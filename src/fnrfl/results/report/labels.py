@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fnrfl.rundir.origin import Config
+from fnrfl.rundir.configs import Config
 
 # Said in every label if it differs; all other keys only where labels would be the same.
 TELLING = ("dataset", "scenario", "model.name", "clients", "participation", "rounds")
@@ -27,23 +27,33 @@ def method(config: Config) -> str:
 def labels(configs: Sequence[Config], finished: Sequence[bool]) -> list[str]:
     """Short names that differ: the method, the setting if it varies, and as few other keys as it takes."""
     differing = varying(configs)
-    found = [
-        ", ".join([method(c), *(_said(c, key) for key in TELLING if key in differing)])
-        + ("" if whole else ", unfinished")
-        for c, whole in zip(configs, finished, strict=True)
-    ]
-    for key in (key for key in differing if key not in TELLING and not key.startswith("leaks.")):
-        for label in [label for label in dict.fromkeys(found) if found.count(label) > 1]:
-            same = [i for i, other in enumerate(found) if other == label]
-            if len({str(configs[i].get(key)) for i in same}) > 1:
-                for i in same:
-                    found[i] += f", {_said(configs[i], key)}"
+    found = [_label(config, differing, whole) for config, whole in zip(configs, finished, strict=True)]
+    for key in differing:
+        if key not in TELLING and not key.startswith("leaks."):
+            found = _told_apart(found, configs, key)
     seen: dict[str, int] = {}
     for i, label in enumerate(found):  # the same run twice
         seen[label] = seen.get(label, 0) + 1
         if seen[label] > 1:
             found[i] = f"{label} ({seen[label]})"
     return found
+
+
+def _label(config: Config, differing: Sequence[str], finished: bool) -> str:
+    """The method, and the setting as far as it differs."""
+    setting = [_said(config, key) for key in TELLING if key in differing]
+    return ", ".join([method(config), *setting, *([] if finished else ["unfinished"])])
+
+
+def _told_apart(labels: Sequence[str], configs: Sequence[Config], key: str) -> list[str]:
+    """The same labels with a key added to those that are equal, where its values differ among them."""
+    values: dict[str, set[str]] = {}
+    for label, config in zip(labels, configs, strict=True):
+        values.setdefault(label, set()).add(str(config.get(key)))
+    return [
+        f"{label}, {_said(config, key)}" if len(values[label]) > 1 else label
+        for label, config in zip(labels, configs, strict=True)
+    ]
 
 
 def _said(config: Config, key: str) -> str:

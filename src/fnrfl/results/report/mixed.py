@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.rundir import files, origin
+from fnrfl.rundir.configs import Config, differing_from_plan, wrong_run
 from fnrfl.rundir.origin import Origin, short
 
 WAY_OUT = "Put it back as it was, or name the runs that belong together one by one."
@@ -58,25 +58,15 @@ def check_folder(folder: Path, runs: Sequence[Origin]) -> None:
     configs = _grid(folder / "grid.json")
     cells = [run for run in runs if run.folder.name in configs]
     for run in cells:
-        wanted = configs[run.folder.name]
-        known = {key: value for key, value in wanted.items() if key in run.config}  # an older version had fewer keys
-        if keys := origin.differing_from_grid(known, {key: run.config[key] for key in known}):
-            raise ConfigError(_not_of_the_grid(run, keys[0], wanted, configs))
+        planned = configs[run.folder.name]
+        if planned and differing_from_plan(planned, run.config):
+            raise ConfigError(wrong_run(run.folder, planned, run.config, configs, WAY_OUT))
     for place, run in enumerate(cells):
         for other in cells[:place]:
             origin.check_pair(other, run, WAY_OUT)
 
 
-def _not_of_the_grid(run: Origin, key: str, wanted: dict[str, Any], configs: dict[str, dict[str, Any]]) -> str:
-    twin = next((name for name, config in configs.items() if not origin.differing_from_grid(config, run.config)), None)
-    of = f" That is the config of {twin}: the two folders may have been exchanged." if twin else ""
-    return (
-        f"{run.folder} does not hold the run {run.folder.name} of its comparison: {key} is "
-        f"{json.dumps(run.config[key])} in its config.toml and {json.dumps(wanted[key])} in grid.json.{of} {WAY_OUT}"
-    )
-
-
-def _grid(path: Path) -> dict[str, dict[str, Any]]:
+def _grid(path: Path) -> dict[str, Config]:
     """The configs of a grid by the names of its runs; nothing is known of a grid of the first format but the names."""
     if not path.is_file():
         return {}

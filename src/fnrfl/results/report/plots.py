@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.report import read
-from fnrfl.results.report.page import DASHES, short
-from fnrfl.results.report.read import Group, Panel
+from fnrfl.results.report.charts import DASHES
+from fnrfl.results.report.lines import Group, Panel
+from fnrfl.results.report.numbers import known_mean, short
 from fnrfl.results.statistics import mean
 from fnrfl.rundir.outputs import write
 
@@ -135,7 +135,7 @@ def seeds(panel: Panel) -> Figure:
 def classes(panel: Panel) -> Figure:
     """Accuracy within each class after the last round."""
     rows = [
-        [read.mean(values) for values in zip(*(run.rounds[-1]["per_class"] for run in group.runs), strict=True)]
+        [known_mean(values) for values in zip(*(run.rounds[-1]["per_class"] for run in group.runs), strict=True)]
         for group in panel.groups
     ]
     figure, axes = _figure(panel, height=1.2 + 0.4 * len(rows))

@@ -1,31 +1,23 @@
-"""Run directories as plain values: runs, the lines they make together, and which lines can be compared."""
+"""Run directories as plain values."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.report import mixed, valid
-from fnrfl.results.report.labels import labels
-from fnrfl.results.statistics import Difference, paired
 from fnrfl.rundir import directory, events, files, origin
+from fnrfl.rundir.configs import Config
 from fnrfl.rundir.events import Event
-from fnrfl.rundir.origin import Config, Origin
-
-MIB = 2**20
-LOOKING = ("evaluate", "observe")  # phases of looking at models, which are no part of training
-COLOURS = 8
-# What decides which data an accuracy is of: only lines that share it are ranked.
-SETTING = ("dataset", "scenario", "clients")
+from fnrfl.rundir.origin import Origin
+from fnrfl.runs.metrics import RunMetrics
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(RunMetrics):
     """One run directory."""
 
     origin: Origin
@@ -64,106 +56,6 @@ class Run:
     def leaks(self) -> tuple[str, ...]:
         """The leaks that were on, by name."""
         return tuple(self.about["leaks"])
-
-    def curve(self, metric: str) -> list[float | None]:
-        """A number of every round; `worst_client` is the lowest of `per_client`."""
-        if metric == "worst_client":
-            known = [[v for v in event["per_client"] if v is not None] for event in self.rounds]
-            return [_finite(min(values, default=None)) for values in known]
-        return [_finite(event.get(metric)) for event in self.rounds]
-
-    def last(self, metric: str) -> float | None:
-        """The same after the last round."""
-        return self.curve(metric)[-1]
-
-    @property
-    def accuracy(self) -> float:
-        """Test accuracy after the last round."""
-        return float(self.rounds[-1]["accuracy"])
-
-    @property
-    def accuracy_last3(self) -> float:
-        """Mean test accuracy of the last three rounds."""
-        tail = [float(event["accuracy"]) for event in self.rounds[-3:]]
-        return sum(tail) / len(tail)
-
-    @property
-    def accuracy_best(self) -> float | None:
-        """Test accuracy of the round that was best on validation data."""
-        judged = [event for event in self.rounds if event["validation_accuracy"] is not None]
-        return float(max(judged, key=lambda e: float(e["validation_accuracy"]))["accuracy"]) if judged else None
-
-    @cached_property
-    def mib(self) -> list[float]:
-        """Traffic in MiB, both directions, up to and including each round."""
-        return _running((event["bytes_up"] + event["bytes_down"]) / MIB for event in self.rounds)
-
-    @cached_property
-    def seconds(self) -> list[float]:
-        """Seconds of training, norm pass, refinement and server, up to and including each round."""
-        return _running(sum(v for k, v in event["seconds"].items() if k not in LOOKING) for event in self.rounds)
-
-    @property
-    def kappa(self) -> float:
-        """Accuracy * 1e4 per second."""
-        return self.accuracy * 1e4 / self.seconds[-1]
-
-    @property
-    def rho(self) -> float | None:
-        """Accuracy * 1e4 per MiB; None where nothing was sent."""
-        return self.accuracy * 1e4 / self.mib[-1] if self.mib[-1] else None
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in their seed alone: one line of a chart, one row of a table."""
-
-    label: str
-    colour: int
-    runs: tuple[Run, ...]
-
-    @property
-    def config(self) -> Config:
-        """What the runs share, and the first one's seed."""
-        return self.runs[0].config
-
-    @property
-    def leaks(self) -> tuple[str, ...]:
-        """The leaks that were on, by name."""
-        return self.runs[0].leaks
-
-    @property
-    def finished(self) -> bool:
-        """Whether all rounds are there."""
-        return self.runs[0].finished
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """In ascending order."""
-        return tuple(run.seed for run in self.runs)
-
-    @property
-    def num_rounds(self) -> int:
-        """Rounds that every run has."""
-        return min(len(run.rounds) for run in self.runs)
-
-    @property
-    def accuracy(self) -> dict[int, float]:
-        """Test accuracy after the last round, by seed."""
-        return {run.seed: run.accuracy for run in self.runs}
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Lines that can share a chart: one data set, one set of leaks."""
-
-    title: str
-    groups: tuple[Group, ...]
-
-    @property
-    def leaks(self) -> tuple[str, ...]:
-        """The leaks that were on, by name."""
-        return self.groups[0].leaks
 
 
 def find(paths: Sequence[Path]) -> list[Path]:
@@ -248,140 +140,3 @@ def read(path: Path, baseline: tuple[str, ...] = ()) -> Run:
         finished=(path / "model.safetensors").exists(),
         baseline=baseline,
     )
-
-
-def panels(runs: Sequence[Run]) -> list[Panel]:
-    """Runs as lines, and lines as charts; a chart with more lines than colours is split by setting."""
-    by_data: dict[object, list[tuple[Run, ...]]] = {}
-    for line in _lines(runs):
-        by_data.setdefault((line[0].config["dataset"], line[0].origin.data, line[0].leaks), []).append(line)
-    several = mixed.ambiguous([run.origin for run in runs])
-    found: list[Panel] = []
-    for lines in by_data.values():
-        charts: dict[object, list[tuple[Run, ...]]] = {}
-        for line in lines:
-            charts.setdefault(setting(line[0]) if len(lines) > COLOURS else None, []).append(line)
-        found += [_panel(chart, len(charts) > 1, several) for chart in charts.values()]
-    return found
-
-
-def setting(run: Run) -> tuple[object, ...]:
-    """What two runs must share for their accuracies to be of the same data."""
-    return (*(run.config[key] for key in SETTING), run.origin.data, run.leaks)
-
-
-def _lines(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
-    """Runs of one config, one data and different seeds; one config and seed a second time makes another line.
-
-    An unfinished run is never averaged with finished ones.
-    """
-    lines: dict[object, list[dict[int, Run]]] = {}
-    for run in runs:
-        same = json.dumps(
-            {k: v for k, v in run.config.items() if k not in ("seed", "name")}, sort_keys=True, default=str
-        )
-        alike = lines.setdefault((same, run.origin.data, run.finished), [])
-        for line in alike:
-            if run.seed not in line:
-                line[run.seed] = run
-                break
-        else:
-            alike.append({run.seed: run})
-    found = [tuple(line[seed] for seed in sorted(line)) for alike in lines.values() for line in alike]
-    # A method's lines stand together: without FNR, then the control, then FNR.
-    names = list(dict.fromkeys(line[0].config["algorithm.name"] for line in found))
-    return sorted(
-        found,
-        key=lambda line: (
-            names.index(line[0].config["algorithm.name"]),
-            line[0].refines,
-            line[0].config.get("fnr.weight", 0) != 0,
-        ),
-    )
-
-
-def _panel(lines: Sequence[tuple[Run, ...]], split: bool, ambiguous: Container[str]) -> Panel:
-    first = lines[0][0]
-    title = ", ".join(str(first.config[key]) for key in (SETTING[:2] if split else SETTING[:1]))
-    if first.config["dataset"] in ambiguous:
-        title += f", data {origin.short(first.origin.data)}"
-    named = labels([line[0].config for line in lines], [line[0].finished for line in lines])
-    groups = [Group(label, i, line) for i, (label, line) in enumerate(zip(named, lines, strict=True))]
-    return Panel(f"{title}, with leaks" if first.leaks else title, tuple(groups))
-
-
-# -- relatives --------------------------------------------------------------------------------------------------------
-
-
-def ranked(groups: Sequence[Group]) -> list[list[Group]]:
-    """The finished lines of each setting: those whose accuracies may be put in order."""
-    settings: dict[object, list[Group]] = {}
-    for group in groups:
-        if group.finished:
-            settings.setdefault(setting(group.runs[0]), []).append(group)
-    return list(settings.values())
-
-
-def difference(one: Group, other: Group) -> Difference | None:
-    """Accuracy of one line minus another's over the seeds that both have with the same split; None without any."""
-    splits = {run.seed: run.origin.split for run in other.runs}
-    seeds = [run.seed for run in one.runs if splits.get(run.seed) == run.origin.split]
-    return paired({seed: one.accuracy[seed] for seed in seeds}, {seed: other.accuracy[seed] for seed in seeds})
-
-
-def baseline(groups: Sequence[Group]) -> Group:
-    """What the lines of a setting are compared with: as the comparison says, else the first one without FNR."""
-    said = {name for group in groups for run in group.runs for name in run.baseline}
-    named = [group for group in groups if said & {run.path.name for run in group.runs}]
-    bare = [group for group in groups if not group.runs[0].refines]
-    return (named or bare or list(groups))[0]
-
-
-def plain(group: Group, groups: Sequence[Group]) -> Group | None:
-    """The same runs without FNR."""
-    return _relative(group, groups, refines=False, ignored=lambda key: key == "fnr" or key.startswith("fnr."))
-
-
-def control(group: Group, groups: Sequence[Group]) -> Group | None:
-    """The same refinement with weight 0; its penalty and targets then do not matter."""
-    if group.config.get("fnr.weight", 0) == 0:
-        return None
-    weightless = [other for other in groups if other.config.get("fnr.weight") == 0]
-    return _relative(
-        group, weightless, refines=True, ignored=lambda key: key in ("fnr.weight", "fnr.penalty", "fnr.target")
-    )
-
-
-def _relative(group: Group, groups: Sequence[Group], *, refines: bool, ignored: Callable[[str], bool]) -> Group | None:
-    def kept(config: Config) -> Config:
-        """What both must share; an engine changes the time and not the result."""
-        aside = ("seed", "name", "leaks", "engine")
-        return {k: v for k, v in config.items() if not ignored(k) and k.partition(".")[0] not in aside}
-
-    for other in groups:
-        able = other is not group and other.finished and other.runs[0].refines == refines
-        if able and kept(other.config) == kept(group.config):
-            return other
-    return None
-
-
-# -- numbers ----------------------------------------------------------------------------------------------------------
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """The mean of the numbers that are there."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _finite(value: object) -> float | None:
-    """A number, or None for what JSON and a chart cannot show."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _running(values: Iterator[float]) -> list[float]:
-    total, sums = 0.0, []
-    for value in values:
-        total += value
-        sums.append(total)
-    return sums

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fnrfl.results.report.labels import varying
-from fnrfl.results.report.read import MIB, Group, Panel, Run, baseline, control, difference, plain, ranked
+from fnrfl.results.report.lines import Group, Panel
+from fnrfl.results.report.read import Run
+from fnrfl.results.report.relatives import baseline, control, difference, plain, ranked
 from fnrfl.results.report.words import signed, verdict
 from fnrfl.results.statistics import deviation, mean
+from fnrfl.runs.metrics import MIB
 
 Value = float | str | None
 
@@ -148,8 +151,6 @@ def every_run(panel: Panel) -> Table:
     rows = []
     for group in panel.groups:
         for run in group.runs:
-            up = sum(event["bytes_up"] for event in run.rounds) / MIB
-            down = sum(event["bytes_down"] for event in run.rounds) / MIB
             rows.append(
                 (
                     Cell(group.label, group.label, str(run.path), group),
@@ -159,8 +160,8 @@ def every_run(panel: Panel) -> Table:
                     _cell(run.accuracy_best, _percent),
                     _cell(run.last("worst_client"), _percent),
                     _cell(run.last("loss"), lambda v: f"{v:.3f}"),
-                    _cell(up, _size),
-                    _cell(down, _size),
+                    _cell(run.bytes_up / MIB, _size),
+                    _cell(run.bytes_down / MIB, _size),
                     _cell(run.seconds[-1], _size),
                     _cell(run.kappa, _size),
                     _cell(run.rho, _size),
@@ -189,64 +190,3 @@ def settings(panel: Panel) -> Table | None:
 
 def _text(text: str) -> Cell:
     return Cell(text, text)
-
-
-# -- what the server learned ------------------------------------------------------------------------------------------
-
-# What a method sends up beside the model; a method that is not listed is named with what is known.
-BESIDE: dict[str, str] = {
-    "fedavg": "",
-    "fedprox": "",
-    "moon": "",
-    "fednova": "",
-    "scaffold": "The change of its control variate: the mean direction in which its own data pulls.",
-}
-
-
-def learned(groups: Sequence[Group]) -> Table:
-    """What crossed from a client to the server, kind by kind, and what it says about the client."""
-    columns = (
-        Column("what", number=False),
-        Column("numbers", "for each client and round"),
-        Column("sent by", number=False),
-        Column("what it says about a client", number=False),
-    )
-    about = groups[0].runs[0]
-    size, classes = sorted({int(g.runs[0].about["parameters"]) for g in groups}), len(about.counts[0])
-    everybody = "all methods"
-    rows = [
-        (
-            "the model",
-            " or ".join(f"{s:,}" for s in size),
-            everybody,
-            "What its data made of the parameters. This is by far the most that leaves a client: single examples have "
-            "been rebuilt from models and updates, and nothing here hides them.",
-        ),
-        (
-            "example count",
-            "1",
-            everybody,
-            "How many examples it holds, to weight the average; with it the number of steps and the training loss.",
-        ),
-    ]
-    for name in dict.fromkeys(str(group.config["algorithm.name"]) for group in groups):
-        if said := BESIDE.get(name, "What the method itself sends beside the model; see its file."):
-            rows.append((f"{name}'s own", " or ".join(f"{s:,}" for s in size) if name in BESIDE else "", name, said))
-    if refining := [group for group in groups if group.runs[0].refines]:
-        who = ", ".join(dict.fromkeys(f"{g.config['algorithm.name']} + FNR" for g in refining))
-        rows += [
-            (
-                "class norms",
-                str(classes),
-                who,
-                "How long the features of each class are under its model, measured on public examples: a hint at the "
-                "classes that it has seen, and no example.",
-            ),
-            (
-                "ranking accuracy",
-                "1",
-                who,
-                "How well its model does on the public examples that rank: how far its data is from everybody's.",
-            ),
-        ]
-    return Table(columns, tuple(tuple(map(Cell, row)) for row in rows), sorts=False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fnrfl.config.spelling import counted
-from fnrfl.results.report.read import Group, Panel, control, difference, plain, ranked
+from fnrfl.results.report.lines import Group, Panel
+from fnrfl.results.report.relatives import control, difference, plain, ranked
 from fnrfl.results.statistics import Difference, mean
 
 MOST = 2  # methods whose FNR gets a sentence each

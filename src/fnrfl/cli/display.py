@@ -1,0 +1,106 @@
+"""What is shown while runs go on: a bar on a terminal, lines in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fnrfl.config.spelling import counted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fnrfl.config import RunConfig
+    from fnrfl.results.compare import Notice
+
+Event = Mapping[str, Any]
+
+
+def title(config: RunConfig) -> str:
+    """A run in one line."""
+    method = config.algorithm.name + ("" if config.fnr is None else " + FNR")
+    return (
+        f"{config.name}: {method}, {config.dataset}, {config.model.name}, {config.scenario}, "
+        f"{counted(config.clients, 'client')}, {counted(config.rounds, 'round')}, seed {config.seed}"
+    )
+
+
+@dataclass(frozen=True)
+class Display:
+    """Who is told about a run while it goes on."""
+
+    round: Callable[[Event], None]  # at the end of each
+    phase: Callable[[str], None]  # its name, at the start of each
+
+
+@contextmanager
+def display(screen: Console, leak: str) -> Iterator[Display]:
+    """Rounds as they come: a bar with the phase under way on a terminal, one line each in a pipe."""
+    if screen.quiet or not screen.is_terminal:
+
+        def line(event: Event) -> None:
+            screen.print(
+                f"round {event['round']}/{event['rounds']}  accuracy {event['accuracy']:.4f}  "
+                f"loss {event['loss']:.4f}  {event['seconds']:.1f} s  {leak}".rstrip()
+            )
+
+        yield Display(line, lambda name: None)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    words = TextColumn("{task.description}"), TextColumn("{task.fields[phase]:<8}", style="dim")
+    with Progress(words[0], BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words[1], console=screen) as bar:
+        task = bar.add_task("getting ready", total=None, phase="")
+
+        def show(event: Event) -> None:
+            text = f"accuracy {event['accuracy']:.4f} {leak}".rstrip()
+            if bar.tasks[task].total is None:  # a resumed run starts in the middle, which must not count as speed
+                bar.reset(task, total=event["rounds"], completed=event["round"], description=text)
+            else:
+                bar.update(task, completed=event["round"], description=text)
+
+        yield Display(show, lambda name: bar.update(task, phase=name))
+
+
+@contextmanager
+def grid_display(screen: Console) -> Iterator[Callable[[Notice], None]]:
+    """Runs as they come: a bar with the run under way on a terminal, one line for each in a pipe."""
+
+    def tell(notice: Notice) -> None:
+        if (said := _grid_line(notice)) is not None:
+            screen.print(said)
+
+    if screen.quiet or not screen.is_terminal:
+        yield tell
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=screen) as bar:
+        task = bar.add_task("checking", total=None)
+
+        def show(notice: Notice) -> None:
+            tell(notice)
+            text = f"{notice.what} {notice.cell.name}"
+            if notice.what == "round" and notice.event is not None:
+                text = f"{notice.cell.name} round {notice.event['round']}/{notice.event['rounds']}"
+            done = notice.number if notice.what in ("done", "kept", "failed") else notice.number - 1
+            bar.update(task, total=notice.total, completed=0 if notice.what == "check" else done, description=text)
+
+        yield show
+
+
+def _grid_line(notice: Notice) -> str | None:
+    """What is said of a run that is done, kept or failed; None of all others."""
+    name = f"{notice.number}/{notice.total}  {notice.cell.name}"
+    leak = "  leak" if notice.cell.config.leaks_on else ""
+    match notice.what:
+        case "done" if notice.event is not None:
+            return f"{name}  accuracy {notice.event['accuracy']:.4f}{leak}"
+        case "kept":
+            return f"{name}  is finished already{leak}"
+        case "failed":
+            return f"{name}  failed: {notice.error}"
+    return None

@@ -1,0 +1,144 @@
+"""What a config refuses, in sentences: each names the value, the rule and the way out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fnrfl.config import registry
+from fnrfl.config.keys import Key
+from fnrfl.config.protocol import TWINS
+from fnrfl.config.schema import RunConfig
+from fnrfl.config.spelling import same_key
+from fnrfl.config.typed import Flat, shortened, show
+from fnrfl.core.nearest import choices, nearest
+
+LONGEST_NAME = 150  # bytes: a folder's name has the method and the seed as well, and at most 255
+
+
+def refuse_unknown_keys(given: Flat, known: Mapping[str, Key], algorithm: str) -> Iterator[str]:
+    """Keys that there are not. A section with nothing in it says nothing, so it is allowed."""
+    for key, value in given.items():
+        empty_section = value == {} and any(name.startswith(f"{key}.") for name in known)
+        if key not in known and not empty_section:
+            yield _unknown_key(key, known, algorithm)
+
+
+def _unknown_key(key: str, known: Mapping[str, Key], algorithm: str) -> str:
+    """An unknown key, and the key that was meant."""
+    inside = [name for name in known if name.startswith(f"{key}.")]
+    if inside:
+        return f"{key} is a section and cannot be given a value; set its keys, such as {inside[0]}."
+    section = key.rpartition(".")[0]
+    if section in known:
+        return f"{section} is not a section: it must be {known[section].rule}."
+    if section == "algorithm":
+        among = [name for name in known if name.startswith("algorithm.")]
+        return f"Unknown key {shortened(key)}: with {algorithm}, the keys of [algorithm] are {', '.join(among)}."
+    meant = " or ".join(same_key(key, known)) or nearest(key, known)
+    return f"Unknown key {shortened(key)}" + (
+        f": did you mean {meant}?" if meant else "; `fnrfl list keys` prints all of them."
+    )
+
+
+def refuse_value(key: Key, value: object) -> str:
+    """A value that has the wrong type or is out of range."""
+    return f"{key.name} = {show(value)} is not allowed: it must be {key.rule} (default {show(key.default)})."
+
+
+def refuse_bad_text(given: Flat, known: Mapping[str, Key]) -> Iterator[str]:
+    """Text that is empty, or that no file could hold."""
+    for key, value in given.items():
+        if not isinstance(value, str) or key not in known:
+            continue
+        if not value.strip() and known[key].type == "str" and key != "name":
+            yield f'{key} = "{value}" is not allowed: it must not be empty (default {show(known[key].default)}).'
+        elif not _is_utf8(value):
+            yield f"{key} = {show(value)} is not valid UTF-8 text; write it in UTF-8."
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def refuse_config(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]:
+    """What is wrong although every value has the right type: unknown names, leaks, and values against each other."""
+    yield from _bad_run_name(config.name)
+    yield from _unknown_names(config)
+    yield from _leaks_refused(config, known)
+    yield from _conflicts(config)
+
+
+def is_own_data(text: str) -> bool:
+    """Whether a text looks like a file, a folder or a function of the user's."""
+    return Path(text).suffix.lower() in (".npz", ".csv") or ":" in text or "/" in text or os.path.isdir(text)
+
+
+def _bad_run_name(name: str) -> Iterator[str]:
+    if name.startswith(".") or not name.strip() or set(name) & set("/\\\0\n"):
+        yield f"name = {show(name)} is not allowed: it must be the name of one folder, such as my-run."
+    if len(name.encode(errors="surrogateescape")) > LONGEST_NAME:
+        yield f"name = {show(name)} is too long: it names a folder and must have at most {LONGEST_NAME} bytes."
+
+
+def _unknown_names(config: RunConfig) -> Iterator[str]:
+    """Names that are in no table and do not look like the user's own."""
+    dataset, shown = config.dataset, shortened(config.dataset)
+    forms = ", ".join(registry.DATASET_FORMS)
+    if dataset not in registry.DATASETS and not is_own_data(dataset):
+        yield f'dataset = "{shown}" is not known. {choices(dataset, registry.DATASETS)}, or give {forms}.'
+    source = config.public.source
+    if source not in ("train", "test") and not is_own_data(source):
+        yield f'public.source = "{shortened(source)}" is not known. Choose "train", or give {forms}.'
+    model = config.model.name.partition("(")[0].strip()
+    if ":" not in model and model not in registry.MODELS:
+        hint = choices(model, registry.MODELS)
+        yield f'model = "{shortened(model)}" is not known. {hint}, or give module:function.'
+    engine = config.engine.name
+    if engine in registry.LATER_ENGINES:
+        yield f'engine = "{engine}" is not in this version. Choose one of {", ".join(registry.ENGINES)}.'
+    elif engine not in registry.ENGINES:
+        yield f'engine = "{shortened(engine)}" is not known. {choices(engine, registry.ENGINES)}.'
+
+
+def _leaks_refused(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]:
+    """Leaks under the honest protocol, and leaks that a second key denies."""
+    values = config.flat()
+    twins = [(leak, twin, values[twin] == telling) for leak, twin, telling in TWINS if twin in values]
+    if config.protocol == "honest":
+        leaking = [f"leaks.{name}" for name in config.leaks_on]
+        leaking += ["public.source"] if values["public.source"] == "test" else []
+        for key in leaking:
+            honest = f"{key} = {show(known[key].default)}"
+            yield f'{key} = {show(values[key])} is a leak; set protocol = "paper", which labels it, or {honest}.'
+        return
+    for leak, twin, leaks in twins:
+        if values[leak] != leaks:
+            yield f"{leak} = {show(values[leak])} contradicts {twin} = {show(values[twin])}; give only one of them."
+
+
+def _conflicts(config: RunConfig) -> Iterator[str]:
+    """Values that are right alone and cannot go together."""
+    public = config.public
+    if isinstance(public.distill, float) and public.ranking + public.distill >= 1:
+        yield (
+            f"public.ranking = {public.ranking} and public.distill = {public.distill} leave nothing to refine on; "
+            f"their sum must be below 1."
+        )
+    if config.fnr is None:
+        return
+    if public.source == "train" and public.size == 0:
+        yield (
+            "FNR needs labelled public data; public.size is 0. "
+            "Set public.size = 0.1, give public.source, or set fnr = off."
+        )
+    if config.fnr.share == 1 and config.fnr.target == "others":
+        yield (
+            'fnr.share = 1 leaves nobody unrefined to take targets from, so fnr.target = "others" cannot be used. '
+            'Set fnr.target = "all" or a smaller share.'
+        )

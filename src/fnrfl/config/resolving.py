@@ -1,0 +1,167 @@
+"""From what was typed to a RunConfig: defaults, then the protocol's, then the recipe, then the overrides."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fnrfl.config import registry, schema
+from fnrfl.config.keys import Key, checked, keys_of
+from fnrfl.config.protocol import default_values
+from fnrfl.config.refusals import is_own_data, refuse_bad_text, refuse_config, refuse_unknown_keys, refuse_value
+from fnrfl.config.schema import MethodOptions, RunConfig
+from fnrfl.config.spelling import as_known
+from fnrfl.config.typed import Flat, Overrides, flatten, nest, parse, read_overrides, shortened, show
+from fnrfl.core import own_code
+from fnrfl.core import trust as trusted
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import choices
+from fnrfl.core.options import Option
+
+EXAMPLE = "digits"
+
+
+def load(recipe: str | Path | None = None, overrides: Overrides = (), *, trust: bool = False) -> RunConfig:
+    """The config of a packaged recipe, of a TOML file, or without either of the embedded example, with overrides.
+
+    Overrides are `key=value` strings, or nested values such as `{"algorithm": "scaffold", "fnr": {"weight": 0.1}}`;
+    later ones win over earlier ones, and all of them over the recipe. Code (`module:name`) that the file names and that
+    was never allowed is refused, unless `trust` allows it.
+
+    >>> config = load("digits", ["algorithm=fedprox", "algorithm.mu=0.1", "fnr=on"])
+    >>> config.algorithm.options, config.fnr.share, config.protocol
+    ({'mu': 0.1}, 0.5, 'honest')
+    """
+    path = _find_recipe(EXAMPLE if recipe is None else recipe)
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe may never end
+            raise OSError(0, "it is not an ordinary file")
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"The recipe {path} cannot be read: {reason}. Give the path of a TOML file.") from error
+    return loads(text, overrides, name=path.stem, origin=str(path), trust=trust)
+
+
+def loads(
+    text: str, overrides: Overrides = (), *, name: str = "run", origin: str = "The config", trust: bool = False
+) -> RunConfig:
+    """The same from TOML text; `name` is the run's name unless the text or an override says another."""
+    try:
+        recipe = flatten(parse(text), schema.text_keys())
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"{origin} is not valid TOML: {reason}.") from error
+    given = read_overrides(overrides, schema.text_keys())
+    named = {key: recipe[key] for key in own_code.KEYS if key in recipe and key not in given}
+    trusted.check(named, given, origin=origin, trust=trust)  # before anything is imported
+    return _resolve(recipe, given, name)
+
+
+def replaced(config: RunConfig, overrides: Overrides) -> RunConfig:
+    """A config with some keys changed, checked again."""
+    given = read_overrides(overrides, schema.text_keys())
+    trusted.check({}, given, origin="", trust=False)
+    return _resolve(config.flat(), given, config.name)
+
+
+def _find_recipe(recipe: str | Path) -> Path:
+    """Where a recipe is; a bare word is a packaged one, anything with a suffix or a separator is a file."""
+    packaged = registry.recipes()
+    if isinstance(recipe, str) and recipe in packaged:
+        return registry.RECIPES / f"{recipe}.toml"
+    path = Path(recipe)
+    if path.suffix == ".toml" or len(path.parts) > 1 or os.path.exists(path):
+        return path
+    word = shortened(str(recipe))
+    raise ConfigError(f'There is no recipe "{word}". {choices(str(recipe), packaged)}, or give a .toml file.')
+
+
+def _resolve(recipe: Flat, overrides: Flat, name: str) -> RunConfig:
+    """The config that a recipe and overrides stand for; all problems are reported at once."""
+    recipe, overrides = _spelled(recipe), _spelled(overrides)
+    algorithm, recipe = _algorithm(recipe, overrides)
+    options = schema.options_by_key(registry.options(algorithm))
+    known = keys_of(options)
+    given: Flat = {"name": name} | recipe | overrides
+    refining = given.pop("fnr", False)
+    problems = [*refuse_unknown_keys(given, known, algorithm), *refuse_bad_text(given, known)]
+    given = {key: value for key, value in given.items() if key in known and (refining or not key.startswith("fnr."))}
+    given |= _spelled_choices(given, known)
+    values, wrong = _checked(default_values(given, known) | given, options, known)
+    if wrong:
+        raise ConfigError(" ".join([*problems, *wrong]))
+    try:
+        values["scenario"] = schema.canonical(values["scenario"])
+    except ConfigError as error:
+        problems.append(str(error))
+    config = _typed(values, refining)
+    problems += refuse_config(config, known)
+    if problems:
+        raise ConfigError(" ".join(problems))
+    return config
+
+
+def _algorithm(recipe: Flat, overrides: Flat) -> tuple[str, Flat]:
+    """(the method, the recipe without options that were chosen for another method)."""
+    recipes_own = recipe.get("algorithm.name", MethodOptions.name)
+    algorithm = overrides.get("algorithm.name", recipes_own)
+    if algorithm != recipes_own:  # another method's mu is another quantity
+        recipe = {key: value for key, value in recipe.items() if not key.startswith("algorithm.")}
+    if not isinstance(algorithm, str):
+        raise ConfigError(f"algorithm.name = {show(algorithm)} is not allowed: it must be text.")
+    if algorithm == "fnr":
+        raise ConfigError('algorithm.name = "fnr" is not a method: FNR wraps any method. Set fnr = "on" instead.')
+    return algorithm, recipe
+
+
+def _checked(values: Flat, options: dict[str, Option], known: dict[str, Key]) -> tuple[Flat, list[str]]:
+    """(the values as their types have them, a sentence for each that is wrong)."""
+    right: Flat = {}
+    wrong: list[str] = []
+    for name, option in options.items():
+        try:
+            right[name] = checked(option, values[name])
+        except ValidationError:
+            wrong.append(refuse_value(known[name], values[name]))
+    return right, wrong
+
+
+def _typed(values: Flat, refining: bool) -> RunConfig:
+    """Checked values as the objects that use them."""
+    tree = nest(values)
+    method = tree.pop("algorithm")
+    sections = {name: cls(**tree.pop(name)) for name, cls in schema.section_classes().items() if name != "algorithm"}
+    if not refining:
+        sections["fnr"] = None
+    return schema.RunConfig(**tree, **sections, algorithm=MethodOptions(name=method.pop("name"), options=method))
+
+
+def _spelled_choices(given: Flat, known: dict[str, Key]) -> Flat:
+    """The words among the values that are one of a few choices, as the choice is written."""
+    words = {key: value for key, value in given.items() if isinstance(value, str) and known[key].choices}
+    return {key: as_known(word, known[key].choices) for key, word in words.items()}
+
+
+def _spelled(flat: Flat) -> Flat:
+    """Names as the tables have them, where they were spelled in another way: FedAvg, ResNet18, cifar-10."""
+    tables = {
+        "algorithm.name": [*registry.algorithms(), "fnr"],
+        "algorithm.inner": registry.algorithms(),
+        "engine.name": [*registry.ENGINES, *registry.LATER_ENGINES],
+        "public.source": ["train", "test"],
+    }
+    spelled = dict(flat)
+    for key, known in tables.items():
+        word = flat.get(key)
+        if isinstance(word, str) and not (is_own_data(word) if key == "public.source" else ":" in word):
+            spelled[key] = as_known(word, known)
+    if isinstance(word := flat.get("dataset"), str) and not is_own_data(word):
+        spelled["dataset"] = as_known(word, registry.DATASETS)
+    if isinstance(word := flat.get("model.name"), str):
+        name, bracket, rest = word.partition("(")
+        spelled["model.name"] = as_known(name.strip(), registry.MODELS) + bracket + rest
+    return spelled

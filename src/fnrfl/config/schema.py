@@ -1,0 +1,229 @@
+"""The sections of a config and the frozen RunConfig that holds them: all values checked, and used as they are.
+
+Each key is declared once, with its type, default, range and meaning, in the dataclass that uses it: how clients train
+in `core/training.py`, refinement in `core/refinement.py`, a method's options in its file, all others here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+from pydantic import Field
+
+from fnrfl.config import registry
+from fnrfl.config.keys import Key, checked, keys_of
+from fnrfl.config.typed import Flat, Overrides, flatten, toml
+from fnrfl.core.options import Option, Value, option, options_of, values_of
+from fnrfl.core.refinement import FnrOptions
+from fnrfl.core.training import ClientOptions
+
+Size = Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0)]
+
+# A key whose default has changed since it was introduced: the first default, which stays out of the hash for ever. By
+# method, as in {"fedprox": {"algorithm.mu": 0.01}}; "" is for the keys of every run, [fnr] included.
+FIRST_DEFAULTS: dict[str, Flat] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The network that everybody trains."""
+
+    name: str = option("resnet18", 'a model, perhaps with arguments, or "module:function"')
+    features: str = option("auto", "layer whose output are the features; auto: the last Linear's input")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodOptions:
+    """The method, with the values of all its own options."""
+
+    name: str = option("fedavg", 'a method, or "module:Class" of your own')
+    options: dict[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicOptions:
+    """The labelled examples that the server may use."""
+
+    source: str = option("train", 'train, test (a leak), a path or "module:function"')
+    size: Size = option(0.1, "a fraction of the training set, or a count")
+    ranking: float = option(0.2, "share that only ranks clients; 0: the same examples rank and refine", ge=0, lt=1)
+    distill: float | Literal["auto"] = option(
+        "auto", "share used without labels; auto: what the method needs", ge=0, lt=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationOptions:
+    """Examples for choosing anything; never the test set."""
+
+    size: Size = option(0.05, "a fraction of the training set, or a count")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How the work is done; it changes the time, and the result by rounding alone."""
+
+    name: str = option("auto", "auto, loop, batched or gpu; auto is a fixed rule")
+    precision: Literal["float32", "tf32", "bf16", "float64"] = option(
+        "float32", "of the layers' arithmetic; tf32 and bf16 need a GPU"
+    )
+    deterministic: bool = option(True, "the same bits on every run; on a CPU always")
+    clients_at_once: int | Literal["auto"] = option("auto", "clients trained together", ge=1)
+    threads: int | Literal["auto"] = option("auto", "clients side by side on the CPU, or GPUs", ge=1)
+    accelerate: bool = option(True, "channels-last convolutions, recorded or captured steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakOptions:
+    """What the released code does and an honest experiment must not; every result of it says leak."""
+
+    public_is_test: bool = option(False, "refinement trains on the test set and its labels")
+    norm_pass_train_mode: bool = option(False, "the norm pass overwrites clients' BatchNorm statistics")
+    constant_penalty: bool = option(False, "the penalty has no gradient")
+    clean_test_for_fnr: bool = option(False, "with feature noise, FNR alone is scored on clean images")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a run. Made by `load`, which fills in the defaults and checks what belongs together."""
+
+    name: str = option("run", "what the run is called; by default, the recipe's name")
+    seed: int = option(0, "of all randomness", ge=0)
+    rounds: int = option(10, "communication rounds", ge=1)
+    clients: int = option(10, "clients that hold data", ge=1)
+    participation: float = option(1.0, "share of clients active in a round", gt=0, le=1)
+    protocol: Literal["honest", "paper"] = option("honest", "paper: the released code's settings and leaks")
+    dataset: str = option("cifar10", "a data set, file.npz, file.csv, folder/ or module:function")
+    scenario: str = option("label-dirichlet(0.5)", "how the data is spread over the clients; parts joined by +")
+    model: ModelOptions
+    client: ClientOptions
+    algorithm: MethodOptions
+    fnr: FnrOptions | None  # None: off
+    public: PublicOptions
+    validation: ValidationOptions
+    engine: EngineOptions
+    leaks: LeakOptions
+
+    @property
+    def leaks_on(self) -> tuple[str, ...]:
+        """The leaks that this run has, by name; every result of the run must show them."""
+        return tuple(name for name, on in asdict(self.leaks).items() if on)
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the run is kept unless somebody says otherwise, or this name is taken."""
+        refined = "" if self.fnr is None else "-fnr"
+        return Path("runs") / f"{self.name}-{slug(self.algorithm.name, 40)}{refined}-{self.seed}"
+
+    @property
+    def sha256(self) -> str:
+        """The same for two configs exactly when all their values are the same, whichever keys a later version adds.
+
+        Keys that have the value they were introduced with are left out, so a new key changes no hash.
+        """
+        values = {key: json.dumps(value) for key, value in self.flat().items()}
+        first = {key: json.dumps(value) for key, value in introduced(self.algorithm.name).items()}
+        told = {key: value for key, value in values.items() if value != first.get(key)}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values as a tree of plain values, for JSON."""
+        tree = values_of(self)
+        for name in section_classes():
+            section = getattr(self, name)
+            tree[name] = None if section is None else values_of(section)
+        return tree | {"algorithm": asdict(self.algorithm)}
+
+    def to_toml(self) -> str:
+        """The whole config as text that runs as it is."""
+        tree = self._tree()
+        text = "".join(f"{key} = {toml(value)}\n" for key, value in tree.items() if not isinstance(value, dict))
+        for section, values in tree.items():
+            if isinstance(values, dict):
+                text += f"\n[{section}]\n" + "".join(f"{key} = {toml(value)}\n" for key, value in values.items())
+        return text
+
+    def flat(self) -> Flat:
+        """The values by full key, and under "fnr" whether refinement is on."""
+        return flatten(self._tree(), text_keys())
+
+    def replace(self, overrides: Overrides) -> RunConfig:
+        """The same config with some keys changed, checked again."""
+        from fnrfl.config.resolving import replaced
+
+        return replaced(self, overrides)
+
+    def _tree(self) -> dict[str, Any]:
+        tree = self.as_dict()
+        method = {"name": self.algorithm.name, **self.algorithm.options}
+        return tree | {"algorithm": method, "fnr": tree["fnr"] or "off"}
+
+
+# -- the keys of a run -------------------------------------------------------------------------------------------------
+
+
+@cache
+def section_classes() -> dict[str, type]:
+    """The sections of a config, by name."""
+    types = get_type_hints(RunConfig)
+    named = {f.name: types[f.name] for f in fields(RunConfig) if "help" not in f.metadata}
+    return {name: next(t for t in (kind, *get_args(kind)) if isinstance(t, type)) for name, kind in named.items()}
+
+
+@cache
+def options_by_key(method: tuple[Option, ...] = ()) -> dict[str, Option]:
+    """Everything that can be set for a run, by full key; `method` are the options of its method."""
+    options = {option.name: option for option in options_of(RunConfig)}
+    for section, cls in section_classes().items():
+        inside = (*options_of(cls), *(method if section == "algorithm" else ()))
+        options |= {f"{section}.{option.name}": option for option in inside}
+    return options
+
+
+@cache
+def text_keys() -> frozenset[str]:
+    """Keys whose values are text, whatever they look like."""
+    return frozenset(key for key, option in options_by_key().items() if option.type is str)
+
+
+@cache
+def introduced(algorithm: str) -> Flat:
+    """The value that each key was introduced with; options of a user's own method have none."""
+    options = options_by_key(() if ":" in algorithm else registry.options(algorithm))
+    first = {key: option.default for key, option in options.items()}
+    first |= FIRST_DEFAULTS.get("", {}) | FIRST_DEFAULTS.get(algorithm, {})
+    values: Flat = {key: checked(options[key], value) for key, value in first.items()}
+    return values | {"fnr": False, "scenario": canonical(values["scenario"])}
+
+
+def describe_keys() -> tuple[Key, ...]:
+    """Every key there is, those of all methods included."""
+    common = keys_of(options_by_key())
+    methods = [
+        replace(key, meaning=f"{entry.name}: {key.meaning}")
+        for entry in registry.methods()
+        for key in keys_of({f"algorithm.{option.name}": option for option in entry.options}).values()
+    ]
+    switch = Key(
+        "fnr", '"off" | "on"', "off", "", "refine the weakest clients; any key of [fnr] turns it on", "off or on"
+    )
+    refinement = [key for name, key in common.items() if name.startswith("fnr.")]
+    return (*(key for key in common.values() if key not in refinement), *methods, switch, *refinement)
+
+
+def canonical(scenario: str) -> str:
+    """A scenario's text as its grammar writes it, so that equal scenarios are equal configs."""
+    from fnrfl.data.scenarios import parse
+
+    return str(parse(scenario))
+
+
+def slug(text: str, most: int = 100) -> str:
+    """Text as part of a file name that every file system takes."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower())[:most].strip("-.") or "run"

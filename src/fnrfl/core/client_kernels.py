@@ -1,0 +1,142 @@
+"""Layers that many clients can share a kernel in: the clients of a `vmap` become channels, or one batch of products.
+
+BatchNorm: torch's own rule for `vmap` copies activations into another memory order and wants one type for all. Here the
+library's kernels see [batch, clients * channels, ...] as it lies in memory, and statistics keep all their digits when
+activations do not. 1x1 convolutions: a grouped one goes group by group, a batched matrix product does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn.functional import linear
+
+aten = torch.ops.aten
+BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def share_kernels(module: nn.Module) -> None:
+    """Replace the layers of a module by the layers of this file, where there is one for them."""
+    for layer in module.modules():
+        if type(layer) in _NORMS:
+            layer.__class__ = _NORMS[type(layer)]
+        elif type(layer) is nn.Conv2d and Pointwise.can_be(layer):
+            layer.__class__ = Pointwise
+
+
+class Pointwise(nn.Conv2d):
+    """A 1x1 convolution as a matrix product."""
+
+    @staticmethod
+    def can_be(layer: nn.Conv2d) -> bool:
+        """Whether a convolution has 1x1 kernels, no padding and one group."""
+        return layer.kernel_size == (1, 1) and layer.padding == (0, 0) and layer.groups == 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same as torch's."""
+        rows, columns = self.stride
+        y: Tensor = linear(x[:, :, ::rows, ::columns].movedim(1, -1), self.weight.flatten(1), self.bias)
+        return y.movedim(-1, 1)
+
+
+class Norm:
+    """What replaces the forward pass of a BatchNorm layer."""
+
+    def forward(self: Any, x: Tensor) -> Any:
+        """The same as torch's."""
+        channels = x.shape[1]
+        wide = torch.promote_types(x.dtype, torch.float32)
+        weight = x.new_ones(channels, dtype=wide) if self.weight is None else self.weight
+        bias = torch.zeros_like(weight) if self.bias is None else self.bias
+        if not self.training and self.running_mean is not None:
+            scale = weight * (self.running_var + self.eps).rsqrt()
+            across = (1, channels, *[1] * (x.ndim - 2))
+            return (x * scale.view(across) + (bias - self.running_mean * scale).view(across)).to(x.dtype)
+        y, mean, rstd = _Normalised.apply(x, weight, bias, self.eps)
+        if self.training and self.running_mean is not None:
+            self._remember(mean, rstd, x.numel() // channels)
+        return y
+
+    def _remember(self: Any, mean: Tensor, rstd: Tensor, count: int) -> None:
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            part = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.to(mean.dtype)
+            var = (rstd.square().reciprocal() - self.eps) * (count / max(1, count - 1))
+            self.running_mean.add_((mean - self.running_mean) * part)
+            self.running_var.add_((var - self.running_var) * part)
+
+
+_NORMS: dict[type, Any] = {kind: type(f"Shared{kind.__name__}", (Norm, kind), {}) for kind in BATCHNORMS}
+
+
+def _folded(x: Tensor, axis: int | None, clients: int) -> Tensor:
+    """[batch, clients * channels, ...] of activations with an axis of clients, without a copy where they lie so."""
+    x = x.unsqueeze(1).expand(-1, clients, *x.shape[1:]) if axis is None else x.movedim(axis, 1)
+    return x.flatten(1, 2)
+
+
+def _joined(v: Tensor, axis: int | None, clients: int) -> Tensor:
+    """[clients * channels] of vectors with an axis of clients."""
+    return (v.expand(clients, -1) if axis is None else v.movedim(axis, 0)).reshape(-1)
+
+
+class _Normalised(Function):
+    """x, weight, bias -> the normalised batch, its mean and 1 / its standard deviation."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        got: tuple[Tensor, Tensor, Tensor] = aten._native_batch_norm_legit.no_stats(x, weight, bias, True, 0.0, eps)
+        return got
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, weight, _, ctx.eps = inputs
+        _, mean, rstd = output
+        ctx.mark_non_differentiable(mean, rstd)
+        ctx.save_for_backward(x, weight, mean, rstd)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        dx, dweight, dbias = _Backward.apply(grads[0], *ctx.saved_tensors, ctx.eps)
+        return dx, dweight, dbias, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Any, Any]:
+        M = info.batch_size
+        y, mean, rstd = _Normalised.apply(
+            _folded(x, dims[0], M), _joined(weight, dims[1], M), _joined(bias, dims[2], M), eps
+        )
+        return (y.unflatten(1, (M, -1)), mean.view(M, -1), rstd.view(M, -1)), (1, 0, 0)
+
+
+class _Backward(Function):
+    """The gradients with respect to x, weight and bias."""
+
+    @staticmethod
+    def forward(
+        grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        got: tuple[Tensor, Tensor, Tensor] = aten.native_batch_norm_backward(
+            grad, x, weight, None, None, mean, rstd, True, eps, [True, True, True]
+        )
+        return got
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError("second derivatives of BatchNorm")
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, eps: float
+    ) -> tuple[Any, Any]:
+        M = info.batch_size
+        vectors = (_joined(v, d, M) for v, d in zip((weight, mean, rstd), dims[2:5], strict=True))
+        dx, dweight, dbias = _Backward.apply(_folded(grad, dims[0], M), _folded(x, dims[1], M), *vectors, eps)
+        return (dx.unflatten(1, (M, -1)), dweight.view(M, -1), dbias.view(M, -1)), (1, 0, 0)

@@ -1,0 +1,171 @@
+"""What a method can ask of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from fnrfl.core import trees
+from fnrfl.core.fold import Fold, fold, nothing
+from fnrfl.core.training import Training
+from fnrfl.core.trees import Tree
+from fnrfl.core.values import Batch, Data, Folded, LocalTask, Out, Replies, State
+
+if TYPE_CHECKING:
+    from fnrfl.core.net import Net
+
+Step = Callable[[Any, Any, Any], Tensor]  # (carry, fixed, turn) -> loss; changes the tensors of `carry` in place
+
+
+class Probe:
+    """A question about a model on some data, asked in eval mode and without gradient.
+
+    One about the data alone sets `asks_model = False`: it is handed an empty `out`, and no model is sent or called.
+    One with a `training` sees the batches of that training instead, in train mode: BatchNorm uses the batch's
+    statistics, and dropout is drawn. The model stays as it is.
+    """
+
+    asks_model: ClassVar[bool] = True
+    training: Training | None = None
+    registry: ClassVar[dict[str, type[Probe]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Probe.registry[cls.__name__] = cls
+
+    def __call__(self, out: Out, batch: Batch) -> Tree:
+        """Sums over one batch; the engine adds them up over the data."""
+        raise NotImplementedError
+
+    def finish(self, total: Tree) -> Tree:
+        """The client's answer, from the sums over all its data."""
+        return total
+
+
+def run_steps(step: Step, carry: Any, fixed: Any, turns: Any) -> Tensor:
+    """The losses of `step(carry, fixed, turn)` for one turn after another; `turns` [S, ...]."""
+    steps = len(trees.leaves(turns)[0])
+    return torch.stack([step(carry, fixed, trees.rows(turns, i)) for i in range(steps)])
+
+
+class Engine(Protocol):
+    """What a cohort can be asked, and what the server itself has. `stream` is the primitive; decorators override it.
+
+    Rounds are counted from 0.
+    """
+
+    net: Net
+    num_classes: int
+    examples: Tensor  # [N] private examples of every client
+    training: Training  # the client's own, at this round's learning rate
+    round: int
+
+    def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
+        """Train, a chunk of the cohort at a time, in cohort order. Lazy: consume once, to the end."""
+        ...
+
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
+        """Ask each client about the model that it holds, or is sent with `at`; each value [M, ...]."""
+        ...
+
+    def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        """The same as `measure` for the event log alone: no part of the protocol, so it costs no bytes."""
+        ...
+
+    def note(self, **facts: object) -> None:
+        """Put facts into this round's line of the event log."""
+        ...
+
+    def fit(self, task: LocalTask) -> State:
+        """The server itself takes a task on data that it has: nothing crosses, nobody remembers.
+
+        On "private" data it stands for everybody at once, which only a control may do.
+        """
+        ...
+
+    def generator(self, *key: object) -> torch.Generator:
+        """The server's random stream of this round for some purpose."""
+        ...
+
+    def repeat(self, key: Hashable, step: Step, carry: Any, fixed: Any, turns: Any) -> Tensor:
+        """`step(carry, fixed, turn)` for one turn after another, as the server's own work; turns [S, ...], losses [S].
+
+        `carry`, `fixed` and `turns` are trees. A step changes the tensors of `carry` in place and nothing else, and
+        does not look at values: an engine may record it, under a key that says all that the step depends on beside
+        the shapes of its arguments.
+        """
+        return run_steps(step, carry, fixed, turns)
+
+    def pool(self, data: Data) -> tuple[Tensor, Tensor]:
+        """(x, y) of data that the server has: everything but "private"."""
+        ...
+
+    def fold(
+        self,
+        cohort: Tensor,
+        task: LocalTask,
+        *,
+        mean: Fold,
+        uniform: bool = False,
+        total: Fold = nothing,
+        rows: Fold = nothing,
+    ) -> Folded:
+        """Train and keep averages, sums and small rows: memory does not grow with the cohort's models."""
+        return fold(self.stream(cohort, task), mean=mean, uniform=uniform, total=total, rows=rows)
+
+    def train(self, cohort: Tensor, task: LocalTask) -> Replies:
+        """Train and keep every model: [M, P] in memory."""
+        return Replies.stack(list(self.stream(cohort, task)))
+
+
+class Decorator(Engine):
+    """An engine around another, the same in everything that is not overridden."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @property
+    def net(self) -> Net:  # type: ignore[override]
+        return self.engine.net
+
+    @property
+    def round(self) -> int:  # type: ignore[override]
+        return self.engine.round
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        return self.engine.num_classes
+
+    @property
+    def examples(self) -> Tensor:  # type: ignore[override]
+        return self.engine.examples
+
+    @property
+    def training(self) -> Training:  # type: ignore[override]
+        return self.engine.training
+
+    def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
+        return self.engine.stream(cohort, task)
+
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
+        return self.engine.measure(cohort, probe, data=data, at=at)
+
+    def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        return self.engine.observe(cohort, probe, data=data)
+
+    def note(self, **facts: object) -> None:
+        self.engine.note(**facts)
+
+    def fit(self, task: LocalTask) -> State:
+        return self.engine.fit(task)
+
+    def generator(self, *key: object) -> torch.Generator:
+        return self.engine.generator(*key)
+
+    def repeat(self, key: Hashable, step: Step, carry: Any, fixed: Any, turns: Any) -> Tensor:
+        return self.engine.repeat(key, step, carry, fixed, turns)
+
+    def pool(self, data: Data) -> tuple[Tensor, Tensor]:
+        return self.engine.pool(data)

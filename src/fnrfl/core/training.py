@@ -1,0 +1,52 @@
+"""How clients train: what a step takes, and the `[client]` section of a config, which is that and a little more."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Literal
+
+from fnrfl.core.options import option
+
+BatchNormMode = Literal["frozen", "batch", "updating"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client takes its steps: the `[client]` section for local training, part of `[fnr]` for refinement."""
+
+    optimizer: Literal["sgd", "adam"] = option("sgd", "new each round")
+    lr: float = option(0.01, "learning rate", gt=0)
+    _: KW_ONLY
+    lr_decay: float = option(1.0, "factor on the learning rate per round", gt=0, le=1)
+    momentum: float = option(0.9, "of sgd", ge=0, lt=1)
+    weight_decay: float = option(1e-5, "added to the gradient", ge=0)
+    batch: int = option(64, "examples per step", ge=1)
+    epochs: int = option(10, "passes over a client's data per round", ge=1)
+    last_batch: Literal["run-on", "keep", "drop", "even"] = "run-on"  # even: for methods that choose it themselves
+    augment: Literal["auto", "crop-flip", "none"] | bool = False
+    shuffle: bool = True
+    batchnorm: BatchNormMode = "updating"
+    frozen: frozenset[str] = frozenset()  # parameters that stay as they are
+
+    def but(self, **options: object) -> Training:
+        """The same with other options; "client" leaves one as it is."""
+        return replace(self, **{k: v for k, v in options.items() if v != "client"})  # type: ignore[arg-type]
+
+    def in_round(self, t: int) -> Training:
+        """The same at the learning rate of round t, counted from 0; that rate decays no more."""
+        return replace(self, lr=self.lr * self.lr_decay**t, lr_decay=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions(Training):
+    """Local training: how every client takes its steps, and which clients are slow, lost or left out."""
+
+    last_batch: Literal["run-on", "keep", "drop"] = option(
+        "run-on", "run-on: epochs end to end in full batches; keep a shorter last batch; drop it"
+    )
+    augment: Literal["auto", "crop-flip", "none"] | bool = option("auto", "auto: crop-flip for colour images")
+    stragglers: float = option(0.0, "share of a cohort that does a random part of the epochs", ge=0, lt=1)
+    dropout: float = option(0.0, "share of a cohort whose replies are lost", ge=0, lt=1)
+    nonfinite: Literal["fail", "skip"] = option(
+        "fail", "when a client's loss is NaN or infinite: stop the run, or leave the client out"
+    )

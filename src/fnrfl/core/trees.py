@@ -1,0 +1,112 @@
+"""Named tensors, and values made of them: indexed, stacked, moved and packed here and nowhere else.
+
+A tree is a tensor, a dict or a tuple of trees, or a dataclass that is marked with `node`: `State`, `Carry`, `Batch`,
+`Replies`. torch's own transforms (`vmap`) take marked dataclasses apart in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+Tree = dict[str, Tensor]  # a few named tensors
+T = TypeVar("T")
+_NODES: set[type] = set()
+
+
+def node(cls: type[T]) -> type[T]:
+    """Mark a dataclass as a tree of its fields."""
+    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    _NODES.add(cls)
+    _pytree.register_pytree_node(
+        cls,
+        lambda value: ([getattr(value, name) for name in names], None),
+        lambda children, _: cls(*children),
+    )
+    return cls
+
+
+def mapped(change: Callable[..., Tensor], *values: Any) -> Any:
+    """The first value with every tensor changed; `change` is given the tensors that all values have in one place."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return change(*values)
+    if isinstance(first, dict):
+        return {k: mapped(change, *(value[k] for value in values)) for k in first}
+    if type(first) in _NODES:
+        return type(first)(*(mapped(change, *(getattr(v, f.name) for v in values)) for f in fields(first)))
+    parts = [mapped(change, *each) for each in zip(*values, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+
+
+def leaves(value: Any) -> list[Tensor]:
+    """All tensors of a tree, those of a dict in the order of their names, whoever was put in first."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [leaf for k in sorted(value) for leaf in leaves(value[k])]
+    parts = [getattr(value, f.name) for f in fields(value)] if type(value) in _NODES else value
+    return [leaf for part in parts for leaf in leaves(part)]
+
+
+def rebuilt(like: T, tensors: Iterator[Tensor]) -> T:
+    """The inverse of `leaves`: a tree like another, made of the next tensors."""
+    made: Any
+    if isinstance(like, Tensor):
+        made = next(tensors)
+    elif isinstance(like, dict):
+        made = {k: rebuilt(like[k], tensors) for k in sorted(like)}
+    elif type(like) in _NODES:
+        made = type(like)(*(rebuilt(getattr(like, f.name), tensors) for f in fields(like)))  # type: ignore[arg-type]
+    else:
+        parts = [rebuilt(part, tensors) for part in like]  # type: ignore[attr-defined]
+        made = type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)  # type: ignore[call-arg]
+    return made  # type: ignore[no-any-return]
+
+
+def rows(value: T, where: Tensor | slice | int) -> T:
+    """Some rows of every tensor, of the first axis."""
+    return mapped(lambda t: t[where], value)  # type: ignore[no-any-return]
+
+
+def stacked(values: Sequence[T]) -> T:
+    """Values as one, with a new axis in front."""
+    return mapped(lambda *each: torch.stack(each), *values)  # type: ignore[no-any-return]
+
+
+def joined(values: Sequence[T]) -> T:
+    """Values as one, end to end along the first axis."""
+    return mapped(lambda *each: torch.cat(each), *values)  # type: ignore[no-any-return]
+
+
+def moved(value: T, device: torch.device) -> T:
+    """The same on a device."""
+    return mapped(lambda t: t.to(device), value)  # type: ignore[no-any-return]
+
+
+def aligned(value: T) -> T:
+    """Copies in memory of their own.
+
+    Rows of a larger tensor drag all of it along, files refuse them, and fast sums depend on where a tensor begins in
+    memory: only copies make a run that was interrupted the same to the last bit as one that was not.
+    """
+    return mapped(lambda t: t.clone(memory_format=torch.contiguous_format), value)  # type: ignore[no-any-return]
+
+
+# -- trees inside of trees ---------------------------------------------------------------------------------------------
+
+
+def prefixed(name: str, tree: Tree, joint: str = ".") -> Tree:
+    """A tree with a name in front of its names, to lie in a larger one."""
+    return {f"{name}{joint}{k}": v for k, v in tree.items()}
+
+
+def under(name: str, tree: Tree, joint: str = ".") -> Tree:
+    """The tree that was put into a larger one with a name in front."""
+    front = f"{name}{joint}"
+    return {k.removeprefix(front): v for k, v in tree.items() if k.startswith(front)}

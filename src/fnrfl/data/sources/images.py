@@ -1,0 +1,26 @@
+"""Image files, read by pillow if it is installed."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from fnrfl.core.errors import ConfigError
+
+
+def read_image(file: Path | io.BytesIO) -> np.ndarray:
+    """The 8-bit pixels of an image file: [H, W] where it is grey, [H, W, 3] otherwise."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ConfigError("image files need pillow, which is not installed. Run `pip install pillow`.") from error
+    try:
+        with Image.open(file) as image:
+            if image.mode[0] in "IF":
+                raise ValueError(f"its pixels are of mode {image.mode}, not 8 bits deep")
+            return np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
+    except (SyntaxError, struct.error, Image.DecompressionBombError) as error:  # what pillow makes of broken files
+        raise ValueError(str(error)) from error

@@ -1,0 +1,106 @@
+"""Engines, put together from their parts.
+
+| name | clients | runner | place | recorder |
+|---|---|---|---|---|
+| loop | `KeptClients` | `OneByOne` | `Threads` | none or `TorchScript` |
+| batched | `KeptClients` | `Vectorised` | `Threads` | none or `TorchScript` |
+| gpu | `KeptClients` | `Vectorised` | `Gpus` | none or `CudaGraphs` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from fnrfl.core.feed import Feed
+from fnrfl.core.net import Net
+from fnrfl.core.store import CPU, ClientStore
+from fnrfl.core.training import ClientOptions
+from fnrfl.core.trees import Tree
+from fnrfl.engines.cuda_graphs import CudaGraphs
+from fnrfl.engines.federation import Federation
+from fnrfl.engines.gpus import Gpus
+from fnrfl.engines.groups import GROUP_SIZE
+from fnrfl.engines.kept_clients import KeptClients
+from fnrfl.engines.one_by_one import OneByOne
+from fnrfl.engines.place import Place, Threads
+from fnrfl.engines.recorder import Recorder
+from fnrfl.engines.runner import Runner
+from fnrfl.engines.torchscript import TorchScript
+from fnrfl.engines.trainer import Trainer
+from fnrfl.engines.vectorised import Vectorised
+
+EngineName = Literal["loop", "batched", "gpu"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an engine uses the machine."""
+
+    threads: int = 1  # CPU threads
+    devices: Sequence[torch.device] = ()  # GPUs; none: the net's device
+    tf32: bool = False
+    record: bool = False  # record steps and run them without Python
+    clients_at_once: int | None = None  # None: the whole cohort
+    folder: Path | None = None  # client memory and held models live on disk
+    memory_on_host: bool = False  # client memory does not live on the GPU
+
+
+def assemble(
+    name: EngineName,
+    net: Net,
+    feed: Feed,
+    options: ClientOptions,
+    *,
+    seed: int = 0,
+    client_memory: Tree | None = None,
+    layout: Layout | None = None,
+    rounds: int = 1,
+    participation: float = 1.0,
+) -> Federation:
+    """An engine, from its parts; `client_memory` is what a client remembers before its first round."""
+    layout = layout or Layout()
+    on_gpu = name == "gpu"
+    place: Place = Gpus(net, feed, layout.devices, tf32=layout.tf32) if on_gpu else Threads(net, feed, layout.threads)
+    recorder = Recorder(_backend(net)) if layout.record else None
+    runner: Runner = (
+        OneByOne(recorder)
+        if name == "loop"
+        else Vectorised(
+            recorder,
+            group_size=_group_size(layout) if on_gpu else GROUP_SIZE,
+            sizes=[int(n) for n in feed.examples.tolist()],
+            rounds=rounds,
+            participation=participation,
+            warm=not on_gpu,
+        )
+    )
+    trainer = Trainer(place, runner, seed=seed)
+    clients = KeptClients(
+        trainer,
+        _store(layout, "memory", net, client_memory or {}, CPU if layout.memory_on_host else None),
+        _store(layout, "held", net, {}),
+        clients_at_once=layout.clients_at_once,
+        num_devices=max(1, len(layout.devices)),
+    )
+    return Federation(clients, trainer, options, seed=seed, rounds=rounds)
+
+
+def _backend(net: Net) -> TorchScript | CudaGraphs:
+    return CudaGraphs(net.compute or net.dtype) if net.device.type == "cuda" else TorchScript()
+
+
+def _group_size(layout: Layout) -> int:
+    """As many clients in a group as there are for each device."""
+    return min(GROUP_SIZE, -(-(layout.clients_at_once or GROUP_SIZE) // max(1, len(layout.devices))))
+
+
+def _store(layout: Layout, name: str, net: Net, first: Tree, home: torch.device | None = None) -> ClientStore:
+    folder = None if layout.folder is None else layout.folder / name
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    return ClientStore(first, folder, net.device, home)

@@ -1,0 +1,156 @@
+"""Recorded steps as CUDA graphs: a replay launches a whole step, and Python has nothing to do in it.
+
+The graph reads its batch at a counter that lives on the device and moves it on, so that a replay needs no input. Before
+that, `torch.compile` may join the operators of a step into fewer kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fnrfl.engines.recorder import FlatProgram, FlatStep, Recording, repeated
+
+log = logging.getLogger("fnrfl")
+STAGED_BYTES = 64 << 20  # bytes of batches that lie ready on the device, for each program
+STAGED_BATCHES = 1024  # batches that lie ready, at most
+WARM_UP_STEPS = 3  # steps before a capture: libraries choose kernels and allocate in the first ones
+WORTH_COMPILING = 10_000  # steps of clients: compiling a large step takes a minute and saves half a millisecond of each
+# How far a program may be from the step that it was recorded from, relative to how far the step goes.
+MAX_RELATIVE_ERROR = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.5}
+
+
+class CudaGraphs:
+    """The backend for GPUs: recorded steps are compiled where that pays, and captured."""
+
+    def __init__(self, compute: torch.dtype, *, compile: bool | None = None) -> None:
+        """`compile` says whether to compile; None: where many steps are to be taken."""
+        self.compute, self.compile = compute, compile
+        self.max_programs = 32 * torch.cuda.device_count()  # each program holds tensors of its own
+        # One pool for all, and one stream for each device, so that programs use the same memory: no two graphs of a
+        # device run at the same time, and nothing in the pool outlives a replay.
+        self._pool = torch.cuda.graph_pool_handle()
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def decompositions(self) -> Any:
+        return {}
+
+    def recording(self) -> AbstractContextManager[object]:
+        return cudnn_autotune()
+
+    def forget(self) -> None:
+        """A pool whose graphs are gone cannot be used again."""
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def cannot_record(self) -> None:
+        log.warning("a step could not be recorded and is slower for that.")
+
+    def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
+        if self.compile or (self.compile is None and recording.expected_steps >= WORTH_COMPILING):
+            try:
+                yield self._captured(_compiled(recording), recording)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                log.warning("torch.compile failed (%s); steps are captured as they are.", type(error).__name__)
+        try:
+            yield self._captured(recording.graph, recording)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            log.warning("a step could not be captured (%s) and is slower for that.", type(error).__name__)
+        yield repeated(recording.graph)
+
+    def close_enough(self, before: Tensor, program: Tensor, step: Tensor) -> bool:
+        if not before.is_floating_point():
+            return torch.equal(program, step)
+        if not torch.equal(program.isfinite(), step.isfinite()):
+            return False
+        before, program, step = (t.double().nan_to_num(posinf=0.0, neginf=0.0) for t in (before, program, step))
+        moved, error = (step - before).norm(), (program - step).norm()
+        rounding = 1e-6 * before.norm() + 1e-8 * before.numel() ** 0.5  # what rounding alone can do
+        return bool(error <= MAX_RELATIVE_ERROR[self.compute] * moved + rounding)
+
+    def _captured(self, step: FlatStep, recording: Recording) -> FlatProgram:
+        device = recording.constants[0].device
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return CapturedStep(step, recording, self._streams[device], self._pool)
+
+
+def _compiled(recording: Recording) -> FlatStep:
+    graph: fx.GraphModule = recording.graph
+    step: FlatStep = torch.compile(graph, fullgraph=True, dynamic=False)
+    step(*(t.clone() for t in [*recording.constants, *recording.turn]))
+    return step
+
+
+@contextmanager
+def cudnn_autotune() -> Iterator[None]:
+    """Convolutions that run inside for the first time are done by the fastest of all kernels, unless they must repeat.
+
+    cuDNN's own guess, and the best of ten tries, miss the best for grouped convolutions. To try all takes seconds, and
+    the kernel that is once chosen for a shape stays.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark, cudnn.benchmark_limit = not cudnn.deterministic, 0
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit = before
+
+
+class CapturedStep:
+    """A step as a graph, and the tensors that the graph reads and writes."""
+
+    def __init__(self, step: FlatStep, recording: Recording, stream: torch.cuda.Stream, pool: Any) -> None:
+        self._step, self._num_written = step, recording.num_written  # the step keeps its kernels alive
+        self._constants = [t.clone() for t in recording.constants]
+        turn_bytes = sum(t.numel() * t.element_size() for t in recording.turn)
+        self._staged = max(1, min(STAGED_BATCHES, STAGED_BYTES // turn_bytes))
+        self._turns = [t.expand(self._staged, *t.shape).clone() for t in recording.turn]
+        self._at = torch.zeros(1, dtype=torch.int64, device=self._constants[0].device)
+        self._losses: Tensor | None = None
+        self._graph = torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream(self._at.device))
+        with torch.cuda.stream(stream):  # which is left even if a capture fails
+            for _ in range(WARM_UP_STEPS):
+                self._at.zero_()
+                self._step_once()
+            stream.synchronize()
+            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                self._step_once()
+
+    def _step_once(self) -> None:
+        loss = self._step(*self._constants, *(turns.index_select(0, self._at)[0] for turns in self._turns))
+        if self._losses is None:
+            self._losses = loss.new_zeros(self._staged, *loss.shape)
+        self._losses.index_copy_(0, self._at, loss[None])
+        self._at.add_(1)
+
+    def __call__(self, constants: Sequence[Tensor], turns: Sequence[Tensor]) -> Tensor:
+        """A step with each of `turns`, one after another; the tensors of the carry change in `constants`."""
+        assert self._losses is not None
+        _copy(self._constants, constants)
+        losses = []
+        for first in range(0, len(turns[0]), self._staged):
+            part = [t[first : first + self._staged] for t in turns]
+            steps = len(part[0])
+            _copy([t[:steps] for t in self._turns], part)
+            self._at.zero_()
+            for _ in range(steps):
+                self._graph.replay()
+            losses.append(self._losses[:steps].clone())
+        _copy(constants[: self._num_written], self._constants[: self._num_written])
+        return torch.cat(losses)
+
+
+def _copy(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for old, new in zip(into, values, strict=True):
+        old.copy_(new)

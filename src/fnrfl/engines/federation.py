@@ -1,0 +1,188 @@
+"""The server's side of an engine: it draws who is slow and who is lost, sends requests, and folds replies."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator, Set
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fnrfl.core import trees
+from fnrfl.core.engine import Engine, Probe, Step, run_steps
+from fnrfl.core.errors import ClientError
+from fnrfl.core.messages import ClientSide, MeasureRequest, TrainReply, TrainRequest, rows_without
+from fnrfl.core.net import Net
+from fnrfl.core.rng import generator
+from fnrfl.core.store import ClientMemory
+from fnrfl.core.training import ClientOptions, Training
+from fnrfl.core.trees import Tree
+from fnrfl.core.values import Data, LocalTask, Replies, State
+from fnrfl.engines.kept_clients import free_programs
+from fnrfl.engines.trainer import Trainer, server_request
+
+T = TypeVar("T")
+
+
+class Federation(Engine):
+    """An engine: the clients behind requests and replies, and a trainer for the server's own work."""
+
+    def __init__(
+        self,
+        clients: ClientSide,
+        server: Trainer,
+        options: ClientOptions,
+        *,
+        seed: int = 0,
+        rounds: int = 1,
+    ) -> None:
+        self.clients, self.server, self.seed, self.rounds = clients, server, seed, rounds
+        self.options = options
+        self.net, self.num_classes = server.net, server.feed.num_classes
+        self.examples = server.feed.examples.to(server.net.device)
+        self.begin(0)
+
+    def begin(self, t: int) -> None:
+        """Start round t."""
+        self.round = t
+        self.training: Training = self.options.in_round(t)
+        self.notes: dict[str, Any] = {}
+
+    def note(self, **facts: object) -> None:
+        self.notes.update(facts)
+
+    # -- the clients' work --------------------------------------------------------------------------------------------
+    def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
+        slow, lost = self._slow_and_lost(cohort) if task.is_private_training else (set[int](), set[int]())
+        rows = rows_without(lost, cohort)
+        if rows is not None:  # lost clients are as if they had not been asked
+            cohort, task = cohort[rows], task.rows(rows)
+        for reply in self.clients.train(self.request(cohort, task, slow)):
+            self._check_finite(reply, task.purpose)
+            self.notes.update(reply.notes)
+            if len(reply.replies.clients):
+                yield reply.replies
+
+    def request(self, cohort: Tensor, task: LocalTask, slow: Set[int] = frozenset()) -> TrainRequest:
+        """A task as it is sent to a cohort, of which some clients are slow."""
+        training, clients = task.training or self.training, cohort.tolist()
+        epochs = [self._part_of_epochs(c, training.epochs) if c in slow else training.epochs for c in clients]
+        return TrainRequest(clients, self.round, task, training, epochs)
+
+    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
+        return self.clients.measure(MeasureRequest(cohort.tolist(), self.round, probe, data, at))
+
+    def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
+        return self.measure(cohort, probe, data=data)  # the simulation can look; a real server could not
+
+    def _slow_and_lost(self, cohort: Tensor) -> tuple[set[int], set[int]]:
+        """Clients that do a part of their epochs, and clients whose replies are lost."""
+        slow = self.drawn_clients(cohort, self.options.stragglers, "stragglers")
+        lost = self.drawn_clients(cohort, self.options.dropout, "dropout")
+        for name, clients in (("stragglers", slow), ("dropped", lost)):
+            if clients:
+                self._note_clients(name, clients)
+        return slow, lost
+
+    def drawn_clients(self, cohort: Tensor, share: float, purpose: str) -> set[int]:
+        """floor(share * m) clients of a cohort, whatever its order, but not all."""
+        order = torch.randperm(len(cohort), generator=generator(self.seed, self.round, purpose))
+        return set(cohort.sort().values[order[: num_drawn(len(cohort), share)]].tolist())
+
+    def _part_of_epochs(self, client: int, epochs: int) -> int:
+        """A straggler does a random part of the epochs, one at least and not all."""
+        if epochs < 2:
+            return epochs
+        stream = generator(self.seed, self.round, client, "straggler")
+        return int(torch.randint(1, epochs, (), generator=stream))
+
+    def _check_finite(self, reply: TrainReply, purpose: str) -> None:
+        """Clients without finite numbers are an error, or left out and noted, as configured."""
+        if reply.not_finite and self.options.nonfinite == "fail":
+            client, step = next(iter(reply.not_finite.items()))
+            raise ClientError(
+                "the loss or the model is no longer finite. Lower the learning rate, or set client.nonfinite = "
+                "skip to leave such clients out of the round.",
+                client=client,
+                round=self.round + 1,
+                stage=purpose,
+                step=step,
+            )
+        if reply.not_finite:
+            self._note_clients("skipped", set(reply.not_finite))
+
+    def _note_clients(self, name: str, clients: set[int]) -> None:
+        self.notes[name] = sorted({*self.notes.get(name, ()), *clients})
+
+    # -- the server's own work ----------------------------------------------------------------------------------------
+    def fit(self, task: LocalTask) -> State:
+        training = task.training or self.training
+        request = server_request(TrainRequest([], self.round, replace(task, remember=False), training, []))
+        return self._retry_without_programs(lambda: self.server.fit(request))
+
+    def generator(self, *key: object) -> torch.Generator:
+        return generator(self.seed, self.round, "server", *key)
+
+    def repeat(self, key: Hashable, step: Step, carry: Any, fixed: Any, turns: Any) -> Tensor:
+        recorder = self.server.runner.recorder
+        with self.server.place.layer_precision():
+            if recorder is None:
+                return run_steps(step, carry, fixed, turns)
+            constants, each = trees.leaves((carry, fixed)), trees.leaves(turns)
+            shapes = tuple((t.shape, t.stride(), t.dtype) for t in constants) + tuple(t.shape[1:] for t in each)
+            example = lambda: (step, carry, fixed, trees.rows(turns, 0))  # noqa: E731
+            program = self._retry_without_programs(
+                lambda: recorder.program((key, shapes), example, len(each[0]) * self.rounds)
+            )
+            return run_steps(step, carry, fixed, turns) if program is None else program(carry, fixed, turns)
+
+    def each(self, count: int, work: Callable[[Net, int], T]) -> list[T]:
+        """`work(net, i)` for every i below count, side by side, each with a net that nobody else uses."""
+        return self.server.place.each(count, lambda station, i: work(station.net, i))
+
+    def pool(self, data: Data) -> tuple[Tensor, Tensor]:
+        return self.server.feed.all(data)
+
+    def _retry_without_programs(self, work: Callable[[], T]) -> T:
+        """What the server does alone: without the other programs, if it does not fit in memory beside them."""
+        with suppress(torch.OutOfMemoryError):
+            return work()
+        free_programs(self.server)
+        return work()
+
+    # -- a run's edges ------------------------------------------------------------------------------------------------
+    @property
+    def memory(self) -> ClientMemory:
+        """What clients remember between rounds."""
+        return self.clients.memory
+
+    @property
+    def seconds_preparing(self) -> float:
+        """Seconds spent on recording, compiling and capturing steps."""
+        recorder = self.server.runner.recorder
+        return 0.0 if recorder is None else recorder.seconds
+
+    def clock(self) -> float:
+        """Seconds of work that is done, from any time on, without those of preparing."""
+        self.server.place.wait()
+        return time.perf_counter() - self.seconds_preparing
+
+    def warm_up(self) -> None:
+        """Pay now what the first step would pay otherwise, so that a round's seconds are the round's."""
+        self.server.runner.warm_up()
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Let the threads go; whoever is interrupted does not wait for them."""
+        self.server.place.close(wait=kind is None or issubclass(kind, Exception))
+
+
+def num_drawn(cohort: int, share: float) -> int:
+    """floor(share * m) of m clients, but not all: somebody is left."""
+    return min(math.floor(cohort * share + 1e-9), cohort - 1)

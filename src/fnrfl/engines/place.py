@@ -1,0 +1,125 @@
+"""Where steps are taken: nets, the examples beside them, and work side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+
+from fnrfl.core.feed import Feed
+from fnrfl.core.isolation import as_worker, one_intra_op_thread
+from fnrfl.core.net import Net
+
+T = TypeVar("T")
+
+
+class Station(NamedTuple):
+    """A net that one thread at a time uses, and the examples on its device."""
+
+    net: Net
+    feed: Feed
+
+
+Work = Callable[[Station, int], T]
+
+
+class Place(Protocol):
+    """Where steps are taken."""
+
+    net: Net  # the server's
+    feed: Feed
+    max_gather_bytes: int  # examples that are gathered at once: many steps of a small net, one of a large
+
+    def each(self, count: int, work: Work[T]) -> list[T]:
+        """`work(station, i)` for every i below count, side by side, each with a station that nobody else uses."""
+        ...
+
+    def devices(self) -> list[Station]:
+        """One station for each device, to be used while no other thread works."""
+        ...
+
+    def layer_precision(self) -> AbstractContextManager[object]:
+        """Inside, the layers of nets compute in the precision that was asked for."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until the work that was begun is done."""
+        ...
+
+    def free_memory(self) -> None:
+        """Give back memory that is kept for later."""
+        ...
+
+    def close(self, *, wait: bool) -> None:
+        """Let the threads go."""
+        ...
+
+
+class StationPool:
+    """Threads that take a station each for as long as they work."""
+
+    def __init__(self, stations: Sequence[Station]) -> None:
+        self._free: SimpleQueue[Station] = SimpleQueue()
+        for station in stations:
+            self._free.put(station)
+        self._alone = len(stations) == 1
+        self._threads = ThreadPoolExecutor(len(stations), initializer=as_worker)
+
+    def each(self, count: int, work: Work[T]) -> list[T]:
+        """See `Place.each`. Nobody works any more when an error goes on."""
+
+        def at_a_station(i: int) -> T:
+            station = self._free.get()
+            try:
+                with torch.no_grad():  # a thread's own setting
+                    return work(station, i)
+            finally:
+                self._free.put(station)
+
+        if count == 1 or self._alone:
+            with one_intra_op_thread():
+                return [at_a_station(i) for i in range(count)]
+        begun = [self._threads.submit(at_a_station, i) for i in range(count)]
+        for late in wait(begun, return_when=FIRST_EXCEPTION).not_done:
+            late.cancel()
+        wait(begun)
+        return [each.result() for each in begun if not each.cancelled()]
+
+    def close(self, *, wait: bool) -> None:
+        """Let the threads go."""
+        self._threads.shutdown(wait=wait, cancel_futures=True)
+
+
+class Threads:
+    """The CPU: `threads` stations, each with a module of its own.
+
+    `functional_call` swaps parameters inside the module, so two threads that shared one would silently mix clients up.
+    """
+
+    max_gather_bytes = 4 << 20
+
+    def __init__(self, net: Net, feed: Feed, threads: int = 1) -> None:
+        self.net, self.feed = net, feed
+        self._pool = StationPool([Station(net.copy(), feed) for _ in range(threads)])
+
+    def each(self, count: int, work: Work[T]) -> list[T]:
+        return self._pool.each(count, work)
+
+    def devices(self) -> list[Station]:
+        return [Station(self.net, self.feed)]
+
+    def layer_precision(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def wait(self) -> None:
+        """Nothing: operators on a CPU are done when they return."""
+
+    def free_memory(self) -> None:
+        """Nothing: memory goes back by itself."""
+
+    def close(self, *, wait: bool) -> None:
+        self._pool.close(wait=wait)

@@ -1,0 +1,191 @@
+"""Steps recorded once and run without Python: an accelerator, never a requirement.
+
+A step of a small dense net is some sixty tiny operators, and Python, autograd and `vmap` cost several times what they
+do. `make_fx` records the operators of one step for given shapes, and a backend makes of the record a program that runs
+many steps: TorchScript (`torchscript.py`) or a CUDA graph (`cuda_graphs.py`). Nothing is assumed of a program: it must
+repeat the very step that it was recorded from, or the step stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from fnrfl.core import trees
+from fnrfl.core.engine import Step
+from fnrfl.core.errors import out_of_memory
+from fnrfl.core.forks import process_lock
+from fnrfl.core.step import ready_to_transform
+
+log = logging.getLogger("fnrfl")
+Program = Callable[[Any, Any, Any], Tensor]  # (carry, fixed, turns [S, ...]) -> losses [S, ...]; changes `carry`
+FlatStep = Callable[..., Tensor]  # the same step as a function of tensors
+FlatProgram = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]  # (carry and fixed, turns [S, ...]) -> losses
+Example = Callable[[], tuple[Step, Any, Any, Any]]  # a step, its carry, what it reads, and one turn
+_RECORDING = process_lock()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded step, with the arguments that it was recorded with."""
+
+    graph: fx.GraphModule
+    constants: list[Tensor]  # tensors that stay the same objects from step to step: those of the carry in front
+    turn: list[Tensor]  # tensors that differ from step to step
+    num_written: int  # tensors of the carry
+    expected_steps: int  # about how many steps of clients will be taken
+
+
+class Backend(Protocol):
+    """What makes programs of recorded steps."""
+
+    max_programs: int
+
+    def decompositions(self) -> Any:
+        """Operators that are recorded as others."""
+        ...
+
+    def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
+        """Programs that may do what the step does, the fastest first."""
+        ...
+
+    def recording(self) -> AbstractContextManager[object]:
+        """Is around all of recording."""
+        ...
+
+    def close_enough(self, before: Tensor, program: Tensor, step: Tensor) -> bool:
+        """Whether a program changed a tensor as the step did, up to rounding."""
+        ...
+
+    def forget(self) -> None:
+        """All programs are gone."""
+        ...
+
+    def cannot_record(self) -> None:
+        """A step stays as it is."""
+        ...
+
+
+class Recorder:
+    """Programs by what they do and the shapes that they do it for. Ask it while no other thread of the run works."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.num_recorded, self.seconds, self.closed = 0, 0.0, False
+        self._programs: OrderedDict[Hashable, Program | None] = OrderedDict()
+
+    def clear(self) -> None:
+        """Let all programs go."""
+        self._programs.clear()
+        self.backend.forget()
+
+    def close(self) -> None:
+        """Let all programs go, and record no more."""
+        self.clear()
+        self.closed = True
+
+    def program(self, key: Hashable, example: Example, expected_steps: int = 0) -> Program | None:
+        """A program for many steps, None if there is none.
+
+        `key` names the step and the shapes of all that it reads; `example` gives it with arguments of these shapes.
+        """
+        if self.closed:
+            return None
+        if key not in self._programs:
+            began = time.perf_counter()
+            self.num_recorded += 1
+            self._programs[key] = self._recorded(*example(), expected_steps)
+            if len(self._programs) > self.backend.max_programs:
+                self._programs.popitem(last=False)
+            self.seconds += time.perf_counter() - began
+        self._programs.move_to_end(key)
+        return self._programs[key]
+
+    def _recorded(self, step: Step, carry: Any, fixed: Any, turn: Any, expected_steps: int) -> Program | None:
+        like, num_written = (carry, fixed, turn), len(trees.leaves(carry))
+        flat = lambda *tensors: step(*trees.rebuilt(like, iter(tensors)))  # noqa: E731
+        program = self.record(flat, trees.leaves((carry, fixed)), trees.leaves(turn), num_written, expected_steps)
+        if program is None:
+            return None
+        return lambda carry, fixed, turns: program(trees.leaves((carry, fixed)), trees.leaves(turns))
+
+    def record(
+        self, step: FlatStep, constants: list[Tensor], turn: list[Tensor], num_written: int, expected_steps: int = 0
+    ) -> FlatProgram | None:
+        """A program that does what `step` does, for tensors like these; None if there is none.
+
+        The step changes the first `num_written` of `constants`.
+        """
+        ready_to_transform()
+        stepped = _copies([*constants, *turn])
+        try:
+            # Recording puts hooks on all modules of the process, which do nothing to others but must not be mixed up.
+            with _RECORDING, self.backend.recording(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of constants in the record, and of TorchScript's age
+                warnings.filterwarnings("default", message=".*deterministic.*")
+                graph = _graph(step, stepped, self.backend.decompositions())
+                recording = Recording(graph, constants, turn, num_written, expected_steps)
+                for program in self.backend.candidates(recording):
+                    if self.matches(program, recording, stepped):
+                        return program
+                    log.warning("a recorded step does not repeat the one it was recorded from and is not used.")
+        except Exception as error:  # whatever a model does that cannot be recorded, it can still be run
+            if out_of_memory(error):
+                raise
+            log.debug("a step could not be recorded", exc_info=True)
+        self.backend.cannot_record()
+        return None
+
+    def matches(self, program: FlatProgram, recording: Recording, stepped: Sequence[Tensor]) -> bool:
+        """Whether a program changes tensors as the step itself has changed them."""
+        changed = _copies(recording.constants)
+        program(changed, [t.clone()[None] for t in recording.turn])
+        threes = zip(recording.constants, changed, stepped, strict=False)
+        return all(self.backend.close_enough(*three) for three in threes)
+
+
+def repeated(step: FlatStep) -> FlatProgram:
+    """The program that calls a step once for every turn."""
+    return lambda constants, turns: torch.stack(
+        [step(*constants, *turn) for turn in zip(*(t.unbind() for t in turns), strict=True)]
+    )
+
+
+def _graph(step: FlatStep, arguments: list[Tensor], decompositions: Any) -> fx.GraphModule:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(step, decomposition_table=decompositions)(*arguments)
+    _without_useless_views(graph)
+    return graph
+
+
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Distinct ones: a tensor given twice would be taken for one input."""
+    return [t.clone() for t in tensors]
+
+
+def _without_useless_views(graph: fx.GraphModule) -> None:
+    """Leave out what differentiation and `vmap` left behind: views that change nothing, transposes undone at once."""
+    aten = torch.ops.aten
+    views = {aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+    for node in list(graph.graph.nodes):
+        source = node.args[0] if node.op == "call_function" and node.args else None
+        if not isinstance(source, fx.Node):
+            continue
+        before, after = source.meta.get("tensor_meta"), node.meta.get("tensor_meta")
+        if node.target in views and before is not None and after is not None:
+            if (before.shape, before.stride, before.dtype) == (after.shape, after.stride, after.dtype):
+                node.replace_all_uses_with(source)
+        elif node.target is source.target is aten.transpose.int and {*node.args[1:]} == {*source.args[1:]}:
+            node.replace_all_uses_with(source.args[0])
+    graph.graph.eliminate_dead_code()
+    graph.recompile()

@@ -1,0 +1,100 @@
+"""How the steps of a job are taken: one client after another, or many in one vectorised step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from fnrfl.core.messages import MeasureRequest
+from fnrfl.core.net import Net
+from fnrfl.core.trees import Tree
+from fnrfl.core.values import Batch, Flat, Out, RandomStream, State
+from fnrfl.engines.job import Job
+from fnrfl.engines.place import Place, Station
+from fnrfl.engines.recorder import Recorder
+
+Blame = Callable[[Sequence[int]], AbstractContextManager[None]]  # names these clients in every error inside
+
+
+@dataclass(frozen=True)
+class Probing:
+    """A probe for some clients, with everything that it takes to answer it."""
+
+    request: MeasureRequest
+    held: Callable[[int], State]  # client -> the model that it holds
+    stream: Callable[[int], RandomStream]
+    initial: State
+    draws: Callable[[RandomStream], Callable[[int, int], Tree]]  # dropout masks, for probes in train mode
+
+    def model(self, m: int) -> State:
+        """The model that client m is asked about."""
+        if not self.request.probe.asks_model:
+            return self.initial
+        held = self.held(self.request.clients[m]) if self.request.at is None else None
+        return self.request.model(m, held)
+
+    def answer(self, station: Station, m: int) -> Tree:
+        """Client m's answer."""
+        net, probe, model = station.net, self.request.probe, self.model(m).to(station.net.device)
+        total: Tree = {}
+        for batch in self.batches(station, self.request.clients[m]):
+            batch = replace(batch, x=net.laid_out(batch.x)) if probe.asks_model else batch
+            out = self.forward(net, model.params, model.buffers, batch) if probe.asks_model else Out.empty(batch)
+            total = added(total, probe(out, batch))
+        return probe.finish(total)
+
+    def batches(self, station: Station, client: int) -> Iterator[Batch]:
+        """The batches that a client is asked about."""
+        feed, training, stream = station.feed, self.request.probe.training, self.stream(client)
+        if training is None:
+            yield from feed.probe_batches(client, self.request.data, stream)
+            return
+        draw = self.draws(stream)
+        for positions in feed.plan(client, self.request.data, training, stream).batches:
+            x, y = feed.take(self.request.data, positions)
+            masks = {k: v[0].to(x.device) for k, v in draw(1, len(positions)).items()}
+            yield Batch(x, y, positions.to(x.device), masks)
+
+    def forward(self, net: Net, params: Flat, buffers: Tree, batch: Batch) -> Out:
+        """The forward pass that a probe looks at."""
+        if self.request.probe.training is None:
+            return net.eval_forward(params, buffers, batch.x)
+        return net.apply(params, buffers, batch.x, mode="batch", masks=batch.noise)[0]
+
+
+class Runner(Protocol):
+    """How steps are taken."""
+
+    recorder: Recorder | None
+    group_size: int  # clients that step together, at most
+
+    def run(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:
+        """Take all steps of a job, changing its carry; returns the losses of each client, [steps]."""
+        ...
+
+    def measure(self, probing: Probing, place: Place) -> list[Tree]:
+        """The answer of each client."""
+        ...
+
+    def warm_up(self) -> None:
+        """Pay now what the first step would pay otherwise, so that a round's seconds are the round's."""
+        ...
+
+
+def added(total: Tree, part: Tree) -> Tree:
+    """Sums by name, with one part more."""
+    return {k: total[k] + v if k in total else v for k, v in part.items()}
+
+
+def stretches(job: Job, place: Place, first: int, last: int, clients: int) -> Iterator[tuple[int, int]]:
+    """(first, last) cut so that the batches of some clients are not too large to be gathered at once."""
+    net = place.net
+    bytes_a_step = clients * job.training.batch * math.prod(net.input_shape) * net.dtype.itemsize
+    most = max(1, place.max_gather_bytes // bytes_a_step)
+    for a in range(first, last, most):
+        yield a, min(a + most, last)

@@ -1,0 +1,70 @@
+"""Recorded steps in TorchScript: a whole loop over steps in one call, without holding Python's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fnrfl.core.errors import out_of_memory
+from fnrfl.engines.recorder import FlatProgram, Recording, repeated
+
+
+class TorchScript:
+    """The backend for CPUs: threads work side by side while a program runs."""
+
+    max_programs = 64  # each holds about a megabyte for good
+
+    def decompositions(self) -> Any:
+        """TorchScript cannot trace operators that take a list of booleans."""
+        from torch._decomp import get_decompositions
+
+        aten = torch.ops.aten
+        return get_decompositions([aten.native_batch_norm_backward, aten.native_layer_norm_backward])
+
+    def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
+        try:
+            yield _scripted(recording)
+        except RuntimeError as error:  # of an operator that TorchScript does not take
+            if out_of_memory(error):
+                raise
+        yield repeated(recording.graph)
+
+    def recording(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def close_enough(self, before: Tensor, program: Tensor, step: Tensor) -> bool:
+        return torch.allclose(program, step, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+    def forget(self) -> None:
+        """Nothing: programs hold only what is theirs."""
+
+    def cannot_record(self) -> None:
+        """Nothing: the step runs as it is."""
+
+
+class _Script(torch.jit.ScriptModule):
+    """A module to define a loop over a step in."""
+
+    def __init__(self, step: torch.jit.ScriptModule) -> None:
+        super().__init__()
+        self.step = step
+
+
+def _scripted(recording: Recording) -> FlatProgram:
+    """The loop over the steps inside TorchScript."""
+    arguments = tuple(t.clone() for t in [*recording.constants, *recording.turn])
+    step = torch.jit.trace(recording.graph, arguments, check_trace=False, _store_inputs=False)
+    constants, turns = [f"a{i}" for i in range(len(recording.constants))], [f"b{i}" for i in range(len(recording.turn))]
+    script = _Script(step)
+    script.define(
+        f"def forward(self, {', '.join(f'{name}: Tensor' for name in constants + turns)}) -> Tensor:\n"
+        "    losses: List[Tensor] = []\n"
+        "    for s in range(b0.size(0)):\n"
+        f"        losses.append(self.step({', '.join(constants + [f'{name}[s]' for name in turns])}))\n"
+        "    return torch.stack(losses)\n"
+    )
+    return lambda constants, turns: script(*constants, *turns)

@@ -1,0 +1,204 @@
+"""The client's work: a task in, a reply out. It remembers nothing, so it serves any thread, process or machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fnrfl.core import optim, trees
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.errors import ClientError, FnrflError, out_of_memory
+from fnrfl.core.isolation import one_intra_op_thread
+from fnrfl.core.messages import MeasureRequest, TrainRequest
+from fnrfl.core.net import Net
+from fnrfl.core.rng import generator
+from fnrfl.core.step import Carry
+from fnrfl.core.trees import Tree
+from fnrfl.core.values import SERVER, RandomStream, Replies, Shapes, State
+from fnrfl.engines.job import Job
+from fnrfl.engines.place import Place
+from fnrfl.engines.runner import Probing, Runner
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a request, before anybody keeps any of it: rows of the clients whose numbers are finite."""
+
+    replies: Replies
+    memory: Tree  # [m, ...] the names that these clients remember anew
+    not_finite: dict[int, int]  # every other client -> the step at which it went wrong
+
+
+class Trainer:
+    """Takes the steps of clients, a chunk of them at a time, and answers probes about models."""
+
+    def __init__(self, place: Place, runner: Runner, *, seed: int) -> None:
+        self.place, self.runner, self.seed = place, runner, seed
+        self.net, self.feed = place.net, place.feed
+        self.initial = State(*self.net.flatten())
+        self._examples = self.feed.examples.to(self.net.device)
+        # A buffer that is not finite from the start, such as a mask of attention, may stay so.
+        self._checked_buffers = {
+            k for k, v in self.initial.buffers.items() if v.is_floating_point() and bool(v.isfinite().all())
+        }
+
+    def train(self, request: TrainRequest, held: State | None, memory: Tree) -> Trained:
+        """Train a chunk of clients; `held` [M, P] is the model that each holds, `memory` [M, ...] its memory."""
+        with torch.no_grad(), one_intra_op_thread():
+            job = self._job(request, held, memory)
+            losses = self._run(job, request.round)
+            return self._trained(job, losses)
+
+    def fit(self, request: TrainRequest) -> State:
+        """The server takes a task itself."""
+        with torch.no_grad(), one_intra_op_thread():
+            job = self._job(request, None, {})
+            losses = self._run(job, request.round)
+        if not (losses[0].isfinite().all() and job.carry.params.isfinite().all()):
+            raise FnrflError(
+                f"The server's model is no longer finite (round {request.round + 1}, {request.task.purpose}). Lower "
+                "the learning rate of what it trains with."
+            )
+        return trees.rows(State(job.carry.params, job.carry.buffers), 0)
+
+    def measure(self, request: MeasureRequest, held: Callable[[int], State]) -> Tree:
+        """Every client's answer to a probe, [M, ...]; `held(client)` is the model that it holds."""
+        stream = lambda client: self._stream(request.round, client, "measure")  # noqa: E731
+        with torch.no_grad(), one_intra_op_thread(), self.place.layer_precision():
+            answers = self.runner.measure(Probing(request, held, stream, self.initial, self._mask_draws), self.place)
+        return trees.stacked([trees.moved(answer, self.net.device) for answer in answers])
+
+    def _run(self, job: Job, round: int) -> list[Tensor]:
+        with self.place.layer_precision():
+            return self.runner.run(job, self.place, lambda clients: _named(clients, round, job.task.purpose))
+
+    # -- before the steps ---------------------------------------------------------------------------------------------
+    def _job(self, request: TrainRequest, held: State | None, memory: Tree) -> Job:
+        device, clients, objective = self.net.device, request.clients, request.task.objective
+        task = replace(request.task, shared=trees.moved(request.task.shared, device))
+        own = memory | trees.moved(task.own, device)
+        start = self._start(len(clients), task.start, held)
+        if type(objective).begin is not Objective.begin:
+            begun = [objective.begin(trees.rows(start, m), trees.rows(own, m)) for m in range(len(clients))]
+            start = trees.stacked(
+                [State(model.params, {k: model.buffers[k] for k in start.buffers}) for model in begun]
+            )
+        streams = [self._stream(request.round, client, task.purpose) for client in clients]
+        shapes = lambda batch: self._noise_shapes(objective, batch)  # noqa: E731
+        plans = [
+            self.feed.plan(client, task.data, replace(request.training, epochs=epochs), stream)
+            for client, epochs, stream in zip(clients, request.epochs, streams, strict=True)
+        ]
+        if request.max_steps is not None:
+            plans = [plan.first(request.max_steps) for plan in plans]
+        draws = [_draws(shapes, stream, self.net) for stream in streams]
+        carry = Carry.new(request.training, start.params, start.buffers)
+        return Job(clients, task, request.training, start, own, plans, draws, shapes, carry)
+
+    def _start(self, count: int, start: State | None, held: State | None) -> State:
+        if start is None:
+            assert held is not None
+            return held
+        start = State(start.params, start.buffers).to(self.net.device)
+        return start if start.params.ndim == 2 else trees.mapped(lambda t: t.expand(count, *t.shape), start)
+
+    def _stream(self, round: int, client: int, purpose: str) -> RandomStream:
+        return lambda name: generator(self.seed, round, client, purpose, name)
+
+    def _mask_draws(self, stream: RandomStream) -> Callable[[int, int], Tree]:
+        return _draws(lambda batch: self._noise_shapes(Objective(), batch), stream, self.net)
+
+    def _noise_shapes(self, objective: Objective, batch: int) -> Shapes:
+        """Uniform numbers that a step needs: the objective's and the dropout masks'."""
+        return objective.noise(batch) | {k: (batch, *shape) for k, shape in self.net.drop_shapes.items()}
+
+    # -- after the steps ----------------------------------------------------------------------------------------------
+    def _trained(self, job: Job, losses: list[Tensor]) -> Trained:
+        end, steps, cohort = State(job.carry.params, job.carry.buffers), job.steps, torch.tensor(job.clients)
+        travel = {n: optim.travel(job.training, n) for n in set(steps)}
+        replies = Replies(
+            clients=cohort,
+            examples=self._examples[cohort],
+            steps=torch.tensor(steps, device=end.params.device),
+            travel=end.params.new_tensor([travel[n] for n in steps]),
+            loss=torch.stack([row.mean() if len(row) else row.new_zeros(()) for row in losses]),
+            trained=end.params,
+            params=end.params,
+            buffers=end.buffers,
+            extras={},
+        )
+        extras, memory = self._finish(job, end, replies)
+        replies = replace(replies, extras=extras)
+        not_finite = self._not_finite(job, losses, replies.loss)
+        if not not_finite:
+            return Trained(replies, memory, {})
+        rest = torch.tensor([m for m, client in enumerate(job.clients) if client not in not_finite], dtype=torch.int64)
+        return Trained(replies.pick(rest), trees.rows(memory, rest), not_finite)
+
+    def _finish(self, job: Job, end: State, replies: Replies) -> tuple[Tree, Tree]:
+        """(what is sent up beside the models, what is remembered), each [M, ...]."""
+        objective = job.task.objective
+        if type(objective).finish is Objective.finish:
+            return {}, {}
+        lr = job.start.params.new_tensor(job.training.lr)
+        finished = [
+            objective.finish(
+                trees.rows(job.start, m),
+                trees.rows(end, m),
+                replies.travel[m],
+                replies.examples[m],
+                job.task.shared,
+                trees.rows(job.own, m) | {"lr_steps": lr * job.steps[m]},
+            )
+            for m in range(len(job.clients))
+        ]
+        sent, remembered = zip(*finished, strict=True)
+        return trees.stacked(sent), trees.stacked(remembered)
+
+    def _not_finite(self, job: Job, losses: Sequence[Tensor], mean: Tensor) -> dict[int, int]:
+        """Clients whose losses, parameters or buffers are not finite, and the step at which."""
+        fine = mean.isfinite() & job.carry.params.sum(1).isfinite()
+        for name, buffer in job.carry.buffers.items():
+            if name in self._checked_buffers:
+                fine &= buffer.reshape(len(buffer), -1).isfinite().all(1)
+        wrong = {}
+        for m in (~fine).nonzero().flatten().tolist():
+            bad = (~losses[m].isfinite()).nonzero()
+            wrong[job.clients[m]] = int(bad[0]) if len(bad) else len(losses[m]) - 1
+        return wrong
+
+
+def _draws(shapes: Callable[[int], Shapes], stream: RandomStream, net: Net) -> Callable[[int, int], Tree]:
+    """Uniform numbers of some steps; one stream per name: an objective's draws cannot move the dropout masks."""
+    streams: dict[str, torch.Generator] = {}
+
+    def draw(steps: int, batch: int) -> Tree:
+        wanted = shapes(batch)
+        for name in wanted.keys() - streams.keys():
+            streams[name] = stream(name)
+        # torch.rand takes its numbers one by one, so many steps at once get what they would get in turn.
+        return {k: torch.rand(steps, *shape, generator=streams[k]).to(net.dtype) for k, shape in wanted.items()}
+
+    return draw
+
+
+@contextmanager
+def _named(clients: Sequence[int], round: int, purpose: str) -> Iterator[None]:
+    """Turn whatever goes wrong inside into an error that names the client, the round and the phase."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, FnrflError) or out_of_memory(error):
+            raise
+        who = "" if len(clients) == 1 else f"one of clients {', '.join(map(str, clients))}: "
+        message = f"{who}{type(error).__name__}: {error}"
+        raise ClientError(message, client=clients[0], round=round + 1, stage=purpose) from error
+
+
+def server_request(request: TrainRequest) -> TrainRequest:
+    """The request as the server takes it itself, in the place of a client."""
+    return replace(request, clients=[SERVER], epochs=[request.training.epochs])

@@ -1,0 +1,114 @@
+"""Requests and replies as bytes. Values travel as JSON with their tensors beside them; code never travels.
+
+A class goes by its name and its fields, and only the classes of messages, objectives and probes are known: an objective
+or a probe of a user's own travels if both sides have imported it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.engine import Probe
+from fnrfl.core.errors import FnrflError
+from fnrfl.core.messages import ClientSide, Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
+from fnrfl.core.training import ClientOptions, Training
+from fnrfl.core.values import LocalTask, Replies, State
+
+_MESSAGES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        TrainRequest,
+        TrainReply,
+        MeasureRequest,
+        MemoryRequest,
+        Failure,
+        LocalTask,
+        Training,
+        ClientOptions,
+        State,
+        Replies,
+    )
+}
+
+
+def to_bytes(value: Any) -> bytes:
+    """A message: the length of its JSON, the JSON, the tensors."""
+    tensors: list[Tensor] = []
+    text = json.dumps(_plain(value, tensors)).encode()
+    stored = {str(i): t.detach().cpu().clone(memory_format=torch.contiguous_format) for i, t in enumerate(tensors)}
+    return len(text).to_bytes(8, "big") + text + save(stored)
+
+
+def from_bytes(message: bytes) -> Any:
+    """The inverse of `to_bytes`; tensors are on the CPU."""
+    end = 8 + int.from_bytes(message[:8], "big")
+    return _value(json.loads(message[8:end]), load(message[end:]))
+
+
+def answer(clients: ClientSide, request: Any) -> Any:
+    """What a client side answers a request with, as a plain value; an error becomes a `Failure`."""
+    try:
+        if isinstance(request, TrainRequest):
+            return list(clients.train(request))
+        if isinstance(request, MeasureRequest):
+            return clients.measure(request)
+        if request.memory is None:
+            return clients.memory.get(request.client)
+        return clients.memory.put(request.client, request.memory)
+    except Exception as error:
+        return Failure.of(error)
+
+
+def _plain(value: Any, tensors: list[Tensor]) -> Any:
+    """A value as JSON has it; tensors are put aside and named by their number."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
+    if isinstance(value, list):
+        return [_plain(one, tensors) for one in value]
+    if isinstance(value, tuple | frozenset):
+        kind = "tuple" if isinstance(value, tuple) else "set"
+        return {kind: [_plain(one, tensors) for one in (value if kind == "tuple" else sorted(value))]}
+    if isinstance(value, dict):
+        return {"dict": [[k, _plain(v, tensors)] for k, v in value.items()]}
+    name = type(value).__name__
+    if not is_dataclass(value) and not isinstance(value, Objective | Probe):
+        raise TypeError(f"{name} cannot be sent: it is neither a plain value nor a message, an objective or a probe.")
+    _class(name)
+    held = fields(value) if is_dataclass(value) else ()
+    return {"class": name, "fields": [[f.name, _plain(getattr(value, f.name), tensors)] for f in held]}
+
+
+def _value(plain: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(plain, list):
+        return [_value(one, tensors) for one in plain]
+    if not isinstance(plain, dict):
+        return plain
+    if "tensor" in plain:
+        return tensors[str(plain["tensor"])].clone()  # in memory of its own
+    if "tuple" in plain or "set" in plain:
+        (parts,) = plain.values()
+        return (tuple if "tuple" in plain else frozenset)(_value(one, tensors) for one in parts)
+    if "dict" in plain:
+        return {k: _value(v, tensors) for k, v in plain["dict"]}
+    return _class(plain["class"])(**{k: _value(v, tensors) for k, v in plain["fields"]})
+
+
+def _class(name: str) -> type:
+    """The class of a name, if messages may have it."""
+    known = _MESSAGES.get(name) or Objective.registry.get(name) or Probe.registry.get(name)
+    if known is None:
+        raise FnrflError(
+            f"A message names the class {name}, which this side does not know. Import the module that defines it on "
+            "both sides, and derive it from Objective or Probe."
+        )
+    return known

@@ -1,0 +1,126 @@
+"""What the charts of a page are drawn from: curves, traffic and time of every line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fnrfl.results.report.inside import CLIENTS, inside
+from fnrfl.results.report.lines import Group, Panel
+from fnrfl.results.report.numbers import POINTS, short, shown_mean, thinned
+from fnrfl.runs.metrics import LOOKING, MIB
+
+# Seven, so that with eight colours fifty-six lines differ.
+DASHES = ("none", "7 4", "2 4", "10 4 2 4", "14 5", "5 3 1 3 1 3", "4 2")
+METRICS = (
+    ("accuracy", "accuracy", "Share of right answers on the test set."),
+    ("accuracy_clean", "clean", "Accuracy on the test set without feature noise."),
+    ("accuracy_own", "own", "Mean over clients of the accuracy on each one's own test distribution."),
+    ("balanced_accuracy", "balanced", "Accuracy on the test set, every class counted alike."),
+    ("worst_client", "worst client", "The lowest accuracy on a client's own mixture of classes, from the test set."),
+    ("validation_accuracy", "validation", "Accuracy on validation data, which is there to choose by."),
+    ("loss", "loss", "Mean cross-entropy on the test set."),
+)
+PHASES = {
+    "local": "local training",
+    "norm-pass": "norm pass in train mode",
+    "measure": "norms and ranking",
+    "refine": "refinement",
+    "deliver": "delivery of unrefined models",
+    "server": "server",
+    "look": "evaluation, not counted",
+}
+TONES = {
+    "local": "c0",
+    "norm-pass": "c7",
+    "measure": "c2",
+    "refine": "c3",
+    "deliver": "c5",
+    "server": "c1",
+    "look": "mute",
+}
+NUMBERS = 100_000  # of class norms and rankings, over all runs that are shown from inside, so that a page stays light
+
+
+def payload(panels: Sequence[Panel]) -> dict[str, Any]:
+    """Everything that the page's script draws."""
+    groups = [group for panel in panels for group in panel.groups]
+    refining = max(1, sum(group.runs[0].refines for group in groups))
+    splits: dict[str, list[list[int]]] = {}  # methods share them
+    for group in groups:
+        splits.setdefault(group.runs[0].about["partition"], group.runs[0].counts[:CLIENTS])
+    return {
+        "dashes": DASHES,
+        "metrics": [{"key": key, "name": name, "help": text} for key, name, text in METRICS],
+        "panels": [_panel(panel) for panel in panels],
+        "splits": splits,
+        "inside": [inside(group, NUMBERS // refining) for group in groups],
+        "first": max(range(len(groups)), key=lambda i: (bool(groups[i].config.get("fnr.weight")), -i)),
+    }
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    def phases(kind: str) -> dict[str, dict[str, Any]]:
+        met = {_phase(name) for group in panel.groups for run in group.runs for e in run.rounds for name in e[kind]}
+        names = [name for name in PHASES if name in met] + sorted(met - PHASES.keys())
+        return {name: {"label": PHASES.get(name, name), "tone": TONES.get(name, "c4")} for name in names}
+
+    traffic, time = phases("bytes"), phases("seconds")
+    return {
+        "leaks": panel.leaks,
+        "classes": [str(c) for c in range(len(panel.groups[0].runs[0].counts[0]))],
+        "phases": {"bytes": list(traffic.values()), "time": list(time.values())},
+        "groups": [_group(group, list(traffic), list(time)) for group in panel.groups],
+    }
+
+
+def _phase(name: str) -> str:
+    """A phase of the log as the page shows it: all looking at models is one."""
+    return "look" if name in LOOKING else name
+
+
+def _group(group: Group, traffic: Sequence[str], time: Sequence[str]) -> dict[str, Any]:
+    rounds = thinned(range(group.num_rounds), POINTS)
+    curves = {metric: _over_seeds(group, metric, rounds) for metric, _, _ in METRICS}
+    per_class = [run.rounds[-1]["per_class"] for run in group.runs]
+    return {
+        "label": group.label,
+        "mark": group.colour,
+        "seeds": group.seeds,
+        "final": [short(run.accuracy) for run in group.runs],
+        "rounds": [group.runs[0].rounds[t]["round"] for t in rounds],
+        "curves": {metric: curve for metric, curve in curves.items() if curve is not None},
+        "mib": [shown_mean(run.mib[t] for run in group.runs) for t in rounds],
+        "seconds": [shown_mean(run.seconds[t] for run in group.runs) for t in rounds],
+        "classes": [shown_mean(values) for values in zip(*per_class, strict=True)],
+        "bytes": [{"name": way, "parts": [_mib(group, phase, way) for phase in traffic]} for way in ("down", "up")],
+        "time": [{"name": "", "parts": [_seconds(group, phase) for phase in time]}],
+    }
+
+
+def _over_seeds(group: Group, metric: str, rounds: Sequence[int]) -> dict[str, list[float | None]] | None:
+    """Mean and range of a number over the seeds; None if no run has it."""
+    curves = [run.curve(metric) for run in group.runs]
+    at = [[value for curve in curves if (value := curve[t]) is not None] for t in rounds]
+    if not any(at):
+        return None
+    return {
+        "mean": [shown_mean(values) for values in at],
+        "low": [short(min(values, default=None)) for values in at],
+        "high": [short(max(values, default=None)) for values in at],
+    }
+
+
+def _mib(group: Group, phase: str, way: str) -> float | None:
+    """MiB of a phase in one direction, mean over the runs."""
+    return shown_mean(
+        sum(event["bytes"].get(phase, {}).get(way, 0) for event in run.rounds) / MIB for run in group.runs
+    )
+
+
+def _seconds(group: Group, phase: str) -> float | None:
+    """Seconds of a phase, mean over the runs."""
+    return shown_mean(
+        sum(spent for event in run.rounds for name, spent in event["seconds"].items() if _phase(name) == phase)
+        for run in group.runs
+    )

@@ -1,0 +1,32 @@
+"""Numbers as a page shows them: means of what is known, and no more digits and points than a chart can show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+POINTS = 200  # of a curve, so that a page stays light
+
+
+def known_mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the numbers that are there."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def shown_mean(values: Iterable[float | None]) -> float | None:
+    """The same with as many digits as a chart can show."""
+    return short(known_mean(values))
+
+
+def short(value: float | None) -> float | None:
+    """A number with as many digits as a chart can show."""
+    return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
+
+
+def thinned(values: Sequence[T], most: int) -> Sequence[T]:
+    """Evenly spaced values, `most` of them or fewer; the last one is always there."""
+    every = math.ceil(len(values) / max(1, most)) or 1
+    return values[::-1][::every][::-1]

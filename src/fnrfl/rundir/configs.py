@@ -1,0 +1,113 @@
+"""Configs by dotted key: whether two are the same, and whether one is a relative of the other.
+
+Everything that asks "is this the same config?" asks here, so that a command, a comparison and a report agree.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fnrfl.config import RunConfig, introduced
+from fnrfl.core.errors import ConfigError
+
+Config = dict[str, Any]  # by dotted key, as config.toml has them; "fnr" is "on" or "off"
+
+WEIGHTED = ("fnr.weight", "fnr.penalty", "fnr.target")  # keys that do not matter once the weight is 0
+
+
+def flat(tree: Mapping[str, Any]) -> Config:
+    """A config's tree by dotted key."""
+    return dict(_flat(tree)) | {"fnr": "on" if isinstance(tree["fnr"], dict) else "off"}
+
+
+def flat_config(config: RunConfig) -> Config:
+    """A config by dotted key, as its config.toml has them."""
+    return flat(tomllib.loads(config.to_toml()))
+
+
+def in_words(value: object) -> str:
+    """A value of a config in a sentence."""
+    return "not there" if value is None else json.dumps(value, default=str)
+
+
+# -- the same config? --------------------------------------------------------------------------------------------------
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Keys that have not the same value in both, in the order of the first."""
+    return [key for key in {**one, **other} if in_words(one.get(key)) != in_words(other.get(key))]
+
+
+def differing_from_plan(planned: Config, written: Config) -> list[str]:
+    """Keys in which the config of a run is not the one that was planned; what an engine chose by itself does not count.
+
+    A config of an older version lacks keys: they have the value that they were introduced with. "fnr" stands for all
+    keys of that section if one of the two has none.
+    """
+    free = {key for key, value in planned.items() if key.startswith("engine.") and value == "auto"}
+    keys = [key for key in differing(_complete(planned), _complete(written)) if key not in free]
+    return ["fnr"] if "fnr" in keys else keys
+
+
+def _complete(config: Config) -> Config:
+    """The same with every key that its version did not have yet."""
+    keys = _introduced(str(config.get("algorithm.name"))) | config
+    if config.get("fnr") == "off":
+        return {key: value for key, value in keys.items() if not key.startswith("fnr.")}
+    return keys
+
+
+@cache
+def _introduced(algorithm: str) -> Config:
+    try:
+        return dict(introduced(algorithm))
+    except ConfigError:  # a method that this version does not have
+        return {}
+
+
+def wrong_run(folder: Path, planned: Config, written: Config, plans: Mapping[str, Config], way_out: str) -> str:
+    """Why a folder of a comparison does not hold the run of its name; `plans` are the configs of all runs."""
+    key = differing_from_plan(planned, written)[0]
+    twin = next((other for other, plan in plans.items() if not differing_from_plan(plan, written)), None)
+    of = f" That is the config of {twin}: the two folders may have been exchanged." if twin else ""
+    return (
+        f"{folder} does not hold the run {folder.name} of its comparison: {key} is {in_words(written.get(key))} in its "
+        f"config.toml and {in_words(planned.get(key))} in the grid.{of} {way_out}"
+    )
+
+
+# -- a relative? -------------------------------------------------------------------------------------------------------
+
+
+def is_control(other: Config, config: Config, *free: str) -> bool:
+    """Whether a config is the control of another: the same refinement with weight 0, which makes the penalty void."""
+    if not config.get("fnr.weight") or other.get("fnr.weight") != 0:
+        return False
+    return _same_but_for(other, config, (*WEIGHTED, *free))
+
+
+def is_plain(other: Config, config: Config, *free: str) -> bool:
+    """Whether a config is another one without FNR."""
+    return other["fnr"] == "off" and _same_but_for(other, config, ("fnr", *free))
+
+
+def _same_but_for(one: Config, other: Config, free: tuple[str, ...]) -> bool:
+    """Whether two configs are the same, some keys and sections aside."""
+
+    def compared(config: Config) -> Config:
+        return {k: v for k, v in config.items() if k not in free and k.partition(".")[0] not in free}
+
+    return compared(one) == compared(other)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,142 @@
+"""What the models of a finished run say: how good they are on some data, or a label for each example."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fnrfl.config import RunConfig
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.net import Net
+from fnrfl.core.types import State
+from fnrfl.data.datasets import Facts
+from fnrfl.runs.evaluate import Score
+from fnrfl.runs.personal import ClientModels
+
+TEST = "the test part"  # of the run's own data, which the model has not seen
+OTHER_TEST = "the test part of other data"
+EVERYTHING = "all examples"
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A model from a run directory, and what it can be asked."""
+
+    run_dir: Path
+    config: RunConfig
+    net: Net
+    server: State
+    clients: ClientModels | None  # where the method gives each client a model of its own
+    data: Facts  # about what it was trained on
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What it can answer."""
+        return self.data.classes
+
+    def models(self, client: int | None) -> Iterator[tuple[int | None, State]]:
+        """(client, its model) of everybody or of one client, one at a time; (None, model) if all use the same."""
+        if self.clients is None:
+            if client is not None:
+                raise ConfigError(
+                    f"{self.run_dir} has one model for all clients, because {self.config.algorithm.name} trains one, "
+                    f"so client {client} has none of its own. Leave --client out."
+                )
+            yield None, self.server
+            return
+        for one in range(len(self.clients)) if client is None else (client,):
+            yield one, self.clients[one]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """How good a model is on some data."""
+
+    trained: Trained
+    data: str
+    what: str  # which examples of the data
+    score: Score  # of the clients' models taken together, where each has its own
+    per_client: dict[int, float] | None  # accuracy of each client's model that was asked; None if all use the same
+    notes: tuple[str, ...] = ()  # what one should know beside the numbers
+
+    @property
+    def models(self) -> int:
+        """How many models were asked about each example."""
+        return 1 if self.per_client is None else len(self.per_client)
+
+    @property
+    def examples(self) -> int:
+        """How many examples there were."""
+        return int(self.score.count.sum()) // self.models
+
+    @property
+    def where(self) -> str:
+        """Which examples of which data, and whose models were asked, in words."""
+        said = f"{self.what} of {self.data}"
+        if self.what == OTHER_TEST:
+            said = f"the test part of {self.data}, which is not the run's data"
+        if self.per_client is None:
+            return said
+        clients = list(self.per_client)
+        whose = f"model of client {clients[0]}" if len(clients) == 1 else f"mean over {len(clients)} clients' models"
+        return f"{said}; {whose}"
+
+    def summary(self) -> dict[str, Any]:
+        """The scores as one JSON object."""
+        return {
+            "run_dir": str(self.trained.run_dir),
+            "data": self.data,
+            "part": self.what,
+            "notes": list(self.notes),
+            "examples": self.examples,
+            "accuracy": self.score.accuracy,
+            "per_client": self.per_client,
+            "balanced_accuracy": self.score.balanced,
+            "loss": self.score.loss,
+            "classes": list(self.trained.classes),
+            "per_class": [None if share != share else share for share in self.score.per_class.tolist()],
+            "examples_per_class": [int(count) // self.models for count in self.score.count],
+            "leaks": list(self.trained.config.leaks_on),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a model says about each example, in the order of the data."""
+
+    trained: Trained
+    rows: Sequence[str]  # where each example is in its part: a position from 0, or an image's path
+    labels: list[str]
+    probabilities: Tensor  # [n, C]; the mean over clients, where each has a model of its own
+    per_client: dict[int, list[str]]  # the label that each client's own model gives, where several were asked
+    parts: Sequence[str] | None = None  # train or test, where the data has parts of its own
+    ids: tuple[str, Sequence[str]] | None = None  # a column of the table that was carried along: its name and cells
+    notes: tuple[str, ...] = ()  # what one should know beside the answers
+
+    def to_csv(self) -> str:
+        """A line per example: where it is, the likeliest class, the probability of each, and what each client says."""
+        answers = [
+            "label",
+            *(f"p_{name}" for name in self.trained.classes),
+            *(f"client_{one}" for one in self.per_client),
+        ]
+        places: dict[str, Sequence[str]] = {"row": self.rows}
+        if self.parts is not None:
+            places["part"] = self.parts
+        if self.ids is not None:
+            name, cells = self.ids
+            places[f"id_{name}" if name in (*places, *answers) else name] = cells
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*places, *answers])
+        for at, shares in enumerate(self.probabilities.tolist()):
+            said = (labels[at] for labels in self.per_client.values())
+            where = (column[at] for column in places.values())
+            writer.writerow([*where, self.labels[at], *(f"{share:.6g}" for share in shares), *said])
+        return text.getvalue()

@@ -1,0 +1,88 @@
+"""The data of a run: what is set aside as public and validation data, what each client holds, and feature noise."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fnrfl.config import RunConfig
+from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.net import Net
+from fnrfl.data import augment, scenarios
+from fnrfl.data.batches import Pool
+from fnrfl.data.datasets import Dataset, load
+from fnrfl.data.partitions import Partition, draw
+from fnrfl.data.reading import Expected
+from fnrfl.data.splits import Splits, carve
+
+
+def load_public(source: str, dataset: Dataset) -> Dataset | Literal["test"] | None:
+    """Public data that is not carved out of the training set; a table's columns are matched by name."""
+    if source == "train":
+        return None
+    return "test" if source == "test" else load(source, expected=Expected(dataset.columns))
+
+
+def divide(
+    config: RunConfig, dataset: Dataset, elsewhere: Dataset | Literal["test"] | None, algorithm: Algorithm
+) -> tuple[Partition, Splits]:
+    """Set public and validation data aside, then partition the rest among the clients.
+
+    `elsewhere` is public data that is not set aside. A method that has public data handed out says so in `public_to`;
+    the carving and the draw are the same for all.
+    """
+    public, labels = config.public, dataset.train.y.numpy()
+    distill = public.distill if public.distill != "auto" else 0.2 if "distill" in algorithm.needs else 0.0
+    carved = carve(
+        labels,
+        public=public.size if public.source == "train" else 0,
+        ranking=public.ranking,
+        distill=distill,
+        validation=config.validation.size,
+        seed=config.seed,
+        num_classes=dataset.num_classes,
+    )
+    scenario = scenarios.parse(config.scenario)
+    partition = draw(scenario, labels[carved.rest], config.clients, config.seed, num_classes=dataset.num_classes)
+    splits = Splits.build(
+        dataset,
+        carved,
+        partition.positions,
+        public=elsewhere,
+        leak_public_is_test=config.leaks.public_is_test,
+        public_to=algorithm.public_to,
+    )
+    return partition, splits
+
+
+def feature_noise(partition: Partition, client: int, x: Tensor, stream: torch.Generator) -> Tensor:
+    """x + (eps * M(x)) * sigma_i + mean."""
+    noise = partition.noise
+    assert noise is not None
+    mask = None
+    if noise.kind == "mask":
+        mask = torch.from_numpy(scenarios.mask(client, len(partition.positions), tuple(x.shape[1:]))).to(x)
+    return augment.add_noise(x, float(partition.levels[client]), noise.mean, mask, generator=stream)
+
+
+def build_pool(config: RunConfig, dataset: Dataset, partition: Partition, splits: Splits, net: Net) -> Pool:
+    """What clients and server are fed with, where the net is."""
+    noise = partition.noise
+    return Pool(
+        {
+            "private": (splits.private.x, splits.private.y),
+            "public": (splits.public.x, splits.public.y),
+            "ranking": (splits.ranking.x, splits.ranking.y),
+            "distill": (splits.distill.x, splits.distill.y),
+            "validation": (splits.validation.x, splits.validation.y),
+        },
+        splits.clients,
+        dataset.num_classes,
+        dtype=net.input_dtype,
+        noise=None if noise is None else lambda client, x, stream: feature_noise(partition, client, x, stream),
+        redraw=noise is None or noise.redraw,
+        seed=config.seed,
+        device=net.device,
+    )

@@ -1,0 +1,63 @@
+"""The engine of a run, with everything that it is told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from fnrfl.config import RunConfig
+from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.net import Net
+from fnrfl.data.batches import Pool
+from fnrfl.data.splits import Splits
+from fnrfl.engines.assemble import Layout, assemble
+from fnrfl.engines.federation import Federation
+from fnrfl.engines.gpus import found_devices
+from fnrfl.runs.choice import records_steps
+from fnrfl.runs.cohorts import cohort_size
+
+
+def build_engine(
+    config: RunConfig,
+    algorithm: Algorithm,
+    net: Net,
+    pool: Pool,
+    splits: Splits,
+    scratch: Path | None,
+) -> Federation:
+    """The engine that a resolved config names; `scratch` is a folder for what does not fit in memory."""
+    at_once = config.engine.clients_at_once
+    on_gpu = config.engine.name == "gpu"
+    threads = min(int(config.engine.threads), max(int(at_once), os.cpu_count() or 1))  # each holds a net
+    return assemble(
+        config.engine.name,  # type: ignore[arg-type]
+        net,
+        pool,
+        config.client,
+        seed=config.seed,
+        client_memory=algorithm.client_state(net),
+        layout=Layout(
+            threads=threads,
+            devices=_gpus(config) if on_gpu else (),
+            tf32=config.engine.precision == "tf32",
+            record=records_steps(config, net, splits),
+            clients_at_once=int(at_once),
+            folder=scratch if int(at_once) < cohort_size(config) and not on_gpu else None,
+            memory_on_host=on_gpu and int(at_once) < config.clients,
+        ),
+        rounds=config.rounds,
+        participation=cohort_size(config) / config.clients,
+    )
+
+
+def _gpus(config: RunConfig) -> list[torch.device]:
+    """The GPUs that a run uses."""
+    devices, asked = found_devices(), int(config.engine.threads)
+    if len(devices) < asked:
+        raise CompatibilityError(
+            f"engine.threads = {asked} asks for as many GPUs, and there are {len(devices)}. Set it to {len(devices)}."
+        )
+    return devices[:asked]

@@ -1,0 +1,154 @@
+"""Data that a model is asked about, held against what it was trained on: the same columns, shapes and classes.
+
+The run's own data is known by its content, whatever it is called; other data is matched by columns' and classes' names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.data.arrays import tensor
+from fnrfl.data.batches import check_fits
+from fnrfl.data.datasets import DataSource
+from fnrfl.data.reading import Examples, Expected
+from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, Trained
+from fnrfl.runs.net import check_tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Examples in the form that a model takes them; y is None where nobody knows."""
+
+    x: Tensor
+    y: Tensor | None
+    rows: Sequence[str]  # where each example is in its part: a position from 0, or an image's path
+    carried: Sequence[str] | None = None  # what the table has in the column of ids
+
+
+def expected_of(trained: Trained) -> Expected:
+    """What a model expects of other data."""
+    return Expected(trained.data.columns, num_inputs=prod(trained.data.input_shape), labelled=False)
+
+
+def own_test_part(trained: Trained, source: DataSource) -> Asked | None:
+    """The test part of the run's own data, if that is what was given; only data of the same size is hashed."""
+    facts = trained.data
+    if facts.examples is not None and facts.examples != source.num_examples:
+        return None
+    try:
+        dataset = source.dataset()
+    except ConfigError:  # no run could have been made of it
+        return None
+    if (dataset.checksum, dataset.classes) != (facts.sha256, facts.classes):
+        return None
+    return Asked(dataset.test.x, dataset.test.y, rows=())
+
+
+def notes_on_changes(trained: Trained, data: str, what: str) -> tuple[str, ...]:
+    """What to say of data that has the name of the run's own and is not the same."""
+    path, own = Path(data).expanduser(), Path(trained.config.dataset).expanduser()
+    named_alike = data == trained.config.dataset or (path.exists() and path.name == own.name)
+    if not named_alike and not (path.exists() and str(path.resolve()) == trained.data.source):
+        return ()
+    return (
+        f"{data} has changed since the run, or is another file of that name: it is not the data that the run was made "
+        f"with. It is judged by {'its own test part' if what == OTHER_TEST else 'all of its examples'}, which may hold "
+        "examples that the model was trained on.",
+    )
+
+
+def note_on_other_data(trained: Trained, data: str, source: DataSource) -> tuple[str, ...]:
+    """A note if data has the name of the run's own and is not the same."""
+    said = notes_on_changes(trained, data, EVERYTHING)
+    if not said or own_test_part(trained, source) is not None:
+        return ()
+    return (f"{data} has changed since the run, or is another file of that name.",)
+
+
+def is_table(data: str) -> bool:
+    """Whether data has columns with names."""
+    return Path(data).suffix.lower() == ".csv"
+
+
+def notes_on_columns(trained: Trained, data: str, source: DataSource) -> tuple[str, ...]:
+    """What one should know about how the data was taken."""
+    said = list(source.raw.notices)
+    columns = trained.data.columns
+    if is_table(data) and columns is None:
+        said.append(f"The run has no names of columns, so the columns of {data} are taken by position.")
+    if not is_table(data) and columns is not None:
+        listed = ", ".join(columns.inputs[:6]) + (", ..." if len(columns.inputs) > 6 else "")
+        said.append(f"{data} has no names of columns, so they are taken in the order of the run's: {listed}.")
+    return tuple(said)
+
+
+def matched(trained: Trained, data: str, part: Examples, classes: Sequence[str] | None) -> Asked:
+    """Examples held against what the model was trained on."""
+    x = _in_shape(tensor(part.x), trained, data)
+    check_fits(x, trained.net.input_dtype, data)
+    check_tokens(trained.net, x, data)
+    y = None if part.y is None else _as_numbers(part.y, classes, trained, data)
+    return Asked(x, y, part.names or [str(row) for row in range(len(x))], part.carried)
+
+
+def _in_shape(x: Tensor, trained: Trained, data: str) -> Tensor:
+    """Examples of the kind that the model was trained on; a table's columns are put into its shape."""
+    shape = trained.data.input_shape
+    pixels = x.dtype == torch.uint8
+    if not pixels and x.ndim == 2 and not trained.data.pixels and x.shape[1] == prod(shape):
+        x = x.reshape(-1, *shape)
+    if tuple(x.shape[1:]) != shape or pixels != trained.data.pixels:
+        kinds = ["pixels" if bytes_ else "numbers" for bytes_ in (pixels, trained.data.pixels)]
+        raise CompatibilityError(
+            f"{data} has examples of {kinds[0]} {list(x.shape[1:])}, and the model was trained on {kinds[1]} "
+            f"{list(shape)}; they must be alike. Prepare the data in the same way."
+        )
+    return x
+
+
+def _as_numbers(y: np.ndarray, classes: Sequence[str] | None, trained: Trained, data: str) -> Tensor:
+    """Labels as numbers of the model's classes, matched by name where there are names."""
+    values, places = np.unique(y, return_inverse=True)
+    names = [str(value) for value in values] if y.dtype.kind == "U" else _names(values, classes, trained.classes, data)
+    number = {name: index for index, name in enumerate(trained.classes)}
+    if unknown := [name for name in names if name not in number]:
+        raise CompatibilityError(
+            f"{data} has the class {unknown[0]!r}, which the model does not know; its classes are "
+            f"{', '.join(trained.classes)}. Rename the class or leave those examples out."
+        )
+    return tensor(np.array([number[name] for name in names], dtype=np.int64)[places])
+
+
+def _names(values: np.ndarray, classes: Sequence[str] | None, known: Sequence[str], data: str) -> list[str]:
+    """The names of classes that data numbers: `classes` are its own names for them, `known` those of the model."""
+    largest = int(values[-1])
+    if classes is not None:
+        if largest >= len(classes):
+            raise ConfigError(
+                f"{data} has the label {largest}, but names {len(classes)} classes; labels must be below that. Name "
+                "every class or correct the label."
+            )
+        return [str(classes[value]) for value in values]
+    if all(re.fullmatch(r"-?\d+", name) for name in known):
+        if sorted(known, key=int) != list(known):
+            raise CompatibilityError(
+                f"{data} numbers its classes, and those of the model are called {', '.join(known)}: the label "
+                f"{int(values[0])} may mean the class {str(values[0])!r} or the class at that place. Add an array "
+                "`classes`."
+            )
+        return [str(value) for value in values]
+    if largest >= len(known):
+        raise CompatibilityError(
+            f"{data} has the label {largest}, and the model knows {len(known)} classes, numbered from 0. Correct the "
+            "labels."
+        )
+    return [known[value] for value in values]  # numbers without names stand for places

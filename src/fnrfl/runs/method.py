@@ -1,0 +1,22 @@
+"""The method that a config names."""
+
+from __future__ import annotations
+
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.config import RunConfig, registry
+from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.options import values_of
+
+
+def build_algorithm(config: RunConfig) -> Algorithm:
+    """The method that a config names, with FNR around it if that is on."""
+    inner = registry.load(config.algorithm.name)(**config.algorithm.options)
+    if config.fnr is None:
+        return inner
+    return FNR(
+        inner=inner,
+        **values_of(config.fnr),
+        ranking="recall" if config.protocol == "paper" else "accuracy",
+        shuffle=config.protocol != "paper",
+        norm_pass_train_mode=config.leaks.norm_pass_train_mode,
+    )

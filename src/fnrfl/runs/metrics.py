@@ -1,0 +1,109 @@
+"""The numbers of a run, computed from the rounds of its log; for results in memory and for reports, without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cached_property
+
+from fnrfl.rundir.events import Event
+
+MIB = 2**20
+LOOKING = ("evaluate", "observe")  # phases of looking at models, which are no part of training
+
+
+class RunMetrics:
+    """What the rounds of a run say together; whoever has `rounds` inherits it."""
+
+    rounds: list[Event]
+
+    def curve(self, metric: str) -> list[float | None]:
+        """A number of every round, None where there is none; `worst_client` is the lowest of `per_client`."""
+        if metric == "worst_client":
+            return [_finite(worst_client(event)) for event in self.rounds]
+        return [_finite(event.get(metric)) for event in self.rounds]
+
+    def last(self, metric: str) -> float | None:
+        """The same after the last round."""
+        return self.curve(metric)[-1]
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy after the last round."""
+        return float(self.rounds[-1]["accuracy"])
+
+    @property
+    def accuracy_last3(self) -> float:
+        """Mean test accuracy of the last three rounds."""
+        tail = [float(event["accuracy"]) for event in self.rounds[-3:]]
+        return sum(tail) / len(tail)
+
+    @property
+    def accuracy_best(self) -> float | None:
+        """Test accuracy of the round that was best on validation data; None without such data."""
+        judged = [event for event in self.rounds if event["validation_accuracy"] is not None]
+        return float(max(judged, key=lambda e: float(e["validation_accuracy"]))["accuracy"]) if judged else None
+
+    @property
+    def per_class(self) -> list[float]:
+        """Recall of every class after the last round."""
+        return list(self.rounds[-1]["per_class"])
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes from clients to the server, over all rounds."""
+        return sum(int(event["bytes_up"]) for event in self.rounds)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes from the server to clients, over all rounds."""
+        return sum(int(event["bytes_down"]) for event in self.rounds)
+
+    @cached_property
+    def mib(self) -> list[float]:
+        """Traffic in MiB, both directions, up to and including each round."""
+        return _sums((event["bytes_up"] + event["bytes_down"]) / MIB for event in self.rounds)
+
+    @cached_property
+    def seconds(self) -> list[float]:
+        """Seconds of training, norm pass, refinement and server, up to and including each round."""
+        return _sums(map(training_seconds, self.rounds))
+
+    @property
+    def seconds_train(self) -> float:
+        """Seconds of training, norm pass, refinement and server, without evaluation."""
+        return self.seconds[-1]
+
+    @property
+    def kappa(self) -> float:
+        """Accuracy * 1e4 per second; comparable only within one device, engine and table."""
+        return self.accuracy * 1e4 / self.seconds_train
+
+    @property
+    def rho(self) -> float | None:
+        """Accuracy * 1e4 per MiB of traffic; None where nothing was sent."""
+        return self.accuracy * 1e4 / self.mib[-1] if self.mib[-1] else None
+
+
+def worst_client(event: Event) -> float | None:
+    """The lowest accuracy of a client in a round; a client of whose classes the test set has none is null there."""
+    return min((value for value in event["per_client"] if value is not None), default=None)
+
+
+def training_seconds(event: Event) -> float:
+    """Seconds of a round that went into training, and not into looking at models."""
+    return float(sum(spent for phase, spent in event["seconds"].items() if phase not in LOOKING))
+
+
+def _finite(value: object) -> float | None:
+    """A number, or None for what JSON and a chart cannot show."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _sums(values: Iterable[float]) -> list[float]:
+    """The sum of the values up to and including each."""
+    total, sums = 0.0, []
+    for value in values:
+        total += value
+        sums.append(total)
+    return sums

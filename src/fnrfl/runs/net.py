@@ -1,0 +1,97 @@
+"""The model that a run trains, and whether it can take the data."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from fnrfl.config import RunConfig
+from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.net import Net, whole
+from fnrfl.core.rng import seeded
+from fnrfl.data.batches import check_fits
+from fnrfl.data.splits import Splits
+from fnrfl.models.build import build as build_model
+from fnrfl.runs.blame import of_model
+from fnrfl.runs.method import build_algorithm
+
+DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
+
+
+def build_net(
+    config: RunConfig,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    algorithm: Algorithm | None = None,
+    *,
+    integers: bool = False,
+) -> Net:
+    """The freshly initialised model that a config's method trains, for data of this shape.
+
+    Data of `integers` is handed to it as it is if it takes that, such as tokens to an Embedding; else as its own type.
+    """
+    algorithm = algorithm or build_algorithm(config)
+    dtype = DTYPES[config.engine.precision]
+    named = None if config.model.features == "auto" else config.model.features
+    with seeded(config.seed, "init"), of_model(config, f"cannot be called with examples of shape {list(input_shape)}"):
+        # Two examples: a few models need more than one to compute their shapes.
+        module = build_model(config.model.name, input_shape, num_classes)
+        example = torch.zeros(2, *input_shape, dtype=torch.int64)
+        tokens = integers and _takes(copy.deepcopy(module).to(dtype), example)
+        first = example if tokens else example.float()
+        module = algorithm.adapt(whole(module, first), first).to(dtype)
+        example = example if tokens else example.to(dtype)
+        try:
+            net = Net(module, example, features=named, channels_last=config.engine.accelerate)
+        except RuntimeError as error:
+            if tokens or not _takes(module, example.to(torch.int64)):
+                raise
+            raise CompatibilityError(
+                f'model = "{config.model.name}" takes whole numbers (tokens), and dataset = "{config.dataset}" has '
+                "fractions. Store the examples as int64, in an .npz or from a function; a .csv always holds fractions."
+            ) from error
+    if net.num_logits < num_classes:
+        raise CompatibilityError(
+            f'model = "{config.model.name}" has {net.num_logits} outputs and dataset = "{config.dataset}" has '
+            f"{num_classes} classes. Give the model at least as many outputs."
+        )
+    return net
+
+
+@torch.no_grad()
+def _takes(module: nn.Module, example: Tensor) -> bool:
+    """Whether a model can be asked about such examples."""
+    try:
+        module.eval()(example)
+    except Exception:  # a user's model may raise anything
+        return False
+    return True
+
+
+def check_values(config: RunConfig, net: Net, splits: Splits) -> None:
+    """Numbers in the data that the model cannot take."""
+    parts = {f'dataset = "{config.dataset}"': [splits.train, splits.test]}
+    if config.public.source not in ("train", "test"):
+        parts[f'public.source = "{config.public.source}"'] = [splits.public, splits.ranking, splits.distill]
+    for what, held in parts.items():
+        for part in held:
+            check_fits(part.x, net.input_dtype, what)
+            check_tokens(net, part.x, what)
+
+
+@torch.no_grad()
+def check_tokens(net: Net, x: Tensor, what: str) -> None:
+    """Refuse whole numbers that a model has no place for: it is asked about the least and the largest of each input."""
+    if net.input_dtype.is_floating_point or not len(x):
+        return
+    try:
+        net.eval_forward(*net.flatten(), torch.stack([x.amin(0), x.amax(0)]).to(net.device))
+    except (IndexError, RuntimeError) as error:
+        raise CompatibilityError(
+            f"{what} holds whole numbers from {int(x.min())} to {int(x.max())}, and the model cannot take all of them "
+            f"({type(error).__name__}: {error}). Correct the data, or give its Embedding as many rows as there are "
+            "tokens."
+        ) from error

@@ -1,0 +1,118 @@
+"""What comes out of a run: its numbers, its model, and the hash of everything that was trained."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fnrfl.config import RunConfig
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.isolation import isolated
+from fnrfl.core.net import Net
+from fnrfl.core.types import Tree
+from fnrfl.data.datasets import Facts
+from fnrfl.rundir.events import Event
+from fnrfl.runs import personal
+from fnrfl.runs.method import build_algorithm
+from fnrfl.runs.metrics import RunMetrics, worst_client
+from fnrfl.runs.net import build_net
+
+
+@dataclass(frozen=True)
+class Result(RunMetrics):
+    """What came out of a run: the numbers of every round, and the model."""
+
+    config: RunConfig
+    rounds: list[Event]
+    weights: Tree  # trained parameters and buffers, by the module's own names
+    data: Facts  # about what it was trained on
+    run_dir: Path | None
+    keeper: personal.Keeper | None = None  # of the clients' models, for methods that give each client its own
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        return self.data.classes
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of an example."""
+        return self.data.input_shape
+
+    @cached_property
+    @isolated()
+    def net(self) -> Net:
+        """The net that the run trained, freshly initialised; its data need not be there."""
+        return build_net(self.config, self.input_shape, len(self.classes), integers=self.data.tokens)
+
+    @cached_property
+    @isolated()
+    def model(self) -> nn.Module:
+        """The server's model, an ordinary module in eval mode."""
+        return self.net.export(*self.net.pack(self.weights))
+
+    @cached_property
+    def client_models(self) -> personal.ClientModels | None:
+        """The clients' models where the method gives each its own, else None: all use `model`."""
+        if self.keeper is None:
+            return None
+        return personal.ClientModels(build_algorithm(self.config), self.net, self.config.clients, self.keeper)
+
+    def client_model(self, client: int) -> nn.Module:
+        """The model that a client uses, an ordinary module in eval mode, for methods that give each its own."""
+        if self.client_models is None:
+            raise ConfigError(
+                f"{self.config.algorithm.name} trains one model for all clients, so client {client} has none of its "
+                "own. Use `model`."
+            )
+        return self.client_models.model(client)
+
+    @cached_property
+    def model_sha256(self) -> str:
+        """Hash of what was trained: every named parameter and buffer, and of each client's model if it has its own."""
+        digest = hashlib.sha256()
+        _add_tensors(digest, self.weights)
+        for client, mine in enumerate(self.client_models or ()):
+            digest.update(f"client {client}\n".encode())
+            _add_tensors(digest, self.net.unflatten(mine.params) | mine.buffers)
+        return digest.hexdigest()
+
+    def summary(self) -> dict[str, Any]:
+        """The run as one JSON object."""
+        last = self.rounds[-1]
+        return {
+            "algorithm": self.config.algorithm.name,
+            "fnr": self.config.as_dict()["fnr"],
+            "scenario": self.config.scenario,
+            "protocol": self.config.protocol,
+            "leaks": list(self.config.leaks_on),
+            "seed": self.config.seed,
+            "rounds": len(self.rounds),
+            "accuracy": self.accuracy,
+            "accuracy_last3": self.accuracy_last3,
+            "accuracy_best": self.accuracy_best,
+            "accuracy_own": last.get("accuracy_own"),
+            "balanced_accuracy": last["balanced_accuracy"],
+            "worst_client": worst_client(last),
+            "per_class": self.per_class,
+            "seconds_train": self.seconds_train,
+            "seconds_eval": sum(event["seconds"]["evaluate"] for event in self.rounds),
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "kappa": self.kappa,
+            "rho": self.rho,
+            "run_dir": None if self.run_dir is None else str(self.run_dir),
+            "model_sha256": self.model_sha256,
+        }
+
+
+def _add_tensors(digest: hashlib._Hash, named: Tree) -> None:
+    """Names, types, shapes and bytes of some tensors."""
+    for name, tensor in sorted(named.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())

@@ -1,0 +1,113 @@
+"""How good the models are after a round: test accuracy in all its forms, and validation accuracy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fnrfl.core.net import Net
+from fnrfl.core.rng import elsewhere, generator
+from fnrfl.core.types import State
+from fnrfl.data.batches import WHOLE, scaled
+from fnrfl.rundir.events import Event
+from fnrfl.runs.build import Built
+from fnrfl.runs.evaluate import Score, evaluate, pooled
+
+
+def score_models(built: Built, state: State) -> Event:
+    """Test accuracy in all its forms, and validation accuracy.
+
+    With feature noise the test set is what the clients see together: one copy under each client's noise.
+    """
+    config, partition, classes = built.config, built.partition, built.dataset.num_classes
+    clean_only = config.leaks.clean_test_for_fnr and config.fnr is not None
+
+    def noisy(net: Net, client: int, name: str, x: Tensor, y: Tensor) -> Score:
+        stream = elsewhere(generator(config.seed, client, name, "feature-noise"), net.device)
+        return evaluate(net, state, x, y, classes, lambda xs: built.noise(client, xs, stream))
+
+    def clean(x: Tensor, y: Tensor) -> Score:
+        parts = list(zip(x.split(WHOLE), y.split(WHOLE), strict=True))
+        return pooled(built.engine.each(len(parts), lambda net, i: evaluate(net, state, *parts[i], classes)))
+
+    def copies(name: str, x: Tensor, y: Tensor) -> list[Score]:
+        if partition.noise is None or clean_only:
+            return [clean(x, y)]
+        return built.engine.each(config.clients, lambda net, client: noisy(net, client, name, x, y))
+
+    if built.algorithm.personalised:
+        return _personal_scores(built, state)
+    test = copies("test", built.splits.test.x, built.splits.test.y)
+    whole = pooled(test)
+    shares = torch.from_numpy(partition.counts / partition.counts.sum(1, keepdims=True))
+    if len(test) == 1:
+        per_client = test[0].reweighted(shares).tolist()
+    else:
+        per_client = [float(score.reweighted(mine)) for score, mine in zip(test, shares, strict=True)]
+    validation = built.splits.validation
+    judged = pooled(copies("validation", validation.x, validation.y)).accuracy if len(validation) else None
+    apart = {"accuracy_clean": clean(built.splits.test.x, built.splits.test.y).accuracy} if len(test) > 1 else {}
+    return _score_event(whole, per_client, judged, apart)
+
+
+def _personal_scores(built: Built, state: State) -> Event:
+    """The same where clients use models of their own: each on the whole test set, and on its own distribution.
+
+    With feature noise the test set has every client's noise in it, example by example; a client's own has its own.
+    """
+    config, partition, splits = built.config, built.partition, built.splits
+    noisy = partition.noise is not None and not (config.leaks.clean_test_for_fnr and config.fnr is not None)
+
+    def mixed(name: str, x: Tensor) -> Tensor:
+        """Example j under the noise of client j mod N."""
+        x = scaled(x, built.net.input_dtype)
+        if noisy:
+            x = x.clone()
+            for client in range(config.clients):
+                stream = generator(config.seed, client, name, "feature-noise")
+                x[client :: config.clients] = built.noise(client, x[client :: config.clients], stream)
+        return x
+
+    def score(net: Net, client: int, x: Tensor, y: Tensor, own: bool = False) -> Score:
+        model = built.algorithm.personal(net, state, client, built.engine.memory.get(client))
+        stream = elsewhere(generator(config.seed, client, "test", "feature-noise"), net.device)
+        noise = (lambda xs: built.noise(client, xs, stream)) if own else None
+        return evaluate(net, model, x, y, built.dataset.num_classes, noise)
+
+    def everybody(x: Tensor, y: Tensor, own: bool = False) -> list[Score]:
+        return built.engine.each(config.clients, lambda net, client: score(net, client, x, y, own))
+
+    test = everybody(mixed("test", splits.test.x), splits.test.y)
+    mine = everybody(splits.test.x, splits.test.y, own=True) if noisy else test
+    shares = torch.from_numpy(partition.counts / partition.counts.sum(1, keepdims=True))
+    per_client = [float(one.reweighted(part)) for one, part in zip(mine, shares, strict=True)]
+    whole, judged = pooled(test), None
+    if len(splits.validation):
+        judged = pooled(everybody(mixed("validation", splits.validation.x), splits.validation.y)).accuracy
+    apart = {"accuracy_clean": pooled(everybody(splits.test.x, splits.test.y)).accuracy} if noisy else {}
+    return _score_event(whole, per_client, judged, apart)
+
+
+def _score_event(whole: Score, per_client: list[float], judged: float | None, apart: dict[str, float]) -> Event:
+    """Scores as the log has them."""
+    return {
+        "accuracy": whole.accuracy,
+        **apart,
+        "balanced_accuracy": whole.balanced,
+        "loss": whole.loss,
+        "per_class": [_number(value) for value in whole.per_class.tolist()],
+        "accuracy_own": _mean(per_client),
+        "per_client": [_number(value) for value in per_client],
+        "validation_accuracy": judged,
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    """The mean of those that are numbers."""
+    known = [value for value in values if value == value]
+    return sum(known) / len(known) if known else None
+
+
+def _number(value: float) -> float | None:
+    """JSON has no nan: a class or client that the data says nothing about is null."""
+    return None if value != value else value
