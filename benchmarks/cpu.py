@@ -285,10 +285,10 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
         return wrapped
 
     config = bench.config(1).replace({"rounds": 1000})
-    kept = base.InProcess._job, job.Job.batches, runs._scores, loop.one_by_one
+    kept = base.InProcess._job, job.Job.batches, runs.score_models, loop.one_by_one
     base.InProcess._job = timed("orders, start", kept[0])  # type: ignore[method-assign]
     job.Job.batches = timed("gathering batches", kept[1])  # type: ignore[method-assign]
-    runs._scores = timed("evaluation", kept[2])
+    runs.score_models = timed("evaluation", kept[2])
     try:
         built = build(config)
         engine = built.engine
@@ -309,15 +309,15 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
         engine.warm_up()
         with one_intra_op_thread():
             for t in range(3):
-                state, _ = runs._round(built, metered, state, t)
+                state, _ = runs._train_round(built, metered, state, t)
             spent.clear()
             began = time.perf_counter()
             for t in range(3, 3 + rounds):
-                state, _ = runs._round(built, metered, state, t)
+                state, _ = runs._train_round(built, metered, state, t)
             whole = time.perf_counter() - began
     finally:
         base.InProcess._job, job.Job.batches = kept[0], kept[1]  # type: ignore[method-assign]
-        runs._scores, loop.one_by_one = kept[2], kept[3]
+        runs.score_models, loop.one_by_one = kept[2], kept[3]
     parts = {k: round(1e3 * v / rounds, 3) for k, v in spent.items()}
     parts["averaging, the rest"] = round(1e3 * whole / rounds - sum(parts.values()), 3)
     return {"benchmark": f"{bench.name}-where", "says": bench.says, "threads": 1, "ms": parts}
