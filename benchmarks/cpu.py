@@ -292,7 +292,7 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
     config = bench.config(1).replace({"rounds": 1000})
     with ExitStack() as patched:
         for place, name, part in (
-            (Trainer, "_job", "orders, start"), (Job, "batches", "gathering batches"), (runs, "_scores", "evaluation"),
+            (Trainer, "_job", "orders, start"), (Job, "batches", "gathering batches"), (runs, "score_models", "evaluation"),
             (one_by_one, "run_steps", "steps"), (vectorised, "run_steps", "steps"),
         ):  # fmt: skip
             patched.enter_context(mock.patch.object(place, name, timed(part, getattr(place, name))))
@@ -307,11 +307,11 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
         engine.warm_up()
         with one_intra_op_thread():
             for t in range(3):
-                state, _ = runs._round(built, metered, state, t)
+                state, _ = runs._train_round(built, metered, state, t)
             spent.clear()
             began = time.perf_counter()
             for t in range(3, 3 + rounds):
-                state, _ = runs._round(built, metered, state, t)
+                state, _ = runs._train_round(built, metered, state, t)
             whole = time.perf_counter() - began
     parts = {k: round(1e3 * v / rounds, 3) for k, v in spent.items()}
     parts["averaging, the rest"] = round(1e3 * whole / rounds - sum(parts.values()), 3)
