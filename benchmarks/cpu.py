@@ -205,7 +205,8 @@ def resnet(pairs: int) -> Iterator[dict[str, Any]]:
 
     from fnrfl.algorithms.fedavg import FedAvg
     from fnrfl.core.net import Net
-    from fnrfl.core.types import LocalTask, State, Training
+    from fnrfl.core.training import ClientOptions
+    from fnrfl.core.types import LocalTask, State
     from fnrfl.data.batches import Pool
     from fnrfl.engines.assemble import Layout, assemble
     from fnrfl.models.build import build
@@ -213,14 +214,14 @@ def resnet(pairs: int) -> Iterator[dict[str, Any]]:
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(256, (256, 3, 32, 32), dtype=torch.uint8, generator=draw)
     labels = torch.randint(10, (256,), generator=draw)
-    training = Training(batch=64, epochs=1, lr=0.01)
+    options = ClientOptions(batch=64, epochs=1, lr=0.01, augment=False)
     for threads in sorted({1, os.cpu_count() or 1}):
         torch.manual_seed(0)
         model = build("resnet18", (3, 32, 32), 10)
         net = Net(model, torch.zeros(2, 3, 32, 32), channels_last=True)
         shards = list(torch.arange(256).split(128))[:threads]  # a client with two batches for each thread
         pool = Pool({"private": (images, labels)}, shards, 10)
-        engine = assemble("loop", net, pool, training, layout=Layout(threads=threads))
+        engine = assemble("loop", net, pool, options, layout=Layout(threads=threads))
         start = State(*net.flatten())
         plain = net.export(*net.flatten()).train()
         optimiser = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)
