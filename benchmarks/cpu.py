@@ -293,7 +293,8 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
     config = bench.config(1).replace({"rounds": 1000})
     with ExitStack() as patched:
         for place, name, part in (
-            (Trainer, "_job", "orders, start"), (Job, "batches", "gathering batches"), (runs, "score_models", "evaluation"),
+            (Trainer, "_job", "orders, start"), (Job, "batches", "gathering batches"),
+            (runs, "score_models", "evaluation"),
             (one_by_one, "run_steps", "steps"), (vectorised, "run_steps", "steps"),
         ):  # fmt: skip
             patched.enter_context(mock.patch.object(place, name, timed(part, getattr(place, name))))

@@ -31,7 +31,6 @@ _MESSAGES: dict[str, type] = {
         Failure,
         LocalTask,
         Training,
-        ClientOptions,
         State,
         Replies,
     )
