@@ -78,7 +78,8 @@ def code_lines(text: str) -> list[tuple[int, str]]:
         if isinstance(node, ast.Module | ast.ClassDef | FUNCTIONS) and ast.get_docstring(node) is not None:
             silent |= _span(node.body[0])
     numbered = [(number, line.partition("  # ")[0].strip()) for number, line in enumerate(text.splitlines(), 1)]
-    said = [(number, line) for number, line in numbered if line.strip("()[]{}, ") and not line.startswith("#")]
+    empty = lambda line: not line.strip("()[]{}, ") or line.startswith("#") or line == "..."  # noqa: E731
+    said = [(number, line) for number, line in numbered if not empty(line)]
     return [(number, line) for number, line in said if number not in silent]
 
 

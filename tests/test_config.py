@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import sys
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from fnrfl.config.schema import LeakOptions
 from fnrfl.core import trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.options import Option, options_of, values_of
+from fnrfl.core.training import Training
 
 PAGE = """
     name seed rounds clients participation protocol dataset scenario fnr
@@ -66,7 +67,8 @@ def test_the_client_section_is_the_training_that_steps_take() -> None:
     engine = importlib.import_module("fnrfl.runs.build").build(chosen).engine
     for t in (0, 2):
         engine.begin(t)
-        assert engine.training == dataclasses.replace(chosen.client, lr=0.5 * 0.5**t, lr_decay=1.0)
+        steps = {f.name: getattr(chosen.client, f.name) for f in dataclasses.fields(Training)}
+        assert engine.training == Training(**steps | {"lr": 0.5 * 0.5**t, "lr_decay": 1.0})
 
 
 def test_the_fnr_section_is_what_fnr_takes() -> None:
@@ -413,8 +415,8 @@ def test_every_method_has_an_idea() -> None:
 def test_tables_are_in_step_with_the_code() -> None:
     assert set(registry.MODELS) == set(importlib.import_module("fnrfl.models.build").MODELS)
     assert set(registry.PENALTIES) == set(importlib.import_module("fnrfl.algorithms.parts.penalties").PENALTIES)
-    for engine in set(registry.ENGINES) - {"auto"}:
-        importlib.import_module(f"fnrfl.engines.{engine}")
+    known = get_args(importlib.import_module("fnrfl.engines.assemble").EngineName)
+    assert set(registry.ENGINES) == {"auto", *known}
 
 
 METHOD = '''
@@ -423,7 +425,7 @@ METHOD = '''
 More about it.
 """
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 from fnrfl.core.algorithm import Algorithm, option
 
 Kind = Literal["a", "b"]

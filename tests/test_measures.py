@@ -12,24 +12,6 @@ MOST_LINES = 350  # of a file
 LONGEST = 45  # lines of a function
 MOST_COMPLEX = 15  # branches + 1
 
-# Files that are not there yet. A file leaves this list when it keeps the limits, and no file is added.
-LATER = {
-    "algorithms/fedftg.py",
-    "algorithms/fnr.py",
-    "algorithms/parts/distill.py",
-    "config/__init__.py",
-    "config/registry.py",
-    "core/net.py",
-    "core/types.py",
-    "data/arrays.py",
-    "data/readers.py",
-    "data/scenarios.py",
-    "data/sources.py",
-    "data/splits.py",
-    "engines/base.py",
-    "engines/batched.py",
-}
-
 TEXTS = files()
 
 
@@ -56,20 +38,13 @@ def twice() -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("file", sorted(TEXTS.keys() - LATER))
+@pytest.mark.parametrize("file", sorted(TEXTS))
 def test_a_file_keeps_the_limits(file: str) -> None:
     assert beyond(file) == []
 
 
 def test_nothing_is_written_twice() -> None:
-    assert {file: words for file, words in twice().items() if file not in LATER} == {}
-
-
-def test_files_that_keep_the_limits_are_held_to_them() -> None:
-    """The list of later files shrinks alone."""
-    gone = LATER - TEXTS.keys()
-    done = {file for file in LATER & TEXTS.keys() if not beyond(file) and file not in twice()}
-    assert gone | done == set(), "take these out of LATER"
+    assert twice() == {}
 
 
 # -- the measures themselves ------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from torch.nn.functional import cosine_similarity
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.core.algorithm import Objective, option
 from fnrfl.core.errors import CompatibilityError
-from fnrfl.core.net import Model, Net, ProjectionHead, last_linear
+from fnrfl.core.modules import ProjectionHead, last_linear
+from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Flat, Out, State, Tree
 
 

@@ -11,95 +11,21 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.parameter import is_lazy
 
 from fnrfl.core import masks
 from fnrfl.core.client_kernels import share_kernels
 from fnrfl.core.errors import CompatibilityError
-from fnrfl.core.masks import Calls, Masked
+from fnrfl.core.modules import (
+    ProjectionHead,
+    batchnorm_names,
+    last_linear,
+    mask_shapes,
+    named_layer,
+    refuse_random,
+    whole,
+)
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Flat, Out, Shapes, State
-
-
-class ProjectionHead(nn.Module):
-    """MOON's classifier: features -> hidden -> projection -> logits. The logits read the projection."""
-
-    def __init__(self, num_features: int, width: int, num_logits: int) -> None:
-        super().__init__()
-        self.project = nn.Sequential(nn.Linear(num_features, num_features), nn.ReLU(), nn.Linear(num_features, width))
-        self.classify = nn.Linear(width, num_logits)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits of features."""
-        logits: Tensor = self.classify(self.project(features))
-        return logits
-
-
-def last_linear(module: nn.Module, example: Tensor) -> str | None:
-    """Name of the Linear that the forward pass calls last."""
-    called: list[str] = []
-    hooks = [
-        m.register_forward_hook(lambda *_, name=name: called.append(name))
-        for name, m in module.named_modules()
-        if isinstance(m, nn.Linear)
-    ]
-    try:
-        _forward(module, example)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return called[-1] if called else None
-
-
-def whole(module: nn.Module, example: Tensor) -> nn.Module:
-    """The module with all of its parameters: lazy layers learn their shapes from a first example."""
-    if any(is_lazy(p) for p in [*module.parameters(), *module.buffers()]):
-        _forward(module, example)
-        missing = [name for name, p in [*module.named_parameters(), *module.named_buffers()] if is_lazy(p)]
-        if missing:
-            raise CompatibilityError(
-                f"The forward pass does not reach the lazy layer of {missing[0]}, so its shape is not known. Give it "
-                "its input's size, or remove it."
-            )
-    return module
-
-
-def _forward(module: nn.Module, example: Tensor) -> Tensor:
-    module.eval()
-    with torch.no_grad():
-        logits = module(example)
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(example):
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise CompatibilityError(
-            f"The model must return logits of shape [batch, classes] but gave {got} for a batch of {len(example)}. "
-            "Return the logits alone from forward."
-        )
-    return logits
-
-
-def _refuse_random(module: nn.Module, example: Tensor, dropouts: Shapes) -> None:
-    """A forward pass that draws random numbers of its own would differ between engines: refuse it by name."""
-    trial = copy.deepcopy(module)
-    for name, shape in dropouts.items():
-        trial.get_submodule(name.removesuffix(".uniform")).uniform = example.new_ones(len(example), *shape)
-    entered: list[Tensor] = []
-    culprits: list[str] = []  # the innermost first
-
-    def leave(m: nn.Module, *_: object, name: str) -> None:
-        if not torch.equal(entered.pop(), torch.get_rng_state()):
-            culprits.append(f"{name or 'the model'} ({type(m).__name__})")
-
-    for name, m in trial.named_modules():
-        m.register_forward_pre_hook(lambda *_: entered.append(torch.get_rng_state()))
-        m.register_forward_hook(lambda m, *_, name=name: leave(m, name=name))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for mode in (True, False):
-            trial.train(mode)(example)
-    if culprits:
-        raise CompatibilityError(
-            f"{culprits[0]} draws random numbers of its own, so runs could not be repeated. "
-            "Use nn.Dropout, whose masks fnrfl draws itself, or remove the layer."
-        )
 
 
 class Net:
@@ -141,53 +67,25 @@ class Net:
         self.channels_last = channels_last and self.convolutional
         self.dtype, self.device, self.compute = trainable[0][1].dtype, trainable[0][1].device, None
         self.classifier = last_linear(module, example)
-        heads = [n for n, m in module.named_modules() if isinstance(m, ProjectionHead)]
-        self.projection_head = heads[0] if heads else None
-        named = features or getattr(module, "feature_layer", None)
-        if named is not None and named not in dict(module.named_modules()):
-            raise CompatibilityError(
-                f"model.features is {named!r}, which is not a layer of the model. "
-                f"Choose one of {', '.join(n for n, _ in module.named_modules() if n)}."
-            )
-        self.feature_layer = named
-        norms = [n for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        inside = lambda name: name.rpartition(".")[0] in norms  # noqa: E731
-        self.batchnorm = frozenset(
-            n for n, _ in [*module.named_parameters(), *module.named_buffers()] if inside(n)
-        )  # by type: names of BatchNorm layers vary
+        self.projection_head = next((n for n, m in module.named_modules() if isinstance(m, ProjectionHead)), None)
+        self.feature_layer = named_layer(module, features or getattr(module, "feature_layer", None))
+        self.batchnorm = batchnorm_names(module)
         if not own_random:
-            self.drop_shapes = self._masks_of(example)
-            _refuse_random(module, example, self.drop_shapes)
+            self.drop_shapes = mask_shapes(module, example)
+            refuse_random(module, example, self.drop_shapes)
         self._buffers = [n for n, _ in module.named_buffers() if n not in self.drop_shapes]
-        every = {**dict(module.named_parameters()), **{n: b for n, b in module.named_buffers() if n in self._buffers}}
-        known = self.batchnorm | self.shapes.keys()
-        self._has_untrained_floats = any(v.is_floating_point() for n, v in every.items() if n not in known)
+        self._has_untrained_floats = self._finds_untrained_floats()
         params, buffers = self.flatten()
         with torch.no_grad():
             out = self.eval_forward(params, buffers, example)
         self.num_features, self.num_logits = out.features.shape[1], out.logits.shape[1]
 
-    def _masks_of(self, example: Tensor) -> Shapes:
-        """Shapes of dropout masks: layers are watched with two examples and with three."""
-
-        def inputs(x: Tensor) -> Calls:
-            seen: Calls = []
-            layers = [(n, m) for n, m in self.module.named_modules() if isinstance(m, Masked)]
-            hooks = [
-                m.register_forward_pre_hook(
-                    lambda _, args, kwargs, n=n: seen.append((n, (*args, *kwargs.values()))), with_kwargs=True
-                )
-                for n, m in layers
-            ]
-            try:
-                _forward(self.module, x)
-            finally:
-                for hook in hooks:
-                    hook.remove()
-            return seen
-
-        two = inputs(example[:1].expand(2, *example.shape[1:]))
-        return masks.shapes(self.module, two, inputs(example[:1].expand(3, *example.shape[1:]))) if two else {}
+    def _finds_untrained_floats(self) -> bool:
+        """Whether a parameter is not trained, or a floating buffer is not BatchNorm's."""
+        buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in self._buffers}
+        known = self.batchnorm | self.shapes.keys()
+        every = dict(self.module.named_parameters()) | buffers
+        return any(tensor.is_floating_point() for name, tensor in every.items() if name not in known)
 
     @property
     def has_head(self) -> bool:

@@ -126,10 +126,8 @@ class Vectorised:
         while (waiting := self._next_rows(job, at)) is not None:
             size, rows = waiting
             width = next(w for w in halves(min(self.group_size, len(job.plans))) if w >= len(rows))
-            together = min(sum(1 for _ in takewhile(size.__eq__, job.plans[m].sizes[at[m] :])) for m in rows)
-            worth_recording = size == job.training.batch or self._few_last_sizes(job)
-            recorded = self._program(job, station, rows, width, size) if worth_recording else None
-            program = recorded or _plain_program(job, station)
+            together = min(_num_alike(job.plans[m].sizes[at[m] :]) for m in rows)
+            program = self._program_of_size(job, station, rows, width, size)
             with blame([job.clients[m] for m in rows]):
                 carry, fixed = job.rows(padded(rows, width), net.device)
                 for a, b in stretches(job, place, 0, together, width):
@@ -141,6 +139,12 @@ class Vectorised:
                 job.write(m, carry, i)
                 at[m] += together
         return [torch.cat(row) if row else job.carry.params.new_zeros(0) for row in losses]
+
+    def _program_of_size(self, job: Job, station: Station, rows: list[int], width: int, size: int) -> Program:
+        """Steps with batches of a size, recorded if there will be many of that size."""
+        worth_recording = size == job.training.batch or self._few_last_sizes(job)
+        recorded = self._program(job, station, rows, width, size) if worth_recording else None
+        return recorded or _plain_program(job, station)
 
     def _next_rows(self, job: Job, at: list[int]) -> tuple[int, list[int]] | None:
         """The batch size that most clients wait for, and these clients; None if all have finished."""
@@ -205,6 +209,11 @@ class Vectorised:
 
 
 Programs = dict[tuple[torch.device, int], Program | None]  # (device, number of rows) -> recorded steps
+
+
+def _num_alike(sizes: list[int]) -> int:
+    """How many batches in front are of one size."""
+    return sum(1 for _ in takewhile(sizes[0].__eq__, sizes))
 
 
 def _vectorised_step(job: Job, station: Station) -> Step:

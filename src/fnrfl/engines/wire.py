@@ -79,6 +79,11 @@ def _plain(value: Any, tensors: list[Tensor]) -> Any:
         return {kind: [_plain(one, tensors) for one in (value if kind == "tuple" else sorted(value))]}
     if isinstance(value, dict):
         return {"dict": [[k, _plain(v, tensors)] for k, v in value.items()]}
+    return _plain_object(value, tensors)
+
+
+def _plain_object(value: Any, tensors: list[Tensor]) -> dict[str, Any]:
+    """A message, an objective or a probe, by its class name and its fields."""
     name = type(value).__name__
     if not is_dataclass(value) and not isinstance(value, Objective | Probe):
         raise TypeError(f"{name} cannot be sent: it is neither a plain value nor a message, an objective or a probe.")

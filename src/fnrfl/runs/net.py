@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fnrfl.config import RunConfig
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError
-from fnrfl.core.net import Net, whole
+from fnrfl.core.modules import whole
+from fnrfl.core.net import Net
 from fnrfl.core.rng import seeded
 from fnrfl.data.batches import check_fits
 from fnrfl.data.splits import Splits

@@ -90,10 +90,7 @@ def refine(
     loop of yours. The penalty "literal" counts one peer.
     """
     _check_options(penalty, weight, epochs, lr, batchnorm, targets)
-    if epochs > 1 and iter(public_loader) is public_loader:
-        raise ConfigError(
-            f"public_loader can be read only once, and epochs is {epochs}. Give a list of batches or a DataLoader."
-        )
+    _check_readable(public_loader, epochs)
     objective = Penalised(Objective(), penalty, weight, peers=1)
     training = Training(lr=lr, momentum=momentum, weight_decay=weight_decay, batchnorm=batchnorm)
     net: Net | None = None
@@ -165,6 +162,13 @@ def _check_options(penalty: str, weight: float, epochs: int, lr: float, batchnor
         raise ConfigError(
             f"targets must be the class norms of one model, [C], and have the shape {tuple(targets.shape)}. Take the "
             "row of this model."
+        )
+
+
+def _check_readable(loader: Loader, epochs: int) -> None:
+    if epochs > 1 and iter(loader) is loader:
+        raise ConfigError(
+            f"public_loader can be read only once, and epochs is {epochs}. Give a list of batches or a DataLoader."
         )
 
 

@@ -96,16 +96,9 @@ def distill(
     fixed = State(start.params, start.buffers), target
     at_once = STEPS_AT_ONCE if judge is None else every
     taken = 0
+    key = ("distill", objective, replace(training, lr=0.0))
     for index, lr in zip(order.split(at_once), rates.split(at_once), strict=True):
-        shown = net.laid_out(x[index.flatten()]).unflatten(0, index.shape)
-        noise = {
-            k: torch.stack([torch.rand(index.shape[1], *net.drop_shapes[k], generator=draw) for _ in index])
-            for k, draw in masks.items()
-        }
-        noise = {k: v.to(x.device, net.dtype) for k, v in noise.items()}  # examples may be whole numbers
-        key = ("distill", objective, replace(training, lr=0.0))
-        batches = Batch(shown, torch.full_like(index, -1), index, noise)
-        loss = float(repeat(key, step, carry, fixed, (batches, lr))[-1])
+        loss = float(repeat(key, step, carry, fixed, (_unlabelled(net, x, index, masks), lr))[-1])
         taken += len(index)
         if judge is None:
             continue
@@ -119,3 +112,14 @@ def distill(
     if not best.params.isfinite().all():
         raise FnrflError("The distilled model has numbers that are not finite. Lower algorithm.lr.")
     return Student(best, taken, chosen, loss)
+
+
+def _unlabelled(net: Net, x: Tensor, index: Tensor, masks: dict[str, torch.Generator]) -> Batch:
+    """Batches of examples without labels, [steps, batch, ...], with the dropout masks of each step."""
+    shown = net.laid_out(x[index.flatten()]).unflatten(0, index.shape)
+    noise = {
+        k: torch.stack([torch.rand(index.shape[1], *net.drop_shapes[k], generator=draw) for _ in index])
+        for k, draw in masks.items()
+    }
+    noise = {k: v.to(x.device, net.dtype) for k, v in noise.items()}  # examples may be whole numbers
+    return Batch(shown, torch.full_like(index, -1), index, noise)

@@ -1,0 +1,136 @@
+"""What must be known about an nn.Module before it can be a net: its layers, its dropout masks, whether it is random."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fnrfl.core import masks
+from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.masks import Calls, Masked
+from fnrfl.core.values import Shapes
+
+
+class ProjectionHead(nn.Module):
+    """MOON's classifier: features -> hidden -> projection -> logits. The logits read the projection."""
+
+    def __init__(self, num_features: int, width: int, num_logits: int) -> None:
+        super().__init__()
+        self.project = nn.Sequential(nn.Linear(num_features, num_features), nn.ReLU(), nn.Linear(num_features, width))
+        self.classify = nn.Linear(width, num_logits)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits of features."""
+        logits: Tensor = self.classify(self.project(features))
+        return logits
+
+
+def last_linear(module: nn.Module, example: Tensor) -> str | None:
+    """Name of the Linear that the forward pass calls last."""
+    called: list[str] = []
+    hooks = [
+        m.register_forward_hook(lambda *_, name=name: called.append(name))
+        for name, m in module.named_modules()
+        if isinstance(m, nn.Linear)
+    ]
+    try:
+        checked_forward(module, example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called[-1] if called else None
+
+
+def whole(module: nn.Module, example: Tensor) -> nn.Module:
+    """The module with all of its parameters: lazy layers learn their shapes from a first example."""
+    if any(is_lazy(p) for p in [*module.parameters(), *module.buffers()]):
+        checked_forward(module, example)
+        missing = [name for name, p in [*module.named_parameters(), *module.named_buffers()] if is_lazy(p)]
+        if missing:
+            raise CompatibilityError(
+                f"The forward pass does not reach the lazy layer of {missing[0]}, so its shape is not known. Give it "
+                "its input's size, or remove it."
+            )
+    return module
+
+
+def checked_forward(module: nn.Module, example: Tensor) -> Tensor:
+    """The logits of an example, in eval mode; refused if they are not [batch, classes]."""
+    module.eval()
+    with torch.no_grad():
+        logits = module(example)
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(example):
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise CompatibilityError(
+            f"The model must return logits of shape [batch, classes] but gave {got} for a batch of {len(example)}. "
+            "Return the logits alone from forward."
+        )
+    return logits
+
+
+def refuse_random(module: nn.Module, example: Tensor, dropouts: Shapes) -> None:
+    """A forward pass that draws random numbers of its own would differ between engines: refuse it by name."""
+    trial = copy.deepcopy(module)
+    for name, shape in dropouts.items():
+        trial.get_submodule(name.removesuffix(".uniform")).uniform = example.new_ones(len(example), *shape)
+    entered: list[Tensor] = []
+    culprits: list[str] = []  # the innermost first
+
+    def leave(m: nn.Module, *_: object, name: str) -> None:
+        if not torch.equal(entered.pop(), torch.get_rng_state()):
+            culprits.append(f"{name or 'the model'} ({type(m).__name__})")
+
+    for name, m in trial.named_modules():
+        m.register_forward_pre_hook(lambda *_: entered.append(torch.get_rng_state()))
+        m.register_forward_hook(lambda m, *_, name=name: leave(m, name=name))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for mode in (True, False):
+            trial.train(mode)(example)
+    if culprits:
+        raise CompatibilityError(
+            f"{culprits[0]} draws random numbers of its own, so runs could not be repeated. "
+            "Use nn.Dropout, whose masks fnrfl draws itself, or remove the layer."
+        )
+
+
+def mask_shapes(module: nn.Module, example: Tensor) -> Shapes:
+    """Shapes of dropout masks: layers are watched with two examples and with three."""
+
+    def inputs(x: Tensor) -> Calls:
+        seen: Calls = []
+        layers = [(n, m) for n, m in module.named_modules() if isinstance(m, Masked)]
+        hooks = [
+            m.register_forward_pre_hook(
+                lambda _, args, kwargs, n=n: seen.append((n, (*args, *kwargs.values()))), with_kwargs=True
+            )
+            for n, m in layers
+        ]
+        try:
+            checked_forward(module, x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return seen
+
+    two = inputs(example[:1].expand(2, *example.shape[1:]))
+    return masks.shapes(module, two, inputs(example[:1].expand(3, *example.shape[1:]))) if two else {}
+
+
+def named_layer(module: nn.Module, name: str | None) -> str | None:
+    """The layer whose output the features are, if one is named; refused if the module has no such layer."""
+    if name is not None and name not in dict(module.named_modules()):
+        layers = ", ".join(layer for layer, _ in module.named_modules() if layer)
+        raise CompatibilityError(
+            f"model.features is {name!r}, which is not a layer of the model. Choose one of {layers}."
+        )
+    return name
+
+
+def batchnorm_names(module: nn.Module) -> frozenset[str]:
+    """Parameters and buffers of BatchNorm layers, found by type: names of these layers vary."""
+    layers = {n for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return frozenset(name for name, _ in named if name.rpartition(".")[0] in layers)
