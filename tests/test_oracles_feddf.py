@@ -291,7 +291,7 @@ def test_card8_a_student_that_equals_its_teacher_stays() -> None:
     net, model, x = student()
     alone = Replies(*[torch.zeros(1)] * 5, model.params[None], model.params[None], {}, {})
     target = verdict(votes(net, alone, x, "logits", 1.0).sum(0), 1, "logits", 1.0)
-    sgd = Training("sgd", 10.0, 0.0, 0.0, 30, batchnorm="frozen")
+    sgd = Training("sgd", 10.0, momentum=0.0, weight_decay=0.0, batch=30, batchnorm="frozen")
     taught = distill(net, model, x, target, SoftTargets(1.0, 0.0), sgd, steps=3, stream=stream)
     assert abs(taught.loss) < 1e-14
     assert distance(taught.model.params, model.params) < 1e-13
@@ -364,7 +364,7 @@ def test_card8_the_modes_differ_and_dropout_is_drawn_in_train_mode_only() -> Non
     ends, drawn = {}, {}
     for mode in ("frozen", "batch", "updating"):
         names: list[str] = []
-        training = Training("adam", 0.01, 0.0, 0.0, 8, batchnorm=mode)  # type: ignore[arg-type]
+        training = Training("adam", 0.01, momentum=0.0, weight_decay=0.0, batch=8, batchnorm=mode)  # type: ignore[arg-type]
         taught = distill(
             net, model, x, target, SoftTargets(1.0, 0.0), training, steps=4,
             stream=lambda name, names=names: (names.append(name), stream(name))[1],
@@ -386,7 +386,7 @@ def judged(
         saw.append(State(m.params.clone(), {}))
         return said[len(saw) - 1]
 
-    adam = Training("adam", 0.01, 0.0, 0.0, 8, batchnorm="frozen")
+    adam = Training("adam", 0.01, momentum=0.0, weight_decay=0.0, batch=8, batchnorm="frozen")
     target = torch.full((30, NUM_CLASSES), 0.25).double()
     out = distill(
         net, model, x, target, SoftTargets(1.0, 0.0), adam, steps=steps, stream=stream, judge=judge, every=every,
@@ -510,7 +510,7 @@ def test_options_out_of_range_are_refused(key: str, value: object) -> None:
 
 def test_a_distillation_that_diverges_says_so() -> None:
     net, model, x = student()
-    sgd = Training("sgd", float("inf"), 0.0, 0.0, 8, batchnorm="frozen")
+    sgd = Training("sgd", float("inf"), momentum=0.0, weight_decay=0.0, batch=8, batchnorm="frozen")
     target = torch.full((30, NUM_CLASSES), 0.25).double()
     with pytest.raises(FnrflError, match=r"not finite.*Lower algorithm\.lr"):
         distill(net, model, x, target, SoftTargets(1.0, 0.0), sgd, steps=5, stream=stream)
@@ -521,7 +521,7 @@ def test_the_objective_is_a_model_of_one_client() -> None:
     played = Run(FedDF(), world=world(Plain))
     x, _ = played.world.pool.all("distill")
     target = torch.full((30, NUM_CLASSES), 0.25).double()
-    sgd = Training("sgd", 0.1, 0.0, 0.0, 30, epochs=1, batchnorm="frozen")
+    sgd = Training("sgd", 0.1, momentum=0.0, weight_decay=0.0, batch=30, epochs=1, batchnorm="frozen")
     start = State(played.state.params, {})
     task = LocalTask(SoftTargets(1.0, 0.0), "distill", start, {"target": target}, data="distill", training=sgd)
     one = played.engine.fit(task)

@@ -20,6 +20,7 @@ from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.parts.norms import (
     Accuracy,
     ClassNorms,
+    Recall,
     feature_norms,
     norm_differences,
     norm_targets,
@@ -40,14 +41,28 @@ from fnrfl.algorithms.parts.penalties import (
     squared,
 )
 from fnrfl.algorithms.scaffold import Scaffold
+from fnrfl.config import load
 from fnrfl.core.algorithm import Algorithm, Objective, class_indicator
 from fnrfl.core.errors import ClientError
 from fnrfl.core.rng import generator
-from fnrfl.core.types import LocalTask, Replies, Training
+from fnrfl.core.types import Batch, LocalTask, Out, Replies, Training
 from fnrfl.data import batches
 from fnrfl.data.batches import Pool, plan
+from fnrfl.runs.method import build_algorithm
 from mutants import mutants
-from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Run, World, assert_near, assert_same, classification, distance, named
+from toys import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    Mlp,
+    Run,
+    World,
+    assert_near,
+    assert_same,
+    classification,
+    client_options,
+    distance,
+    named,
+)
 
 INNERS: list[Algorithm] = [
     FedAvg(),
@@ -153,6 +168,59 @@ def test_algorithm_2_is_a_loop_over_peers(target: str) -> None:
             assert float(means[r, k]) == pytest.approx(sum(float(norms[m, k]) for m in peers) / len(peers), abs=1e-12)
 
 
+@pytest.mark.parametrize("missing", [None, 1])
+def test_recall_is_the_mean_over_the_classes_that_the_data_has(missing: int | None) -> None:
+    """What the released code ranks by. It divides by ten whatever there is, which does not change the order."""
+    y = torch.tensor([0, 0, 0, 0, 0, 0, 2, 2, 3] + [1] * (missing is None))
+    said = torch.tensor([0, 0, 0, 0, 0, 1, 3, 2, 0] + [1] * (missing is None))
+    logits = class_indicator(said, 4).double()
+    total: dict[str, Tensor] = {}
+    for rows in torch.arange(len(y)).split(4):  # sums over ragged batches
+        part = Recall(4)(Out(logits[rows], logits[rows], logits[rows]), Batch(logits[rows], y[rows], rows))
+        total = {k: total[k] + v if k in total else v for k, v in part.items()}
+    classes = [k for k in range(4) if k != missing]
+    want = sum(float((said[y == k] == k).double().mean()) for k in classes) / len(classes)
+    assert float(Recall(4).finish(total)["accuracy"]) == pytest.approx(want, abs=1e-15)
+    assert want != pytest.approx(float((said == y).double().mean()), abs=0.01)
+
+
+def test_recall_and_accuracy_refine_others_where_classes_are_unequal() -> None:
+    """Ranking data with one frequent class: who is good at that class alone is weak by recall."""
+    world = classification()
+    x, y = world.pool.take("ranking", torch.arange(40))
+    often = torch.cat([torch.arange(40)] + [torch.where(y == 0)[0]] * 6)
+    parts = {k: world.pool.take(k, torch.arange(n)) for k, n in (("private", 305), ("public", 55))}
+    pool = Pool(parts | {"ranking": (x[often], y[often])}, world.pool.shards, NUM_CLASSES, dtype=torch.float64)
+    world = replace(world, pool=pool)
+    differs = 0
+    for seed in range(4):
+        bare = Run(FedAvg(), world=world, active=6, seed=seed)
+        bare.round()
+        private = bare.replies()
+        refined = {}
+        for ranking in ("accuracy", "recall"):
+            played = Run(FNR(FedAvg(), ranking=ranking, epochs=1), world=world, active=6, seed=seed)
+            played.round()
+            refined[ranking] = played.engine.notes["refined"]
+            scores = []
+            for m in range(6):
+                module = bare.net.export(private.params[m], {k: v[m] for k, v in private.buffers.items()})
+                right = (module(x[often]).argmax(1) == y[often]).double()
+                classes = torch.stack([right[y[often] == k].mean() for k in range(NUM_CLASSES)])
+                scores.append(float(right.mean() if ranking == "accuracy" else classes.mean()))
+            assert played.engine.notes["ranking"] == pytest.approx(scores, abs=1e-12)
+            assert refined[ranking] == sorted(sorted(range(6), key=lambda m: (scores[m], m))[:3])
+        differs += refined["accuracy"] != refined["recall"]
+    assert differs
+
+
+@pytest.mark.parametrize(("protocol", "ranking"), [("honest", "accuracy"), ("paper", "recall")])
+def test_the_protocol_says_what_clients_are_ranked_by(protocol: str, ranking: str) -> None:
+    made = build_algorithm(load("digits", [f"protocol={protocol}", "fnr=on"]))
+    assert isinstance(made, FNR)
+    assert made.ranking == ranking
+
+
 # -- The penalties ----------------------------------------------------------------------------------------------------
 
 Y = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3])
@@ -176,7 +244,7 @@ def printed(name: str) -> tuple[float, Tensor]:
             "huber": (gap**2 / 2 if abs(gap) < 1 else abs(gap) - 0.5, max(-1.0, min(1.0, gap))),
             "log-ratio": (math.log(F / T) ** 2, 2 * math.log(F / T) / F),
             "literal": (PEERS * gap * F, PEERS * gap),
-            "constant": (-PEERS * gap, 0.0),
+            "constant": (T, 0.0),  # it is handed Delta itself
             "per-sample": (float((u[mine] - T).square().mean()), 0.0),
         }[name]
         J += n / B * value
@@ -369,6 +437,38 @@ def test_norm_pass_in_train_mode_overwrites_the_statistics_of_all(inner: Algorit
         assert torch.equal(after.trained, private.trained)
 
 
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("dropout", [False, True])
+def test_norms_of_the_train_mode_pass_are_those_of_its_batches(engine: str, dropout: bool) -> None:
+    """Under the leak BatchNorm is that of each batch of the pass, as in the paper's code; else it is in eval mode."""
+    world = classification(module=Mlp if dropout else NormedOnly)
+    training = replace(world.training, last_batch="keep", batch=15)  # each example once
+    fnr = FNR(FedAvg(), norm_pass_train_mode=True)
+    played, private, _ = handed_over(fnr, engine=engine, world=world, training=training)
+    told = torch.tensor(played.engine.notes["norms"], dtype=torch.float64)
+    x, y = played.world.pool.take("public", torch.arange(55))
+    for m, client in enumerate(private.clients.tolist()):
+        module = played.net.export(private.params[m], {k: v[m] for k, v in private.buffers.items()}).train()
+        with torch.no_grad():
+            features = torch.cat([hidden(module, part) for part in x.split(fnr.batch)])
+            if dropout:
+                uniform = torch.rand(55, 16, generator=generator(7, 0, client, "measure", "drop.uniform"))
+                features = features * (uniform >= 0.2) / 0.8
+            lengths = features.norm(dim=1)
+            in_eval = hidden(module.eval(), x).norm(dim=1)
+        for k in range(NUM_CLASSES):
+            assert float(told[m, k]) == pytest.approx(float(lengths[y == k].mean()), abs=1e-10)
+            assert abs(float(in_eval[y == k].mean()) - float(told[m, k])) > 1e-4
+
+
+class NormedOnly(Mlp):
+    """The toy net without dropout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(self.hidden(x.flatten(1))).relu())
+        return logits
+
+
 class Deep(nn.Module):
     """BatchNorm in many layers, with ways around them, as in a ResNet."""
 
@@ -550,7 +650,8 @@ def test_refinement_has_its_own_fresh_optimiser() -> None:
     played = Run(FNR(FedAvg()), lr_decay=0.5)
     played.rounds(2)
     training = played.tasks("refine")[0].training
-    assert training == replace(played.world.training, lr=0.025, epochs=5, batch=32, batchnorm="updating")
+    want = replace(played.world.training, lr=0.025, epochs=5, batch=32, batchnorm="updating")
+    assert training == client_options(want)
     told = Run(FNR(FedAvg(), optimizer="adam", lr=0.003, epochs=2, batch=8), lr_decay=0.5)
     told.rounds(2)
     training = told.tasks("refine")[0].training
@@ -564,6 +665,52 @@ def test_a_class_missing_from_public_data_does_no_harm(penalty: str) -> None:
     played.rounds(2)
     assert played.state.params.isfinite().all()
     assert all(norms[2] == 0 and norms[1] > 0 for norms in played.engine.notes["norms"])
+
+
+@TARGETS
+def test_the_printed_penalty_uses_the_norms_measured_beforehand(target: str) -> None:
+    """Algorithm 3: Phi = L + lambda sum_l rho_l Delta_j[l], the same Delta_j in every step of the refinement."""
+    weight = 0.7
+    with_it, without = (
+        Run(FNR(FedAvg(), penalty="constant", weight=w, target=target, epochs=2)) for w in (weight, 0.0)
+    )
+    assert_same(with_it.round(), without.round())
+    norms = torch.tensor(with_it.engine.notes["norms"], dtype=torch.float64)
+    cohort = with_it.cohort(0).tolist()
+    rows = [cohort.index(c) for c in with_it.engine.notes["refined"]]
+    _, y = with_it.world.pool.take("public", torch.arange(55))
+    (task,) = with_it.tasks("refine")
+    for r, j in enumerate(rows):
+        peers = [m for m in range(4) if m not in rows] if target == "others" else [m for m in range(4) if m != j]
+        delta = torch.stack([norms[m] - norms[j] for m in peers]).sum(0)
+        assert distance(task.own["fnr.target"][r], delta) < 1e-12
+        stream = lambda name, c=cohort[j]: generator(7, 0, c, "refine", name)  # noqa: E731
+        batches = plan(55, task.training, stream).batches
+        J = sum(float(delta[y[b]].mean()) for b in batches) / len(batches)
+        more = with_it.replies("refine").loss[r] - without.replies("refine").loss[r]
+        assert float(more) == pytest.approx(weight * J, abs=1e-12)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("clients", ["one of one", "a cluster of one"])
+def test_without_others_there_is_no_target_and_every_penalty_is_zero(penalty: str, clients: str) -> None:
+    """Refined all the same, as with weight 0, and the log says so."""
+
+    def played(weight: float) -> Run:
+        inner = FedAvg() if clients == "one of one" else CFedFN(clusters=6)
+        run = Run(FNR(inner, share=1.0, target="all", penalty=penalty, weight=weight), active=6)
+        run.rounds(1) if clients == "a cluster of one" else None
+        run.round(torch.tensor([2]) if clients == "one of one" else torch.tensor([1, 4]))
+        return run
+
+    with_it, without = played(0.7), played(0.0)
+    if clients == "one of one":
+        assert_same(with_it.state, without.state)
+        assert torch.equal(with_it.replies("refine").loss, without.replies("refine").loss)
+    assert with_it.state.params.isfinite().all()
+    assert with_it.engine.notes["refined_without_target"] == with_it.engine.notes["refined"] != []
+    assert all((task.own["fnr.target"] == 0).all() for task in with_it.tasks("refine"))
+    assert (with_it.replies("refine").steps > 0).all()
 
 
 def test_everyone_can_be_refined_towards_all() -> None:
@@ -605,6 +752,11 @@ MUTANTS = [
     *mutants(
         ClassNorms.finish,
         class_sums_not_means=("total['sum'] / total['count'].clamp(min=1)", "total['sum']"),
+    ),
+    *mutants(
+        Recall.finish,
+        recall_over_absent_classes=("(count > 0).sum().clamp(min=1)", "len(count)"),
+        recall_by_examples=("(right / count.clamp(min=1)).sum() / ...", "right.sum() / count.sum()"),
     ),
     *mutants(
         num_refined,

@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Contrastive, Moon
-from fnrfl.core.types import Batch, Out, State, Training, Tree
+from fnrfl.core.types import Batch, Out, State, Training
 from mutants import mutants
 from toys import Mlp, Run, World, assert_same, classification, distance, run
 
@@ -59,8 +59,8 @@ class References:
 
     start: State
 
-    def frozen(self, params: Tensor, buffers: Tree, x: Tensor) -> Out:
-        return Out(params, params, params)
+    def frozen(self, reference: State, x: Tensor) -> Out:
+        return Out(reference.params, reference.params, reference.params)
 
 
 def contrast(local: Tensor, received: Tensor, previous: Tensor, *, tau: float = 0.5, mu: float = 1.0) -> float:
