@@ -205,7 +205,8 @@ def resnet(pairs: int) -> Iterator[dict[str, Any]]:
 
     from fnrfl.algorithms.fedavg import FedAvg
     from fnrfl.core.net import Net
-    from fnrfl.core.types import LocalTask, State, Training
+    from fnrfl.core.training import ClientOptions
+    from fnrfl.core.types import LocalTask, State
     from fnrfl.data.batches import Pool
     from fnrfl.engines.assemble import Layout, assemble
     from fnrfl.models.build import build
@@ -213,14 +214,14 @@ def resnet(pairs: int) -> Iterator[dict[str, Any]]:
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(256, (256, 3, 32, 32), dtype=torch.uint8, generator=draw)
     labels = torch.randint(10, (256,), generator=draw)
-    training = Training(batch=64, epochs=1, lr=0.01)
+    options = ClientOptions(batch=64, epochs=1, lr=0.01, augment=False)
     for threads in sorted({1, os.cpu_count() or 1}):
         torch.manual_seed(0)
         model = build("resnet18", (3, 32, 32), 10)
         net = Net(model, torch.zeros(2, 3, 32, 32), channels_last=True)
         shards = list(torch.arange(256).split(128))[:threads]  # a client with two batches for each thread
         pool = Pool({"private": (images, labels)}, shards, 10)
-        engine = assemble("loop", net, pool, training, layout=Layout(threads=threads))
+        engine = assemble("loop", net, pool, options, layout=Layout(threads=threads))
         start = State(*net.flatten())
         plain = net.export(*net.flatten()).train()
         optimiser = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)
@@ -292,7 +293,8 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
     config = bench.config(1).replace({"rounds": 1000})
     with ExitStack() as patched:
         for place, name, part in (
-            (Trainer, "_job", "orders, start"), (Job, "batches", "gathering batches"), (runs, "_scores", "evaluation"),
+            (Trainer, "_job", "orders, start"), (Job, "batches", "gathering batches"),
+            (runs, "score_models", "evaluation"),
             (one_by_one, "run_steps", "steps"), (vectorised, "run_steps", "steps"),
         ):  # fmt: skip
             patched.enter_context(mock.patch.object(place, name, timed(part, getattr(place, name))))
@@ -307,11 +309,11 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
         engine.warm_up()
         with one_intra_op_thread():
             for t in range(3):
-                state, _ = runs._round(built, metered, state, t)
+                state, _ = runs._train_round(built, metered, state, t)
             spent.clear()
             began = time.perf_counter()
             for t in range(3, 3 + rounds):
-                state, _ = runs._round(built, metered, state, t)
+                state, _ = runs._train_round(built, metered, state, t)
             whole = time.perf_counter() - began
     parts = {k: round(1e3 * v / rounds, 3) for k, v in spent.items()}
     parts["averaging, the rest"] = round(1e3 * whole / rounds - sum(parts.values()), 3)

@@ -18,15 +18,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fnrfl import cli
-from fnrfl.cli import train
+from fnrfl.cli import display as shown
 from fnrfl.config import load
 from fnrfl.runs import run as runs
 from fnrfl.runs.predict import predict
 
 MAIN = """
-from fnrfl.cli import main, train
-Display = train.Display
-train.Display = lambda round, phase: Display(round, lambda name: print("phase", name, flush=True))
+from fnrfl.cli import display, main
+Display = display.Display
+display.Display = lambda round, phase: Display(round, lambda name: print("phase", name, flush=True))
 main()
 """
 PATIENCE = 60.0
@@ -197,12 +197,12 @@ def test_phases_are_told_as_they_begin() -> None:
 
 def test_the_command_line_shows_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    real = train.Display
+    real = shown.Display
 
-    def display(round: object, phase: object) -> train.Display:
+    def display(round: object, phase: object) -> shown.Display:
         return real(round, told.append)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(train, "Display", display)
+    monkeypatch.setattr(shown, "Display", display)
     assert fnrfl("run", "rounds=1", "-q").exit_code == 0
     assert told == ["local", "evaluate"]
 

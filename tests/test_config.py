@@ -412,7 +412,7 @@ def test_every_method_has_an_idea() -> None:
 
 def test_tables_are_in_step_with_the_code() -> None:
     assert set(registry.MODELS) == set(importlib.import_module("fnrfl.models.build").MODELS)
-    assert set(registry.PENALTIES) == set(importlib.import_module("fnrfl.algorithms.fnr").PENALTIES)
+    assert set(registry.PENALTIES) == set(importlib.import_module("fnrfl.algorithms.parts.penalties").PENALTIES)
     for engine in set(registry.ENGINES) - {"auto"}:
         importlib.import_module(f"fnrfl.engines.{engine}")
 

@@ -23,7 +23,7 @@ from fnrfl.algorithms.fedprox import FedProx
 from fnrfl.algorithms.fedyogi import FedYogi
 from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.scaffold import Scaffold
-from plain import (
+from plain_loops import (
     MODULES,
     Federation,
     Normed,

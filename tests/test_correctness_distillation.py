@@ -20,7 +20,7 @@ from fnrfl.algorithms.fedgen import FedGen
 from fnrfl.algorithms.ktpfl import KTpFL
 from fnrfl.algorithms.parts.coefficients import projected
 from fnrfl.core.rng import generator
-from plain import Federation, Normed, assert_equal, assert_model, averaged, descend, fedavg, vector, with_vector
+from plain_loops import Federation, Normed, assert_equal, assert_model, averaged, descend, fedavg, vector, with_vector
 from toys import NUM_CLASSES, NUM_FEATURES, distance
 
 ROUNDS = 3

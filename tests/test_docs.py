@@ -22,6 +22,8 @@ import fnrfl
 from fnrfl import cli, config
 from fnrfl.config import PAPER, describe_keys, registry
 from fnrfl.core import algorithm, types
+from fnrfl.core.options import options_of
+from fnrfl.core.refinement import FnrOptions
 from fnrfl.data import scenarios
 
 ROOT = Path(__file__).parent.parent
@@ -111,9 +113,9 @@ def test_every_equation_is_there_in_order() -> None:
 
 
 def test_every_penalty_is_there() -> None:
-    fnr = importlib.import_module("fnrfl.algorithms.fnr")
+    penalties = importlib.import_module("fnrfl.algorithms.parts.penalties")
     listed = dict(re.findall(r"^\| `([\w-]+)` \|.*\| `([\w.]+:\w+)` \|$", PAGES[MAP], re.MULTILINE))
-    assert {name: resolve(code) for name, code in listed.items()} == fnr.PENALTIES
+    assert {name: resolve(code) for name, code in listed.items()} == penalties.PENALTIES
 
 
 # -- names, keys and links --------------------------------------------------------------------------------------------
@@ -289,7 +291,7 @@ def test_the_papers_settings_are_those_of_the_code() -> None:
 
 
 def test_pages_say_in_which_mode_refinement_trains_by_default() -> None:
-    (default,) = [field.default for field in registry.fields("fnr") if field.name == "batchnorm"]
+    (default,) = [field.default for field in options_of(FnrOptions) if field.name == "batchnorm"]
     assert default == "updating"
     assert f'Refinement trains in train mode (`fnr.batchnorm = "{default}"`)' in PAGES["docs/protocols.md"]
     controls = " ".join(PAGES["docs/methods/controls.md"].split())
@@ -412,7 +414,7 @@ def test_the_changelog_and_citation_name_this_version() -> None:
     "module",
     [
         "fnrfl",
-        "fnrfl.algorithms.fnr",
+        "fnrfl.algorithms.parts.norms",
         "fnrfl.config.resolving",
         "fnrfl.core.nearest",
         "fnrfl.data.scenarios",

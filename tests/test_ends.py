@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
 from fnrfl import cli
+from fnrfl.cli import display as shown
 from fnrfl.cli import train
 from fnrfl.config import load
 from fnrfl.core.errors import FnrflError, out_of_memory, sentence
@@ -61,7 +62,7 @@ def at_phase(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def arrange(happen: Callable[[], object], round: int = 1) -> None:
         heard: list[str] = []
 
-        def display(show: Any, phase: Any) -> train.Display:
+        def display(show: Any, phase: Any) -> shown.Display:
             def told(name: str) -> None:
                 heard.append(name)
                 if name == "local" and heard.count("local") == round:
@@ -69,8 +70,8 @@ def at_phase(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
             return real(show, told)
 
-        real = train.Display
-        monkeypatch.setattr(train, "Display", display)
+        real = shown.Display
+        monkeypatch.setattr(shown, "Display", display)
 
     return arrange
 

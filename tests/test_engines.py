@@ -220,7 +220,7 @@ def test_a_part_can_be_exchanged(devices: int) -> None:
     loop, other = Run(FNR(Scaffold())), Run(FNR(Scaffold()))
     trainer = Trainer(Gpus(other.net, other.world.pool, [torch.device("cpu")] * devices), OneByOne(), seed=other.seed)
     clients = KeptClients(trainer, ClientStore(other.algorithm.client_state(other.net)), ClientStore({}))
-    other.use(Federation(clients, trainer, other.world.training, seed=other.seed))
+    other.use(Federation(clients, trainer, other.engine.options, seed=other.seed))
     assert_same(loop.rounds(3), other.rounds(3))
     assert list(loop.engine.memory) == list(other.engine.memory) != []
     for client in loop.engine.memory:

@@ -59,8 +59,8 @@ class References:
 
     start: State
 
-    def frozen(self, reference: State, x: Tensor) -> Out:
-        return Out(reference.params, reference.params, reference.params)
+    def frozen(self, other: State, x: Tensor) -> Out:
+        return Out(other.params, other.params, other.params)
 
 
 def contrast(local: Tensor, received: Tensor, previous: Tensor, *, tau: float = 0.5, mu: float = 1.0) -> float:

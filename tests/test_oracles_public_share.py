@@ -89,7 +89,7 @@ def test_it_is_fedavg_on_larger_shards(refined: bool) -> None:
     shards = [torch.cat([mine, public]).sort().values for mine in bare.splits.clients]
     parts = {"private": train, "public": bare.splits.public, "ranking": bare.splits.ranking}
     pool = Pool({k: (p.x, p.y) for k, p in parts.items()}, shards, 10, dtype=bare.net.dtype)
-    engine = assemble("loop", bare.net, pool, bare.engine.training, seed=0)
+    engine = assemble("loop", bare.net, pool, bare.engine.options, seed=0)
     states = []
     for one, by in ((share, share.engine), (bare, engine)):
         state = one.algorithm.init(one.net)

@@ -14,7 +14,7 @@ import fnrfl
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.config.registry import algorithms, load
 from fnrfl.core.net import Net
-from fnrfl.core.types import Training
+from fnrfl.core.training import ClientOptions
 from fnrfl.data.batches import Pool
 from fnrfl.engines.assemble import Layout, assemble
 from fnrfl.engines.metered import Metered
@@ -159,7 +159,9 @@ def test_paper_traffic_of_fedavg() -> None:
     net = Net(module, torch.zeros(2, 3, 32, 32))
     x, y = torch.zeros(20, 3, 32, 32, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64)
     pool = Pool({"private": (x, y)}, torch.arange(20).split(2), 10)
-    metered = Metered(assemble("loop", net, pool, Training(batch=2, epochs=1), layout=Layout(clients_at_once=1)))
+    metered = Metered(
+        assemble("loop", net, pool, ClientOptions(batch=2, epochs=1, augment=False), layout=Layout(clients_at_once=1))
+    )
     algorithm = FedAvg()
     algorithm.round(algorithm.init(net), torch.arange(10), metered)
     a_round = sum(metered.bytes["local"][way] for way in ("up", "down"))

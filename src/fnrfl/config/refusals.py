@@ -34,7 +34,7 @@ def _unknown_key(key: str, known: Mapping[str, Key], algorithm: str) -> str:
     if section in known:
         return f"{section} is not a section: it must be {known[section].rule}."
     if section == "algorithm":
-        among = [name for name in known if name.startswith("algorithm.")]
+        among = sorted((name for name in known if name.startswith("algorithm.")), key="algorithm.name".__eq__)
         return f"Unknown key {shortened(key)}: with {algorithm}, the keys of [algorithm] are {', '.join(among)}."
     meant = " or ".join(same_key(key, known)) or nearest(key, known)
     return f"Unknown key {shortened(key)}" + (

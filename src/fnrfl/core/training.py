@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Literal
 
 from fnrfl.core.options import option
@@ -34,7 +34,8 @@ class Training:
 
     def in_round(self, t: int) -> Training:
         """The same at the learning rate of round t, counted from 0; that rate decays no more."""
-        return replace(self, lr=self.lr * self.lr_decay**t, lr_decay=1.0)
+        steps = Training(**{field.name: getattr(self, field.name) for field in fields(Training)})
+        return replace(steps, lr=self.lr * self.lr_decay**t, lr_decay=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

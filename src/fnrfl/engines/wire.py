@@ -18,7 +18,7 @@ from fnrfl.core.algorithm import Objective
 from fnrfl.core.engine import Probe
 from fnrfl.core.errors import FnrflError
 from fnrfl.core.messages import ClientSide, Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
-from fnrfl.core.training import ClientOptions, Training
+from fnrfl.core.training import Training
 from fnrfl.core.values import LocalTask, Replies, State
 
 _MESSAGES: dict[str, type] = {
@@ -31,7 +31,6 @@ _MESSAGES: dict[str, type] = {
         Failure,
         LocalTask,
         Training,
-        ClientOptions,
         State,
         Replies,
     )
