@@ -50,7 +50,18 @@ from fnrfl.data import batches
 from fnrfl.data.batches import Pool, plan
 from fnrfl.runs.method import build_algorithm
 from mutants import mutants
-from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Run, World, assert_near, assert_same, classification, distance, named
+from toys import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    Mlp,
+    Run,
+    World,
+    assert_near,
+    assert_same,
+    classification,
+    distance,
+    named,
+)
 
 INNERS: list[Algorithm] = [
     FedAvg(),
@@ -739,6 +750,11 @@ MUTANTS = [
     *mutants(
         ClassNorms.finish,
         class_sums_not_means=("total['sum'] / total['count'].clamp(min=1)", "total['sum']"),
+    ),
+    *mutants(
+        Recall.finish,
+        recall_over_absent_classes=("(count > 0).sum().clamp(min=1)", "len(count)"),
+        recall_by_examples=("(right / count.clamp(min=1)).sum() / ...", "right.sum() / count.sum()"),
     ),
     *mutants(
         num_refined,
