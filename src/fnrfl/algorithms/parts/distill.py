@@ -13,7 +13,7 @@ from fnrfl.core.algorithm import Objective
 from fnrfl.core.errors import FnrflError
 from fnrfl.core.net import Model, Net
 from fnrfl.core.step import Carry, by_transform, local_step
-from fnrfl.core.types import Batch, Flat, Out, RandomStream, State, Training, Tree, aligned, run_steps
+from fnrfl.core.types import Batch, Flat, Out, RandomStream, State, Step, Training, Tree, aligned, run_steps
 
 STEPS_AT_ONCE = 50  # steps whose batches are gathered together where nobody judges in between
 
@@ -89,11 +89,7 @@ def distill(
     order = batch_positions(len(x), training.batch, steps, stream("batches")).to(x.device)
     rates = x.new_tensor([cosine(training.lr, step, steps) for step in range(steps)])
 
-    def step(student: Carry, fixed: tuple[State, Tensor], turn: tuple[Batch, Tensor]) -> Tensor:
-        (begin, target), (batch, lr) = fixed, turn
-        return local_step(net, objective, training, student, begin, batch, {"target": target}, {}, lr, by_transform)
-
-    fixed = State(start.params, start.buffers), target
+    step, fixed = _student_step(net, objective, training), (State(start.params, start.buffers), target)
     at_once = STEPS_AT_ONCE if judge is None else every
     taken = 0
     key = ("distill", objective, replace(training, lr=0.0))
@@ -123,3 +119,11 @@ def _unlabelled(net: Net, x: Tensor, index: Tensor, masks: dict[str, torch.Gener
     }
     noise = {k: v.to(x.device, net.dtype) for k, v in noise.items()}  # examples may be whole numbers
     return Batch(shown, torch.full_like(index, -1), index, noise)
+
+
+def _student_step(net: Net, objective: Objective, training: Training) -> Step:
+    def step(student: Carry, fixed: tuple[State, Tensor], turn: tuple[Batch, Tensor]) -> Tensor:
+        (begin, target), (batch, lr) = fixed, turn
+        return local_step(net, objective, training, student, begin, batch, {"target": target}, {}, lr, by_transform)
+
+    return step
