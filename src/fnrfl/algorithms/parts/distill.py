@@ -83,16 +83,15 @@ def distill(
     """
     carry = Carry.new(training, start.params, start.buffers)
     now = State(carry.params, carry.buffers)  # changes in place
-    best, chosen, loss = start, 0, math.nan
+    best, chosen, taken, loss = start, 0, 0, math.nan
     liked = -math.inf if judge is None else judge(start)
     masks = {} if training.batchnorm == "frozen" else {name: stream(name) for name in net.drop_shapes}
     order = batch_positions(len(x), training.batch, steps, stream("batches")).to(x.device)
     rates = x.new_tensor([cosine(training.lr, step, steps) for step in range(steps)])
 
     step, fixed = _student_step(net, objective, training), (State(start.params, start.buffers), target)
-    at_once = STEPS_AT_ONCE if judge is None else every
-    taken = 0
     key = ("distill", objective, replace(training, lr=0.0))
+    at_once = STEPS_AT_ONCE if judge is None else every
     for index, lr in zip(order.split(at_once), rates.split(at_once), strict=True):
         loss = float(repeat(key, step, carry, fixed, (_unlabelled(net, x, index, masks), lr))[-1])
         taken += len(index)
