@@ -88,7 +88,6 @@ def distill(
     masks = {} if training.batchnorm == "frozen" else {name: stream(name) for name in net.drop_shapes}
     order = batch_positions(len(x), training.batch, steps, stream("batches")).to(x.device)
     rates = x.new_tensor([cosine(training.lr, step, steps) for step in range(steps)])
-
     step, fixed = _student_step(net, objective, training), (State(start.params, start.buffers), target)
     key = ("distill", objective, replace(training, lr=0.0))
     at_once = STEPS_AT_ONCE if judge is None else every
