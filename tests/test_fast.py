@@ -294,6 +294,7 @@ def built(*keys: str) -> build.Built:
 
 def test_auto_is_the_documented_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for keys, engine, threads in (
         ((), "batched", 3),
         (("clients=2",), "batched", 2),
@@ -307,7 +308,10 @@ def test_auto_is_the_documented_rule(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (chosen.name, chosen.threads) == (engine, threads), keys
 
 
-def test_long_runs_of_dense_nets_are_recorded_and_convolutions_are_channels_last() -> None:
+def test_long_runs_of_dense_nets_are_recorded_and_convolutions_are_channels_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert built("rounds=1").engine.server.runner.recorder is None
     assert built("rounds=1000").engine.server.runner.recorder is not None
     assert built("rounds=1000", "engine=loop").engine.server.runner.recorder is not None
