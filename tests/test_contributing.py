@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import fnrfl
 from fnrfl import cli
 from fnrfl.config import registry
+from fnrfl.core.errors import FnrflError
 
 PAGE = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
 STEADY = re.findall(r"^```python runnable steady\.py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0]
@@ -139,3 +140,22 @@ def test_the_walk_names_the_signatures_that_there_are() -> None:
     assert "def init(self, net: Net) -> State" in STEADY
     assert "`client_state(net)`" in PAGE and "`init(net)`" in PAGE
     assert "`needs`" in PAGE and "`traffic`" in PAGE
+
+
+def test_private_training_is_a_field_and_not_a_word(folder: Path) -> None:
+    """Whatever a method calls its phase, FNR refines its clients, and dropout loses some."""
+    keys: dict[str, Any] = {"rounds": 2, "clients": 6, "engine": "loop", "client": {"epochs": 1}, "out": None}
+    (folder / "steady.py").write_text(STEADY.replace('"local"', '"train"'), encoding="utf-8")
+    bare = fnrfl.run("digits", algorithm="steady:Steady", **keys)
+    refined = fnrfl.run("digits", algorithm="steady:Steady", fnr={"epochs": 1}, **keys)
+    assert len(refined.rounds[-1]["refined"]) == 3
+    assert refined.model_sha256 != bare.model_sha256
+    lossy = fnrfl.run("digits", algorithm="steady:Steady", **keys | {"client": {"epochs": 1, "dropout": 0.5}})
+    assert len(lossy.rounds[-1]["dropped"]) == 3
+
+
+def test_a_round_of_fnr_without_private_training_is_refused(folder: Path) -> None:
+    body = STEADY.replace('"local", state)', '"train", state, private=False)')
+    (folder / "steady.py").write_text(body, encoding="utf-8")
+    with pytest.raises(FnrflError, match="No task of Steady in round 1 was private training"):
+        fnrfl.run("digits", algorithm="steady:Steady", fnr="on", rounds=1, out=None)
