@@ -413,7 +413,7 @@ def test_every_method_has_an_idea() -> None:
 
 
 def test_tables_are_in_step_with_the_code() -> None:
-    assert set(registry.MODELS) == set(importlib.import_module("fnrfl.models.build").MODELS)
+    assert set(registry.MODELS) == set(importlib.import_module("fnrfl.models.catalogue").MODELS)
     assert set(registry.PENALTIES) == set(importlib.import_module("fnrfl.algorithms.parts.penalties").PENALTIES)
     known = get_args(importlib.import_module("fnrfl.engines.assemble").EngineName)
     assert set(registry.ENGINES) == {"auto", *known}

@@ -32,7 +32,7 @@ from fnrfl.engines.job import Job
 from fnrfl.engines.place import Place
 from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.runner import Blame, Probing, Runner
-from fnrfl.models.build import build
+from fnrfl.models.catalogue import build_model
 from fnrfl.runs.build import build as build_run
 from fnrfl.runs.evaluate import evaluate
 from test_conformance import FEW_METHODS, algorithm, each, labels, models
@@ -419,7 +419,7 @@ def resnet_world() -> World:
     pool = Pool(parts | {"private": (x, y)}, torch.arange(96).split(32), 10, dtype=torch.float32)
     base = classification(torch.float32)
     return replace(
-        base, module=lambda: build("resnet18", (3, 32, 32), 10), pool=pool, example=torch.zeros(2, 3, 32, 32),
+        base, module=lambda: build_model("resnet18", (3, 32, 32), 10), pool=pool, example=torch.zeros(2, 3, 32, 32),
         training=replace(base.training, batch=16, lr=0.001, weight_decay=1e-5, augment=True), active=3,
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from fnrfl import run as run_for_real
 from fnrfl.config import load
 from fnrfl.core.errors import ConfigError
 from fnrfl.data.datasets import load as load_data
-from fnrfl.results.report import charts, read, relatives, report, tables, words
+from fnrfl.results.report import charts, read, relatives, report, sentences, tables
 from fnrfl.results.report import lines as report_lines
 from fnrfl.results.report.learned import learned, numbers_beside
 
@@ -424,8 +424,8 @@ def test_more_lines_than_colours_are_split_by_setting(tmp_path: Path) -> None:
 
 
 def told(*paths: Path) -> str:
-    lead, rest = words.summary(report_lines.panels_of([read.read(path) for path in paths]))
-    return " ".join([lead, *rest]).replace(words.SPACE, " ")
+    lead, rest = sentences.summary(report_lines.panels_of([read.read(path) for path in paths]))
+    return " ".join([lead, *rest]).replace(sentences.SPACE, " ")
 
 
 def seeds(folder: Path, name: str, accuracies: list[float], **keys: object) -> list[Path]:

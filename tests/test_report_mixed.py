@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fnrfl.cli import app
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.report import lines, read, report, tables, words
+from fnrfl.results.report import lines, read, report, sentences, tables
 from test_report import Elements, compared, fake_run, page_of, payload
 
 __all__ = ["compared"]  # a fixture
@@ -53,7 +53,7 @@ def test_runs_of_different_data_are_not_paired(tmp_path: Path) -> None:
         for seed in range(3)
     ]
     assert [tables.differences(panel).rows for panel in panels(*made)] == [(), ()]
-    assert "came out best" not in words.summary(panels(*made))[0]
+    assert "came out best" not in sentences.summary(panels(*made))[0]
     assert len(payload(page_of(*made))["panels"]) == 2
 
 

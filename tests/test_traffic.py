@@ -18,7 +18,7 @@ from fnrfl.core.training import ClientOptions
 from fnrfl.data.batches import Pool
 from fnrfl.engines.assemble import Layout, assemble
 from fnrfl.engines.metered import Metered
-from fnrfl.models.build import build as build_model
+from fnrfl.models.catalogue import build_model
 from fnrfl.runs import run as runs
 from fnrfl.runs.build import build
 

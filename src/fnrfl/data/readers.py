@@ -15,9 +15,9 @@ from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
 from fnrfl.data.arrays import class_names
+from fnrfl.data.csv_tables import read_csv
 from fnrfl.data.reading import ONLY_PART, UNREADABLE, Examples, Expected, RawData, require_file, unreadable
 from fnrfl.data.sources.images import read_image
-from fnrfl.data.tables import read_csv
 
 IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 CLIENT_ARRAYS = frozenset({"client", "clients", "client_id", "client_ids"})

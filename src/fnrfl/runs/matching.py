@@ -21,7 +21,7 @@ from fnrfl.data.batches import check_fits
 from fnrfl.data.datasets import DataSource
 from fnrfl.data.reading import Examples, Expected
 from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, Trained
-from fnrfl.runs.net import check_tokens
+from fnrfl.runs.build_net import check_tokens
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from typing import Any
 
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.report import mixed, read, tables, words
+from fnrfl.results.report import mixed, read, sentences, tables
 from fnrfl.results.report.charts import DASHES, payload
 from fnrfl.results.report.labels import method
 from fnrfl.results.report.learned import learned
@@ -78,7 +78,7 @@ def render(
     groups = [group for panel in panels for group in panel.groups]
     runs = [run for group in groups for run in group.runs]
     style, script = part("page.css"), part("page.js")
-    lead, told = words.summary(panels)
+    lead, told = sentences.summary(panels)
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     values = {
         "title": title or _title(panels),
@@ -88,7 +88,7 @@ def render(
         "script_hash": _hash(script),
         "data": Markup(_json(payload(panels))),
         "dashes": DASHES,
-        "what": words.what(panels),
+        "what": sentences.what(panels),
         "lead": lead,
         "summary": told,
         "panels": [_panel(panel) for panel in panels],
@@ -105,7 +105,7 @@ def render(
 def _banners(groups: Sequence[Group], runs: Sequence[Run], waiting: Sequence[Run]) -> dict[str, Any]:
     """What a reader must know before anything else."""
     return {
-        "leaks": {leak: words.LEAKS.get(leak, leak) for group in groups for leak in group.leaks},
+        "leaks": {leak: sentences.LEAKS.get(leak, leak) for group in groups for leak in group.leaks},
         "unfinished": [run for run in runs if not run.finished],
         "waiting": waiting,
         "notices": list(dict.fromkeys(notice for run in runs for notice in run.about["notices"])),
@@ -118,8 +118,8 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return {
         "title": panel.title,
         "leaks": panel.leaks,
-        "measured_on": words.measured_on(panel),
-        "seconds_of": words.seconds_of(panel),
+        "measured_on": sentences.measured_on(panel),
+        "seconds_of": sentences.seconds_of(panel),
         "several_seeds": any(len(group.runs) > 1 for group in panel.groups),
         "results": tables.results(panel),
         "differences": tables.differences(panel),

@@ -9,7 +9,7 @@ from fnrfl.results.report.labels import varying
 from fnrfl.results.report.lines import Group, Panel
 from fnrfl.results.report.read import Run
 from fnrfl.results.report.relatives import baseline, control, difference, plain, ranked
-from fnrfl.results.report.words import signed, verdict
+from fnrfl.results.report.sentences import signed, verdict
 from fnrfl.results.statistics import deviation, mean
 from fnrfl.runs.metrics import MIB
 

@@ -30,7 +30,7 @@ MODELS: dict[str, Factory] = {
 DATA_ARGUMENTS = ("input_shape", "num_classes")
 
 
-def build(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def build_model(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """The freshly initialised model that `spec` names, for inputs of `input_shape` without the batch axis.
 
     A model of your own, `"module:function"`, is imported from the current directory or the installed packages
