@@ -464,7 +464,7 @@ def test_a_file_is_read_as_python_would_read_it(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "path", list(sys.path))
     trust.given("algorithm.name", "mine_imported:Mine")
     assert registry.options("mine_imported:Mine") == expected
-    monkeypatch.setattr(registry, "FOLDER", tmp_path)
+    monkeypatch.setattr(registry, "PACKAGE_FOLDER", tmp_path)
     assert registry.algorithms() == {"child": "Built on another file.", "mine": "A method for a test."}
     assert registry.options("mine") == registry.options("child") == expected
 
@@ -487,7 +487,7 @@ def test_a_method_whose_fields_cannot_be_config_values_is_our_mistake(
     (tmp_path / "algorithms").mkdir()
     (tmp_path / "algorithms" / "bad.py").write_text("class Bad(Algorithm):\n    x: list[int] = option(1, 'x')\n")
     (tmp_path / "algorithms" / "empty.py").write_text("x = 3\n")
-    monkeypatch.setattr(registry, "FOLDER", tmp_path)
+    monkeypatch.setattr(registry, "PACKAGE_FOLDER", tmp_path)
     with pytest.raises(TypeError, match=r"list\[int\] cannot be a config value"):
         registry.options("bad")
     with pytest.raises(TypeError, match="declares no class"):

@@ -121,7 +121,7 @@ def page_of(*paths: Path, title: str | None = None) -> str:
     return out.read_text(encoding="utf-8")
 
 
-def groups_of(*paths: Path) -> list[report_lines.Group]:
+def groups_of(*paths: Path) -> list[report_lines.LineGroup]:
     return [group for panel in report_lines.panels_of([read.read(path) for path in paths]) for group in panel.groups]
 
 
@@ -622,7 +622,7 @@ def test_figures_take_names_as_they_are(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(plots, "FIGURES", {"convergence": plots.convergence, "seeds": plots.seeds})
     label = "_a $x_1^2$ <b>"
-    panel = report_lines.Panel("x", (report_lines.Group(label, 0, (read.read(evil_run(tmp_path)),)),))
+    panel = report_lines.Panel("x", (report_lines.LineGroup(label, 0, (read.read(evil_run(tmp_path)),)),))
     first, again = (plots.draw([panel], tmp_path / name) for name in ("first", "again"))
     for path, other in zip(first, again, strict=True):
         assert path.read_bytes() == other.read_bytes()

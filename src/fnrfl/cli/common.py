@@ -37,10 +37,12 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run the code (module:function) that a recipe or a run names; it is remembered.")
 ]
-Overrides = Annotated[
+OverridesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False, help="Any of `fnrfl list keys`.")
 ]
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", show_default=False, help="A folder made by `fnrfl run`.")]
+RunDirArgument = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR", show_default=False, help="A folder made by `fnrfl run`.")
+]
 Checkpoints = Annotated[
     float,
     typer.Option("--checkpoint-every", metavar="SECONDS", min=0, help="How often to save what `fnrfl resume` needs."),

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fnrfl.cli.common import HELP, Debug, Json, Overrides, Quiet, Trust, answer, console, errors_in_words, print_table
+from fnrfl.cli.common import (
+    HELP,
+    Debug,
+    Json,
+    OverridesArgument,
+    Quiet,
+    Trust,
+    answer,
+    console,
+    errors_in_words,
+    print_table,
+)
 from fnrfl.cli.keywords import KeyValueCommand
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
@@ -49,7 +60,7 @@ Text = Annotated[
 @scenario.command("show", cls=KeyValueCommand)
 def show(
     text: Text,
-    overrides: Overrides = None,
+    overrides: OverridesArgument = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw it as a figure, too.")] = None,
     trust: Trust = False,
     json: Json = False,
@@ -91,7 +102,7 @@ def show(
 def save(
     file: Annotated[Path, typer.Argument(metavar="FILE.json", show_default=False, help="Where it goes.")],
     text: Text,
-    overrides: Overrides = None,
+    overrides: OverridesArgument = None,
     trust: Trust = False,
     quiet: Quiet = False,
     debug: Debug = False,

@@ -12,7 +12,7 @@ from fnrfl.cli.common import (
     Debug,
     Json,
     Quiet,
-    RunDir,
+    RunDirArgument,
     Trust,
     answer,
     console,
@@ -24,7 +24,7 @@ from fnrfl.cli.common import (
 from fnrfl.cli.notices import notices
 from fnrfl.config.spelling import counted
 
-Data = Annotated[
+DataArgument = Annotated[
     str,
     typer.Argument(
         metavar="DATA", show_default=False, help="A data set, file.npz, file.csv, folder/ or module:function."
@@ -68,8 +68,8 @@ def report(
 
 
 def evaluate(
-    run_dir: RunDir,
-    data: Data,
+    run_dir: RunDirArgument,
+    data: DataArgument,
     client: Client = None,
     trust: Trust = False,
     json: Json = False,
@@ -106,8 +106,8 @@ def evaluate(
 
 
 def predict(
-    run_dir: RunDir,
-    data: Data,
+    run_dir: RunDirArgument,
+    data: DataArgument,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE.csv", show_default="print", help="Where it goes.")
     ] = None,

@@ -11,13 +11,13 @@ from fnrfl.config.keys import Key
 from fnrfl.config.protocol import TWINS
 from fnrfl.config.schema import RunConfig
 from fnrfl.config.spelling import same_key
-from fnrfl.config.typed import Flat, shortened, show
+from fnrfl.config.typed import FlatValues, shortened, show
 from fnrfl.core.nearest import choices, nearest
 
 LONGEST_NAME = 150  # bytes: a folder's name has the method and the seed as well, and at most 255
 
 
-def refuse_unknown_keys(given: Flat, known: Mapping[str, Key], algorithm: str) -> Iterator[str]:
+def refuse_unknown_keys(given: FlatValues, known: Mapping[str, Key], algorithm: str) -> Iterator[str]:
     """Keys that there are not. A section with nothing in it says nothing, so it is allowed."""
     for key, value in given.items():
         empty_section = value == {} and any(name.startswith(f"{key}.") for name in known)
@@ -47,7 +47,7 @@ def refuse_value(key: Key, value: object) -> str:
     return f"{key.name} = {show(value)} is not allowed: it must be {key.rule} (default {show(key.default)})."
 
 
-def refuse_bad_text(given: Flat, known: Mapping[str, Key]) -> Iterator[str]:
+def refuse_bad_text(given: FlatValues, known: Mapping[str, Key]) -> Iterator[str]:
     """Text that is empty, or that no file could hold."""
     for key, value in given.items():
         if not isinstance(value, str) or key not in known:

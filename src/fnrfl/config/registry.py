@@ -22,7 +22,7 @@ from fnrfl.core.refinement import FnrOptions
 if TYPE_CHECKING:
     from fnrfl.core.algorithm import Algorithm
 
-FOLDER = Path(__file__).parent.parent
+PACKAGE_FOLDER = Path(__file__).parent.parent
 RECIPES = Path(__file__).parent / "recipes"
 
 MODELS = {
@@ -118,7 +118,9 @@ def _first_line(path: Path) -> str:
 
 
 def _names() -> list[str]:
-    return sorted(path.stem.replace("_", "-") for path in (FOLDER / "algorithms").glob("*.py") if path.stem[0] != "_")
+    return sorted(
+        path.stem.replace("_", "-") for path in (PACKAGE_FOLDER / "algorithms").glob("*.py") if path.stem[0] != "_"
+    )
 
 
 def _method(name: str) -> Entry:
@@ -127,7 +129,7 @@ def _method(name: str) -> Entry:
         raise ConfigError(
             f'algorithm.name = "{name}" is not known. {choices(name, among)}, or "module:Class" of your own.'
         )
-    return read_entry(FOLDER / "algorithms" / f"{name.replace('-', '_')}.py")
+    return read_entry(PACKAGE_FOLDER / "algorithms" / f"{name.replace('-', '_')}.py")
 
 
 @cache

@@ -12,10 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.ndarrays import Floats, Ints
 from fnrfl.rundir.outputs import write
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 SHADES = " ░▒▓█"
 COLUMNS = 60  # of a heat-map; more classes than that share columns

@@ -24,9 +24,9 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.store import ClientMemory
 from fnrfl.core.types import State, Tree, aligned
 from fnrfl.rundir import files
-from fnrfl.rundir.directory import FOLDER, checkpoint_files
+from fnrfl.rundir.directory import CHECKPOINT_FOLDER, checkpoint_files
 
-FORMAT = 3  # 2 (version 0.1.0): no hashes; 1: convolutions were not channels-last
+CHECKPOINT_FORMAT = 3  # 2 (version 0.1.0): no hashes; 1: convolutions were not channels-last
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,13 @@ def save(run_dir: Path, done: int, state: State, store: ClientMemory, stamp: Sta
     part.rename(folder)
     files.sync(rounds)
     new = Index(
-        format=FORMAT, round=done, config=stamp.config, log=stamp.log, server=server, clients=clients, model=None
+        format=CHECKPOINT_FORMAT,
+        round=done,
+        config=stamp.config,
+        log=stamp.log,
+        server=server,
+        clients=clients,
+        model=None,
     )
     _write_index(run_dir, new)
     store.changed.clear()
@@ -141,7 +147,7 @@ def client_memory(run_dir: Path, saved: Index, client: int) -> Tree | None:
 
 def model(run_dir: Path, saved: Index) -> Tree:
     """The weights that a finished run left."""
-    if saved.model is None and saved.format == FORMAT:
+    if saved.model is None and saved.format == CHECKPOINT_FORMAT:
         raise ConfigError(
             f"{run_dir / 'model.safetensors'} is not of this run: checkpoint.json says that it is not finished. Remove "
             "the file and resume the run."
@@ -159,13 +165,13 @@ def index(run_dir: Path) -> Index | None:
         found = content["format"]
         if found == 2:
             content = _of_format_2(content)
-        if found in (2, FORMAT):
+        if found in (2, CHECKPOINT_FORMAT):
             return _checked(path, Index.model_validate(content))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged ({type(error).__name__}). Run again into another directory.") from error
     raise ConfigError(
-        f"{path} has format {found}, and this version reads formats 2 and {FORMAT}. Resume it with the version that "
-        "wrote it, or run again."
+        f"{path} has format {found}, and this version reads formats 2 and {CHECKPOINT_FORMAT}. Resume it with the "
+        "version that wrote it, or run again."
     )
 
 
@@ -186,13 +192,13 @@ def _checked(path: Path, found: Index) -> Index:
     for file, stem in named:
         top, _, rest = file.file.partition("/")
         folder, _, name = rest.partition("/")
-        if top != "rounds" or not FOLDER.fullmatch(folder) or name != f"{stem}.safetensors":
+        if top != "rounds" or not CHECKPOINT_FOLDER.fullmatch(folder) or name != f"{stem}.safetensors":
             raise ConfigError(
                 f"{path} names {file.file!r} as the file of {stem}, which no checkpoint has written. Put it back as it "
                 "was, or run again into another directory."
             )
     hashed = found.log is not None and all(file.sha256 is not None for file, _ in named)
-    if found.round < 0 or (found.format == FORMAT and not hashed):
+    if found.round < 0 or (found.format == CHECKPOINT_FORMAT and not hashed):
         raise ConfigError(f"{path} is damaged (a hash is missing, or its round). Run again into another directory.")
     return found
 

@@ -25,9 +25,9 @@ log = logging.getLogger("fnrfl")
 
 # What a run writes, and what `fnrfl report` writes beside it. Whatever else is in the folder is somebody else's.
 WRITTEN = ("config.toml", "partition.json", "events.jsonl", "checkpoint.json", "model.safetensors", "report.html")
-FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")  # of a checkpoint, below rounds/
+CHECKPOINT_FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")  # of a checkpoint, below rounds/
 FILE = re.compile(r"(server|client-\d+)\.safetensors")
-FIGURES = ("convergence", "traffic", "time", "seeds", "classes", "split")
+FIGURE_NAMES = ("convergence", "traffic", "time", "seeds", "classes", "split")
 
 
 class Taken(ConfigError):
@@ -235,7 +235,7 @@ def checkpoint_files(run_dir: Path) -> Iterator[Path]:
     if not files.is_folder(rounds):
         return
     for folder in sorted(rounds.iterdir()):
-        if FOLDER.fullmatch(folder.name) and files.is_folder(folder):
+        if CHECKPOINT_FOLDER.fullmatch(folder.name) and files.is_folder(folder):
             yield from (f for f in sorted(folder.iterdir()) if FILE.fullmatch(f.name) and not f.is_symlink())
             yield folder
 
@@ -253,6 +253,6 @@ def _written(folder: Path) -> Iterator[Path]:
     if files.is_folder(plots):
         for path in sorted(plots.iterdir()):
             stem, _, number = path.stem.rpartition("-") if path.stem[-1:].isdigit() else (path.stem, "", "")
-            if stem in FIGURES and path.suffix in (".png", ".svg"):
+            if stem in FIGURE_NAMES and path.suffix in (".png", ".svg"):
                 yield path
         yield plots

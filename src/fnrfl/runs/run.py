@@ -35,7 +35,7 @@ from fnrfl.runs.scores import score_models
 log = logging.getLogger("fnrfl")
 Progress = Callable[[Event], None]
 Phase = Callable[[str], None]
-NEEDED = {"accuracy", "per_class", "per_client", "seconds", "bytes_up", "bytes_down"}  # of every round of a log
+NEEDED_METRICS = {"accuracy", "per_class", "per_client", "seconds", "bytes_up", "bytes_down"}  # of every round of a log
 
 
 @stoppable()
@@ -61,10 +61,10 @@ def run(
         for notice in built.notices:
             log.warning(notice)
         if out is None:
-            return _train_rounds(built, Recorder(None, checkpoint_every), Begun(), progress, phase)
+            return _train_rounds(built, RunWriter(None, checkpoint_every), Begun(), progress, phase)
         with ExitStack() as stack:
             place, header = run_files.create_run_dir(stack, names, built, overwrite=overwrite)
-            recorder = Recorder(place, checkpoint_every, header)
+            recorder = RunWriter(place, checkpoint_every, header)
             result = _train_rounds(built, recorder, Begun(), progress, phase)
             return replace(result, run_dir=place.given)
 
@@ -95,7 +95,7 @@ def resume(
             state = checkpoint.load(run_dir, found.saved, built.engine.memory).to(built.net.device)
             check_shapes(run_dir, state, built.engine)
         files.write(run_dir / "events.jsonl", found.log)
-        recorder = Recorder(place, checkpoint_every, found.log)
+        recorder = RunWriter(place, checkpoint_every, found.log)
         result = _train_rounds(built, recorder, Begun(rounds, state), progress, phase)
     return replace(result, run_dir=run_dir)
 
@@ -115,7 +115,7 @@ def load(run_dir: str | Path, *, trust: bool = False) -> Result:
             "together. Put that file back, or run again into another directory."
         )
     header, *rounds = found.events_so_far
-    if not all(event.keys() >= NEEDED for event in rounds):
+    if not all(event.keys() >= NEEDED_METRICS for event in rounds):
         raise events.damaged(run_dir / "events.jsonl", "a round has no accuracy, bytes or seconds")
     weights = checkpoint.model(run_dir, saved)
     personalised = header["personalised"] if "personalised" in header else build_algorithm(config).personalised
@@ -131,7 +131,7 @@ class Begun:
     state: State | None = None
 
 
-class Recorder:
+class RunWriter:
     """Writes a run into its directory: every round into the log, and a checkpoint from time to time.
 
     Without a directory it writes nothing.
@@ -170,7 +170,7 @@ class Recorder:
 
 
 def _train_rounds(
-    built: Built, recorder: Recorder, begun: Begun, progress: Progress | None, phase: Phase | None
+    built: Built, recorder: RunWriter, begun: Begun, progress: Progress | None, phase: Phase | None
 ) -> Result:
     """Train all rounds that are still to come."""
     config, engine = built.config, built.engine

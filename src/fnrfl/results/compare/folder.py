@@ -14,9 +14,8 @@ from fnrfl.rundir import files
 from fnrfl.rundir.configs import flat_config
 from fnrfl.rundir.outputs import write
 
-FORMAT = (
-    2  # 2: hashes of configs leave out keys at their defaults; in format 1 only the names of the runs can be compared
-)
+# Of grid.json. 2: hashes of configs leave out keys at their defaults; in format 1 only names of runs can be compared
+GRID_FORMAT = 2
 
 
 def default_out(cells: Sequence[Cell]) -> Path:
@@ -36,12 +35,12 @@ def check_folder(out: Path, cells: Sequence[Cell]) -> None:
         written, theirs = int(found["format"]), dict(found["cells"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}). Choose another folder with --out.") from error
-    if written > FORMAT:
+    if written > GRID_FORMAT:
         raise ConfigError(
-            f"{path} has format {written}, and this version reads formats up to {FORMAT}. Use the version that wrote "
-            "it, or choose another folder with --out."
+            f"{path} has format {written}, and this version reads formats up to {GRID_FORMAT}. Use the version that "
+            "wrote it, or choose another folder with --out."
         )
-    if written < FORMAT:
+    if written < GRID_FORMAT:
         theirs = {name: ours.get(name) for name in theirs}
     strange = next((name for name, sha256 in theirs.items() if name not in ours or ours[name] != sha256), None)
     if strange is not None:
@@ -59,7 +58,7 @@ def write_grid(out: Path, cells: Sequence[Cell]) -> None:
     first = next(iter(configs.values()))
     shared = [key for key in first if all(key in it and it[key] == first[key] for it in configs.values())]
     grid_file = {
-        "format": FORMAT,
+        "format": GRID_FORMAT,
         "sha256": _hash(claims),
         "cells": claims,
         "config": {key: first[key] for key in shared},  # what all runs share, and below what each has of its own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fnrfl.results.report.lines import Group
+from fnrfl.results.report.lines import LineGroup
 from fnrfl.results.report.numbers import POINTS, known_mean, short, shown_mean, thinned
 from fnrfl.results.report.read import Run
 from fnrfl.rundir.events import Event
@@ -12,7 +12,7 @@ from fnrfl.rundir.events import Event
 CLIENTS = 100  # of a run that are shown, so that a page stays light
 
 
-def inside(group: Group, numbers: int) -> dict[str, Any]:
+def inside(group: LineGroup, numbers: int) -> dict[str, Any]:
     """One line's first run, client by client."""
     run = group.runs[0]
     shown = range(min(CLIENTS, len(run.counts)))

@@ -11,7 +11,7 @@ from fnrfl.rundir import files, origin
 from fnrfl.rundir.configs import Config, differing_from_plan, wrong_run
 from fnrfl.rundir.origin import Origin, short
 
-WAY_OUT = "Put it back as it was, or name the runs that belong together one by one."
+NAME_RUNS_ONE_BY_ONE = "Put it back as it was, or name the runs that belong together one by one."
 
 
 def ambiguous(runs: Sequence[Origin]) -> dict[str, dict[str, Path]]:
@@ -60,10 +60,10 @@ def check_folder(folder: Path, runs: Sequence[Origin]) -> None:
     for run in cells:
         planned = configs[run.folder.name]
         if planned and differing_from_plan(planned, run.config):
-            raise ConfigError(wrong_run(run.folder, planned, run.config, configs, WAY_OUT))
+            raise ConfigError(wrong_run(run.folder, planned, run.config, configs, NAME_RUNS_ONE_BY_ONE))
     for place, run in enumerate(cells):
         for other in cells[:place]:
-            origin.check_pair(other, run, WAY_OUT)
+            origin.check_pair(other, run, NAME_RUNS_ONE_BY_ONE)
 
 
 def _grid(path: Path) -> dict[str, Config]:

@@ -18,7 +18,7 @@ from fnrfl.results.report import mixed, read, sentences, tables
 from fnrfl.results.report.charts import DASHES, payload
 from fnrfl.results.report.labels import method
 from fnrfl.results.report.learned import learned
-from fnrfl.results.report.lines import Group, Panel, panels_of
+from fnrfl.results.report.lines import LineGroup, Panel, panels_of
 from fnrfl.results.report.read import Run
 from fnrfl.rundir.outputs import check_output, write
 
@@ -102,7 +102,7 @@ def render(
     return template.from_string(part("page.html")).render(values | _banners(groups, runs, waiting)).lstrip()
 
 
-def _banners(groups: Sequence[Group], runs: Sequence[Run], waiting: Sequence[Run]) -> dict[str, Any]:
+def _banners(groups: Sequence[LineGroup], runs: Sequence[Run], waiting: Sequence[Run]) -> dict[str, Any]:
     """What a reader must know before anything else."""
     return {
         "leaks": {leak: sentences.LEAKS.get(leak, leak) for group in groups for leak in group.leaks},
@@ -151,7 +151,7 @@ def _json(value: object) -> str:
 # -- how to get there again -------------------------------------------------------------------------------------------
 
 
-def _rerun(group: Group) -> dict[str, Any]:
+def _rerun(group: LineGroup) -> dict[str, Any]:
     run = group.runs[0]
     again = run.path.with_name(f"{run.path.name}-again")
     typed = ["fnrfl", "run", str(run.path / "config.toml"), "-o", str(again)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.report.charts import DASHES
-from fnrfl.results.report.lines import Group, Panel
+from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.numbers import known_mean, short
 from fnrfl.results.statistics import mean
 from fnrfl.rundir.outputs import write
@@ -72,7 +72,7 @@ def _figure(panel: Panel, height: float = 4.2) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _curves(panel: Panel, across: Callable[[Group, int], float], name: str) -> Figure:
+def _curves(panel: Panel, across: Callable[[LineGroup, int], float], name: str) -> Figure:
     """Accuracy over something: the mean over seeds, and a band from the lowest to the highest."""
     figure, axes = _figure(panel)
     for group in panel.groups:
