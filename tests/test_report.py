@@ -346,8 +346,10 @@ def test_a_folder_stands_for_the_runs_below_it(four: list[Path]) -> None:
     folder = four[0].parent
     (folder / ".scaffold-part").mkdir()
     (folder / ".scaffold-part" / "events.jsonl").touch()
-    assert sorted(read.find([folder])) == sorted(four)
-    assert read.find([four[0], folder])[0] == four[0] and len(read.find([four[0], folder])) == len(four)
+    assert sorted(read.find_run_dirs([folder])) == sorted(four)
+    assert read.find_run_dirs([four[0], folder])[0] == four[0] and len(read.find_run_dirs([four[0], folder])) == len(
+        four
+    )
     out = folder / "some.where"
     assert report([folder], out, plots=False) == out / "report.html"
 
@@ -623,7 +625,7 @@ def test_figures_take_names_as_they_are(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(plots, "FIGURES", {"convergence": plots.convergence, "seeds": plots.seeds})
     label = "_a $x_1^2$ <b>"
     panel = report_lines.Panel("x", (report_lines.LineGroup(label, 0, (read.read(evil_run(tmp_path)),)),))
-    first, again = (plots.draw([panel], tmp_path / name) for name in ("first", "again"))
+    first, again = (plots.draw_figures([panel], tmp_path / name) for name in ("first", "again"))
     for path, other in zip(first, again, strict=True):
         assert path.read_bytes() == other.read_bytes()
         if path.suffix == ".svg":

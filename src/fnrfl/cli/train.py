@@ -127,7 +127,7 @@ def resume(
         from fnrfl.config import load
         from fnrfl.rundir import directory
 
-        directory.check(run_dir)
+        directory.check_is_run(run_dir)
         config = load(run_dir / "config.toml", trust=trust)
 
         def start(**told: Any) -> Result:

@@ -153,13 +153,13 @@ def read_entry(path: Path) -> Entry:
 def _options_of_own(name: str) -> tuple[Option, ...]:
     """The options of a user's class, which has to be imported."""
     cls = _import_own(name)
-    with trust.in_words(f"The fields of {cls.__module__}:{cls.__name__} cannot be read", "correct their types."):
+    with trust.errors_in_words(f"The fields of {cls.__module__}:{cls.__name__} cannot be read", "correct their types."):
         return options_of(cls)
 
 
 def _import_own(name: str) -> type[Algorithm]:
     """A user's class, found in the working folder or on the path."""
-    cls = trust.fetch(f'algorithm.name = "{name}"', own_code.target("algorithm.name", name))
+    cls = trust.fetch_named_code(f'algorithm.name = "{name}"', own_code.target("algorithm.name", name))
     from fnrfl.core.algorithm import Algorithm
 
     if not (isinstance(cls, type) and issubclass(cls, Algorithm) and dataclasses.is_dataclass(cls)):

@@ -14,7 +14,7 @@ from fnrfl.config.protocol import default_values
 from fnrfl.config.refusals import is_own_data, refuse_bad_text, refuse_config, refuse_unknown_keys, refuse_value
 from fnrfl.config.schema import MethodOptions, RunConfig
 from fnrfl.config.spelling import as_known
-from fnrfl.config.typed import FlatValues, Overrides, flatten, nest, parse, read_overrides, shortened, show
+from fnrfl.config.typed import FlatValues, Overrides, flatten, nest, parse, read_overrides, shortened, show_value
 from fnrfl.core import own_code
 from fnrfl.core import trust as trusted
 from fnrfl.core.errors import ConfigError
@@ -57,14 +57,14 @@ def loads(
         raise ConfigError(f"{origin} is not valid TOML: {reason}.") from error
     given = read_overrides(overrides, schema.text_keys())
     named = {key: recipe[key] for key in own_code.KEYS if key in recipe and key not in given}
-    trusted.check(named, given, origin=origin, trust=trust)  # before anything is imported
+    trusted.check_allowed(named, given, origin=origin, trust=trust)  # before anything is imported
     return _resolve(recipe, given, name)
 
 
 def replaced(config: RunConfig, overrides: Overrides) -> RunConfig:
     """A config with some keys changed, checked again."""
     given = read_overrides(overrides, schema.text_keys())
-    trusted.check({}, given, origin="", trust=False)
+    trusted.check_allowed({}, given, origin="", trust=False)
     return _resolve(config.flat(), given, config.name)
 
 
@@ -112,7 +112,7 @@ def _algorithm(recipe: FlatValues, overrides: FlatValues) -> tuple[str, FlatValu
     if algorithm != recipes_own:  # another method's mu is another quantity
         recipe = {key: value for key, value in recipe.items() if not key.startswith("algorithm.")}
     if not isinstance(algorithm, str):
-        raise ConfigError(f"algorithm.name = {show(algorithm)} is not allowed: it must be text.")
+        raise ConfigError(f"algorithm.name = {show_value(algorithm)} is not allowed: it must be text.")
     if algorithm == "fnr":
         raise ConfigError('algorithm.name = "fnr" is not a method: FNR wraps any method. Set fnr = "on" instead.')
     return algorithm, recipe

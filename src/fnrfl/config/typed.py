@@ -122,7 +122,7 @@ def _switch(value: object) -> bool:
         return True
     word = value.text if isinstance(value, Typed) else str(value)
     if word.lower() not in SWITCH:
-        shown = value.text if isinstance(value, Typed) else show(value)
+        shown = value.text if isinstance(value, Typed) else show_value(value)
         raise ConfigError(f'fnr = {shortened(shown)} is not allowed: it must be "on", "off" or a section.')
     return SWITCH[word.lower()]
 
@@ -139,6 +139,6 @@ def toml(value: Value) -> str:
     return repr(value)
 
 
-def show(value: object) -> str:
+def show_value(value: object) -> str:
     """A value as the user typed it, whatever it is; of an endless one, the beginning."""
     return shortened(toml(value) if isinstance(value, Value) else repr(value))

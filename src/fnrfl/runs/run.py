@@ -81,7 +81,7 @@ def resume(
 ) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
     run_dir = Path(run_dir)
-    directory.check(run_dir)
+    directory.check_is_run(run_dir)
     if (run_dir / "model.safetensors").exists():
         return load(run_dir, trust=trust)
     with directory.opened(run_dir) as place, tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
@@ -104,7 +104,7 @@ def resume(
 def load(run_dir: str | Path, *, trust: bool = False) -> Result:
     """A finished run from disk; `trust` allows code that its config.toml names."""
     run_dir = Path(run_dir)
-    directory.check(run_dir)
+    directory.check_is_run(run_dir)
     if not (run_dir / "model.safetensors").exists():
         raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`.")
     found = run_files.verify(run_dir, trust=trust)

@@ -8,7 +8,7 @@ from fnrfl.config import slug
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices
 from fnrfl.results.compare.cells import Group, Parts
-from fnrfl.results.compare.lists import split
+from fnrfl.results.compare.lists import split_commas
 
 METHOD_SECTIONS = ("algorithm", "fnr", "client", "engine")  # sections about how to train; all others are about the task
 
@@ -22,7 +22,7 @@ def find_baseline(groups: Iterable[Group], text: str | None) -> Parts:
     for label, group in known.items():
         if slug(label) == slug(text):
             return group.parts
-    pieces = {slug(piece) for piece in split(text)}
+    pieces = {slug(piece) for piece in split_commas(text)}
     for group in known.values():
         fitting = tuple(
             (key, words)

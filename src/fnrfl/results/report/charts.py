@@ -7,7 +7,7 @@ from typing import Any
 
 from fnrfl.results.report.inside import CLIENTS, inside
 from fnrfl.results.report.lines import LineGroup, Panel
-from fnrfl.results.report.numbers import POINTS, short, shown_mean, thinned
+from fnrfl.results.report.numbers import POINTS, chart_number, shown_mean, thinned
 from fnrfl.runs.metrics import LOOKING, MIB
 
 # Seven, so that with eight colours fifty-six lines differ.
@@ -87,7 +87,7 @@ def _group(group: LineGroup, traffic: Sequence[str], time: Sequence[str]) -> dic
         "label": group.label,
         "mark": group.colour,
         "seeds": group.seeds,
-        "final": [short(run.accuracy) for run in group.runs],
+        "final": [chart_number(run.accuracy) for run in group.runs],
         "rounds": [group.runs[0].rounds[t]["round"] for t in rounds],
         "curves": {metric: curve for metric, curve in curves.items() if curve is not None},
         "mib": [shown_mean(run.mib[t] for run in group.runs) for t in rounds],
@@ -106,8 +106,8 @@ def _over_seeds(group: LineGroup, metric: str, rounds: Sequence[int]) -> dict[st
         return None
     return {
         "mean": [shown_mean(values) for values in at],
-        "low": [short(min(values, default=None)) for values in at],
-        "high": [short(max(values, default=None)) for values in at],
+        "low": [chart_number(min(values, default=None)) for values in at],
+        "high": [chart_number(max(values, default=None)) for values in at],
     }
 
 

@@ -49,9 +49,9 @@ def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plo
         damaged=found.damaged,
     )
     if plots:
-        from fnrfl.results.report.plots import draw  # matplotlib is slow to import
+        from fnrfl.results.report.plots import draw_figures  # matplotlib is slow to import
 
-        draw(panels, out.parent / "plots")
+        draw_figures(panels, out.parent / "plots")
     out.parent.mkdir(parents=True, exist_ok=True)
     write(out, page)
     return out

@@ -11,7 +11,7 @@ from typing import Any
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.report.charts import DASHES
 from fnrfl.results.report.lines import LineGroup, Panel
-from fnrfl.results.report.numbers import known_mean, short
+from fnrfl.results.report.numbers import chart_number, known_mean
 from fnrfl.results.statistics import mean
 from fnrfl.rundir.outputs import write
 
@@ -40,7 +40,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(panels: Sequence[Panel], folder: Path) -> list[Path]:
+def draw_figures(panels: Sequence[Panel], folder: Path) -> list[Path]:
     """Write every figure of every panel; a second panel's have -2 at the end of their names."""
     if folder.is_symlink():
         raise ConfigError(f"{folder} is a link, and no link is followed in writing. Remove it, or give --no-plots.")
@@ -171,7 +171,7 @@ def _heat(
         return
     for y, row in enumerate(rows):
         for x, value in enumerate(row):
-            if (shown := short(value)) is not None:
+            if (shown := chart_number(value)) is not None:
                 colour = "white" if shown > top / 2 else INK
                 axes.text(x, y, text(shown), ha="center", va="center", fontsize=8, color=colour)
 

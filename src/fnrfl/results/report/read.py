@@ -58,7 +58,7 @@ class Run(RunMetrics):
         return tuple(self.about["leaks"])
 
 
-def find(paths: Sequence[Path]) -> list[Path]:
+def find_run_dirs(paths: Sequence[Path]) -> list[Path]:
     """The run directories among and below some folders, each once."""
     if not paths:
         raise ConfigError("A report needs at least one run directory. Give a folder that `fnrfl run` has made.")
@@ -93,7 +93,7 @@ class Found:
 
 def load(paths: Sequence[Path]) -> Found:
     """All runs among and below some folders; one that cannot be read is named and left out, unless all are so."""
-    found = find(paths)
+    found = find_run_dirs(paths)
     comparisons = {folder: _comparison(folder) for folder in dict.fromkeys(path.parent for path in found)}
     runs: list[Run] = []
     damaged: list[ConfigError] = []
@@ -131,7 +131,7 @@ def read(path: Path, baseline: tuple[str, ...] = ()) -> Run:
     """One run directory, finished or not."""
     about = origin.read(path)
     rounds = events.read(path / "events.jsonl")[1:]
-    valid.check(str(path), about.config, about.header, rounds, about.partition)
+    valid.check_run_files(str(path), about.config, about.header, rounds, about.partition)
     return Run(
         origin=about,
         rounds=rounds,

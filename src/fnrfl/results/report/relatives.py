@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fnrfl.results.report.lines import LineGroup, setting
 from fnrfl.results.statistics import Difference, paired
-from fnrfl.rundir.configs import Config, is_control, is_plain
+from fnrfl.rundir.configs import Config, is_control, is_without_fnr
 
 FREE = ("seed", "name", "leaks", "engine")  # in which relatives may differ: an engine changes the time, not the result
 
@@ -37,7 +37,7 @@ def baseline(groups: Sequence[LineGroup]) -> LineGroup:
 
 def plain(group: LineGroup, groups: Sequence[LineGroup]) -> LineGroup | None:
     """The same runs without FNR."""
-    return _relative(group, groups, lambda other: is_plain(other, group.config, *FREE))
+    return _relative(group, groups, lambda other: is_without_fnr(other, group.config, *FREE))
 
 
 def control(group: LineGroup, groups: Sequence[LineGroup]) -> LineGroup | None:

@@ -131,15 +131,15 @@ def _against(
 
 
 def _in_sum(what: str, found: Sequence[tuple[LineGroup, LineGroup, Difference]]) -> str:
-    better = [a.label for a, _, d in found if verdict(d) == CLEAR and d.mean > 0]
-    worse = [a.label for a, _, d in found if verdict(d) == CLEAR and d.mean < 0]
+    better = [a.label for a, _, d in found if difference_in_words(d) == CLEAR and d.mean > 0]
+    worse = [a.label for a, _, d in found if difference_in_words(d) == CLEAR and d.mean < 0]
     text = f"{what}, {counted(len(found), 'pair')} of lines: "
     for names, word in ((better, "ahead"), (worse, "behind")):
         text += f"{len(names)} {word} by more than the spread over seeds{f' ({listed(names)})' if names else ''}, "
     return f"{text}{len(found) - len(better) - len(worse)} not to be told apart."
 
 
-def verdict(found: Difference | None) -> str:
+def difference_in_words(found: Difference | None) -> str:
     """A difference in a few words."""
     if found is None:
         return "no seed and split in common"

@@ -9,7 +9,7 @@ from fnrfl.results.report.labels import varying
 from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.read import Run
 from fnrfl.results.report.relatives import baseline, control, difference, plain, ranked
-from fnrfl.results.report.sentences import signed, verdict
+from fnrfl.results.report.sentences import difference_in_words, signed
 from fnrfl.results.statistics import deviation, mean
 from fnrfl.runs.metrics import MIB
 
@@ -127,7 +127,7 @@ def differences(panel: Panel) -> Table:
                 p,
                 TableCell(str(found.n), found.n),
             ]
-        rows.append((*told, TableCell(verdict(found), verdict(found))))
+        rows.append((*told, TableCell(difference_in_words(found), difference_in_words(found))))
     return Table(columns, tuple(rows))
 
 

@@ -81,7 +81,7 @@ class PartitionFile(_Lines):
     counts: list[list[int]] = Field(min_length=1)
 
 
-def check(
+def check_run_files(
     where: str, config: Mapping[str, Any], header: object, rounds: Sequence[object], partition: Mapping[str, Any]
 ) -> None:
     """Refuse a run whose files do not say what a page needs, with the file, the line and the value that is wrong."""
