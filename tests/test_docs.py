@@ -277,7 +277,7 @@ def test_the_overview_has_every_method_with_its_needs() -> None:
     listed = {re.sub(r"\[([\w-]+)\]\([\w-]+\.md(?:#[\w-]+)?\)", r"\1", link): needs for link, _, needs, *_ in rows}
     assert listed.keys() == registry.algorithms().keys()
     written = {name: set(re.findall(r"`([\w-]+)`", needs)) for name, needs in listed.items()}
-    assert written == {name: set(registry.load(name)().needs) for name in listed}
+    assert written == {name: set(registry.load_method(name)().needs) for name in listed}
     explained = {need.strip("`") for need, _ in table(OVERVIEW, "Needs")}
     assert set().union(*written.values()) <= explained
 

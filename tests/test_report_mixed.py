@@ -27,7 +27,7 @@ def text_of(*paths: Path) -> str:
 
 
 def panels(*paths: Path) -> list[read.Panel]:
-    return lines.panels_of([read.read(path) for path in paths])
+    return lines.panels_of([read.read_run(path) for path in paths])
 
 
 # -- data and splits --------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_the_command_says_what_it_left_out_on_stderr(tmp_path: Path) -> None:
 def test_a_client_without_a_score_is_left_out_of_the_worst(tmp_path: Path) -> None:
     path = fake_run(tmp_path / "run")
     change_line(3, per_client=[0.5, None, 0.25])(path)
-    assert read.read(path).last("worst_client") == 0.25
+    assert read.read_run(path).last("worst_client") == 0.25
     change_line(3, per_client=[None, None])(path)
-    assert read.read(path).last("worst_client") is None
+    assert read.read_run(path).last("worst_client") is None
     page_of(path)

@@ -109,7 +109,7 @@ def assert_same(got: Result, config: RunConfig) -> None:
     assert got.model_sha256 == wanted.model_sha256
     assert facts(got.rounds) == facts(wanted.rounds)
     assert got.run_dir is not None
-    log = events.read(got.run_dir / "events.jsonl")
+    log = events.read_events(got.run_dir / "events.jsonl")
     assert log[0]["config"] == got.config.as_dict()
     assert facts(log[1:]) == json.loads(json.dumps(facts(wanted.rounds)))
 

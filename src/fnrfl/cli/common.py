@@ -121,14 +121,14 @@ def print_notes(notes: Sequence[str], *, quiet: bool = False) -> None:
 _answers: list[TextIO] = []  # where the answer goes while stdout is kept free for it
 
 
-def answer(text: str) -> None:
+def print_answer(text: str) -> None:
     """Print what was asked for: the JSON object, the table, the config."""
     typer.echo(text.removesuffix("\n"), file=_answers[-1] if _answers else None)
 
 
 @contextmanager
 def stdout_for_the_answer() -> Iterator[None]:
-    """Inside, stdout is for `answer` alone: what a user's own code prints goes to stderr."""
+    """Inside, stdout is for `print_answer` alone: what a user's own code prints goes to stderr."""
     _answers.append(sys.stdout)
     try:
         with redirect_stdout(sys.stderr):

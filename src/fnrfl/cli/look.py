@@ -17,9 +17,9 @@ from fnrfl.cli.common import (
     OverridesArgument,
     Quiet,
     Trust,
-    answer,
     console,
     errors_in_words,
+    print_answer,
     print_table,
 )
 from fnrfl.cli.keywords import KeyValueCommand
@@ -91,7 +91,7 @@ def show(
         if json:
             named = {"scenario": config.scenario, "dataset": config.dataset, "seed": config.seed}
             split = {"sha256": built.partition.sha256, "counts": counts.tolist()}
-            answer(json_format.dumps(named | scores.summary() | split))
+            print_answer(json_format.dumps(named | scores.summary() | split))
             return
         _show_split(title, built, scores)
         if png is not None:
@@ -115,14 +115,14 @@ def save(
     The file has hashes, and the format of a run's partition.json.
     """
     with errors_in_words(debug):
-        from fnrfl.rundir.outputs import check_output, write
+        from fnrfl.rundir.outputs import check_output, write_output
 
         check_output(file)
         if file.suffix != ".json":
             raise ConfigError(f"{file} does not end in .json; give the file first and then the scenario.")
         built = _built(text, overrides, trust)
         manifest = built.manifest()
-        write(file, json_format.dumps(manifest) + "\n")
+        write_output(file, json_format.dumps(manifest) + "\n")
         console(quiet=quiet).print(f"{built.config.scenario} in {file}, sha256 {built.partition.sha256}")
 
 

@@ -17,10 +17,10 @@ from fnrfl.cli.common import (
     Quiet,
     RunDirArgument,
     Trust,
-    answer,
     console,
     errors_in_words,
     how_to_go_on,
+    print_answer,
     print_leaks,
     quoted,
     recipe_and_overrides,
@@ -206,7 +206,7 @@ def _carry_out(start: Callable[..., Result], config: RunConfig, run_dir: Path, *
     )
     print_leaks(config.leaks_on, quiet=quiet, stderr=json)
     if json:
-        answer(json_format.dumps(summary, allow_nan=False))
+        print_answer(json_format.dumps(summary, allow_nan=False))
 
 
 def _way_on(run_dir: Path, config: RunConfig) -> str:
@@ -223,7 +223,7 @@ def _show_comparison(found: Comparison, screen: Console, *, json: bool) -> None:
     from fnrfl.results.compare import notes, table
 
     if json:
-        answer(found.to_json())
+        print_answer(found.to_json())
     if screen.is_terminal:
         screen.print(table(found, screen.width), soft_wrap=False)
         for note in notes(found):

@@ -104,7 +104,7 @@ def options(name: str) -> tuple[Option, ...]:
     return _options_of_own(name) if ":" in name else _method(name).options
 
 
-def load(name: str) -> type[Algorithm]:
+def load_method(name: str) -> type[Algorithm]:
     """The class of a method, its own ("scaffold", "fnr") or a user's ("my_pkg.method:MyMethod"); imports it."""
     if ":" in name:
         return _import_own(name)
@@ -153,7 +153,9 @@ def read_entry(path: Path) -> Entry:
 def _options_of_own(name: str) -> tuple[Option, ...]:
     """The options of a user's class, which has to be imported."""
     cls = _import_own(name)
-    with trust.errors_in_words(f"The fields of {cls.__module__}:{cls.__name__} cannot be read", "correct their types."):
+    with trust.user_errors_in_words(
+        f"The fields of {cls.__module__}:{cls.__name__} cannot be read", "correct their types."
+    ):
         return options_of(cls)
 
 

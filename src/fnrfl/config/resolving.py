@@ -14,7 +14,7 @@ from fnrfl.config.protocol import default_values
 from fnrfl.config.refusals import is_own_data, refuse_bad_text, refuse_config, refuse_unknown_keys, refuse_value
 from fnrfl.config.schema import MethodOptions, RunConfig
 from fnrfl.config.spelling import as_known
-from fnrfl.config.typed import FlatValues, Overrides, flatten, nest, parse, read_overrides, shortened, show_value
+from fnrfl.config.typed import FlatValues, Overrides, flatten, nest, parse_toml, read_overrides, shortened, show_value
 from fnrfl.core import own_code
 from fnrfl.core import trust as trusted
 from fnrfl.core.errors import ConfigError
@@ -51,7 +51,7 @@ def loads(
 ) -> RunConfig:
     """The same from TOML text; `name` is the run's name unless the text or an override says another."""
     try:
-        recipe = flatten(parse(text), schema.text_keys())
+        recipe = flatten(parse_toml(text), schema.text_keys())
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ConfigError(f"{origin} is not valid TOML: {reason}.") from error

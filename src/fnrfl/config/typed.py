@@ -31,7 +31,7 @@ class Typed:
     text: str
 
 
-def parse(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
     """TOML, with numbers as they were written."""
     try:
         return tomllib.loads(text.removeprefix("\ufeff"), parse_float=lambda written: Typed(float(written), written))
@@ -90,7 +90,7 @@ def shortened(text: str) -> str:
 def _read_value(text: str) -> object:
     """A TOML value, or where it is none, the word itself: `fnr=on`, `scenario=label-dirichlet(0.1)`."""
     try:
-        read = parse(f"value = {text}")
+        read = parse_toml(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
         return text
     if len(read) != 1:

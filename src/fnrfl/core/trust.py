@@ -77,7 +77,7 @@ def fetch_named_code(what: str, target: Target | None) -> object:
             + ". If you trust it, load the config again, or call fnrfl.core.trust.given(key, words) before."
         )
     own_import.serve(source)
-    with errors_in_words(f"{what} cannot be imported", f"{target.module!r} must be {places}. Check its code."):
+    with user_errors_in_words(f"{what} cannot be imported", f"{target.module!r} must be {places}. Check its code."):
         module = importlib.import_module(target.module)
     return _attribute(what, module, target)
 
@@ -88,7 +88,7 @@ def given(key: str, words: str) -> None:
 
 
 @contextmanager
-def errors_in_words(what: str, way_out: str) -> Iterator[None]:
+def user_errors_in_words(what: str, way_out: str) -> Iterator[None]:
     """Turn whatever goes wrong in a user's code, `sys.exit` included, into a sentence."""
     try:
         yield
@@ -102,7 +102,7 @@ def errors_in_words(what: str, way_out: str) -> Iterator[None]:
 
 def _attribute(what: str, module: ModuleType, target: Target) -> object:
     missing = object()
-    with errors_in_words(f"{what} cannot be imported", "Check its code."):
+    with user_errors_in_words(f"{what} cannot be imported", "Check its code."):
         found = getattr(module, target.name, missing)
     if found is missing:
         hint = did_you_mean(target.name, vars(module)) or own_code.shadowed(target.module)

@@ -176,7 +176,7 @@ def call_function(name: str) -> object:
             f"dataset = {name!r} is a {type(function).__name__}, which cannot be called. Name a function."
         )
     rule = "it is called without arguments and must return the data. Correct the function."
-    with trust.errors_in_words(f"dataset = {name!r} failed", rule):
+    with trust.user_errors_in_words(f"dataset = {name!r} failed", rule):
         return function()
 
 

@@ -112,7 +112,7 @@ def _check_options(spec: str, factory: Factory, options: dict[str, object]) -> N
 def _build_own(spec: str, factory: Factory, data: dict[str, object], options: dict[str, object]) -> nn.Module:
     """Call somebody else's factory with what it accepts of `data`, and say in a sentence what went wrong."""
     given = f"it is given {' and '.join(DATA_ARGUMENTS)} by name where it has such parameters"
-    with trust.errors_in_words(
+    with trust.user_errors_in_words(
         f"Model {spec!r} could not be built", f"{given}; any other needs a default, or a value."
     ):
         parameters = inspect.signature(factory).parameters.values()

@@ -51,7 +51,7 @@ class Origin:
         return found
 
 
-def read(folder: Path) -> Origin:
+def read_origin(folder: Path) -> Origin:
     """What a run directory was made from; refused where its files contradict each other."""
     toml = files.read(folder / "config.toml", "a run directory has a config.toml")
     log = files.read(folder / "events.jsonl", "a run directory has an events.jsonl")

@@ -17,7 +17,7 @@ from fnrfl.data.datasets import read_source
 from fnrfl.data.reading import ONLY_PART
 from fnrfl.runs import run as runs
 from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TEST, Evaluation, Prediction, TrainedRun
-from fnrfl.runs.evaluate import evaluate as score
+from fnrfl.runs.evaluate import evaluate_model as score
 from fnrfl.runs.evaluate import pooled
 from fnrfl.runs.matching import (
     expected_of,

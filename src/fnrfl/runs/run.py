@@ -92,7 +92,7 @@ def resume(
         run_files.warn_of_other_versions(run_dir, header)
         state = None
         if found.saved is not None:
-            state = checkpoint.load(run_dir, found.saved, built.engine.memory).to(built.net.device)
+            state = checkpoint.load_checkpoint(run_dir, found.saved, built.engine.memory).to(built.net.device)
             check_shapes(run_dir, state, built.engine)
         files.write(run_dir / "events.jsonl", found.log)
         recorder = RunWriter(place, checkpoint_every, found.log)
@@ -155,7 +155,7 @@ class RunWriter:
     def write(self, event: Event) -> None:
         """Add a round to the log."""
         if self.place is not None:
-            events.append(self.place.path / "events.jsonl", event)
+            events.append_event(self.place.path / "events.jsonl", event)
             self._logged.update(events.line(event))
 
     def save(self, built: Built, rounds: list[Event], state: State) -> None:
@@ -164,7 +164,7 @@ class RunWriter:
             return
         files.sync(self.place.path / "events.jsonl")  # the log is never behind the checkpoint
         stamp = checkpoint.Stamp(built.config.sha256, self._logged.hexdigest())
-        checkpoint.save(self.place.path, len(rounds), state, built.engine.memory, stamp)
+        checkpoint.save_checkpoint(self.place.path, len(rounds), state, built.engine.memory, stamp)
         self.place.settle()
         self.restart_clock()
 

@@ -33,7 +33,7 @@ class Members:
 
     def add(self, cell: Cell) -> None:
         """Check the run of a cell against its config and against the runs that are known."""
-        found = origin.read(self.out / cell.name)
+        found = origin.read_origin(self.out / cell.name)
         self._check_config(cell, found)
         self._check_pairs(cell, found)
         self.known[cell.name] = found

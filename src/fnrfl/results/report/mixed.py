@@ -54,7 +54,7 @@ def _about_splits(runs: Sequence[Origin]) -> list[str]:
     return told
 
 
-def check_folder(folder: Path, runs: Sequence[Origin]) -> None:
+def check_grid_folder(folder: Path, runs: Sequence[Origin]) -> None:
     """Refuse the folder of a comparison if its runs are not those of its grid, or do not belong together."""
     configs = _grid(folder / "grid.json")
     cells = [run for run in runs if run.folder.name in configs]

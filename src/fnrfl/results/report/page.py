@@ -20,7 +20,7 @@ from fnrfl.results.report.labels import method
 from fnrfl.results.report.learned import learned
 from fnrfl.results.report.lines import LineGroup, Panel, panels_of
 from fnrfl.results.report.read import Run
-from fnrfl.rundir.outputs import check_output, write
+from fnrfl.rundir.outputs import check_output, write_output
 
 log = logging.getLogger("fnrfl")
 
@@ -30,7 +30,7 @@ def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plo
 
     `out` is the file, or a folder that gets a report.html. Runs that differ in their seed alone make one line.
     """
-    found = read.load(run_dirs)
+    found = read.load_runs(run_dirs)
     runs, begun = found.runs, [run for run in found.runs if run.rounds]
     for sentence in found.damaged:
         log.warning(sentence)
@@ -53,7 +53,7 @@ def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plo
 
         draw_figures(panels, out.parent / "plots")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write(out, page)
+    write_output(out, page)
     return out
 
 

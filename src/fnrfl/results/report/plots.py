@@ -13,7 +13,7 @@ from fnrfl.results.report.charts import DASHES
 from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.numbers import chart_number, known_mean
 from fnrfl.results.statistics import mean
-from fnrfl.rundir.outputs import write
+from fnrfl.rundir.outputs import write_output
 
 try:
     import matplotlib as mpl
@@ -58,7 +58,7 @@ def draw_figures(panels: Sequence[Panel], folder: Path) -> list[Path]:
                     date = {"Date": None} if suffix == "svg" else None  # the same figure is the same file
                     drawn = io.BytesIO()
                     made.savefig(drawn, format=suffix, dpi=160, metadata=date, bbox_inches="tight", pad_inches=0.2)
-                    write(path, drawn.getvalue())
+                    write_output(path, drawn.getvalue())
                     written.append(path)
     return written
 

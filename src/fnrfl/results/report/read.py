@@ -91,7 +91,7 @@ class Found:
     damaged: list[str]  # runs that cannot be read
 
 
-def load(paths: Sequence[Path]) -> Found:
+def load_runs(paths: Sequence[Path]) -> Found:
     """All runs among and below some folders; one that cannot be read is named and left out, unless all are so."""
     found = find_run_dirs(paths)
     comparisons = {folder: _comparison(folder) for folder in dict.fromkeys(path.parent for path in found)}
@@ -99,13 +99,13 @@ def load(paths: Sequence[Path]) -> Found:
     damaged: list[ConfigError] = []
     for path in found:
         try:
-            runs.append(read(path, comparisons[path.parent][0].get(path.name, ())))
+            runs.append(read_run(path, comparisons[path.parent][0].get(path.name, ())))
         except ConfigError as error:
             damaged.append(error)
     if not runs:
         raise damaged[0]
     for folder in comparisons:
-        mixed.check_folder(folder, [run.origin for run in runs if run.path.parent == folder])
+        mixed.check_grid_folder(folder, [run.origin for run in runs if run.path.parent == folder])
     failed = [sentence for _, failures in comparisons.values() for sentence in failures]
     return Found(runs, failed, [f"{error} It is left out." for error in damaged])
 
@@ -127,10 +127,10 @@ def _comparison(folder: Path) -> tuple[dict[str, tuple[str, ...]], list[str]]:
         raise ConfigError(f"{path} is damaged ({error!r}). Repeat the comparison, or remove the file.") from error
 
 
-def read(path: Path, baseline: tuple[str, ...] = ()) -> Run:
+def read_run(path: Path, baseline: tuple[str, ...] = ()) -> Run:
     """One run directory, finished or not."""
-    about = origin.read(path)
-    rounds = events.read(path / "events.jsonl")[1:]
+    about = origin.read_origin(path)
+    rounds = events.read_events(path / "events.jsonl")[1:]
     valid.check_run_files(str(path), about.config, about.header, rounds, about.partition)
     return Run(
         origin=about,
