@@ -209,7 +209,7 @@ def resnet(pairs: int) -> Iterator[dict[str, Any]]:
     from fnrfl.core.types import LocalTask, State
     from fnrfl.data.batches import Pool
     from fnrfl.engines.assemble import Layout, assemble
-    from fnrfl.models.build import build
+    from fnrfl.models.catalogue import build_model
 
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(256, (256, 3, 32, 32), dtype=torch.uint8, generator=draw)
@@ -217,7 +217,7 @@ def resnet(pairs: int) -> Iterator[dict[str, Any]]:
     options = ClientOptions(batch=64, epochs=1, lr=0.01, augment=False)
     for threads in sorted({1, os.cpu_count() or 1}):
         torch.manual_seed(0)
-        model = build("resnet18", (3, 32, 32), 10)
+        model = build_model("resnet18", (3, 32, 32), 10)
         net = Net(model, torch.zeros(2, 3, 32, 32), channels_last=True)
         shards = list(torch.arange(256).split(128))[:threads]  # a client with two batches for each thread
         pool = Pool({"private": (images, labels)}, shards, 10)

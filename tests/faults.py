@@ -60,5 +60,5 @@ def crashing(operations: int) -> Iterator[None]:
         patch.setattr(files, "write_new", dying(files.write_new, half_content))
         patch.setattr(files, "exchange", dying(files.exchange))
         patch.setattr(files, "sync", dying(files.sync))
-        patch.setattr(events, "append", dying(events.append, half_line))
+        patch.setattr(events, "append_event", dying(events.append_event, half_line))
         yield

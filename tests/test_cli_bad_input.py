@@ -329,6 +329,6 @@ def test_writes_are_whole_or_not_there(folder: Path, monkeypatch: pytest.MonkeyP
         path.with_name(path.name + ".part").write_text(text[: len(text) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(outputs, "write", half)
+    monkeypatch.setattr(outputs, "write_output", half)
     assert_refused(fnrfl("scenario", "save", "split.json", "iid"), "No space left on device", "Make room", code=3)
     assert not (folder / "split.json").exists()

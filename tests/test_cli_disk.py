@@ -68,7 +68,11 @@ def test_a_refusal_before_the_first_round_leaves_nothing(
     assert not list(folder.iterdir())
 
 
-WRITES = {"log": (events, "append", 1), "checkpoint": (checkpoint, "save", 1), "sync": (files, "sync", 6)}
+WRITES = {
+    "log": (events, "append_event", 1),
+    "checkpoint": (checkpoint, "save_checkpoint", 1),
+    "sync": (files, "sync", 6),
+}
 
 
 @pytest.mark.parametrize("number", CODES[:3], ids=errno.errorcode.get)
@@ -90,7 +94,7 @@ def test_what_safetensors_says_of_a_full_disk_is_said_in_the_same_words(monkeypa
     def full(*_: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(checkpoint, "save", full)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", full)
     assert_told(fnrfl(*RUN), "fnrfl: No space left on device. Make room. To go on: fnrfl resume run")
 
 
@@ -98,7 +102,7 @@ def test_a_damaged_file_is_not_taken_for_a_full_disk(monkeypatch: pytest.MonkeyP
     def damaged(*_: object) -> None:
         raise SafetensorError("Error while deserializing header: header too large")
 
-    monkeypatch.setattr(checkpoint, "save", damaged)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", damaged)
     got = fnrfl(*RUN)
     assert got.exit_code == 3
     assert "header too large" in got.stderr

@@ -61,7 +61,7 @@ KEYS: dict[str, Any] = {
 
 
 def test_the_methods_are_all_that_there_are() -> None:
-    assert set(OWN) == {name for name in registry.algorithms() if registry.load(name)().personalised}
+    assert set(OWN) == {name for name in registry.algorithms() if registry.load_method(name)().personalised}
 
 
 @pytest.mark.parametrize("method", [*OWN, *REFINED, "fedavg"])

@@ -32,7 +32,7 @@ from fnrfl.results.compare import (
     default_out,
     grid,
     read_seeds,
-    split,
+    split_commas,
     summarise,
     table,
 )
@@ -73,13 +73,13 @@ values = st.recursive(
 
 @given(st.lists(values, min_size=1, max_size=5), st.sampled_from((",", ", ", " , ")))
 def test_lists_are_split_where_they_were_joined(pieces: list[str], comma: str) -> None:
-    assert split(comma.join(pieces)) == pieces
+    assert split_commas(comma.join(pieces)) == pieces
 
 
 @given(st.text(st.sampled_from("ab,()[]'\" "), max_size=12))
 def test_splitting_loses_nothing_or_says_what_is_missing(text: str) -> None:
     try:
-        pieces = split(text)
+        pieces = split_commas(text)
     except ConfigError as error:
         assert re.search(r"lacks a closing [)\]'\"]", str(error))
     else:

@@ -392,7 +392,7 @@ def test_unreadable_recipes_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*registry.algorithms(), "fnr"])
 def test_fields_read_from_the_source_are_those_of_the_class(name: str) -> None:
-    cls = registry.load(name)
+    cls = registry.load_method(name)
     assert registry.options(name) == options_of(cls)
     types = get_type_hints(cls)
     for field in registry.options(name):
@@ -402,7 +402,7 @@ def test_fields_read_from_the_source_are_those_of_the_class(name: str) -> None:
 @pytest.mark.parametrize("name", registry.algorithms())
 def test_a_method_can_be_built_from_its_resolved_options(name: str) -> None:
     options = plain(f"algorithm={name}").algorithm.options
-    method = registry.load(name)(**options)
+    method = registry.load_method(name)(**options)
     assert {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.name in options} == options
 
 
@@ -413,7 +413,7 @@ def test_every_method_has_an_idea() -> None:
 
 
 def test_tables_are_in_step_with_the_code() -> None:
-    assert set(registry.MODELS) == set(importlib.import_module("fnrfl.models.build").MODELS)
+    assert set(registry.MODELS) == set(importlib.import_module("fnrfl.models.catalogue").MODELS)
     assert set(registry.PENALTIES) == set(importlib.import_module("fnrfl.algorithms.parts.penalties").PENALTIES)
     known = get_args(importlib.import_module("fnrfl.engines.assemble").EngineName)
     assert set(registry.ENGINES) == {"auto", *known}
@@ -464,7 +464,7 @@ def test_a_file_is_read_as_python_would_read_it(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "path", list(sys.path))
     trust.given("algorithm.name", "mine_imported:Mine")
     assert registry.options("mine_imported:Mine") == expected
-    monkeypatch.setattr(registry, "FOLDER", tmp_path)
+    monkeypatch.setattr(registry, "PACKAGE_FOLDER", tmp_path)
     assert registry.algorithms() == {"child": "Built on another file.", "mine": "A method for a test."}
     assert registry.options("mine") == registry.options("child") == expected
 
@@ -475,7 +475,7 @@ def test_a_users_method_is_configured_by_its_own_fields(tmp_path: Path, monkeypa
     monkeypatch.setattr(sys, "path", list(sys.path))
     theirs = plain("algorithm=their_method:Mine", "algorithm.lr=0.5")
     assert theirs.algorithm.options == {"mu": -1.0, "kind": "a", "lr": 0.5}
-    assert registry.load(theirs.algorithm.name)(**theirs.algorithm.options) is not None
+    assert registry.load_method(theirs.algorithm.name)(**theirs.algorithm.options) is not None
     assert loads(theirs.to_toml()) == theirs
     with pytest.raises(ConfigError, match='algorithm.lr = 2 is not allowed: it must be a number > 0 and <= 1 or "cli'):
         plain("algorithm=their_method:Mine", "algorithm.lr=2")
@@ -487,7 +487,7 @@ def test_a_method_whose_fields_cannot_be_config_values_is_our_mistake(
     (tmp_path / "algorithms").mkdir()
     (tmp_path / "algorithms" / "bad.py").write_text("class Bad(Algorithm):\n    x: list[int] = option(1, 'x')\n")
     (tmp_path / "algorithms" / "empty.py").write_text("x = 3\n")
-    monkeypatch.setattr(registry, "FOLDER", tmp_path)
+    monkeypatch.setattr(registry, "PACKAGE_FOLDER", tmp_path)
     with pytest.raises(TypeError, match=r"list\[int\] cannot be a config value"):
         registry.options("bad")
     with pytest.raises(TypeError, match="declares no class"):

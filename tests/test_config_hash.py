@@ -19,7 +19,7 @@ from fnrfl.core.options import Option, option
 from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.training import ClientOptions
 from fnrfl.results.compare import grid
-from fnrfl.results.compare.folder import check_folder, write_grid
+from fnrfl.results.compare.folder import check_comparison_folder, write_grid
 
 # By method, the value that each key was introduced with. A new key is a new line; a line that is there never changes.
 INTRODUCED = json.loads((Path(__file__).parent / "introduced.json").read_text())
@@ -167,19 +167,19 @@ def test_a_grid_of_the_first_format_is_known_by_its_names(tmp_path: Path) -> Non
     path = tmp_path / "grid.json"
     written = json.loads(path.read_text())
     assert written["format"] == 2
-    check_folder(tmp_path, cells)
+    check_comparison_folder(tmp_path, cells)
 
     def write(number: int, names: list[str]) -> None:
         path.write_text(json.dumps({"format": number, "cells": dict.fromkeys(names, "0" * 64)}))
 
     write(1, list(written["cells"]))
-    check_folder(tmp_path, cells)
+    check_comparison_folder(tmp_path, cells)
     write(1, [*written["cells"], "moon-seed-0"])
     with pytest.raises(ConfigError, match="its run moon-seed-0 is one which this one has not"):
-        check_folder(tmp_path, cells)
+        check_comparison_folder(tmp_path, cells)
     write(2, list(written["cells"]))
     with pytest.raises(ConfigError, match="with another config"):
-        check_folder(tmp_path, cells)
+        check_comparison_folder(tmp_path, cells)
     write(3, list(written["cells"]))
     with pytest.raises(ConfigError, match="has format 3, and this version reads formats up to 2"):
-        check_folder(tmp_path, cells)
+        check_comparison_folder(tmp_path, cells)

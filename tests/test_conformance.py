@@ -62,7 +62,7 @@ ENGINES = (*IN_PROCESS, "children")  # children: clients in child processes, not
 
 def method(label: str, **changes: Any) -> Algorithm:
     name = max((known for known in registry.algorithms() if f"{label}-".startswith(f"{known}-")), key=len)
-    return registry.load(name)(**{**METHODS[label], **changes})
+    return registry.load_method(name)(**{**METHODS[label], **changes})
 
 
 def algorithm(label: str, refined: bool) -> Algorithm:
@@ -371,11 +371,11 @@ def test_it_resumes(label: str, engine: str, tmp_path: Path) -> None:
     whole = played(label, engine, fnr=refined())
     first = Run(whole.algorithm, engine)
     first.rounds(3)
-    checkpoint.save(tmp_path, 3, first.state, first.engine.memory, checkpoint.Stamp("config", "log"))
+    checkpoint.save_checkpoint(tmp_path, 3, first.state, first.engine.memory, checkpoint.Stamp("config", "log"))
     second = Run(whole.algorithm, engine)
     found = checkpoint.index(tmp_path)
     assert found is not None
-    second.t, second.state = found.round, checkpoint.load(tmp_path, found, second.engine.memory)
+    second.t, second.state = found.round, checkpoint.load_checkpoint(tmp_path, found, second.engine.memory)
     assert_same(whole.state, second.rounds(2))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from fnrfl.config import registry
 from fnrfl.data import niid
-from fnrfl.models.build import build
+from fnrfl.models.catalogue import build_model
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "correctness.md"
@@ -34,7 +34,7 @@ def test_resnet18_has_the_parameters_of_its_layers() -> None:
                 total += convolution(width, stage, 1, bias=False) + 2 * stage if width != stage else 0
                 width = stage
         total += 512 * head + head
-        model = build("resnet18" if head == 10 else "resnet18(head=1000)", (3, 32, 32), 10)
+        model = build_model("resnet18" if head == 10 else "resnet18(head=1000)", (3, 32, 32), 10)
         assert sum(p.numel() for p in model.parameters()) == total == count
 
 
@@ -45,7 +45,7 @@ def test_vgg11_has_the_parameters_of_its_layers() -> None:
         total += convolution(width, out, 3, bias=True)
         width = out
     total += 2 * (512 * 512 + 512) + 512 * 10 + 10
-    model = build("vgg11", (3, 32, 32), 10)
+    model = build_model("vgg11", (3, 32, 32), 10)
     assert sum(p.numel() for p in model.parameters()) == total == 9_750_922
 
 

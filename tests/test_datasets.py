@@ -238,10 +238,10 @@ def test_all_sources_of_cifar10_give_the_same_tensors(
     folder = write_batches(tmp_path / "mine", arrays)
     assert_holds(load(str(folder)), arrays)  # the folder named as a data set
     assert not cache.exists()
-    folder.rename(Path.cwd() / cifar10.FOLDER)
+    folder.rename(Path.cwd() / cifar10.CIFAR10_FOLDER)
     assert_holds(load("cifar10"), arrays)  # found in the working folder
     assert (cache / "cifar10.npz").exists()
-    pickled = {f"{cifar10.FOLDER}/{name}": python2_pickle(x, y) for name, x, y in batches(arrays)}
+    pickled = {f"{cifar10.CIFAR10_FOLDER}/{name}": python2_pickle(x, y) for name, x, y in batches(arrays)}
     for members in (pickled, package(arrays)):
         read = cifar10.read_cifar(write_tar(tmp_path / "archive.tgz", members))
         assert read.checksum() == arrays.checksum()
@@ -288,13 +288,13 @@ def test_a_hostile_or_damaged_batch_is_refused_and_nothing_runs(raw: bytes, tmp_
 
 def test_archive_members_cannot_escape_or_point_elsewhere(cache: Path, tmp_path: Path) -> None:
     arrays = make_cifar()
-    members = {f"{cifar10.FOLDER}/{name}": python2_pickle(x, y) for name, x, y in batches(arrays)}
+    members = {f"{cifar10.CIFAR10_FOLDER}/{name}": python2_pickle(x, y) for name, x, y in batches(arrays)}
     outside = tmp_path / "escaped"
     path = write_tar(cache / cifar10.ARCHIVE, {"../escaped": b"x", str(outside): b"x", **members})
     assert cifar10.read_cifar(path).checksum() == arrays.checksum()
     assert not outside.exists() and [file.name for file in cache.iterdir()] == [cifar10.ARCHIVE]
     with tarfile.open(path, "w:gz") as tar:
-        link = tarfile.TarInfo(f"{cifar10.FOLDER}/data_batch_1")
+        link = tarfile.TarInfo(f"{cifar10.CIFAR10_FOLDER}/data_batch_1")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
     with pytest.raises(ConfigError, match="data_batch_1 is not a plain file"):
@@ -302,7 +302,7 @@ def test_archive_members_cannot_escape_or_point_elsewhere(cache: Path, tmp_path:
 
 
 def test_an_archive_without_a_batch_is_refused(cache: Path) -> None:
-    write_tar(cache / cifar10.ARCHIVE, {f"{cifar10.FOLDER}/data_batch_1": b""})
+    write_tar(cache / cifar10.ARCHIVE, {f"{cifar10.CIFAR10_FOLDER}/data_batch_1": b""})
     with pytest.raises(ConfigError, match="cannot be read as cifar10"):
         load("cifar10")
     (cache / cifar10.ARCHIVE).write_bytes(b"no archive")
@@ -464,8 +464,8 @@ def test_the_list_says_what_is_here_and_how_to_get_the_rest(cache: Path, monkeyp
     assert list(listed) == ["digits", "fashion-mnist", "cifar10"]
     assert listed["digits"].found and listed["digits"].licence == "CC BY 4.0"
     assert not listed["cifar10"].found and "cifar-10-batches-py" in listed["cifar10"].how
-    write_batches(cache / cifar10.FOLDER, make_cifar())
-    assert {entry.name: entry.where for entry in available()}["cifar10"] == cache / cifar10.FOLDER
+    write_batches(cache / cifar10.CIFAR10_FOLDER, make_cifar())
+    assert {entry.name: entry.where for entry in available()}["cifar10"] == cache / cifar10.CIFAR10_FOLDER
     assert fetch("digits") == EMBEDDED_FILE
     with pytest.raises(ConfigError, match="Did you mean 'cifar10'"):
         fetch("cifar-10")

@@ -277,7 +277,7 @@ def test_the_overview_has_every_method_with_its_needs() -> None:
     listed = {re.sub(r"\[([\w-]+)\]\([\w-]+\.md(?:#[\w-]+)?\)", r"\1", link): needs for link, _, needs, *_ in rows}
     assert listed.keys() == registry.algorithms().keys()
     written = {name: set(re.findall(r"`([\w-]+)`", needs)) for name, needs in listed.items()}
-    assert written == {name: set(registry.load(name)().needs) for name in listed}
+    assert written == {name: set(registry.load_method(name)().needs) for name in listed}
     explained = {need.strip("`") for need, _ in table(OVERVIEW, "Needs")}
     assert set().union(*written.values()) <= explained
 
@@ -440,7 +440,7 @@ def test_reading_the_report_goes_through_the_whole_page() -> None:
     assert len(sections) == 8
     assert [line.removeprefix("## ") for line in told.splitlines() if line.removeprefix("## ") in sections] == sections
     words = {column.name.removesuffix(", %") for column, _, _ in tables.MEASURES}
-    words |= {name for _, name, _ in charts.METRICS} | {label.lower() for label in charts.PHASES.values()}
+    words |= {name for _, name, _ in charts.CHARTED_METRICS} | {label.lower() for label in charts.PHASES.values()}
     words |= set(re.findall(r"<b>([a-z ]+)</b>(?:: |, left)", html))
     plain = " ".join(told.lower().split())
     assert {word for word in words if word.lower() not in plain} == set()

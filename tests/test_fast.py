@@ -28,7 +28,7 @@ from fnrfl.engines.place import Threads
 from fnrfl.engines.recorder import FlatProgram, Program, Recorder
 from fnrfl.engines.torchscript import TorchScript
 from fnrfl.engines.vectorised import MAX_LAST_SIZES
-from fnrfl.models.build import build as build_model
+from fnrfl.models.catalogue import build_model
 from fnrfl.runs import build, choice
 from fnrfl.runs import run as runs
 from test_conformance import FEW_METHODS, LIKE_FEDAVG, METHODS, algorithm, each

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fnrfl
 from fnrfl import cli
 from fnrfl.algorithms.parts.norms import norm_targets
-from fnrfl.config.registry import load
+from fnrfl.config.registry import load_method
 from fnrfl.core.errors import ClientError, CompatibilityError, FnrflError
 from fnrfl.core.types import State
 from fnrfl.rundir import events
@@ -36,7 +36,7 @@ def test_a_server_that_goes_too_far_is_named(algorithm: str, fnr: Any) -> None:
 
 def test_memory_of_the_server_counts_and_a_mask_does_not() -> None:
     fine, bad = torch.zeros(2), torch.tensor([0.0, torch.inf])
-    method = load("fedavg")()
+    method = load_method("fedavg")()
     masked = State(fine, {"mask": bad, "count": torch.tensor([1])})
     check_state(masked, masked, method, 0)
     with pytest.raises(FnrflError, match="memory is no longer finite after round 5.*Lower client.lr"):
@@ -49,12 +49,12 @@ def test_scores_that_are_not_finite_end_a_run() -> None:
     with pytest.raises(FnrflError, match="The loss after round 1 is not finite, although.*Lower algorithm.server_lr"):
         fnrfl.run("digits", algorithm={"name": "fedavgm", "server_lr": 1e30}, **KEYS | {"rounds": 1})
     with pytest.raises(FnrflError, match="The loss after round 3 is not finite"):
-        check_scores({"accuracy": 0.5, "loss": float("inf"), "validation_accuracy": None}, load("fedavg")(), 2)
+        check_scores({"accuracy": 0.5, "loss": float("inf"), "validation_accuracy": None}, load_method("fedavg")(), 2)
 
 
 def test_the_log_takes_no_bare_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        events.append(tmp_path / "events.jsonl", {"loss": float("nan")})
+        events.append_event(tmp_path / "events.jsonl", {"loss": float("nan")})
     assert for_json({"a": [float("nan"), 1.0, {"b": (float("inf"),)}], "c": "nan"}) == {
         "a": [None, 1.0, {"b": [None]}], "c": "nan",
     }  # fmt: skip

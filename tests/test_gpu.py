@@ -32,9 +32,9 @@ from fnrfl.engines.job import Job
 from fnrfl.engines.place import Place
 from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.runner import Blame, Probing, Runner
-from fnrfl.models.build import build
+from fnrfl.models.catalogue import build_model
 from fnrfl.runs.build import build as build_run
-from fnrfl.runs.evaluate import evaluate
+from fnrfl.runs.evaluate import evaluate_model
 from test_conformance import FEW_METHODS, algorithm, each, labels, models
 from toys import NUM_CLASSES, NUM_FEATURES, Run, World, assert_same, classification, distance
 
@@ -330,14 +330,14 @@ def test_probes_and_evaluation_that_do_not_fit_are_done_in_parts(engine: str) ->
         norms = [run.engine.measure(cohort, probe, data=data, at=run.state)["norms"] for run in (roomy, narrow)]
         torch.testing.assert_close(norms[0], norms[1], rtol=1e-12, atol=1e-12)
     x, y = roomy.engine.pool("public")
-    scores = [evaluate(run.net, run.state, x, y, NUM_CLASSES) for run in (roomy, narrow)]
+    scores = [evaluate_model(run.net, run.state, x, y, NUM_CLASSES) for run in (roomy, narrow)]
     assert torch.equal(scores[0].right, scores[1].right) and scores[0].loss == pytest.approx(scores[1].loss, rel=1e-12)
     assert max(Narrow.largest) <= 3 < len(y)
     with (
         pytest.raises(torch.OutOfMemoryError),
         mock.patch.object(Narrow, "forward", side_effect=torch.OutOfMemoryError),
     ):
-        evaluate(narrow.net, narrow.state, x, y, NUM_CLASSES)  # not one example fits
+        evaluate_model(narrow.net, narrow.state, x, y, NUM_CLASSES)  # not one example fits
 
 
 # -- precision --------------------------------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ def resnet_world() -> World:
     pool = Pool(parts | {"private": (x, y)}, torch.arange(96).split(32), 10, dtype=torch.float32)
     base = classification(torch.float32)
     return replace(
-        base, module=lambda: build("resnet18", (3, 32, 32), 10), pool=pool, example=torch.zeros(2, 3, 32, 32),
+        base, module=lambda: build_model("resnet18", (3, 32, 32), 10), pool=pool, example=torch.zeros(2, 3, 32, 32),
         training=replace(base.training, batch=16, lr=0.001, weight_decay=1e-5, augment=True), active=3,
     )  # fmt: skip
 

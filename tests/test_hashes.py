@@ -59,7 +59,7 @@ def methods(names: list[str]) -> Any:
 def test_share_zero_is_fnr_off(engine: str, algorithm: str) -> None:
     assert sha256(engine, algorithm, {"share": 0.0}) == sha256(engine, algorithm)
     refined = sha256(engine, algorithm, ON) != sha256(engine, algorithm)
-    assert refined == registry.load(algorithm)().trains_clients
+    assert refined == registry.load_method(algorithm)().trains_clients
 
 
 @each_engine
@@ -69,7 +69,7 @@ def test_only_the_constant_penalty_is_inert(engine: str, penalty: str) -> None:
     assert (with_it == sha256(engine, fnr=OFF)) == (penalty == "constant")
 
 
-@methods([a for a in algorithms() if a != "fedavg" and registry.load(a)().trains_clients])
+@methods([a for a in algorithms() if a != "fedavg" and registry.load_method(a)().trains_clients])
 def test_the_penalty_reaches_every_method(engine: str, algorithm: str) -> None:
     assert sha256(engine, algorithm, ON) != sha256(engine, algorithm, OFF)
 

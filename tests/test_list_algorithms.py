@@ -27,7 +27,7 @@ def listed(*options: str) -> str:
 
 @pytest.mark.parametrize("entry", registry.methods(), ids=lambda entry: entry.name)
 def test_what_is_read_is_what_the_class_says(entry: registry.Entry) -> None:
-    cls = registry.load(entry.name)
+    cls = registry.load_method(entry.name)
     assert (entry.module, entry.class_name) == (cls.__module__, cls.__name__)
     if isinstance(cls.needs, frozenset):
         assert set(entry.needs) == cls.needs <= NEEDS

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fnrfl.core import trust
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.rng import seeded
-from fnrfl.models.build import MODELS, build
+from fnrfl.models.catalogue import MODELS, build_model
 
 CIFAR, FASHION, DIGITS = (3, 32, 32), (1, 28, 28), (1, 8, 8)
 
@@ -59,7 +59,7 @@ def features(model: nn.Module, x: Tensor) -> Tensor:
     ],
 )
 def test_parameters_logits_and_features(spec: str, shape: tuple[int, ...], parameters: int, width: int) -> None:
-    model = build(spec, shape, 10)
+    model = build_model(spec, shape, 10)
     x = torch.rand(2, *shape)
     assert count(model) == parameters
     with torch.no_grad():
@@ -70,7 +70,7 @@ def test_parameters_logits_and_features(spec: str, shape: tuple[int, ...], param
 
 
 def test_resnet_features_are_the_pooled_map() -> None:
-    model = build("resnet18", CIFAR, 10)
+    model = build_model("resnet18", CIFAR, 10)
     maps: list[Tensor] = []
     model.get_submodule("layer4").register_forward_hook(lambda _, args, out: maps.append(out))
     found = features(model, torch.rand(2, *CIFAR))
@@ -80,7 +80,7 @@ def test_resnet_features_are_the_pooled_map() -> None:
 
 def test_resnet_buffers_and_initialisation() -> None:
     with seeded(0, "init"):
-        model = build("resnet18", CIFAR, 10)
+        model = build_model("resnet18", CIFAR, 10)
     buffers = dict(model.named_buffers())
     assert sum(b.numel() for b in buffers.values() if b.is_floating_point()) == 9_600
     assert sum(b.numel() for b in buffers.values() if not b.is_floating_point()) == 20
@@ -93,14 +93,14 @@ def test_resnet_buffers_and_initialisation() -> None:
 
 
 def test_vgg_has_two_dropouts_and_no_batchnorm() -> None:
-    modules = list(build("vgg11", CIFAR, 10).modules())
+    modules = list(build_model("vgg11", CIFAR, 10).modules())
     assert [m.p for m in modules if isinstance(m, nn.Dropout)] == [0.5, 0.5]
     assert not any(isinstance(m, nn.BatchNorm2d) for m in modules)
 
 
 def test_pool_before_relu_changes_no_value_and_no_gradient() -> None:
     with seeded(0, "init"):
-        model = build("cnn", DIGITS, 10)
+        model = build_model("cnn", DIGITS, 10)
     layers = list(model.children())
     layers[1], layers[2], layers[4], layers[5] = layers[2], layers[1], layers[5], layers[4]
     textbook = nn.Sequential(*layers)
@@ -117,7 +117,7 @@ def test_same_seed_builds_the_same_weights(spec: str) -> None:
     states = []
     for seed in (0, 0, 1):
         with seeded(seed, "init"):
-            states.append(build(spec, CIFAR, 10).state_dict())
+            states.append(build_model(spec, CIFAR, 10).state_dict())
     first, again, other = states
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert any(not torch.equal(first[key], other[key]) for key in first)
@@ -127,12 +127,12 @@ def test_same_seed_builds_the_same_weights(spec: str) -> None:
     "spec", ["mlp(hidden=8,depth=3)", " mlp ( hidden = 8 , depth = 3 ) ", "mlp(depth=3, hidden=8,)"]
 )
 def test_spaces_and_order_of_options_do_not_matter(spec: str) -> None:
-    assert count(build(spec, (4,), 2)) == 5 * 8 + 2 * 9 * 8 + 9 * 2
+    assert count(build_model(spec, (4,), 2)) == 5 * 8 + 2 * 9 * 8 + 9 * 2
 
 
 @pytest.mark.parametrize("word", ["batch", "'batch'", '"batch"'])
 def test_words_may_be_quoted(word: str) -> None:
-    assert any(isinstance(m, nn.BatchNorm2d) for m in build(f"cnn(norm={word})", DIGITS, 10).modules())
+    assert any(isinstance(m, nn.BatchNorm2d) for m in build_model(f"cnn(norm={word})", DIGITS, 10).modules())
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_words_may_be_quoted(word: str) -> None:
 )
 def test_wrong_spec_is_refused_in_a_sentence(spec: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        build(spec, DIGITS, 10)
+        build_model(spec, DIGITS, 10)
     assert says in str(caught.value)
     assert str(caught.value).endswith(".")
 
@@ -184,12 +184,12 @@ def test_wrong_spec_is_refused_in_a_sentence(spec: str, says: str) -> None:
 )
 def test_model_that_does_not_fit_the_data_is_refused(spec: str, shape: tuple[int, ...], says: str) -> None:
     with pytest.raises(CompatibilityError, match=says):
-        build(spec, shape, 10)
+        build_model(spec, shape, 10)
 
 
 @pytest.mark.parametrize(("spec", "shape"), [("vgg11", CIFAR), ("simple-cnn", (3, 16, 16)), ("cnn", (1, 4, 4))])
 def test_smallest_image_works(spec: str, shape: tuple[int, ...]) -> None:
-    assert build(spec, shape, 10)(torch.rand(2, *shape)).shape == (2, 10)
+    assert build_model(spec, shape, 10)(torch.rand(2, *shape)).shape == (2, 10)
 
 
 NETS = """
@@ -249,7 +249,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_own_model_gets_what_it_accepts(own: None, name: str, shape: tuple[int, int]) -> None:
     spec = f"fnrfl_test_pkg.nets:{name}"
     trust.given("model.name", spec)
-    model = build(spec, (6,), 10)
+    model = build_model(spec, (6,), 10)
     assert next(model.parameters()).shape == shape
 
 
@@ -274,11 +274,11 @@ def test_own_model_that_fails_is_explained(own: None, name: str, says: str) -> N
     spec = f"fnrfl_test_pkg.{name}"
     trust.given("model.name", spec)
     with pytest.raises(ConfigError) as caught:
-        build(spec, (6,), 10)
+        build_model(spec, (6,), 10)
     assert says in str(caught.value)
     assert name.partition("(")[0] in str(caught.value)
 
 
 def test_module_name_may_be_missing_from_an_own_model() -> None:
     with pytest.raises(ConfigError, match="cannot be imported"):
-        build(":make_net", (6,), 10)
+        build_model(":make_net", (6,), 10)

@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def needs(name: str) -> frozenset[str]:
-    return registry.load(name)().needs
+    return registry.load_method(name)().needs
 
 
 each_lack = pytest.mark.parametrize("lack", LACKS)

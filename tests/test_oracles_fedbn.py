@@ -18,7 +18,7 @@ from fnrfl.core.net import Net
 from fnrfl.core.rng import generator
 from fnrfl.core.types import State, Training
 from fnrfl.data.batches import Pool
-from fnrfl.models.build import build
+from fnrfl.models.catalogue import build_model
 from mutants import mutants
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, World, assert_near, assert_same, classification, distance
 
@@ -212,7 +212,7 @@ def test_card13_what_crosses_is_the_model_less_its_batchnorm_layers(under_fnr: b
 
 def test_card13_share_of_a_resnet() -> None:
     """19,220 of 11,183,582 numbers of ResNet-18 stay, those in the shortcuts included."""
-    module = build("resnet18", (3, 32, 32), 10)
+    module = build_model("resnet18", (3, 32, 32), 10)
     net = Net(module, torch.zeros(2, 3, 8, 8))
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     assert sum(t.numel() for t in tensors.values()) == 11_183_582

@@ -486,8 +486,8 @@ MUTANTS = [
         standardised,
         also="tests/test_oracles_fedftg.py",
         statistics_keep_the_new=(
-            "torch.lerp(old_mean, mean.detach(), MOMENTUM)",
-            "torch.lerp(old_mean, mean.detach(), 1 - MOMENTUM)",
+            "torch.lerp(old_mean, mean.detach(), BATCHNORM_MOMENTUM)",
+            "torch.lerp(old_mean, mean.detach(), 1 - BATCHNORM_MOMENTUM)",
         ),
         variance_biased=("var.detach() * count / (count - 1)", "var.detach()"),
     ),

@@ -16,7 +16,7 @@ import fnrfl
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.ktpfl import Approach, Imitation, KTpFL, SoftPredictions
 from fnrfl.algorithms.local_only import LocalOnly
-from fnrfl.algorithms.parts.coefficients import curvature, gradient, mixed, projected, released, simplex
+from fnrfl.algorithms.parts.coefficients import curvature, gradient, projected, released, simplex, weighted_sums
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.net import Model
 from fnrfl.core.rng import generator
@@ -79,7 +79,7 @@ def rows(*shape: int, seed: int = 0) -> Tensor:
 
 def misfit(c: Tensor, said: Tensor, own: Tensor, fit: str) -> Tensor:
     """The three misfits as they are written."""
-    teacher, mine = mixed(c, said), said[own]
+    teacher, mine = weighted_sums(c, said), said[own]
     if fit == "kl":
         return (teacher * (teacher / mine).log()).sum((1, 2)) / said.shape[1]
     if fit == "mse":
@@ -449,7 +449,7 @@ def test_it_is_refused_without_public_data() -> None:
 
 MUTANTS = [
     *mutants(
-        mixed,
+        weighted_sums,
         teachers_by_columns=("c @ said.flatten(1)", "c.mT @ said.flatten(1)"),
     ),
     *mutants(
@@ -541,7 +541,7 @@ MUTANTS = [
         mass_of_the_silent_lost=("new * among", "new"),
         own_row_mixed_up=("torch.searchsorted(who, clients)", "torch.searchsorted(who, clients).flip(0)"),
         coefficients_stay=("c[clients[:, None], who] = new * among", "pass"),
-        old_coefficients_teach=("mixed(new, v[who])", "mixed(rows / among, v[who])"),
+        old_coefficients_teach=("weighted_sums(new, v[who])", "weighted_sums(rows / among, v[who])"),
     ),
     *mutants(
         KTpFL._moved,

@@ -19,7 +19,7 @@ from fnrfl.data.sources.cache import cache_dir
 from fnrfl.results.compare import compare, grid
 from fnrfl.results.report import report
 from fnrfl.rundir import files
-from fnrfl.rundir.outputs import check_output, write
+from fnrfl.rundir.outputs import check_output, write_output
 from fnrfl.runs import run as runs
 
 QUICK = ["rounds=1", "client.epochs=1", "clients=3"]
@@ -111,7 +111,7 @@ def test_a_file_keeps_its_old_text_if_the_new_one_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "page.html"
-    write(path, "old \udcff")
+    write_output(path, "old \udcff")
     assert path.read_text() == "old \\udcff"
 
     def refuse(*given: Any) -> None:
@@ -119,7 +119,7 @@ def test_a_file_keeps_its_old_text_if_the_new_one_cannot_be_written(
 
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(KeyboardInterrupt):
-        write(path, b"new")
+        write_output(path, b"new")
     assert [found.name for found in tmp_path.iterdir()] == ["page.html"] and path.read_text() == "old \\udcff"
 
 

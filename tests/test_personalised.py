@@ -28,7 +28,7 @@ def played(path: Path, method: str, **keys: Any) -> tuple[Result, Built, list[nn
     built = build(result.config)
     saved = checkpoint.index(path)
     assert saved is not None
-    state = checkpoint.load(path, saved, built.engine.memory)
+    state = checkpoint.load_checkpoint(path, saved, built.engine.memory)
     models = []
     for client in range(CLIENTS):
         mine = built.algorithm.personal(built.net, state, client, built.engine.memory.get(client))

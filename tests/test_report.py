@@ -21,7 +21,7 @@ from fnrfl import run as run_for_real
 from fnrfl.config import load
 from fnrfl.core.errors import ConfigError
 from fnrfl.data.datasets import load as load_data
-from fnrfl.results.report import charts, read, relatives, report, tables, words
+from fnrfl.results.report import charts, read, relatives, report, sentences, tables
 from fnrfl.results.report import lines as report_lines
 from fnrfl.results.report.learned import learned, numbers_beside
 
@@ -121,8 +121,10 @@ def page_of(*paths: Path, title: str | None = None) -> str:
     return out.read_text(encoding="utf-8")
 
 
-def groups_of(*paths: Path) -> list[report_lines.Group]:
-    return [group for panel in report_lines.panels_of([read.read(path) for path in paths]) for group in panel.groups]
+def groups_of(*paths: Path) -> list[report_lines.LineGroup]:
+    return [
+        group for panel in report_lines.panels_of([read.read_run(path) for path in paths]) for group in panel.groups
+    ]
 
 
 def payload(page: str) -> dict[str, Any]:
@@ -179,7 +181,7 @@ def test_a_page_has_every_section_and_a_link_to_each(four: list[Path]) -> None:
 def test_curves_are_means_and_ranges_over_seeds_of_the_events(four: list[Path]) -> None:
     groups = payload(page_of(*four))["panels"][0]["groups"]
     assert [group["label"] for group in groups] == ["fedavg", "fedavg + FNR", "scaffold", "scaffold + FNR"]
-    runs = [read.read(path) for path in four[:3]]
+    runs = [read.read_run(path) for path in four[:3]]
     for metric in ("accuracy", "worst_client", "loss", "balanced_accuracy", "validation_accuracy"):
         for t in range(3):
             values = [run.curve(metric)[t] for run in runs]
@@ -194,7 +196,7 @@ def test_curves_are_means_and_ranges_over_seeds_of_the_events(four: list[Path]) 
 
 
 def test_tables_have_the_numbers_of_the_runs(four: list[Path]) -> None:
-    panel = report_lines.panels_of([read.read(path) for path in four])[0]
+    panel = report_lines.panels_of([read.read_run(path) for path in four])[0]
     table = tables.results(panel)
     names = [column.name for column in table.columns]
     row = dict(zip(names, table.rows[0], strict=True))
@@ -248,7 +250,7 @@ def test_what_a_method_sends_beside_the_model_is_read_from_its_bytes(
     """None: as many as the model has parameters. Buffers of BatchNorm belong to the model."""
     keys = {"model": "mlp(norm=batch)", "rounds": 2, "clients": 4, "participation": 0.5, "fnr": fnr}
     run_dir = run_for_real("digits", out=tmp_path / "run", algorithm=method, **keys).run_dir
-    run = read.read(run_dir)
+    run = read.read_run(run_dir)
     wanted = run.about["parameters"] if numbers is None else numbers
     assert numbers_beside(run) == wanted
     rows = {row[0].text: [cell.text for cell in row] for row in learned(groups_of(run_dir)).rows}
@@ -269,7 +271,7 @@ def test_a_result_and_a_report_have_the_same_numbers_even_of_clients_that_cannot
     keys = {"scenario": "label-classes(1)", "clients": 10, "rounds": 2, "validation": {"size": 0.1}}
     result = run_for_real("digits", out=tmp_path / "run", dataset=str(path), **keys)
     assert None in result.rounds[-1]["per_client"]
-    run = read.read(tmp_path / "run")
+    run = read.read_run(tmp_path / "run")
     summary = result.summary()
     for name in ("accuracy", "accuracy_last3", "accuracy_best", "bytes_up", "bytes_down", "kappa", "rho"):
         assert getattr(run, name) == getattr(result, name) == summary[name], name
@@ -346,8 +348,10 @@ def test_a_folder_stands_for_the_runs_below_it(four: list[Path]) -> None:
     folder = four[0].parent
     (folder / ".scaffold-part").mkdir()
     (folder / ".scaffold-part" / "events.jsonl").touch()
-    assert sorted(read.find([folder])) == sorted(four)
-    assert read.find([four[0], folder])[0] == four[0] and len(read.find([four[0], folder])) == len(four)
+    assert sorted(read.find_run_dirs([folder])) == sorted(four)
+    assert read.find_run_dirs([four[0], folder])[0] == four[0] and len(read.find_run_dirs([four[0], folder])) == len(
+        four
+    )
     out = folder / "some.where"
     assert report([folder], out, plots=False) == out / "report.html"
 
@@ -412,7 +416,7 @@ def test_more_lines_than_colours_are_split_by_setting(tmp_path: Path) -> None:
         for scenario in ("iid", "label-classes(2)")
         for method in methods
     ]
-    panels = report_lines.panels_of([read.read(path) for path in paths])
+    panels = report_lines.panels_of([read.read_run(path) for path in paths])
     assert [(panel.title, len(panel.groups)) for panel in panels] == [
         ("digits, iid", 5),
         ("digits, label-classes(2)", 5),
@@ -424,8 +428,8 @@ def test_more_lines_than_colours_are_split_by_setting(tmp_path: Path) -> None:
 
 
 def told(*paths: Path) -> str:
-    lead, rest = words.summary(report_lines.panels_of([read.read(path) for path in paths]))
-    return " ".join([lead, *rest]).replace(words.SPACE, " ")
+    lead, rest = sentences.summary(report_lines.panels_of([read.read_run(path) for path in paths]))
+    return " ".join([lead, *rest]).replace(sentences.SPACE, " ")
 
 
 def seeds(folder: Path, name: str, accuracies: list[float], **keys: object) -> list[Path]:
@@ -487,7 +491,7 @@ def test_fnr_around_many_methods_is_summed_up(tmp_path: Path) -> None:
 
 def test_differences_are_paired_and_compared_within_a_setting(four: list[Path], tmp_path: Path) -> None:
     elsewhere = fake_run(tmp_path / "iid", scenario="iid", algorithm="scaffold")
-    panel = report_lines.panels_of([read.read(path) for path in [*four, elsewhere]])[0]
+    panel = report_lines.panels_of([read.read_run(path) for path in [*four, elsewhere]])[0]
     rows = [[cell.text for cell in row] for row in tables.differences(panel).rows]
     short = [[text.removesuffix(", label-dirichlet(0.1)") for text in row[:2]] for row in rows]
     assert short == [
@@ -622,8 +626,8 @@ def test_figures_take_names_as_they_are(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(plots, "FIGURES", {"convergence": plots.convergence, "seeds": plots.seeds})
     label = "_a $x_1^2$ <b>"
-    panel = report_lines.Panel("x", (report_lines.Group(label, 0, (read.read(evil_run(tmp_path)),)),))
-    first, again = (plots.draw([panel], tmp_path / name) for name in ("first", "again"))
+    panel = report_lines.Panel("x", (report_lines.LineGroup(label, 0, (read.read_run(evil_run(tmp_path)),)),))
+    first, again = (plots.draw_figures([panel], tmp_path / name) for name in ("first", "again"))
     for path, other in zip(first, again, strict=True):
         assert path.read_bytes() == other.read_bytes()
         if path.suffix == ".svg":
@@ -685,7 +689,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_real_run_reads_as_its_result(compared: Path) -> None:
     for summary in json.loads((compared / "comparison.json").read_text())["runs"]:
-        run = read.read(compared / summary["cell"])
+        run = read.read_run(compared / summary["cell"])
         assert run.finished and run.seed == summary["seed"] and run.refines == (summary["fnr"] is not None)
         for name in ("accuracy", "accuracy_last3", "accuracy_best", "kappa", "rho"):
             assert getattr(run, name) == pytest.approx(summary[name], rel=1e-12)
@@ -696,7 +700,7 @@ def test_a_real_run_reads_as_its_result(compared: Path) -> None:
 
 
 def test_a_comparison_decides_its_baseline(compared: Path) -> None:
-    found = read.load([compared])
+    found = read.load_runs([compared])
     panel = report_lines.panels_of(found.runs)[0]
     assert [group.label for group in panel.groups] == ["fedavg", "fedavg + FNR"] and not found.failed
     assert relatives.baseline(panel.groups).label == "fedavg + FNR"

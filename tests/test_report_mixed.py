@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fnrfl.cli import app
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.report import lines, read, report, tables, words
+from fnrfl.results.report import lines, read, report, sentences, tables
 from test_report import Elements, compared, fake_run, page_of, payload
 
 __all__ = ["compared"]  # a fixture
@@ -27,7 +27,7 @@ def text_of(*paths: Path) -> str:
 
 
 def panels(*paths: Path) -> list[read.Panel]:
-    return lines.panels_of([read.read(path) for path in paths])
+    return lines.panels_of([read.read_run(path) for path in paths])
 
 
 # -- data and splits --------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_runs_of_different_data_are_not_paired(tmp_path: Path) -> None:
         for seed in range(3)
     ]
     assert [tables.differences(panel).rows for panel in panels(*made)] == [(), ()]
-    assert "came out best" not in words.summary(panels(*made))[0]
+    assert "came out best" not in sentences.summary(panels(*made))[0]
     assert len(payload(page_of(*made))["panels"]) == 2
 
 
@@ -179,7 +179,7 @@ def test_the_command_says_what_it_left_out_on_stderr(tmp_path: Path) -> None:
 def test_a_client_without_a_score_is_left_out_of_the_worst(tmp_path: Path) -> None:
     path = fake_run(tmp_path / "run")
     change_line(3, per_client=[0.5, None, 0.25])(path)
-    assert read.read(path).last("worst_client") == 0.25
+    assert read.read_run(path).last("worst_client") == 0.25
     change_line(3, per_client=[None, None])(path)
-    assert read.read(path).last("worst_client") is None
+    assert read.read_run(path).last("worst_client") is None
     page_of(path)

@@ -109,7 +109,7 @@ def assert_same(got: Result, config: RunConfig) -> None:
     assert got.model_sha256 == wanted.model_sha256
     assert facts(got.rounds) == facts(wanted.rounds)
     assert got.run_dir is not None
-    log = events.read(got.run_dir / "events.jsonl")
+    log = events.read_events(got.run_dir / "events.jsonl")
     assert log[0]["config"] == got.config.as_dict()
     assert facts(log[1:]) == json.loads(json.dumps(facts(wanted.rounds)))
 
@@ -388,7 +388,10 @@ DAMAGE: dict[str, tuple[Damage, list[str]]] = {
     "server is another file": (change_index(server=FILE | {"file": "config.toml"}), ["config.toml"]),
     "server is outside": (change_index(server=FILE | {"file": "../../../etc/passwd"}), ["checkpoint.json", "etc"]),
     "server is a path": (change_index(server=FILE | {"file": "/rounds/000001/server.safetensors"}), ["/rounds"]),
-    "another format": (change_index(format=checkpoint.FORMAT + 1), [f"format {checkpoint.FORMAT + 1}"]),
+    "another format": (
+        change_index(format=checkpoint.CHECKPOINT_FORMAT + 1),
+        [f"format {checkpoint.CHECKPOINT_FORMAT + 1}"],
+    ),
     "another format with other keys": (replace_text("checkpoint.json", b'{"format": 99, "state": ""}'), ["format 99"]),
     "half a config": (replace_text("config.toml", b"seed = "), ["config.toml"]),
     "config is no text": (replace_text("config.toml", b"\xff\xfe"), ["config.toml"]),

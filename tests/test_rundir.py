@@ -171,7 +171,7 @@ def test_files_that_are_not_the_runs_are_kept_and_named(
 def test_the_figures_of_a_report_are_known() -> None:
     from fnrfl.results.report.plots import FIGURES
 
-    assert set(directory.FIGURES) == set(FIGURES)
+    assert set(directory.FIGURE_NAMES) == set(FIGURES)
 
 
 def test_a_link_to_a_run_is_not_replaced(other: RunConfig, run_dir: Path, tmp_path: Path) -> None:
@@ -534,9 +534,9 @@ def test_json_without_end_is_damage(stopped: Path, name: str) -> None:
 
 
 def test_a_report_does_not_show_an_edited_log(run_dir: Path) -> None:
-    from fnrfl.results.report.read import load as read_report
+    from fnrfl.results.report.read import load_runs as read_report
 
-    header, *lines = events.read(run_dir / "events.jsonl")
+    header, *lines = events.read_events(run_dir / "events.jsonl")
     lines[-1]["accuracy"] = 0.9976
     (run_dir / "events.jsonl").write_bytes(b"".join(map(events.line, [header, *lines])))
     with pytest.raises(ConfigError, match="sha256"):
@@ -554,7 +554,7 @@ def test_a_state_of_another_seed_is_refused(stopped: Path, tmp_path: Path) -> No
 def test_an_edited_log_is_refused(stopped: Path, run_dir: Path, state: str) -> None:
     folder = stopped if state == "stopped" else run_dir
     log = folder / "events.jsonl"
-    header, *lines = events.read(log)
+    header, *lines = events.read_events(log)
     lines[0]["accuracy"] = 0.9976
     log.write_bytes(b"".join(map(events.line, [header, *lines])))
     assert_refused(folder, "events.jsonl", "sha256")

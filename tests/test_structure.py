@@ -1,4 +1,4 @@
-"""Imports point one way, randomness has one home, and a run needs six packages."""
+"""Imports point one way, names have one meaning, randomness has one home, and a run needs six packages."""
 
 from __future__ import annotations
 
@@ -45,6 +45,18 @@ ORDER = {
     ],
 }
 
+# Names that several modules define, each with its reason. Every other class, function and constant has one home.
+DEFINED_TWICE = {
+    "DATASET": "each file of data/sources/ has its data set",
+    "URL": "where each of them comes from",
+    "MODELS": "config has the names with their meanings, models the functions; a test compares them",
+    "PENALTIES": "config has the names with their meanings, algorithms the functions; a test compares them",
+    "T": "a type variable",
+    "log": "the logger of the package",
+    "load": "fnrfl.load and config.load are for users, and so is a data set's",
+    **dict.fromkeys(("run", "resume", "compare", "evaluate", "predict", "report"), "a command, and what it calls"),
+}
+
 
 def name(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
@@ -84,6 +96,49 @@ def test_the_package_is_a_few_rooms() -> None:
     entries = {path.name for path in PACKAGE.iterdir() if path.is_file() or any(path.rglob("*.py"))}
     assert entries == {"__init__.py", "__main__.py", "py.typed", *ALLOWED}
     assert len(entries - {"py.typed"}) <= 12
+
+
+def defined(path: Path) -> set[str]:
+    """Classes, and public functions, constants and type aliases, that a module defines at its top level."""
+    names = []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            names.append(node.name.lstrip("_"))
+        elif isinstance(node, ast.FunctionDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            flat = [one for target in targets for one in getattr(target, "elts", [target])]
+            names += [one.id for one in flat if isinstance(one, ast.Name)]
+    return {one for one in names if not one.startswith("_")}
+
+
+def test_a_class_function_or_constant_has_one_home() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in MODULES:
+        for one in defined(path):
+            homes.setdefault(one, []).append(name(path))
+    several = {one: modules for one, modules in homes.items() if len(modules) > 1}
+    assert {one: modules for one, modules in several.items() if one not in DEFINED_TWICE} == {}
+    assert set(several) == set(DEFINED_TWICE)  # no exception that is not needed
+
+
+def test_what_a_module_defines_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        "A = 1\nB, (C) = 2, 3\nD: int = 4\n_E = 5\nF.g = 6\nclass _H:\n    I = 7\ndef j():\n    K = 8\ndef _l(): pass\n"
+    )
+    assert defined(path) == {"A", "B", "C", "D", "H", "j"}
+
+
+def test_a_file_name_is_one_module() -> None:
+    """So `net.py` is one file; inside results/, both compare/ and report/ have tables."""
+    modules: dict[str, list[str]] = {}
+    for path in MODULES:
+        if path.stem != "__init__":
+            modules.setdefault(path.name, []).append(name(path))
+    several = {file: found for file, found in modules.items() if len(found) > 1}
+    assert several == {"tables.py": ["results.compare.tables", "results.report.tables"]}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)

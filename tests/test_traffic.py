@@ -12,13 +12,13 @@ import torch
 
 import fnrfl
 from fnrfl.algorithms.fedavg import FedAvg
-from fnrfl.config.registry import algorithms, load
+from fnrfl.config.registry import algorithms, load_method
 from fnrfl.core.net import Net
 from fnrfl.core.training import ClientOptions
 from fnrfl.data.batches import Pool
 from fnrfl.engines.assemble import Layout, assemble
 from fnrfl.engines.metered import Metered
-from fnrfl.models.build import build as build_model
+from fnrfl.models.catalogue import build_model
 from fnrfl.runs import run as runs
 from fnrfl.runs.build import build
 
@@ -104,7 +104,7 @@ def groups(name: str, sent: Sent, t: int) -> list[int]:
     """Sizes of the groups that FNR ranks and refines by themselves: the cohort, or cFedFN's clusters in it."""
     if name == "cfedfn" and t > 0:
         return list(Counter(sent.clusters[i] for i in sent.cohorts[t]).values())
-    return [len(sent.cohorts[t])] if load(name).trains_clients else []
+    return [len(sent.cohorts[t])] if load_method(name).trains_clients else []
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -123,7 +123,7 @@ def test_bare_traffic(name: str, participation: float) -> None:
 def test_traffic_under_fnr(name: str, upload: str) -> None:
     sent = traffic(algorithm=name, fnr={"upload": upload, "share": SHARE, "epochs": 1})
     model = 0 if name in ("ktpfl", "local-only") else sent.M - (sent.norms if name == "fedbn" else 0)
-    both_models = upload == "twice" or "uses-trained" in load(name)().needs
+    both_models = upload == "twice" or "uses-trained" in load_method(name)().needs
     for t in range(ROUNDS):
         sizes = groups(name, sent, t)
         refined = sum(int(size * SHARE) for size in sizes)

@@ -125,7 +125,7 @@ def test_all_code_of_a_config_is_shown_at_once(folder: Path) -> None:
 def test_names_and_paths_are_not_code(words: str) -> None:
     assert all(own_code.target(key, words) is None for key in own_code.KEYS)
     with pytest.raises(ConfigError, match="must be module:name"):
-        trust.fetch(words, own_code.target("dataset", words))
+        trust.fetch_named_code(words, own_code.target("dataset", words))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_no_command_runs_what_a_received_file_names(words: tuple[str, ...]) -> N
 
 def test_what_nobody_allowed_is_not_imported_whoever_asks() -> None:
     with pytest.raises(ConfigError, match="which nobody has allowed"):
-        trust.fetch("This", Target("nets", "make"))
+        trust.fetch_named_code("This", Target("nets", "make"))
     assert not Path("canary").exists()
 
 
@@ -235,7 +235,7 @@ def test_an_override_replaces_code_of_a_file_so_it_is_not_asked_for() -> None:
 
 def test_a_config_whose_keys_are_replaced_in_python_may_name_code() -> None:
     assert config.load("digits").replace({"model": "nets:make"}).model.name == "nets:make"
-    assert trust.fetch("This", Target("nets", "make")) is sys.modules["nets"].make
+    assert trust.fetch_named_code("This", Target("nets", "make")) is sys.modules["nets"].make
 
 
 @pytest.mark.parametrize("state", ["file", "read-only", "link", "nowhere"])
@@ -294,7 +294,7 @@ def write(**files: str) -> None:
 def found(module: str) -> list[str]:
     """The modules of the folder that would run; nothing may have been imported."""
     before = set(sys.modules)
-    source = own_code.find(module)
+    source = own_code.find_source(module)
     assert source is not None
     assert set(sys.modules) == before
     return sorted(source.files)
@@ -313,7 +313,7 @@ def test_a_module_comes_with_what_it_imports_from_its_folder() -> None:
     assert found("a") == ["a", "b", "c", "c.x", "d"]  # b and a import each other; c has no __init__.py
     assert found("c.x") == ["c", "c.x", "d"]
     assert found("g") == ["d", "e", "f", "g"]
-    assert own_code.find("c.y") is None and own_code.find("nowhere") is None
+    assert own_code.find_source("c.y") is None and own_code.find_source("nowhere") is None
 
 
 def test_a_package_comes_whole_and_its_init_is_not_run() -> None:
@@ -331,7 +331,7 @@ def test_a_package_comes_whole_and_its_init_is_not_run() -> None:
     os.mkfifo("pack/pipe.py")
     inside = ["pack", "pack.in_", "pack.in_.deep", "pack.one", "pack.quick", "pack.two"]
     assert [name for name in found("pack.one") if not name.startswith("pack.loop")] == [*inside, "top"]
-    assert own_code.find("pack.absent") is None
+    assert own_code.find_source("pack.absent") is None
 
 
 def test_a_syntax_error_a_link_and_no_text_are_found_as_they_are(folder: Path, tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_syntax_error_a_link_and_no_text_are_found_as_they_are(folder: Path, t
     (folder / "gone.py").symlink_to("nowhere.py")
     assert found("linked") == ["beside", "linked"]
     assert found("broken") == ["broken"] and found("binary") == ["binary"]
-    assert own_code.find("gone") is None
+    assert own_code.find_source("gone") is None
 
 
 def test_installed_and_built_in_modules_are_known_by_their_own_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +354,7 @@ def test_installed_and_built_in_modules_are_known_by_their_own_source(monkeypatc
         "numpy.linalg": "linalg",
         "fnrfl.models.small": "small.py",
     }.items():
-        source = own_code.find(module)
+        source = own_code.find_source(module)
         assert source is not None and place in source.place
         assert not source.files and len(source.sha256 or "") == 64
     archive = Path("packed.zip")
@@ -362,18 +362,18 @@ def test_installed_and_built_in_modules_are_known_by_their_own_source(monkeypatc
         file.writestr("in_archive.py", "x = 1\n")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path, str(archive.resolve())])
-        source = own_code.find("in_archive")
+        source = own_code.find_source("in_archive")
         assert source is not None and not source.files and "packed.zip" in source.place
         trust.given("dataset", "in_archive:x")
-        assert trust.fetch("This", Target("in_archive", "x")) == 1
+        assert trust.fetch_named_code("This", Target("in_archive", "x")) == 1
     del sys.modules["in_archive"]
 
 
 def test_code_without_a_file_is_allowed_for_this_process_alone() -> None:
-    assert own_code.find("__main__") == own_code.CodeSource(
+    assert own_code.find_source("__main__") == own_code.CodeSource(
         "__main__", "the module __main__, which was made in this process", None
     )
-    assert own_code.find("os.path") == own_code.CodeSource(
+    assert own_code.find_source("os.path") == own_code.CodeSource(
         "os.path", "the module os.path, which was made in this process", None
     )
     trust.given("dataset", "__main__:x")
@@ -389,7 +389,7 @@ def test_code_without_a_file_is_allowed_for_this_process_alone() -> None:
 
 def fetched(module: str, name: str) -> Any:
     trust.given("dataset", f"{module}:{name}")
-    return trust.fetch("This", Target(module, name))
+    return trust.fetch_named_code("This", Target(module, name))
 
 
 def test_the_source_runs_and_not_bytecode_beside_it(folder: Path) -> None:
@@ -477,7 +477,7 @@ def test_code_that_changes_after_it_was_allowed_is_not_run(folder: Path) -> None
     trust.given("dataset", "nets:make")
     (folder / "nets.py").write_text(NETS + "x = 1\n")
     with pytest.raises(ConfigError, match="which has changed since it was allowed"):
-        trust.fetch("This", Target("nets", "make"))
+        trust.fetch_named_code("This", Target("nets", "make"))
     assert not Path("canary").exists()
 
 

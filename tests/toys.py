@@ -294,7 +294,7 @@ def described(algorithm: Algorithm) -> dict[str, Any]:
 
 def client_side(plain: dict[str, Any]) -> ClientSide:
     """The client side of a run in the classification world, from plain values: what a child process makes."""
-    known = {cls.__name__: cls for cls in (FNR, *(registry.load(name) for name in registry.algorithms()))}
+    known = {cls.__name__: cls for cls in (FNR, *(registry.load_method(name) for name in registry.algorithms()))}
 
     def made(method: dict[str, Any]) -> Algorithm:
         options = {k: made(v) if isinstance(v, dict) else v for k, v in method["options"].items()}

@@ -192,13 +192,13 @@ class FedFTG(Algorithm):
     ) -> tuple[Tensor, Tree]:  # fmt: skip
         """What the generator minimises for one teacher: -L_md + lambda_cls L_cls + lambda_dis L_dis / m."""
         x, statistics = maker(weights, statistics, noise, y, training=True)
-        student, teacher = (answer(net, model, x) for model in models)
+        student, teacher = (logits_in_eval(net, model, x) for model in models)
         apart = weighted(disagreement(self.disagreement, student, teacher), share)
         right = weighted(cross_entropy(teacher, y), share)
         return self.classify * right - apart + self.diversity * diversity(x, noise) / num_teachers, statistics
 
 
-def answer(net: Net, model: State, x: Tensor) -> Tensor:
+def logits_in_eval(net: Net, model: State, x: Tensor) -> Tensor:
     """A model's logits, in eval mode and with its own statistics."""
     return net.apply(model.params, model.buffers, net.laid_out(x), mode="frozen")[0].logits
 
@@ -208,7 +208,7 @@ def ensemble(engine: Engine, teachers: State, shares: Tensor, x: Tensor) -> Tens
 
     def add(q: Tensor, x: Tensor, turn: tuple[State, Tensor]) -> Tensor:
         teacher, share = turn
-        q.add_(share[:, None] * answer(engine.net, teacher, x).softmax(-1))
+        q.add_(share[:, None] * logits_in_eval(engine.net, teacher, x).softmax(-1))
         return share.mean()
 
     q = x.new_zeros(len(x), engine.net.num_logits)

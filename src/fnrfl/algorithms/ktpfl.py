@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.algorithms.local_only import GoingOn, Keeping, LocalOnly
-from fnrfl.algorithms.parts.coefficients import Fit, curvature, gradient, mixed, projected, released
+from fnrfl.algorithms.parts.coefficients import Fit, curvature, gradient, projected, released, weighted_sums
 from fnrfl.core.algorithm import option
 from fnrfl.core.net import Model
 from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, Probe, State, Tree, nothing
@@ -111,7 +111,7 @@ class KTpFL(LocalOnly):
         among = rows.sum(1, keepdim=True)  # what those who never spoke have of a row, they keep
         new = self._moved(rows / among, said[""][who], torch.searchsorted(who, clients))
         c[clients[:, None], who] = new * among
-        teachers = {k: mixed(new, v[who]) for k, v in said.items()}
+        teachers = {k: weighted_sums(new, v[who]) for k, v in said.items()}
         return teachers, {"coefficients": c, "known": known} | {f"said{k}": v for k, v in said.items()}
 
     def _moved(self, rows: Tensor, said: Tensor, own: Tensor) -> Tensor:

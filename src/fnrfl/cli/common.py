@@ -37,10 +37,12 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run the code (module:function) that a recipe or a run names; it is remembered.")
 ]
-Overrides = Annotated[
+OverridesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False, help="Any of `fnrfl list keys`.")
 ]
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", show_default=False, help="A folder made by `fnrfl run`.")]
+RunDirArgument = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR", show_default=False, help="A folder made by `fnrfl run`.")
+]
 Checkpoints = Annotated[
     float,
     typer.Option("--checkpoint-every", metavar="SECONDS", min=0, help="How often to save what `fnrfl resume` needs."),
@@ -119,14 +121,14 @@ def print_notes(notes: Sequence[str], *, quiet: bool = False) -> None:
 _answers: list[TextIO] = []  # where the answer goes while stdout is kept free for it
 
 
-def answer(text: str) -> None:
+def print_answer(text: str) -> None:
     """Print what was asked for: the JSON object, the table, the config."""
     typer.echo(text.removesuffix("\n"), file=_answers[-1] if _answers else None)
 
 
 @contextmanager
 def stdout_for_the_answer() -> Iterator[None]:
-    """Inside, stdout is for `answer` alone: what a user's own code prints goes to stderr."""
+    """Inside, stdout is for `print_answer` alone: what a user's own code prints goes to stderr."""
     _answers.append(sys.stdout)
     try:
         with redirect_stdout(sys.stderr):

@@ -25,7 +25,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> None:
+def run_demo() -> None:
     """Run everything and print a table."""
     console = Console(highlight=False)
     began = time.perf_counter()
@@ -75,4 +75,4 @@ def _mean(values: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_demo()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fnrfl.config.spelling import counted
 
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from fnrfl.config import RunConfig
     from fnrfl.results.compare import Notice
-
-Event = Mapping[str, Any]
+    from fnrfl.rundir.events import Event
 
 
 def title(config: RunConfig) -> str:

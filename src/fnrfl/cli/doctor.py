@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fnrfl import __version__
 
-NEEDED = ("torch", "numpy", "safetensors", "pydantic", "typer", "rich")
+NEEDED_PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "typer", "rich")
 OPTIONAL = {  # package: (what Python calls it, what it is for)
     "matplotlib": ("matplotlib", "figures"),
     "jinja2": ("jinja2", "the report page"),
@@ -64,7 +64,7 @@ def _asked(topic: str, questions: Callable[[], Iterator[Finding]]) -> Iterator[F
 def _software() -> Iterator[Finding]:
     yield Finding("software", "fnrfl", __version__)
     yield Finding("software", "python", platform.python_version())
-    for package in NEEDED:
+    for package in NEEDED_PACKAGES:
         version = _version(package)
         yield Finding("software", package, version or "missing", "" if version else _install(package))
 

@@ -6,7 +6,7 @@ import json as json_format
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fnrfl.cli.common import answer
+from fnrfl.cli.common import print_answer
 from fnrfl.cli.display import title
 from fnrfl.config.spelling import counted
 from fnrfl.runs.metrics import MIB
@@ -30,12 +30,12 @@ def print_forecast(config: RunConfig, *, json: bool) -> None:
         config, summary = found.config, found.summary()
         lines = list(_forecast_lines(summary))
     if json:
-        answer(json_format.dumps(summary, allow_nan=False))
+        print_answer(json_format.dumps(summary, allow_nan=False))
         return
     leaks = [f"leak: {', '.join(config.leaks_on)}"] if config.leaks_on else []
     for line in (title(config), *leaks, *lines):
-        answer(f"# {line}")
-    answer(f"\n{config.to_toml()}")
+        print_answer(f"# {line}")
+    print_answer(f"\n{config.to_toml()}")
 
 
 def _forecast_lines(summary: Mapping[str, Any]) -> Iterator[str]:

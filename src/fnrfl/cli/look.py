@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fnrfl.cli.common import HELP, Debug, Json, Overrides, Quiet, Trust, answer, console, errors_in_words, print_table
+from fnrfl.cli.common import (
+    HELP,
+    Debug,
+    Json,
+    OverridesArgument,
+    Quiet,
+    Trust,
+    console,
+    errors_in_words,
+    print_answer,
+    print_table,
+)
 from fnrfl.cli.keywords import KeyValueCommand
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
@@ -49,7 +60,7 @@ Text = Annotated[
 @scenario.command("show", cls=KeyValueCommand)
 def show(
     text: Text,
-    overrides: Overrides = None,
+    overrides: OverridesArgument = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw it as a figure, too.")] = None,
     trust: Trust = False,
     json: Json = False,
@@ -80,7 +91,7 @@ def show(
         if json:
             named = {"scenario": config.scenario, "dataset": config.dataset, "seed": config.seed}
             split = {"sha256": built.partition.sha256, "counts": counts.tolist()}
-            answer(json_format.dumps(named | scores.summary() | split))
+            print_answer(json_format.dumps(named | scores.summary() | split))
             return
         _show_split(title, built, scores)
         if png is not None:
@@ -91,7 +102,7 @@ def show(
 def save(
     file: Annotated[Path, typer.Argument(metavar="FILE.json", show_default=False, help="Where it goes.")],
     text: Text,
-    overrides: Overrides = None,
+    overrides: OverridesArgument = None,
     trust: Trust = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -104,14 +115,14 @@ def save(
     The file has hashes, and the format of a run's partition.json.
     """
     with errors_in_words(debug):
-        from fnrfl.rundir.outputs import check_output, write
+        from fnrfl.rundir.outputs import check_output, write_output
 
         check_output(file)
         if file.suffix != ".json":
             raise ConfigError(f"{file} does not end in .json; give the file first and then the scenario.")
         built = _built(text, overrides, trust)
         manifest = built.manifest()
-        write(file, json_format.dumps(manifest) + "\n")
+        write_output(file, json_format.dumps(manifest) + "\n")
         console(quiet=quiet).print(f"{built.config.scenario} in {file}, sha256 {built.partition.sha256}")
 
 

@@ -13,14 +13,14 @@ from fnrfl.cli.common import (
     Checkpoints,
     Debug,
     Json,
-    Overrides,
+    OverridesArgument,
     Quiet,
-    RunDir,
+    RunDirArgument,
     Trust,
-    answer,
     console,
     errors_in_words,
     how_to_go_on,
+    print_answer,
     print_leaks,
     quoted,
     recipe_and_overrides,
@@ -60,17 +60,17 @@ Baseline = Annotated[
     str | None,
     typer.Option("--baseline", metavar="WORDS", show_default="the first", help="What differences are taken to."),
 ]
-Target = Annotated[
+TargetOption = Annotated[
     float | None, typer.Option("--target", metavar="ACCURACY", help="Also say what it takes to get there.")
 ]
 Control = Annotated[bool, typer.Option("--control/--no-control", help="Run FNR without its penalty beside every FNR.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the runs.")]
-AGAIN = "To go on, give the same command again: finished runs are kept."
+HOW_TO_CONTINUE = "To go on, give the same command again: finished runs are kept."
 
 
 def run(
     recipe: Recipe = None,
-    overrides: Overrides = None,
+    overrides: OverridesArgument = None,
     out: RunOut = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
@@ -111,7 +111,7 @@ def run(
 
 
 def resume(
-    run_dir: RunDir,
+    run_dir: RunDirArgument,
     trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -127,7 +127,7 @@ def resume(
         from fnrfl.config import load
         from fnrfl.rundir import directory
 
-        directory.check(run_dir)
+        directory.check_is_run(run_dir)
         config = load(run_dir / "config.toml", trust=trust)
 
         def start(**told: Any) -> Result:
@@ -140,12 +140,12 @@ def resume(
 
 def compare(
     recipe: Recipe = None,
-    overrides: Overrides = None,
+    overrides: OverridesArgument = None,
     over: Over = None,
     seeds: Seeds = "0,1,2",
     out: GridOut = None,
     baseline: Baseline = None,
-    target: Target = None,
+    target: TargetOption = None,
     control: Control = True,
     report: Report = True,
     trust: Trust = False,
@@ -173,7 +173,7 @@ def compare(
         if (note := comparing.about_seeds(seeds)) is not None:
             screen.print(f"note: {note}")
         screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
-        with how_to_go_on(lambda: AGAIN), grid_display(screen) as show:
+        with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show:
             found = comparing.compare(
                 cells, folder, baseline=baseline, target=target, progress=show, checkpoint_every=checkpoint_every
             )
@@ -206,7 +206,7 @@ def _carry_out(start: Callable[..., Result], config: RunConfig, run_dir: Path, *
     )
     print_leaks(config.leaks_on, quiet=quiet, stderr=json)
     if json:
-        answer(json_format.dumps(summary, allow_nan=False))
+        print_answer(json_format.dumps(summary, allow_nan=False))
 
 
 def _way_on(run_dir: Path, config: RunConfig) -> str:
@@ -223,7 +223,7 @@ def _show_comparison(found: Comparison, screen: Console, *, json: bool) -> None:
     from fnrfl.results.compare import notes, table
 
     if json:
-        answer(found.to_json())
+        print_answer(found.to_json())
     if screen.is_terminal:
         screen.print(table(found, screen.width), soft_wrap=False)
         for note in notes(found):

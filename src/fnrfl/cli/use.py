@@ -12,11 +12,11 @@ from fnrfl.cli.common import (
     Debug,
     Json,
     Quiet,
-    RunDir,
+    RunDirArgument,
     Trust,
-    answer,
     console,
     errors_in_words,
+    print_answer,
     print_leaks,
     print_notes,
     print_table,
@@ -24,7 +24,7 @@ from fnrfl.cli.common import (
 from fnrfl.cli.notices import notices
 from fnrfl.config.spelling import counted
 
-Data = Annotated[
+DataArgument = Annotated[
     str,
     typer.Argument(
         metavar="DATA", show_default=False, help="A data set, file.npz, file.csv, folder/ or module:function."
@@ -68,8 +68,8 @@ def report(
 
 
 def evaluate(
-    run_dir: RunDir,
-    data: Data,
+    run_dir: RunDirArgument,
+    data: DataArgument,
     client: Client = None,
     trust: Trust = False,
     json: Json = False,
@@ -92,7 +92,7 @@ def evaluate(
         print_leaks(found["leaks"], stderr=json)
         print_notes(scored.notes)
         if json:
-            answer(json_format.dumps(found, allow_nan=False))
+            print_answer(json_format.dumps(found, allow_nan=False))
             return
         typer.echo(
             f"accuracy {found['accuracy']:.4f}  balanced {found['balanced_accuracy']:.4f}  loss {found['loss']:.4f}  "
@@ -106,8 +106,8 @@ def evaluate(
 
 
 def predict(
-    run_dir: RunDir,
-    data: Data,
+    run_dir: RunDirArgument,
+    data: DataArgument,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE.csv", show_default="print", help="Where it goes.")
     ] = None,
@@ -131,7 +131,7 @@ def predict(
     answer is the mean of theirs, and a column client_ID has what each one says.
     """
     with errors_in_words(debug, answers=out is None):
-        from fnrfl.rundir.outputs import check_output, write
+        from fnrfl.rundir.outputs import check_output, write_output
         from fnrfl.runs.predict import predict as ask
 
         if out is not None:
@@ -140,7 +140,7 @@ def predict(
         print_leaks(found.trained.config.leaks_on, quiet=quiet, stderr=True)
         print_notes(found.notes, quiet=quiet)
         if out is None:
-            answer(found.to_csv())
+            print_answer(found.to_csv())
             return
-        write(out, found.to_csv())
+        write_output(out, found.to_csv())
         console(quiet=quiet).print(f"{counted(len(found.labels), 'prediction')} in {out}")

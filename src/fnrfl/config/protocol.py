@@ -7,10 +7,10 @@ from dataclasses import fields
 
 from fnrfl.config.keys import Key
 from fnrfl.config.schema import LeakOptions
-from fnrfl.config.typed import Flat
+from fnrfl.config.typed import FlatValues
 
 # What protocol = "paper" takes as defaults: the settings of the released code, as its documentation runs it.
-PAPER: Flat = {
+PAPER: FlatValues = {
     "rounds": 10,
     "clients": 10,
     "participation": 1.0,
@@ -40,7 +40,7 @@ PAPER: Flat = {
 TWINS = (("leaks.public_is_test", "public.source", "test"), ("leaks.constant_penalty", "fnr.penalty", "constant"))
 
 
-def default_values(given: Flat, known: Mapping[str, Key]) -> Flat:
+def default_values(given: FlatValues, known: Mapping[str, Key]) -> FlatValues:
     """The value of each key that is not given, as the protocol has it. A leak follows its twin if that is given."""
     values = {name: key.default for name, key in known.items()}
     if given.get("protocol") != "paper":

@@ -11,13 +11,13 @@ from fnrfl.config.keys import Key
 from fnrfl.config.protocol import TWINS
 from fnrfl.config.schema import RunConfig
 from fnrfl.config.spelling import same_key
-from fnrfl.config.typed import Flat, shortened, show
+from fnrfl.config.typed import FlatValues, shortened, show_value
 from fnrfl.core.nearest import choices, nearest
 
 LONGEST_NAME = 150  # bytes: a folder's name has the method and the seed as well, and at most 255
 
 
-def refuse_unknown_keys(given: Flat, known: Mapping[str, Key], algorithm: str) -> Iterator[str]:
+def refuse_unknown_keys(given: FlatValues, known: Mapping[str, Key], algorithm: str) -> Iterator[str]:
     """Keys that there are not. A section with nothing in it says nothing, so it is allowed."""
     for key, value in given.items():
         empty_section = value == {} and any(name.startswith(f"{key}.") for name in known)
@@ -44,18 +44,20 @@ def _unknown_key(key: str, known: Mapping[str, Key], algorithm: str) -> str:
 
 def refuse_value(key: Key, value: object) -> str:
     """A value that has the wrong type or is out of range."""
-    return f"{key.name} = {show(value)} is not allowed: it must be {key.rule} (default {show(key.default)})."
+    return (
+        f"{key.name} = {show_value(value)} is not allowed: it must be {key.rule} (default {show_value(key.default)})."
+    )
 
 
-def refuse_bad_text(given: Flat, known: Mapping[str, Key]) -> Iterator[str]:
+def refuse_bad_text(given: FlatValues, known: Mapping[str, Key]) -> Iterator[str]:
     """Text that is empty, or that no file could hold."""
     for key, value in given.items():
         if not isinstance(value, str) or key not in known:
             continue
         if not value.strip() and known[key].type == "str" and key != "name":
-            yield f'{key} = "{value}" is not allowed: it must not be empty (default {show(known[key].default)}).'
+            yield f'{key} = "{value}" is not allowed: it must not be empty (default {show_value(known[key].default)}).'
         elif not _is_utf8(value):
-            yield f"{key} = {show(value)} is not valid UTF-8 text; write it in UTF-8."
+            yield f"{key} = {show_value(value)} is not valid UTF-8 text; write it in UTF-8."
 
 
 def _is_utf8(text: str) -> bool:
@@ -81,9 +83,9 @@ def is_own_data(text: str) -> bool:
 
 def _bad_run_name(name: str) -> Iterator[str]:
     if name.startswith(".") or not name.strip() or set(name) & set("/\\\0\n"):
-        yield f"name = {show(name)} is not allowed: it must be the name of one folder, such as my-run."
+        yield f"name = {show_value(name)} is not allowed: it must be the name of one folder, such as my-run."
     if len(name.encode(errors="surrogateescape")) > LONGEST_NAME:
-        yield f"name = {show(name)} is too long: it names a folder and must have at most {LONGEST_NAME} bytes."
+        yield f"name = {show_value(name)} is too long: it names a folder and must have at most {LONGEST_NAME} bytes."
 
 
 def _unknown_names(config: RunConfig) -> Iterator[str]:
@@ -114,12 +116,13 @@ def _leaks_refused(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]
         leaking = [f"leaks.{name}" for name in config.leaks_on]
         leaking += ["public.source"] if values["public.source"] == "test" else []
         for key in leaking:
-            honest = f"{key} = {show(known[key].default)}"
-            yield f'{key} = {show(values[key])} is a leak; set protocol = "paper", which labels it, or {honest}.'
+            honest = f"{key} = {show_value(known[key].default)}"
+            yield f'{key} = {show_value(values[key])} is a leak; set protocol = "paper", which labels it, or {honest}.'
         return
     for leak, twin, leaks in twins:
         if values[leak] != leaks:
-            yield f"{leak} = {show(values[leak])} contradicts {twin} = {show(values[twin])}; give only one of them."
+            ours, theirs = show_value(values[leak]), show_value(values[twin])
+            yield f"{leak} = {ours} contradicts {twin} = {theirs}; give only one of them."
 
 
 def _conflicts(config: RunConfig) -> Iterator[str]:

@@ -22,7 +22,7 @@ from fnrfl.core.refinement import FnrOptions
 if TYPE_CHECKING:
     from fnrfl.core.algorithm import Algorithm
 
-FOLDER = Path(__file__).parent.parent
+PACKAGE_FOLDER = Path(__file__).parent.parent
 RECIPES = Path(__file__).parent / "recipes"
 
 MODELS = {
@@ -104,7 +104,7 @@ def options(name: str) -> tuple[Option, ...]:
     return _options_of_own(name) if ":" in name else _method(name).options
 
 
-def load(name: str) -> type[Algorithm]:
+def load_method(name: str) -> type[Algorithm]:
     """The class of a method, its own ("scaffold", "fnr") or a user's ("my_pkg.method:MyMethod"); imports it."""
     if ":" in name:
         return _import_own(name)
@@ -118,7 +118,9 @@ def _first_line(path: Path) -> str:
 
 
 def _names() -> list[str]:
-    return sorted(path.stem.replace("_", "-") for path in (FOLDER / "algorithms").glob("*.py") if path.stem[0] != "_")
+    return sorted(
+        path.stem.replace("_", "-") for path in (PACKAGE_FOLDER / "algorithms").glob("*.py") if path.stem[0] != "_"
+    )
 
 
 def _method(name: str) -> Entry:
@@ -127,7 +129,7 @@ def _method(name: str) -> Entry:
         raise ConfigError(
             f'algorithm.name = "{name}" is not known. {choices(name, among)}, or "module:Class" of your own.'
         )
-    return read_entry(FOLDER / "algorithms" / f"{name.replace('-', '_')}.py")
+    return read_entry(PACKAGE_FOLDER / "algorithms" / f"{name.replace('-', '_')}.py")
 
 
 @cache
@@ -151,13 +153,15 @@ def read_entry(path: Path) -> Entry:
 def _options_of_own(name: str) -> tuple[Option, ...]:
     """The options of a user's class, which has to be imported."""
     cls = _import_own(name)
-    with trust.in_words(f"The fields of {cls.__module__}:{cls.__name__} cannot be read", "correct their types."):
+    with trust.user_errors_in_words(
+        f"The fields of {cls.__module__}:{cls.__name__} cannot be read", "correct their types."
+    ):
         return options_of(cls)
 
 
 def _import_own(name: str) -> type[Algorithm]:
     """A user's class, found in the working folder or on the path."""
-    cls = trust.fetch(f'algorithm.name = "{name}"', own_code.target("algorithm.name", name))
+    cls = trust.fetch_named_code(f'algorithm.name = "{name}"', own_code.target("algorithm.name", name))
     from fnrfl.core.algorithm import Algorithm
 
     if not (isinstance(cls, type) and issubclass(cls, Algorithm) and dataclasses.is_dataclass(cls)):

@@ -14,7 +14,7 @@ from fnrfl.config.protocol import default_values
 from fnrfl.config.refusals import is_own_data, refuse_bad_text, refuse_config, refuse_unknown_keys, refuse_value
 from fnrfl.config.schema import MethodOptions, RunConfig
 from fnrfl.config.spelling import as_known
-from fnrfl.config.typed import Flat, Overrides, flatten, nest, parse, read_overrides, shortened, show
+from fnrfl.config.typed import FlatValues, Overrides, flatten, nest, parse_toml, read_overrides, shortened, show_value
 from fnrfl.core import own_code
 from fnrfl.core import trust as trusted
 from fnrfl.core.errors import ConfigError
@@ -51,20 +51,20 @@ def loads(
 ) -> RunConfig:
     """The same from TOML text; `name` is the run's name unless the text or an override says another."""
     try:
-        recipe = flatten(parse(text), schema.text_keys())
+        recipe = flatten(parse_toml(text), schema.text_keys())
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ConfigError(f"{origin} is not valid TOML: {reason}.") from error
     given = read_overrides(overrides, schema.text_keys())
     named = {key: recipe[key] for key in own_code.KEYS if key in recipe and key not in given}
-    trusted.check(named, given, origin=origin, trust=trust)  # before anything is imported
+    trusted.check_allowed(named, given, origin=origin, trust=trust)  # before anything is imported
     return _resolve(recipe, given, name)
 
 
 def replaced(config: RunConfig, overrides: Overrides) -> RunConfig:
     """A config with some keys changed, checked again."""
     given = read_overrides(overrides, schema.text_keys())
-    trusted.check({}, given, origin="", trust=False)
+    trusted.check_allowed({}, given, origin="", trust=False)
     return _resolve(config.flat(), given, config.name)
 
 
@@ -80,13 +80,13 @@ def _find_recipe(recipe: str | Path) -> Path:
     raise ConfigError(f'There is no recipe "{word}". {choices(str(recipe), packaged)}, or give a .toml file.')
 
 
-def _resolve(recipe: Flat, overrides: Flat, name: str) -> RunConfig:
+def _resolve(recipe: FlatValues, overrides: FlatValues, name: str) -> RunConfig:
     """The config that a recipe and overrides stand for; all problems are reported at once."""
     recipe, overrides = _spelled(recipe), _spelled(overrides)
     algorithm, recipe = _algorithm(recipe, overrides)
     options = schema.options_by_key(registry.options(algorithm))
     known = keys_of(options)
-    given: Flat = {"name": name} | recipe | overrides
+    given: FlatValues = {"name": name} | recipe | overrides
     refining = given.pop("fnr", False)
     problems = [*refuse_unknown_keys(given, known, algorithm), *refuse_bad_text(given, known)]
     given = {key: value for key, value in given.items() if key in known and (refining or not key.startswith("fnr."))}
@@ -105,22 +105,22 @@ def _resolve(recipe: Flat, overrides: Flat, name: str) -> RunConfig:
     return config
 
 
-def _algorithm(recipe: Flat, overrides: Flat) -> tuple[str, Flat]:
+def _algorithm(recipe: FlatValues, overrides: FlatValues) -> tuple[str, FlatValues]:
     """(the method, the recipe without options that were chosen for another method)."""
     recipes_own = recipe.get("algorithm.name", MethodOptions.name)
     algorithm = overrides.get("algorithm.name", recipes_own)
     if algorithm != recipes_own:  # another method's mu is another quantity
         recipe = {key: value for key, value in recipe.items() if not key.startswith("algorithm.")}
     if not isinstance(algorithm, str):
-        raise ConfigError(f"algorithm.name = {show(algorithm)} is not allowed: it must be text.")
+        raise ConfigError(f"algorithm.name = {show_value(algorithm)} is not allowed: it must be text.")
     if algorithm == "fnr":
         raise ConfigError('algorithm.name = "fnr" is not a method: FNR wraps any method. Set fnr = "on" instead.')
     return algorithm, recipe
 
 
-def _checked(values: Flat, options: dict[str, Option], known: dict[str, Key]) -> tuple[Flat, list[str]]:
+def _checked(values: FlatValues, options: dict[str, Option], known: dict[str, Key]) -> tuple[FlatValues, list[str]]:
     """(the values as their types have them, a sentence for each that is wrong)."""
-    right: Flat = {}
+    right: FlatValues = {}
     wrong: list[str] = []
     for name, option in options.items():
         try:
@@ -130,7 +130,7 @@ def _checked(values: Flat, options: dict[str, Option], known: dict[str, Key]) ->
     return right, wrong
 
 
-def _typed(values: Flat, refining: bool) -> RunConfig:
+def _typed(values: FlatValues, refining: bool) -> RunConfig:
     """Checked values as the objects that use them."""
     tree = nest(values)
     method = tree.pop("algorithm")
@@ -140,13 +140,13 @@ def _typed(values: Flat, refining: bool) -> RunConfig:
     return schema.RunConfig(**tree, **sections, algorithm=MethodOptions(name=method.pop("name"), options=method))
 
 
-def _spelled_choices(given: Flat, known: dict[str, Key]) -> Flat:
+def _spelled_choices(given: FlatValues, known: dict[str, Key]) -> FlatValues:
     """The words among the values that are one of a few choices, as the choice is written."""
     words = {key: value for key, value in given.items() if isinstance(value, str) and known[key].choices}
     return {key: as_known(word, known[key].choices) for key, word in words.items()}
 
 
-def _spelled(flat: Flat) -> Flat:
+def _spelled(flat: FlatValues) -> FlatValues:
     """Names as the tables have them, where they were spelled in another way: FedAvg, ResNet18, cifar-10."""
     tables = {
         "algorithm.name": [*registry.algorithms(), "fnr"],

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from fnrfl.config import registry
 from fnrfl.config.keys import Key, checked, keys_of
-from fnrfl.config.typed import Flat, Overrides, flatten, toml
+from fnrfl.config.typed import FlatValues, Overrides, flatten, toml
 from fnrfl.core.options import Option, Value, option, options_of, values_of
 from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.training import ClientOptions
@@ -27,7 +27,7 @@ Size = Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0)]
 
 # A key whose default has changed since it was introduced: the first default, which stays out of the hash for ever. By
 # method, as in {"fedprox": {"algorithm.mu": 0.01}}; "" is for the keys of every run, [fnr] included.
-FIRST_DEFAULTS: dict[str, Flat] = {}
+FIRST_DEFAULTS: dict[str, FlatValues] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ class RunConfig:
                 text += f"\n[{section}]\n" + "".join(f"{key} = {toml(value)}\n" for key, value in values.items())
         return text
 
-    def flat(self) -> Flat:
+    def flat(self) -> FlatValues:
         """The values by full key, and under "fnr" whether refinement is on."""
         return flatten(self._tree(), text_keys())
 
@@ -193,12 +193,12 @@ def text_keys() -> frozenset[str]:
 
 
 @cache
-def introduced(algorithm: str) -> Flat:
+def introduced(algorithm: str) -> FlatValues:
     """The value that each key was introduced with; options of a user's own method have none."""
     options = options_by_key(() if ":" in algorithm else registry.options(algorithm))
     first = {key: option.default for key, option in options.items()}
     first |= FIRST_DEFAULTS.get("", {}) | FIRST_DEFAULTS.get(algorithm, {})
-    values: Flat = {key: checked(options[key], value) for key, value in first.items()}
+    values: FlatValues = {key: checked(options[key], value) for key, value in first.items()}
     return values | {"fnr": False, "scenario": canonical(values["scenario"])}
 
 

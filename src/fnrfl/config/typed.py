@@ -15,7 +15,7 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.options import Value
 
 Overrides: TypeAlias = Sequence[str] | Mapping[str, object]
-Flat: TypeAlias = dict[str, Any]  # dotted key -> value, plus "fnr": whether refinement is on
+FlatValues: TypeAlias = dict[str, Any]  # dotted key -> value, plus "fnr": whether refinement is on
 
 SHORTHANDS = ("model", "algorithm", "engine")  # `model = "mlp"` is short for `model.name = "mlp"`
 SWITCH = {"on": True, "yes": True, "true": True, "1": True, "off": False, "no": False, "false": False, "0": False}
@@ -31,7 +31,7 @@ class Typed:
     text: str
 
 
-def parse(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
     """TOML, with numbers as they were written."""
     try:
         return tomllib.loads(text.removeprefix("\ufeff"), parse_float=lambda written: Typed(float(written), written))
@@ -41,11 +41,11 @@ def parse(text: str) -> dict[str, Any]:
         raise tomllib.TOMLDecodeError(str(error)) from error
 
 
-def flatten(tree: Mapping[str, object], text_keys: Collection[str] = (), prefix: str = "") -> Flat:
+def flatten(tree: Mapping[str, object], text_keys: Collection[str] = (), prefix: str = "") -> FlatValues:
     """Nested values by dotted key. The values of `text_keys` are text, even where they look like numbers."""
     if prefix.count(".") > DEEPEST:
         raise ConfigError(f"{shortened(prefix)} is nested too deeply; keys have two parts at most, as in client.lr.")
-    flat: Flat = {}
+    flat: FlatValues = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"
         if path == "fnr" or path.startswith("fnr."):
@@ -60,11 +60,11 @@ def flatten(tree: Mapping[str, object], text_keys: Collection[str] = (), prefix:
     return flat
 
 
-def read_overrides(overrides: Overrides, text_keys: Collection[str]) -> Flat:
+def read_overrides(overrides: Overrides, text_keys: Collection[str]) -> FlatValues:
     """Overrides as values by dotted key; later ones win."""
     if isinstance(overrides, Mapping):
         return flatten(overrides, text_keys)
-    flat: Flat = {}
+    flat: FlatValues = {}
     for text in [overrides] if isinstance(overrides, str) else overrides:
         key, sign, value = (part.strip() for part in text.partition("="))
         if not key or not sign:
@@ -73,7 +73,7 @@ def read_overrides(overrides: Overrides, text_keys: Collection[str]) -> Flat:
     return flat
 
 
-def nest(values: Flat) -> dict[str, Any]:
+def nest(values: FlatValues) -> dict[str, Any]:
     """The inverse of `flatten`, without shorthands."""
     tree: dict[str, Any] = {}
     for key, value in values.items():
@@ -90,7 +90,7 @@ def shortened(text: str) -> str:
 def _read_value(text: str) -> object:
     """A TOML value, or where it is none, the word itself: `fnr=on`, `scenario=label-dirichlet(0.1)`."""
     try:
-        read = parse(f"value = {text}")
+        read = parse_toml(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
         return text
     if len(read) != 1:
@@ -122,7 +122,7 @@ def _switch(value: object) -> bool:
         return True
     word = value.text if isinstance(value, Typed) else str(value)
     if word.lower() not in SWITCH:
-        shown = value.text if isinstance(value, Typed) else show(value)
+        shown = value.text if isinstance(value, Typed) else show_value(value)
         raise ConfigError(f'fnr = {shortened(shown)} is not allowed: it must be "on", "off" or a section.')
     return SWITCH[word.lower()]
 
@@ -139,6 +139,6 @@ def toml(value: Value) -> str:
     return repr(value)
 
 
-def show(value: object) -> str:
+def show_value(value: object) -> str:
     """A value as the user typed it, whatever it is; of an endless one, the beginning."""
     return shortened(toml(value) if isinstance(value, Value) else repr(value))

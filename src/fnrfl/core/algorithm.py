@@ -14,7 +14,8 @@ from fnrfl.core.options import option as option
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch, Flat, Out, Shapes, State
 
-PublicTo = Literal["nobody", "everybody", "owners"]  # who trains on public data as well
+# Who trains on public data besides the server: no client, every client, or for each example one client of its class.
+PublicTo = Literal["nobody", "everybody", "owners"]
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from fnrfl.core.training import Training
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Flat
 
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+ADAM_BETA1, ADAM_BETA2, ADAM_EPS = 0.9, 0.999, 1e-8
 
 
 def new_memory(training: Training, params: Flat) -> Tree:
@@ -31,10 +31,10 @@ def update(training: Training, lr: float | Tensor, params: Flat, grad: Flat, mem
     """Take one step of one client: `params` and `memory` change in place."""
     if training.optimizer == "adam":
         count = memory["count"].add_(1.0)
-        memory["first"].mul_(BETA1).add_(grad, alpha=1 - BETA1)
-        memory["second"].mul_(BETA2).add_(grad.square(), alpha=1 - BETA2)
-        size = (memory["second"] / (1 - BETA2**count)).sqrt_().add_(EPS)
-        grad = memory["first"] / (1 - BETA1**count) / size
+        memory["first"].mul_(ADAM_BETA1).add_(grad, alpha=1 - ADAM_BETA1)
+        memory["second"].mul_(ADAM_BETA2).add_(grad.square(), alpha=1 - ADAM_BETA2)
+        size = (memory["second"] / (1 - ADAM_BETA2**count)).sqrt_().add_(ADAM_EPS)
+        grad = memory["first"] / (1 - ADAM_BETA1**count) / size
     elif training.momentum:
         grad = memory["velocity"].mul_(training.momentum).add_(grad)
     if isinstance(lr, Tensor):

@@ -90,7 +90,7 @@ def target(key: str, words: object) -> Target | None:
 # -- finding -----------------------------------------------------------------------------------------------------------
 
 
-def find(module: str) -> CodeSource | None:
+def find_source(module: str) -> CodeSource | None:
     """The source of a module, with nothing imported; None where there is no such module.
 
     A module of the working folder, or of another folder on the path that nobody installed, comes with the modules of

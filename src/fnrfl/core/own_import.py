@@ -21,7 +21,7 @@ from fnrfl.core.own_code import CodeSource, ModuleFile, import_lock, python_find
 _served_files: dict[str, ModuleFile] = {}  # modules of users' folders that may be imported
 
 
-class _Loader(machinery.SourceFileLoader):
+class _OwnCodeLoader(machinery.SourceFileLoader):
     """Executes the source that was looked at, and neither reads nor writes bytecode."""
 
     def __init__(self, name: str, file: ModuleFile) -> None:
@@ -63,7 +63,7 @@ def _spec(name: str, file: ModuleFile) -> machinery.ModuleSpec:
         places = [] if others is None else others.submodule_search_locations or []
         spec.submodule_search_locations = [str(file.path), *(p for p in places if not same_file(p, str(file.path)))]
     elif file.path.suffix in machinery.SOURCE_SUFFIXES:
-        loader = _Loader(name, file)
+        loader = _OwnCodeLoader(name, file)
         spec = spec_from_file_location(name, file.path, loader=loader, submodule_search_locations=inside)
     else:
         if read_file(str(file.path)) != file.content:  # what is compiled can only be loaded from its file

@@ -35,17 +35,17 @@ _allowed: set[tuple[str, str, str | None]] = (
 _importable: set[tuple[Target, str | None]] = set()  # what `fetch` may import, with the sha256 that was looked at
 
 
-def check(found: Mapping[str, object], given: Mapping[str, object], *, origin: str, trust: bool) -> None:
+def check_allowed(found: Mapping[str, object], given: Mapping[str, object], *, origin: str, trust: bool) -> None:
     """Refuse code that the file `origin` names and nobody has allowed; nothing is imported.
 
     `found` are values of the file, and `given` those that the user typed or passed in, by key: these are allowed, and
     with `trust` the others are too.
     """
     for key, words, target in _references(given):
-        _allow(key, words, target, own_code.find(target.module))
+        _allow(key, words, target, own_code.find_source(target.module))
     refused = []
     for key, words, target in _references(found):
-        source = own_code.find(target.module)
+        source = own_code.find_source(target.module)
         if trust or _is_allowed(key, words, source):
             _allow(key, words, target, source)
         else:
@@ -54,7 +54,7 @@ def check(found: Mapping[str, object], given: Mapping[str, object], *, origin: s
         raise ConfigError(f"{' '.join(refused)} If you trust it, give --trust (trust=True in Python).")
 
 
-def fetch(what: str, target: Target | None) -> object:
+def fetch_named_code(what: str, target: Target | None) -> object:
     """The function or class that a config names, imported from the source that was allowed.
 
     `what` begins the sentences about it: `model.name = "nets:make"`.
@@ -63,7 +63,7 @@ def fetch(what: str, target: Target | None) -> object:
     places = f"a module {'of the installed packages' if folder is None else f'in {folder} or an installed package'}"
     if target is None:
         raise ConfigError(f"{what} cannot be imported: it must be module:name, with {places}.")
-    source = own_code.find(target.module)
+    source = own_code.find_source(target.module)
     if source is None:
         raise ConfigError(
             f"{what} cannot be imported (ModuleNotFoundError: No module named {target.module!r}); "
@@ -77,18 +77,18 @@ def fetch(what: str, target: Target | None) -> object:
             + ". If you trust it, load the config again, or call fnrfl.core.trust.given(key, words) before."
         )
     own_import.serve(source)
-    with in_words(f"{what} cannot be imported", f"{target.module!r} must be {places}. Check its code."):
+    with user_errors_in_words(f"{what} cannot be imported", f"{target.module!r} must be {places}. Check its code."):
         module = importlib.import_module(target.module)
     return _attribute(what, module, target)
 
 
 def given(key: str, words: str) -> None:
     """Allow what a user has typed or passed in as the value of a key, if it is code."""
-    check({}, {key: words}, origin="", trust=False)
+    check_allowed({}, {key: words}, origin="", trust=False)
 
 
 @contextmanager
-def in_words(what: str, way_out: str) -> Iterator[None]:
+def user_errors_in_words(what: str, way_out: str) -> Iterator[None]:
     """Turn whatever goes wrong in a user's code, `sys.exit` included, into a sentence."""
     try:
         yield
@@ -102,7 +102,7 @@ def in_words(what: str, way_out: str) -> Iterator[None]:
 
 def _attribute(what: str, module: ModuleType, target: Target) -> object:
     missing = object()
-    with in_words(f"{what} cannot be imported", "Check its code."):
+    with user_errors_in_words(f"{what} cannot be imported", "Check its code."):
         found = getattr(module, target.name, missing)
     if found is missing:
         hint = did_you_mean(target.name, vars(module)) or own_code.shadowed(target.module)

@@ -88,7 +88,7 @@ def as_one_type(x: Sequence[np.ndarray]) -> list[np.ndarray]:
     return list(x)
 
 
-def labels(values: object, title: str) -> np.ndarray:
+def class_labels(values: object, title: str) -> np.ndarray:
     """Class numbers as int64, or names as they are."""
     y = _array(values, title)
     if y.ndim == 2 and y.shape[1] == 1:

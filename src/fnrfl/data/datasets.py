@@ -237,7 +237,7 @@ def _checked(name: str, raw: RawData) -> RawData:
     for part, examples in raw.parts.items():
         ending = f"_{part}" if part else ""
         x = arrays.features(examples.x, f"x{ending} of {name}")
-        y = None if examples.y is None else arrays.labels(examples.y, f"y{ending} of {name}")
+        y = None if examples.y is None else arrays.class_labels(examples.y, f"y{ending} of {name}")
         if y is not None and len(x) != len(y):
             where = (f" in x{ending}", f" in y{ending}") if part else ("", "")
             raise ConfigError(

@@ -16,15 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.ndarrays import Floats, Ints
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import counted
 from fnrfl.data import niid
 from fnrfl.data.scenarios import parse
 from fnrfl.data.terms import (
     FeatureNoise,
-    Floats,
     Iid,
-    Ints,
     Joint,
     LabelClasses,
     LabelDirichlet,

@@ -15,9 +15,9 @@ from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
 from fnrfl.data.arrays import class_names
+from fnrfl.data.csv_tables import read_csv
 from fnrfl.data.reading import ONLY_PART, UNREADABLE, Examples, Expected, RawData, require_file, unreadable
 from fnrfl.data.sources.images import read_image
-from fnrfl.data.tables import read_csv
 
 IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 CLIENT_ARRAYS = frozenset({"client", "clients", "client_id", "client_ids"})
@@ -170,13 +170,13 @@ def _stack(files: list[Path]) -> np.ndarray:
 
 def call_function(name: str) -> object:
     """What the function called `module:function` returns; the module may lie in the current folder."""
-    function = trust.fetch(f"dataset = {name!r}", own_code.target("dataset", name))
+    function = trust.fetch_named_code(f"dataset = {name!r}", own_code.target("dataset", name))
     if not callable(function):
         raise ConfigError(
             f"dataset = {name!r} is a {type(function).__name__}, which cannot be called. Name a function."
         )
     rule = "it is called without arguments and must return the data. Correct the function."
-    with trust.in_words(f"dataset = {name!r} failed", rule):
+    with trust.user_errors_in_words(f"dataset = {name!r} failed", rule):
         return function()
 
 

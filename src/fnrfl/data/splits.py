@@ -15,14 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fnrfl.core.algorithm import PublicTo
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import counted
 from fnrfl.data.datasets import Dataset, Part, stratified_order
 from fnrfl.data.sources.entry import checksum
-
-# Who trains on public data besides the server: no client, every client, or for each example one client of its class.
-PublicTo = Literal["nobody", "everybody", "owners"]
 
 
 @dataclass(frozen=True, eq=False)

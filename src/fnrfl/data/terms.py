@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from fnrfl.core.ndarrays import Floats
 
 _ALPHA_RULE = "between 1e-06 and 1000000, where smaller means more skew"
 NIID_RULE = "NIID-Bench takes alpha or k alone; it always balances label skew and asks for 10 examples per client."

@@ -12,10 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.rundir.outputs import write
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from fnrfl.core.ndarrays import Floats, Ints
+from fnrfl.rundir.outputs import write_output
 
 SHADES = " ░▒▓█"
 COLUMNS = 60  # of a heat-map; more classes than that share columns
@@ -120,7 +118,7 @@ def figure(counts: npt.ArrayLike, classes: Sequence[str], scores: Skew, title: s
     matplotlib.use("Agg")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a matplotlibrc in the working folder may ask for another program, such as TeX
-        write(path, _drawn(np.asarray(counts, dtype=np.int64), classes, scores, title, path))
+        write_output(path, _drawn(np.asarray(counts, dtype=np.int64), classes, scores, title, path))
 
 
 def _drawn(counts: npt.NDArray[np.int64], classes: Sequence[str], scores: Skew, title: str, path: Path) -> bytes:

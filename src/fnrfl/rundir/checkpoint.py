@@ -24,9 +24,9 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.store import ClientMemory
 from fnrfl.core.types import State, Tree, aligned
 from fnrfl.rundir import files
-from fnrfl.rundir.directory import FOLDER, checkpoint_files
+from fnrfl.rundir.directory import CHECKPOINT_FOLDER, checkpoint_files
 
-FORMAT = 3  # 2 (version 0.1.0): no hashes; 1: convolutions were not channels-last
+CHECKPOINT_FORMAT = 3  # 2 (version 0.1.0): no hashes; 1: convolutions were not channels-last
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Index(BaseModel):
     model: str | None  # sha256 of model.safetensors, once the run is finished
 
 
-def save(run_dir: Path, done: int, state: State, store: ClientMemory, stamp: Stamp) -> None:
+def save_checkpoint(run_dir: Path, done: int, state: State, store: ClientMemory, stamp: Stamp) -> None:
     """Keep the state after `done` rounds."""
     before = index(run_dir)
     clients = {} if before is None else {c: _hashed(run_dir, file) for c, file in before.clients.items()}
@@ -72,7 +72,7 @@ def save(run_dir: Path, done: int, state: State, store: ClientMemory, stamp: Sta
     part.mkdir()
 
     def kept(name: str, tensors: Tree) -> File:
-        return File(file=f"rounds/{folder.name}/{name}", sha256=write(part / name, tensors))
+        return File(file=f"rounds/{folder.name}/{name}", sha256=write_tensors(part / name, tensors))
 
     server = kept("server.safetensors", _pack(state))
     for client in sorted(store.changed):
@@ -81,7 +81,13 @@ def save(run_dir: Path, done: int, state: State, store: ClientMemory, stamp: Sta
     part.rename(folder)
     files.sync(rounds)
     new = Index(
-        format=FORMAT, round=done, config=stamp.config, log=stamp.log, server=server, clients=clients, model=None
+        format=CHECKPOINT_FORMAT,
+        round=done,
+        config=stamp.config,
+        log=stamp.log,
+        server=server,
+        clients=clients,
+        model=None,
     )
     _write_index(run_dir, new)
     store.changed.clear()
@@ -101,7 +107,7 @@ def finish(run_dir: Path, weights: Tree) -> Index:
     assert saved is not None, "the last round ends with a checkpoint"
     part = run_dir / "model.safetensors.part"
     try:
-        last = saved.model_copy(update={"model": write(part, weights)})
+        last = saved.model_copy(update={"model": write_tensors(part, weights)})
         _write_index(run_dir, last)
         part.replace(run_dir / "model.safetensors")
     except OSError:  # a full disk
@@ -111,7 +117,7 @@ def finish(run_dir: Path, weights: Tree) -> Index:
     return last
 
 
-def load(run_dir: Path, saved: Index, store: ClientMemory) -> State:
+def load_checkpoint(run_dir: Path, saved: Index, store: ClientMemory) -> State:
     """The server's state, with the clients' memories put into `store`; every file is what its hash says."""
     state = server_state(run_dir, saved)
     for client, file in saved.clients.items():
@@ -141,12 +147,12 @@ def client_memory(run_dir: Path, saved: Index, client: int) -> Tree | None:
 
 def model(run_dir: Path, saved: Index) -> Tree:
     """The weights that a finished run left."""
-    if saved.model is None and saved.format == FORMAT:
+    if saved.model is None and saved.format == CHECKPOINT_FORMAT:
         raise ConfigError(
             f"{run_dir / 'model.safetensors'} is not of this run: checkpoint.json says that it is not finished. Remove "
             "the file and resume the run."
         )
-    return read(run_dir / "model.safetensors", saved.model)
+    return read_tensors(run_dir / "model.safetensors", saved.model)
 
 
 def index(run_dir: Path) -> Index | None:
@@ -159,13 +165,13 @@ def index(run_dir: Path) -> Index | None:
         found = content["format"]
         if found == 2:
             content = _of_format_2(content)
-        if found in (2, FORMAT):
+        if found in (2, CHECKPOINT_FORMAT):
             return _checked(path, Index.model_validate(content))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged ({type(error).__name__}). Run again into another directory.") from error
     raise ConfigError(
-        f"{path} has format {found}, and this version reads formats 2 and {FORMAT}. Resume it with the version that "
-        "wrote it, or run again."
+        f"{path} has format {found}, and this version reads formats 2 and {CHECKPOINT_FORMAT}. Resume it with the "
+        "version that wrote it, or run again."
     )
 
 
@@ -186,13 +192,13 @@ def _checked(path: Path, found: Index) -> Index:
     for file, stem in named:
         top, _, rest = file.file.partition("/")
         folder, _, name = rest.partition("/")
-        if top != "rounds" or not FOLDER.fullmatch(folder) or name != f"{stem}.safetensors":
+        if top != "rounds" or not CHECKPOINT_FOLDER.fullmatch(folder) or name != f"{stem}.safetensors":
             raise ConfigError(
                 f"{path} names {file.file!r} as the file of {stem}, which no checkpoint has written. Put it back as it "
                 "was, or run again into another directory."
             )
     hashed = found.log is not None and all(file.sha256 is not None for file, _ in named)
-    if found.round < 0 or (found.format == FORMAT and not hashed):
+    if found.round < 0 or (found.format == CHECKPOINT_FORMAT and not hashed):
         raise ConfigError(f"{path} is damaged (a hash is missing, or its round). Run again into another directory.")
     return found
 
@@ -231,14 +237,14 @@ def _pack(state: State) -> Tree:
     return {"params": state.params} | buffers | {f"extra/{k}": v for k, v in state.extra.items()}
 
 
-def write(path: Path, tensors: Tree) -> str:
+def write_tensors(path: Path, tensors: Tree) -> str:
     """Tensors as a new file, on the disk when this returns; returns the sha256 of its content."""
     content = to_bytes(aligned({k: v.cpu() for k, v in tensors.items()}))
     files.write_new(path, content)
     return hashlib.sha256(content).hexdigest()
 
 
-def read(path: Path, sha256: str | None = None) -> Tree:
+def read_tensors(path: Path, sha256: str | None = None) -> Tree:
     """The tensors of a file with this hash, or a sentence about why there are none."""
     try:
         content = files.read_bytes(path)
@@ -257,4 +263,4 @@ def _read_file(run_dir: Path, file: File) -> Tree:
     _check_folder((run_dir / file.file).parent)
     if (run_dir / file.file).is_symlink():
         raise ConfigError(f"{run_dir / file.file} is a link, as no file of a run is. Put the file itself there.")
-    return read(run_dir / file.file, file.sha256)
+    return read_tensors(run_dir / file.file, file.sha256)

@@ -30,7 +30,7 @@ def flat_config(config: RunConfig) -> Config:
     return flat(tomllib.loads(config.to_toml()))
 
 
-def in_words(value: object) -> str:
+def value_in_words(value: object) -> str:
     """A value of a config in a sentence."""
     return "not there" if value is None else json.dumps(value, default=str)
 
@@ -40,7 +40,7 @@ def in_words(value: object) -> str:
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Keys that have not the same value in both, in the order of the first."""
-    return [key for key in {**one, **other} if in_words(one.get(key)) != in_words(other.get(key))]
+    return [key for key in {**one, **other} if value_in_words(one.get(key)) != value_in_words(other.get(key))]
 
 
 def differing_from_plan(planned: Config, written: Config) -> list[str]:
@@ -76,8 +76,8 @@ def wrong_run(folder: Path, planned: Config, written: Config, plans: Mapping[str
     twin = next((other for other, plan in plans.items() if not differing_from_plan(plan, written)), None)
     of = f" That is the config of {twin}: the two folders may have been exchanged." if twin else ""
     return (
-        f"{folder} does not hold the run {folder.name} of its comparison: {key} is {in_words(written.get(key))} in its "
-        f"config.toml and {in_words(planned.get(key))} in the grid.{of} {way_out}"
+        f"{folder} does not hold the run {folder.name} of its comparison: {key} is {value_in_words(written.get(key))} "
+        f"in its config.toml and {value_in_words(planned.get(key))} in the grid.{of} {way_out}"
     )
 
 
@@ -91,7 +91,7 @@ def is_control(other: Config, config: Config, *free: str) -> bool:
     return _same_but_for(other, config, (*WEIGHTED, *free))
 
 
-def is_plain(other: Config, config: Config, *free: str) -> bool:
+def is_without_fnr(other: Config, config: Config, *free: str) -> bool:
     """Whether a config is another one without FNR."""
     return other["fnr"] == "off" and _same_but_for(other, config, ("fnr", *free))
 

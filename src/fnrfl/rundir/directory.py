@@ -25,9 +25,9 @@ log = logging.getLogger("fnrfl")
 
 # What a run writes, and what `fnrfl report` writes beside it. Whatever else is in the folder is somebody else's.
 WRITTEN = ("config.toml", "partition.json", "events.jsonl", "checkpoint.json", "model.safetensors", "report.html")
-FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")  # of a checkpoint, below rounds/
+CHECKPOINT_FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")  # of a checkpoint, below rounds/
 FILE = re.compile(r"(server|client-\d+)\.safetensors")
-FIGURES = ("convergence", "traffic", "time", "seeds", "classes", "split")
+FIGURE_NAMES = ("convergence", "traffic", "time", "seeds", "classes", "split")
 
 
 class Taken(ConfigError):
@@ -136,7 +136,7 @@ def recover_inside(folder: Path) -> None:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run directory by its content: the files of one, and a log that says that fnrfl wrote it."""
-    if not files.is_folder(path) or not all(files.is_plain(path / name) for name in WRITTEN[:3]):
+    if not files.is_folder(path) or not all(files.is_plain_file(path / name) for name in WRITTEN[:3]):
         return False
     try:
         with (path / "events.jsonl").open("rb") as file:
@@ -146,7 +146,7 @@ def is_run(path: Path) -> bool:
         return False
 
 
-def check(run_dir: Path) -> None:
+def check_is_run(run_dir: Path) -> None:
     """Refuse a folder that is no run, and one in which a run's file is a link, a pipe or a folder."""
     recover(run_dir)
     if not (run_dir / "config.toml").is_file():
@@ -154,7 +154,7 @@ def check(run_dir: Path) -> None:
             f"{run_dir} is not a run directory: it has no config.toml. Give a folder that `fnrfl run` has made."
         )
     for path in (run_dir / name for name in WRITTEN):
-        if _is_there(path) and not files.is_plain(path):
+        if _is_there(path) and not files.is_plain_file(path):
             raise ConfigError(
                 f"{path} is not a plain file, as every file of a run is. It may stand for something elsewhere, so it "
                 "is left alone. Put the file itself there."
@@ -235,7 +235,7 @@ def checkpoint_files(run_dir: Path) -> Iterator[Path]:
     if not files.is_folder(rounds):
         return
     for folder in sorted(rounds.iterdir()):
-        if FOLDER.fullmatch(folder.name) and files.is_folder(folder):
+        if CHECKPOINT_FOLDER.fullmatch(folder.name) and files.is_folder(folder):
             yield from (f for f in sorted(folder.iterdir()) if FILE.fullmatch(f.name) and not f.is_symlink())
             yield folder
 
@@ -246,13 +246,13 @@ def _written(folder: Path) -> Iterator[Path]:
     The files that make a folder a run come first: a run that is half removed is none.
     """
     for name in WRITTEN:
-        yield from (path for path in (folder / name, folder / f"{name}.part") if files.is_plain(path))
+        yield from (path for path in (folder / name, folder / f"{name}.part") if files.is_plain_file(path))
     yield from checkpoint_files(folder)
     yield folder / "rounds"
     plots = folder / "plots"
     if files.is_folder(plots):
         for path in sorted(plots.iterdir()):
             stem, _, number = path.stem.rpartition("-") if path.stem[-1:].isdigit() else (path.stem, "", "")
-            if stem in FIGURES and path.suffix in (".png", ".svg"):
+            if stem in FIGURE_NAMES and path.suffix in (".png", ".svg"):
                 yield path
         yield plots

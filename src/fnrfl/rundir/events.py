@@ -17,7 +17,7 @@ def line(event: Event) -> bytes:
     return json.dumps(event, allow_nan=False).encode() + b"\n"
 
 
-def append(path: Path, event: Event) -> None:
+def append_event(path: Path, event: Event) -> None:
     """Add a line to a log that is there."""
     try:
         files.append(path, line(event))
@@ -28,12 +28,12 @@ def append(path: Path, event: Event) -> None:
         ) from error
 
 
-def read(path: Path) -> list[Event]:
+def read_events(path: Path) -> list[Event]:
     """All whole lines: a kill may have left half of one at the end."""
-    return parse(path, files.read(path, "a run directory has an events.jsonl").encode())
+    return parse_events(path, files.read(path, "a run directory has an events.jsonl").encode())
 
 
-def parse(path: Path, content: bytes) -> list[Event]:
+def parse_events(path: Path, content: bytes) -> list[Event]:
     """The events of a log's content; `path` is for the sentence about a line that is none."""
     found = []
     for number, text in enumerate(content.split(b"\n")[:-1], 1):

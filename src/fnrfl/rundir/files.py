@@ -73,7 +73,7 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
-def is_plain(path: Path) -> bool:
+def is_plain_file(path: Path) -> bool:
     """Whether a path is a file: no link, folder, pipe or device."""
     return path.is_file() and not path.is_symlink()
 

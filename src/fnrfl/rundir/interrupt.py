@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 
-AGAIN = {signal.SIGINT: "Press Ctrl-C again"}
+SIGNAL_AGAIN = {signal.SIGINT: "Press Ctrl-C again"}
 Handler = Callable[[int, FrameType | None], object]
 
 
@@ -49,7 +49,7 @@ def interruptible() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
         asked.append(number)
         if len(asked) > 1:
             raise _stop(number)
-        again = AGAIN.get(signal.Signals(number), f"Send {signal.Signals(number).name} again")
+        again = SIGNAL_AGAIN.get(signal.Signals(number), f"Send {signal.Signals(number).name} again")
         with suppress(OSError):  # not sys.stderr, which the signal may have caught in the middle of a write
             os.write(2, f"\nfnrfl: stopping after this round, to save it. {again} to stop at once.\n".encode())
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.rundir import files
-from fnrfl.rundir.configs import Config, differing, flat, in_words
+from fnrfl.rundir.configs import Config, differing, flat, value_in_words
 
 FIXED_PARTS = ("train", "validation", "test")  # of the data: the same for every method
 PUBLIC_PARTS = ("public", "ranking", "distill")  # of which a method decides how large each is
@@ -51,7 +51,7 @@ class Origin:
         return found
 
 
-def read(folder: Path) -> Origin:
+def read_origin(folder: Path) -> Origin:
     """What a run directory was made from; refused where its files contradict each other."""
     toml = files.read(folder / "config.toml", "a run directory has a config.toml")
     log = files.read(folder / "events.jsonl", "a run directory has an events.jsonl")
@@ -73,8 +73,8 @@ def check_pair(one: Origin, other: Origin, way_out: str) -> None:
     if one.config["dataset"] == other.config["dataset"] and one.data != other.data:
         raise ConfigError(
             f"{one.folder} and {other.folder} are of different data, so they cannot be compared: dataset = "
-            f"{in_words(one.config['dataset'])} has the sha256 {short(one.data)} in the first and {short(other.data)} "
-            f"in the second. {way_out}"
+            f"{value_in_words(one.config['dataset'])} has the sha256 {short_hash(one.data)} in the first and "
+            f"{short_hash(other.data)} in the second. {way_out}"
         )
     if split_keys(one.config) != split_keys(other.config):
         return
@@ -82,13 +82,13 @@ def check_pair(one: Origin, other: Origin, way_out: str) -> None:
         raise ConfigError(
             f"{one.folder} and {other.folder} have different splits of the same data, so they cannot be compared: with "
             "the same seed, scenario and number of clients, the examples of the clients, of validation or of the test "
-            f"differ (sha256 {short(one.split)} and {short(other.split)}). {way_out}"
+            f"differ (sha256 {short_hash(one.split)} and {short_hash(other.split)}). {way_out}"
         )
     (sizes, data), (other_sizes, other_data) = one.public, other.public
     if sizes == other_sizes and data != other_data:  # methods may divide public data in different ways
         raise ConfigError(
             f"{one.folder} and {other.folder} have different public data, so they cannot be compared: public.source = "
-            f"{in_words(one.config['public.source'])} was changed between them. {way_out}"
+            f"{value_in_words(one.config['public.source'])} was changed between them. {way_out}"
         )
 
 
@@ -98,7 +98,7 @@ def split_keys(config: Config) -> Config:
     return {key: value for key, value in config.items() if key in alone or key.startswith(("public.", "validation."))}
 
 
-def short(sha256: str) -> str:
+def short_hash(sha256: str) -> str:
     """A hash for a sentence."""
     return sha256[:SHORT]
 
@@ -108,8 +108,8 @@ def _check_config(found: Origin, begun_with: Config) -> None:
     if keys:
         raise ConfigError(
             f"{found.folder / 'config.toml'} is not the config that the run was begun with: {keys[0]} is "
-            f"{in_words(found.config.get(keys[0]))} there and {in_words(begun_with.get(keys[0]))} in the first line of "
-            "events.jsonl. Put the file back as it was, or run again into another directory."
+            f"{value_in_words(found.config.get(keys[0]))} there and {value_in_words(begun_with.get(keys[0]))} in "
+            "the first line of events.jsonl. Put the file back as it was, or run again into another directory."
         )
 
 
@@ -121,8 +121,8 @@ def _check_split(found: Origin, begun_with: str) -> None:
     if {drawn, str(found.partition["sha256"])} != {begun_with} or _hash(parts) != found.partition["splits"]["sha256"]:
         raise ConfigError(
             f"{found.folder / 'partition.json'} is not the split that the run was begun with: it was changed "
-            f"afterwards (sha256 {short(drawn)}, and {short(begun_with)} in the first line of events.jsonl). Put the "
-            "file back as it was, or run again into another directory."
+            f"afterwards (sha256 {short_hash(drawn)}, and {short_hash(begun_with)} in the first line of events.jsonl). "
+            "Put the file back as it was, or run again into another directory."
         )
 
 

@@ -34,7 +34,7 @@ def _is_needed(inside: Path, folder: Path) -> bool:
     return (folder / "grid.json").is_file() and str(inside) in OF_A_COMPARISON
 
 
-def write(path: Path, content: str | bytes) -> None:
+def write_output(path: Path, content: str | bytes) -> None:
     """Replace a file in one go; what a text has that is no text, such as half of a character, is written in digits.
 
     What is not whole yet is in a folder of its own, so that no other file is in its way.

@@ -25,7 +25,7 @@ EVERYTHING = "all examples"
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedRun:
     """A model from a run directory, and what it can be asked."""
 
     run_dir: Path
@@ -58,7 +58,7 @@ class Trained:
 class Evaluation:
     """How good a model is on some data."""
 
-    trained: Trained
+    trained: TrainedRun
     data: str
     what: str  # which examples of the data
     score: Score  # of the clients' models taken together, where each has its own
@@ -110,7 +110,7 @@ class Evaluation:
 class Prediction:
     """What a model says about each example, in the order of the data."""
 
-    trained: Trained
+    trained: TrainedRun
     rows: Sequence[str]  # where each example is in its part: a position from 0, or an image's path
     labels: list[str]
     probabilities: Tensor  # [n, C]; the mean over clients, where each has a model of its own

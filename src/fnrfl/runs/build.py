@@ -22,13 +22,13 @@ from fnrfl.data.partitions import Partition
 from fnrfl.data.splits import Splits
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import found_devices, kernel_settings
+from fnrfl.runs.build_engine import build_engine
+from fnrfl.runs.build_net import build_net, check_values
 from fnrfl.runs.choice import choose_engine
 from fnrfl.runs.cohorts import cohort_size, num_answers
 from fnrfl.runs.data import build_pool, divide, feature_noise, load_public
-from fnrfl.runs.engine import build_engine
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.needs import check_needs
-from fnrfl.runs.net import build_net, check_values
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Score:
 
 
 @torch.no_grad()
-def evaluate(net: Net, state: State, x: Tensor, y: Tensor, num_classes: int, noise: Noise | None = None) -> Score:
+def evaluate_model(net: Net, state: State, x: Tensor, y: Tensor, num_classes: int, noise: Noise | None = None) -> Score:
     """Score a model on data, in eval mode."""
     state = state.to(net.device)
     right = torch.zeros(num_classes, dtype=torch.float64, device=net.device)

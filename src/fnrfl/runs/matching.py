@@ -20,8 +20,8 @@ from fnrfl.data.arrays import tensor
 from fnrfl.data.batches import check_fits
 from fnrfl.data.datasets import DataSource
 from fnrfl.data.reading import Examples, Expected
-from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, Trained
-from fnrfl.runs.net import check_tokens
+from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TrainedRun
+from fnrfl.runs.build_net import check_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +34,12 @@ class Asked:
     carried: Sequence[str] | None = None  # what the table has in the column of ids
 
 
-def expected_of(trained: Trained) -> Expected:
+def expected_of(trained: TrainedRun) -> Expected:
     """What a model expects of other data."""
     return Expected(trained.data.columns, num_inputs=prod(trained.data.input_shape), labelled=False)
 
 
-def own_test_part(trained: Trained, source: DataSource) -> Asked | None:
+def own_test_part(trained: TrainedRun, source: DataSource) -> Asked | None:
     """The test part of the run's own data, if that is what was given; only data of the same size is hashed."""
     facts = trained.data
     if facts.examples is not None and facts.examples != source.num_examples:
@@ -53,7 +53,7 @@ def own_test_part(trained: Trained, source: DataSource) -> Asked | None:
     return Asked(dataset.test.x, dataset.test.y, rows=())
 
 
-def notes_on_changes(trained: Trained, data: str, what: str) -> tuple[str, ...]:
+def notes_on_changes(trained: TrainedRun, data: str, what: str) -> tuple[str, ...]:
     """What to say of data that has the name of the run's own and is not the same."""
     path, own = Path(data).expanduser(), Path(trained.config.dataset).expanduser()
     named_alike = data == trained.config.dataset or (path.exists() and path.name == own.name)
@@ -66,7 +66,7 @@ def notes_on_changes(trained: Trained, data: str, what: str) -> tuple[str, ...]:
     )
 
 
-def note_on_other_data(trained: Trained, data: str, source: DataSource) -> tuple[str, ...]:
+def note_on_other_data(trained: TrainedRun, data: str, source: DataSource) -> tuple[str, ...]:
     """A note if data has the name of the run's own and is not the same."""
     said = notes_on_changes(trained, data, EVERYTHING)
     if not said or own_test_part(trained, source) is not None:
@@ -79,7 +79,7 @@ def is_table(data: str) -> bool:
     return Path(data).suffix.lower() == ".csv"
 
 
-def notes_on_columns(trained: Trained, data: str, source: DataSource) -> tuple[str, ...]:
+def notes_on_columns(trained: TrainedRun, data: str, source: DataSource) -> tuple[str, ...]:
     """What one should know about how the data was taken."""
     said = list(source.raw.notices)
     columns = trained.data.columns
@@ -91,7 +91,7 @@ def notes_on_columns(trained: Trained, data: str, source: DataSource) -> tuple[s
     return tuple(said)
 
 
-def matched(trained: Trained, data: str, part: Examples, classes: Sequence[str] | None) -> Asked:
+def matched(trained: TrainedRun, data: str, part: Examples, classes: Sequence[str] | None) -> Asked:
     """Examples held against what the model was trained on."""
     x = _in_shape(tensor(part.x), trained, data)
     check_fits(x, trained.net.input_dtype, data)
@@ -100,7 +100,7 @@ def matched(trained: Trained, data: str, part: Examples, classes: Sequence[str] 
     return Asked(x, y, part.names or [str(row) for row in range(len(x))], part.carried)
 
 
-def _in_shape(x: Tensor, trained: Trained, data: str) -> Tensor:
+def _in_shape(x: Tensor, trained: TrainedRun, data: str) -> Tensor:
     """Examples of the kind that the model was trained on; a table's columns are put into its shape."""
     shape = trained.data.input_shape
     pixels = x.dtype == torch.uint8
@@ -115,7 +115,7 @@ def _in_shape(x: Tensor, trained: Trained, data: str) -> Tensor:
     return x
 
 
-def _as_numbers(y: np.ndarray, classes: Sequence[str] | None, trained: Trained, data: str) -> Tensor:
+def _as_numbers(y: np.ndarray, classes: Sequence[str] | None, trained: TrainedRun, data: str) -> Tensor:
     """Labels as numbers of the model's classes, matched by name where there are names."""
     values, places = np.unique(y, return_inverse=True)
     names = [str(value) for value in values] if y.dtype.kind == "U" else _names(values, classes, trained.classes, data)

@@ -10,7 +10,7 @@ from fnrfl.core.options import values_of
 
 def build_algorithm(config: RunConfig) -> Algorithm:
     """The method that a config names, with FNR around it if that is on."""
-    inner = registry.load(config.algorithm.name)(**config.algorithm.options)
+    inner = registry.load_method(config.algorithm.name)(**config.algorithm.options)
     if config.fnr is None:
         return inner
     return FNR(

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.net import Net
-from fnrfl.core.store import ClientMemory, ClientStore
+from fnrfl.core.store import CPU, ClientMemory, ClientStore
 from fnrfl.core.types import State, Tree
 from fnrfl.rundir import checkpoint
 
-CPU = torch.device("cpu")
 # The server's state, and what a client remembers: None for one that never wrote anything.
 Kept = tuple[State, Callable[[int], Tree | None]]
 Keeper = Callable[[], Kept]

@@ -16,8 +16,8 @@ from fnrfl.data.batches import WHOLE, scaled
 from fnrfl.data.datasets import read_source
 from fnrfl.data.reading import ONLY_PART
 from fnrfl.runs import run as runs
-from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TEST, Evaluation, Prediction, Trained
-from fnrfl.runs.evaluate import evaluate as score
+from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TEST, Evaluation, Prediction, TrainedRun
+from fnrfl.runs.evaluate import evaluate_model as score
 from fnrfl.runs.evaluate import pooled
 from fnrfl.runs.matching import (
     expected_of,
@@ -95,7 +95,7 @@ def predict(
     )
 
 
-def _ask(trained: Trained, x: Tensor, client: int | None) -> tuple[Tensor, dict[int, list[str]]]:
+def _ask(trained: TrainedRun, x: Tensor, client: int | None) -> tuple[Tensor, dict[int, list[str]]]:
     """(mean probabilities [n, C] of all models asked, the labels that each client's model gives if all were asked)."""
     per_client: dict[int, list[str]] = {}
     total, count = torch.zeros(len(x), len(trained.classes), dtype=trained.net.dtype), 0
@@ -108,7 +108,7 @@ def _ask(trained: Trained, x: Tensor, client: int | None) -> tuple[Tensor, dict[
 
 
 @torch.no_grad()
-def probabilities(trained: Trained, model: State, x: Tensor) -> Tensor:
+def probabilities(trained: TrainedRun, model: State, x: Tensor) -> Tensor:
     """The probability of each class for each example, [n, C]."""
     shares = []
     for xs in x.split(WHOLE):
@@ -118,12 +118,12 @@ def probabilities(trained: Trained, model: State, x: Tensor) -> Tensor:
     return torch.cat(shares)
 
 
-def _labels_of(trained: Trained, shares: Tensor) -> list[str]:
+def _labels_of(trained: TrainedRun, shares: Tensor) -> list[str]:
     return [trained.classes[index] for index in shares.argmax(1).tolist()]
 
 
-def open_run(run_dir: str | Path, *, trust: bool = False) -> Trained:
+def open_run(run_dir: str | Path, *, trust: bool = False) -> TrainedRun:
     """The model of a finished run; `trust` allows code that its config.toml names and that was never allowed before."""
     result = runs.load(run_dir, trust=trust)
     server = State(*result.net.pack(result.weights))
-    return Trained(Path(run_dir), result.config, result.net, server, result.client_models, result.data)
+    return TrainedRun(Path(run_dir), result.config, result.net, server, result.client_models, result.data)

@@ -18,9 +18,9 @@ from fnrfl.core.types import Tree
 from fnrfl.data.datasets import Facts
 from fnrfl.rundir.events import Event
 from fnrfl.runs import personal
+from fnrfl.runs.build_net import build_net
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.metrics import RunMetrics, worst_client
-from fnrfl.runs.net import build_net
 
 
 @dataclass(frozen=True)

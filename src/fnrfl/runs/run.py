@@ -35,7 +35,7 @@ from fnrfl.runs.scores import score_models
 log = logging.getLogger("fnrfl")
 Progress = Callable[[Event], None]
 Phase = Callable[[str], None]
-NEEDED = {"accuracy", "per_class", "per_client", "seconds", "bytes_up", "bytes_down"}  # of every round of a log
+NEEDED_METRICS = {"accuracy", "per_class", "per_client", "seconds", "bytes_up", "bytes_down"}  # of every round of a log
 
 
 @stoppable()
@@ -61,10 +61,10 @@ def run(
         for notice in built.notices:
             log.warning(notice)
         if out is None:
-            return _train_rounds(built, Recorder(None, checkpoint_every), Begun(), progress, phase)
+            return _train_rounds(built, RunWriter(None, checkpoint_every), Begun(), progress, phase)
         with ExitStack() as stack:
             place, header = run_files.create_run_dir(stack, names, built, overwrite=overwrite)
-            recorder = Recorder(place, checkpoint_every, header)
+            recorder = RunWriter(place, checkpoint_every, header)
             result = _train_rounds(built, recorder, Begun(), progress, phase)
             return replace(result, run_dir=place.given)
 
@@ -81,7 +81,7 @@ def resume(
 ) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
     run_dir = Path(run_dir)
-    directory.check(run_dir)
+    directory.check_is_run(run_dir)
     if (run_dir / "model.safetensors").exists():
         return load(run_dir, trust=trust)
     with directory.opened(run_dir) as place, tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
@@ -92,10 +92,10 @@ def resume(
         run_files.warn_of_other_versions(run_dir, header)
         state = None
         if found.saved is not None:
-            state = checkpoint.load(run_dir, found.saved, built.engine.memory).to(built.net.device)
+            state = checkpoint.load_checkpoint(run_dir, found.saved, built.engine.memory).to(built.net.device)
             check_shapes(run_dir, state, built.engine)
         files.write(run_dir / "events.jsonl", found.log)
-        recorder = Recorder(place, checkpoint_every, found.log)
+        recorder = RunWriter(place, checkpoint_every, found.log)
         result = _train_rounds(built, recorder, Begun(rounds, state), progress, phase)
     return replace(result, run_dir=run_dir)
 
@@ -104,7 +104,7 @@ def resume(
 def load(run_dir: str | Path, *, trust: bool = False) -> Result:
     """A finished run from disk; `trust` allows code that its config.toml names."""
     run_dir = Path(run_dir)
-    directory.check(run_dir)
+    directory.check_is_run(run_dir)
     if not (run_dir / "model.safetensors").exists():
         raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`.")
     found = run_files.verify(run_dir, trust=trust)
@@ -115,7 +115,7 @@ def load(run_dir: str | Path, *, trust: bool = False) -> Result:
             "together. Put that file back, or run again into another directory."
         )
     header, *rounds = found.events_so_far
-    if not all(event.keys() >= NEEDED for event in rounds):
+    if not all(event.keys() >= NEEDED_METRICS for event in rounds):
         raise events.damaged(run_dir / "events.jsonl", "a round has no accuracy, bytes or seconds")
     weights = checkpoint.model(run_dir, saved)
     personalised = header["personalised"] if "personalised" in header else build_algorithm(config).personalised
@@ -131,7 +131,7 @@ class Begun:
     state: State | None = None
 
 
-class Recorder:
+class RunWriter:
     """Writes a run into its directory: every round into the log, and a checkpoint from time to time.
 
     Without a directory it writes nothing.
@@ -155,7 +155,7 @@ class Recorder:
     def write(self, event: Event) -> None:
         """Add a round to the log."""
         if self.place is not None:
-            events.append(self.place.path / "events.jsonl", event)
+            events.append_event(self.place.path / "events.jsonl", event)
             self._logged.update(events.line(event))
 
     def save(self, built: Built, rounds: list[Event], state: State) -> None:
@@ -164,13 +164,13 @@ class Recorder:
             return
         files.sync(self.place.path / "events.jsonl")  # the log is never behind the checkpoint
         stamp = checkpoint.Stamp(built.config.sha256, self._logged.hexdigest())
-        checkpoint.save(self.place.path, len(rounds), state, built.engine.memory, stamp)
+        checkpoint.save_checkpoint(self.place.path, len(rounds), state, built.engine.memory, stamp)
         self.place.settle()
         self.restart_clock()
 
 
 def _train_rounds(
-    built: Built, recorder: Recorder, begun: Begun, progress: Progress | None, phase: Phase | None
+    built: Built, recorder: RunWriter, begun: Begun, progress: Progress | None, phase: Phase | None
 ) -> Result:
     """Train all rounds that are still to come."""
     config, engine = built.config, built.engine

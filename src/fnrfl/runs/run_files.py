@@ -111,7 +111,7 @@ class Verified:
     @property
     def events_so_far(self) -> list[Event]:
         """The first line of the log, about the run, and one event for each round."""
-        return events.parse(self.run_dir / "events.jsonl", self.log)
+        return events.parse_events(self.run_dir / "events.jsonl", self.log)
 
 
 def verify(run_dir: Path, *, trust: bool) -> Verified:
@@ -126,7 +126,7 @@ def verify(run_dir: Path, *, trust: bool) -> Verified:
     kept = b"".join(line + b"\n" for line in lines[: done + 1])
     if len(lines) <= done:
         raise events.damaged(path, f"it has {len(lines)} lines, and the checkpoint beside it comes after round {done}")
-    header = events.parse(path, kept)[0]
+    header = events.parse_events(path, kept)[0]
     if not (_has_text(header, "data", "sha256") and _has_text(header, "partition")):
         raise events.damaged(path, "its first line does not say which data and which split the run has")
     if saved is not None and saved.log is not None and saved.log != hashlib.sha256(kept).hexdigest():

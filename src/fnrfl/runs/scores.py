@@ -11,7 +11,7 @@ from fnrfl.core.types import State
 from fnrfl.data.batches import WHOLE, scaled
 from fnrfl.rundir.events import Event
 from fnrfl.runs.build import Built
-from fnrfl.runs.evaluate import Score, evaluate, pooled
+from fnrfl.runs.evaluate import Score, evaluate_model, pooled
 
 
 def score_models(built: Built, state: State) -> Event:
@@ -24,11 +24,11 @@ def score_models(built: Built, state: State) -> Event:
 
     def noisy(net: Net, client: int, name: str, x: Tensor, y: Tensor) -> Score:
         stream = elsewhere(generator(config.seed, client, name, "feature-noise"), net.device)
-        return evaluate(net, state, x, y, classes, lambda xs: built.noise(client, xs, stream))
+        return evaluate_model(net, state, x, y, classes, lambda xs: built.noise(client, xs, stream))
 
     def clean(x: Tensor, y: Tensor) -> Score:
         parts = list(zip(x.split(WHOLE), y.split(WHOLE), strict=True))
-        return pooled(built.engine.each(len(parts), lambda net, i: evaluate(net, state, *parts[i], classes)))
+        return pooled(built.engine.each(len(parts), lambda net, i: evaluate_model(net, state, *parts[i], classes)))
 
     def copies(name: str, x: Tensor, y: Tensor) -> list[Score]:
         if partition.noise is None or clean_only:
@@ -72,7 +72,7 @@ def _personal_scores(built: Built, state: State) -> Event:
         model = built.algorithm.personal(net, state, client, built.engine.memory.get(client))
         stream = elsewhere(generator(config.seed, client, "test", "feature-noise"), net.device)
         noise = (lambda xs: built.noise(client, xs, stream)) if own else None
-        return evaluate(net, model, x, y, built.dataset.num_classes, noise)
+        return evaluate_model(net, model, x, y, built.dataset.num_classes, noise)
 
     def everybody(x: Tensor, y: Tensor, own: bool = False) -> list[Score]:
         return built.engine.each(config.clients, lambda net, client: score(net, client, x, y, own))

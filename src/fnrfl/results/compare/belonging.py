@@ -17,7 +17,7 @@ from fnrfl.rundir.origin import Origin
 if TYPE_CHECKING:
     from fnrfl.runs.build import Built
 
-WAY_OUT = "Put it back as it was, or run all of them again into another folder with --out."
+RUN_INTO_ANOTHER_FOLDER = "Put it back as it was, or run all of them again into another folder with --out."
 
 
 class Members:
@@ -33,7 +33,7 @@ class Members:
 
     def add(self, cell: Cell) -> None:
         """Check the run of a cell against its config and against the runs that are known."""
-        found = origin.read(self.out / cell.name)
+        found = origin.read_origin(self.out / cell.name)
         self._check_config(cell, found)
         self._check_pairs(cell, found)
         self.known[cell.name] = found
@@ -46,13 +46,13 @@ class Members:
     def _check_pairs(self, cell: Cell, found: Origin) -> None:
         for name, known in self.known.items():
             if name != cell.name:
-                origin.check_pair(known, found, WAY_OUT)
+                origin.check_pair(known, found, RUN_INTO_ANOTHER_FOLDER)
 
     def _check_config(self, cell: Cell, found: Origin) -> None:
         planned = flat_config(cell.config)
         if differing_from_plan(planned, found.config):
             plans = {other.name: flat_config(other.config) for other in self.cells}
-            raise ConfigError(wrong_run(found.folder, planned, found.config, plans, WAY_OUT))
+            raise ConfigError(wrong_run(found.folder, planned, found.config, plans, RUN_INTO_ANOTHER_FOLDER))
 
 
 def _has_begun(folder: Path) -> bool:

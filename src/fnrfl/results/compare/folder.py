@@ -12,11 +12,10 @@ from fnrfl.results.compare.cells import Cell
 from fnrfl.results.compare.tables import Comparison
 from fnrfl.rundir import files
 from fnrfl.rundir.configs import flat_config
-from fnrfl.rundir.outputs import write
+from fnrfl.rundir.outputs import write_output
 
-FORMAT = (
-    2  # 2: hashes of configs leave out keys at their defaults; in format 1 only the names of the runs can be compared
-)
+# Of grid.json. 2: hashes of configs leave out keys at their defaults; in format 1 only names of runs can be compared
+GRID_FORMAT = 2
 
 
 def default_out(cells: Sequence[Cell]) -> Path:
@@ -24,7 +23,7 @@ def default_out(cells: Sequence[Cell]) -> Path:
     return Path("runs") / f"compare-{cells[0].config.name}-{_hash(_claims(cells))[:6]}"
 
 
-def check_folder(out: Path, cells: Sequence[Cell]) -> None:
+def check_comparison_folder(out: Path, cells: Sequence[Cell]) -> None:
     """Refuse a folder with something else in it; a grid that contains the one there is a continuation of it."""
     path, ours = out / "grid.json", _claims(cells)
     if not path.exists():
@@ -36,12 +35,12 @@ def check_folder(out: Path, cells: Sequence[Cell]) -> None:
         written, theirs = int(found["format"]), dict(found["cells"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}). Choose another folder with --out.") from error
-    if written > FORMAT:
+    if written > GRID_FORMAT:
         raise ConfigError(
-            f"{path} has format {written}, and this version reads formats up to {FORMAT}. Use the version that wrote "
-            "it, or choose another folder with --out."
+            f"{path} has format {written}, and this version reads formats up to {GRID_FORMAT}. Use the version that "
+            "wrote it, or choose another folder with --out."
         )
-    if written < FORMAT:
+    if written < GRID_FORMAT:
         theirs = {name: ours.get(name) for name in theirs}
     strange = next((name for name, sha256 in theirs.items() if name not in ours or ours[name] != sha256), None)
     if strange is not None:
@@ -53,25 +52,25 @@ def check_folder(out: Path, cells: Sequence[Cell]) -> None:
 
 
 def write_grid(out: Path, cells: Sequence[Cell]) -> None:
-    """What `check_folder` will find."""
+    """What `check_comparison_folder` will find."""
     claims = _claims(cells)
     configs = {cell.name: flat_config(cell.config) for cell in cells}
     first = next(iter(configs.values()))
     shared = [key for key in first if all(key in it and it[key] == first[key] for it in configs.values())]
     grid_file = {
-        "format": FORMAT,
+        "format": GRID_FORMAT,
         "sha256": _hash(claims),
         "cells": claims,
         "config": {key: first[key] for key in shared},  # what all runs share, and below what each has of its own
         "own": {name: {key: it[key] for key in it if key not in shared} for name, it in configs.items()},
     }
-    write(out / "grid.json", json.dumps(grid_file, indent=1) + "\n")
+    write_output(out / "grid.json", json.dumps(grid_file, indent=1) + "\n")
 
 
 def write_tables(out: Path, found: Comparison) -> None:
     """The comparison in every form that a file can have."""
     for suffix, text in (("json", found.to_json()), ("csv", found.to_csv()), ("md", found.to_markdown())):
-        write(out / f"comparison.{suffix}", text)
+        write_output(out / f"comparison.{suffix}", text)
 
 
 def _claims(cells: Iterable[Cell]) -> dict[str, str]:

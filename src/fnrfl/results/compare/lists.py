@@ -9,7 +9,7 @@ from fnrfl.config.typed import SHORTHANDS
 from fnrfl.core.errors import ConfigError
 
 
-def split(text: str) -> list[str]:
+def split_commas(text: str) -> list[str]:
     """Values between commas; commas inside brackets and quotes do not count."""
     pieces, piece, closing = [], "", ""
     for character in text:
@@ -51,7 +51,7 @@ def read_axes(over: Iterable[str]) -> dict[str, list[str]]:
     for text in over:
         key, _, values = (part.strip() for part in text.partition("="))
         key = f"{key}.name" if key in SHORTHANDS else key
-        found = split(values)
+        found = split_commas(values)
         if not key or not all(found):
             raise ConfigError(f'"{text}" has no list of values; write key=a,b, as in algorithm=fedavg,scaffold.')
         if key == "seed":

@@ -37,7 +37,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedCell:
     """A run that stopped with an error."""
 
     cell: str

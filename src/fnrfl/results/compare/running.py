@@ -13,7 +13,7 @@ from fnrfl.core.errors import ConfigError, sentence
 from fnrfl.results.compare.baselines import find_baseline
 from fnrfl.results.compare.belonging import Members
 from fnrfl.results.compare.cells import Cell
-from fnrfl.results.compare.folder import check_folder, write_grid, write_tables
+from fnrfl.results.compare.folder import check_comparison_folder, write_grid, write_tables
 from fnrfl.results.compare.rows import Summary
 from fnrfl.results.compare.summary import summarise
 from fnrfl.results.compare.tables import Comparison
@@ -84,7 +84,7 @@ def compare(
 
 def _prepare(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], None]) -> Members:
     """Check the folder, the runs in it and every group; then write the grid. What is returned knows the runs."""
-    check_folder(out, cells)
+    check_comparison_folder(out, cells)
     members = Members(out, cells)
     _check_groups(cells, members, tell)
     out.mkdir(parents=True, exist_ok=True)

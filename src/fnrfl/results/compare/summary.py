@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fnrfl.results.compare.baselines import counterpart
 from fnrfl.results.compare.cells import Cell, Parts
-from fnrfl.results.compare.rows import METRICS, Failure, Row, Summary
+from fnrfl.results.compare.rows import METRICS, FailedCell, Row, Summary
 from fnrfl.results.compare.tables import Comparison
 from fnrfl.results.statistics import Estimate, estimate, paired
 
@@ -46,7 +46,7 @@ def summarise(
         )
     return Comparison(
         tuple(rows),
-        tuple(Failure(c.name, c.group.label, c.seed, failures[c.name]) for c in cells if c.name in failures),
+        tuple(FailedCell(c.name, c.group.label, c.seed, failures[c.name]) for c in cells if c.name in failures),
         tuple({"cell": c.name, "group": c.group.label, **summaries[c.name]} for c in cells if c.name in summaries),
         len(cells),
     )

@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from fnrfl.config.spelling import counted
-from fnrfl.results.compare.rows import Failure, Row, Summary, as_line, as_tree
+from fnrfl.results.compare.rows import FailedCell, Row, Summary, as_line, as_tree
 from fnrfl.results.statistics import Difference, Estimate
 from fnrfl.runs.metrics import MIB
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-FORMAT = 1
+COMPARISON_FORMAT = 1
 DISPENSABLE = (
     "MiB up", "MiB down", "best", "last 3", "rho", "kappa", "p of penalty", "seconds", "worst client", "MiB", "p",
     "penalty",
@@ -29,7 +29,7 @@ class Comparison:
     """What came out of a grid."""
 
     rows: tuple[Row, ...]
-    failed: tuple[Failure, ...]
+    failed: tuple[FailedCell, ...]
     runs: tuple[Summary, ...]  # the finished ones: the summary of each with its cell and group
     cells: int
 
@@ -46,7 +46,7 @@ class Comparison:
     def to_json(self) -> str:
         """Everything, as one JSON object."""
         tree = {
-            "format": FORMAT,
+            "format": COMPARISON_FORMAT,
             "cells": self.cells,
             "done": len(self.runs),
             "leaks": self.leaks,

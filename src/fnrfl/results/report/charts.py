@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from fnrfl.results.report.inside import CLIENTS, inside
-from fnrfl.results.report.lines import Group, Panel
-from fnrfl.results.report.numbers import POINTS, short, shown_mean, thinned
+from fnrfl.results.report.lines import LineGroup, Panel
+from fnrfl.results.report.numbers import POINTS, chart_number, shown_mean, thinned
 from fnrfl.runs.metrics import LOOKING, MIB
 
 # Seven, so that with eight colours fifty-six lines differ.
 DASHES = ("none", "7 4", "2 4", "10 4 2 4", "14 5", "5 3 1 3 1 3", "4 2")
-METRICS = (
+CHARTED_METRICS = (
     ("accuracy", "accuracy", "Share of right answers on the test set."),
     ("accuracy_clean", "clean", "Accuracy on the test set without feature noise."),
     ("accuracy_own", "own", "Mean over clients of the accuracy on each one's own test distribution."),
@@ -51,7 +51,7 @@ def payload(panels: Sequence[Panel]) -> dict[str, Any]:
         splits.setdefault(group.runs[0].about["partition"], group.runs[0].counts[:CLIENTS])
     return {
         "dashes": DASHES,
-        "metrics": [{"key": key, "name": name, "help": text} for key, name, text in METRICS],
+        "metrics": [{"key": key, "name": name, "help": text} for key, name, text in CHARTED_METRICS],
         "panels": [_panel(panel) for panel in panels],
         "splits": splits,
         "inside": [inside(group, NUMBERS // refining) for group in groups],
@@ -79,15 +79,15 @@ def _phase(name: str) -> str:
     return "look" if name in LOOKING else name
 
 
-def _group(group: Group, traffic: Sequence[str], time: Sequence[str]) -> dict[str, Any]:
+def _group(group: LineGroup, traffic: Sequence[str], time: Sequence[str]) -> dict[str, Any]:
     rounds = thinned(range(group.num_rounds), POINTS)
-    curves = {metric: _over_seeds(group, metric, rounds) for metric, _, _ in METRICS}
+    curves = {metric: _over_seeds(group, metric, rounds) for metric, _, _ in CHARTED_METRICS}
     per_class = [run.rounds[-1]["per_class"] for run in group.runs]
     return {
         "label": group.label,
         "mark": group.colour,
         "seeds": group.seeds,
-        "final": [short(run.accuracy) for run in group.runs],
+        "final": [chart_number(run.accuracy) for run in group.runs],
         "rounds": [group.runs[0].rounds[t]["round"] for t in rounds],
         "curves": {metric: curve for metric, curve in curves.items() if curve is not None},
         "mib": [shown_mean(run.mib[t] for run in group.runs) for t in rounds],
@@ -98,7 +98,7 @@ def _group(group: Group, traffic: Sequence[str], time: Sequence[str]) -> dict[st
     }
 
 
-def _over_seeds(group: Group, metric: str, rounds: Sequence[int]) -> dict[str, list[float | None]] | None:
+def _over_seeds(group: LineGroup, metric: str, rounds: Sequence[int]) -> dict[str, list[float | None]] | None:
     """Mean and range of a number over the seeds; None if no run has it."""
     curves = [run.curve(metric) for run in group.runs]
     at = [[value for curve in curves if (value := curve[t]) is not None] for t in rounds]
@@ -106,19 +106,19 @@ def _over_seeds(group: Group, metric: str, rounds: Sequence[int]) -> dict[str, l
         return None
     return {
         "mean": [shown_mean(values) for values in at],
-        "low": [short(min(values, default=None)) for values in at],
-        "high": [short(max(values, default=None)) for values in at],
+        "low": [chart_number(min(values, default=None)) for values in at],
+        "high": [chart_number(max(values, default=None)) for values in at],
     }
 
 
-def _mib(group: Group, phase: str, way: str) -> float | None:
+def _mib(group: LineGroup, phase: str, way: str) -> float | None:
     """MiB of a phase in one direction, mean over the runs."""
     return shown_mean(
         sum(event["bytes"].get(phase, {}).get(way, 0) for event in run.rounds) / MIB for run in group.runs
     )
 
 
-def _seconds(group: Group, phase: str) -> float | None:
+def _seconds(group: LineGroup, phase: str) -> float | None:
     """Seconds of a phase, mean over the runs."""
     return shown_mean(
         sum(spent for event in run.rounds for name, spent in event["seconds"].items() if _phase(name) == phase)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from fnrfl.results.report.lines import Group
-from fnrfl.results.report.numbers import POINTS, known_mean, short, shown_mean, thinned
+from fnrfl.results.report.lines import LineGroup
+from fnrfl.results.report.numbers import POINTS, chart_number, known_mean, shown_mean, thinned
 from fnrfl.results.report.read import Run
 from fnrfl.rundir.events import Event
 
 CLIENTS = 100  # of a run that are shown, so that a page stays light
 
 
-def inside(group: Group, numbers: int) -> dict[str, Any]:
+def inside(group: LineGroup, numbers: int) -> dict[str, Any]:
     """One line's first run, client by client."""
     run = group.runs[0]
     shown = range(min(CLIENTS, len(run.counts)))
@@ -41,10 +41,10 @@ def _client(run: Run, client: int) -> dict[str, Any]:
         "client": client,
         "examples": sum(run.counts[client]),
         "active": len(active),
-        "ranking": short(ranked[-1]) if ranked else None,
+        "ranking": chart_number(ranked[-1]) if ranked else None,
         "norm": shown_mean(known),
-        "norm_low": short(min(known, default=None)),
-        "norm_high": short(max(known, default=None)),
+        "norm_low": chart_number(min(known, default=None)),
+        "norm_high": chart_number(max(known, default=None)),
         "refined": sum(client in event["refined"] for event in active if "refined" in event) if run.refines else None,
     }
 
@@ -64,7 +64,7 @@ def _refined(run: Run, shown: range, numbers: int) -> dict[str, Any] | None:
         return 0 if client not in event["cohort"] else 2 if client in event.get("refined", ()) else 1
 
     def ranking(event: Event, client: int) -> float | None:
-        return short(_of_client(event, "ranking", client))
+        return chart_number(_of_client(event, "ranking", client))
 
     return {
         "rounds": [event["round"] for event in kept],
@@ -108,7 +108,7 @@ def _num_norms(event: Event) -> int:
 
 def _norm_rows(event: Event, classes: int) -> list[list[float | None]]:
     """A round's class norms, one row for each client; None where there is none."""
-    return [[short(v) or None for v in row or [None] * classes] for row in event["norms"][:CLIENTS]]
+    return [[chart_number(v) or None for v in row or [None] * classes] for row in event["norms"][:CLIENTS]]
 
 
 def _gap(run: Run) -> list[dict[str, Any]] | None:
@@ -131,8 +131,8 @@ def _gap(run: Run) -> list[dict[str, Any]] | None:
                     {
                         "x": event["round"],
                         "y": shown_mean(means),
-                        "low": short(min(means)),
-                        "high": short(max(means)),
+                        "low": chart_number(min(means)),
+                        "high": chart_number(max(means)),
                     }
                 )
         return found

@@ -24,7 +24,7 @@ def method(config: Config) -> str:
     return f"{config['algorithm.name']} + FNR" + (", weight 0" if config["fnr.weight"] == 0 else "")
 
 
-def labels(configs: Sequence[Config], finished: Sequence[bool]) -> list[str]:
+def line_labels(configs: Sequence[Config], finished: Sequence[bool]) -> list[str]:
     """Short names that differ: the method, the setting if it varies, and as few other keys as it takes."""
     differing = varying(configs)
     found = [_label(config, differing, whole) for config, whole in zip(configs, finished, strict=True)]

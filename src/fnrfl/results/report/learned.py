@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fnrfl.config import registry
-from fnrfl.results.report.lines import Group
+from fnrfl.results.report.lines import LineGroup
 from fnrfl.results.report.read import Run
-from fnrfl.results.report.tables import Cell, Column, Table
+from fnrfl.results.report.tables import Column, Table, TableCell
 from fnrfl.rundir.events import Event
 
 NUMBER = 4  # bytes: floating numbers travel as float32
@@ -27,7 +27,7 @@ SAYS = {
 }
 
 
-def learned(groups: Sequence[Group]) -> Table:
+def learned(groups: Sequence[LineGroup]) -> Table:
     """What crossed from a client to the server, kind by kind, and what it says about the client."""
     columns = (
         Column("what", number=False),
@@ -36,10 +36,10 @@ def learned(groups: Sequence[Group]) -> Table:
         Column("what it says about a client", number=False),
     )
     rows = [*_models(groups), *_own_messages(groups), *_fnr(groups)]
-    return Table(columns, tuple(tuple(map(Cell, row)) for row in rows), sorts=False)
+    return Table(columns, tuple(tuple(map(TableCell, row)) for row in rows), sorts=False)
 
 
-def _models(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
+def _models(groups: Sequence[LineGroup]) -> Iterable[tuple[str, ...]]:
     """Models, and the counts that go with every reply."""
     senders = [group for group in groups if any(_model_up(e) for run in group.runs for e in run.rounds)]
     if senders:
@@ -60,7 +60,7 @@ def _models(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
         )
 
 
-def _own_messages(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
+def _own_messages(groups: Sequence[LineGroup]) -> Iterable[tuple[str, ...]]:
     """What a method has sent beside the model, for each method that has."""
     sent: dict[str, set[int]] = {}
     for group in groups:
@@ -72,7 +72,7 @@ def _own_messages(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
             yield f"{name}'s own", _listed(numbers - {0}), name, SAYS.get(name, words)
 
 
-def _fnr(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
+def _fnr(groups: Sequence[LineGroup]) -> Iterable[tuple[str, ...]]:
     """What refinement asks clients."""
     refining = [group for group in groups if group.runs[0].refines]
     if not refining:
@@ -93,7 +93,7 @@ def _fnr(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
     )
 
 
-def _who(senders: Sequence[Group], groups: Sequence[Group]) -> str:
+def _who(senders: Sequence[LineGroup], groups: Sequence[LineGroup]) -> str:
     named = list(dict.fromkeys(str(group.config["algorithm.name"]) for group in senders))
     return "all methods" if len(senders) == len(groups) else ", ".join(named)
 

@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from fnrfl.results.report import mixed
-from fnrfl.results.report.labels import labels
+from fnrfl.results.report.labels import line_labels
 from fnrfl.results.report.read import Run
 from fnrfl.rundir import origin
 from fnrfl.rundir.configs import Config
@@ -18,7 +18,7 @@ SETTING = ("dataset", "scenario", "clients")
 
 
 @dataclass(frozen=True)
-class Group:
+class LineGroup:
     """Runs that differ in their seed alone: one line of a chart, one row of a table."""
 
     label: str
@@ -61,7 +61,7 @@ class Panel:
     """Lines that can share a chart: one data set, one set of leaks."""
 
     title: str
-    groups: tuple[Group, ...]
+    groups: tuple[LineGroup, ...]
 
     @property
     def leaks(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def _panel(lines: Sequence[tuple[Run, ...]], split: bool, ambiguous: Container[s
     first = lines[0][0]
     title = ", ".join(str(first.config[key]) for key in (SETTING[:2] if split else SETTING[:1]))
     if first.config["dataset"] in ambiguous:
-        title += f", data {origin.short(first.origin.data)}"
-    named = labels([line[0].config for line in lines], [line[0].finished for line in lines])
-    groups = [Group(label, i, line) for i, (label, line) in enumerate(zip(named, lines, strict=True))]
+        title += f", data {origin.short_hash(first.origin.data)}"
+    named = line_labels([line[0].config for line in lines], [line[0].finished for line in lines])
+    groups = [LineGroup(label, i, line) for i, (label, line) in enumerate(zip(named, lines, strict=True))]
     return Panel(f"{title}, with leaks" if first.leaks else title, tuple(groups))

@@ -9,9 +9,9 @@ from pathlib import Path
 from fnrfl.core.errors import ConfigError
 from fnrfl.rundir import files, origin
 from fnrfl.rundir.configs import Config, differing_from_plan, wrong_run
-from fnrfl.rundir.origin import Origin, short
+from fnrfl.rundir.origin import Origin, short_hash
 
-WAY_OUT = "Put it back as it was, or name the runs that belong together one by one."
+NAME_RUNS_ONE_BY_ONE = "Put it back as it was, or name the runs that belong together one by one."
 
 
 def ambiguous(runs: Sequence[Origin]) -> dict[str, dict[str, Path]]:
@@ -30,7 +30,7 @@ def sentences(runs: Sequence[Origin]) -> list[str]:
 def _about_data(runs: Sequence[Origin]) -> list[str]:
     return [
         f"dataset = {json.dumps(name, ensure_ascii=False)} stands for different data in these runs: "
-        + ", ".join(f"sha256 {short(sha256)} in {folder}" for sha256, folder in hashes.items())
+        + ", ".join(f"sha256 {short_hash(sha256)} in {folder}" for sha256, folder in hashes.items())
         + ". They are shown apart, and never averaged or compared with each other."
         for name, hashes in ambiguous(runs).items()
     ]
@@ -48,22 +48,23 @@ def _about_splits(runs: Sequence[Origin]) -> list[str]:
             (one, *_), (other, *_) = list(splits.values())[:2]
             told.append(
                 f"{one.folder} and {other.folder} have the same data, scenario, clients and seed, and different splits "
-                f"(sha256 {short(one.split)} and {short(other.split)}): runs with different splits are not paired."
+                f"(sha256 {short_hash(one.split)} and {short_hash(other.split)}): runs with different splits are "
+                "not paired."
             )
     return told
 
 
-def check_folder(folder: Path, runs: Sequence[Origin]) -> None:
+def check_grid_folder(folder: Path, runs: Sequence[Origin]) -> None:
     """Refuse the folder of a comparison if its runs are not those of its grid, or do not belong together."""
     configs = _grid(folder / "grid.json")
     cells = [run for run in runs if run.folder.name in configs]
     for run in cells:
         planned = configs[run.folder.name]
         if planned and differing_from_plan(planned, run.config):
-            raise ConfigError(wrong_run(run.folder, planned, run.config, configs, WAY_OUT))
+            raise ConfigError(wrong_run(run.folder, planned, run.config, configs, NAME_RUNS_ONE_BY_ONE))
     for place, run in enumerate(cells):
         for other in cells[:place]:
-            origin.check_pair(other, run, WAY_OUT)
+            origin.check_pair(other, run, NAME_RUNS_ONE_BY_ONE)
 
 
 def _grid(path: Path) -> dict[str, Config]:

@@ -18,10 +18,10 @@ def known_mean(values: Iterable[float | None]) -> float | None:
 
 def shown_mean(values: Iterable[float | None]) -> float | None:
     """The same with as many digits as a chart can show."""
-    return short(known_mean(values))
+    return chart_number(known_mean(values))
 
 
-def short(value: float | None) -> float | None:
+def chart_number(value: float | None) -> float | None:
     """A number with as many digits as a chart can show."""
     return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
 

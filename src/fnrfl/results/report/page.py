@@ -14,13 +14,13 @@ from typing import Any
 
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.report import mixed, read, tables, words
+from fnrfl.results.report import mixed, read, sentences, tables
 from fnrfl.results.report.charts import DASHES, payload
 from fnrfl.results.report.labels import method
 from fnrfl.results.report.learned import learned
-from fnrfl.results.report.lines import Group, Panel, panels_of
+from fnrfl.results.report.lines import LineGroup, Panel, panels_of
 from fnrfl.results.report.read import Run
-from fnrfl.rundir.outputs import check_output, write
+from fnrfl.rundir.outputs import check_output, write_output
 
 log = logging.getLogger("fnrfl")
 
@@ -30,7 +30,7 @@ def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plo
 
     `out` is the file, or a folder that gets a report.html. Runs that differ in their seed alone make one line.
     """
-    found = read.load(run_dirs)
+    found = read.load_runs(run_dirs)
     runs, begun = found.runs, [run for run in found.runs if run.rounds]
     for sentence in found.damaged:
         log.warning(sentence)
@@ -49,11 +49,11 @@ def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plo
         damaged=found.damaged,
     )
     if plots:
-        from fnrfl.results.report.plots import draw  # matplotlib is slow to import
+        from fnrfl.results.report.plots import draw_figures  # matplotlib is slow to import
 
-        draw(panels, out.parent / "plots")
+        draw_figures(panels, out.parent / "plots")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write(out, page)
+    write_output(out, page)
     return out
 
 
@@ -78,7 +78,7 @@ def render(
     groups = [group for panel in panels for group in panel.groups]
     runs = [run for group in groups for run in group.runs]
     style, script = part("page.css"), part("page.js")
-    lead, told = words.summary(panels)
+    lead, told = sentences.summary(panels)
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     values = {
         "title": title or _title(panels),
@@ -88,7 +88,7 @@ def render(
         "script_hash": _hash(script),
         "data": Markup(_json(payload(panels))),
         "dashes": DASHES,
-        "what": words.what(panels),
+        "what": sentences.what(panels),
         "lead": lead,
         "summary": told,
         "panels": [_panel(panel) for panel in panels],
@@ -102,10 +102,10 @@ def render(
     return template.from_string(part("page.html")).render(values | _banners(groups, runs, waiting)).lstrip()
 
 
-def _banners(groups: Sequence[Group], runs: Sequence[Run], waiting: Sequence[Run]) -> dict[str, Any]:
+def _banners(groups: Sequence[LineGroup], runs: Sequence[Run], waiting: Sequence[Run]) -> dict[str, Any]:
     """What a reader must know before anything else."""
     return {
-        "leaks": {leak: words.LEAKS.get(leak, leak) for group in groups for leak in group.leaks},
+        "leaks": {leak: sentences.LEAKS.get(leak, leak) for group in groups for leak in group.leaks},
         "unfinished": [run for run in runs if not run.finished],
         "waiting": waiting,
         "notices": list(dict.fromkeys(notice for run in runs for notice in run.about["notices"])),
@@ -118,8 +118,8 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return {
         "title": panel.title,
         "leaks": panel.leaks,
-        "measured_on": words.measured_on(panel),
-        "seconds_of": words.seconds_of(panel),
+        "measured_on": sentences.measured_on(panel),
+        "seconds_of": sentences.seconds_of(panel),
         "several_seeds": any(len(group.runs) > 1 for group in panel.groups),
         "results": tables.results(panel),
         "differences": tables.differences(panel),
@@ -151,7 +151,7 @@ def _json(value: object) -> str:
 # -- how to get there again -------------------------------------------------------------------------------------------
 
 
-def _rerun(group: Group) -> dict[str, Any]:
+def _rerun(group: LineGroup) -> dict[str, Any]:
     run = group.runs[0]
     again = run.path.with_name(f"{run.path.name}-again")
     typed = ["fnrfl", "run", str(run.path / "config.toml"), "-o", str(again)]

@@ -10,10 +10,10 @@ from typing import Any
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.report.charts import DASHES
-from fnrfl.results.report.lines import Group, Panel
-from fnrfl.results.report.numbers import known_mean, short
+from fnrfl.results.report.lines import LineGroup, Panel
+from fnrfl.results.report.numbers import chart_number, known_mean
 from fnrfl.results.statistics import mean
-from fnrfl.rundir.outputs import write
+from fnrfl.rundir.outputs import write_output
 
 try:
     import matplotlib as mpl
@@ -40,7 +40,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(panels: Sequence[Panel], folder: Path) -> list[Path]:
+def draw_figures(panels: Sequence[Panel], folder: Path) -> list[Path]:
     """Write every figure of every panel; a second panel's have -2 at the end of their names."""
     if folder.is_symlink():
         raise ConfigError(f"{folder} is a link, and no link is followed in writing. Remove it, or give --no-plots.")
@@ -58,7 +58,7 @@ def draw(panels: Sequence[Panel], folder: Path) -> list[Path]:
                     date = {"Date": None} if suffix == "svg" else None  # the same figure is the same file
                     drawn = io.BytesIO()
                     made.savefig(drawn, format=suffix, dpi=160, metadata=date, bbox_inches="tight", pad_inches=0.2)
-                    write(path, drawn.getvalue())
+                    write_output(path, drawn.getvalue())
                     written.append(path)
     return written
 
@@ -72,7 +72,7 @@ def _figure(panel: Panel, height: float = 4.2) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _curves(panel: Panel, across: Callable[[Group, int], float], name: str) -> Figure:
+def _curves(panel: Panel, across: Callable[[LineGroup, int], float], name: str) -> Figure:
     """Accuracy over something: the mean over seeds, and a band from the lowest to the highest."""
     figure, axes = _figure(panel)
     for group in panel.groups:
@@ -171,7 +171,7 @@ def _heat(
         return
     for y, row in enumerate(rows):
         for x, value in enumerate(row):
-            if (shown := short(value)) is not None:
+            if (shown := chart_number(value)) is not None:
                 colour = "white" if shown > top / 2 else INK
                 axes.text(x, y, text(shown), ha="center", va="center", fontsize=8, color=colour)
 

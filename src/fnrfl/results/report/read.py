@@ -58,7 +58,7 @@ class Run(RunMetrics):
         return tuple(self.about["leaks"])
 
 
-def find(paths: Sequence[Path]) -> list[Path]:
+def find_run_dirs(paths: Sequence[Path]) -> list[Path]:
     """The run directories among and below some folders, each once."""
     if not paths:
         raise ConfigError("A report needs at least one run directory. Give a folder that `fnrfl run` has made.")
@@ -91,21 +91,21 @@ class Found:
     damaged: list[str]  # runs that cannot be read
 
 
-def load(paths: Sequence[Path]) -> Found:
+def load_runs(paths: Sequence[Path]) -> Found:
     """All runs among and below some folders; one that cannot be read is named and left out, unless all are so."""
-    found = find(paths)
+    found = find_run_dirs(paths)
     comparisons = {folder: _comparison(folder) for folder in dict.fromkeys(path.parent for path in found)}
     runs: list[Run] = []
     damaged: list[ConfigError] = []
     for path in found:
         try:
-            runs.append(read(path, comparisons[path.parent][0].get(path.name, ())))
+            runs.append(read_run(path, comparisons[path.parent][0].get(path.name, ())))
         except ConfigError as error:
             damaged.append(error)
     if not runs:
         raise damaged[0]
     for folder in comparisons:
-        mixed.check_folder(folder, [run.origin for run in runs if run.path.parent == folder])
+        mixed.check_grid_folder(folder, [run.origin for run in runs if run.path.parent == folder])
     failed = [sentence for _, failures in comparisons.values() for sentence in failures]
     return Found(runs, failed, [f"{error} It is left out." for error in damaged])
 
@@ -127,11 +127,11 @@ def _comparison(folder: Path) -> tuple[dict[str, tuple[str, ...]], list[str]]:
         raise ConfigError(f"{path} is damaged ({error!r}). Repeat the comparison, or remove the file.") from error
 
 
-def read(path: Path, baseline: tuple[str, ...] = ()) -> Run:
+def read_run(path: Path, baseline: tuple[str, ...] = ()) -> Run:
     """One run directory, finished or not."""
-    about = origin.read(path)
-    rounds = events.read(path / "events.jsonl")[1:]
-    valid.check(str(path), about.config, about.header, rounds, about.partition)
+    about = origin.read_origin(path)
+    rounds = events.read_events(path / "events.jsonl")[1:]
+    valid.check_run_files(str(path), about.config, about.header, rounds, about.partition)
     return Run(
         origin=about,
         rounds=rounds,

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fnrfl.results.report.labels import varying
-from fnrfl.results.report.lines import Group, Panel
+from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.read import Run
 from fnrfl.results.report.relatives import baseline, control, difference, plain, ranked
-from fnrfl.results.report.words import signed, verdict
+from fnrfl.results.report.sentences import difference_in_words, signed
 from fnrfl.results.statistics import deviation, mean
 from fnrfl.runs.metrics import MIB
 
-Value = float | str | None
+TableValue = float | str | None
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What is shown, what sorting compares, what stands beside it smaller, and the line that it names."""
 
     text: str
-    value: Value = None
+    value: TableValue = None
     beside: str = ""
-    group: Group | None = None
+    group: LineGroup | None = None
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Table:
     """Columns and rows; `sorts` unless the order is the meaning."""
 
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     sorts: bool = True
 
 
-METHOD = Column("method", number=False)
+METHOD_COLUMN = Column("method", number=False)
 
 
 def _percent(value: float) -> str:
@@ -84,15 +84,15 @@ MEASURES: tuple[tuple[Column, Callable[[Run], float | None], Callable[[float], s
 def results(panel: Panel) -> Table:
     """One row for each line: means over seeds, with standard deviations for accuracies."""
     kept = [m for m in MEASURES if any(m[1](run) is not None for g in panel.groups for run in g.runs)]
-    columns = (METHOD, Column("seeds", "how many"), *(column for column, _, _ in kept))
+    columns = (METHOD_COLUMN, Column("seeds", "how many"), *(column for column, _, _ in kept))
     rows = []
     for group in panel.groups:
-        row = [Cell(group.label, group.label, group=group), Cell(str(len(group.runs)), len(group.runs))]
+        row = [TableCell(group.label, group.label, group=group), TableCell(str(len(group.runs)), len(group.runs))]
         for _, measure, text in kept:
             found = [value for value in map(measure, group.runs) if value is not None]
             sd = deviation(found) if found and text is _percent else None
             spread = "" if sd is None else f"\N{PLUS-MINUS SIGN} {text(sd)}"
-            row.append(Cell(text(mean(found)), mean(found), spread) if found else Cell(""))
+            row.append(TableCell(text(mean(found)), mean(found), spread) if found else TableCell(""))
         rows.append(tuple(row))
     return Table(columns, tuple(rows))
 
@@ -100,7 +100,7 @@ def results(panel: Panel) -> Table:
 def differences(panel: Panel) -> Table:
     """Accuracy of one line minus another's, paired by seed: to the baseline, to the plain method, to the control."""
     columns = (
-        METHOD,
+        METHOD_COLUMN,
         Column("compared with", number=False),
         Column("points", "mean difference of accuracy, in percentage points"),
         Column("95 % interval", "of the mean difference, by Student's t"),
@@ -111,18 +111,27 @@ def differences(panel: Panel) -> Table:
     rows = []
     for one, other in _pairs(panel.groups):
         found = difference(one, other)
-        told = [Cell(one.label, one.label, group=one), Cell(other.label, other.label)]
+        told = [TableCell(one.label, one.label, group=one), TableCell(other.label, other.label)]
         if found is None:
-            told += [Cell("")] * 3 + [Cell("0", 0.0)]
+            told += [TableCell("")] * 3 + [TableCell("0", 0.0)]
         else:
             interval = "" if found.low is None or found.high is None else f"{signed(found.low)} to {signed(found.high)}"
-            p = Cell("") if found.p is None else Cell("<0.001" if found.p < 0.001 else f"{found.p:.3f}", found.p)
-            told += [Cell(signed(found.mean), found.mean), Cell(interval, found.low), p, Cell(str(found.n), found.n)]
-        rows.append((*told, Cell(verdict(found), verdict(found))))
+            p = (
+                TableCell("")
+                if found.p is None
+                else TableCell("<0.001" if found.p < 0.001 else f"{found.p:.3f}", found.p)
+            )
+            told += [
+                TableCell(signed(found.mean), found.mean),
+                TableCell(interval, found.low),
+                p,
+                TableCell(str(found.n), found.n),
+            ]
+        rows.append((*told, TableCell(difference_in_words(found), difference_in_words(found))))
     return Table(columns, tuple(rows))
 
 
-def _pairs(groups: Sequence[Group]) -> Iterable[tuple[Group, Group]]:
+def _pairs(groups: Sequence[LineGroup]) -> Iterable[tuple[LineGroup, LineGroup]]:
     """Each line with its relatives, each pair once."""
     for lines in ranked(groups):
         base = baseline(lines)
@@ -135,7 +144,7 @@ def _pairs(groups: Sequence[Group]) -> Iterable[tuple[Group, Group]]:
 def every_run(panel: Panel) -> Table:
     """One row for each run directory."""
     columns = (
-        METHOD,
+        METHOD_COLUMN,
         Column("seed"),
         Column("accuracy, %"),
         Column("last 3, %", "mean of the last three rounds"),
@@ -153,8 +162,8 @@ def every_run(panel: Panel) -> Table:
         for run in group.runs:
             rows.append(
                 (
-                    Cell(group.label, group.label, str(run.path), group),
-                    Cell(str(run.seed), run.seed),
+                    TableCell(group.label, group.label, str(run.path), group),
+                    TableCell(str(run.seed), run.seed),
                     _cell(run.accuracy, _percent),
                     _cell(run.accuracy_last3, _percent),
                     _cell(run.accuracy_best, _percent),
@@ -170,8 +179,8 @@ def every_run(panel: Panel) -> Table:
     return Table(columns, tuple(rows))
 
 
-def _cell(value: float | None, text: Callable[[float], str]) -> Cell:
-    return Cell("") if value is None else Cell(text(value), value)
+def _cell(value: float | None, text: Callable[[float], str]) -> TableCell:
+    return TableCell("") if value is None else TableCell(text(value), value)
 
 
 def settings(panel: Panel) -> Table | None:
@@ -180,13 +189,13 @@ def settings(panel: Panel) -> Table | None:
     keys = varying(configs)
     if not keys:
         return None
-    columns = (METHOD, *(Column(key, number=False) for key in keys))
+    columns = (METHOD_COLUMN, *(Column(key, number=False) for key in keys))
     rows = (
-        (Cell(group.label, group.label, group=group), *(_text(str(group.config.get(key, ""))) for key in keys))
+        (TableCell(group.label, group.label, group=group), *(_text(str(group.config.get(key, ""))) for key in keys))
         for group in panel.groups
     )
     return Table(columns, tuple(rows))
 
 
-def _text(text: str) -> Cell:
-    return Cell(text, text)
+def _text(text: str) -> TableCell:
+    return TableCell(text, text)

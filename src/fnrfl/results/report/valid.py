@@ -31,7 +31,7 @@ class Settings(_Lines):
     precision: str = Field(alias="engine.precision")
 
 
-class Data(_Lines):
+class HeaderData(_Lines):
     """What a log's first line says about the data."""
 
     source: str
@@ -46,7 +46,7 @@ class Header(_Lines):
     versions: dict[str, str]
     git: str | None
     device: str
-    data: Data
+    data: HeaderData
     partition: str
     parameters: int
 
@@ -75,18 +75,18 @@ class Round(_Lines):
     refined_after: list[Share] | None = None
 
 
-class Split(_Lines):
+class PartitionFile(_Lines):
     """Of partition.json, how many examples each client has of each class."""
 
     counts: list[list[int]] = Field(min_length=1)
 
 
-def check(
+def check_run_files(
     where: str, config: Mapping[str, Any], header: object, rounds: Sequence[object], partition: Mapping[str, Any]
 ) -> None:
     """Refuse a run whose files do not say what a page needs, with the file, the line and the value that is wrong."""
     _check(where, "config.toml", Settings, config)
-    _check(where, "partition.json", Split, partition)
+    _check(where, "partition.json", PartitionFile, partition)
     _check(where, "events.jsonl, line 1", Header, header)
     classes = {len(row) for row in partition["counts"]}
     for number, event in enumerate(rounds, 2):

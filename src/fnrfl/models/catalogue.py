@@ -30,7 +30,7 @@ MODELS: dict[str, Factory] = {
 DATA_ARGUMENTS = ("input_shape", "num_classes")
 
 
-def build(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def build_model(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """The freshly initialised model that `spec` names, for inputs of `input_shape` without the batch axis.
 
     A model of your own, `"module:function"`, is imported from the current directory or the installed packages
@@ -85,7 +85,7 @@ def _named_factory(name: str) -> Factory:
 
 def _own_factory(name: str) -> Factory:
     """The function or class behind `module:name`."""
-    factory = trust.fetch(f"Model {name!r}", own_code.target("model.name", name))
+    factory = trust.fetch_named_code(f"Model {name!r}", own_code.target("model.name", name))
     if isinstance(factory, nn.Module) or not callable(factory):
         raise ConfigError(
             f"Model {name!r} is an object of type {type(factory).__name__}. "
@@ -112,7 +112,9 @@ def _check_options(spec: str, factory: Factory, options: dict[str, object]) -> N
 def _build_own(spec: str, factory: Factory, data: dict[str, object], options: dict[str, object]) -> nn.Module:
     """Call somebody else's factory with what it accepts of `data`, and say in a sentence what went wrong."""
     given = f"it is given {' and '.join(DATA_ARGUMENTS)} by name where it has such parameters"
-    with trust.in_words(f"Model {spec!r} could not be built", f"{given}; any other needs a default, or a value."):
+    with trust.user_errors_in_words(
+        f"Model {spec!r} could not be built", f"{given}; any other needs a default, or a value."
+    ):
         parameters = inspect.signature(factory).parameters.values()
         accepts = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         if any(p.kind is p.VAR_KEYWORD for p in parameters):

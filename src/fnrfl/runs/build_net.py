@@ -15,7 +15,7 @@ from fnrfl.core.net import Net
 from fnrfl.core.rng import seeded
 from fnrfl.data.batches import check_fits
 from fnrfl.data.splits import Splits
-from fnrfl.models.build import build as build_model
+from fnrfl.models.catalogue import build_model
 from fnrfl.runs.blame import of_model
 from fnrfl.runs.method import build_algorithm
 

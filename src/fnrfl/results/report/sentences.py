@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fnrfl.config.spelling import counted
-from fnrfl.results.report.lines import Group, Panel
+from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.relatives import control, difference, plain, ranked
 from fnrfl.results.statistics import Difference, mean
 
@@ -59,7 +59,7 @@ def summary(panels: Sequence[Panel]) -> tuple[str, list[str]]:
     return lead, told
 
 
-def _best(lines: Sequence[Group]) -> list[str]:
+def _best(lines: Sequence[LineGroup]) -> list[str]:
     order = sorted(lines, key=lambda group: -mean(list(group.accuracy.values())))
     first = order[0]
     values = list(first.accuracy.values())
@@ -99,7 +99,7 @@ def _luck(found: Difference | None) -> str:
     return f"more than the spread over seeds {interval}"
 
 
-def _about_fnr(lines: Sequence[Group]) -> list[str]:
+def _about_fnr(lines: Sequence[LineGroup]) -> list[str]:
     """What refinement did to each method, and what of that is the penalty's."""
     penalised = [group for group in lines if group.runs[0].refines and group.config["fnr.weight"] != 0]
     against_plain = _against(penalised, lines, plain)
@@ -121,23 +121,25 @@ def _about_fnr(lines: Sequence[Group]) -> list[str]:
 
 
 def _against(
-    groups: Sequence[Group], lines: Sequence[Group], relative: Callable[[Group, Sequence[Group]], Group | None]
-) -> list[tuple[Group, Group, Difference]]:
+    groups: Sequence[LineGroup],
+    lines: Sequence[LineGroup],
+    relative: Callable[[LineGroup, Sequence[LineGroup]], LineGroup | None],
+) -> list[tuple[LineGroup, LineGroup, Difference]]:
     """Lines, their relatives, and the paired differences, where there are any."""
     pairs = [(group, other) for group in groups if (other := relative(group, lines))]
     return [(a, b, found) for a, b in pairs if (found := difference(a, b))]
 
 
-def _in_sum(what: str, found: Sequence[tuple[Group, Group, Difference]]) -> str:
-    better = [a.label for a, _, d in found if verdict(d) == CLEAR and d.mean > 0]
-    worse = [a.label for a, _, d in found if verdict(d) == CLEAR and d.mean < 0]
+def _in_sum(what: str, found: Sequence[tuple[LineGroup, LineGroup, Difference]]) -> str:
+    better = [a.label for a, _, d in found if difference_in_words(d) == CLEAR and d.mean > 0]
+    worse = [a.label for a, _, d in found if difference_in_words(d) == CLEAR and d.mean < 0]
     text = f"{what}, {counted(len(found), 'pair')} of lines: "
     for names, word in ((better, "ahead"), (worse, "behind")):
         text += f"{len(names)} {word} by more than the spread over seeds{f' ({listed(names)})' if names else ''}, "
     return f"{text}{len(found) - len(better) - len(worse)} not to be told apart."
 
 
-def verdict(found: Difference | None) -> str:
+def difference_in_words(found: Difference | None) -> str:
     """A difference in a few words."""
     if found is None:
         return "no seed and split in common"
