@@ -463,8 +463,8 @@ MUTANTS = [
     *mutants(
         ensemble,
         answers_not_weighted=(
-            "share[:, None] * answer(engine.net, teacher, x).softmax(-1)",
-            "answer(engine.net, teacher, x).softmax(-1)",
+            "share[:, None] * logits_in_eval(engine.net, teacher, x).softmax(-1)",
+            "logits_in_eval(engine.net, teacher, x).softmax(-1)",
         ),
     ),
 ]
