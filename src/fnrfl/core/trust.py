@@ -32,7 +32,7 @@ log = logging.getLogger("fnrfl.core.trust")
 _allowed: set[tuple[str, str, str | None]] = (
     set()
 )  # (key, words, sha256), in this process, even if no file can be written
-_importable: set[tuple[Target, str | None]] = set()  # what `fetch` may import, with the sha256 that was looked at
+_importable: set[tuple[Target, str | None]] = set()  # for `fetch_named_code`, with the sha256 that was looked at
 
 
 def check_allowed(found: Mapping[str, object], given: Mapping[str, object], *, origin: str, trust: bool) -> None:

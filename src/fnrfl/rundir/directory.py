@@ -25,7 +25,7 @@ log = logging.getLogger("fnrfl")
 
 # What a run writes, and what `fnrfl report` writes beside it. Whatever else is in the folder is somebody else's.
 WRITTEN = ("config.toml", "partition.json", "events.jsonl", "checkpoint.json", "model.safetensors", "report.html")
-CHECKPOINT_FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")  # of a checkpoint, below rounds/
+CHECKPOINT_FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")  # below rounds/
 FILE = re.compile(r"(server|client-\d+)\.safetensors")
 FIGURE_NAMES = ("convergence", "traffic", "time", "seeds", "classes", "split")
 

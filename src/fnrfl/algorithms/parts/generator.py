@@ -19,7 +19,7 @@ from fnrfl.core.algorithm import class_indicator
 from fnrfl.core.step import Carry, Loss, by_transform
 from fnrfl.core.types import Batch, Flat, Out, Probe, Shapes, Training, Tree
 
-BATCHNORM_MOMENTUM, BATCHNORM_EPS = 0.1, 1e-5  # of BatchNorm, as in torch
+BATCHNORM_MOMENTUM, BATCHNORM_EPS = 0.1, 1e-5  # as in torch
 
 
 # -- the nets ---------------------------------------------------------------------------------------------------------
