@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fnrfl.algorithms.fnr import FNR
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.types import State
@@ -71,7 +72,6 @@ def _finite(tensor: Tensor) -> bool:
 
 def _steps_of(algorithm: Algorithm) -> str:
     """The keys that say how far the server goes in a round."""
-    method = getattr(algorithm, "inner", algorithm)  # FNR goes around a method and has no step of its own
-    method = method if isinstance(method, Algorithm) else algorithm
+    method = algorithm.inner if isinstance(algorithm, FNR) else algorithm  # FNR has no step of its own
     rates = [f"algorithm.{f.name}" for f in fields(method) if f.name == "lr" or f.name.endswith("_lr")]
     return " or ".join([*rates, "client.lr"])
