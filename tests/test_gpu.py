@@ -232,17 +232,17 @@ def test_programs_are_let_go_once_and_then_there_are_fewer_clients(caplog: Any) 
     """Those that cannot be there together would be recorded anew in every round."""
     roomy, crowded = (Run(algorithm("fedavg", True), "gpu", active=6, record=True) for _ in range(2))
     tighten(crowded, lambda job: len(recorder(crowded)._programs) <= 1 or len(job.clients) <= 2)
-    roomy.rounds(5)
+    roomy.rounds(4)
     crowded.rounds(3)
     assert crowded.engine.clients.clients_at_once is not None and "clients are trained at once" in caplog.text
     recorded = recorder(crowded).num_recorded
-    crowded.rounds(2)
+    crowded.rounds(1)
     assert recorder(crowded).num_recorded == recorded
     assert_alike(roomy, crowded, 1e-12)
 
 
 def test_without_programs_the_clock_goes_on() -> None:
-    run = Run(FedAvg(), "gpu", record=True)
+    run = Run(FedAvg(), "gpu", active=2, record=True)
     run.round()
     before, prepared = run.engine.clock(), run.engine.seconds_preparing
     recorder(run).close()
@@ -277,7 +277,7 @@ def test_what_is_kept_moves_whole() -> None:
 
 @pytest.mark.parametrize("what", ["fit", "repeat"])
 def test_the_servers_own_training_lets_programs_go_if_it_does_not_fit(what: str) -> None:
-    roomy, full = (Run(FedAvg(), "gpu", record=True) for _ in range(2))
+    roomy, full = (Run(FedAvg(), "gpu", active=2, record=True) for _ in range(2))
 
     def work(run: Run) -> Tensor:
         if what == "fit":
