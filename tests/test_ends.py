@@ -365,14 +365,14 @@ def test_ctrl_c_still_stops_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_run_that_only_lacked_its_model_is_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk was full when all rounds were done: the next time there is no round to hear of."""
     with monkeypatch.context() as patch:
-        write = runs.checkpoint.write
+        write = runs.checkpoint.write_tensors
 
         def full(path: Path, tensors: Any) -> str:
             if path.name.startswith("model"):
                 raise OSError(28, "No space left on device")
             return write(path, tensors)
 
-        patch.setattr(runs.checkpoint, "write", full)
+        patch.setattr(runs.checkpoint, "write_tensors", full)
         assert fnrfl(*GRID, "algorithm=fedavg").exit_code == 3
     got = fnrfl(*GRID, "algorithm=fedavg")
     assert got.exit_code == 0, got.output

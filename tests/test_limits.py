@@ -190,7 +190,7 @@ def test_a_checkpoint_of_another_shape_is_refused(
 ) -> None:
     with pytest.raises(Stop):
         runs.run(load(None, ["rounds=3", "clients=2", "algorithm=scaffold"]), out="run", progress=stop)
-    monkeypatch.setattr(runs.checkpoint, "read", cut(runs.checkpoint.read, file, name))
+    monkeypatch.setattr(runs.checkpoint, "read_tensors", cut(runs.checkpoint.read_tensors, file, name))
     with pytest.raises(FnrflError, match=f"has {name} of .* with shape .* belongs to another run"):
         runs.resume("run")
 

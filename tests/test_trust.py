@@ -411,7 +411,10 @@ def test_other_files_of_the_folder_are_not_imported_whatever_they_are_called(fol
     assert sys.path == path
     with pytest.raises(ModuleNotFoundError):
         fetched("plain", "f")()
-    code = "from fnrfl.core.trust import *; given('dataset', 'plain:f'); fetch('x', Target('plain', 'f')); import PIL"
+    code = (
+        "from fnrfl.core.trust import *; given('dataset', 'plain:f'); "
+        "fetch_named_code('x', Target('plain', 'f')); import PIL"
+    )
     env = os.environ | {"PYTHONSAFEPATH": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
