@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
-# A job that was started in the background ignores Ctrl-C, and so would the programs that the tests start and stop.
+# A job that was started in the background ignores Ctrl-C, and one of `nohup` ignores SIGHUP; so would the programs that
+# the tests start and stop.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # What tests allow to run is not remembered in the home of whoever starts them.
 os.environ["FNRFL_STATE"] = tempfile.mkdtemp(prefix="fnrfl-state-")
