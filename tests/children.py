@@ -28,11 +28,9 @@ def serve(pipe: Connection) -> None:
     runs: dict[int, Any] = {}
     while message := pipe.recv_bytes():
         run, request = from_bytes(message)
-        if run not in runs:
-            runs[run], reply = client_side(request), None
-        else:
-            reply = answer(runs[run], request)
-        pipe.send_bytes(to_bytes(reply))
+        new = run not in runs
+        runs[run] = client_side(request) if new else runs[run]
+        pipe.send_bytes(to_bytes(None if new else answer(runs[run], request)))
 
 
 @cache
