@@ -16,13 +16,13 @@ from torch.utils import _pytree
 
 Tree = dict[str, Tensor]  # a few named tensors
 T = TypeVar("T")
-_NODES: set[type] = set()
+_NODES: dict[type, tuple[str, ...]] = {}  # a marked dataclass -> the names of its fields
 
 
 def node(cls: type[T]) -> type[T]:
     """Mark a dataclass as a tree of its fields."""
-    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    _NODES.add(cls)
+    names = tuple(f.name for f in fields(cls))  # type: ignore[arg-type]
+    _NODES[cls] = names
     _pytree.register_pytree_node(
         cls,
         lambda value: ([getattr(value, name) for name in names], None),
@@ -37,9 +37,9 @@ def mapped(change: Callable[..., Tensor], *values: Any) -> Any:
     if isinstance(first, Tensor):
         return change(*values)
     if isinstance(first, dict):
-        return {k: mapped(change, *(value[k] for value in values)) for k in first}
-    if type(first) in _NODES:
-        return type(first)(*(mapped(change, *(getattr(v, f.name) for v in values)) for f in fields(first)))
+        return {k: mapped(change, *[value[k] for value in values]) for k in first}
+    if (names := _NODES.get(type(first))) is not None:
+        return type(first)(*[mapped(change, *[getattr(value, name) for value in values]) for name in names])
     parts = [mapped(change, *each) for each in zip(*values, strict=True)]
     return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
 
@@ -50,7 +50,8 @@ def leaves(value: Any) -> list[Tensor]:
         return [value]
     if isinstance(value, dict):
         return [leaf for k in sorted(value) for leaf in leaves(value[k])]
-    parts = [getattr(value, f.name) for f in fields(value)] if type(value) in _NODES else value
+    names = _NODES.get(type(value))
+    parts = value if names is None else [getattr(value, name) for name in names]
     return [leaf for part in parts for leaf in leaves(part)]
 
 
@@ -61,8 +62,8 @@ def rebuilt(like: T, tensors: Iterator[Tensor]) -> T:
         made = next(tensors)
     elif isinstance(like, dict):
         made = {k: rebuilt(like[k], tensors) for k in sorted(like)}
-    elif type(like) in _NODES:
-        made = type(like)(*(rebuilt(getattr(like, f.name), tensors) for f in fields(like)))  # type: ignore[arg-type]
+    elif (names := _NODES.get(type(like))) is not None:
+        made = type(like)(*[rebuilt(getattr(like, name), tensors) for name in names])
     else:
         parts = [rebuilt(part, tensors) for part in like]  # type: ignore[attr-defined]
         made = type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)  # type: ignore[call-arg]
