@@ -49,3 +49,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     with Path(COSTS).open("a") as file:
         file.write(f"{_cpu_seconds() - before:.3f}\t{_megabytes():.0f}\t{item.nodeid}\n")
     return result
+
+
+@pytest.fixture
+def no_programs() -> Iterator[None]:
+    """No program of an earlier test is found, and none of this test's by later ones."""
+    from fnrfl.engines.recorder import STORE
+
+    STORE.clear()
+    yield
+    STORE.clear()

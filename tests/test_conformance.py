@@ -82,7 +82,7 @@ class Played(Run):
 
 
 @lru_cache(maxsize=32)  # those of a method or two: tests are ordered by method
-def played(label: str, engine: str = "loop", rounds: int = 5, fnr: tuple[tuple[str, Any], ...] | None = None) -> Played:
+def played(label: str, engine: str = "loop", rounds: int = 3, fnr: tuple[tuple[str, Any], ...] | None = None) -> Played:
     """A run that several checks look at."""
     inner = method(label)
     return Played(inner if fnr is None else FNR(inner, **dict(fnr)), engine, rounds)
@@ -162,7 +162,7 @@ def recorded_for_few_under_fnr(label: str, engine: str, fnr: Any) -> bool:
 
 @each(recorded_for_few_under_fnr, engine=ENGINES[1:], fnr=BARE_AND_REFINED)
 def test_engines_equal_loop(label: str, engine: str, fnr: Any) -> None:
-    """Float64, BatchNorm, Dropout, ragged clients, four of six active, five rounds; client memory included."""
+    """Float64, BatchNorm, Dropout, ragged clients, four of six active, three rounds; client memory included."""
     loop, other = played(label, "loop", fnr=fnr), played(label, engine, fnr=fnr)
     assert_near(loop.state, other.state, atol=1e-9)
     for mine, theirs in zip(memories(loop), memories(other), strict=True):
@@ -357,7 +357,7 @@ def test_a_cohort_of_one_works(label: str, engine: str, fnr: Any) -> None:
 
 @each(fnr=BARE_AND_REFINED)
 def test_it_learns(label: str, fnr: Any) -> None:
-    run = played(label, fnr=fnr)
+    run = played(label, rounds=5, fnr=fnr)
     x, y = run.world.pool.take("ranking", torch.arange(40))
     outs = [run.net.apply(model.params, model.buffers, x, mode="frozen")[0] for model in models(run)]
     right = torch.stack([(out.logits.argmax(1) == y).double().mean() for out in outs])
@@ -367,11 +367,11 @@ def test_it_learns(label: str, fnr: Any) -> None:
 
 @each(lambda label, engine: engine == "loop" or (label, engine) == ("scaffold", "batched-fast"), engine=ENGINES)
 def test_it_resumes(label: str, engine: str, tmp_path: Path) -> None:
-    """Server state and client memory, saved after three rounds, are all that the next two need."""
+    """Server state and client memory, saved after a round, are all that the next two need."""
     whole = played(label, engine, fnr=refined())
     first = Run(whole.algorithm, engine)
-    first.rounds(3)
-    checkpoint.save_checkpoint(tmp_path, 3, first.state, first.engine.memory, checkpoint.Stamp("config", "log"))
+    first.round()
+    checkpoint.save_checkpoint(tmp_path, 1, first.state, first.engine.memory, checkpoint.Stamp("config", "log"))
     second = Run(whole.algorithm, engine)
     found = checkpoint.index(tmp_path)
     assert found is not None

@@ -44,13 +44,14 @@ def recorder(run: Run) -> Recorder:
 
 
 def programs(run: Run) -> list[Program | None]:
-    return list(recorder(run)._programs.values())
+    return [kept.program for kept in recorder(run).programs.values()]
 
 
 # -- Recorded steps ---------------------------------------------------------------------------------------------------
 
 
 # FedBN's refinement leaves some parameters out, by a mask that TorchScript does not take; its steps run one by one.
+@pytest.mark.usefixtures("no_programs")
 @each(
     lambda label, engine: label not in LIKE_FEDAVG if engine == "loop-fast" else label in FEW_METHODS,
     left_out={label for label in METHODS if label.startswith("fedbn")},
@@ -65,6 +66,7 @@ def test_the_steps_of_every_method_can_be_recorded(label: str, engine: str, monk
     assert all(program is not None for program in programs(run))
 
 
+@pytest.mark.usefixtures("no_programs")
 @FAST
 def test_nothing_is_recorded_twice(engine: str) -> None:
     """The learning rate decays, models and memories change: all of it is read, none of it recorded."""
@@ -105,6 +107,7 @@ def test_what_cannot_be_recorded_is_run_as_it_is() -> None:
     assert set(programs(fast)) == {None}
 
 
+@pytest.mark.usefixtures("no_programs")
 @FAST
 def test_a_record_that_does_not_repeat_the_step_is_refused(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(graph: fx.GraphModule) -> None:
@@ -120,6 +123,7 @@ def test_a_record_that_does_not_repeat_the_step_is_refused(engine: str, monkeypa
     assert set(programs(run)) == {None}
 
 
+@pytest.mark.usefixtures("no_programs")
 @FAST
 def test_without_torchscript_a_record_is_run_operator_by_operator(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> FlatProgram:
@@ -328,7 +332,7 @@ def test_full_batches_are_recorded_however_many_sizes_the_last_ones_have() -> No
     assert len({int(n) % training.batch for n in world.pool.examples}) > MAX_LAST_SIZES
     run = Run(FedAvg(), "batched-fast", world=world, training=training, active=6)
     run.round()
-    assert {size for _, size, *_ in recorder(run)._programs} == {training.batch}
+    assert {size for _, size, *_ in recorder(run).programs} == {training.batch}
 
 
 def test_on_a_gpu_steps_are_captured_if_the_groups_of_a_cohort_take_enough() -> None:

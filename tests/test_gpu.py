@@ -116,6 +116,7 @@ def assert_alike(a: Run, b: Run, limit: float) -> None:
     assert max(off.values()) <= limit, max(off.items(), key=lambda item: item[1])
 
 
+@pytest.mark.usefixtures("no_programs")
 @each(lambda label, refined: not refined or label in FEW_METHODS, refined=(False, True))
 @each_device
 @pytest.mark.parametrize("steps", ["plain", "captured"])
@@ -132,7 +133,7 @@ def test_rounds_equal_the_loop_engines(
     theirs = gone_on(first, "loop-fast", record=False)
     assert_alike(ours, theirs, 1e-9)
     if steps == "captured":
-        programs = recorder(ours)._programs.values()
+        programs = [kept.program for kept in recorder(ours).programs.values()]
         assert programs and None not in programs
 
 
@@ -228,10 +229,11 @@ def test_memory_that_is_full_in_the_end_changes_nothing(where: str, refined: boo
     assert_alike(whole, interrupted, 1e-12)
 
 
+@pytest.mark.usefixtures("no_programs")
 def test_programs_are_let_go_once_and_then_there_are_fewer_clients(caplog: Any) -> None:
     """Those that cannot be there together would be recorded anew in every round."""
     roomy, crowded = (Run(algorithm("fedavg", True), "gpu", active=6, record=True) for _ in range(2))
-    tighten(crowded, lambda job: len(recorder(crowded)._programs) <= 1 or len(job.clients) <= 2)
+    tighten(crowded, lambda job: len(recorder(crowded).programs) <= 1 or len(job.clients) <= 2)
     roomy.rounds(4)
     crowded.rounds(3)
     assert crowded.engine.clients.clients_at_once is not None and "clients are trained at once" in caplog.text
@@ -247,7 +249,7 @@ def test_without_programs_the_clock_goes_on() -> None:
     before, prepared = run.engine.clock(), run.engine.seconds_preparing
     recorder(run).close()
     run.round()
-    assert run.engine.seconds_preparing == prepared > 0 and not recorder(run)._programs
+    assert run.engine.seconds_preparing == prepared > 0 and not recorder(run).programs
     assert run.engine.clock() > before
 
 
@@ -275,6 +277,7 @@ def test_what_is_kept_moves_whole() -> None:
     assert store.home.type == "meta" and store._here[3]["a"].is_meta and 3 in store
 
 
+@pytest.mark.usefixtures("no_programs")
 @pytest.mark.parametrize("what", ["fit", "repeat"])
 def test_the_servers_own_training_lets_programs_go_if_it_does_not_fit(what: str) -> None:
     roomy, full = (Run(FedAvg(), "gpu", active=2, record=True) for _ in range(2))
@@ -289,7 +292,7 @@ def test_the_servers_own_training_lets_programs_go_if_it_does_not_fit(what: str)
 
     for run in (roomy, full):
         run.round()
-    programs, record = recorder(full)._programs, recorder(full).record
+    programs, record = recorder(full).programs, recorder(full).record
 
     def crowded(*args: Any) -> Any:
         if programs:
@@ -298,8 +301,9 @@ def test_the_servers_own_training_lets_programs_go_if_it_does_not_fit(what: str)
 
     assert programs
     with mock.patch.object(recorder(full), "record", crowded):
-        assert torch.equal(work(roomy), work(full))
+        fitted = work(full)
     assert len(programs) == 1
+    assert torch.equal(work(roomy), fitted)
 
 
 class Narrow(Pictures):

@@ -82,7 +82,7 @@ def algorithms() -> dict[str, str]:
 
 def methods() -> tuple[Entry, ...]:
     """The methods, with what each needs and sends."""
-    return tuple(_method(name) for name in _names() if name != "fnr")
+    return tuple(read_entry(path) for name, path in _files().items() if name != "fnr")
 
 
 def scenarios() -> dict[str, str]:
@@ -117,19 +117,23 @@ def _first_line(path: Path) -> str:
     return path.read_text(encoding="utf-8").partition("\n")[0]
 
 
-def _names() -> list[str]:
-    return sorted(
-        path.stem.replace("_", "-") for path in (PACKAGE_FOLDER / "algorithms").glob("*.py") if path.stem[0] != "_"
-    )
+def _files() -> dict[str, Path]:
+    """The file of every method, by the method's name."""
+    return _method_files(PACKAGE_FOLDER / "algorithms")
+
+
+@cache
+def _method_files(folder: Path) -> dict[str, Path]:
+    return {path.stem.replace("_", "-"): path for path in sorted(folder.glob("*.py")) if path.stem[0] != "_"}
 
 
 def _method(name: str) -> Entry:
-    if name not in _names():
-        among = [known for known in _names() if known != "fnr"]
+    if name not in _files():
+        among = [known for known in _files() if known != "fnr"]
         raise ConfigError(
             f'algorithm.name = "{name}" is not known. {choices(name, among)}, or "module:Class" of your own.'
         )
-    return read_entry(PACKAGE_FOLDER / "algorithms" / f"{name.replace('-', '_')}.py")
+    return read_entry(_files()[name])
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Hashable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -15,6 +15,7 @@ from torch.func import functional_call
 from fnrfl.core import masks
 from fnrfl.core.client_kernels import share_kernels
 from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.fingerprint import fingerprint
 from fnrfl.core.modules import (
     ProjectionHead,
     batchnorm_names,
@@ -135,6 +136,10 @@ class Net:
         other = self.copy()
         share_kernels(other.module)
         return other
+
+    def fingerprint(self) -> Hashable:
+        """What the net computes, as a value: nets with equal ones compute the same from the same tensors."""
+        return fingerprint(self.module), self.dtype, self.compute, self.channels_last, self.feature_layer
 
     def flatten(self) -> tuple[Flat, Tree]:
         """The module's present parameters as one vector, and its buffers."""

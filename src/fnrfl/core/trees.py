@@ -31,17 +31,22 @@ def node(cls: type[T]) -> type[T]:
     return cls
 
 
-def mapped(change: Callable[..., Tensor], *values: Any) -> Any:
+def mapped(change: Callable[..., Tensor], first: Any, *others: Any) -> Any:
     """The first value with every tensor changed; `change` is given the tensors that all values have in one place."""
-    first = values[0]
+    kind = type(first)
+    if not others:  # by far the most common case, without lists of one
+        if kind is Tensor:
+            return change(first)
+        if kind is dict:
+            return {k: change(v) if type(v) is Tensor else mapped(change, v) for k, v in first.items()}
     if isinstance(first, Tensor):
-        return change(*values)
+        return change(first, *others)
     if isinstance(first, dict):
-        return {k: mapped(change, *[value[k] for value in values]) for k in first}
-    if (names := _NODES.get(type(first))) is not None:
-        return type(first)(*[mapped(change, *[getattr(value, name) for value in values]) for name in names])
-    parts = [mapped(change, *each) for each in zip(*values, strict=True)]
-    return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+        return {k: mapped(change, part, *[other[k] for other in others]) for k, part in first.items()}
+    if (names := _NODES.get(kind)) is not None:
+        return kind(*[mapped(change, *[getattr(value, name) for value in (first, *others)]) for name in names])
+    parts = [mapped(change, *each) for each in zip(first, *others, strict=True)]
+    return kind(*parts) if hasattr(first, "_fields") else kind(parts)
 
 
 def leaves(value: Any) -> list[Tensor]:

@@ -66,7 +66,7 @@ def assemble(
     layout = layout or Layout()
     on_gpu = name == "gpu"
     place: Place = Gpus(net, feed, layout.devices, tf32=layout.tf32) if on_gpu else Threads(net, feed, layout.threads)
-    recorder = Recorder(_backend(net)) if layout.record else None
+    recorder = Recorder(_backend(net), net.fingerprint()) if layout.record else None
     runner: Runner = (
         OneByOne(recorder)
         if name == "loop"

@@ -7,8 +7,9 @@ that, `torch.compile` may join the operators of a step into fewer kernels.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,10 +33,14 @@ class CudaGraphs:
         """`compile` says whether to compile; None: where many steps are to be taken."""
         self.compute, self.compile = compute, compile
         self.max_programs = 32 * torch.cuda.device_count()  # each program holds tensors of its own
-        # One pool for all, and one stream for each device, so that programs use the same memory: no two graphs of a
-        # device run at the same time, and nothing in the pool outlives a replay.
-        self._pool = torch.cuda.graph_pool_handle()
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def settings(self, expected_steps: int) -> Hashable:
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        precision = self.compute, cudnn.allow_tf32, matmul.allow_tf32
+        return "CUDA graph", precision, cudnn.deterministic, self._pays_to_compile(expected_steps)
+
+    def _pays_to_compile(self, expected_steps: int) -> bool:
+        return expected_steps >= WORTH_COMPILING if self.compile is None else self.compile
 
     def decompositions(self) -> Any:
         return {}
@@ -45,13 +50,13 @@ class CudaGraphs:
 
     def forget(self) -> None:
         """A pool whose graphs are gone cannot be used again."""
-        self._pool = torch.cuda.graph_pool_handle()
+        _pool.cache_clear()
 
     def cannot_record(self) -> None:
         log.warning("a step could not be recorded and is slower for that.")
 
     def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
-        if self.compile or (self.compile is None and recording.expected_steps >= WORTH_COMPILING):
+        if self._pays_to_compile(recording.expected_steps):
             try:
                 yield self._captured(_compiled(recording), recording)
             except torch.OutOfMemoryError:
@@ -77,10 +82,19 @@ class CudaGraphs:
         return bool(error <= MAX_RELATIVE_ERROR[self.compute] * moved + rounding)
 
     def _captured(self, step: FlatStep, recording: Recording) -> FlatProgram:
-        device = recording.constants[0].device
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
-        return CapturedStep(step, recording, self._streams[device], self._pool)
+        return CapturedStep(step, recording, _stream(recording.constants[0].device), _pool())
+
+
+# One pool for all, and one stream for each device, so that programs use the same memory: no two graphs of a device run
+# at the same time, and nothing in the pool outlives a replay.
+@cache
+def _pool() -> Any:
+    return torch.cuda.graph_pool_handle()
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def _compiled(recording: Recording) -> FlatStep:

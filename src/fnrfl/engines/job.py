@@ -113,4 +113,6 @@ class Job:
         """What a recorded step depends on beside the number of clients."""
         own = tuple((k, v.shape[1:], v.dtype) for k, v in sorted(self.own.items()))
         shared = tuple((k, v.shape, v.stride(), v.dtype) for k, v in sorted(self.task.shared.items()))
-        return self.task.objective, replace(self.training, lr=0.0), own, shared
+        objective = self.task.objective
+        code = tuple(getattr(type(objective), name) for name in ("loss", "correct", "shift"))
+        return objective, code, replace(self.training, lr=0.0), own, shared

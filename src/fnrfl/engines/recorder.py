@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, fx
@@ -50,6 +51,10 @@ class Backend(Protocol):
 
     max_programs: int
 
+    def settings(self, expected_steps: int) -> Hashable:
+        """What a program depends on beside the step and its arguments."""
+        ...
+
     def decompositions(self) -> Any:
         """Operators that are recorded as others."""
         ...
@@ -75,17 +80,64 @@ class Backend(Protocol):
         ...
 
 
-class Recorder:
-    """Programs by what they do and the shapes that they do it for. Ask it while no other thread of the run works."""
+@dataclass(eq=False)
+class StoredProgram:
+    """A program, or None for a step that cannot be recorded, and when it was last used."""
 
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-        self.num_recorded, self.seconds, self.closed = 0, 0.0, False
-        self._programs: OrderedDict[Hashable, Program | None] = OrderedDict()
+    program: Program | None
+    used: int = 0
+
+
+class ProgramStore:
+    """Programs by everything that they depend on; the one that was not used for the longest time goes first."""
+
+    def __init__(self) -> None:
+        self._stored: dict[Hashable, StoredProgram] = {}
+        self._lock = process_lock()
+        self._uses = count()
+
+    def get(self, key: Hashable) -> StoredProgram | None:
+        """The program of a key, if there is one."""
+        return self._stored.get(key)
+
+    def keep(self, key: Hashable, program: Program | None, most: int) -> StoredProgram:
+        """Keep a program, beside at most `most` - 1 others."""
+        with self._lock:
+            stored = self._stored[key] = StoredProgram(program, next(self._uses))
+            while len(self._stored) > most:
+                del self._stored[min(self._stored, key=lambda key: self._stored[key].used)]
+            return stored
+
+    def use(self, stored: StoredProgram) -> Program | None:
+        """A program, which is to stay now that it is used."""
+        stored.used = next(self._uses)
+        return stored.program
 
     def clear(self) -> None:
         """Let all programs go."""
-        self._programs.clear()
+        with self._lock:
+            self._stored.clear()
+
+
+STORE = ProgramStore()  # of all runs of this process
+
+
+class Recorder:
+    """The programs of a run, found or recorded. Ask it while no other thread of the run works.
+
+    Runs of a process share programs through `store`. `scope` is what all steps of this run depend on beside their keys
+    and the shapes of what they read: the net.
+    """
+
+    def __init__(self, backend: Backend, scope: Hashable = (), store: ProgramStore | None = None) -> None:
+        self.backend, self.store, self._scope = backend, store or STORE, scope
+        self.num_recorded, self.seconds, self.closed = 0, 0.0, False
+        # Of this run, by the caller's key; the store alone keeps them alive.
+        self.programs: WeakValueDictionary[Hashable, StoredProgram] = WeakValueDictionary()
+
+    def clear(self) -> None:
+        """Let all programs go, those of other runs too."""
+        self.store.clear()
         self.backend.forget()
 
     def close(self) -> None:
@@ -96,19 +148,28 @@ class Recorder:
     def program(self, key: Hashable, example: Example, expected_steps: int = 0) -> Program | None:
         """A program for many steps, None if there is none.
 
-        `key` names the step and the shapes of all that it reads; `example` gives it with arguments of these shapes.
+        `key` names the step among all that this run's net can take; `example` gives it with arguments like those that
+        it will be called with.
         """
         if self.closed:
             return None
-        if key not in self._programs:
+        stored = self.programs.get(key)
+        if stored is None:
             began = time.perf_counter()
-            self.num_recorded += 1
-            self._programs[key] = self._recorded(*example(), expected_steps)
-            if len(self._programs) > self.backend.max_programs:
-                self._programs.popitem(last=False)
+            stored = self.programs[key] = self._found_or_recorded(key, example, expected_steps)
             self.seconds += time.perf_counter() - began
-        self._programs.move_to_end(key)
-        return self._programs[key]
+        return self.store.use(stored)
+
+    def _found_or_recorded(self, key: Hashable, example: Example, expected_steps: int) -> StoredProgram:
+        step, carry, fixed, turn = example()
+        shapes = tuple((t.shape, t.stride(), t.dtype, t.device) for t in trees.leaves((carry, fixed, turn)))
+        whole_key = self._scope, key, shapes, self.backend.settings(expected_steps)
+        stored = self.store.get(whole_key)
+        if stored is None:
+            self.num_recorded += 1
+            program = self._recorded(step, carry, fixed, turn, expected_steps)
+            stored = self.store.keep(whole_key, program, self.backend.max_programs)
+        return stored
 
     def _recorded(self, step: Step, carry: Any, fixed: Any, turn: Any, expected_steps: int) -> Program | None:
         like, num_written = (carry, fixed, turn), len(trees.leaves(carry))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,6 +17,9 @@ class TorchScript:
     """The backend for CPUs: threads work side by side while a program runs."""
 
     max_programs = 64  # each holds about a megabyte for good
+
+    def settings(self, expected_steps: int) -> Hashable:
+        return "TorchScript", torch.are_deterministic_algorithms_enabled()
 
     def decompositions(self) -> Any:
         """TorchScript cannot trace operators that take a list of booleans."""

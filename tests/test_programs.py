@@ -1,0 +1,160 @@
+"""Recorded steps that outlive a run: all runs of a process share them, and nothing is shared that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.algorithms.fedprox import FedProx
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.algorithms.scaffold import Scaffold
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.fingerprint import fingerprint
+from fnrfl.engines.recorder import ProgramStore, Recorder
+from fnrfl.engines.torchscript import TorchScript
+from toys import NUM_CLASSES, NUM_FEATURES, Run, assert_near, assert_same, classification
+
+pytestmark = pytest.mark.usefixtures("no_programs")
+FAST = pytest.mark.parametrize("engine", ["loop-fast", "batched-fast"])
+
+
+def num_recorded(run: Run) -> int:
+    recorder = run.engine.server.runner.recorder
+    assert recorder is not None
+    return recorder.num_recorded
+
+
+def played(algorithm: Any = None, engine: str = "loop-fast", rounds: int = 1, **options: Any) -> Run:
+    run = Run(algorithm or FedAvg(), engine, active=6, **options)
+    run.rounds(rounds)
+    return run
+
+
+@FAST
+def test_a_second_run_records_nothing_and_is_the_same(engine: str) -> None:
+    first, second = (played(FNR(Scaffold()), engine) for _ in range(2))
+    assert num_recorded(first) > 0
+    assert num_recorded(second) == 0
+    assert_same(first.state, second.state)
+
+
+@FAST
+def test_seeds_rounds_and_fnr_share_the_steps_of_private_training(engine: str) -> None:
+    bare = played(engine=engine)
+    assert num_recorded(played(engine=engine, seed=8)) == 0
+    assert num_recorded(played(engine=engine, rounds=2)) == 0
+    refined = played(FNR(FedAvg()), engine)
+    assert num_recorded(refined) > 0
+    assert num_recorded(played(FNR(FedAvg()), engine, seed=9)) == 0
+    assert num_recorded(played(engine=engine, seed=10)) == 0
+    assert num_recorded(bare) > 0
+
+
+def test_what_a_step_depends_on_is_not_shared() -> None:
+    """Another method, another constant of it, another type, another training, and a changed method of an objective."""
+    played(FedProx(mu=0.1))
+    assert num_recorded(played(FedAvg())) > 0
+    assert num_recorded(played(FedProx(mu=0.2))) > 0
+    assert num_recorded(played(FedProx(mu=0.1), dtype=torch.float32)) > 0
+    assert num_recorded(played(FedProx(mu=0.1))) == 0
+
+
+def test_a_changed_loss_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = played()
+    loss = Objective.loss
+    monkeypatch.setattr(Objective, "loss", lambda *arguments: 2 * loss(*arguments))
+    after = played()
+    assert num_recorded(after) > 0
+    assert_near(after.state, Run(FedAvg(), "loop", active=6).rounds(1), atol=1e-9)
+    assert not torch.equal(after.state.params, before.state.params)
+
+
+class Sloped(nn.Module):
+    """Has a number, a tensor, a function and a parameter that is not trained: none is an argument of a step."""
+
+    def __init__(self, slope: float = 1.0, offset: float = 0.0, fixed: float = 1.0, act: Any = torch.tanh) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(NUM_FEATURES, 8), nn.Linear(8, NUM_CLASSES)
+        self.slope, self.act = slope, act
+        self.offset = torch.full((8,), offset, dtype=torch.float64)
+        self.fixed = nn.Parameter(torch.full((8,), fixed), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.act(self.slope * self.hidden(x.flatten(1)) + self.offset) * self.fixed
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+@pytest.mark.parametrize(
+    "other", [{"slope": 0.5}, {"offset": 0.3}, {"fixed": 0.5}, {"act": torch.sigmoid}], ids=lambda d: next(iter(d))
+)
+def test_modules_that_compute_something_else_share_nothing(other: dict[str, Any]) -> None:
+    played(world=classification(module=Sloped))
+    world = classification(module=lambda: Sloped(**other))
+    run = played(world=world)
+    assert num_recorded(run) > 0
+    assert_near(run.state, Run(FedAvg(), "loop", world=world, active=6).rounds(1), atol=1e-9)
+
+
+class Hooked(nn.Module):
+    def __init__(self, hook: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.BatchNorm1d(3))
+        if hook:
+            self.layers[0].register_forward_hook(hook)
+
+
+def test_a_fingerprint_is_of_what_a_module_computes() -> None:
+    plain = fingerprint(Hooked())
+    assert plain == fingerprint(Hooked()) and hash(plain) == hash(fingerprint(Hooked()))  # whatever its weights
+    assert fingerprint(Hooked().eval()) != fingerprint(nn.Sequential(Hooked().eval()))
+    hook = lambda layer, args, out: -out  # noqa: E731
+    assert fingerprint(Hooked(hook)) != plain
+    other = Hooked()
+    other.layers[1].p = 0.25
+    assert fingerprint(other) != plain
+    frozen = Hooked()
+    frozen.layers[0].weight.requires_grad_(False)
+    assert fingerprint(frozen) != plain
+
+
+def test_the_store_is_bounded_and_keeps_what_is_used() -> None:
+    store = ProgramStore()
+    kept = [store.keep(i, None, 3) for i in range(3)]
+    store.use(kept[0])
+    store.keep(3, None, 3)
+    assert [i for i in range(4) if store.get(i)] == [0, 2, 3]
+
+
+def test_a_run_whose_program_was_let_go_records_it_again() -> None:
+    store, total = ProgramStore(), torch.zeros(2)
+
+    def step(total: Tensor, fixed: Tensor, turn: Tensor) -> Tensor:
+        return total.add_(fixed * turn).sum()
+
+    recorder = Recorder(TorchScript(), store=store)
+    example = lambda: (step, torch.zeros(2), torch.ones(2), torch.ones(2))  # noqa: E731
+    for expected in (1, 1, 2):
+        program = recorder.program("sum", example)
+        assert program is not None and recorder.num_recorded == expected
+        program(total, torch.ones(2), torch.ones(3, 2))
+        if total[0] == 6:
+            del program
+            store.clear()
+    assert total.tolist() == [9.0, 9.0]
+
+
+def test_runs_at_the_same_time_share_programs() -> None:
+    alone = [played(engine="batched-fast", seed=seed).state for seed in range(4)]
+    runs = [Run(FedAvg(), "batched-fast", active=6, seed=seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda run: run.rounds(1), runs))
+    for one, other in zip(alone, together, strict=True):
+        assert_same(one, other)
+    assert sum(map(num_recorded, runs)) == 0
