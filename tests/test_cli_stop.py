@@ -114,7 +114,7 @@ def test_a_second_ctrl_c_stops_at_once(start: Start, folder: Path, engine: str) 
     assert process.stdout is not None
     assert process.stderr is not None
     assert "phase local\n" in process.stdout
-    time.sleep(2)  # into the middle of it
+    time.sleep(0.5)  # into the middle of it
     process.send_signal(signal.SIGINT)
     assert process.stderr.readline() == "\n"
     assert "stopping after this round" in process.stderr.readline()

@@ -60,7 +60,7 @@ def programs(run: Run) -> list[Program | None]:
 def test_the_steps_of_every_method_can_be_recorded(label: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By TorchScript, with BatchNorm and dropout: the slower way to run a record is taken away."""
     monkeypatch.setattr(torchscript, "repeated", lambda step: pytest.fail("not scripted"))
-    run = Run(algorithm(label, refined=True), engine, active=6)
+    run = Run(algorithm(label, refined=True), engine, active=3)
     run.rounds(1)
     assert programs(run)
     assert all(program is not None for program in programs(run))
@@ -70,13 +70,13 @@ def test_the_steps_of_every_method_can_be_recorded(label: str, engine: str, monk
 @FAST
 def test_nothing_is_recorded_twice(engine: str) -> None:
     """The learning rate decays, models and memories change: all of it is read, none of it recorded."""
-    run = Run(FNR(Scaffold()), engine, active=6, lr_decay=0.7)
+    run = Run(FNR(Scaffold()), engine, active=3, lr_decay=0.7)
     run.rounds(1)
     recorded = recorder(run).num_recorded
     assert recorded > 0
     run.rounds(3)
     assert recorder(run).num_recorded == recorded
-    assert_near(run.state, Run(FNR(Scaffold()), active=6, lr_decay=0.7).rounds(4), atol=1e-9)
+    assert_near(run.state, Run(FNR(Scaffold()), active=3, lr_decay=0.7).rounds(4), atol=1e-9)
 
 
 def test_the_number_of_programs_is_bounded_whoever_takes_part() -> None:
@@ -130,8 +130,8 @@ def test_without_torchscript_a_record_is_run_operator_by_operator(engine: str, m
         raise RuntimeError("no such operator")
 
     monkeypatch.setattr(torchscript, "_scripted", refuse)
-    run = Run(FNR(Moon()), engine)
-    assert_near(run.rounds(3), Run(FNR(Moon())).rounds(3), atol=1e-9)
+    run = Run(FNR(Moon()), engine, active=2)
+    assert_near(run.rounds(2), Run(FNR(Moon()), active=2).rounds(2), atol=1e-9)
     assert None not in programs(run)
 
 

@@ -19,6 +19,7 @@ from fnrfl.core.fingerprint import fingerprint
 from fnrfl.core.modules import (
     ProjectionHead,
     batchnorm_names,
+    has_tied_weights,
     last_linear,
     mask_shapes,
     named_layer,
@@ -75,6 +76,10 @@ class Net:
             self.drop_shapes = mask_shapes(module, example)
             refuse_random(module, example, self.drop_shapes)
         self._buffers = [n for n, _ in module.named_buffers() if n not in self.drop_shapes]
+        every = list(module.named_parameters(remove_duplicate=False)) + list(
+            module.named_buffers(remove_duplicate=False)
+        )
+        self._ties_weights = len({id(t) for _, t in every}) < len(every)
         self._has_untrained_floats = self._finds_untrained_floats()
         params, buffers = self.flatten()
         with torch.no_grad():
@@ -215,7 +220,8 @@ class Net:
             type_of = lambda name: self.dtype if name in self.batchnorm else self.compute  # noqa: E731
             weights = {k: v.to(type_of(k), copy=True) for k, v in weights.items()}
         with self._captured() as seen, self._mixed():
-            logits = functional_call(self.module, (weights, used), (x,)).to(self.dtype)
+            logits = functional_call(self.module, {**weights, **used}, (x,), tie_weights=self._ties_weights)
+        logits = logits.to(self.dtype)
         features = seen["features"].flatten(1).to(self.dtype) if "features" in seen else logits[:, :0]
         projection = seen["projection"].to(self.dtype) if "projection" in seen else features
         return Out(features, logits, projection), new if mode == "updating" else buffers
