@@ -76,10 +76,7 @@ class Net:
             self.drop_shapes = mask_shapes(module, example)
             refuse_random(module, example, self.drop_shapes)
         self._buffers = [n for n, _ in module.named_buffers() if n not in self.drop_shapes]
-        every = list(module.named_parameters(remove_duplicate=False)) + list(
-            module.named_buffers(remove_duplicate=False)
-        )
-        self._ties_weights = len({id(t) for _, t in every}) < len(every)
+        self._ties_weights = has_tied_weights(module)
         self._has_untrained_floats = self._finds_untrained_floats()
         params, buffers = self.flatten()
         with torch.no_grad():
