@@ -108,7 +108,7 @@ def plain_norms(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("missing", [None, 3])
 def test_algorithm_1_is_a_loop_over_examples(missing: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """In eval mode, summed over ragged batches; 0 for a class that is not there."""
-    monkeypatch.setattr(batches, "WHOLE", 7)
+    monkeypatch.setattr(batches, "forward_batch", lambda device: 7)
     world = classification() if missing is None else without_class(classification(), missing)
     played = Run(FedAvg(), world=world)
     cohort = torch.tensor([1, 4])

@@ -41,6 +41,7 @@ class Net:
     GPUs convolve fastest; names, values and everything that leaves the net stay as they are.
     """
 
+    plain: Net | None  # the same with a module's own layers, for one model at a time; None: these are they
     compute: torch.dtype | None  # if given: the type of all arithmetic but BatchNorm's, on copies of the parameters
 
     def __init__(
@@ -68,6 +69,7 @@ class Net:
         self.convolutional = any(len(shape) == 4 for shape in self.shapes.values())
         self.channels_last = channels_last and self.convolutional
         self.dtype, self.device, self.compute = trainable[0][1].dtype, trainable[0][1].device, None
+        self.plain = None
         self.classifier = last_linear(module, example)
         self.projection_head = next((n for n, m in module.named_modules() if isinstance(m, ProjectionHead)), None)
         self.feature_layer = named_layer(module, features or getattr(module, "feature_layer", None))
@@ -131,11 +133,13 @@ class Net:
         other = copy.copy(self)
         other.module, other._masks = copy.deepcopy(self.module).to(device or self.device), {}
         other.device, other.compute = next(other.module.parameters()).device, compute or self.compute
+        other.plain = None if self.plain is None else self.plain.copy(device, compute=compute)
         return other
 
     def with_shared_kernels(self) -> Net:
-        """The same net, whose layers let the clients of a `vmap` share kernels."""
+        """The same net, whose layers let the clients of a `vmap` share kernels; `eval_forward` is of one model."""
         other = self.copy()
+        other.plain = other.plain or self.copy()
         share_kernels(other.module)
         return other
 
@@ -226,7 +230,7 @@ class Net:
     def eval_forward(self, params: Flat, buffers: Tree, x: Tensor) -> Out:
         """A forward pass in eval mode; what does not fit in memory at once is looked at in halves."""
         try:
-            return self.apply(params, buffers, x, mode="frozen")[0]
+            return (self.plain or self).apply(params, buffers, x, mode="frozen")[0]
         except torch.OutOfMemoryError:
             if len(x) == 1:
                 raise

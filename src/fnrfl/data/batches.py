@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.feed import forward_batch
 from fnrfl.core.rng import elsewhere, generator
 from fnrfl.core.types import SERVER, Batch, Data, Plan, RandomStream, Training
 from fnrfl.data import augment
-
-WHOLE = 1000  # examples per batch of a probe or an evaluation
 
 
 def plan(n: int, training: Training, stream: RandomStream) -> Plan:
@@ -115,7 +114,7 @@ class Pool:
         private = data == "private"
         positions = self.shards[client] if private else torch.arange(len(self._parts[data][1]))
         noise = self._noise_of(client, stream) if private else None
-        for chunk in positions.to(self.device).split(WHOLE):
+        for chunk in positions.to(self.device).split(forward_batch(self.device)):
             x, y = self.take(data, chunk)
             yield Batch(x if noise is None else noise(x), y, chunk)
 

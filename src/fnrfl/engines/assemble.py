@@ -76,7 +76,6 @@ def assemble(
             sizes=[int(n) for n in feed.examples.tolist()],
             rounds=rounds,
             participation=participation,
-            warm=not on_gpu,
         )
     )
     trainer = Trainer(place, runner, seed=seed)

@@ -69,7 +69,7 @@ def clients_that_fit(size: int, itemsize: int, cohort: int) -> int:
 class Gpus:
     """One station on each device; the server is on the first. `devices` may be anything that torch knows."""
 
-    max_gather_bytes = 256 << 20
+    probes_together, max_gather_bytes = False, 256 << 20
 
     def __init__(self, net: Net, feed: Feed, devices: Sequence[torch.device] = (), *, tf32: bool = False) -> None:
         self.net, self.feed, self.tf32 = net, feed, tf32

@@ -32,6 +32,7 @@ class Place(Protocol):
 
     net: Net  # the server's
     feed: Feed
+    probes_together: bool  # whether the models of several clients are asked in one pass; else one fills the device
     max_gather_bytes: int  # examples that are gathered at once: many steps of a small net, one of a large
 
     def each(self, count: int, work: Work[T]) -> list[T]:
@@ -100,7 +101,7 @@ class Threads:
     `functional_call` swaps parameters inside the module, so two threads that shared one would silently mix clients up.
     """
 
-    max_gather_bytes = 4 << 20
+    probes_together, max_gather_bytes = True, 4 << 20
 
     def __init__(self, net: Net, feed: Feed, threads: int = 1) -> None:
         self.net, self.feed = net, feed

@@ -37,21 +37,20 @@ class Vectorised:
         sizes: list[int] | None = None,
         rounds: int = 1,
         participation: float = 1.0,
-        warm: bool = True,
     ) -> None:
         self.recorder, self.group_size, self.sizes = recorder, group_size, sizes or []
-        self.rounds, self.participation, self._warm = rounds, participation, warm
+        self.rounds, self.participation = rounds, participation
 
     def warm_up(self) -> None:
-        if self._warm:
-            ready_to_transform()
+        ready_to_transform()
 
     # -- probes -------------------------------------------------------------------------------------------------------
     def measure(self, probing: Probing, place: Place) -> list[Tree]:
         request = probing.request
         one_by_one = lambda: place.each(len(request.clients), probing.answer)  # noqa: E731
         masked = request.probe.training is not None and bool(place.net.drop_shapes)
-        if request.data == "private" or not request.probe.asks_model or masked:  # each client sees other numbers
+        differ = request.data == "private" or masked  # each client sees other numbers
+        if differ or not (request.probe.asks_model and place.probes_together):
             return one_by_one()
         try:
             return self._measure_together(probing, place)

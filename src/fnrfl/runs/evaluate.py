@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.algorithm import cross_entropy
+from fnrfl.core.feed import forward_batch
 from fnrfl.core.net import Net
 from fnrfl.core.types import State
-from fnrfl.data.batches import WHOLE, scaled
+from fnrfl.data.batches import scaled
 
 Noise = Callable[[Tensor], Tensor]
 
@@ -51,7 +52,8 @@ def evaluate_model(net: Net, state: State, x: Tensor, y: Tensor, num_classes: in
     state = state.to(net.device)
     right = torch.zeros(num_classes, dtype=torch.float64, device=net.device)
     loss = 0.0
-    for xs, ys in zip(x.split(WHOLE), y.split(WHOLE), strict=True):
+    batch = forward_batch(net.device)
+    for xs, ys in zip(x.split(batch), y.split(batch), strict=True):
         xs, ys = scaled(xs.to(net.device), net.input_dtype), ys.to(net.device)
         xs = net.laid_out(xs if noise is None else noise(xs))
         logits = net.eval_forward(state.params, state.buffers, xs).logits

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fnrfl.config import RunConfig
 from fnrfl.core import trees
+from fnrfl.core.feed import forward_batch
 from fnrfl.core.isolation import isolated
 from fnrfl.core.rng import generator
 from fnrfl.core.types import (
@@ -35,7 +36,6 @@ from fnrfl.core.types import (
     Training,
     Tree,
 )
-from fnrfl.data.batches import WHOLE
 from fnrfl.engines.metered import Metered
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.cohorts import cohort, cohort_size
@@ -291,7 +291,7 @@ def _seconds_per_look(built: Built) -> float:
         return (time.perf_counter() - began) / len(y)
 
     once = timed(GLANCE)
-    return once if GLANCE * once > SLOW else min(timed(WHOLE) for _ in range(3))
+    return once if GLANCE * once > SLOW else min(timed(forward_batch(built.net.device)) for _ in range(3))
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

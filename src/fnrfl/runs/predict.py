@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fnrfl.core import trust as trusted
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.feed import forward_batch
 from fnrfl.core.isolation import isolated
 from fnrfl.core.types import State
-from fnrfl.data.batches import WHOLE, scaled
+from fnrfl.data.batches import scaled
 from fnrfl.data.datasets import read_source
 from fnrfl.data.reading import ONLY_PART
 from fnrfl.runs import run as runs
@@ -111,7 +112,7 @@ def _ask(trained: TrainedRun, x: Tensor, client: int | None) -> tuple[Tensor, di
 def probabilities(trained: TrainedRun, model: State, x: Tensor) -> Tensor:
     """The probability of each class for each example, [n, C]."""
     shares = []
-    for xs in x.split(WHOLE):
+    for xs in x.split(forward_batch(trained.net.device)):
         xs = trained.net.laid_out(scaled(xs, trained.net.input_dtype))
         logits = trained.net.eval_forward(model.params, model.buffers, xs).logits
         shares.append(logits[:, : len(trained.classes)].softmax(1))  # outputs beyond the classes mean nothing

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fnrfl.core.feed import forward_batch
 from fnrfl.core.net import Net
 from fnrfl.core.rng import elsewhere, generator
 from fnrfl.core.types import State
-from fnrfl.data.batches import WHOLE, scaled
+from fnrfl.data.batches import scaled
 from fnrfl.rundir.events import Event
 from fnrfl.runs.build import Built
 from fnrfl.runs.evaluate import Score, evaluate_model, pooled
@@ -27,7 +28,8 @@ def score_models(built: Built, state: State) -> Event:
         return evaluate_model(net, state, x, y, classes, lambda xs: built.noise(client, xs, stream))
 
     def clean(x: Tensor, y: Tensor) -> Score:
-        parts = list(zip(x.split(WHOLE), y.split(WHOLE), strict=True))
+        batch = forward_batch(built.net.device)
+        parts = list(zip(x.split(batch), y.split(batch), strict=True))
         return pooled(built.engine.each(len(parts), lambda net, i: evaluate_model(net, state, *parts[i], classes)))
 
     def copies(name: str, x: Tensor, y: Tensor) -> list[Score]:

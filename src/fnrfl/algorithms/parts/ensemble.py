@@ -7,17 +7,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fnrfl.core.feed import forward_batch
 from fnrfl.core.net import Net
 from fnrfl.core.types import Replies, State
 
-AT_ONCE = 1000  # examples in a forward pass
 Vote = Literal["logits", "probs"]
 
 
 def logits(net: Net, model: State, x: Tensor) -> Tensor:
     """A model's logits, [n, C]: eval mode, its own buffers, no gradient."""
     with torch.no_grad():
-        parts = [net.eval_forward(model.params, model.buffers, net.laid_out(part)) for part in x.split(AT_ONCE)]
+        parts = [
+            net.eval_forward(model.params, model.buffers, net.laid_out(part))
+            for part in x.split(forward_batch(net.device))
+        ]
         return torch.cat([out.logits for out in parts])
 
 
