@@ -1,7 +1,7 @@
 """Recorded steps as CUDA graphs: a replay launches a whole step, and Python has nothing to do in it.
 
 The graph reads its batch at a counter that lives on the device and moves it on, so that a replay needs no input. Before
-that, `torch.compile` may join the operators of a step into fewer kernels.
+that, torch's compiler may join the operators of a step into fewer kernels (`compiled.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
+from fnrfl.engines import compiled
 from fnrfl.engines.recorder import FlatProgram, FlatStep, Recording, repeated
 
 log = logging.getLogger("fnrfl")
@@ -56,13 +57,17 @@ class CudaGraphs:
         log.warning("a step could not be recorded and is slower for that.")
 
     def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
-        if self._pays_to_compile(recording.expected_steps):
+        compiling = compiled.start(recording) if self._pays_to_compile(recording.expected_steps) else None
+        return self._candidates(recording, compiling)
+
+    def _candidates(self, recording: Recording, compiling: compiled.Compiling | None) -> Iterator[FlatProgram]:
+        if compiling is not None:
             try:
-                yield self._captured(_compiled(recording), recording)
+                yield self._captured(compiling.result(), recording)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
-                log.warning("torch.compile failed (%s); steps are captured as they are.", type(error).__name__)
+                log.warning("a step could not be compiled (%s) and is captured as it is.", error)
         try:
             yield self._captured(recording.graph, recording)
         except torch.OutOfMemoryError:
@@ -95,13 +100,6 @@ def _pool() -> Any:
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
-
-
-def _compiled(recording: Recording) -> FlatStep:
-    graph: fx.GraphModule = recording.graph
-    step: FlatStep = torch.compile(graph, fullgraph=True, dynamic=False)
-    step(*(t.clone() for t in [*recording.constants, *recording.turn]))
-    return step
 
 
 @contextmanager

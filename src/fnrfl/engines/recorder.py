@@ -12,10 +12,10 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -46,6 +46,23 @@ class Recording:
     expected_steps: int  # about how many steps of clients will be taken
 
 
+class Wanted(NamedTuple):
+    """A program that a run asks for."""
+
+    key: Hashable
+    example: Example
+    expected_steps: int = 0
+
+
+class Begun(NamedTuple):
+    """A step that is recorded and not a program yet."""
+
+    key: Hashable
+    recording: Recording | None  # None: it cannot be recorded
+    stepped: list[Tensor]  # its arguments after one step
+    candidates: Iterator[FlatProgram]
+
+
 class Backend(Protocol):
     """What makes programs of recorded steps."""
 
@@ -60,7 +77,7 @@ class Backend(Protocol):
         ...
 
     def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
-        """Programs that may do what the step does, the fastest first."""
+        """Programs that may do what the step does, the fastest first; what takes long begins with this call."""
         ...
 
     def recording(self) -> AbstractContextManager[object]:
@@ -151,33 +168,35 @@ class Recorder:
         `key` names the step among all that this run's net can take; `example` gives it with arguments like those that
         it will be called with.
         """
+        return self.programs_of([Wanted(key, example, expected_steps)])[0]
+
+    def programs_of(self, wanted: Sequence[Wanted]) -> list[Program | None]:
+        """Several programs: while one is compiled, the next is recorded."""
         if self.closed:
-            return None
-        stored = self.programs.get(key)
-        if stored is None:
-            began = time.perf_counter()
-            stored = self.programs[key] = self._found_or_recorded(key, example, expected_steps)
-            self.seconds += time.perf_counter() - began
-        return self.store.use(stored)
+            return [None for _ in wanted]
+        began = time.perf_counter()
+        begun = [self.programs.get(one.key) or self._found_or_begun(one) for one in wanted]
+        stored = [one if isinstance(one, StoredProgram) else self._stored(one) for one in begun]
+        self.programs.update(zip((one.key for one in wanted), stored, strict=True))
+        self.seconds += time.perf_counter() - began
+        return [self.store.use(one) for one in stored]
 
-    def _found_or_recorded(self, key: Hashable, example: Example, expected_steps: int) -> StoredProgram:
-        step, carry, fixed, turn = example()
+    def _found_or_begun(self, wanted: Wanted) -> StoredProgram | Begun:
+        step, carry, fixed, turn = wanted.example()
         shapes = tuple((t.shape, t.stride(), t.dtype, t.device) for t in trees.leaves((carry, fixed, turn)))
-        whole_key = self._scope, key, shapes, self.backend.settings(expected_steps)
-        stored = self.store.get(whole_key)
-        if stored is None:
-            self.num_recorded += 1
-            program = self._recorded(step, carry, fixed, turn, expected_steps)
-            stored = self.store.keep(whole_key, program, self.backend.max_programs)
-        return stored
-
-    def _recorded(self, step: Step, carry: Any, fixed: Any, turn: Any, expected_steps: int) -> Program | None:
+        whole_key = self._scope, wanted.key, shapes, self.backend.settings(wanted.expected_steps)
         like, num_written = (carry, fixed, turn), len(trees.leaves(carry))
         flat = lambda *tensors: step(*trees.rebuilt(like, iter(tensors)))  # noqa: E731
-        program = self.record(flat, trees.leaves((carry, fixed)), trees.leaves(turn), num_written, expected_steps)
-        if program is None:
-            return None
-        return lambda carry, fixed, turns: program(trees.leaves((carry, fixed)), trees.leaves(turns))
+        constants, each = trees.leaves((carry, fixed)), trees.leaves(turn)
+        return self.store.get(whole_key) or self.begin(
+            flat, constants, each, num_written, wanted.expected_steps, whole_key
+        )
+
+    def _stored(self, begun: Begun) -> StoredProgram:
+        self.num_recorded += 1
+        flat = self.finish(begun)
+        program = None if flat is None else _of_trees(flat)
+        return self.store.keep(begun.key, program, self.backend.max_programs)
 
     def record(
         self, step: FlatStep, constants: list[Tensor], turn: list[Tensor], num_written: int, expected_steps: int = 0
@@ -186,25 +205,45 @@ class Recorder:
 
         The step changes the first `num_written` of `constants`.
         """
+        return self.finish(self.begin(step, constants, turn, num_written, expected_steps))
+
+    def begin(
+        self, step: FlatStep, constants: list[Tensor], turn: list[Tensor], num_written: int, expected_steps: int,
+        key: Hashable = (),
+    ) -> Begun:  # fmt: skip
+        """Record a step, and have it compiled if that pays; `finish` makes the program."""
         ready_to_transform()
         stepped = _copies([*constants, *turn])
+        with self._quietly():
+            graph = _graph(step, stepped, self.backend.decompositions())
+            recording = Recording(graph, constants, turn, num_written, expected_steps)
+            return Begun(key, recording, stepped, self.backend.candidates(recording))
+        return Begun(key, None, stepped, iter(()))
+
+    def finish(self, begun: Begun) -> FlatProgram | None:
+        """The first program that repeats the step; None if there is none."""
+        if begun.recording is not None:
+            with self._quietly():
+                for program in begun.candidates:
+                    if self.matches(program, begun.recording, begun.stepped):
+                        return program
+                    log.warning("a recorded step does not repeat the one it was recorded from and is not used.")
+        self.backend.cannot_record()
+        return None
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """Whatever a model does that cannot be recorded, it can still be run; but memory that is full is an error."""
         try:
             # Recording puts hooks on all modules of the process, which do nothing to others but must not be mixed up.
             with _RECORDING, self.backend.recording(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of constants in the record, and of TorchScript's age
                 warnings.filterwarnings("default", message=".*deterministic.*")
-                graph = _graph(step, stepped, self.backend.decompositions())
-                recording = Recording(graph, constants, turn, num_written, expected_steps)
-                for program in self.backend.candidates(recording):
-                    if self.matches(program, recording, stepped):
-                        return program
-                    log.warning("a recorded step does not repeat the one it was recorded from and is not used.")
-        except Exception as error:  # whatever a model does that cannot be recorded, it can still be run
+                yield
+        except Exception as error:
             if out_of_memory(error):
                 raise
             log.debug("a step could not be recorded", exc_info=True)
-        self.backend.cannot_record()
-        return None
 
     def matches(self, program: FlatProgram, recording: Recording, stepped: Sequence[Tensor]) -> bool:
         """Whether a program changes tensors as the step itself has changed them."""
@@ -212,6 +251,10 @@ class Recorder:
         program(changed, [t.clone()[None] for t in recording.turn])
         threes = zip(recording.constants, changed, stepped, strict=False)
         return all(self.backend.close_enough(*three) for three in threes)
+
+
+def _of_trees(program: FlatProgram) -> Program:
+    return lambda carry, fixed, turns: program(trees.leaves((carry, fixed)), trees.leaves(turns))
 
 
 def repeated(step: FlatStep) -> FlatProgram:

@@ -16,7 +16,7 @@ from fnrfl.core.values import SERVER, Batch
 from fnrfl.engines.groups import GROUP_SIZE, halves, in_groups, padded, shrinking
 from fnrfl.engines.job import CLIENT_AXES, Fixed, Job
 from fnrfl.engines.place import Place, Station
-from fnrfl.engines.recorder import Program, Recorder
+from fnrfl.engines.recorder import Program, Recorder, Wanted
 from fnrfl.engines.runner import Blame, Probing, added, stretches
 
 MAX_LAST_SIZES = 4  # sizes of last batches that are worth a program each
@@ -142,8 +142,9 @@ class Vectorised:
     def _program_of_size(self, job: Job, station: Station, rows: list[int], width: int, size: int) -> Program:
         """Steps with batches of a size, recorded if there will be many of that size."""
         worth_recording = size == job.training.batch or self._few_last_sizes(job)
-        recorded = self._program(job, station, rows, width, size) if worth_recording else None
-        return recorded or _plain_program(job, station)
+        if self.recorder is None or not worth_recording:
+            return _plain_program(job, station)
+        return self.recorder.program(*self._wanted(job, station, rows, width, size)) or _plain_program(job, station)
 
     def _next_rows(self, job: Job, at: list[int]) -> tuple[int, list[int]] | None:
         """The batch size that most clients wait for, and these clients; None if all have finished."""
@@ -163,18 +164,16 @@ class Vectorised:
             return {}
         expected = self._expected_steps(job, width)
         widths = {w for group in groups for _, _, w in shrinking([job.steps[m] for m in group], width)}
-        return {
-            (station.net.device, w): self._program(job, station, groups[0], w, size, expected.get(w, 0))
-            for w in widths
-            for station in place.devices()
-        }
+        # The widest first: it takes longest to compile.
+        rows = [(station, w) for w in sorted(widths, reverse=True) for station in place.devices()]
+        wanted = [self._wanted(job, station, groups[0], w, size, expected.get(w, 0)) for station, w in rows]
+        found = zip(rows, self.recorder.programs_of(wanted), strict=True)
+        return {(station.net.device, w): program for (station, w), program in found}
 
-    def _program(
+    def _wanted(
         self, job: Job, station: Station, group: list[int], width: int, size: int, expected_steps: int = 0
-    ) -> Program | None:
-        """A recorded step of `width` clients with batches of a size; None if it is not to be recorded or cannot be."""
-        if self.recorder is None:
-            return None
+    ) -> Wanted:
+        """A step of `width` clients with batches of a size, to be recorded."""
         net = station.net
 
         def example() -> tuple[Step, Carry, Fixed, Batch]:
@@ -182,7 +181,7 @@ class Vectorised:
             batch = job.example_batch(rows, size, station.feed, net.dtype)
             return _vectorised_step(job, station), *job.rows(rows, net.device), batch
 
-        return self.recorder.program((width, size, job.key, net.device), example, expected_steps)
+        return Wanted((width, size, job.key, net.device), example, expected_steps)
 
     def _expected_steps(self, job: Job, width: int) -> dict[int, int]:
         """Steps of clients in groups of each number of rows, in all rounds.
