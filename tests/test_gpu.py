@@ -30,7 +30,7 @@ from fnrfl.engines.cuda_graphs import MAX_RELATIVE_ERROR, CudaGraphs, cudnn_auto
 from fnrfl.engines.gpus import Gpus, choose_kernels, found_devices
 from fnrfl.engines.job import Job
 from fnrfl.engines.place import Place
-from fnrfl.engines.recorder import Recorder
+from fnrfl.engines.recorder import Recorder, Wanted
 from fnrfl.engines.runner import Blame, Probing, Runner
 from fnrfl.models.catalogue import build_model
 from fnrfl.runs.build import build as build_run
@@ -292,7 +292,7 @@ def test_the_servers_own_training_lets_programs_go_if_it_does_not_fit(what: str)
 
     for run in (roomy, full):
         run.round()
-    programs, record = recorder(full).programs, recorder(full).record
+    programs, record = recorder(full).programs, recorder(full).begin
 
     def crowded(*args: Any) -> Any:
         if programs:
@@ -300,7 +300,7 @@ def test_the_servers_own_training_lets_programs_go_if_it_does_not_fit(what: str)
         return record(*args)
 
     assert programs
-    with mock.patch.object(recorder(full), "record", crowded):
+    with mock.patch.object(recorder(full), "begin", crowded):
         fitted = work(full)
     assert len(programs) == 1
     assert torch.equal(work(roomy), fitted)
@@ -463,7 +463,12 @@ def test_what_is_worth_compiling_does_not_depend_on_who_is_in_the_cohort() -> No
     """A run that is gone on with, in whatever round, must decide as the whole run did."""
     run = Run(FedAvg(), "gpu", active=3, record=True, rounds=7, participation=0.5)
     asked: list[dict[Any, int]] = []
-    recorder(run).program = lambda key, example, steps=0: asked[-1].__setitem__(key[0], steps)  # type: ignore[method-assign]
+
+    def programs_of(wanted: list[Wanted]) -> list[None]:
+        asked[-1].update((one.key[0], one.expected_steps) for one in wanted)
+        return [None for _ in wanted]
+
+    recorder(run).programs_of = programs_of  # type: ignore[assignment,method-assign]
     examples = [int(n) for n in run.engine.examples.tolist()]
     by_size = sorted(range(len(examples)), key=lambda i: examples[i])
     for cohort in (by_size[:3], by_size[-3:], by_size[1:4]):

@@ -59,7 +59,7 @@ def start(recording: Recording) -> Compiling:
     device = recording.constants[0].device
     request = {
         "arguments": [_like(t) for t in [*recording.constants, *recording.turn]],
-        "settings": _kernel_settings(),
+        "settings": _precision_flags(),
         "made_with": [torch.__version__, str(torch.version.cuda), torch.cuda.get_device_name(device), sys.version],
     }
     text = json.dumps(request, sort_keys=True)
@@ -95,7 +95,7 @@ def _like(tensor: Tensor) -> list[Any]:
     return [list(tensor.shape), list(tensor.stride()), str(tensor.dtype).removeprefix("torch."), str(tensor.device)]
 
 
-def _kernel_settings() -> dict[str, bool]:
+def _precision_flags() -> dict[str, bool]:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     return {"deterministic": cudnn.deterministic, "cudnn": cudnn.allow_tf32, "matmul": matmul.allow_tf32}
 

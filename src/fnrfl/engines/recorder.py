@@ -54,7 +54,7 @@ class Wanted(NamedTuple):
     expected_steps: int = 0
 
 
-class Begun(NamedTuple):
+class RecordedStep(NamedTuple):
     """A step that is recorded and not a program yet."""
 
     key: Hashable
@@ -181,7 +181,7 @@ class Recorder:
         self.seconds += time.perf_counter() - began
         return [self.store.use(one) for one in stored]
 
-    def _found_or_begun(self, wanted: Wanted) -> StoredProgram | Begun:
+    def _found_or_begun(self, wanted: Wanted) -> StoredProgram | RecordedStep:
         step, carry, fixed, turn = wanted.example()
         shapes = tuple((t.shape, t.stride(), t.dtype, t.device) for t in trees.leaves((carry, fixed, turn)))
         whole_key = self._scope, wanted.key, shapes, self.backend.settings(wanted.expected_steps)
@@ -192,7 +192,7 @@ class Recorder:
             flat, constants, each, num_written, wanted.expected_steps, whole_key
         )
 
-    def _stored(self, begun: Begun) -> StoredProgram:
+    def _stored(self, begun: RecordedStep) -> StoredProgram:
         self.num_recorded += 1
         flat = self.finish(begun)
         program = None if flat is None else _of_trees(flat)
@@ -210,17 +210,17 @@ class Recorder:
     def begin(
         self, step: FlatStep, constants: list[Tensor], turn: list[Tensor], num_written: int, expected_steps: int,
         key: Hashable = (),
-    ) -> Begun:  # fmt: skip
+    ) -> RecordedStep:  # fmt: skip
         """Record a step, and have it compiled if that pays; `finish` makes the program."""
         ready_to_transform()
         stepped = _copies([*constants, *turn])
         with self._quietly():
             graph = _graph(step, stepped, self.backend.decompositions())
             recording = Recording(graph, constants, turn, num_written, expected_steps)
-            return Begun(key, recording, stepped, self.backend.candidates(recording))
-        return Begun(key, None, stepped, iter(()))
+            return RecordedStep(key, recording, stepped, self.backend.candidates(recording))
+        return RecordedStep(key, None, stepped, iter(()))
 
-    def finish(self, begun: Begun) -> FlatProgram | None:
+    def finish(self, begun: RecordedStep) -> FlatProgram | None:
         """The first program that repeats the step; None if there is none."""
         if begun.recording is not None:
             with self._quietly():
