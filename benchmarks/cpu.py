@@ -302,9 +302,9 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
         engine = built.engine
         recorder = engine.server.runner.recorder
         if recorder is not None:
-            recorded = recorder.program
-            program = lambda *given: (found := recorded(*given)) and timed("steps", found)  # noqa: E731
-            patched.enter_context(mock.patch.object(recorder, "program", program))
+            of = recorder.programs_of
+            timed_all = lambda wanted: [found and timed("steps", found) for found in of(wanted)]  # noqa: E731
+            patched.enter_context(mock.patch.object(recorder, "programs_of", timed_all))
         metered, state = Metered(engine), built.algorithm.init(built.net)
         engine.warm_up()
         with one_intra_op_thread():

@@ -246,7 +246,7 @@ def test_card8_logits_in_parts_are_logits(monkeypatch: pytest.MonkeyPatch) -> No
     played = Run(FedAvg(), world=world())
     x, y = played.world.pool.all("ranking")
     whole = logits(played.net, played.state, x)
-    monkeypatch.setattr("fnrfl.algorithms.parts.ensemble.AT_ONCE", 7)
+    monkeypatch.setattr("fnrfl.algorithms.parts.ensemble.forward_batch", lambda device: 7)
     assert distance(logits(played.net, played.state, x), whole) < 1e-12
     assert accuracy(played.net, played.state, x, y) == float((whole.argmax(1) == y).double().mean())
 

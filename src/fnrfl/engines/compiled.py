@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -27,6 +28,7 @@ from torch import Tensor, fx
 
 from fnrfl.engines.recorder import FlatStep, Recording
 
+log = logging.getLogger("fnrfl")
 THREADS = "4"  # of one worker: several are at work at the same time
 KEPT = 256  # compiled steps on disk; the oldest go first
 
@@ -50,6 +52,7 @@ class Compiling:
         if self.worker is not None:
             _, said = self.worker.communicate()
             if self.worker.returncode:
+                log.debug("a worker could not compile a step:\n%s", said)
                 raise RuntimeError(said.strip().rpartition("\n")[2] or f"exit status {self.worker.returncode}")
         return _load(self.folder, self.device)
 

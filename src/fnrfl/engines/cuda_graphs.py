@@ -73,7 +73,7 @@ class CudaGraphs:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            log.warning("a step could not be captured (%s) and is slower for that.", type(error).__name__)
+            log.warning("a step could not be captured (%s: %s) and is slower for that.", type(error).__name__, error)
         yield repeated(recording.graph)
 
     def close_enough(self, before: Tensor, program: Tensor, step: Tensor) -> bool:
