@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test quick test-all lint types format setup clean
+.PHONY: demo test quick test-all test-gpu lint types format setup clean
 
 demo: $(READY)
 	$(BIN)/python -m fnrfl.cli.demo
@@ -21,6 +21,11 @@ quick: $(READY)
 test-all: lint types
 	$(PYTEST)
 	$(BIN)/python tests/mutants.py
+
+# For a machine with a GPU: all tests that need one, then a benchmark of about two minutes.
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -q tests/test_gpu.py tests/test_compiled.py
+	$(BIN)/python benchmarks/gpu.py headline forward
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks

@@ -1,6 +1,6 @@
 """How fast fnrfl is on a GPU: techniques, models, methods, ragged cohorts, memory, and runs of the paper's size.
 
-    python benchmarks/gpu.py                                everything, about forty minutes on an H200
+    python benchmarks/gpu.py                                everything, about an hour on an H200
     python benchmarks/gpu.py techniques methods             some of it
     python benchmarks/gpu.py --out results/gpu/h200.jsonl   a line of JSON for each measurement, as it is made
 
@@ -28,12 +28,14 @@ from typing import Any
 import torch
 
 import fnrfl
+from fnrfl.algorithms.parts.norms import ClassNorms
 from fnrfl.config import RunConfig, load, registry
 from fnrfl.engines.cuda_graphs import CudaGraphs
 from fnrfl.engines.metered import Metered
 from fnrfl.runs import run as runs
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.cohorts import cohort
+from fnrfl.runs.evaluate import evaluate_model
 
 CEILINGS = {  # images/s of ResNet-18 measured apart on an H200, torch 2.11: one model at batch 640, and the arithmetic
     "one model at batch 640, captured": 64_000,
@@ -263,13 +265,13 @@ def told(event: Row) -> None:
     print(event["round"], event["accuracy"], flush=True)
 
 
-def whole(name: str, *keys: str, recipe: str = "label-skew") -> Row:
+def whole(name: str, *keys: str, recipe: str = "label-skew", runs_alike: int = 1) -> Row:
     """A run as the command line does it, evaluation, log and checkpoints included."""
     fresh()
     made = config(["public.size=5000", *FAST, *keys], recipe)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        result = runs.run(made, out=Path(folder) / "run", progress=told)
+        result = runs.run(made, out=Path(folder) / "run", progress=told, runs_alike=runs_alike)
         wall = time.perf_counter() - began
     preparing = sum(event["seconds_preparing"] for event in result.rounds)
     spent: dict[str, float] = {}
@@ -292,6 +294,38 @@ def whole(name: str, *keys: str, recipe: str = "label-skew") -> Row:
     }
 
 
+def widths() -> Iterator[Row]:
+    """How the rate of a step depends on the number of clients in it."""
+    for clients in (10, 5, 3, 2, 1):
+        keys = [f"clients={clients}", "participation=1.0", "client.epochs=2", "rounds=3"]
+        yield {"benchmark": "widths", "clients": clients, **rate([*RESNET, *FAST, *keys], compile=True)}
+
+
+def forward() -> Iterator[Row]:
+    """Forward passes: ten clients' class norms on 5,000 public images, and the evaluation of one model."""
+    built = build(config([*RESNET, *FAST, "public.ranking=0", "rounds=3"]))
+    engine, state = built.engine, built.algorithm.init(built.net)
+    everybody, test = torch.arange(built.config.clients), built.splits.test
+    asked = len(built.splits.public) * built.config.clients
+    probe = lambda: engine.measure(everybody, ClassNorms(10), at=state)  # noqa: E731
+    evaluation = lambda: evaluate_model(built.net, state, test.x, test.y, 10)  # noqa: E731
+    for says, work, count in (("class norms", probe, asked), ("evaluation", evaluation, len(test.y))):
+        seconds = []
+        for _ in range(4):
+            began = engine.clock()
+            work()
+            seconds.append(engine.clock() - began)
+        yield {"benchmark": "forward", "what": says, "images": count, "images_per_second": round(count / min(seconds))}
+
+
+def grid() -> Iterator[Row]:
+    """Cells of a grid in one process: five seeds of FedAvg and five of FNR, ten rounds of two epochs."""
+    for method in ("fnr=off", "fnr=on"):
+        for seed in range(1, 6):
+            keys = [method, *(["fnr.epochs=1"] if method == "fnr=on" else []), "client.epochs=2", f"seed={seed}"]
+            yield whole("grid", *keys, runs_alike=10)
+
+
 def fedavg() -> Iterator[Row]:
     """The paper's size: ten rounds of ten epochs under label skew."""
     yield whole("fedavg-run")
@@ -310,7 +344,22 @@ def precision() -> Iterator[Row]:
 
 
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
-    f.__name__: f for f in (techniques, headline, simple, ragged, methods, memory, determinism, fedavg, fnr, precision)
+    f.__name__: f
+    for f in (
+        techniques,
+        headline,
+        simple,
+        widths,
+        ragged,
+        forward,
+        methods,
+        memory,
+        determinism,
+        grid,
+        fedavg,
+        fnr,
+        precision,
+    )
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +15,13 @@ from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fedprox import FedProx
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.scaffold import Scaffold
+from fnrfl.config import load
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.fingerprint import fingerprint
 from fnrfl.engines.recorder import ProgramStore, Recorder
 from fnrfl.engines.torchscript import TorchScript
+from fnrfl.runs import build_engine
+from fnrfl.runs.build import build
 from toys import NUM_CLASSES, NUM_FEATURES, Run, assert_near, assert_same, classification
 
 pytestmark = pytest.mark.usefixtures("no_programs")
@@ -158,3 +162,19 @@ def test_runs_at_the_same_time_share_programs() -> None:
     for one, other in zip(alone, together, strict=True):
         assert_same(one, other)
     assert sum(map(num_recorded, runs)) == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "deterministic", "rounds"), [("gpu", False, 60), ("gpu", True, 6), ("loop", False, 6)]
+)
+def test_what_pays_in_a_grid_is_prepared_unless_a_run_must_decide_alone(
+    engine: str, deterministic: bool, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = build(load("digits", ["rounds=6"]))
+    options = replace(built.config.engine, name=engine, deterministic=deterministic)
+    asked: list[int] = []
+    monkeypatch.setattr(build_engine, "assemble", lambda *_, **given: asked.append(given["rounds"]))
+    monkeypatch.setattr(build_engine, "_gpus", lambda config: ())
+    config = replace(built.config, engine=options)
+    build_engine.build_engine(config, built.algorithm, built.net, built.pool, built.splits, None, runs_alike=10)
+    assert asked == [rounds]

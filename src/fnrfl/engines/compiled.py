@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -20,6 +20,7 @@ import tempfile
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -61,12 +62,13 @@ def start(recording: Recording) -> Compiling:
     """Have a step compiled by another process, unless that was done before."""
     device = recording.constants[0].device
     request = {
+        "constants": list(_held_constants(recording.graph)),
         "arguments": [_like(t) for t in [*recording.constants, *recording.turn]],
         "settings": _precision_flags(),
         "made_with": [torch.__version__, str(torch.version.cuda), torch.cuda.get_device_name(device), sys.version],
     }
-    text = json.dumps(request, sort_keys=True)
-    folder = cache_folder() / _digest(text, recording.graph)
+    text, constants = json.dumps(request, sort_keys=True), _held_constants(recording.graph)
+    folder = cache_folder() / _digest(text, recording.graph.code, constants)
     if (folder / "step.bin").exists():
         os.utime(folder)
         return Compiling(folder, device)
@@ -74,23 +76,30 @@ def start(recording: Recording) -> Compiling:
     _keep_few(folder.parent)
     asked = Path(tempfile.mkdtemp(prefix="asked-", dir=folder.parent))
     (asked / "request.json").write_text(text)
-    (asked / "graph.pickle").write_bytes(pickle.dumps(recording.graph))
-    command = [sys.executable, "-m", "fnrfl.engines.compiled", str(asked), str(folder)]
+    (asked / "step.py").write_text(recording.graph.code)
+    _save_constants(asked / "constants.safetensors", constants)
+    # -P: a file json.py in the working folder must not run.
+    command = [sys.executable, "-P", "-m", "fnrfl.engines.compiled", str(asked), str(folder)]
+    path = os.pathsep.join(entry for entry in sys.path if entry)
     worker = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TORCHINDUCTOR_COMPILE_THREADS": THREADS},
+        env=os.environ | {"PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": THREADS},
     )  # fmt: skip
     compiling = Compiling(folder, device, worker)
     weakref.finalize(compiling, _end, worker, asked)
     return compiling
 
 
-def _digest(request: str, graph: fx.GraphModule) -> str:
-    found = hashlib.sha256(request.encode() + graph.code.encode())
-    for node in graph.graph.nodes:
-        if node.op == "get_attr":
-            held = getattr(graph, node.target).detach().cpu().contiguous()
-            found.update(held.reshape(-1).view(torch.uint8).numpy().tobytes())
+def _held_constants(graph: fx.GraphModule) -> dict[str, Tensor]:
+    """Tensors that a recorded step holds, by name."""
+    names = [node.target for node in graph.graph.nodes if node.op == "get_attr"]
+    return {name: getattr(graph, name).detach() for name in names}
+
+
+def _digest(request: str, code: str, constants: dict[str, Tensor]) -> str:
+    found = hashlib.sha256(request.encode() + code.encode())
+    for held in constants.values():
+        found.update(held.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:32]
 
 
@@ -122,8 +131,7 @@ def _end(worker: subprocess.Popen[str], asked: Path) -> None:
 def _load(folder: Path, device: torch.device) -> FlatStep:
     artefacts = torch._inductor.CompiledArtifact  # type: ignore[attr-defined]
     artefact = artefacts.load(path=str(folder / "step.bin"), format="binary")
-    lifted = load_file(folder / "constants.safetensors", device=str(device))
-    constants = [lifted[str(i)] for i in range(len(lifted))]
+    constants = _load_constants(folder / "constants.safetensors", device)
 
     def step(*arguments: Tensor) -> Tensor:
         loss: Any = artefact(*arguments, *constants)
@@ -132,49 +140,60 @@ def _load(folder: Path, device: torch.device) -> FlatStep:
     return step
 
 
+def _save_constants(path: Path, constants: dict[str, Tensor]) -> None:
+    """Each under its number and the kind of its device: a number on the host must stay there."""
+    numbered = enumerate(constants.values())
+    save_file({f"{i} {t.device.type}": t.cpu().contiguous().clone() for i, t in numbered}, path)
+
+
+def _load_constants(path: Path, device: torch.device) -> list[Tensor]:
+    named = sorted(load_file(path).items(), key=lambda item: int(item[0].partition(" ")[0]))
+    return [tensor if name.endswith(" cpu") else tensor.to(device) for name, tensor in named]
+
+
 # -- the worker --------------------------------------------------------------------------------------------------------
 
 
 def compile_request(asked: Path, folder: Path) -> None:
     """Compile a step that `start` asked for into a folder, which appears whole or not at all."""
     import torch._dynamo  # the compiler takes for granted that somebody has imported it
+    from torch.fx.experimental.proxy_tensor import make_fx
 
     request = json.loads((asked / "request.json").read_text())
-    graph: fx.GraphModule = pickle.loads((asked / "graph.pickle").read_bytes())  # noqa: S301  # this user's own
     settings, cudnn = request["settings"], torch.backends.cudnn
     cudnn.deterministic, cudnn.allow_tf32 = settings["deterministic"], settings["cudnn"]
     torch.backends.cuda.matmul.allow_tf32 = settings["matmul"]
     torch.use_deterministic_algorithms(settings["deterministic"], warn_only=True)
-    constants = _lifted_constants(graph)
     arguments = [
         torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device=device)
         for shape, stride, dtype, device in request["arguments"]
     ]
+    constants = _load_constants(asked / "constants.safetensors", arguments[0].device)
+    step = _with_constants_as_arguments((asked / "step.py").read_text(), request["constants"])
     with torch.no_grad():
+        graph = make_fx(step, tracing_mode="fake")(*arguments, *constants)
         artefact = torch._inductor.standalone_compile(
             graph, [*arguments, *constants], dynamic_shapes="from_example_inputs"
         )
     made = asked / "made"
     made.mkdir()
     artefact.save(path=str(made / "step.bin"), format="binary")
-    save_file({str(i): t.contiguous() for i, t in enumerate(constants)}, made / "constants.safetensors")
+    shutil.copy(asked / "constants.safetensors", made)
     os.replace(made, folder)
 
 
-def _lifted_constants(graph: fx.GraphModule) -> list[Tensor]:
-    """Make arguments of the tensors that a graph holds: a saved artefact has no place for them."""
-    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
-    held: dict[str, Tensor] = {}
-    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
-        with graph.graph.inserting_after(last):
-            last = graph.graph.placeholder(f"constant_{len(held)}")
-        held[f"{len(held)} {node.target}"] = getattr(graph, node.target).detach()
-        node.replace_all_uses_with(last)
-        graph.graph.erase_node(node)
-    for name in {name.partition(" ")[2] for name in held}:
-        delattr(graph, name)
-    graph.recompile()
-    return list(held.values())
+def _with_constants_as_arguments(code: str, names: list[str]) -> FlatStep:
+    """A recorded step from its text; the tensors that it holds come last, since a saved artefact cannot hold them."""
+    space: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
+    exec(code, space)  # what this user's process has recorded
+
+    def step(*arguments: Tensor) -> Tensor:
+        first = len(arguments) - len(names)
+        held = SimpleNamespace(**dict(zip(names, arguments[first:], strict=True)))
+        loss: Tensor = space["forward"](held, *arguments[:first])
+        return loss
+
+    return step
 
 
 if __name__ == "__main__":

@@ -87,7 +87,11 @@ class CudaGraphs:
         return bool(error <= MAX_RELATIVE_ERROR[self.compute] * moved + rounding)
 
     def _captured(self, step: FlatStep, recording: Recording) -> FlatProgram:
-        return CapturedStep(step, recording, _stream(recording.constants[0].device), _pool())
+        try:
+            return CapturedStep(step, recording, _stream(recording.constants[0].device), _pool())
+        except Exception:
+            self.forget()  # the pool of a capture that failed is not usable
+            raise
 
 
 # One pool for all, and one stream for each device, so that programs use the same memory: no two graphs of a device run

@@ -59,8 +59,11 @@ class Built:
         return self.partition.manifest() | {"splits": self.splits.manifest()}
 
 
-def build(config: RunConfig, scratch: Path | None = None) -> Built:
-    """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory."""
+def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1) -> Built:
+    """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory.
+
+    `runs_alike` is how many runs of this process are about like this one.
+    """
     dataset = load(config.dataset)
     algorithm = build_algorithm(config)
     public = load_public(config.public.source, dataset)
@@ -72,7 +75,7 @@ def build(config: RunConfig, scratch: Path | None = None) -> Built:
     asked, config = config.engine.name, choose_engine(config, net)
     net = _on_device(config, net)
     pool = build_pool(config, dataset, partition, splits, net)
-    engine = build_engine(config, algorithm, net, pool, splits, scratch)
+    engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
     notices = (*unused, *_notices(config, splits, asked))
     return Built(config, dataset, partition, splits, algorithm, net, pool, engine, notices)

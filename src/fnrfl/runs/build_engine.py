@@ -27,8 +27,14 @@ def build_engine(
     pool: Pool,
     splits: Splits,
     scratch: Path | None,
+    runs_alike: int = 1,
 ) -> Federation:
-    """The engine that a resolved config names; `scratch` is a folder for what does not fit in memory."""
+    """The engine that a resolved config names; `scratch` is a folder for what does not fit in memory.
+
+    Of `runs_alike` runs each uses what is compiled for one. But a run that is to be the same to the last bit, alone or
+    among others, decides alone.
+    """
+    alone = config.engine.deterministic or config.engine.name != "gpu"
     at_once = config.engine.clients_at_once
     on_gpu = config.engine.name == "gpu"
     threads = min(int(config.engine.threads), max(int(at_once), os.cpu_count() or 1))  # each holds a net
@@ -48,7 +54,7 @@ def build_engine(
             folder=scratch if int(at_once) < cohort_size(config) and not on_gpu else None,
             memory_on_host=on_gpu and int(at_once) < config.clients,
         ),
-        rounds=config.rounds,
+        rounds=config.rounds * (1 if alone else runs_alike),
         participation=cohort_size(config) / config.clients,
     )
 

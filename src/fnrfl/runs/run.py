@@ -48,16 +48,18 @@ def run(
     progress: Progress | None = None,
     phase: Phase | None = None,
     checkpoint_every: float = 30.0,
+    runs_alike: int = 1,
 ) -> Result:
     """Run a config from the start.
 
     `out` is the run directory; by default the first free one of runs/<name>-<method>-<seed>, then -2 and so on; None
     writes nothing. With `overwrite` a run that has this directory keeps it until the new one has its first checkpoint.
-    `progress` hears of every round when it has ended, `phase` the name of each phase of a round as it begins.
+    `progress` hears of every round when it has ended, `phase` the name of each phase of a round as it begins. This is
+    one of `runs_alike` runs of this process: what is prepared for it serves the others too.
     """
     names = () if out is None else run_files.possible_run_dirs(config, out, overwrite)
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
-        built = build(config, Path(scratch))
+        built = build(config, Path(scratch), runs_alike)
         for notice in built.notices:
             log.warning(notice)
         if out is None:
@@ -78,6 +80,7 @@ def resume(
     progress: Progress | None = None,
     phase: Phase | None = None,
     checkpoint_every: float = 30.0,
+    runs_alike: int = 1,
 ) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
     run_dir = Path(run_dir)
@@ -86,7 +89,7 @@ def resume(
         return load(run_dir, trust=trust)
     with directory.opened(run_dir) as place, tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         found = run_files.verify(run_dir, trust=trust)
-        built = build(found.config, Path(scratch))
+        built = build(found.config, Path(scratch), runs_alike)
         header, *rounds = found.events_so_far
         run_files.refuse_changed_inputs(run_dir, header, built)
         run_files.warn_of_other_versions(run_dir, header)

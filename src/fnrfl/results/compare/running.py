@@ -109,8 +109,9 @@ def _carry_out(notice: Notice, folder: Path, tell: Callable[[Notice], None], che
         tell(replace(notice, what="round", event=event))
 
     if folder.exists():
-        return runs.resume(folder, progress=show, checkpoint_every=checkpoint_every)
-    return runs.run(notice.cell.config, out=folder, progress=show, checkpoint_every=checkpoint_every)
+        return runs.resume(folder, progress=show, checkpoint_every=checkpoint_every, runs_alike=notice.total)
+    config = notice.cell.config
+    return runs.run(config, out=folder, progress=show, checkpoint_every=checkpoint_every, runs_alike=notice.total)
 
 
 def _summary(result: Result, target: float | None) -> Summary:

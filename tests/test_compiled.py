@@ -1,0 +1,132 @@
+"""Steps compiled by a process of their own: the same step, kept on disk, and words when it cannot be done."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.engines import compiled, torchscript
+from fnrfl.engines.recorder import FlatProgram, Recorder, Recording, repeated
+from fnrfl.engines.torchscript import TorchScript
+from toys import Run, assert_near
+
+pytestmark = [pytest.mark.usefixtures("no_programs", "cache")]
+compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FNRFL_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "no GPU")
+    return tmp_path / "programs"
+
+
+def step(total: Tensor, factor: Tensor, x: Tensor) -> Tensor:
+    """Holds a vector and a number of its own."""
+    total.add_(factor * x * torch.tensor([1.0, 2.0]) * torch.tensor(3.0))
+    return total.sum()
+
+
+def recorded() -> Recording:
+    found = Recorder(TorchScript()).begin(step, [torch.zeros(2), torch.ones(2)], [torch.ones(2)], 1, 0).recording
+    assert found is not None
+    return found
+
+
+@compiles
+@pytest.mark.slow
+def test_a_compiled_step_is_the_step_and_is_compiled_once(cache: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "working").mkdir()
+    monkeypatch.chdir(tmp_path / "working")
+    for name in ("json", "numpy", "safetensors"):  # files of the working folder are nobody's modules
+        Path(f"{name}.py").write_text("raise SystemExit('a file of the working folder ran')")
+    compiling = compiled.start(recorded())
+    assert compiling.worker is not None
+    total, want = torch.zeros(2), torch.zeros(2)
+    loss = compiling.result()(total, torch.full((2,), 2.0), torch.ones(2))
+    assert torch.equal(loss, step(want, torch.full((2,), 2.0), torch.ones(2))) and torch.equal(total, want)
+    again = compiled.start(recorded())
+    assert again.worker is None
+    assert torch.equal(again.result()(total, torch.ones(2), torch.ones(2)), step(want, torch.ones(2), torch.ones(2)))
+    del compiling
+    assert [path.name for path in cache.iterdir()] == [again.folder.name]  # nothing is left of the request
+
+
+@compiles
+@pytest.mark.slow
+def test_rounds_of_compiled_steps_are_the_loop_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Private training and refinement, BatchNorm and dropout, several workers at a time."""
+
+    def candidates(self: TorchScript, recording: Recording) -> Iterator[FlatProgram]:
+        compiling = compiled.start(recording)
+        return (repeated(each.result()) for each in [compiling])
+
+    monkeypatch.setattr(torchscript.TorchScript, "candidates", candidates)
+    run = Run(FNR(FedAvg()), "batched-fast", active=3)
+    run.rounds(2)
+    assert_near(run.state, Run(FNR(FedAvg()), active=3).rounds(2), atol=1e-9)
+    recorder = run.engine.server.runner.recorder
+    assert recorder is not None and all(stored.program for stored in recorder.programs.values())
+
+
+def test_what_a_compiled_step_depends_on_has_a_folder_of_its_own(monkeypatch: Any) -> None:
+    monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, **__: _Ended(0))
+    folders = {compiled.start(recorded()).folder for _ in range(2)}
+    assert len(folders) == 1
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    folders.add(compiled.start(recorded()).folder)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another")
+    folders.add(compiled.start(recorded()).folder)
+    wider = Recorder(TorchScript()).begin(step, [torch.zeros(4, 2), torch.ones(2)], [torch.ones(2)], 1, 0).recording
+    assert wider is not None
+    folders.add(compiled.start(wider).folder)
+    assert len(folders) == 4
+
+
+class _Ended:
+    """A worker that has ended."""
+
+    stderr = None
+
+    def __init__(self, status: int, said: str = "") -> None:
+        self.returncode, self.said = status, said
+
+    def communicate(self) -> tuple[None, str]:
+        return None, self.said
+
+    def poll(self) -> int:
+        return self.returncode
+
+
+def test_a_worker_that_fails_is_told_in_a_line(monkeypatch: Any, cache: Path) -> None:
+    monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, **__: _Ended(1, "Traceback\n  ...\nOSError: full\n"))
+    compiling = compiled.start(recorded())
+    with pytest.raises(RuntimeError, match="^OSError: full$"):
+        compiling.result()
+    del compiling
+    assert not list(cache.iterdir())
+
+
+def test_few_compiled_steps_are_kept_the_latest(monkeypatch: Any, cache: Path) -> None:
+    monkeypatch.setattr(compiled, "KEPT", 2)
+    for number in range(4):
+        (cache / str(number)).mkdir(parents=True)
+        time.sleep(0.01)
+    compiled._keep_few(cache)
+    assert sorted(path.name for path in cache.iterdir()) == ["2", "3"]
+
+
+def test_constants_stay_where_they_were(tmp_path: Path) -> None:
+    constants = [torch.tensor(2.0), torch.arange(3), *(torch.tensor(float(i)) for i in range(10))]
+    compiled._save_constants(tmp_path / "c", {str(i): held for i, held in enumerate(constants)})
+    found = compiled._load_constants(tmp_path / "c", torch.device("meta"))
+    assert all(torch.equal(a, b) and a.device == b.device for a, b in zip(found, constants, strict=True))
