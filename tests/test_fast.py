@@ -23,11 +23,11 @@ from fnrfl.core.types import Batch, Flat, LocalTask, Out, Training, Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines import recorder as recording
 from fnrfl.engines import torchscript
+from fnrfl.engines.expected import FREQUENT
 from fnrfl.engines.groups import GROUP_SIZE, halves, in_groups, shrinking
 from fnrfl.engines.place import Threads
 from fnrfl.engines.recorder import FlatProgram, Program, Recorder
 from fnrfl.engines.torchscript import TorchScript
-from fnrfl.engines.vectorised import MAX_LAST_SIZES
 from fnrfl.models.catalogue import build_model
 from fnrfl.runs import build, choice
 from fnrfl.runs import run as runs
@@ -326,13 +326,18 @@ def test_long_runs_of_dense_nets_are_recorded_and_convolutions_are_channels_last
     assert not built("model=mlp").net.channels_last
 
 
-def test_full_batches_are_recorded_however_many_sizes_the_last_ones_have() -> None:
+@FAST
+@pytest.mark.parametrize("rounds", [1, FREQUENT])
+def test_last_batches_are_recorded_if_there_will_be_many(engine: str, rounds: int) -> None:
+    """And full ones, however many sizes the last ones have."""
     world = classification(module=Plain)
-    training = replace(world.training, last_batch="keep")
-    assert len({int(n) % training.batch for n in world.pool.examples}) > MAX_LAST_SIZES
-    run = Run(FedAvg(), "batched-fast", world=world, training=training, active=6)
-    run.round()
-    assert {size for _, size, *_ in recorder(run).programs} == {training.batch}
+    training = replace(world.training, last_batch="keep", epochs=1)
+    run = Run(FedAvg(), engine, world=world, training=training, active=6, rounds=rounds)
+    got = run.round()
+    last = {int(n) % training.batch for n in world.pool.examples} - {0}
+    sizes = {key[1 if engine == "batched-fast" else 0] for key in recorder(run).programs}
+    assert sizes == ({training.batch} if rounds == 1 else {training.batch, *last})
+    assert_near(got, Run(FedAvg(), world=world, training=training, active=6).round(), atol=1e-12)
 
 
 def test_on_a_gpu_steps_are_captured_if_the_groups_of_a_cohort_take_enough() -> None:

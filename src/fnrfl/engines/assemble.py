@@ -22,6 +22,7 @@ from fnrfl.core.store import CPU, ClientStore
 from fnrfl.core.training import ClientOptions
 from fnrfl.core.trees import Tree
 from fnrfl.engines.cuda_graphs import CudaGraphs
+from fnrfl.engines.expected import ExpectedWork
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import Gpus
 from fnrfl.engines.groups import GROUP_SIZE
@@ -67,16 +68,10 @@ def assemble(
     on_gpu = name == "gpu"
     place: Place = Gpus(net, feed, layout.devices, tf32=layout.tf32) if on_gpu else Threads(net, feed, layout.threads)
     recorder = Recorder(_backend(net), net.fingerprint()) if layout.record else None
+    expected = ExpectedWork([int(n) for n in feed.examples.tolist()], rounds, participation)
+    group_size = _group_size(layout) if on_gpu else GROUP_SIZE
     runner: Runner = (
-        OneByOne(recorder)
-        if name == "loop"
-        else Vectorised(
-            recorder,
-            group_size=_group_size(layout) if on_gpu else GROUP_SIZE,
-            sizes=[int(n) for n in feed.examples.tolist()],
-            rounds=rounds,
-            participation=participation,
-        )
+        OneByOne(recorder, expected) if name == "loop" else Vectorised(recorder, expected, group_size=group_size)
     )
     trainer = Trainer(place, runner, seed=seed)
     clients = KeptClients(

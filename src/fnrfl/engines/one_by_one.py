@@ -13,26 +13,27 @@ from fnrfl.core.net import Net
 from fnrfl.core.step import Carry, by_autograd, by_transform
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch
+from fnrfl.engines.expected import NOTHING_KNOWN, ExpectedWork
 from fnrfl.engines.job import Fixed, Job
 from fnrfl.engines.place import Place, Station
-from fnrfl.engines.recorder import Program, Recorder
+from fnrfl.engines.recorder import Program, Recorder, Wanted
 from fnrfl.engines.runner import Blame, Probing, stretches
 
 
 class OneByOne:
-    """Ordinary autograd, client by client; the steps of full batches are recorded if there is a recorder."""
+    """Ordinary autograd, client by client; steps of frequent batch sizes are recorded if there is a recorder."""
 
-    def __init__(self, recorder: Recorder | None = None) -> None:
-        self.recorder, self.group_size = recorder, 1
+    def __init__(self, recorder: Recorder | None = None, expected: ExpectedWork = NOTHING_KNOWN) -> None:
+        self.recorder, self.expected, self.group_size = recorder, expected, 1
 
     def run(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:
-        program = self._program(job, place)
+        programs = self._programs(job, place)
         longest = sorted(range(len(job.clients)), key=lambda m: -job.steps[m])  # nobody waits for a late start
 
         def train(station: Station, i: int) -> Tensor:
             m = longest[i]
             with blame(job.clients[m : m + 1]):
-                return self._train_client(station, place, job, m, program)
+                return self._train_client(station, place, job, m, programs)
 
         losses = dict(zip(longest, place.each(len(longest), train), strict=True))
         return [losses[m] for m in range(len(longest))]
@@ -43,7 +44,7 @@ class OneByOne:
     def warm_up(self) -> None:
         """Nothing: autograd is ready."""
 
-    def _train_client(self, station: Station, place: Place, job: Job, m: int, program: Program | None) -> Tensor:
+    def _train_client(self, station: Station, place: Place, job: Job, m: int, programs: ProgramsBySize) -> Tensor:
         net, carry, fixed = station.net, trees.rows(job.carry, m), _fixed(job, m)
         by_hand = fixed._replace(lr=job.training.lr)  # a number, which needs no vector in between
         step = job.step(net, by_autograd)
@@ -53,25 +54,35 @@ class OneByOne:
             last = first + len(list(run))
             for a, b in stretches(job, place, first, last, 1):
                 batches = _of_one_client(net, job.batches({m: a}, b - a, station.feed))
-                if program is not None and size == job.training.batch:
+                if (program := programs.get(size)) is not None:
                     losses.append(program(carry, fixed, batches))
                 else:
                     losses.append(run_steps(step, carry, by_hand, batches))
             first = last
         return torch.cat(losses) if losses else job.carry.params.new_zeros(0)
 
-    def _program(self, job: Job, place: Place) -> Program | None:
-        """A recorded step for full batches."""
-        full = [m for m, plan in enumerate(job.plans) if plan.sizes[:1] == [job.training.batch]]
-        if self.recorder is None or not full:
-            return None
-        m, net = full[0], place.net
+    def _programs(self, job: Job, place: Place) -> ProgramsBySize:
+        """Recorded steps, for full batches and for last ones of a frequent size."""
+        if self.recorder is None:
+            return {}
+        with_size = {size: m for m, plan in enumerate(job.plans) for size in plan.sizes}  # somebody who has it
+        full, most = {job.training.batch} & with_size.keys(), self.recorder.backend.max_programs // 2
+        sizes = sorted(full | self.expected.frequent_sizes(job, with_size.keys(), most))
+        found = self.recorder.programs_of([_wanted(job, place, with_size[size], size) for size in sizes])
+        return {size: program for size, program in zip(sizes, found, strict=True) if program is not None}
 
-        def example() -> tuple[Step, Carry, Fixed, Batch]:
-            batch = trees.rows(job.example_batch([m], job.training.batch, place.feed, net.dtype), 0)
-            return job.step(net, by_transform), trees.rows(job.carry, m), _fixed(job, m), batch
 
-        return self.recorder.program(job.key, example)
+ProgramsBySize = dict[int, Program]  # by the size of batches
+
+
+def _wanted(job: Job, place: Place, m: int, size: int) -> Wanted:
+    net = place.net
+
+    def example() -> tuple[Step, Carry, Fixed, Batch]:
+        batch = trees.rows(job.example_batch([m], size, place.feed, net.dtype), 0)
+        return job.step(net, by_transform), trees.rows(job.carry, m), _fixed(job, m), batch
+
+    return Wanted((size, job.key), example)
 
 
 def _fixed(job: Job, m: int) -> Fixed:

@@ -12,34 +12,25 @@ from fnrfl.core import trees
 from fnrfl.core.engine import Step, run_steps
 from fnrfl.core.step import Carry, by_transform, ready_to_transform
 from fnrfl.core.trees import Tree
-from fnrfl.core.values import SERVER, Batch
+from fnrfl.core.values import Batch
+from fnrfl.engines.expected import NOTHING_KNOWN, ExpectedWork
 from fnrfl.engines.groups import GROUP_SIZE, halves, in_groups, padded, shrinking
 from fnrfl.engines.job import CLIENT_AXES, Fixed, Job
 from fnrfl.engines.place import Place, Station
 from fnrfl.engines.recorder import Program, Recorder, Wanted
 from fnrfl.engines.runner import Blame, Probing, added, stretches
 
-MAX_LAST_SIZES = 4  # sizes of last batches that are worth a program each
-
 
 class Vectorised:
     """Models have a client axis in front, [M, P]; groups of clients step together, the groups side by side.
 
     Groups are a rule of the clients' numbers of steps alone, so that results do not depend on the number of threads.
-    `sizes` are the examples of all clients, of which about the part `participation` is active in each of `rounds`.
     """
 
     def __init__(
-        self,
-        recorder: Recorder | None = None,
-        *,
-        group_size: int = GROUP_SIZE,
-        sizes: list[int] | None = None,
-        rounds: int = 1,
-        participation: float = 1.0,
+        self, recorder: Recorder | None = None, expected: ExpectedWork = NOTHING_KNOWN, *, group_size: int = GROUP_SIZE
     ) -> None:
-        self.recorder, self.group_size, self.sizes = recorder, group_size, sizes or []
-        self.rounds, self.participation = rounds, participation
+        self.recorder, self.expected, self.group_size = recorder, expected, group_size
 
     def warm_up(self) -> None:
         ready_to_transform()
@@ -79,15 +70,14 @@ class Vectorised:
         steps, sizes = job.steps, {size for plan in job.plans for size in plan.sizes}
         if not sizes:
             return [job.carry.params.new_zeros(0) for _ in steps]
-        if len(sizes) > 1:
-            return self._run_uneven(job, place, blame)
         groups = in_groups(steps, self.group_size)
-        width, size = max(len(group) for group in groups), sizes.pop()
-        programs = self._programs_of_groups(job, place, groups, width, size)
+        width, even = max(len(group) for group in groups), len(sizes) == 1
+        programs = self._programs(job, place, groups, width, sizes)
 
         def train(station: Station, g: int) -> list[Tensor]:
             with blame([job.clients[m] for m in groups[g]]):
-                return self._train_group(station, place, job, groups[g], width, programs)
+                train_group = self._train_group if even else self._train_uneven_group
+                return train_group(station, place, job, groups[g], width, programs)
 
         losses = zip(groups, place.each(len(groups), train), strict=True)
         by_row = {m: loss for group, rows in losses for m, loss in zip(group, rows, strict=True)}
@@ -106,7 +96,7 @@ class Vectorised:
         losses = carry.params.new_zeros(max(steps), width)
         for first, last, w in shrinking(steps, width):
             top = slice(0, w)
-            program = programs.get((net.device, w)) or _plain_program(job, station)
+            program = programs.get((net.device, w, job.plans[group[0]].sizes[0])) or _plain_program(job, station)
             some = fixed._replace(start=trees.rows(fixed.start, top), own=trees.rows(fixed.own, top))
             live = [m for m, n in zip(group, steps, strict=True) if n > first]
             for a, b in stretches(job, place, first, last, w):
@@ -117,58 +107,65 @@ class Vectorised:
                     job.write(m, carry, i)
         return [losses[:n, i].to(place.net.device) for i, n in enumerate(steps)]
 
-    def _run_uneven(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:
-        """Batches of several sizes (`last_batch = "keep"`): clients wait for each other to have batches of one size."""
-        station, net = Station(place.net, place.feed), place.net
-        losses: list[list[Tensor]] = [[] for _ in job.plans]
-        at = [0] * len(job.plans)
-        while (waiting := self._next_rows(job, at)) is not None:
-            size, rows = waiting
-            width = next(w for w in halves(min(self.group_size, len(job.plans))) if w >= len(rows))
-            together = min(_num_alike(job.plans[m].sizes[at[m] :]) for m in rows)
-            program = self._program_of_size(job, station, rows, width, size)
-            with blame([job.clients[m] for m in rows]):
-                carry, fixed = job.rows(padded(rows, width), net.device)
-                for a, b in stretches(job, place, 0, together, width):
-                    batches = job.batches({m: at[m] + a for m in rows}, b - a, place.feed, idle=width - len(rows))
-                    stepped = program(carry, fixed, batches)
-                    for i, m in enumerate(rows):
-                        losses[m].append(stepped[:, i])
+    def _train_uneven_group(
+        self, station: Station, place: Place, job: Job, group: list[int], width: int, programs: Programs
+    ) -> list[Tensor]:
+        """Batches of several sizes (`last_batch = "keep"`): clients wait for each other to have batches of one size.
+
+        A size that is recorded for one client is taken by one client after another.
+        """
+        device, full = station.net.device, job.training.batch
+        losses: dict[int, list[Tensor]] = {m: [] for m in group}
+        at = dict.fromkeys(group, 0)
+        while waiting := [m for m in group if at[m] < job.steps[m]]:
+            size, rows = _most_alike(job, waiting, at)
+            if size != full and (device, 1, size) in programs:
+                rows = rows[:1]
+            w = next(w for w in halves(width) if w >= len(rows))
+            program = programs.get((device, w, size)) or _plain_program(job, station)
+            stepped = self._step_together(station, place, job, {m: at[m] for m in rows}, w, program)
             for i, m in enumerate(rows):
-                job.write(m, carry, i)
-                at[m] += together
-        return [torch.cat(row) if row else job.carry.params.new_zeros(0) for row in losses]
+                losses[m].append(stepped[:, i])
+                at[m] += len(stepped)
+        none = job.carry.params.new_zeros(0)
+        return [torch.cat(losses[m]) if losses[m] else none for m in group]
 
-    def _program_of_size(self, job: Job, station: Station, rows: list[int], width: int, size: int) -> Program:
-        """Steps with batches of a size, recorded if there will be many of that size."""
-        worth_recording = size == job.training.batch or self._few_last_sizes(job)
-        if self.recorder is None or not worth_recording:
-            return _plain_program(job, station)
-        return self.recorder.program(*self._wanted(job, station, rows, width, size)) or _plain_program(job, station)
-
-    def _next_rows(self, job: Job, at: list[int]) -> tuple[int, list[int]] | None:
-        """The batch size that most clients wait for, and these clients; None if all have finished."""
-        waiting: dict[int, list[int]] = {}
-        for m, plan in enumerate(job.plans):
-            if at[m] < plan.steps:
-                waiting.setdefault(plan.sizes[at[m]], []).append(m)
-        if not waiting:
-            return None
-        size, rows = max(waiting.items(), key=lambda item: (len(item[1]), item[0]))
-        return size, rows[: self.group_size]
+    def _step_together(
+        self, station: Station, place: Place, job: Job, at: dict[int, int], width: int, program: Program
+    ) -> Tensor:
+        """Steps of some clients for as long as their batches have one size; the losses, [steps, clients]."""
+        rows = list(at)
+        together = min(_num_alike(job.plans[m].sizes[first:]) for m, first in at.items())
+        carry, fixed = job.rows(padded(rows, width), station.net.device)
+        losses = []
+        for a, b in stretches(job, place, 0, together, width):
+            now = {m: first + a for m, first in at.items()}
+            batches = job.batches(now, b - a, station.feed, idle=width - len(rows))
+            losses.append(program(carry, fixed, batches).to(place.net.device))
+        for i, m in enumerate(rows):
+            job.write(m, carry, i)
+        return torch.cat(losses)
 
     # -- programs -----------------------------------------------------------------------------------------------------
-    def _programs_of_groups(self, job: Job, place: Place, groups: list[list[int]], width: int, size: int) -> Programs:
+    def _programs(self, job: Job, place: Place, groups: list[list[int]], width: int, sizes: set[int]) -> Programs:
         """Programs for every number of rows that the groups will have, on every device."""
         if self.recorder is None:
             return {}
-        expected = self._expected_steps(job, width)
-        widths = {w for group in groups for _, _, w in shrinking([job.steps[m] for m in group], width)}
+        if len(sizes) == 1:
+            (size,) = sizes
+            steps = [[job.steps[m] for m in group] for group in groups]
+            rows = {(w, size) for each in steps for _, _, w in shrinking(each, width)}
+        else:
+            most = self.recorder.backend.max_programs // 2
+            rows = {(w, job.training.batch) for w in halves(width)} | {
+                (1, n) for n in self.expected.frequent_sizes(job, sizes, most)
+            }
+        expected = self.expected.steps_by_rows(job, width)
         # The widest first: it takes longest to compile.
-        rows = [(station, w) for w in sorted(widths, reverse=True) for station in place.devices()]
-        wanted = [self._wanted(job, station, groups[0], w, size, expected.get(w, 0)) for station, w in rows]
-        found = zip(rows, self.recorder.programs_of(wanted), strict=True)
-        return {(station.net.device, w): program for (station, w), program in found}
+        asked = [(station, *row) for row in sorted(rows, reverse=True) for station in place.devices()]
+        wanted = [self._wanted(job, station, groups[0], w, n, expected.get(w, 0)) for station, w, n in asked]
+        found = zip(asked, self.recorder.programs_of(wanted), strict=True)
+        return {(station.net.device, w, n): program for (station, w, n), program in found if program is not None}
 
     def _wanted(
         self, job: Job, station: Station, group: list[int], width: int, size: int, expected_steps: int = 0
@@ -183,30 +180,16 @@ class Vectorised:
 
         return Wanted((width, size, job.key, net.device), example, expected_steps)
 
-    def _expected_steps(self, job: Job, width: int) -> dict[int, int]:
-        """Steps of clients in groups of each number of rows, in all rounds.
 
-        By the examples of all clients, whoever is in the cohort: a run that is gone on with must decide alike.
-        """
-        private, batch = job.task.data == "private", job.training.batch
-        part = self.participation if private and job.clients != [SERVER] else 1.0
-        examples = len(job.plans[0].order) // max(1, job.training.epochs)
-        sizes = self.sizes if private else [examples] * len(job.clients)
-        steps = [-(-job.training.epochs * n // batch) for n in sizes]
-        expected: dict[int, int] = {}
-        for group in in_groups(steps, width):
-            for first, last, w in shrinking([steps[m] for m in group], width):
-                expected[w] = expected.get(w, 0) + (last - first) * w
-        return {w: int(taken * self.rounds * part) for w, taken in expected.items()}
-
-    def _few_last_sizes(self, job: Job) -> bool:
-        """Whether the last batches of all clients have so few sizes that a program for each is worth it."""
-        if job.task.data != "private":
-            return True
-        return len({n % job.training.batch for n in self.sizes}) <= MAX_LAST_SIZES
+Programs = dict[tuple[torch.device, int, int], Program]  # (device, number of rows, batch size) -> recorded steps
 
 
-Programs = dict[tuple[torch.device, int], Program | None]  # (device, number of rows) -> recorded steps
+def _most_alike(job: Job, waiting: list[int], at: dict[int, int]) -> tuple[int, list[int]]:
+    """The batch size that most of some clients wait for, and these clients."""
+    by_size: dict[int, list[int]] = {}
+    for m in waiting:
+        by_size.setdefault(job.plans[m].sizes[at[m]], []).append(m)
+    return max(by_size.items(), key=lambda item: (len(item[1]), item[0]))
 
 
 def _num_alike(sizes: list[int]) -> int:

@@ -1,0 +1,50 @@
+"""How many steps of each kind a run will take: what decides whether recording and compiling them pays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from fnrfl.core.values import SERVER
+from fnrfl.engines.groups import in_groups, shrinking
+from fnrfl.engines.job import Job
+
+FREQUENT = 300  # steps with last batches of one size, in all rounds: recording takes as long as so many
+
+
+@dataclass(frozen=True)
+class ExpectedWork:
+    """By the examples of all clients, whoever is in the cohort: a run that is gone on with must decide alike."""
+
+    examples: Sequence[int] = ()  # of every client
+    rounds: int = 1
+    participation: float = 1.0  # about this part of the clients is active in a round
+
+    def steps_by_rows(self, job: Job, width: int) -> dict[int, int]:
+        """Steps of clients in groups of each number of rows, in all rounds."""
+        epochs, (sizes, often) = job.training.epochs, self._sizes(job)
+        steps = [-(-epochs * n // job.training.batch) for n in sizes]
+        expected: dict[int, int] = {}
+        for group in in_groups(steps, width):
+            for first, last, rows in shrinking([steps[m] for m in group], width):
+                expected[rows] = expected.get(rows, 0) + (last - first) * rows
+        return {rows: int(taken * often) for rows, taken in expected.items()}
+
+    def frequent_sizes(self, job: Job, sizes: Set[int], most: int) -> set[int]:
+        """Sizes of last batches that are worth a program each; none if the last batches have more than `most`."""
+        examples, often = self._sizes(job)
+        uses = Counter(n % job.training.batch for n in examples)
+        if len(uses) > most:
+            return set()
+        short = sizes - {job.training.batch}
+        return {size for size in short if uses[size] * job.training.epochs * often >= FREQUENT}
+
+    def _sizes(self, job: Job) -> tuple[Sequence[int], float]:
+        """(examples of those who take a task like this one, how often each of them does)."""
+        if job.task.data != "private":
+            return [len(job.plans[0].order) // max(1, job.training.epochs)] * len(job.clients), float(self.rounds)
+        return self.examples, self.rounds * (1.0 if job.clients == [SERVER] else self.participation)
+
+
+NOTHING_KNOWN = ExpectedWork()
