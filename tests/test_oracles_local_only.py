@@ -135,7 +135,8 @@ MUTANTS = [
     ),
     *mutants(
         Keeping.finish,
-        remembers_the_start=("end.packed('model')", "start.packed('model')"),
+        forgets_the_model=("end.packed('model')", "{}"),
+        forgets_the_buffers=("end.packed('model')", "{'model': end.params}"),
     ),
     *mutants(
         LocalOnly.round,
