@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.engines import compiled, torchscript
+from fnrfl.engines import compiled, cuda_graphs, torchscript
 from fnrfl.engines.recorder import FlatProgram, Recorder, Recording, repeated
 from fnrfl.engines.torchscript import TorchScript
 from toys import Run, assert_near
@@ -100,7 +100,7 @@ class _Ended:
     def __init__(self, status: int, said: str = "") -> None:
         self.returncode, self.said = status, said
 
-    def communicate(self) -> tuple[None, str]:
+    def communicate(self, timeout: float) -> tuple[None, str]:
         return None, self.said
 
     def poll(self) -> int:
@@ -116,13 +116,36 @@ def test_a_worker_that_fails_is_told_in_a_line(monkeypatch: Any, cache: Path) ->
     assert not list(cache.iterdir())
 
 
-def test_few_compiled_steps_are_kept_the_latest(monkeypatch: Any, cache: Path) -> None:
-    monkeypatch.setattr(compiled, "KEPT", 2)
+def test_the_folder_stays_small_and_keeps_what_was_used_last(monkeypatch: Any, cache: Path) -> None:
+    monkeypatch.setattr(compiled, "KEPT_BYTES", 250)
     for number in range(4):
         (cache / str(number)).mkdir(parents=True)
-        time.sleep(0.01)
+        (cache / str(number) / "step.bin").write_bytes(bytes(100))
+        os.utime(cache / str(number), (number, number))
     compiled._keep_few(cache)
     assert sorted(path.name for path in cache.iterdir()) == ["2", "3"]
+
+
+def test_a_damaged_step_is_removed(cache: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, **__: _Ended(0))
+    compiling = compiled.start(recorded())
+    compiling.folder.mkdir()
+    (compiling.folder / "step.bin").write_bytes(b"half of it")
+    with pytest.raises(Exception, match=r"."):
+        compiling.result()
+    assert not compiling.folder.exists()
+
+
+def test_without_a_folder_steps_are_captured(cache: Path, tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("FNRFL_CACHE", str(tmp_path / "file" / "in"))
+    (tmp_path / "file").write_text("")
+    backend = cuda_graphs.CudaGraphs.__new__(cuda_graphs.CudaGraphs)
+    backend.compile = True
+    captured: list[Any] = []
+    monkeypatch.setattr(backend, "_captured", lambda step, recording: captured.append(step) or repeated(step))
+    found = recorded()
+    assert next(backend.candidates(found)) is not None
+    assert captured == [found.graph] and "cannot be compiled" in caplog.text
 
 
 def test_constants_stay_where_they_were(tmp_path: Path) -> None:

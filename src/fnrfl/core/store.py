@@ -61,9 +61,11 @@ class ClientStore:
 
     def get(self, client: int) -> Tree:
         """One client's memory."""
-        on_disk = client in self._there
-        memory = aligned(load_file(self._file(client))) if on_disk else self._here.get(client, self.birth)
-        return trees.moved(memory, self.device)
+        if client in self._there:
+            return trees.moved(aligned(load_file(self._file(client))), self.device)
+        if client in self._here and self.home == self.device:
+            return dict(self._here[client])
+        return trees.moved(self._here.get(client, self.birth), self.device)
 
     def put(self, client: int, memory: Tree) -> None:
         """Replace one client's memory."""

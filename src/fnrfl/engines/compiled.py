@@ -31,7 +31,8 @@ from fnrfl.engines.recorder import FlatStep, Recording
 
 log = logging.getLogger("fnrfl")
 THREADS = "4"  # of one worker: several are at work at the same time
-KEPT = 256  # compiled steps on disk; the oldest go first
+KEPT_BYTES = 4 << 30  # of compiled steps on disk, some 50 MB each; those not used for the longest time go first
+PATIENCE = 900.0  # seconds for one step
 
 
 def cache_folder() -> Path:
@@ -51,11 +52,15 @@ class Compiling:
     def result(self) -> FlatStep:
         """The compiled step; waits for it. Raises RuntimeError with the worker's last words if there is none."""
         if self.worker is not None:
-            _, said = self.worker.communicate()
+            _, said = self.worker.communicate(timeout=PATIENCE)
             if self.worker.returncode:
                 log.debug("a worker could not compile a step:\n%s", said)
                 raise RuntimeError(said.strip().rpartition("\n")[2] or f"exit status {self.worker.returncode}")
-        return _load(self.folder, self.device)
+        try:
+            return _load(self.folder, self.device)
+        except Exception:
+            shutil.rmtree(self.folder, ignore_errors=True)  # damaged: the next run has it compiled again
+            raise
 
 
 def start(recording: Recording) -> Compiling:
@@ -113,9 +118,12 @@ def _precision_flags() -> dict[str, bool]:
 
 
 def _keep_few(folder: Path) -> None:
-    oldest_last = sorted(folder.iterdir(), key=lambda path: -path.stat().st_mtime)
-    for path in oldest_last[KEPT:]:
-        shutil.rmtree(path, ignore_errors=True)
+    """Remove what was not used for the longest time, until the folder is small enough."""
+    total = 0
+    for path in sorted(folder.iterdir(), key=lambda path: -path.stat().st_mtime):
+        total += sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        if total > KEPT_BYTES:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _end(worker: subprocess.Popen[str], asked: Path) -> None:
@@ -179,7 +187,11 @@ def compile_request(asked: Path, folder: Path) -> None:
     made.mkdir()
     artefact.save(path=str(made / "step.bin"), format="binary")
     shutil.copy(asked / "constants.safetensors", made)
-    os.replace(made, folder)
+    try:
+        os.replace(made, folder)
+    except OSError:
+        if not (folder / "step.bin").exists():  # another process was faster
+            raise
 
 
 def _with_constants_as_arguments(code: str, names: list[str]) -> FlatStep:

@@ -57,7 +57,12 @@ class CudaGraphs:
         log.warning("a step could not be recorded and is slower for that.")
 
     def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
-        compiling = compiled.start(recording) if self._pays_to_compile(recording.expected_steps) else None
+        compiling = None
+        if self._pays_to_compile(recording.expected_steps):
+            try:
+                compiling = compiled.start(recording)
+            except OSError as error:  # no folder to keep it in, or no room
+                log.warning("a step cannot be compiled (%s) and is captured as it is.", error)
         return self._candidates(recording, compiling)
 
     def _candidates(self, recording: Recording, compiling: compiled.Compiling | None) -> Iterator[FlatProgram]:

@@ -70,7 +70,8 @@ class Trainer:
         stream = lambda client: self._stream(request.round, client, "measure")  # noqa: E731
         with torch.no_grad(), one_intra_op_thread(), self.place.layer_precision():
             answers = self.runner.measure(Probing(request, held, stream, self.initial, self._mask_draws), self.place)
-        return trees.stacked([trees.moved(answer, self.net.device) for answer in answers])
+        several = len(self.place.devices()) > 1
+        return trees.stacked([trees.moved(each, self.net.device) for each in answers] if several else answers)
 
     def _run(self, job: Job, round: int) -> list[Tensor]:
         with self.place.layer_precision():

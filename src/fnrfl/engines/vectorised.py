@@ -61,7 +61,7 @@ class Vectorised:
             for batch in probing.batches(station, request.clients[rows[0]]):
                 answer = lambda p, b, batch=batch: request.probe(probing.forward(net, p, b, batch), batch)  # noqa: E731
                 total = added(total, vmap(answer)(models.params, models.buffers))
-            return [request.probe.finish(trees.rows(total, i)) for i in range(len(rows))]
+            return [request.probe.finish({k: v[i] for k, v in total.items()}) for i in range(len(rows))]
 
         return [answer for group in place.each(len(groups), ask) for answer in group]
 
