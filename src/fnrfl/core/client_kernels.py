@@ -2,7 +2,7 @@
 
 BatchNorm: torch's own rule for `vmap` copies activations into another memory order and wants one type for all. Here the
 library's kernels see [batch, clients * channels, ...] as it lies in memory, and statistics keep all their digits when
-activations do not. 1x1 convolutions: a grouped one goes group by group, a batched matrix product does not.
+activations do not. Convolutions: `client_convolutions.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.nn.functional import linear
+
+from fnrfl.core.client_convolutions import ClientConv2d, folded
 
 aten = torch.ops.aten
 BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -23,23 +24,8 @@ def share_kernels(module: nn.Module) -> None:
     for layer in module.modules():
         if type(layer) in _NORMS:
             layer.__class__ = _NORMS[type(layer)]
-        elif type(layer) is nn.Conv2d and Pointwise.can_be(layer):
-            layer.__class__ = Pointwise
-
-
-class Pointwise(nn.Conv2d):
-    """A 1x1 convolution as a matrix product."""
-
-    @staticmethod
-    def can_be(layer: nn.Conv2d) -> bool:
-        """Whether a convolution has 1x1 kernels, no padding and one group."""
-        return layer.kernel_size == (1, 1) and layer.padding == (0, 0) and layer.groups == 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The same as torch's."""
-        rows, columns = self.stride
-        y: Tensor = linear(x[:, :, ::rows, ::columns].movedim(1, -1), self.weight.flatten(1), self.bias)
-        return y.movedim(-1, 1)
+        elif type(layer) is nn.Conv2d:
+            layer.__class__ = ClientConv2d
 
 
 class Norm:
@@ -72,12 +58,6 @@ class Norm:
 _NORMS: dict[type, Any] = {kind: type(f"Shared{kind.__name__}", (Norm, kind), {}) for kind in BATCHNORMS}
 
 
-def _folded(x: Tensor, axis: int | None, clients: int) -> Tensor:
-    """[batch, clients * channels, ...] of activations with an axis of clients, without a copy where they lie so."""
-    x = x.unsqueeze(1).expand(-1, clients, *x.shape[1:]) if axis is None else x.movedim(axis, 1)
-    return x.flatten(1, 2)
-
-
 def _joined(v: Tensor, axis: int | None, clients: int) -> Tensor:
     """[clients * channels] of vectors with an axis of clients."""
     return (v.expand(clients, -1) if axis is None else v.movedim(axis, 0)).reshape(-1)
@@ -107,7 +87,7 @@ class _Normalised(Function):
     def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Any, Any]:
         M = info.batch_size
         y, mean, rstd = _Normalised.apply(
-            _folded(x, dims[0], M), _joined(weight, dims[1], M), _joined(bias, dims[2], M), eps
+            folded(x, dims[0], M), _joined(weight, dims[1], M), _joined(bias, dims[2], M), eps
         )
         return (y.unflatten(1, (M, -1)), mean.view(M, -1), rstd.view(M, -1)), (1, 0, 0)
 
@@ -138,5 +118,5 @@ class _Backward(Function):
     ) -> tuple[Any, Any]:
         M = info.batch_size
         vectors = (_joined(v, d, M) for v, d in zip((weight, mean, rstd), dims[2:5], strict=True))
-        dx, dweight, dbias = _Backward.apply(_folded(grad, dims[0], M), _folded(x, dims[1], M), *vectors, eps)
+        dx, dweight, dbias = _Backward.apply(folded(grad, dims[0], M), folded(x, dims[1], M), *vectors, eps)
         return (dx.unflatten(1, (M, -1)), dweight.view(M, -1), dbias.view(M, -1)), (1, 0, 0)

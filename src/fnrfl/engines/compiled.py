@@ -167,6 +167,8 @@ def compile_request(asked: Path, folder: Path) -> None:
     import torch._dynamo  # the compiler takes for granted that somebody has imported it
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    import fnrfl.core.client_convolutions  # noqa: F401, our own operators, which a step may hold
+
     request = json.loads((asked / "request.json").read_text())
     settings, cudnn = request["settings"], torch.backends.cudnn
     cudnn.deterministic, cudnn.allow_tf32 = settings["deterministic"], settings["cudnn"]
