@@ -142,7 +142,7 @@ def test_a_default_that_changes_keeps_every_hash_if_its_first_value_is_written_d
     before = loads("").sha256, loads("", ["client.lr=0.5"]).sha256
 
     monkeypatch.setattr(schema, "RunConfig", FasterRunConfig)
-    monkeypatch.setattr(schema, "FIRST_DEFAULTS", {"": {"client.lr": 0.01}})
+    monkeypatch.setattr(schema, "FIRST_DEFAULTS", {"": schema.FIRST_DEFAULTS[""] | {"client.lr": 0.01}})
     forget_schemas()
     assert (loads("", ["client.lr=0.01"]).sha256, loads("").sha256) == before
 

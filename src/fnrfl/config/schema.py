@@ -27,7 +27,7 @@ Size = Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0)]
 
 # A key whose default has changed since it was introduced: the first default, which stays out of the hash for ever. By
 # method, as in {"fedprox": {"algorithm.mu": 0.01}}; "" is for the keys of every run, [fnr] included.
-FIRST_DEFAULTS: dict[str, FlatValues] = {}
+FIRST_DEFAULTS: dict[str, FlatValues] = {"": {"engine.precision": "float32"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,9 @@ class EngineOptions:
     """How the work is done; it changes the time, and the result by rounding alone."""
 
     name: str = option("auto", "auto, loop, batched or gpu; auto is a fixed rule")
-    precision: Literal["float32", "tf32", "bf16", "float64"] = option(
-        "float32", "of the layers' arithmetic; tf32 and bf16 need a GPU"
+    precision: Literal["auto", "float32", "tf32", "bf16", "float64"] = option(
+        "auto",
+        "of the layers' arithmetic; tf32, bf16: on a GPU alone; auto: bf16 for convolutions there, else float32",
     )
     deterministic: bool = option(True, "the same bits on every run; on a CPU always")
     clients_at_once: int | Literal["auto"] = option("auto", "clients trained together", ge=1)

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-aten = torch.ops.aten
-MAX_NUMBERS = 2**31 - 1  # of one tensor: kernels count in 32 bits
+MAX_COUNTED = 2**31 - 1  # numbers of one tensor: kernels count in 32 bits
 
 
 _library = torch.library.Library("fnrfl", "DEF")
 _library.define("convolve(Tensor x, Tensor w, int stride, int pad) -> Tensor")
 _library.define("convolve_back(Tensor dy, Tensor w, int stride, int pad, int height, int width) -> Tensor")
 _library.define("weigh(Tensor x, Tensor dy, int side, int clients, int stride, int pad) -> Tensor")
-ops = torch.ops.fnrfl
+
+_own, _torch = torch.ops.fnrfl, torch.ops.aten
 
 
 @torch.library.impl(_library, "convolve", "CompositeExplicitAutograd")
@@ -35,7 +35,7 @@ def _convolve(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
         from fnrfl.core import conv_kernels
 
         return conv_kernels.convolve(x, w, stride, pad)
-    y: Tensor = aten.convolution(x, w.flatten(0, 1), None, *_geometry(stride, pad), len(w))
+    y: Tensor = _torch.convolution(x, w.flatten(0, 1), None, *_geometry(stride, pad), len(w))
     return y.contiguous(memory_format=torch.channels_last)
 
 
@@ -49,8 +49,8 @@ def _(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
 def _(info: Any, dims: Any, x: Tensor, w: Tensor, stride: int, pad: int) -> tuple[Tensor, int]:
     M = info.batch_size
     if dims[1] is None and len(w) == 1:  # one model looks at the batches of all clients
-        return ops.convolve(x.movedim(dims[0], 0).flatten(0, 1), w, stride, pad).unflatten(0, (M, -1)), 0
-    return ops.convolve(folded(x, dims[0], M), _joined(w, dims[1], M), stride, pad).unflatten(1, (M, -1)), 1
+        return _own.convolve(x.movedim(dims[0], 0).flatten(0, 1), w, stride, pad).unflatten(0, (M, -1)), 0
+    return _own.convolve(folded(x, dims[0], M), _joined(w, dims[1], M), stride, pad).unflatten(1, (M, -1)), 1
 
 
 @torch.library.impl(_library, "convolve_back", "CompositeExplicitAutograd")
@@ -61,7 +61,7 @@ def _convolve_back(dy: Tensor, w: Tensor, stride: int, pad: int, height: int, wi
 
         return conv_kernels.convolve_back(dy, w, stride, pad, height, width)
     x = dy.new_empty(dy.shape[0], w.shape[0] * w.shape[2], height, width)
-    dx: Tensor = aten.convolution_backward(
+    dx: Tensor = _torch.convolution_backward(
         dy, x, w.flatten(0, 1), None, *_geometry(stride, pad), len(w), [True, False, False]
     )[0]
     return dx.contiguous(memory_format=torch.channels_last)
@@ -75,7 +75,7 @@ def _(dy: Tensor, w: Tensor, stride: int, pad: int, height: int, width: int) -> 
 @torch.library.register_vmap("fnrfl::convolve_back", lib=_library)
 def _(info: Any, dims: Any, dy: Tensor, w: Tensor, *geometry: int) -> tuple[Tensor, int]:
     M = info.batch_size
-    return ops.convolve_back(folded(dy, dims[0], M), _joined(w, dims[1], M), *geometry).unflatten(1, (M, -1)), 1
+    return _own.convolve_back(folded(dy, dims[0], M), _joined(w, dims[1], M), *geometry).unflatten(1, (M, -1)), 1
 
 
 @torch.library.impl(_library, "weigh", "CompositeExplicitAutograd")
@@ -86,7 +86,7 @@ def _weigh(x: Tensor, dy: Tensor, side: int, clients: int, stride: int, pad: int
 
         return conv_kernels.weigh(x, dy, side, clients, stride, pad)
     w = x.new_empty(dy.shape[1], x.shape[1] // clients, side, side)
-    dw: Tensor = aten.convolution_backward(dy, x, w, None, *_geometry(stride, pad), clients, [False, True, False])[1]
+    dw: Tensor = _torch.convolution_backward(dy, x, w, None, *_geometry(stride, pad), clients, [False, True, False])[1]
     return dw.unflatten(0, (clients, -1)).movedim(2, -1).contiguous().movedim(-1, 2)
 
 
@@ -98,13 +98,13 @@ def _(x: Tensor, dy: Tensor, side: int, clients: int, stride: int, pad: int) -> 
 @torch.library.register_vmap("fnrfl::weigh", lib=_library)
 def _(info: Any, dims: Any, x: Tensor, dy: Tensor, side: int, clients: int, *geometry: int) -> tuple[Tensor, int]:
     M = info.batch_size
-    dw = ops.weigh(folded(x, dims[0], M), folded(dy, dims[1], M), side, M * clients, *geometry)
+    dw = _own.weigh(folded(x, dims[0], M), folded(dy, dims[1], M), side, M * clients, *geometry)
     return dw.unflatten(0, (M, -1)), 0
 
 
 def _countable(x: Tensor, numbers: int) -> bool:
     """Whether the kernels can count the numbers of their input and of their output."""
-    return max(x.numel(), numbers) <= MAX_NUMBERS
+    return max(x.numel(), numbers) <= MAX_COUNTED
 
 
 def _geometry(stride: int, pad: int) -> tuple[Any, ...]:
@@ -163,7 +163,7 @@ class _Convolved(Function):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, stride: int, pad: int) -> Any:
-        return ops.convolve(x, w[None], stride, pad)
+        return _own.convolve(x, w[None], stride, pad)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -172,8 +172,7 @@ class _Convolved(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, w = ctx.saved_tensors
-        dx = (
-            ops.convolve_back(grads[0], w[None], ctx.stride, ctx.pad, *x.shape[2:]) if ctx.needs_input_grad[0] else None
-        )
-        return dx, ops.weigh(x, grads[0], w.shape[-1], 1, ctx.stride, ctx.pad)[0], None, None
+        (x, w), (dy,), dx = ctx.saved_tensors, grads, None
+        if ctx.needs_input_grad[0]:
+            dx = _own.convolve_back(dy, w[None], ctx.stride, ctx.pad, *x.shape[2:])
+        return dx, _own.weigh(x, dy, w.shape[-1], 1, ctx.stride, ctx.pad)[0], None, None

@@ -19,7 +19,7 @@ from fnrfl.models.catalogue import build_model
 from fnrfl.runs.blame import of_model
 from fnrfl.runs.method import build_algorithm
 
-DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
+SINGLE = ("auto", "float32", "tf32", "bf16")  # whatever layers compute in, parameters are float32
 
 
 def build_net(
@@ -35,7 +35,7 @@ def build_net(
     Data of `integers` is handed to it as it is if it takes that, such as tokens to an Embedding; else as its own type.
     """
     algorithm = algorithm or build_algorithm(config)
-    dtype = DTYPES[config.engine.precision]
+    dtype = torch.float32 if config.engine.precision in SINGLE else torch.float64
     named = None if config.model.features == "auto" else config.model.features
     with seeded(config.seed, "init"), of_model(config, f"cannot be called with examples of shape {list(input_shape)}"):
         # Two examples: a few models need more than one to compute their shapes.
