@@ -30,6 +30,7 @@ LAYERS: dict[str, Callable[[], nn.Conv2d]] = {
     "reflected padding": lambda: nn.Conv2d(16, 16, 3, padding=1, padding_mode="reflect"),
     "oblong": lambda: nn.Conv2d(16, 16, (3, 1), padding=(1, 0)),
     "few outputs": lambda: nn.Conv2d(3, 6, 5),
+    "six channels": lambda: nn.Conv2d(6, 16, 5),
 }
 OWN = list(LAYERS)[:7]
 
