@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ OWN = list(LAYERS)[:7]
 
 
 @pytest.fixture
-def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which of the three operators ran; on a CPU they are stood in for by torch's."""
     ran: list[str] = []
     monkeypatch.setattr(client_convolutions, "_has_kernels", lambda device: True)
@@ -44,7 +44,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(
         client_convolutions._Convolved, "apply", lambda *given: (ran.append("convolve"), apply(*given))[1]
     )
-    yield ran
+    return ran
 
 
 def gradients(layer: nn.Conv2d, weights: dict[str, Tensor], x: Tensor, to_x: bool) -> dict[str, Tensor]:
