@@ -206,7 +206,9 @@ class Machine(RuleBasedStateMachine):
         got = self.call(*arguments, "--checkpoint-every", every, fault=fault, after=after)
         new = Known(config, self.version, finished=False)
         if old is not None and old.tainted and (got is None or got.exit_code):
-            return  # perhaps it no longer passes for a run, and is left alone
+            # Perhaps it no longer passes for a run and is left alone; perhaps the new run is there, cut short.
+            self.known[name] = replace(new, tainted=True) if self.is_log_of(name, new) else old
+            return
         same = old is not None and old.config == config and (got is None or got.exit_code != 0)
         if same and old is not None and old.version != self.version:
             # The same config on other data: only the log can tell which of the two is there.
@@ -219,6 +221,17 @@ class Machine(RuleBasedStateMachine):
         if fault == "none":
             assert got is not None and got.exit_code == 0, got.output
             assert self.known[name] == replace(new, finished=True)
+
+    def is_log_of(self, name: str, one: Known) -> bool:
+        """Whether the log under a name is that of a run."""
+        try:
+            first = json.loads((Path("runs") / name / "events.jsonl").read_text().partition("\n")[0])
+            return [first["data"]["sha256"], first["config"]["seed"]] == [
+                self.checksum(one),
+                configured(one.config).seed,
+            ]
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     @rule(name=name, fault=fault, after=moment)
     def resume(self, name: str, fault: str, after: int) -> None:
