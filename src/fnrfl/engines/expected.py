@@ -10,6 +10,7 @@ from fnrfl.core.values import SERVER
 from fnrfl.engines.groups import in_groups, shrinking
 from fnrfl.engines.job import Job
 
+BESIDE_ANOTHER = 1_000  # steps of clients: worth compiling while a more frequent step is compiled
 FREQUENT = 300  # steps with last batches of one size, in all rounds: recording takes as long as so many
 
 
@@ -30,6 +31,15 @@ class ExpectedWork:
             for first, last, rows in shrinking([steps[m] for m in group], width):
                 expected[rows] = expected.get(rows, 0) + (last - first) * rows
         return {rows: int(taken * often) for rows, taken in expected.items()}
+
+    def compiled_together(self, job: Job, width: int) -> dict[int, int]:
+        """The same, where each number of rows counts as much as the most frequent one, unless it is rare.
+
+        Steps are compiled side by side: what takes no longer than the rest need not pay for itself.
+        """
+        expected = self.steps_by_rows(job, width)
+        most = max(expected.values(), default=0)
+        return {rows: most if taken >= BESIDE_ANOTHER else taken for rows, taken in expected.items()}
 
     def frequent_sizes(self, job: Job, sizes: Set[int], most: int) -> set[int]:
         """Sizes of last batches that are worth a program each; none if the last batches have more than `most`."""

@@ -160,7 +160,7 @@ class Vectorised:
             rows = {(w, job.training.batch) for w in halves(width)} | {
                 (1, n) for n in self.expected.frequent_sizes(job, sizes, most)
             }
-        expected = self.expected.steps_by_rows(job, width)
+        expected = self.expected.compiled_together(job, width)
         # The widest first: it takes longest to compile.
         asked = [(station, *row) for row in sorted(rows, reverse=True) for station in place.devices()]
         wanted = [self._wanted(job, station, groups[0], w, n, expected.get(w, 0)) for station, w, n in asked]
