@@ -178,3 +178,37 @@ def test_what_pays_in_a_grid_is_prepared_unless_a_run_must_decide_alone(
     config = replace(built.config, engine=options)
     build_engine.build_engine(config, built.algorithm, built.net, built.pool, built.splits, None, runs_alike=10)
     assert asked == [rounds]
+
+
+def test_a_step_is_recorded_before_it_is_taken() -> None:
+    """Whoever compiles it need not wait for that; and what it is compared with is the step itself."""
+
+    def step(w: Tensor, x: Tensor) -> Tensor:
+        w.sub_(0.1 * x)
+        return w.sum()
+
+    recorder, w, x = Recorder(TorchScript()), torch.ones(3), torch.arange(3.0)
+    begun = recorder.begin(step, [w], [x], 1, 0)
+    assert begun.recording is not None and begun.stepped == ()
+    recorder.take_step(begun)
+    torch.testing.assert_close(begun.stepped[0], torch.ones(3) - 0.1 * x)
+    program = recorder.finish(begun)
+    assert program is not None and torch.equal(w, torch.ones(3))
+    program([w], [torch.stack([x, x])])
+    torch.testing.assert_close(w, torch.ones(3) - 0.2 * x)
+
+
+def test_an_operator_whose_result_cannot_be_foretold_is_recorded_with_its_numbers() -> None:
+    library = torch.library.Library("fnrfl_test", "DEF")
+    library.define("doubled(Tensor x) -> Tensor")
+    library.impl("doubled", lambda x: x * 2, "CPU")  # nothing says what shape comes of it
+    recorder, w, x = Recorder(TorchScript()), torch.ones(3), torch.arange(3.0)
+
+    def step(w: Tensor, x: Tensor) -> Tensor:
+        w.add_(torch.ops.fnrfl_test.doubled(x))
+        return w.sum()
+
+    program = recorder.record(step, [w], [x], 1)
+    assert program is not None
+    program([w], [x[None]])
+    assert torch.equal(w, torch.ones(3) + 2 * x)

@@ -54,13 +54,15 @@ class Wanted(NamedTuple):
     expected_steps: int = 0
 
 
-class RecordedStep(NamedTuple):
+@dataclass
+class RecordedStep:
     """A step that is recorded and not a program yet."""
 
     key: Hashable
+    step: FlatStep
     recording: Recording | None  # None: it cannot be recorded
-    stepped: list[Tensor]  # its arguments after one step
     candidates: Iterator[FlatProgram]
+    stepped: Sequence[Tensor] = ()  # its arguments after one step, once it was taken
 
 
 class Backend(Protocol):
@@ -171,11 +173,14 @@ class Recorder:
         return self.programs_of([Wanted(key, example, expected_steps)])[0]
 
     def programs_of(self, wanted: Sequence[Wanted]) -> list[Program | None]:
-        """Several programs: while one is compiled, the next is recorded."""
+        """Several programs: while one is compiled, the next is recorded, and all steps are taken once."""
         if self.closed:
             return [None for _ in wanted]
         began = time.perf_counter()
         begun = [self.programs.get(one.key) or self._found_or_begun(one) for one in wanted]
+        for one in begun:
+            if isinstance(one, RecordedStep):
+                self.take_step(one)
         stored = [one if isinstance(one, StoredProgram) else self._stored(one) for one in begun]
         self.programs.update(zip((one.key for one in wanted), stored, strict=True))
         self.seconds += time.perf_counter() - began
@@ -205,24 +210,34 @@ class Recorder:
 
         The step changes the first `num_written` of `constants`.
         """
-        return self.finish(self.begin(step, constants, turn, num_written, expected_steps))
+        begun = self.begin(step, constants, turn, num_written, expected_steps)
+        self.take_step(begun)
+        return self.finish(begun)
 
     def begin(
         self, step: FlatStep, constants: list[Tensor], turn: list[Tensor], num_written: int, expected_steps: int,
         key: Hashable = (),
     ) -> RecordedStep:  # fmt: skip
-        """Record a step, and have it compiled if that pays; `finish` makes the program."""
+        """Record a step without taking it, and have it compiled if that pays."""
         ready_to_transform()
-        stepped = _copies([*constants, *turn])
         with self._quietly():
-            graph = _graph(step, stepped, self.backend.decompositions())
+            graph = _graph(step, [*constants, *turn], self.backend.decompositions())
             recording = Recording(graph, constants, turn, num_written, expected_steps)
-            return RecordedStep(key, recording, stepped, self.backend.candidates(recording))
-        return RecordedStep(key, None, stepped, iter(()))
+            return RecordedStep(key, step, recording, self.backend.candidates(recording))
+        return RecordedStep(key, step, None, iter(()))
+
+    def take_step(self, begun: RecordedStep) -> None:
+        """Take the step itself once, while others compile it: what a program must repeat."""
+        if begun.recording is None:
+            return
+        arguments = _copies([*begun.recording.constants, *begun.recording.turn])
+        with self._quietly():
+            begun.step(*arguments)
+            begun.stepped = arguments
 
     def finish(self, begun: RecordedStep) -> FlatProgram | None:
         """The first program that repeats the step; None if there is none."""
-        if begun.recording is not None:
+        if begun.recording is not None and begun.stepped:
             with self._quietly():
                 for program in begun.candidates:
                     if self.matches(program, begun.recording, begun.stepped):
@@ -265,9 +280,17 @@ def repeated(step: FlatStep) -> FlatProgram:
 
 
 def _graph(step: FlatStep, arguments: list[Tensor], decompositions: Any) -> fx.GraphModule:
+    """The operators of a step: of tensors without numbers, or of copies if the step asks what the numbers are."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    graph = make_fx(step, decomposition_table=decompositions)(*arguments)
+    recorded = lambda mode, **more: make_fx(step, decompositions, mode, **more)(*_copies(arguments))  # noqa: E731
+    try:
+        graph: fx.GraphModule = recorded("fake", _allow_non_fake_inputs=True)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        log.debug("a step cannot be recorded without its numbers", exc_info=True)
+        graph = recorded("real")
     _without_useless_views(graph)
     return graph
 
