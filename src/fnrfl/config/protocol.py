@@ -14,7 +14,7 @@ PAPER: FlatValues = {
     "rounds": 10,
     "clients": 10,
     "participation": 1.0,
-    "dataset": "cifar10",
+    "dataset.name": "cifar10",
     "scenario": "niid(label-dirichlet(0.5))",
     "model.name": "resnet18(head=1000)",
     "client.optimizer": "sgd",

@@ -64,7 +64,7 @@ def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1) -
 
     `runs_alike` is how many runs of this process are about like this one.
     """
-    dataset = load(config.dataset)
+    dataset = load(config.dataset.name)
     algorithm = build_algorithm(config)
     public = load_public(config.public.source, dataset)
     partition, splits = divide(config, dataset, public, algorithm)
