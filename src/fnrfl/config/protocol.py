@@ -15,6 +15,7 @@ PAPER: FlatValues = {
     "clients": 10,
     "participation": 1.0,
     "dataset.name": "cifar10",
+    "dataset.scale": "none",
     "scenario": "niid(label-dirichlet(0.5))",
     "model.name": "resnet18(head=1000)",
     "client.optimizer": "sgd",

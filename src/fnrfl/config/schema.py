@@ -39,6 +39,9 @@ class DatasetOptions:
     """The examples that everybody trains on and is judged by."""
 
     name: str = option("cifar10", "a data set, file.npz, file.csv, folder/ or module:function")
+    scale: Literal["none", "standard"] = option(
+        "none", "standard: each column, or channel of an image, gets mean 0 and spread 1 over the clients' examples"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,6 +67,7 @@ def _log_header(built: Built) -> Event:
         "data": built.facts.as_json(),
         "partition": built.partition.sha256,
         "parameters": built.net.size,
+        **({} if built.scaling is None else {"scale": built.scaling.as_json()}),
     }
 
 
