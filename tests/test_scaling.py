@@ -18,9 +18,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fnrfl
+from fnrfl.algorithms.bn_recalibrate import BnRecalibrate
 from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.algorithms.feddf import FedDF
 from fnrfl.algorithms.fnr import FNR
+from fnrfl.algorithms.moon import Moon
 from fnrfl.config import load as load_config
+from fnrfl.config import registry
+from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.modules import InputScale
 from fnrfl.core.net import Net
@@ -37,7 +42,7 @@ from fnrfl.runs.forecast import forecast
 from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import run as run_config
-from toys import Run, assert_near, assert_same, classification
+from toys import Run, assert_near, assert_same, classification, named
 
 STANDARD = {"scale": "standard"}
 SMALL: dict[str, Any] = {"clients": 4, "rounds": 2, "scenario": "label-dirichlet(0.5)", "model": "mlp"}
@@ -183,6 +188,18 @@ def test_a_run_is_that_on_data_scaled_by_hand_to_the_bit(dataset: str, keys: dic
     assert [[e.get(k) for k in scores] for e in scaled.rounds] == [[e.get(k) for k in scores] for e in plain.rounds]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(set(registry.algorithms()) - {"fedftg"}))  # it makes examples of its own
+def test_no_method_notices(method: str, tmp_path: Path) -> None:
+    keys = EXACT | {"algorithm": method, "model": "cnn(norm=batch)", "client": {"epochs": 1}, "rounds": 1}
+    trains = registry.load_method(method).trains_clients
+    keys |= {"fnr": {"epochs": 1}} if trains else {}
+    scaled = run_config(load_config(None, keys | {"dataset": {"name": "digits", **STANDARD}}), out=tmp_path / "run")
+    hand = by_hand(tmp_path / "hand.npz", "digits", header(tmp_path / "run")["scale"])
+    plain = run_config(load_config(None, keys | {"dataset": str(hand)}), out=None)
+    assert all(torch.equal(plain.weights[name], scaled.weights[name]) for name in plain.weights)
+
+
 def test_noise_is_laid_over_inputs_before_they_are_scaled(tmp_path: Path) -> None:
     keys = EXACT | {"fnr": {"epochs": 1}, "algorithm": "fedprox"}
     scaled = fnrfl.run(
@@ -214,14 +231,26 @@ def test_every_engine_scales_alike(engine: str) -> None:
     assert (unscaled.rounds(2).params - loop.state.params).abs().max() > 1e-3
 
 
-def test_nets_that_scale_otherwise_share_no_recorded_step() -> None:
+@pytest.mark.parametrize("engine", ["loop-fast", "batched-fast"])
+@pytest.mark.parametrize("method", [FNR(inner=FedAvg(), epochs=1), Moon(), FedDF(), BnRecalibrate()], ids=named)
+def test_recorded_steps_are_shared_by_nets_that_scale_otherwise(method: Algorithm, engine: str) -> None:
+    for spread in (1.0, 3.0):
+        scale = [0.3] * 12, [spread] * 12
+        recorded, plain = (Run(method, name, scale=scale) for name in (engine, "loop"))
+        assert_near(recorded.rounds(2), plain.rounds(2), atol=1e-9)
+        recorder = recorded.engine.server.runner.recorder
+        assert recorder is not None
+        if spread > 1 and isinstance(method, FNR | Moon):
+            assert recorder.num_recorded == 0  # all are there from the first net
+
+
+def test_nets_that_do_not_scale_share_no_step_with_those_that_do() -> None:
     world = classification()
     net = Net(world.module(), world.example)
     one, other = (
         net.with_input_scale(InputScale(world.example.new_zeros(12), torch.full((12,), s))) for s in (1.0, 2.0)
     )
-    assert len({net.fingerprint(), one.fingerprint(), other.fingerprint()}) == 3
-    assert one.copy().fingerprint() == one.fingerprint()
+    assert net.fingerprint() != one.fingerprint() == other.fingerprint() == one.copy().fingerprint()
 
 
 # -- what comes out ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from fnrfl.core import masks
 from fnrfl.core.client_kernels import share_kernels
 from fnrfl.core.errors import CompatibilityError
-from fnrfl.core.fingerprint import content, fingerprint
+from fnrfl.core.fingerprint import fingerprint
 from fnrfl.core.modules import (
     InputScale,
     ProjectionHead,
@@ -160,11 +160,23 @@ class Net:
         other.plain = None if other.plain is None else other.plain.with_input_scale(scale)
         return other
 
+    @property
+    def scale(self) -> Tree:
+        """What inputs are scaled by: a mean and a std, or nothing."""
+        return {} if self.input_scale is None else dict(self.input_scale.named_buffers())
+
+    def scaling_by(self, scale: Tree) -> Net:
+        """The same net around the same module, scaling inputs by these tensors; itself if there are none."""
+        if not scale:
+            return self
+        other = copy.copy(self)
+        other.input_scale = InputScale(**scale)
+        return other
+
     def fingerprint(self) -> Hashable:
-        """What the net computes, as a value: nets with equal ones compute the same from the same tensors."""
-        scale = [(name, content(tensor)) for name, tensor in self._scale_tensors().items()]
-        settings = self.dtype, self.compute, self.channels_last, self.feature_layer
-        return fingerprint(self.module), *settings, *scale
+        """What the net computes, as a value: nets with equal ones and the same `scale` do the same with tensors."""
+        scale = tuple((name, tensor.shape) for name, tensor in self.scale.items())  # a step is handed the numbers
+        return fingerprint(self.module), self.dtype, self.compute, self.channels_last, self.feature_layer, scale
 
     def flatten(self) -> tuple[Flat, Tree]:
         """The module's present parameters as one vector, and its buffers."""
@@ -179,10 +191,7 @@ class Net:
 
     def named(self, params: Flat, buffers: Tree) -> Tree:
         """A whole model by name: parameters, buffers, and what scales its inputs."""
-        return self.unflatten(params) | buffers | self._scale_tensors()
-
-    def _scale_tensors(self) -> Tree:
-        return {} if self.input_scale is None else prefixed(INPUT_SCALE, dict(self.input_scale.named_buffers()))
+        return self.unflatten(params) | buffers | prefixed(INPUT_SCALE, self.scale)
 
     def pack(self, named: Tree) -> tuple[Flat, Tree]:
         """The inverse of naming: parameters and buffers by name as a flat vector and buffers."""
