@@ -254,7 +254,7 @@ def arrays(**changes: Callable[[Box], Any]) -> Callable[[Box], None]:
         good = {"x": np.zeros((20, 1, 8, 8), np.uint8), "y": np.arange(20) % 10}
         held = {name: np.array([change(box)] * 20, dtype=object) for name, change in changes.items()}
         np.savez(box.work / "data.npz", allow_pickle=True, **(good | held))
-        with_key("dataset", "data.npz")(box)
+        with_key("dataset.name", "data.npz")(box)
 
     return make
 
@@ -265,7 +265,7 @@ def archive(write: Callable[[zipfile.ZipFile, Box], None]) -> Callable[[Box], No
     def make(box: Box) -> None:
         with zipfile.ZipFile(box.work / "data.npz", "w", zipfile.ZIP_DEFLATED) as file:
             write(file, box)
-        with_key("dataset", "data.npz")(box)
+        with_key("dataset.name", "data.npz")(box)
 
     return make
 
@@ -296,12 +296,12 @@ def _giant(file: zipfile.ZipFile, box: Box) -> None:
 
 def _lone(box: Box) -> None:
     (box.work / "data.npz").write_bytes(npy(np.array([Pickled(box.canary)], dtype=object), pickled=True))
-    with_key("dataset", "data.npz")(box)
+    with_key("dataset.name", "data.npz")(box)
 
 
 def _bare_pickle(box: Box) -> None:
     (box.work / "data.npz").write_bytes(pickle.dumps(Pickled(box.canary)))
-    with_key("dataset", "data.npz")(box)
+    with_key("dataset.name", "data.npz")(box)
 
 
 def _batches(box: Box) -> None:
@@ -309,7 +309,7 @@ def _batches(box: Box) -> None:
     folder.mkdir()
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"):
         (folder / name).write_bytes(pickle.dumps({b"data": Pickled(box.canary), b"labels": []}))
-    with_key("dataset", "batches")(box)
+    with_key("dataset.name", "batches")(box)
 
 
 def _pickled_model(box: Box) -> None:
@@ -321,12 +321,12 @@ def _images(box: Box) -> None:
     for label in ("cat", "dog"):
         (box.work / "photos" / label).mkdir(parents=True)
         (box.work / "photos" / label / "a.png").symlink_to(box.victim / "notes.txt")
-    with_key("dataset", "photos/")(box)
+    with_key("dataset.name", "photos/")(box)
 
 
 def _table_pipe(box: Box) -> None:
     os.mkfifo(box.work / "table.csv")
-    with_key("dataset", "table.csv")(box)
+    with_key("dataset.name", "table.csv")(box)
 
 
 def _log_names_code(box: Box) -> None:
@@ -334,7 +334,7 @@ def _log_names_code(box: Box) -> None:
     path = box.got / "events.jsonl"
     first, *rest = path.read_text().splitlines()
     header = json.loads(first)
-    header["data"]["source"] = header["config"]["dataset"] = "evil:make"
+    header["data"]["source"] = header["config"]["dataset"]["name"] = "evil:make"
     header["config"]["model"]["name"] = "evil:make"
     path.write_text("\n".join([json.dumps(header), *rest]) + "\n")
 
@@ -364,7 +364,7 @@ SHADOW = {
     "compare": ("compare", "got/config.toml", "model=typed:net", "--seeds", "0", "-o", "grid"),
     "run": ("run", "got/config.toml", "model=typed:net", "-o", "new"),
 }
-KEYS = ("model.name", "dataset", "public.source", "algorithm.name")
+KEYS = ("model.name", "dataset.name", "public.source", "algorithm.name")
 CALLS = {
     "os.system": "os:system(command='touch CANARY')",
     "posix.system": "posix:system(command='touch CANARY')",
@@ -421,8 +421,8 @@ WORDS = {
     "an absolute name": ("name", "ROOT/canary"),
     "a name of two lines": ("name", "x\n[model]\nname = 'evil:make'"),
     "a name for a shell": ("name", "$(touch CANARY); touch CANARY"),
-    "data above": ("dataset", "../victim"),
-    "an address": ("dataset", "file:evil"),
+    "data above": ("dataset.name", "../victim"),
+    "an address": ("dataset.name", "file:evil"),
 }
 PLACES = (
     "got/rounds", "got/rounds/zzz", "got/rounds/000002", "got/rounds/000002.part", "got/.lock", "got/events.jsonl",

@@ -299,7 +299,10 @@ def test_whatever_can_be_built_runs(nothing: Path, monkeypatch: pytest.MonkeyPat
         dice = random.Random(f"run {number}")
         keys = [override(dice) for _ in range(2)]
         names = [key.partition("=")[0].strip() for key in keys]
-        if any(name in ("dataset", "public.source", "protocol", "name") or "algorithm" in name for name in names):
+        if any(
+            name in ("dataset", "dataset.name", "public.source", "protocol", "name") or "algorithm" in name
+            for name in names
+        ):
             continue  # methods have so many options that hardly a line would be right: they are drawn whole
         method = f"algorithm={dice.choice(sorted(registry.algorithms()))}"
         line = ["run", "digits", "client.epochs=1", "clients=4", method, *keys, "rounds=1", "-o", "run", "-q"]

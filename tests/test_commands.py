@@ -254,22 +254,22 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> runs.Result:
 
 
 def test_the_runs_own_data_gives_the_runs_own_numbers(finished: runs.Result) -> None:
-    got = json.loads(command("evaluate", str(finished.run_dir), finished.config.dataset, "--json").stdout)
+    got = json.loads(command("evaluate", str(finished.run_dir), finished.config.dataset.name, "--json").stdout)
     last = finished.rounds[-1]
     assert got["accuracy"] == last["accuracy"] > 0.3
     assert got["loss"] == pytest.approx(last["loss"], rel=1e-6)
     assert got["per_class"] == last["per_class"]
     assert got["examples"] == 360
-    text = command("evaluate", str(finished.run_dir), finished.config.dataset).stdout
+    text = command("evaluate", str(finished.run_dir), finished.config.dataset.name).stdout
     assert f"accuracy {last['accuracy']:.4f}" in text
     assert text.splitlines()[-1].split() == ["9", f"{last['per_class'][9]:.4f}", "36", "examples"]
 
 
 def test_predictions_are_the_models(finished: runs.Result) -> None:
-    (x, y), train = pixels(), load_data(finished.config.dataset).train
+    (x, y), train = pixels(), load_data(finished.config.dataset.name).train
     with torch.no_grad():
         expected = finished.model.eval()(torch.cat([train.x, torch.from_numpy(x)]) / 255).softmax(1)
-    command("predict", str(finished.run_dir), finished.config.dataset, "-o", "p.csv")
+    command("predict", str(finished.run_dir), finished.config.dataset.name, "-o", "p.csv")
     with open("p.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["row", "part", "label", *(f"p_{digit}" for digit in range(10))]
@@ -280,7 +280,7 @@ def test_predictions_are_the_models(finished: runs.Result) -> None:
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
     right = np.mean([row["label"] == str(label) for row, label in zip(rows[len(train) :], y.tolist(), strict=True)])
     assert right == pytest.approx(finished.accuracy)
-    assert command("predict", str(finished.run_dir), finished.config.dataset).stdout == Path("p.csv").read_text()
+    assert command("predict", str(finished.run_dir), finished.config.dataset.name).stdout == Path("p.csv").read_text()
 
 
 def npz(**arrays: np.ndarray) -> str:

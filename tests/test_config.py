@@ -22,7 +22,7 @@ from fnrfl.core.options import Option, options_of, values_of
 from fnrfl.core.training import Training
 
 PAGE = """
-    name seed rounds clients participation protocol dataset scenario fnr
+    name seed rounds clients participation protocol dataset.name dataset.scale scenario fnr
     model.name model.features
     client.optimizer client.lr client.lr_decay client.momentum client.weight_decay client.batch client.epochs
     client.last_batch client.augment client.stragglers client.dropout client.nonfinite
@@ -111,7 +111,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "rounds": st.integers(1, 10**6),
     "participation": st.floats(0, 1, exclude_min=True),
     "protocol": st.sampled_from(["honest", "paper"]),
-    "dataset": st.text().map(lambda text: f"a{text}/"),
+    "dataset.name": st.text().map(lambda text: f"a{text}/"),
     "model": st.text().map(lambda text: f"mlp({text})"),
     "scenario": st.sampled_from(["iid", "label-dirichlet( 0.50 )+feature-noise(0.1)", "niid-mixed"]),
     "client.lr": st.floats(0, exclude_min=True, allow_infinity=False),
@@ -138,7 +138,7 @@ def test_resolved_text_loads_to_the_same_config(overrides: dict[str, Any]) -> No
 def test_every_control_character_survives_the_round_trip() -> None:
     awkward = "".join(map(chr, range(0x20))) + "\x7f\x85\u2028\"\\'#=[]\U0001f600/"
     resolved = loads("", {"dataset": awkward})
-    assert resolved.dataset == awkward
+    assert resolved.dataset.name == awkward
     assert loads(resolved.to_toml()) == resolved
 
 
@@ -171,7 +171,7 @@ def test_overrides_as_text_and_as_values_agree() -> None:
 
 
 def test_a_path_object_is_a_value() -> None:
-    assert loads("", {"dataset": Path("data/mine.npz")}).dataset == str(Path("data/mine.npz"))
+    assert loads("", {"dataset": Path("data/mine.npz")}).dataset.name == str(Path("data/mine.npz"))
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_equal_scenarios_are_equal_configs() -> None:
 
 def test_the_paper_protocol_is_the_released_codes() -> None:
     paper = plain("protocol=paper", "fnr=on")
-    assert (paper.dataset, paper.model.name, paper.clients, paper.participation, paper.rounds) == (
+    assert (paper.dataset.name, paper.model.name, paper.clients, paper.participation, paper.rounds) == (
         "cifar10", "resnet18(head=1000)", 10, 1.0, 10,
     )  # fmt: skip
     assert paper.scenario == "niid(label-dirichlet(0.5))"
@@ -259,7 +259,7 @@ def test_the_paper_protocol_is_the_released_codes() -> None:
 def test_the_paper_protocol_changes_defaults_and_no_more() -> None:
     assert set(config.PAPER) <= {key.name for key in describe_keys()}
     mine = load("digits", ["protocol=paper", "fnr.weight=2", "leaks.clean_test_for_fnr=false"])
-    assert (mine.dataset, mine.client.lr, mine.rounds) == ("digits", 0.05, 20)
+    assert (mine.dataset.name, mine.client.lr, mine.rounds) == ("digits", 0.05, 20)
     assert mine.fnr is not None and mine.fnr.weight == 2
     assert "clean_test_for_fnr" not in mine.leaks_on
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from fnrfl.results.compare.folder import check_comparison_folder, write_grid
 INTRODUCED = json.loads((Path(__file__).parent / "introduced.json").read_text())
 
 OTHER: dict[str, Any] = {  # a value that is allowed and not the default, where the type does not say one
-    "name": "other", "protocol": "paper", "dataset": "digits", "scenario": "iid", "model.name": "mlp",
+    "name": "other", "protocol": "paper", "dataset.name": "digits", "scenario": "iid", "model.name": "mlp",
     "model.features": "0", "client.optimizer": "adam", "client.last_batch": "keep", "client.augment": "none",
     "client.lr_decay": 0.5, "client.nonfinite": "skip", "participation": 0.5, "public.source": "public.npz",
     "public.distill": 0.1, "engine.name": "loop", "engine.precision": "float64", "engine.clients_at_once": 3,
@@ -153,6 +154,13 @@ def test_what_keys_were_introduced_with_never_changes() -> None:
         found = schema.introduced(method)
         assert found.keys() == written.keys(), f"{method}: write new keys into tests/introduced.json"
         assert found == written, f"{method}: write the first default into FIRST_DEFAULTS of config/schema.py"
+
+
+def test_the_data_set_is_in_the_hash_under_the_name_that_its_key_had_first() -> None:
+    told = {"dataset": json.dumps("digits"), "seed": "3"}
+    expected = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    spellings = ['dataset = "digits"', 'dataset.name = "digits"', '[dataset]\nname = "digits"']
+    assert {loads(text, ["seed=3"]).sha256 for text in spellings} == {expected}
 
 
 def test_every_option_of_a_method_of_ones_own_is_in_the_hash() -> None:

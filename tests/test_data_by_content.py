@@ -64,7 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> runs.Result:
 
 
 def own_rows(result: runs.Result) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(Path(result.config.dataset).read_text())))
+    return list(csv.DictReader(io.StringIO(Path(result.config.dataset.name).read_text())))
 
 
 def said(result: runs.Result, data: str) -> dict[str, object]:
@@ -78,7 +78,7 @@ def test_the_runs_data_is_known_under_any_name_and_from_any_folder(trained: runs
     Path("other").mkdir()
     copy = write("other/renamed.csv", own_rows(trained), [*NAMES, "kind"])
     turned = write("other/turned.csv", own_rows(trained), ["kind", *reversed(NAMES)])
-    for data in (trained.config.dataset, copy, turned):
+    for data in (trained.config.dataset.name, copy, turned):
         got = said(trained, data)
         assert (got["accuracy"], got["examples"], got["part"]) == (trained.accuracy, 40, "the test part"), data
         assert got["notes"] == []
@@ -100,7 +100,7 @@ def test_data_that_changed_under_the_runs_name_is_said(trained: runs.Result, mon
         assert got["part"] == "all examples" and got["examples"] == len(changed)
         assert "has changed since the run" in str(got["notes"]) and "trained on" in str(got["notes"])
         assert "note:" in command("evaluate", str(trained.run_dir), data).stderr
-    original = Path(trained.config.dataset)
+    original = Path(trained.config.dataset.name)
     text = original.read_text()
     try:
         write(original, rows[1:], [*NAMES, "kind"])
@@ -145,7 +145,7 @@ def test_every_row_is_predicted_in_order_and_can_be_joined(trained: runs.Result)
     assert [row["row"] for row in got] == [str(n) for n in range(30)]
     assert [row["id"] for row in got] == [row["id"] for row in rows]
     assert np.mean([a["label"] == b["kind"] for a, b in zip(got, rows, strict=True)]) > 0.7
-    own = predict(trained.run_dir or "", trained.config.dataset)
+    own = predict(trained.run_dir or "", trained.config.dataset.name)
     assert len(own.labels) == 200 and own.parts is None
 
 
@@ -201,7 +201,7 @@ def test_an_id_is_carried_and_never_fed_in(trained: runs.Result) -> None:
 def test_predictions_do_not_replace_the_run(trained: runs.Result) -> None:
     config = Path(trained.run_dir or "") / "config.toml"
     before = config.read_text()
-    said = command("predict", str(trained.run_dir), trained.config.dataset, "-o", str(config), code=2).stderr
+    said = command("predict", str(trained.run_dir), trained.config.dataset.name, "-o", str(config), code=2).stderr
     assert "is a file of the run" in said and config.read_text() == before
 
 
@@ -224,7 +224,7 @@ def test_labels_that_are_numbers_are_matched_by_number_or_refused(folder: Path, 
 
 
 def test_predict_says_that_the_runs_file_has_changed(trained: runs.Result, folder: Path) -> None:
-    own = Path(trained.config.dataset)
+    own = Path(trained.config.dataset.name)
     said = predict(trained.run_dir or "", write(own.name, patients(60, 9), [*NAMES, "kind"])).notes
     assert any("has changed since the run" in note for note in said)
 
@@ -294,7 +294,7 @@ def test_a_run_without_names_takes_columns_by_position_and_says_so(trained: runs
     got = evaluate("old", write("a.csv", rows, [*NAMES, "kind"]))
     assert got.score.accuracy == evaluate(trained.run_dir or "", "a.csv").score.accuracy
     assert "taken by position" in " ".join(got.notes)
-    assert evaluate("old", trained.config.dataset).what == "the test part"
+    assert evaluate("old", trained.config.dataset.name).what == "the test part"
     assert predict("old", write("b.csv", rows, NAMES)).labels == predict("old", "a.csv").labels
     renamed = [row | {"label": row["pulse"]} for row in rows]
     with pytest.raises(CompatibilityError, match="column called 'label' among as many columns"):
@@ -311,7 +311,7 @@ def test_arrays_for_a_model_of_tables_are_taken_in_its_order_and_said(trained: r
 
 def test_public_data_is_matched_by_name_too(trained: runs.Result) -> None:
     write("public.csv", patients(40, 5), ["kind", *reversed(NAMES)])
-    keys = [f"dataset={trained.config.dataset}", "public.source=public.csv", "scenario=iid", "clients=2"]
+    keys = [f"dataset={trained.config.dataset.name}", "public.source=public.csv", "scenario=iid", "clients=2"]
     built = build(load(None, keys))
     straight = {tuple(float(np.float32(row[name])) for name in NAMES) for row in patients(40, 5)}
     public = [*built.splits.public.x.tolist(), *built.splits.ranking.x.tolist()]
@@ -326,7 +326,7 @@ def test_public_data_is_matched_by_name_too(trained: runs.Result) -> None:
 
 def test_a_size_of_public_data_that_is_not_used_is_said(trained: runs.Result) -> None:
     write("public.csv", patients(40, 5), [*NAMES, "kind"])
-    keys = [f"dataset={trained.config.dataset}", "public.source=public.csv", "scenario=iid", "clients=2"]
+    keys = [f"dataset={trained.config.dataset.name}", "public.source=public.csv", "scenario=iid", "clients=2"]
     assert not build(load(None, keys)).notices
     (notice,) = build(load(None, [*keys, "public.size=5"])).notices
     assert "public.size = 5 is not used" in notice

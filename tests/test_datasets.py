@@ -681,7 +681,7 @@ def test_endings_may_be_in_capitals(name: str) -> None:
             np.savez(file, x=np.zeros((20, 2)), y=np.arange(20) % 2)
     else:
         Path(name).write_text("a,b,label\n" + "1,2,x\n3,4,y\n" * 10)
-    assert load(config.load(None, [f"dataset={name}"]).dataset).input_shape == (2,)
+    assert load(config.load(None, [f"dataset={name}"]).dataset.name).input_shape == (2,)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -868,7 +868,7 @@ def test_a_function_of_the_users_may_return_all_forms() -> None:
     Path("my_own_data.py").write_text(MODULE)
 
     def load(name: str) -> Dataset:
-        trust.given("dataset", name)
+        trust.given("dataset.name", name)
         return datasets.load(name)
 
     four, two, whole = (load(f"my_own_data:{name}") for name in ("four", "two", "whole"))

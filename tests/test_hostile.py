@@ -16,7 +16,7 @@ QUICK = {
     "model calls os.system": ("dry run", "resume", "evaluate", "predict", "scenario", "load"),
     "model calls Popen with a shell": ("run", "evaluate"),
     "algorithm.name is a module in the folder": ("dry run", "resume", "load"),
-    "dataset is a module in a package": ("run", "compare"),
+    "dataset.name is a module in a package": ("run", "compare"),
     "public.source is a module in a folder without init": ("dry run",),
     "model is a helped module": ("predict",),
     "config with a key in quotes": ("run", "resume"),

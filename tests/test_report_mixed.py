@@ -100,6 +100,18 @@ def test_a_comparison_with_exchanged_folders_is_refused(compared: Path, tmp_path
     assert not (tmp_path / "page.html").exists()
 
 
+def test_a_grid_of_a_version_that_called_the_data_set_by_another_key_is_read(compared: Path, tmp_path: Path) -> None:
+    shutil.copytree(compared, tmp_path / "grid")
+    path = tmp_path / "grid" / "grid.json"
+    text = path.read_text()
+    assert '"dataset.name": "digits"' in text
+    path.write_text(text.replace('"dataset.name"', '"dataset"'))
+    assert len(read.load_runs([tmp_path / "grid"]).runs) == 4
+    path.write_text(text.replace('"dataset.name": "digits"', '"dataset": "cifar10"'))
+    with pytest.raises(ConfigError, match='dataset.name is "digits" in its config.toml and "cifar10" in the grid'):
+        read.load_runs([tmp_path / "grid"])
+
+
 def test_a_comparison_of_different_data_is_refused(compared: Path, tmp_path: Path) -> None:
     shutil.copytree(compared, tmp_path / "grid")
     log = tmp_path / "grid" / "fnr-on-seed-1" / "events.jsonl"

@@ -83,7 +83,7 @@ def test_switches_in_files_and_in_python() -> None:
 def test_a_folder_of_ones_own_is_not_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "CIFAR10").mkdir()
-    assert loads("", ["dataset=CIFAR10"]).dataset == "CIFAR10"
+    assert loads("", ["dataset=CIFAR10"]).dataset.name == "CIFAR10"
 
 
 def test_a_grid_is_the_same_in_every_spelling() -> None:
@@ -102,7 +102,7 @@ def test_a_grid_is_the_same_in_every_spelling() -> None:
         ("client.local_epochs", "client.epochs"), ("num_clients", "clients"), ("num_rounds", "rounds"),
         ("lr", "client.lr or fnr.lr"), ("epochs", "client.epochs or fnr.epochs"), ("fnr.learning-rate", "fnr.lr"),
         ("batch_size", "client.batch or fnr.batch"), ("optimiser", "client.optimizer or fnr.optimizer"),
-        ("train.weight_decay", "client.weight_decay"), ("method", "algorithm.name"), ("data", "dataset"),
+        ("train.weight_decay", "client.weight_decay"), ("method", "algorithm.name"), ("data", "dataset.name"),
         ("client.momentun", "client.momentum"),
     ],
 )  # fmt: skip
@@ -165,7 +165,7 @@ def test_one_thing_is_not_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["client.lr={}"], "client.lr = {} is not allowed: it must be a number > 0 (default 0.01)."),
         (["client={lr={}}"], "client.lr = {} is not allowed"),
         (["name={}"], "name = {} is not allowed: it must be text"),
-        (["dataset="], 'dataset = "" is not allowed: it must not be empty (default "cifar10").'),
+        (["dataset="], 'dataset.name = "" is not allowed: it must not be empty (default "cifar10").'),
         (["model= "], 'model.name = "" is not allowed: it must not be empty'),
         (["scenario="], 'scenario = "" is not allowed'),
         (["public.source="], 'public.source = "" is not allowed'),

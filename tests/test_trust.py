@@ -125,7 +125,7 @@ def test_all_code_of_a_config_is_shown_at_once(folder: Path) -> None:
 def test_names_and_paths_are_not_code(words: str) -> None:
     assert all(own_code.target(key, words) is None for key in own_code.KEYS)
     with pytest.raises(ConfigError, match="must be module:name"):
-        trust.fetch_named_code(words, own_code.target("dataset", words))
+        trust.fetch_named_code(words, own_code.target("dataset.name", words))
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_installed_and_built_in_modules_are_known_by_their_own_source(monkeypatc
         patch.setattr(sys, "path", [*sys.path, str(archive.resolve())])
         source = own_code.find_source("in_archive")
         assert source is not None and not source.files and "packed.zip" in source.place
-        trust.given("dataset", "in_archive:x")
+        trust.given("dataset.name", "in_archive:x")
         assert trust.fetch_named_code("This", Target("in_archive", "x")) == 1
     del sys.modules["in_archive"]
 
@@ -376,7 +376,7 @@ def test_code_without_a_file_is_allowed_for_this_process_alone() -> None:
     assert own_code.find_source("os.path") == own_code.CodeSource(
         "os.path", "the module os.path, which was made in this process", None
     )
-    trust.given("dataset", "__main__:x")
+    trust.given("dataset.name", "__main__:x")
     config.loads('dataset = "__main__:x"')
     assert not permissions()
     new_process()
@@ -388,7 +388,7 @@ def test_code_without_a_file_is_allowed_for_this_process_alone() -> None:
 
 
 def fetched(module: str, name: str) -> Any:
-    trust.given("dataset", f"{module}:{name}")
+    trust.given("dataset.name", f"{module}:{name}")
     return trust.fetch_named_code("This", Target(module, name))
 
 
@@ -412,7 +412,7 @@ def test_other_files_of_the_folder_are_not_imported_whatever_they_are_called(fol
     with pytest.raises(ModuleNotFoundError):
         fetched("plain", "f")()
     code = (
-        "from fnrfl.core.trust import *; given('dataset', 'plain:f'); "
+        "from fnrfl.core.trust import *; given('dataset.name', 'plain:f'); "
         "fetch_named_code('x', Target('plain', 'f')); import PIL"
     )
     env = os.environ | {"PYTHONSAFEPATH": "1"}
@@ -434,7 +434,7 @@ def test_a_file_with_the_name_of_an_installed_module_is_refused(folder: Path) ->
         with pytest.raises(
             ConfigError, match=r"jinja2 is a module of yours, .*jinja2\.py, and another one is installed"
         ):
-            trust.given("dataset", words)
+            trust.given("dataset.name", words)
 
 
 def test_an_edited_module_is_imported_anew_with_all_that_may_refer_to_it(folder: Path) -> None:
@@ -477,7 +477,7 @@ def test_a_module_that_the_program_imported_stays_unless_it_is_another(
 
 
 def test_code_that_changes_after_it_was_allowed_is_not_run(folder: Path) -> None:
-    trust.given("dataset", "nets:make")
+    trust.given("dataset.name", "nets:make")
     (folder / "nets.py").write_text(NETS + "x = 1\n")
     with pytest.raises(ConfigError, match="which has changed since it was allowed"):
         trust.fetch_named_code("This", Target("nets", "make"))

@@ -120,7 +120,7 @@ def test_folders_on_a_page_are_those_that_its_commands_make(page: str, tmp_path:
 def test_runs_on_a_page_need_no_data_that_is_not_there(page: str) -> None:
     for words in runs_of(page).values():
         recipe = words[2] if len(words) > 2 and words[2] in registry.recipes() else None
-        assert load(recipe, [word for word in words[2:] if "=" in word]).dataset in ("digits", "fruit.csv"), words
+        assert load(recipe, [word for word in words[2:] if "=" in word]).dataset.name in ("digits", "fruit.csv"), words
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from fnrfl.config import registry
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.messages import ClientSide
+from fnrfl.core.modules import InputScale
 from fnrfl.core.net import Model, Net
 from fnrfl.core.rng import generator, seeded
 from fnrfl.core.training import ClientOptions
@@ -218,6 +219,7 @@ class Run:
         dtype: torch.dtype = torch.float64,
         seed: int = 7,
         device: str = "cpu",
+        scale: tuple[list[float], list[float]] | None = None,  # mean and spread of the inputs, by column
         compute: torch.dtype | None = None,  # of the engine "gpu"; the world's by default
         **options: Any,  # of the engine
     ) -> None:
@@ -228,6 +230,8 @@ class Run:
             module = algorithm.adapt(world.module(), world.example).to(world.example.dtype)
         name, _, fast = engine.partition("-")
         self.net = Net(module, world.example, channels_last=bool(fast))
+        if scale is not None:
+            self.net = self.net.with_input_scale(InputScale(*(world.example.new_tensor(row) for row in scale)))
         if name == "gpu" or device != "cpu":
             self.net = self.net.copy(torch.device(device), compute=compute or self.net.dtype)
             self.net = self.net.with_shared_kernels() if name == "gpu" else self.net
@@ -241,7 +245,7 @@ class Run:
             **options,
         ))  # fmt: skip
         if name == "children":
-            self.engine.clients = Children(described(algorithm) | {"seed": seed})
+            self.engine.clients = Children(described(algorithm) | {"seed": seed, "scale": scale})
 
     def use(self, engine: Federation) -> None:
         """Play on an engine."""
@@ -300,7 +304,7 @@ def client_side(plain: dict[str, Any]) -> ClientSide:
         options = {k: made(v) if isinstance(v, dict) else v for k, v in method["options"].items()}
         return known[method["method"]](**options)
 
-    return Run(made(plain), seed=plain["seed"]).engine.clients
+    return Run(made(plain), seed=plain["seed"], scale=plain["scale"]).engine.clients
 
 
 def client_options(training: Training, **options: Any) -> ClientOptions:

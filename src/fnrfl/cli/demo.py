@@ -31,7 +31,7 @@ def run_demo() -> None:
     began = time.perf_counter()
     example = load()
     console.print(
-        f"{example.dataset}, {counted(example.clients, 'client')}, {counted(example.rounds, 'round')}, "
+        f"{example.dataset.name}, {counted(example.clients, 'client')}, {counted(example.rounds, 'round')}, "
         f"{example.model.name}, seeds {', '.join(map(str, SEEDS))}; skew: {example.scenario}"
     )
     found: dict[str, list[Result]] = {}

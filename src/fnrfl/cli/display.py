@@ -21,7 +21,7 @@ def title(config: RunConfig) -> str:
     """A run in one line."""
     method = config.algorithm.name + ("" if config.fnr is None else " + FNR")
     return (
-        f"{config.name}: {method}, {config.dataset}, {config.model.name}, {config.scenario}, "
+        f"{config.name}: {method}, {config.dataset.name}, {config.model.name}, {config.scenario}, "
         f"{counted(config.clients, 'client')}, {counted(config.rounds, 'round')}, seed {config.seed}"
     )
 

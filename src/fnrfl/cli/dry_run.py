@@ -19,7 +19,7 @@ def print_forecast(config: RunConfig, *, json: bool) -> None:
     """What a run would take, as comments above its config, so that the whole is a TOML file that runs."""
     from fnrfl.data.sources import available
 
-    missing = next((entry.name for entry in available() if entry.name == config.dataset and not entry.found), None)
+    missing = next((entry.name for entry in available() if entry.name == config.dataset.name and not entry.found), None)
     if missing is not None:
         lines = [f"{missing} is not on this machine, so nothing can be counted. To get it: fnrfl data get {missing}"]
         summary: dict[str, Any] = {"missing": missing, "leaks": list(config.leaks_on), "config": config.to_toml()}

@@ -85,11 +85,11 @@ def show(
         built = _built(text, overrides, trust)
         counts, config = built.partition.counts, built.config
         scores = skew(counts, built.partition.levels)
-        title = f"{config.scenario}, {config.dataset}, {counted(config.clients, 'client')}, seed {config.seed}"
+        title = f"{config.scenario}, {config.dataset.name}, {counted(config.clients, 'client')}, seed {config.seed}"
         if png is not None:
             figure(counts, built.dataset.classes, scores, title, png)
         if json:
-            named = {"scenario": config.scenario, "dataset": config.dataset, "seed": config.seed}
+            named = {"scenario": config.scenario, "dataset": config.dataset.name, "seed": config.seed}
             split = {"sha256": built.partition.sha256, "counts": counts.tolist()}
             print_answer(json_format.dumps(named | scores.summary() | split))
             return

@@ -90,7 +90,7 @@ def _bad_run_name(name: str) -> Iterator[str]:
 
 def _unknown_names(config: RunConfig) -> Iterator[str]:
     """Names that are in no table and do not look like the user's own."""
-    dataset, shown = config.dataset, shortened(config.dataset)
+    dataset, shown = config.dataset.name, shortened(config.dataset.name)
     forms = ", ".join(registry.DATASET_FORMS)
     if dataset not in registry.DATASETS and not is_own_data(dataset):
         yield f'dataset = "{shown}" is not known. {choices(dataset, registry.DATASETS)}, or give {forms}.'

@@ -159,8 +159,8 @@ def _spelled(flat: FlatValues) -> FlatValues:
         word = flat.get(key)
         if isinstance(word, str) and not (is_own_data(word) if key == "public.source" else ":" in word):
             spelled[key] = as_known(word, known)
-    if isinstance(word := flat.get("dataset"), str) and not is_own_data(word):
-        spelled["dataset"] = as_known(word, registry.DATASETS)
+    if isinstance(word := flat.get("dataset.name"), str) and not is_own_data(word):
+        spelled["dataset.name"] = as_known(word, registry.DATASETS)
     if isinstance(word := flat.get("model.name"), str):
         name, bracket, rest = word.partition("(")
         spelled["model.name"] = as_known(name.strip(), registry.MODELS) + bracket + rest

@@ -30,6 +30,20 @@ Size = Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0)]
 FIRST_DEFAULTS: dict[str, FlatValues] = {"": {"engine.precision": "float32"}}
 
 
+# A key that had another name once: hashes have the first one for ever, and files of older versions may say it.
+FIRST_NAMES = {"dataset.name": "dataset"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """The examples that everybody trains on and is judged by."""
+
+    name: str = option("cifar10", "a data set, file.npz, file.csv, folder/ or module:function")
+    scale: Literal["none", "standard"] = option(
+        "none", "standard: each column, or channel of an image, gets mean 0 and spread 1 over the clients' examples"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """The network that everybody trains."""
@@ -100,8 +114,8 @@ class RunConfig:
     clients: int = option(10, "clients that hold data", ge=1)
     participation: float = option(1.0, "share of clients active in a round", gt=0, le=1)
     protocol: Literal["honest", "paper"] = option("honest", "paper: the released code's settings and leaks")
-    dataset: str = option("cifar10", "a data set, file.npz, file.csv, folder/ or module:function")
     scenario: str = option("label-dirichlet(0.5)", "how the data is spread over the clients; parts joined by +")
+    dataset: DatasetOptions
     model: ModelOptions
     client: ClientOptions
     algorithm: MethodOptions
@@ -130,7 +144,7 @@ class RunConfig:
         """
         values = {key: json.dumps(value) for key, value in self.flat().items()}
         first = {key: json.dumps(value) for key, value in introduced(self.algorithm.name).items()}
-        told = {key: value for key, value in values.items() if value != first.get(key)}
+        told = {FIRST_NAMES.get(key, key): value for key, value in values.items() if value != first.get(key)}
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def as_dict(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fnrfl.core.options import Value
 Overrides: TypeAlias = Sequence[str] | Mapping[str, object]
 FlatValues: TypeAlias = dict[str, Any]  # dotted key -> value, plus "fnr": whether refinement is on
 
-SHORTHANDS = ("model", "algorithm", "engine")  # `model = "mlp"` is short for `model.name = "mlp"`
+SHORTHANDS = ("dataset", "model", "algorithm", "engine")  # `model = "mlp"` is short for `model.name = "mlp"`
 SWITCH = {"on": True, "yes": True, "true": True, "1": True, "off": False, "no": False, "false": False, "0": False}
 DEEPEST = 4  # parts of a key; there are two at most
 LONGEST = 100  # characters of a value that are shown

@@ -36,8 +36,12 @@ class Probe:
         Probe.registry[cls.__name__] = cls
 
     def __call__(self, out: Out, batch: Batch) -> Tree:
-        """Sums over one batch; the engine adds them up over the data."""
+        """Sums over one batch; the engine adds them up over the data, with `add`."""
         raise NotImplementedError
+
+    def add(self, total: Tree, part: Tree) -> Tree:
+        """The sums over some batches and one batch more; `total` is empty before the first."""
+        return {k: total[k] + v if k in total else v for k, v in part.items()}
 
     def finish(self, total: Tree) -> Tree:
         """The client's answer, from the sums over all its data."""

@@ -20,7 +20,7 @@ def fingerprint(module: nn.Module) -> Hashable:
     share it are equal, others are not.
     """
     parts = [(name, type(layer), _settings(layer)) for name, layer in module.named_modules(remove_duplicate=False)]
-    untrained = [(name, _content(p)) for name, p in module.named_parameters() if not p.requires_grad]
+    untrained = [(name, content(p)) for name, p in module.named_parameters() if not p.requires_grad]
     return (*parts, *untrained)
 
 
@@ -53,7 +53,8 @@ class _Itself:
         return id(self.value)
 
 
-def _content(tensor: Tensor) -> Hashable:
+def content(tensor: Tensor) -> Hashable:
+    """A tensor's type, shape and bytes, as a value."""
     plain = tensor.detach().cpu().contiguous()
     digest = hashlib.sha256(plain.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
     return tensor.dtype, tuple(tensor.shape), digest

@@ -11,7 +11,9 @@ from torch.nn.parameter import is_lazy
 from fnrfl.core import masks
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.masks import Calls, Masked
+from fnrfl.core.trees import Tree, under
 from fnrfl.core.values import Shapes
+from fnrfl.core.words import INPUT_SCALE
 
 
 class ProjectionHead(nn.Module):
@@ -26,6 +28,34 @@ class ProjectionHead(nn.Module):
         """Logits of features."""
         logits: Tensor = self.classify(self.project(features))
         return logits
+
+
+class InputScale(nn.Module):
+    """The first layer of a model whose inputs are scaled: (x - mean) / std, for each column or channel."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        """Of the shape of an example, with 1 for the axes that share a number: [C, 1, 1] for images."""
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+
+    @classmethod
+    def of(cls, named: Tree) -> InputScale:
+        """The first layer among the tensors of a model."""
+        found = under(INPUT_SCALE, named)
+        if found.keys() != {"mean", "std"}:
+            raise CompatibilityError(
+                f"The weights have no {INPUT_SCALE}.mean and {INPUT_SCALE}.std, and the model takes inputs that are "
+                "scaled with them. Put the file back as it was."
+            )
+        return cls(**found)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scaled inputs."""
+        return (x - self.mean) / self.std
 
 
 def last_linear(module: nn.Module, example: Tensor) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
@@ -17,6 +18,7 @@ from fnrfl.core.client_kernels import share_kernels
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.fingerprint import fingerprint
 from fnrfl.core.modules import (
+    InputScale,
     ProjectionHead,
     batchnorm_names,
     has_tied_weights,
@@ -26,8 +28,9 @@ from fnrfl.core.modules import (
     refuse_random,
     whole,
 )
-from fnrfl.core.trees import Tree
+from fnrfl.core.trees import Tree, prefixed
 from fnrfl.core.values import Flat, Out, Shapes, State
+from fnrfl.core.words import INPUT_SCALE
 
 
 class Net:
@@ -42,6 +45,7 @@ class Net:
     """
 
     plain: Net | None  # the same with a module's own layers, for one model at a time; None: these are they
+    input_scale: InputScale | None  # what scales the inputs in front of the module; see `dataset.scale`
     compute: torch.dtype | None  # if given: the type of all arithmetic but BatchNorm's, on copies of the parameters
 
     def __init__(
@@ -69,7 +73,7 @@ class Net:
         self.convolutional = any(len(shape) == 4 for shape in self.shapes.values())
         self.channels_last = channels_last and self.convolutional
         self.dtype, self.device, self.compute = trainable[0][1].dtype, trainable[0][1].device, None
-        self.plain = None
+        self.plain, self.input_scale = None, None
         self.classifier = last_linear(module, example)
         self.projection_head = next((n for n, m in module.named_modules() if isinstance(m, ProjectionHead)), None)
         self.feature_layer = named_layer(module, features or getattr(module, "feature_layer", None))
@@ -132,6 +136,7 @@ class Net:
         """The same net around a module of its own, on a device if one is given: two threads must never share one."""
         other = copy.copy(self)
         other.module, other._masks = copy.deepcopy(self.module).to(device or self.device), {}
+        other.input_scale = self.input_scale and copy.deepcopy(self.input_scale).to(device or self.device)
         other.device, other.compute = next(other.module.parameters()).device, compute or self.compute
         other.plain = None if self.plain is None else self.plain.copy(device, compute=compute)
         return other
@@ -143,9 +148,35 @@ class Net:
         share_kernels(other.module)
         return other
 
+    def with_input_scale(self, scale: InputScale) -> Net:
+        """The same net, which scales its inputs first. A method does not notice: nothing of it is trained or sent."""
+        if INPUT_SCALE in dict(self.module.named_children()):
+            raise CompatibilityError(
+                f'The model has a layer called {INPUT_SCALE}, and dataset.scale = "standard" adds one of this name. '
+                'Rename the layer, or set dataset.scale = "none".'
+            )
+        other = self.copy()
+        other.input_scale = scale.to(self.device)
+        other.plain = None if other.plain is None else other.plain.with_input_scale(scale)
+        return other
+
+    @property
+    def scale(self) -> Tree:
+        """What inputs are scaled by: a mean and a std, or nothing."""
+        return {} if self.input_scale is None else dict(self.input_scale.named_buffers())
+
+    def scaling_by(self, scale: Tree) -> Net:
+        """The same net around the same module, scaling inputs by these tensors; itself if there are none."""
+        if not scale:
+            return self
+        other = copy.copy(self)
+        other.input_scale = InputScale(**scale)
+        return other
+
     def fingerprint(self) -> Hashable:
-        """What the net computes, as a value: nets with equal ones compute the same from the same tensors."""
-        return fingerprint(self.module), self.dtype, self.compute, self.channels_last, self.feature_layer
+        """What the net computes, as a value: nets with equal ones and the same `scale` do the same with tensors."""
+        scale = tuple((name, tensor.shape) for name, tensor in self.scale.items())  # a step is handed the numbers
+        return fingerprint(self.module), self.dtype, self.compute, self.channels_last, self.feature_layer, scale
 
     def flatten(self) -> tuple[Flat, Tree]:
         """The module's present parameters as one vector, and its buffers."""
@@ -157,6 +188,10 @@ class Net:
         """Named views of a flat vector."""
         parts = flat.split(self.sizes)
         return {n: self._view(part, shape) for (n, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def named(self, params: Flat, buffers: Tree) -> Tree:
+        """A whole model by name: parameters, buffers, and what scales its inputs."""
+        return self.unflatten(params) | buffers | prefixed(INPUT_SCALE, self.scale)
 
     def pack(self, named: Tree) -> tuple[Flat, Tree]:
         """The inverse of naming: parameters and buffers by name as a flat vector and buffers."""
@@ -190,10 +225,12 @@ class Net:
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.ndim == 4 else x
 
     def export(self, params: Flat, buffers: Tree) -> nn.Module:
-        """An ordinary module with these weights."""
+        """An ordinary module with these weights; if inputs are scaled, its first layer does that."""
         module = copy.deepcopy(self.module)
         masks.take_out(module)
         module.load_state_dict(self.unflatten(params) | buffers, strict=False)
+        if self.input_scale is not None:
+            module = nn.Sequential(OrderedDict({INPUT_SCALE: copy.deepcopy(self.input_scale), "model": module}))
         return module.cpu().eval()
 
     def apply(
@@ -215,6 +252,7 @@ class Net:
         new = {k: v.clone() for k, v in buffers.items()}  # BatchNorm writes in place
         used = new | {k: masks[k] for k in self.drop_shapes} if train and masks else new
         weights = self.unflatten(params)
+        x = x if self.input_scale is None else self.input_scale(x)
         if self.compute is not None:
             x = x.to(self.compute) if x.is_floating_point() and not self._has_untrained_floats else x
             # Copies even where the type stays: they begin at round addresses, and those of many clients are one block.

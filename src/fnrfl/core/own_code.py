@@ -26,7 +26,7 @@ from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
 
-KEYS = ("model.name", "dataset", "public.source", "algorithm.name")  # the keys of a config that may name code
+KEYS = ("model.name", "dataset.name", "public.source", "algorithm.name")  # the keys of a config that may name code
 WITH_OPTIONS = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", re.DOTALL)  # a model's name: `nets:make(hidden=3)`
 
 # Module names that a file in the user's folder cannot have: they belong to Python and to fnrfl.
@@ -75,7 +75,7 @@ def target(key: str, words: object) -> Target | None:
 
     >>> target("model.name", "pkg.nets:make(hidden=3)")
     Target(module='pkg.nets', name='make')
-    >>> [target("dataset", words) for words in ("digits", "a/b.csv", "C:/data", "./mod:f", 3)]
+    >>> [target("dataset.name", words) for words in ("digits", "a/b.csv", "C:/data", "./mod:f", 3)]
     [None, None, None, None, None]
     """
     if not isinstance(words, str):

@@ -1,6 +1,8 @@
-"""Words for people: how many of a thing."""
+"""Words for people, how many of a thing; and a name that is in files and in code."""
 
 from __future__ import annotations
+
+INPUT_SCALE = "input_scale"  # the name of a model's first layer, if its inputs are scaled
 
 
 def counted(number: int, what: str, several: str = "") -> str:

@@ -85,6 +85,12 @@ class Pool:
         other._parts = {k: (x.to(device), y.to(device)) for k, (x, y) in self._parts.items()}
         return other
 
+    def in_type(self, dtype: torch.dtype) -> Pool:
+        """The same examples, handed out as numbers of another type."""
+        other = copy(self)
+        other.dtype = dtype
+        return other
+
     def take(self, data: Data, positions: Tensor, crops: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(x, y) at these positions, pixels as numbers in [0, 1]."""
         x, y = self._parts[data]

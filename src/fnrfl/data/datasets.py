@@ -1,7 +1,8 @@
 """Data sets as tensors, from a name, a file, a folder of images or a function of the user's.
 
 Values are kept as they come: pixels stay uint8 (they are divided by 255 where batches are gathered), whole numbers stay
-whole, and features are never scaled. `read_source` is the one way to data, for training and for use.
+whole, and features keep their scale: `dataset.scale` is the net's business. `read_source` is the one way to data, for
+training and for use.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _stack(files: list[Path]) -> np.ndarray:
 
 def call_function(name: str) -> object:
     """What the function called `module:function` returns; the module may lie in the current folder."""
-    function = trust.fetch_named_code(f"dataset = {name!r}", own_code.target("dataset", name))
+    function = trust.fetch_named_code(f"dataset = {name!r}", own_code.target("dataset.name", name))
     if not callable(function):
         raise ConfigError(
             f"dataset = {name!r} is a {type(function).__name__}, which cannot be called. Name a function."

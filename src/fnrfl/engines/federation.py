@@ -15,6 +15,7 @@ from torch import Tensor
 from fnrfl.core import trees
 from fnrfl.core.engine import Engine, Probe, Step, run_steps
 from fnrfl.core.errors import ClientError
+from fnrfl.core.fingerprint import content
 from fnrfl.core.messages import ClientSide, MeasureRequest, TrainReply, TrainRequest, rows_without
 from fnrfl.core.net import Net
 from fnrfl.core.rng import generator
@@ -134,9 +135,10 @@ class Federation(Engine):
                 return run_steps(step, carry, fixed, turns)
             constants, each = trees.leaves((carry, fixed)), trees.leaves(turns)
             shapes = tuple((t.shape, t.stride(), t.dtype) for t in constants) + tuple(t.shape[1:] for t in each)
+            contents = tuple(content(t) for t in trees.leaves(self.net.scale))  # the step may hold them
             example = lambda: (step, carry, fixed, trees.rows(turns, 0))  # noqa: E731
             program = self._retry_without_programs(
-                lambda: recorder.program((key, shapes), example, len(each[0]) * self.rounds)
+                lambda: recorder.program((key, shapes, contents), example, len(each[0]) * self.rounds)
             )
             return run_steps(step, carry, fixed, turns) if program is None else program(carry, fixed, turns)
 

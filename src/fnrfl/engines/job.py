@@ -28,9 +28,10 @@ class Fixed(NamedTuple):
     own: Tree
     shared: Tree
     lr: Tensor | float
+    scale: Tree  # of the net's inputs: an argument, so that runs on other data can use a recorded step
 
 
-CLIENT_AXES = (0, Fixed(0, 0, None, None), 0)  # type: ignore[arg-type]  # of (carry, fixed, batch) under `vmap`
+CLIENT_AXES = (0, Fixed(0, 0, None, None, None), 0)  # type: ignore[arg-type]  # of (carry, fixed, batch) under `vmap`
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Job:
     draws: list[Callable[[int, int], Tree]]  # steps, batch size -> the uniform numbers of client m's next steps
     noise_shapes: Callable[[int], Shapes]  # batch size -> the shapes of the uniform numbers of a step
     carry: Carry  # [M, ...]
+    scale: Tree  # of the net's inputs; empty if they are not scaled
 
     @cached_property
     def steps(self) -> list[int]:
@@ -86,16 +88,19 @@ class Job:
             net.mask(self.training.frozen)  # made now and kept: a mask made while recording is made in every step
 
         def step(carry: Carry, fixed: Fixed, batch: Batch) -> Tensor:
-            start, own, shared, lr = fixed
+            start, own, shared, lr, scale = fixed
             objective, training = self.task.objective, self.training
-            return local_step(net, objective, training, carry, start, batch, shared, own, lr, gradient)
+            return local_step(
+                net.scaling_by(scale), objective, training, carry, start, batch, shared, own, lr, gradient
+            )
 
         return step
 
     def fixed(self, start: State, own: Tree, device: torch.device) -> Fixed:
         """What the steps of some clients read, on a device; the learning rate is a tensor, for recorded steps."""
         lr = self.start.params.new_tensor(self.training.lr).to(device)
-        return Fixed(start, own, trees.moved(self.task.shared, device), lr)
+        shared, scale = trees.moved((self.task.shared, self.scale), device)
+        return Fixed(start, own, shared, lr, scale)
 
     def rows(self, rows: list[int], device: torch.device) -> tuple[Carry, Fixed]:
         """Copies of some clients' carries and of what their steps read, on a device."""

@@ -45,7 +45,7 @@ class Probing:
         for batch in self.batches(station, self.request.clients[m]):
             batch = replace(batch, x=net.laid_out(batch.x)) if probe.asks_model else batch
             out = self.forward(net, model.params, model.buffers, batch) if probe.asks_model else Out.empty(batch)
-            total = added(total, probe(out, batch))
+            total = probe.add(total, probe(out, batch))
         return probe.finish(total)
 
     def batches(self, station: Station, client: int) -> Iterator[Batch]:
@@ -84,11 +84,6 @@ class Runner(Protocol):
     def warm_up(self) -> None:
         """Pay now what the first step would pay otherwise, so that a round's seconds are the round's."""
         ...
-
-
-def added(total: Tree, part: Tree) -> Tree:
-    """Sums by name, with one part more."""
-    return {k: total[k] + v if k in total else v for k, v in part.items()}
 
 
 def stretches(job: Job, place: Place, first: int, last: int, clients: int) -> Iterator[tuple[int, int]]:

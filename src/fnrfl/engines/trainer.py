@@ -98,7 +98,7 @@ class Trainer:
             plans = [plan.first(request.max_steps) for plan in plans]
         draws = [_draws(shapes, stream, self.net) for stream in streams]
         carry = Carry.new(request.training, start.params, start.buffers)
-        return Job(clients, task, request.training, start, own, plans, draws, shapes, carry)
+        return Job(clients, task, request.training, start, own, plans, draws, shapes, carry, self.net.scale)
 
     def _start(self, count: int, start: State | None, held: State | None) -> State:
         if start is None:

@@ -18,7 +18,7 @@ from fnrfl.engines.groups import GROUP_SIZE, halves, in_groups, padded, shrinkin
 from fnrfl.engines.job import CLIENT_AXES, Fixed, Job
 from fnrfl.engines.place import Place, Station
 from fnrfl.engines.recorder import Program, Recorder, Wanted
-from fnrfl.engines.runner import Blame, Probing, added, stretches
+from fnrfl.engines.runner import Blame, Probing, stretches
 
 
 class Vectorised:
@@ -60,7 +60,7 @@ class Vectorised:
             total: Tree = {}
             for batch in probing.batches(station, request.clients[rows[0]]):
                 answer = lambda p, b, batch=batch: request.probe(probing.forward(net, p, b, batch), batch)  # noqa: E731
-                total = added(total, vmap(answer)(models.params, models.buffers))
+                total = request.probe.add(total, vmap(answer)(models.params, models.buffers))
             return [request.probe.finish({k: v[i] for k, v in total.items()}) for i in range(len(rows))]
 
         return [answer for group in place.each(len(groups), ask) for answer in group]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fnrfl.config import RunConfig, introduced
+from fnrfl.config.schema import FIRST_NAMES
 from fnrfl.core.errors import ConfigError
 
 Config = dict[str, Any]  # by dotted key, as config.toml has them; "fnr" is "on" or "off"
@@ -22,7 +23,13 @@ WEIGHTED = ("fnr.weight", "fnr.penalty", "fnr.target")  # keys that do not matte
 
 def flat(tree: Mapping[str, Any]) -> Config:
     """A config's tree by dotted key."""
-    return dict(_flat(tree)) | {"fnr": "on" if isinstance(tree["fnr"], dict) else "off"}
+    return with_present_names(dict(_flat(tree))) | {"fnr": "on" if isinstance(tree["fnr"], dict) else "off"}
+
+
+def with_present_names(config: Config) -> Config:
+    """A config by dotted key, whose keys are called as they are now; older versions had another name for some."""
+    now = {first: key for key, first in FIRST_NAMES.items()}
+    return {now.get(key, key): value for key, value in config.items()}
 
 
 def flat_config(config: RunConfig) -> Config:

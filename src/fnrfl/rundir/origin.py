@@ -70,10 +70,10 @@ def read_origin(folder: Path) -> Origin:
 
 def check_pair(one: Origin, other: Origin, way_out: str) -> None:
     """Refuse two runs that are to be compared if what their configs call the same data or split is not the same."""
-    if one.config["dataset"] == other.config["dataset"] and one.data != other.data:
+    if one.config["dataset.name"] == other.config["dataset.name"] and one.data != other.data:
         raise ConfigError(
             f"{one.folder} and {other.folder} are of different data, so they cannot be compared: dataset = "
-            f"{value_in_words(one.config['dataset'])} has the sha256 {short_hash(one.data)} in the first and "
+            f"{value_in_words(one.config['dataset.name'])} has the sha256 {short_hash(one.data)} in the first and "
             f"{short_hash(other.data)} in the second. {way_out}"
         )
     if split_keys(one.config) != split_keys(other.config):
@@ -94,7 +94,7 @@ def check_pair(one: Origin, other: Origin, way_out: str) -> None:
 
 def split_keys(config: Config) -> Config:
     """The keys that decide which example goes to whom, and their values."""
-    alone = ("dataset", "scenario", "clients", "seed")
+    alone = ("dataset.name", "scenario", "clients", "seed")
     return {key: value for key, value in config.items() if key in alone or key.startswith(("public.", "validation."))}
 
 

@@ -19,10 +19,11 @@ from fnrfl.data import augment
 from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset, Facts, load
 from fnrfl.data.partitions import Partition
+from fnrfl.data.scaling import Scaling
 from fnrfl.data.splits import Splits
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import found_devices, kernel_settings
-from fnrfl.runs.build_engine import build_engine
+from fnrfl.runs.build_engine import ask_for_scaling, build_engine
 from fnrfl.runs.build_net import build_net, check_values
 from fnrfl.runs.choice import choose_engine
 from fnrfl.runs.cohorts import cohort_size, num_answers
@@ -43,6 +44,7 @@ class Built:
     net: Net
     pool: Pool
     engine: Federation
+    scaling: Scaling | None
     notices: tuple[str, ...]
 
     @property
@@ -59,12 +61,13 @@ class Built:
         return self.partition.manifest() | {"splits": self.splits.manifest()}
 
 
-def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1) -> Built:
+def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, scaling: Scaling | None = None) -> Built:
     """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory.
 
-    `runs_alike` is how many runs of this process are about like this one.
+    `runs_alike` is how many runs of this process are about like this one. `scaling` is what clients have answered
+    before, if the run goes on; else they are asked.
     """
-    dataset = load(config.dataset)
+    dataset = load(config.dataset.name)
     algorithm = build_algorithm(config)
     public = load_public(config.public.source, dataset)
     partition, splits = divide(config, dataset, public, algorithm)
@@ -75,10 +78,13 @@ def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1) -
     asked, config = config.engine.name, choose_engine(config, net)
     net = _on_device(config, net)
     pool = build_pool(config, dataset, partition, splits, net)
+    if config.dataset.scale == "standard":
+        scaling = scaling or ask_for_scaling(config, net, pool)
+        net = net.with_input_scale(scaling.layer(net.input_shape, net.dtype))
     engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
     notices = (*unused, *_notices(config, splits, asked))
-    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, notices)
+    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, notices)
 
 
 def _on_device(config: RunConfig, net: Net) -> Net:
@@ -108,4 +114,15 @@ def _notices(config: RunConfig, splits: Splits, asked: str) -> tuple[str, ...]:
         said.append(f"fnr.share = {config.fnr.share} of {whom} {cohort} is nobody: no client will be refined.")
     if config.fnr is not None and splits.public_to != "nobody":
         said.append(f"with {config.algorithm.name}, FNR ranks and refines on examples that clients have trained on.")
-    return tuple(said)
+    return (*said, *_rows_that_sums_tell(config, splits))
+
+
+def _rows_that_sums_tell(config: RunConfig, splits: Splits) -> tuple[str, ...]:
+    """A notice if clients hold one row of a table, and are asked for the sums of its columns."""
+    single = [str(client) for client, mine in enumerate(splits.clients) if len(mine) == 1]
+    if config.dataset.scale == "none" or not single or splits.train.x.ndim > 2:
+        return ()
+    return (
+        f"of each client that holds one example ({', '.join(single)}) the server learns that example: "
+        f'dataset.scale = "{config.dataset.scale}" asks for the mean of every column.',
+    )

@@ -12,6 +12,7 @@ from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.data.batches import Pool
+from fnrfl.data.scaling import Scaling, ask_clients
 from fnrfl.data.splits import Splits
 from fnrfl.engines.assemble import Layout, assemble
 from fnrfl.engines.federation import Federation
@@ -57,6 +58,13 @@ def build_engine(
         rounds=config.rounds * (1 if alone else runs_alike),
         participation=cohort_size(config) / config.clients,
     )
+
+
+def ask_for_scaling(config: RunConfig, net: Net, pool: Pool) -> Scaling:
+    """What the clients answer about their inputs, before there is a model that could be trained."""
+    layout = Layout(threads=1 if config.engine.name == "gpu" else int(config.engine.threads))
+    with assemble("loop", net, pool.in_type(torch.float64), config.client, seed=config.seed, layout=layout) as engine:
+        return ask_clients(engine, f'dataset = "{config.dataset.name}"')
 
 
 def _gpus(config: RunConfig) -> list[torch.device]:

@@ -51,12 +51,12 @@ def build_net(
             if tokens or not _takes(module, example.to(torch.int64)):
                 raise
             raise CompatibilityError(
-                f'model = "{config.model.name}" takes whole numbers (tokens), and dataset = "{config.dataset}" has '
-                "fractions. Store the examples as int64, in an .npz or from a function; a .csv always holds fractions."
+                f'model = "{config.model.name}" takes whole numbers (tokens), and dataset = "{config.dataset.name}" '
+                "has fractions. Store the examples as int64, in an .npz or from a function; a .csv has fractions alone."
             ) from error
     if net.num_logits < num_classes:
         raise CompatibilityError(
-            f'model = "{config.model.name}" has {net.num_logits} outputs and dataset = "{config.dataset}" has '
+            f'model = "{config.model.name}" has {net.num_logits} outputs and dataset = "{config.dataset.name}" has '
             f"{num_classes} classes. Give the model at least as many outputs."
         )
     return net
@@ -74,7 +74,7 @@ def _takes(module: nn.Module, example: Tensor) -> bool:
 
 def check_values(config: RunConfig, net: Net, splits: Splits) -> None:
     """Numbers in the data that the model cannot take."""
-    parts = {f'dataset = "{config.dataset}"': [splits.train, splits.test]}
+    parts = {f'dataset = "{config.dataset.name}"': [splits.train, splits.test]}
     if config.public.source not in ("train", "test"):
         parts[f'public.source = "{config.public.source}"'] = [splits.public, splits.ranking, splits.distill]
     for what, held in parts.items():

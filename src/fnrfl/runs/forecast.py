@@ -147,13 +147,15 @@ class Rehearsal(Engine):
     def bytes(self) -> list[dict[str, int]]:
         """Bytes up and down of the first rounds."""
         built, metered = self.built, Metered(self)
+        once = {"up": 0, "down": 0} if built.scaling is None else built.scaling.bytes
         state = built.algorithm.init(built.net)
         sent = []
         for t in range(min(REHEARSED, built.config.rounds)):
             metered.begin()
             self.tasks, self.probes, self.round = [], [], t
             state = built.algorithm.round(state, cohort(built.config, t), metered)
-            sent.append({way: sum(count[way] for count in metered.bytes.values()) for way in ("up", "down")})
+            crossed = [*metered.bytes.values(), *([once] if t == 0 else [])]
+            sent.append({way: sum(count[way] for count in crossed) for way in ("up", "down")})
         return sent
 
     def steps(self) -> dict[str, int]:

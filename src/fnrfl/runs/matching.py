@@ -55,8 +55,8 @@ def own_test_part(trained: TrainedRun, source: DataSource) -> Asked | None:
 
 def notes_on_changes(trained: TrainedRun, data: str, what: str) -> tuple[str, ...]:
     """What to say of data that has the name of the run's own and is not the same."""
-    path, own = Path(data).expanduser(), Path(trained.config.dataset).expanduser()
-    named_alike = data == trained.config.dataset or (path.exists() and path.name == own.name)
+    path, own = Path(data).expanduser(), Path(trained.config.dataset.name).expanduser()
+    named_alike = data == trained.config.dataset.name or (path.exists() and path.name == own.name)
     if not named_alike and not (path.exists() and str(path.resolve()) == trained.data.source):
         return ()
     return (

@@ -21,6 +21,7 @@ def check_needs(config: RunConfig, algorithm: Algorithm, net: Net, splits: Split
     _check_model(config, algorithm.needs, net)
     _check_public(config, algorithm, splits)
     _check_optimiser(config, algorithm.needs)
+    _check_scale(config, net)
     _check_noise(config, net, splits, partition)
     _check_targets(config)
     check_sizes(config, net, splits)
@@ -71,6 +72,14 @@ def _check_optimiser(config: RunConfig, needs: frozenset[str]) -> None:
         raise CompatibilityError(
             f"{_method(config)} needs local steps that are linear in the gradients, and client.optimizer = "
             f'"{config.client.optimizer}" is not. Set client.optimizer = "sgd".'
+        )
+
+
+def _check_scale(config: RunConfig, net: Net) -> None:
+    if config.dataset.scale != "none" and not net.input_dtype.is_floating_point:
+        raise CompatibilityError(
+            f'dataset.scale = "{config.dataset.scale}" changes the numbers of the examples, and model = '
+            f'"{config.model.name}" takes whole numbers as they are (tokens). Set dataset.scale = "none".'
         )
 
 

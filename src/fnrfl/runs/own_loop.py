@@ -57,8 +57,7 @@ def class_norms(
                 probe = ClassNorms(num_classes or net.num_logits)
                 params, buffers = net.flatten()
             _check_labels(batch.y, probe.num_classes)
-            part = probe(net.eval_forward(params, buffers, batch.x), batch)
-            total = {k: total[k] + v if k in total else v for k, v in part.items()}
+            total = probe.add(total, probe(net.eval_forward(params, buffers, batch.x), batch))
     if net is None:
         raise ConfigError("The loader gave no batch to measure norms on. Give at least one batch of (x, y).")
     return probe.finish(total)["norms"]

@@ -40,7 +40,7 @@ def evaluate(run_dir: str | Path, data: str, *, client: int | None = None, trust
     feature noise is laid over it.
     """
     trained = open_run(run_dir, trust=trust)
-    trusted.given("dataset", data)
+    trusted.given("dataset.name", data)
     source = read_source(data, expected_of(trained))
     asked = own_test_part(trained, source)
     notes: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def predict(
     `id_column` is carried along from a table.
     """
     trained = open_run(run_dir, trust=trust)
-    trusted.given("dataset", data)
+    trusted.given("dataset.name", data)
     if id_column is not None and not is_table(data):
         raise ConfigError(
             f"{data} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."

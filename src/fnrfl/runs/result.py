@@ -13,6 +13,7 @@ from torch import nn
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.isolation import isolated
+from fnrfl.core.modules import InputScale
 from fnrfl.core.net import Net
 from fnrfl.core.types import Tree
 from fnrfl.data.datasets import Facts
@@ -48,7 +49,8 @@ class Result(RunMetrics):
     @isolated()
     def net(self) -> Net:
         """The net that the run trained, freshly initialised; its data need not be there."""
-        return build_net(self.config, self.input_shape, len(self.classes), integers=self.data.tokens)
+        net = build_net(self.config, self.input_shape, len(self.classes), integers=self.data.tokens)
+        return net if self.config.dataset.scale == "none" else net.with_input_scale(InputScale.of(self.weights))
 
     @cached_property
     @isolated()

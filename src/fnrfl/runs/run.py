@@ -16,8 +16,11 @@ from typing import Literal
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.isolation import isolated
-from fnrfl.core.types import State, aligned
+from fnrfl.core.store import CPU
+from fnrfl.core.trees import aligned, moved
+from fnrfl.core.types import State
 from fnrfl.data.datasets import Facts
+from fnrfl.data.scaling import Scaling
 from fnrfl.engines.metered import Metered
 from fnrfl.rundir import checkpoint, directory, events, files
 from fnrfl.rundir.directory import RunDir
@@ -89,8 +92,8 @@ def resume(
         return load(run_dir, trust=trust)
     with directory.opened(run_dir) as place, tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         found = run_files.verify(run_dir, trust=trust)
-        built = build(found.config, Path(scratch), runs_alike)
         header, *rounds = found.events_so_far
+        built = build(found.config, Path(scratch), runs_alike, Scaling.from_json(header.get("scale")))
         run_files.refuse_changed_inputs(run_dir, header, built)
         run_files.warn_of_other_versions(run_dir, header)
         state = None
@@ -208,7 +211,7 @@ def _train_rounds(
 
 def _result(built: Built, place: RunDir | None, rounds: list[Event], state: State) -> Result:
     """What came out after the last round; in a run directory, `model.safetensors` says that the run is finished."""
-    weights = aligned(built.net.unflatten(state.params.cpu()) | {k: v.cpu() for k, v in state.buffers.items()})
+    weights = aligned(moved(built.net.named(state.params, state.buffers), CPU))
     personalised = built.algorithm.personalised
     if place is None:
         keeper = personal.in_memory(state, built.engine.memory) if personalised else None
@@ -232,6 +235,7 @@ def _train_round(built: Built, metered: Metered, state: State, t: int) -> tuple[
     with of_model(config, f"could not be scored after round {t + 1}"):
         scores = score_models(built, state)
     check_scores(scores, built.algorithm, t)
+    crossed = ({"scale": built.scaling.bytes} if built.scaling is not None and t == 0 else {}) | metered.bytes
     seconds = metered.seconds | {"server": trained - began - sum(metered.seconds.values())}
     return state, {
         "round": t + 1,
@@ -239,9 +243,9 @@ def _train_round(built: Built, metered: Metered, state: State, t: int) -> tuple[
         "cohort": active.tolist(),
         "lr": engine.training.lr,
         **scores,
-        "bytes": metered.bytes,
-        "bytes_up": sum(count["up"] for count in metered.bytes.values()),
-        "bytes_down": sum(count["down"] for count in metered.bytes.values()),
+        "bytes": crossed,
+        "bytes_up": sum(count["up"] for count in crossed.values()),
+        "bytes_down": sum(count["down"] for count in crossed.values()),
         "seconds": seconds | {"evaluate": engine.clock() - trained},
         "seconds_preparing": engine.seconds_preparing - prepared,
         **for_json(engine.notes),

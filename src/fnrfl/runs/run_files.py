@@ -67,6 +67,7 @@ def _log_header(built: Built) -> Event:
         "data": built.facts.as_json(),
         "partition": built.partition.sha256,
         "parameters": built.net.size,
+        **({} if built.scaling is None else {"scale": built.scaling.as_json()}),
     }
 
 
@@ -161,8 +162,8 @@ def refuse_changed_inputs(run_dir: Path, began: Event, built: Built) -> None:
     by = f" It was begun with {_listed(began['versions'], other)}; that may be why." if other else ""
     if began["data"]["sha256"] != built.dataset.checksum:
         raise ConfigError(
-            f'dataset = "{built.config.dataset}" is not the data that {run_dir} was begun with.{by} Put it back as it '
-            "was, or run again into another directory."
+            f'dataset = "{built.config.dataset.name}" is not the data that {run_dir} was begun with.{by} Put it '
+            "back as it was, or run again into another directory."
         )
     if began["partition"] != built.partition.sha256:
         raise ConfigError(

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fnrfl.config import RunConfig, load, slug
+from fnrfl.config.typed import SHORTHANDS
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.compare.lists import read_axes
 from fnrfl.rundir.configs import WEIGHTED, flat_config, is_control
 
 Parts = tuple[tuple[str, str], ...]  # what tells a group from the others: key and words
 
-SELF_EXPLAINING = ("algorithm.name", "dataset", "model.name", "scenario")  # the value says what it is
+SELF_EXPLAINING = ("algorithm.name", "dataset.name", "model.name", "scenario")  # the value says what it is
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,8 @@ def _as_resolved(key: str, value: str, config: RunConfig) -> str:
     """A value of a grid in the words of the config, so that FedAvg and fedavg, yes and on are the same."""
     if key == "fnr":
         return "off" if config.fnr is None else "on"
-    names = {"algorithm.name": config.algorithm.name, "dataset": config.dataset, "model.name": config.model.name}
-    return (names | {"engine.name": config.engine.name}).get(key, value)
+    section, _, word = key.rpartition(".")
+    return str(getattr(config, section).name) if section in SHORTHANDS and word == "name" else value
 
 
 def _words(key: str, value: str) -> str:

@@ -80,7 +80,7 @@ def _facts(row: Row) -> dict[str, Any]:
         "group": row.group,
         "algorithm": config.algorithm.name,
         "fnr": config.as_dict()["fnr"],
-        "dataset": config.dataset,
+        "dataset": config.dataset.name,
         "scenario": config.scenario,
         "protocol": config.protocol,
         "leaks": row.leaks,

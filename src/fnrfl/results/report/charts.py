@@ -22,6 +22,7 @@ CHARTED_METRICS = (
     ("loss", "loss", "Mean cross-entropy on the test set."),
 )
 PHASES = {
+    "scale": "sums of inputs",
     "local": "local training",
     "norm-pass": "norm pass in train mode",
     "measure": "norms and ranking",
@@ -31,6 +32,7 @@ PHASES = {
     "look": "evaluation, not counted",
 }
 TONES = {
+    "scale": "c6",
     "local": "c0",
     "norm-pass": "c7",
     "measure": "c2",

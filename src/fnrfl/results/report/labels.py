@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fnrfl.rundir.configs import Config
 
 # Said in every label if it differs; all other keys only where labels would be the same.
-TELLING = ("dataset", "scenario", "model.name", "clients", "participation", "rounds")
+TELLING = ("dataset.name", "scenario", "model.name", "clients", "participation", "rounds")
 
 
 def varying(configs: Sequence[Config]) -> list[str]:
@@ -60,7 +60,7 @@ def _said(config: Config, key: str) -> str:
     """A key and its value; of a method's own keys the last word, and no key where the value speaks for itself."""
     value = config.get(key, "none")
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    if key in ("dataset", "scenario", "model.name"):
+    if key in ("dataset.name", "scenario", "model.name"):
         return text
     if key in ("clients", "rounds"):
         return f"{text} {key.removesuffix('s') if value == 1 else key}"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fnrfl.config import registry
+from fnrfl.core.words import INPUT_SCALE
 from fnrfl.results.report.lines import LineGroup
 from fnrfl.results.report.read import Run
 from fnrfl.results.report.tables import Column, Table, TableCell
@@ -35,7 +36,7 @@ def learned(groups: Sequence[LineGroup]) -> Table:
         Column("sent by", number=False),
         Column("what it says about a client", number=False),
     )
-    rows = [*_models(groups), *_own_messages(groups), *_fnr(groups)]
+    rows = [*_models(groups), *_sums_of_inputs(groups), *_own_messages(groups), *_fnr(groups)]
     return Table(columns, tuple(tuple(map(TableCell, row)) for row in rows), sorts=False)
 
 
@@ -57,6 +58,20 @@ def _models(groups: Sequence[LineGroup]) -> Iterable[tuple[str, ...]]:
             "1",
             _who(replying, groups),
             "How many examples it holds, to weight the average; with it the number of steps and the training loss.",
+        )
+
+
+def _sums_of_inputs(groups: Sequence[LineGroup]) -> Iterable[tuple[str, ...]]:
+    """What clients have sent once so that inputs could be scaled."""
+    asked = [group for group in groups if any(_up(run.rounds[0], "scale") for run in group.runs if run.rounds)]
+    if asked:
+        columns = {len(group.runs[0].about["scale"]["mean"]) for group in asked}
+        yield (
+            "sums of inputs",
+            _listed({1 + 3 * count for count in columns}),
+            _who(asked, groups),
+            'Once, before the first round, for dataset.scale = "standard": the count, the mean and the spread of each '
+            "column or channel of its examples. Of a client with one row of a table, that is the row.",
         )
 
 
@@ -136,7 +151,7 @@ def _fnr_bytes(event: Event) -> int:
 
 def _model_up(event: Event) -> int:
     """Bytes of replies, which models are part of; answers to questions are none."""
-    return sum(_up(event, phase) for phase in event["bytes"] if phase != "measure")
+    return sum(_up(event, phase) for phase in event["bytes"] if phase not in ("measure", "scale"))
 
 
 def _up(event: Event, phase: str) -> int:
@@ -148,7 +163,8 @@ def _saved_model_bytes(path: Path) -> int | None:
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(min(MOST_HEADER, int.from_bytes(file.read(8), "little"))))
-        tensors = [value for name, value in header.items() if name != "__metadata__"]
+        never_sent_again = ("__metadata__", f"{INPUT_SCALE}.mean", f"{INPUT_SCALE}.std")
+        tensors = [value for name, value in header.items() if name not in never_sent_again]
         return sum(int(math.prod(one["shape"]) * WHOLE_NUMBERS.get(one["dtype"], NUMBER)) for one in tensors)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None

@@ -14,7 +14,7 @@ from fnrfl.rundir.configs import Config
 
 COLOURS = 8
 # What decides which data an accuracy is of: only lines that share it are ranked.
-SETTING = ("dataset", "scenario", "clients")
+SETTING = ("dataset.name", "scenario", "clients")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def panels_of(runs: Sequence[Run]) -> list[Panel]:
     """Runs as lines, and lines as charts; a chart with more lines than colours is split by setting."""
     by_data: dict[object, list[tuple[Run, ...]]] = {}
     for line in _lines(runs):
-        by_data.setdefault((line[0].config["dataset"], line[0].origin.data, line[0].leaks), []).append(line)
+        by_data.setdefault((line[0].config["dataset.name"], line[0].origin.data, line[0].leaks), []).append(line)
     several = mixed.ambiguous([run.origin for run in runs])
     found: list[Panel] = []
     for lines in by_data.values():
@@ -122,7 +122,7 @@ def _lines(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
 def _panel(lines: Sequence[tuple[Run, ...]], split: bool, ambiguous: Container[str]) -> Panel:
     first = lines[0][0]
     title = ", ".join(str(first.config[key]) for key in (SETTING[:2] if split else SETTING[:1]))
-    if first.config["dataset"] in ambiguous:
+    if first.config["dataset.name"] in ambiguous:
         title += f", data {origin.short_hash(first.origin.data)}"
     named = line_labels([line[0].config for line in lines], [line[0].finished for line in lines])
     groups = [LineGroup(label, i, line) for i, (label, line) in enumerate(zip(named, lines, strict=True))]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.rundir import files, origin
-from fnrfl.rundir.configs import Config, differing_from_plan, wrong_run
+from fnrfl.rundir.configs import Config, differing_from_plan, with_present_names, wrong_run
 from fnrfl.rundir.origin import Origin, short_hash
 
 NAME_RUNS_ONE_BY_ONE = "Put it back as it was, or name the runs that belong together one by one."
@@ -18,7 +18,7 @@ def ambiguous(runs: Sequence[Origin]) -> dict[str, dict[str, Path]]:
     """Names of data sets that stand for different data: for each hash the first run that has it."""
     found: dict[str, dict[str, Path]] = {}
     for run in runs:
-        found.setdefault(run.config["dataset"], {}).setdefault(run.data, run.folder)
+        found.setdefault(run.config["dataset.name"], {}).setdefault(run.data, run.folder)
     return {name: hashes for name, hashes in found.items() if len(hashes) > 1}
 
 
@@ -40,7 +40,7 @@ def _about_splits(runs: Sequence[Origin]) -> list[str]:
     """One sentence for each setting in which runs of the same seed have different splits."""
     settings: dict[str, dict[str, list[Origin]]] = {}
     for run in runs:
-        keys = [run.data, *(run.config[key] for key in ("dataset", "scenario", "clients", "seed"))]
+        keys = [run.data, *(run.config[key] for key in ("dataset.name", "scenario", "clients", "seed"))]
         settings.setdefault(json.dumps(keys), {}).setdefault(run.split, []).append(run)
     told = []
     for splits in settings.values():
@@ -73,6 +73,7 @@ def _grid(path: Path) -> dict[str, Config]:
         return {}
     try:
         tree = json.loads(files.read(path, "a comparison has a grid.json"))
-        return {name: dict(tree.get("config", {})) | tree.get("own", {}).get(name, {}) for name in tree["cells"]}
+        shared, own = dict(tree.get("config", {})), tree.get("own", {})
+        return {name: with_present_names(shared | own.get(name, {})) for name in tree["cells"]}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}). Repeat the comparison, or remove the file.") from error

@@ -130,7 +130,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 def _title(panels: Sequence[Panel]) -> str:
     groups = [group for panel in panels for group in panel.groups]
-    data = ", ".join(dict.fromkeys(str(group.config["dataset"]) for group in groups))
+    data = ", ".join(dict.fromkeys(str(group.config["dataset.name"]) for group in groups))
     methods = {method(group.config) for group in groups}
     if len(groups) == 1:
         return f"{groups[0].label} on {data}"
@@ -187,4 +187,4 @@ def _examples(run: Run) -> str:
     held = {name: count for name, count in run.examples.items() if count and name != "train"}
     parts = {"with the clients": sum(map(sum, run.counts))} | held
     told = ", ".join(f"{count:,} {name}" for name, count in parts.items())
-    return f"{run.config['dataset']}: {counted(run.examples['train'], 'training example')}; {told}"
+    return f"{run.config['dataset.name']}: {counted(run.examples['train'], 'training example')}; {told}"

@@ -33,7 +33,7 @@ def what(panels: Sequence[Panel]) -> str:
         return f"{each(key)} {what if each(key) == '1' else what + 's'}"
 
     return (
-        f"{counted(runs, 'run')} on {each('dataset')}: {each('scenario')} over {many('clients', 'client')}, "
+        f"{counted(runs, 'run')} on {each('dataset.name')}: {each('scenario')} over {many('clients', 'client')}, "
         f"{many('rounds', 'round')}, model {each('model.name')}, {'seed' if len(seeds) == 1 else 'seeds'} "
         f"{listed([str(seed) for seed in seeds])}."
     )
@@ -153,7 +153,7 @@ def difference_in_words(found: Difference | None) -> str:
 def measured_on(panel: Panel) -> str:
     """Which data the accuracies of a panel are of."""
     run = panel.groups[0].runs[0]
-    test, dataset = run.examples["test"], run.config["dataset"]
+    test, dataset = run.examples["test"], run.config["dataset.name"]
     text = f"Accuracy is the share of right answers on the {counted(test, 'test example')} of {dataset}"
     if any("accuracy_clean" in group.runs[0].rounds[0] for group in panel.groups):
         text += ", scored once under each client's noise where a scenario has feature noise; clean: without noise"

@@ -22,7 +22,7 @@ class Settings(_Lines):
     seed: int
     rounds: int
     clients: int
-    dataset: str
+    dataset: str = Field(alias="dataset.name")
     scenario: str
     protocol: str
     model: str = Field(alias="model.name")

@@ -1,0 +1,121 @@
+"""`dataset.scale = "standard"`: the mean and the spread of the inputs, from sums that clients send.
+
+Each column of a table, or each channel of an image, has a mean and a spread: the first axis of an example says which.
+Every client sends the count, the mean and the sum of squared deviations (M2) of the private examples that it holds, its
+feature noise included. The server merges them, which is exact up to rounding, and tells every client the mean and the
+spread of all. No test, validation or public example is looked at, unless a method has given public examples to clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fnrfl.core import trees
+from fnrfl.core.engine import Engine, Probe
+from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.modules import InputScale
+from fnrfl.core.types import Batch, Out, Tree
+
+TOLD = 4  # bytes of each number that goes down: a mean or a spread, as float32
+
+
+class InputMoments(Probe):
+    """Count, mean and M2 of a client's inputs, for each column or channel.
+
+    The numbers are float64 also on their way: `rest` is what the mean has beyond the digits of a float64. So the spread
+    of a column of 1,000,000 and a bit keeps its digits when clients are merged.
+    """
+
+    asks_model = False
+
+    def __call__(self, out: Out, batch: Batch) -> Tree:
+        x = batch.x.double()
+        x = x.reshape(len(x), 1, 1) if x.ndim == 1 else x.reshape(len(x), x.shape[1], -1)
+        x = x.movedim(1, 0).flatten(1)  # [C, values]
+        some = x[:, :1]  # one value: a constant column has exactly its mean, and M2 = 0
+        around = x - some
+        middle = around.mean(1, keepdim=True)
+        around = around - middle
+        m2 = around.square().sum(1) - around.sum(1).square() / x.shape[1]
+        mean, rest = _sum_and_rest(some[:, 0], middle[:, 0])
+        count = torch.tensor(x.shape[1], dtype=torch.int64, device=x.device)
+        return {"count": count, "mean": mean, "rest": rest, "m2": m2.clamp(min=0.0)}
+
+    def add(self, total: Tree, part: Tree) -> Tree:
+        return merged(total, part) if total else part
+
+
+def merged(one: Tree, other: Tree) -> Tree:
+    """The moments of two sets of inputs taken together (Chan, Golub and LeVeque, 1979)."""
+    count = one["count"] + other["count"]
+    share = other["count"] / count.double()
+    step = (other["mean"] - one["mean"]) + (other["rest"] - one["rest"])
+    mean, rest = _sum_and_rest(one["mean"], one["rest"] + step * share)
+    m2 = one["m2"] + other["m2"] + step.square() * share * one["count"]
+    return {"count": count, "mean": mean, "rest": rest, "m2": m2}
+
+
+def _sum_and_rest(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a + b as a float64 has it, and what it has not: the two together are exact (Knuth)."""
+    total = a + b
+    of_b = total - a
+    return total, (a - (total - of_b)) + (b - of_b)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What inputs are scaled with, and what crossed so that everybody knows it."""
+
+    mean: tuple[float, ...]  # of each column or channel
+    std: tuple[float, ...]
+    bytes: dict[str, int]  # down, up, headers, as the log has them for every phase
+
+    def layer(self, input_shape: Sequence[int], dtype: torch.dtype) -> InputScale:
+        """The first layer of a model that takes such inputs; a column that does not vary is not stretched."""
+        shape = (*input_shape[:1], *[1] * (len(input_shape) - 1))
+        mean, std = (torch.tensor(values, dtype=torch.float64).reshape(shape) for values in (self.mean, self.std))
+        limits = torch.finfo(dtype)
+        constant = std <= torch.maximum(mean.abs() * limits.eps, torch.tensor(limits.tiny, dtype=torch.float64))
+        return InputScale(mean.to(dtype), torch.where(constant, 1.0, std).to(dtype))
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {"mean": list(self.mean), "std": list(self.std), "bytes": self.bytes}
+
+    @classmethod
+    def from_json(cls, values: Any) -> Scaling | None:
+        """The inverse of `as_json`; None if a log has none."""
+        if values is None:
+            return None
+        try:
+            mean, std = (tuple(map(float, values[name])) for name in ("mean", "std"))
+            return cls(mean, std, {way: int(values["bytes"][way]) for way in ("down", "up", "headers")})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"The run's first event does not say how inputs are scaled as it must ({type(error).__name__}: "
+                f"{error}). Put events.jsonl back as it was, or run again."
+            ) from error
+
+
+def ask_clients(engine: Engine, what: str) -> Scaling:
+    """Every client's moments, merged; `what` names the data in an error."""
+    everybody = torch.arange(len(engine.examples))
+    answers = trees.moved(engine.measure(everybody, InputMoments(), data="private"), torch.device("cpu"))
+    total = reduce(merged, [trees.rows(answers, client) for client in everybody.tolist()])
+    std = (total["m2"] / total["count"]).sqrt()
+    if not bool(std.isfinite().all()):
+        column = int((~std.isfinite()).nonzero()[0, 0])
+        raise CompatibilityError(
+            f"{what} holds numbers that are too large to be scaled, in column or channel {column}. Set dataset.scale = "
+            '"none" and scale them yourself.'
+        )
+    sent = sum(tensor.numel() * tensor.element_size() for name, tensor in answers.items() if name != "count")
+    headers = answers["count"].numel() * answers["count"].element_size()
+    down = len(everybody) * 2 * TOLD * len(std)
+    return Scaling(tuple(total["mean"].tolist()), tuple(std.tolist()), {"down": down, "up": sent, "headers": headers})
