@@ -43,6 +43,16 @@ ORDER = {
         "running",
         "__init__",
     ],
+    "results.reproduce": [
+        "settings",
+        "paper_cells",
+        "printed",
+        "paper_tables",
+        "kept_lines",
+        "waiting",
+        "carrying",
+        "__init__",
+    ],
 }
 
 # Names that several modules define, each with its reason. Every other class, function and constant has one home.

@@ -1,0 +1,147 @@
+"""The tables: which methods are their rows, under which settings they are run, and what is shown of each run.
+
+A table is a few blocks, one for each net and skew. The columns of a block are what was printed and then one group of
+columns per setting, so that no column has numbers of two protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import choices
+from fnrfl.results.reproduce.paper_cells import PaperCell
+from fnrfl.results.reproduce.printed import COST_METRICS
+from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
+
+SIX = ("fedavg+fnr", "fedavg", "fedprox", "scaffold", "moon", "fednova")
+OTHERS = ("feddyn", "fedftg", "feddf", "feddc", "fedgen")
+SINGLE_SKEWS = ("feature-0.5", "label", "quantity")
+BOTH = ("paper", "honest")
+NIID_BENCH = tuple(name for name in TRIAL_SETTINGS if name.startswith("niid-bench"))
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """Rows and columns of one net under one skew."""
+
+    net: str
+    skew: str
+    methods: tuple[str, ...]
+    settings: tuple[str, ...] = BOTH
+    metrics: tuple[str, ...] = ("accuracy",)
+
+    @property
+    def title(self) -> str:
+        """What stands above it."""
+        return f"{self.net}, {self.skew}"
+
+    def cells(self, scale: str, seeds: Sequence[int] | None = None) -> Iterator[PaperCell]:
+        """All its runs, by setting, seed and row."""
+        for setting in self.settings:
+            for seed in seeds_of(setting) if seeds is None else seeds:
+                for method in self.methods:
+                    yield PaperCell(self.net, self.skew, setting, method, seed, scale)
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table of the paper, or one that it should have had."""
+
+    title: str
+    blocks: tuple[TablePart, ...]
+
+    def cells(self, scale: str, seeds: Sequence[int] | None = None) -> list[PaperCell]:
+        """Every run that it shows, once."""
+        return list(dict.fromkeys(cell for block in self.blocks for cell in block.cells(scale, seeds)))
+
+
+def seeds_of(setting: str) -> tuple[int, ...]:
+    """The seeds that a column shows: the paper's one, or three."""
+    return (0,) if setting.startswith(("paper-", "niid-bench")) or setting == "paper" else (0, 1, 2)
+
+
+def _blocks(
+    skews: Sequence[str], methods: Sequence[str], settings: Sequence[str] = BOTH, *, net: str = "resnet18"
+) -> tuple[TablePart, ...]:
+    return tuple(TablePart(net, skew, tuple(methods), tuple(settings)) for skew in skews)
+
+
+TABLES = {
+    "accuracy": PaperTable(
+        "Test accuracy under single skews (the paper's tab:Exp1)",
+        _blocks(SINGLE_SKEWS, SIX + OTHERS) + _blocks(SINGLE_SKEWS, SIX + OTHERS, net="vgg11"),
+    ),
+    "convergence": PaperTable(
+        "Accuracy by round (the paper's convergence figure)",
+        tuple(TablePart("resnet18", skew, SIX, metrics=("accuracies",)) for skew in SINGLE_SKEWS),
+    ),
+    "cost": PaperTable(
+        "Traffic, time, kappa and rho (the paper's tab:cost)",
+        tuple(TablePart("resnet18", skew, SIX, metrics=COST_METRICS) for skew in SINGLE_SKEWS),
+    ),
+    "mixed": PaperTable(
+        "Test accuracy under mixed skews (the paper's tab:Exp2)",
+        _blocks(("label+feature-0.1", "label+feature-0.5"), SIX, ("paper", "paper-2-clients", "honest"))
+        + _blocks(("label+quantity",), SIX),
+    ),
+    "orthogonality": PaperTable(
+        "FNR around other methods (the paper's tab:Exp_or, and the methods that it did not try)",
+        _blocks(SINGLE_SKEWS, [f"{method}+fnr" for method in ("fedavg", *SIX[2:], *OTHERS)]),
+    ),
+    "noise": PaperTable(
+        "Effect of noise (the paper's tab:Exp_noise)",
+        _blocks(("iid", "feature-0.1", "feature-0.5"), SIX)
+        + _blocks(("label", "label+feature-0.1", "label+feature-0.5"), SIX),
+    ),
+    "attribution": PaperTable(
+        "Which leak gives what: the paper's settings, one leak at a time",
+        tuple(
+            TablePart(
+                "resnet18",
+                skew,
+                tuple(
+                    f"fedavg+{part}"
+                    for part in (
+                        "no-leak", "batchnorm-leak", "label-leak", "both-leaks", "both-leaks-weight-0",
+                        "both-leaks-weight-1",
+                    )
+                ),
+                ("paper",),
+                ("clean", "noisy"),
+            )
+            for skew in ("feature-0.5", "label")
+        ),
+    ),
+    "controls": PaperTable(
+        "What public data gives without FNR's penalty",
+        _blocks(
+            ("label", "feature-0.5", "quantity"),
+            ("fedavg", "fedavg+fnr", "fedavg+weight-0", "public-returned", "public-finetune", "public-share",
+             "public-only"),
+            ("honest",),
+        )
+        + _blocks(("label",), ("fedavg", "fedavg+fnr", "fedavg+weight-0"), ("honest",), net="vgg11"),
+    ),
+    "rate": PaperTable(
+        "At the learning rate that the paper prints, 0.1",
+        _blocks(SINGLE_SKEWS, ("fedavg+fnr", "fedavg"), ("paper-rate-0.1",)),
+    ),
+    "niid-bench": PaperTable(
+        "NIID-Bench's published table (simple-cnn, 50 rounds at full scale)",
+        _blocks(
+            ("label", "classes-1", "classes-2", "classes-3", "feature-0.1", "quantity", "iid"),
+            ("fedavg", "fedprox", "scaffold", "fednova"),
+            NIID_BENCH,
+            net="simple-cnn",
+        ),
+    ),
+}  # fmt: skip
+
+
+def find_table(name: str) -> PaperTable:
+    """The table of this name; others that it may have been meant for are named."""
+    if name not in TABLES:
+        raise ConfigError(f'There is no table "{name}". {choices(name, TABLES)}.')
+    return TABLES[name]

@@ -1,0 +1,394 @@
+"""The paper's tables: cells and their ids, printed numbers, results on the disk, the queue, and running it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fnrfl import cli
+from fnrfl.cli.reproduce import read_duration
+from fnrfl.config import RunConfig
+from fnrfl.core.errors import ClientError, ConfigError, FnrflError
+from fnrfl.results.reproduce import carrying, kept_lines
+from fnrfl.results.reproduce.carrying import CellNotice, carry_out, choose
+from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, read_lines
+from fnrfl.results.reproduce.paper_cells import PaperCell
+from fnrfl.results.reproduce.paper_tables import TABLES
+from fnrfl.results.reproduce.printed import COST_METRICS, PRINTED
+from fnrfl.results.reproduce.settings import SCALES, TRIAL_SETTINGS
+from fnrfl.results.reproduce.waiting import ORDER, ExpectedSeconds, programs, queue
+from fnrfl.runs import run as run_module
+
+TINY = PaperCell("resnet18", "label", "honest", "fedavg", 0, "tiny")
+LEAKING = PaperCell("resnet18", "label", "paper", "fedavg+fnr", 0, "tiny")
+EVERY = [cell for table in TABLES.values() for scale in SCALES for cell in table.cells(scale)]
+NOTHING = KeptLines([], [])
+
+
+def line_of(cell: PaperCell, **more: Any) -> CellLine:
+    """What a finished cell leaves, as far as the queue reads it."""
+    about = {"id": cell.id, "recipe": cell.recipe, "overrides": list(cell.overrides), "date": "2026-11-16"}
+    return about | {"device": "a device", "accuracy": 0.5, "seconds_wall": 9.0, "seconds_preparing": 2.0} | more
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(cli.app, ["reproduce", *words])
+
+
+# -- cells ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_id_is_read_back_and_names_one_cell() -> None:
+    cells = set(EVERY)
+    assert len({cell.id for cell in cells}) == len(cells)
+    assert {PaperCell.read(cell.id) for cell in cells} == cells
+
+
+def test_every_cell_makes_a_config_and_says_leak_exactly_if_it_leaks() -> None:
+    for cell in set(EVERY):
+        config = cell.config()
+        assert config.leaks_on == cell.leaks
+        assert config.seed == cell.seed
+        assert config.protocol == cell.protocol
+        assert bool(cell.leaks) == (cell.protocol == "paper" and not cell.method.endswith("+no-leak")), cell.id
+
+
+def test_what_is_said_before_gives_way_and_what_is_said_after_wins() -> None:
+    strict = PaperCell("resnet18", "label", "paper", "fedavg+both-leaks-weight-0", 0, "quick")
+    assert strict.config(["engine.deterministic=false"]).engine.deterministic
+    assert not strict.config(after=["engine.deterministic=false"]).engine.deterministic
+
+
+def test_the_command_of_a_cell_makes_its_config() -> None:
+    import shlex
+
+    from fnrfl.config import load
+
+    for cell in (TINY, LEAKING, PaperCell("resnet18", "feature-0.5", "paper", "moon", 0, "full")):
+        _, verb, recipe, *words = shlex.split(cell.command)
+        assert verb == "run" and load(recipe, words) == cell.config()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "resnet18", "resnet81/label/honest/fedavg/seed0@tiny", "resnet18/label/honest/fedavg+fn/seed0@tiny"]
+)
+def test_an_id_that_is_none_is_refused_in_a_sentence(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"\.$"):
+        PaperCell.read(text)
+
+
+def test_only_the_scale_of_the_work_differs_between_quick_and_full() -> None:
+    for cell in TABLES["accuracy"].cells("quick", [0]):
+        quick, full = cell.config().flat(), PaperCell.read(cell.id.replace("quick", "full")).config().flat()
+        differing = {key for key in quick if quick[key] != full[key]}
+        assert differing <= {"client.epochs", "fnr.epochs", "algorithm.epochs"}
+
+
+def test_protocols_share_the_split() -> None:
+    for table in TABLES.values():
+        for block in table.blocks:
+            assert len({cell.config().scenario for cell in block.cells("quick", [0])}) == 1
+
+
+# -- what was printed -------------------------------------------------------------------------------------------------
+
+
+def test_every_printed_number_has_a_row() -> None:
+    places = {
+        (name, block.net, block.skew, method if metric == "accuracy" and name != "cost" else f"{method}:{metric}")
+        for name, table in TABLES.items()
+        for block in table.blocks
+        for method in block.methods
+        for metric in block.metrics
+    }
+    assert set(PRINTED) <= places
+    assert len([key for key in PRINTED if key[0] == "accuracy"]) == 66
+
+
+def test_the_printed_kappa_and_rho_follow_from_the_other_printed_numbers() -> None:
+    """But for three last digits, as far as rounding of the printed accuracy goes."""
+    wrong = 0
+    for skew in ("feature-0.5", "label", "quantity"):
+        for method in ("fedavg+fnr", "fedavg", "fedprox", "scaffold", "moon", "fednova"):
+            mib, seconds, accuracy, kappa, rho = (
+                PRINTED["cost", "resnet18", skew, f"{method}:{metric}"].value for metric in COST_METRICS
+            )
+            assert accuracy == PRINTED["accuracy", "resnet18", skew, method].value
+            for printed, computed in ((kappa, accuracy * 1e4 / seconds), (rho, accuracy * 1e4 / mib)):
+                assert printed == pytest.approx(computed, abs=1.6e-4)
+                wrong += round(computed, 4) != printed
+    assert wrong == 3
+
+
+def test_five_printed_rows_are_fedavg_and_a_constant() -> None:
+    for method, offset in (("feddyn", 70), ("fedftg", 450), ("feddf", 100), ("feddc", 400), ("fedgen", 20)):
+        for net in ("resnet18", "vgg11"):
+            for skew in ("feature-0.5", "label", "quantity"):
+                printed = PRINTED["accuracy", net, skew, method]
+                fedavg = PRINTED["accuracy", net, skew, "fedavg"]
+                assert round(1e4 * (printed.value - fedavg.value)) == offset
+                assert f"{offset / 1e4:.4f}" in printed.note
+
+
+# -- results on the disk ----------------------------------------------------------------------------------------------
+
+
+def test_a_committed_line_counts_first_and_one_from_here_if_it_is_preferred() -> None:
+    lines = KeptLines([line_of(TINY, accuracy=0.1)], [line_of(TINY, accuracy=0.2)])
+    assert lines.find(TINY).line["accuracy"] == 0.1
+    assert lines.find(TINY).words == "committed 2026-11-16 a device"
+    assert lines.find(TINY, prefer_here=True).line["accuracy"] == 0.2
+    assert lines.find(TINY, prefer_here=True).words == "computed here"
+    assert NOTHING.find(TINY).words == "not run"
+
+
+def test_a_line_of_an_older_recipe_is_never_used() -> None:
+    older = line_of(TINY, overrides=["rounds=4"])
+    found = KeptLines([older], []).find(TINY)
+    assert (found.state, found.usable) == ("older recipe", False)
+    assert KeptLines([older], [line_of(TINY)]).find(TINY).state == "here"
+    assert TINY in [waiting.cell for waiting in _queue_with(TINY, KeptLines([older], []))]
+
+
+def test_a_failure_counts_only_where_nothing_succeeded() -> None:
+    failed = line_of(TINY, failed="It did not.")
+    assert KeptLines([], [failed]).find(TINY).state == "failed"
+    assert KeptLines([], [line_of(TINY), failed]).find(TINY).state == "here"
+    assert KeptLines([failed], [line_of(TINY)]).find(TINY).state == "here"
+
+
+def test_half_a_line_is_passed_over_and_the_next_begins_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "lines.jsonl"
+    append_line(path, line_of(TINY))
+    with path.open("ab") as file:
+        file.write(b'{"id": "half')
+    append_line(path, line_of(LEAKING))
+    assert [line["id"] for line in read_lines(path)] == [TINY.id, LEAKING.id]
+
+
+def test_committed_results_are_whole_and_of_cells_that_exist() -> None:
+    for path in kept_lines.OF_SOURCES.glob("*.jsonl"):
+        texts = path.read_text(encoding="utf-8").splitlines()
+        lines = read_lines(path)
+        assert len(lines) == len(texts), path
+        for line in lines:
+            assert PaperCell.read(line["id"]).id == line["id"]
+            assert ("failed" in line) or (bool(line["leaks"]) == bool(PaperCell.read(line["id"]).leaks))
+
+
+# -- the queue --------------------------------------------------------------------------------------------------------
+
+
+def _queue_with(cell: PaperCell, lines: KeptLines) -> list[Any]:
+    """The queue as it is, or for a cell that is in no queue, a queue of it."""
+    from fnrfl.results.reproduce.waiting import Waiting
+
+    return [Waiting(cell, "", 0.0)] if lines.find(cell).state in ("not run", "older recipe") else []
+
+
+def test_the_queue_has_every_cell_once_and_loses_those_that_are_done_or_have_failed() -> None:
+    waiting = [one.cell for one in queue(NOTHING)]
+    assert len(set(waiting)) == len(waiting)
+    done = KeptLines([line_of(waiting[0])], [line_of(waiting[1], failed="No.")])
+    assert [one.cell for one in queue(done)] == waiting[2:]
+    assert {cell.scale for cell in waiting} == {"quick", "full"}
+    assert all(list(wanted.cells()) for wanted in ORDER)  # no wish is for nothing
+
+
+def test_what_the_issue_lists_is_in_the_queue_before_the_rest() -> None:
+    places = {one.cell.id: place for place, one in enumerate(queue(NOTHING))}
+    rest = min(place for place, one in enumerate(queue(NOTHING)) if one.purpose == "rest")
+    for method in ("fedavg", "fedavg+fnr", "fedavg+weight-0", "public-returned", "public-finetune", "scaffold"):
+        assert places[f"resnet18/label/honest/{method}/seed0@full"] < rest
+    for skew in ("feature-0.5", "label", "quantity"):
+        assert places[f"resnet18/{skew}/paper/fedavg+fnr/seed0@full"] < rest
+        for seed in (0, 1, 2):
+            assert places[f"resnet18/{skew}/honest/feddf/seed{seed}@quick"] < rest
+
+
+def test_seconds_are_those_of_like_cells() -> None:
+    cell = PaperCell("resnet18", "label", "honest", "moon", 0, "quick")
+    other_seed = PaperCell("resnet18", "label", "honest", "moon", 1, "quick")
+    other_skew = PaperCell("resnet18", "quantity", "honest", "moon", 0, "quick")
+    learnt = ExpectedSeconds(
+        [line_of(other_seed), line_of(other_skew, seconds_wall=1000.0), {"id": "gone", "recipe": ""}]
+    )
+    assert learnt.seconds(cell) == 7.0
+    assert ExpectedSeconds([line_of(cell, failed="No.")]).seconds(cell) == ExpectedSeconds([]).seconds(cell) > 0
+
+
+def test_a_cell_that_needs_no_new_program_is_taken_first_and_none_that_does_not_fit() -> None:
+    plain = PaperCell("resnet18", "label", "honest", "fedavg", 0, "quick")
+    moon = PaperCell("resnet18", "label", "honest", "moon", 0, "quick")
+    expected = ExpectedSeconds([line_of(plain), line_of(moon, seconds_wall=102.0)])
+    ready = set(programs(plain))
+    assert choose([moon, plain], 1e9, ready, expected, preparing=45.0) == plain
+    assert choose([moon, plain], 1e9, set(), expected, preparing=45.0) == moon
+    assert choose([moon, plain], 60.0, set(), expected, preparing=45.0) == plain
+    assert choose([moon, plain], 6.0, ready, expected, preparing=45.0) is None
+    assert choose([], 6.0, ready, expected, preparing=0.0) is None
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def told(cells: Sequence[PaperCell], out: Path, **more: Any) -> list[CellNotice]:
+    heard: list[CellNotice] = []
+    carry_out(cells, out, lines=NOTHING, tell=heard.append, **more)
+    return [notice for notice in heard if notice.what != "round"]
+
+
+def test_cells_are_run_once_each_and_leave_what_the_tables_need(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    noisy = PaperCell("resnet18", "feature-0.5", "paper", "fedavg", 0, "tiny")
+    assert [notice.what for notice in told([TINY, LEAKING, noisy], out)] == ["start", "done"] * 3
+    assert told([TINY, LEAKING, noisy], out) == []
+    found = {line["id"]: line for line in read_lines(out)}
+    assert found[TINY.id]["leaks"] == [] and found[LEAKING.id]["leaks"] == list(LEAKING.leaks) != []
+    for cell in (TINY, LEAKING, noisy):
+        line = found[cell.id]
+        assert KeptLines([], [line]).find(cell).state == "here"
+        assert len(line["accuracies"]) == 3 and line["accuracies"][-1] == line["accuracy"]
+        assert line["bytes_up"] > 0 and sum(line["seconds_of_rounds"]) == pytest.approx(line["seconds_train"], abs=0.01)
+    assert found[TINY.id]["clean"] == found[TINY.id]["accuracy"] and found[TINY.id]["noisy"] is None
+    assert found[noisy.id]["noisy"] == found[noisy.id]["accuracy"] < found[noisy.id]["clean"]
+    assert len(found[LEAKING.id]["notes"]["refined_after"]) == 3
+
+
+def test_the_constant_penalty_changes_no_bit_whatever_its_weight(tmp_path: Path) -> None:
+    cells = [
+        PaperCell("resnet18", "feature-0.5", "paper", f"fedavg+both-leaks{rest}", 0, "tiny")
+        for rest in ("", "-weight-0", "-weight-1")
+    ]
+    carry_out(cells, tmp_path / "lines.jsonl", lines=NOTHING)
+    assert len({line["model_sha256"] for line in read_lines(tmp_path / "lines.jsonl")}) == 1
+
+
+def test_a_cell_that_fails_is_written_down_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, real = tmp_path / "lines.jsonl", run_module.run
+
+    def run(config: RunConfig, **given: Any) -> Any:
+        if config.fnr is not None:
+            raise ClientError("its loss is not finite.", client=1, round=1, stage="refine")
+        return real(config, **given)
+
+    monkeypatch.setattr(run_module, "run", run)
+    assert [notice.what for notice in told([LEAKING, TINY], out)] == ["start", "failed", "start", "done"]
+    assert read_lines(out)[0]["failed"] == "client 1, round 1, stage refine: its loss is not finite."
+    assert read_lines(out)[0]["leaks"]
+    assert told([LEAKING, TINY], out) == []
+    assert [notice.what for notice in told([LEAKING, TINY], out, again=True)] == ["start", "failed"]
+
+
+@pytest.mark.parametrize("word", ["clint.lr=1", "engine=gpuu", "engine.precision=bf16"])
+def test_what_would_fail_for_every_cell_ends_the_call_and_writes_nothing(word: str, tmp_path: Path) -> None:
+    with pytest.raises(FnrflError):
+        told([TINY], tmp_path / "lines.jsonl", words=[word])
+    assert not (tmp_path / "lines.jsonl").exists()
+
+
+def test_no_cell_is_begun_without_time(tmp_path: Path) -> None:
+    assert told([TINY], tmp_path / "lines.jsonl", seconds=0.0) == []
+    assert not (tmp_path / "lines.jsonl").exists()
+
+
+def test_words_for_all_cells_are_kept_with_the_result(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    told([TINY], out, words=["engine=loop", "engine.precision=float64"])
+    (line,) = read_lines(out)
+    assert line["engine"] == {"name": "loop", "precision": "float64", "deterministic": True}
+    assert line["words"] == ["engine=loop", "engine.precision=float64"]
+
+
+def test_stopping_leaves_whole_lines_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+
+    def stop(notice: CellNotice) -> None:
+        if notice.what == "round" and notice.cell == LEAKING:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        carry_out([TINY, LEAKING], out, lines=NOTHING, tell=stop)
+    assert [line["id"] for line in read_lines(out)] == [TINY.id]
+    assert [notice.cell for notice in told([TINY, LEAKING], out)] == [LEAKING] * 2
+
+
+def test_a_gpu_is_used_fast_unless_somebody_names_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(carrying, "engine_words", lambda: list(carrying.ON_A_GPU))
+    seen: list[Sequence[str]] = []
+
+    def finish(notice: CellNotice, out: Path, engine: Sequence[str], *_: Any) -> CellLine:
+        seen.append(tuple(engine))
+        append_line(out, line := line_of(notice.cell))
+        return line
+
+    monkeypatch.setattr(carrying, "_finish", finish)
+    quick = PaperCell("resnet18", "label", "honest", "fedavg", 0, "quick")
+    carry_out([TINY, quick], tmp_path / "a", lines=NOTHING)
+    carry_out([quick], tmp_path / "b", lines=NOTHING, words=["engine=loop"])
+    assert seen == [(), carrying.ON_A_GPU, ()]
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_plan_and_list_do_not_wait_for_torch() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from fnrfl import cli\n"
+        "for words in (['plan'], ['list']):\n"
+        "    got = CliRunner().invoke(cli.app, ['reproduce', *words])\n"
+        "    assert got.exit_code == 0, got.output\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_the_plan_as_json(tmp_path: Path) -> None:
+    got = typed("plan", "--scale", "quick", "--json", "--out", str(tmp_path / "none.jsonl"))
+    plan = json.loads(got.output)
+    assert plan["seconds"] == pytest.approx(sum(cell["seconds"] for cell in plan["cells"]), rel=0.01)
+    for cell in plan["cells"]:
+        assert cell["id"].endswith("@quick") and cell["command"].startswith("fnrfl run ")
+        assert bool(cell["leaks"]) == bool(PaperCell.read(cell["id"]).leaks)
+
+
+def test_a_cell_by_its_id_and_a_mark_on_every_line_about_a_leak(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    got = typed("run", TINY.id, LEAKING.id, "--out", str(out))
+    assert got.exit_code == 0, got.output
+    assert len(read_lines(out)) == 2
+    for text in got.output.splitlines():
+        assert (LEAKING.id in text) == text.endswith("  leak")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "acuracy"], 'There is no table "acuracy"'),
+        (["run", "--for", "soon"], '"soon" is not a time'),
+        (["run", "x@tiny"], "is not a cell"),
+        (["run", "resnet18/label/niid-bench/fedavg+fnr/seed0@tiny"], "FNR needs labelled public data"),
+        (["run", "accuracy", "--seeds", "a"], "is not a list of seeds"),
+    ],
+)
+def test_what_cannot_be_meant_is_answered_in_a_sentence(words: list[str], said: str) -> None:
+    got = typed(*words)
+    assert got.exit_code == 2 and said in got.output
+
+
+def test_times_are_read_as_people_write_them() -> None:
+    assert [read_duration(text) for text in ("90", "90s", "9m", "1.5h", " 2 m ")] == [90.0, 90.0, 540.0, 5400.0, 120.0]
+
+
+def test_settings_name_their_protocol() -> None:
+    for name, setting in TRIAL_SETTINGS.items():
+        assert ("paper" in name) == (setting.protocol == "paper") == ("protocol=paper" in setting.keys)
