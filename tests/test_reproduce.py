@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -23,7 +24,9 @@ from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.printed import COST_METRICS, PRINTED
 from fnrfl.results.reproduce.settings import SCALES, TRIAL_SETTINGS
+from fnrfl.results.reproduce.shown import ShownColumn, ShownValue, show_table
 from fnrfl.results.reproduce.waiting import ORDER, ExpectedSeconds, programs, queue
+from fnrfl.results.reproduce.wording import as_json, as_markdown, as_text
 from fnrfl.runs import run as run_module
 
 TINY = PaperCell("resnet18", "label", "honest", "fedavg", 0, "tiny")
@@ -93,7 +96,7 @@ def test_only_the_scale_of_the_work_differs_between_quick_and_full() -> None:
 
 def test_protocols_share_the_split() -> None:
     for table in TABLES.values():
-        for block in table.blocks:
+        for block in table.parts:
             assert len({cell.config().scenario for cell in block.cells("quick", [0])}) == 1
 
 
@@ -104,7 +107,7 @@ def test_every_printed_number_has_a_row() -> None:
     places = {
         (name, block.net, block.skew, method if metric == "accuracy" and name != "cost" else f"{method}:{metric}")
         for name, table in TABLES.items()
-        for block in table.blocks
+        for block in table.parts
         for method in block.methods
         for metric in block.metrics
     }
@@ -289,7 +292,7 @@ def test_a_cell_that_fails_is_written_down_and_the_others_go_on(
     assert [notice.what for notice in told([LEAKING, TINY], out, again=True)] == ["start", "failed"]
 
 
-@pytest.mark.parametrize("word", ["clint.lr=1", "engine=gpuu", "engine.precision=bf16"])
+@pytest.mark.parametrize("word", ["rounds=1", "engine.thread=1", "engine=gpuu", "engine.precision=bf16"])
 def test_what_would_fail_for_every_cell_ends_the_call_and_writes_nothing(word: str, tmp_path: Path) -> None:
     with pytest.raises(FnrflError):
         told([TINY], tmp_path / "lines.jsonl", words=[word])
@@ -336,6 +339,88 @@ def test_a_gpu_is_used_fast_unless_somebody_names_an_engine(monkeypatch: pytest.
     carry_out([TINY, quick], tmp_path / "a", lines=NOTHING)
     carry_out([quick], tmp_path / "b", lines=NOTHING, words=["engine=loop"])
     assert seen == [(), carrying.ON_A_GPU, ()]
+
+
+# -- tables as they are shown -----------------------------------------------------------------------------------------
+
+
+def full_line(cell: PaperCell, accuracy: float) -> CellLine:
+    """What a finished cell leaves, as far as a table reads it."""
+    rounds = cell.config().rounds
+    more = {"accuracies": [accuracy] * rounds, "clean": accuracy, "noisy": accuracy / 2, "seconds_train": 10.0}
+    return line_of(cell, accuracy=accuracy, leaks=list(cell.leaks), bytes_up=2**20, bytes_down=2**20, **more)
+
+
+@functools.cache
+def filled(scale: str = "quick") -> KeptLines:
+    """A result for every cell; that of seed s is s percent better."""
+    cells = {cell for table in TABLES.values() for cell in table.cells(scale)}
+    return KeptLines([full_line(cell, 0.5 + cell.seed / 100) for cell in cells], [])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_no_column_mixes_protocols_and_every_leak_is_marked_in_every_form(name: str) -> None:
+    table = show_table(name, filled(), "quick")
+    for part in table.parts:
+        for column in part.columns:
+            assert {value.protocol for value in column.values} == {column.protocol}
+            assert len(column.values) == len(part.rows)
+            for row, value in zip(part.rows, column.values, strict=True):
+                leaks = column.protocol == "paper" and not row.endswith("no leak") and value.mean is not None
+                assert bool(value.leaks) == leaks
+    marked = sum(bool(value.leaks) for value in table.values)
+    for text in (as_text(table), as_markdown(table)):
+        assert text.count(" leak [") == marked
+        assert ("leak: public_is_test" in text) == bool(marked)
+    tree = json.loads(as_json([table]))
+    assert tree["leaks"] == tree["tables"][name]["leaks"] == list(table.leaks)
+    values = [v for part in tree["tables"][name]["parts"] for column in part["columns"] for v in column["values"]]
+    assert sum(bool(value["leaks"]) for value in values) == marked
+
+
+def test_a_column_refuses_a_value_of_another_protocol() -> None:
+    with pytest.raises(ValueError, match="has values that are"):
+        ShownColumn("honest protocol", "honest", (ShownValue("honest", "1"), ShownValue("paper", "1")))
+
+
+def test_a_table_shows_spread_over_seeds_and_where_values_are_from() -> None:
+    column = show_table("accuracy", filled(), "quick").parts[0].columns[-1]
+    assert (column.head, column.values[0].words) == ("honest protocol", "0.5100 ± 0.0100")
+    assert column.values[0].seeds == (0, 1, 2) and column.values[0].sources == ("committed 2026-11-16 a device",)
+    seed = PaperCell("resnet18", "feature-0.5", "honest", "fedavg+fnr", 1, "quick")
+    alone = show_table("accuracy", KeptLines([], [full_line(seed, 0.25)]), "quick").parts[0].columns[-1].values
+    assert (alone[0].words, alone[0].missing) == ("0.2500 (1 of 3 seeds)", (0, 2))
+    assert alone[0].sources == ("computed here",)
+    assert alone[1].words == "not run"
+
+
+def test_a_table_says_failed_and_older_recipe_and_shows_no_number_of_either() -> None:
+    cell = PaperCell("resnet18", "feature-0.5", "paper", "fedavg+fnr", 0, "quick")
+    for more, words in (({"failed": "It fell."}, "failed"), ({"overrides": ["rounds=1"]}, "older recipe")):
+        table = show_table("accuracy", KeptLines([full_line(cell, 0.25) | more], []), "quick")
+        assert table.parts[0].columns[1].values[0].words == words
+        assert "0.2500" not in as_text(table) and ("It fell." in as_text(table)) == (words == "failed")
+
+
+def test_kappa_and_rho_of_a_table_are_those_of_a_run(tmp_path: Path) -> None:
+    from fnrfl.runs.run import run
+
+    cell = PaperCell("resnet18", "label", "paper", "scaffold", 0, "tiny")
+    result = run(cell.config(), out=None)
+    line = line_of(cell, seconds_wall=1.0) | carrying.measured(result)
+    parts = show_table("cost", KeptLines([], [line]), "tiny").parts[5:10]
+    here = [part.columns[1].values[3].mean for part in parts]
+    traffic = (result.bytes_up + result.bytes_down) / 2**20
+    assert here == [traffic, result.seconds_train, result.accuracy, result.kappa, result.rho]
+
+
+def test_what_was_printed_stands_beside_what_was_run() -> None:
+    table = show_table("cost", KeptLines([], []), "full")
+    printed = {part.title: part.columns[0].values[0].words for part in table.parts}
+    assert printed["ResNet-18, label skew: kappa, accuracy * 1e4 / seconds"] == "1.3977"
+    assert "the paper, tab:cost" in as_text(table)
+    niid = as_text(show_table("niid-bench", KeptLines([], []), "full"))
+    assert "published" in niid and "not verified" in niid
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -392,3 +477,28 @@ def test_times_are_read_as_people_write_them() -> None:
 def test_settings_name_their_protocol() -> None:
     for name, setting in TRIAL_SETTINGS.items():
         assert ("paper" in name) == (setting.protocol == "paper") == ("protocol=paper" in setting.keys)
+
+
+def test_a_table_runs_tiny_cells_that_are_missing_and_nothing_else(tmp_path: Path) -> None:
+    out = str(tmp_path / "lines.jsonl")
+    got = CliRunner().invoke(cli.app, ["reproduce", "rate", "--scale", "quick", "--out", out])
+    assert got.exit_code == 0 and "not run" in got.stdout and not Path(out).exists()
+    got = CliRunner().invoke(cli.app, ["reproduce", "rate", "--scale", "tiny", "--out", out])
+    assert got.exit_code == 0 and "computed here" in got.stdout and "leak [" in got.stdout
+    assert len(read_lines(Path(out))) == 6
+    again = CliRunner().invoke(cli.app, ["reproduce", "rate", "--scale", "tiny", "--out", out, "--json"])
+    assert json.loads(again.stdout)["leaks"] and again.stderr == ""
+
+
+@pytest.mark.slow
+def test_every_table_at_the_tiny_scale(tmp_path: Path) -> None:
+    """All cells of all tables, none of which fails."""
+    out = tmp_path / "lines.jsonl"
+    got = typed("all", "--scale", "tiny", "--out", str(out))
+    assert got.exit_code == 0, got.output[-2000:]
+    written = json.loads((tmp_path / "tables-tiny.json").read_text())
+    assert set(written["tables"]) == set(TABLES) and written["leaks"]
+    for name, table in written["tables"].items():
+        values = [v for part in table["parts"] for column in part["columns"] for v in column["values"]]
+        assert not {"not run", "failed", "older recipe"} & {value["words"] for value in values}, name
+    assert "leak: " in (tmp_path / "tables-tiny.md").read_text()

@@ -49,6 +49,8 @@ ORDER = {
         "printed",
         "paper_tables",
         "kept_lines",
+        "shown",
+        "wording",
         "waiting",
         "carrying",
         "__init__",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json as json_format
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +14,7 @@ import typer
 from fnrfl.cli.common import HELP, Debug, Json, Quiet, console, errors_in_words, how_to_go_on, print_answer, print_table
 from fnrfl.cli.notices import notices
 from fnrfl.core.errors import ConfigError
+from fnrfl.results.reproduce.paper_tables import TABLES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,6 +50,10 @@ For = Annotated[
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key for every cell; may be repeated.")
 ]
+Rerun = Annotated[
+    bool, typer.Option("--rerun", help="Run every cell of it here, and show those results before committed ones.")
+]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print markdown, for a document.")]
 Again = Annotated[bool, typer.Option("--again", help="Try cells that failed once more.")]
 Names = Annotated[
     list[str] | None,
@@ -65,7 +71,6 @@ def list_tables(debug: Debug = False) -> None:
     """
     with errors_in_words(debug):
         from fnrfl.results.reproduce.kept_lines import KeptLines
-        from fnrfl.results.reproduce.paper_tables import TABLES
 
         lines = KeptLines.read()
         rows = [("table", "quick", "full", "what it shows")]
@@ -147,6 +152,100 @@ def run(
         failed = sum("failed" in line for line in done)
         screen.print(f"{len(done) - failed} cells done, {failed} failed; lines in {place}")
         raise typer.Exit(3 if failed else 0)
+
+
+def _table_command(name: str, title: str) -> Callable[..., None]:
+    """The command that shows a table, or with "all" every one of them."""
+
+    def command(
+        scale: Scale = "quick",
+        seeds: CellSeeds = None,
+        rerun: Rerun = False,
+        time: For = None,
+        words: Set = None,
+        out: LinesOut = None,
+        markdown: Markdown = False,
+        json: Json = False,
+        quiet: Quiet = False,
+        debug: Debug = False,
+    ) -> None:
+        with errors_in_words(debug):
+            from fnrfl.results.compare import read_seeds
+            from fnrfl.results.reproduce.kept_lines import HERE
+
+            asked = _Request(name, scale, None if seeds is None else read_seeds(seeds), rerun, out or HERE)
+            failed = _run_missing(asked, time, words or (), console(quiet=quiet, stderr=True))
+            _print_tables(asked, "json" if json else "markdown" if markdown else "text")
+            raise typer.Exit(3 if failed else 0)
+
+    command.__doc__ = f"""{title}.
+
+    \b
+    fnrfl reproduce {name}
+    fnrfl reproduce {name} --scale tiny
+    fnrfl reproduce {name} --scale full --rerun --for 2h
+
+    It shows the results that there are. Cells without one are run if the scale is tiny, or with --rerun.
+    """
+    return command
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What somebody wants to see."""
+
+    name: str
+    scale: str
+    seeds: list[int] | None
+    rerun: bool
+    place: Path  # of results computed here
+
+    @property
+    def tables(self) -> list[str]:
+        return list(TABLES) if self.name == "all" else [self.name]
+
+
+def _run_missing(asked: _Request, time: str | None, words: Sequence[str], screen: Console) -> int:
+    """Run the cells that have no result, if that was asked for or takes minutes; how many failed."""
+    from fnrfl.results.reproduce.carrying import carry_out
+    from fnrfl.results.reproduce.kept_lines import KeptLines
+
+    seconds = None if time is None else read_duration(time)
+    if asked.scale != "tiny" and not asked.rerun:
+        return 0
+    lines = KeptLines.read(asked.place)
+    cells = [cell for name in asked.tables for cell in TABLES[name].cells(asked.scale, asked.seeds)]
+    missing = [cell for cell in dict.fromkeys(cells) if asked.rerun or not lines.find(cell).usable]
+    with notices(screen), how_to_go_on(lambda: GO_ON):
+        done = carry_out(
+            missing, asked.place, lines=lines, seconds=seconds, words=words,
+            tell=lambda notice: _show_cell(screen, notice),
+        )  # fmt: skip
+    return sum("failed" in line for line in done)
+
+
+def _print_tables(asked: _Request, form: str) -> None:
+    """Print what was asked for; of all tables, also write it beside the results."""
+    from fnrfl.results.reproduce.kept_lines import KeptLines
+    from fnrfl.results.reproduce.shown import show_table
+    from fnrfl.results.reproduce.wording import as_json, as_markdown, as_text
+    from fnrfl.rundir.outputs import write_output
+
+    lines = KeptLines.read(asked.place)
+    shown = [show_table(name, lines, asked.scale, asked.seeds, prefer_here=asked.rerun) for name in asked.tables]
+    forms = {"text": as_text, "markdown": as_markdown}
+    print_answer(as_json(shown) if form == "json" else "\n".join(map(forms[form], shown)))
+    if asked.name == "all":
+        folder = asked.place.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        write_output(folder / f"tables-{asked.scale}.md", "\n".join(map(as_markdown, shown)))
+        write_output(folder / f"tables-{asked.scale}.json", as_json(shown))
+        console(stderr=True).print(f"tables-{asked.scale}.md and tables-{asked.scale}.json are in {folder}")
+
+
+for _name, _table in TABLES.items():
+    reproduce.command(_name)(_table_command(_name, _table.title))
+reproduce.command("all")(_table_command("all", "Every table"))
 
 
 def read_duration(text: str) -> float:

@@ -56,8 +56,10 @@ def carry_out(
     A cell that has a line in `out` is not run again, so that the same call goes on where it was stopped; with `again`
     one that failed there is tried once more. A cell that fails is written down as failed, and the others go on; but
     what would fail for every cell, such as a key that does not exist or data that is not there, ends the call. With
-    `seconds`, no cell is begun that will not fit into what is left of them. `words` are `key=value`, for all.
+    `seconds`, no cell is begun that will not fit into what is left of them. `words` are keys of
+    [engine], for all.
     """
+    refuse_other_keys(words)
     began, done, expected = time.monotonic(), list[CellLine](), ExpectedSeconds(lines)
     engine = [] if words_name_engine(words) else engine_words()
     waiting, ready = list(cells), set[str]()
@@ -95,6 +97,16 @@ def engine_words() -> list[str]:
     import torch
 
     return list(ON_A_GPU) if torch.cuda.is_available() else []
+
+
+def refuse_other_keys(words: Sequence[str]) -> None:
+    """What a cell computes is said by its id; how it is computed may be chosen."""
+    for word in words:
+        if word.partition("=")[0].strip().partition(".")[0] != "engine":
+            raise ConfigError(
+                f'"{word}" would change what the cells are: their results would stand in tables under a wrong name. '
+                "Only keys of [engine] can be set for all cells; for a run of your own, use `fnrfl run`."
+            )
 
 
 def words_name_engine(words: Sequence[str]) -> bool:

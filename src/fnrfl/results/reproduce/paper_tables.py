@@ -1,6 +1,6 @@
 """The tables: which methods are their rows, under which settings they are run, and what is shown of each run.
 
-A table is a few blocks, one for each net and skew. The columns of a block are what was printed and then one group of
+A table is a few parts, one for each net and skew. The columns of a part are what was printed and then one group of
 columns per setting, so that no column has numbers of two protocols.
 """
 
@@ -32,11 +32,6 @@ class TablePart:
     settings: tuple[str, ...] = BOTH
     metrics: tuple[str, ...] = ("accuracy",)
 
-    @property
-    def title(self) -> str:
-        """What stands above it."""
-        return f"{self.net}, {self.skew}"
-
     def cells(self, scale: str, seeds: Sequence[int] | None = None) -> Iterator[PaperCell]:
         """All its runs, by setting, seed and row."""
         for setting in self.settings:
@@ -50,11 +45,11 @@ class PaperTable:
     """A table of the paper, or one that it should have had."""
 
     title: str
-    blocks: tuple[TablePart, ...]
+    parts: tuple[TablePart, ...]
 
     def cells(self, scale: str, seeds: Sequence[int] | None = None) -> list[PaperCell]:
         """Every run that it shows, once."""
-        return list(dict.fromkeys(cell for block in self.blocks for cell in block.cells(scale, seeds)))
+        return list(dict.fromkeys(cell for part in self.parts for cell in part.cells(scale, seeds)))
 
 
 def seeds_of(setting: str) -> tuple[int, ...]:
@@ -62,7 +57,7 @@ def seeds_of(setting: str) -> tuple[int, ...]:
     return (0,) if setting.startswith(("paper-", "niid-bench")) or setting == "paper" else (0, 1, 2)
 
 
-def _blocks(
+def _parts_of(
     skews: Sequence[str], methods: Sequence[str], settings: Sequence[str] = BOTH, *, net: str = "resnet18"
 ) -> tuple[TablePart, ...]:
     return tuple(TablePart(net, skew, tuple(methods), tuple(settings)) for skew in skews)
@@ -71,7 +66,7 @@ def _blocks(
 TABLES = {
     "accuracy": PaperTable(
         "Test accuracy under single skews (the paper's tab:Exp1)",
-        _blocks(SINGLE_SKEWS, SIX + OTHERS) + _blocks(SINGLE_SKEWS, SIX + OTHERS, net="vgg11"),
+        _parts_of(SINGLE_SKEWS, SIX + OTHERS) + _parts_of(SINGLE_SKEWS, SIX + OTHERS, net="vgg11"),
     ),
     "convergence": PaperTable(
         "Accuracy by round (the paper's convergence figure)",
@@ -83,17 +78,17 @@ TABLES = {
     ),
     "mixed": PaperTable(
         "Test accuracy under mixed skews (the paper's tab:Exp2)",
-        _blocks(("label+feature-0.1", "label+feature-0.5"), SIX, ("paper", "paper-2-clients", "honest"))
-        + _blocks(("label+quantity",), SIX),
+        _parts_of(("label+feature-0.1", "label+feature-0.5"), SIX, ("paper", "paper-2-clients", "honest"))
+        + _parts_of(("label+quantity",), SIX),
     ),
     "orthogonality": PaperTable(
         "FNR around other methods (the paper's tab:Exp_or, and the methods that it did not try)",
-        _blocks(SINGLE_SKEWS, [f"{method}+fnr" for method in ("fedavg", *SIX[2:], *OTHERS)]),
+        _parts_of(SINGLE_SKEWS, [f"{method}+fnr" for method in ("fedavg", *SIX[2:], *OTHERS)]),
     ),
     "noise": PaperTable(
         "Effect of noise (the paper's tab:Exp_noise)",
-        _blocks(("iid", "feature-0.1", "feature-0.5"), SIX)
-        + _blocks(("label", "label+feature-0.1", "label+feature-0.5"), SIX),
+        _parts_of(("iid", "feature-0.1", "feature-0.5"), SIX)
+        + _parts_of(("label", "label+feature-0.1", "label+feature-0.5"), SIX),
     ),
     "attribution": PaperTable(
         "Which leak gives what: the paper's settings, one leak at a time",
@@ -116,21 +111,21 @@ TABLES = {
     ),
     "controls": PaperTable(
         "What public data gives without FNR's penalty",
-        _blocks(
+        _parts_of(
             ("label", "feature-0.5", "quantity"),
             ("fedavg", "fedavg+fnr", "fedavg+weight-0", "public-returned", "public-finetune", "public-share",
              "public-only"),
             ("honest",),
         )
-        + _blocks(("label",), ("fedavg", "fedavg+fnr", "fedavg+weight-0"), ("honest",), net="vgg11"),
+        + _parts_of(("label",), ("fedavg", "fedavg+fnr", "fedavg+weight-0"), ("honest",), net="vgg11"),
     ),
     "rate": PaperTable(
         "At the learning rate that the paper prints, 0.1",
-        _blocks(SINGLE_SKEWS, ("fedavg+fnr", "fedavg"), ("paper-rate-0.1",)),
+        _parts_of(SINGLE_SKEWS, ("fedavg+fnr", "fedavg"), ("paper-rate-0.1",)),
     ),
     "niid-bench": PaperTable(
         "NIID-Bench's published table (simple-cnn, 50 rounds at full scale)",
-        _blocks(
+        _parts_of(
             ("label", "classes-1", "classes-2", "classes-3", "feature-0.1", "quantity", "iid"),
             ("fedavg", "fedprox", "scaffold", "fednova"),
             NIID_BENCH,

@@ -120,7 +120,7 @@ def _accuracy() -> dict[PrintedKey, Printed]:
                 note = f"the printed FedAvg + {_OFFSETS[method]}, as in every column of this row"
             elif (net, skew, method) == ("resnet18", "label", "fedavg"):
                 note = _OTHER_FEDAVG
-            found["accuracy", net, skew, method] = Printed(text, "tab:Exp1", note)
+            found["accuracy", net, skew, method] = Printed(text, "the paper, tab:Exp1", note)
     return found
 
 
@@ -132,7 +132,7 @@ def _cost() -> dict[PrintedKey, Printed]:
             for method, text in zip(_SIX, numbers, strict=True):
                 timed = metric == "seconds" and method != "fedavg+fnr" and int(text) % 78 == 0
                 note = "a multiple of 78 s, like all ten of these times" if timed and skew != "feature-0.5" else ""
-                found["cost", "resnet18", skew, f"{method}:{metric}"] = Printed(text, "tab:cost", note)
+                found["cost", "resnet18", skew, f"{method}:{metric}"] = Printed(text, "the paper, tab:cost", note)
     return found
 
 
@@ -147,7 +147,7 @@ def _by_skew(table: str, text: str, place: str) -> dict[PrintedKey, Printed]:
 
 def _orthogonality() -> dict[PrintedKey, Printed]:
     return {
-        ("orthogonality", "resnet18", skew, method): Printed(number, "tab:Exp_or")
+        ("orthogonality", "resnet18", skew, method): Printed(number, "the paper, tab:Exp_or")
         for method, numbers in _rows(_ORTHOGONALITY).items()
         for skew, number in zip(_SKEWS, numbers, strict=True)
     }
@@ -168,8 +168,8 @@ COST_METRICS = ("mib", "seconds", "accuracy", "kappa", "rho")
 PRINTED: Mapping[PrintedKey, Printed] = (
     _accuracy()
     | _cost()
-    | _by_skew("mixed", _MIXED, "tab:Exp2")
+    | _by_skew("mixed", _MIXED, "the paper, tab:Exp2")
     | _orthogonality()
-    | _by_skew("noise", _NOISE, "tab:Exp_noise")
+    | _by_skew("noise", _NOISE, "the paper, tab:Exp_noise")
     | _niid_bench()
 )
