@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from fnrfl import cli
-from fnrfl.cli.reproduce import read_duration
+from fnrfl.cli.cell_runs import read_duration
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ClientError, ConfigError, FnrflError
 from fnrfl.results.reproduce import carrying, kept_lines
 from fnrfl.results.reproduce.carrying import CellNotice, carry_out, choose
+from fnrfl.results.reproduce.figures import LEAKS_KEY, draw_all, split_of
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, read_lines
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
@@ -423,6 +425,35 @@ def test_what_was_printed_stands_beside_what_was_run() -> None:
     assert "published" in niid and "not verified" in niid
 
 
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_split_is_the_one_of_the_papers_figures() -> None:
+    assert split_of("quick", "label")[4] == [504, 2917, 570, 721, 121, 356, 0, 0, 0, 0]
+    assert [sum(row) for row in split_of("full", "quantity")] == [
+        3901, 25, 174, 3079, 2770, 9374, 6256, 5140, 1741, 17540
+    ]  # fmt: skip
+
+
+def test_a_figure_with_a_leak_has_a_banner_and_metadata_and_one_without_has_none(tmp_path: Path) -> None:
+    notes = {"refined_before": [[0.25] * 10], "refined_after": [[0.5] * 10]}
+    cells = [cell for name in ("convergence", "attribution") for cell in TABLES[name].cells("tiny")]
+    drawn = draw_all(KeptLines([full_line(cell, 0.5) | {"notes": notes} for cell in cells], []), "tiny", tmp_path)
+    assert len(drawn) == 13
+    for path in drawn:
+        picture = Image.open(path)
+        leaks = picture.text[LEAKS_KEY]  # type: ignore[attr-defined]
+        red = sum(count for count, colour in picture.convert("RGB").getcolors(2**24) or [] if colour == (179, 38, 30))
+        expected = path.stem.endswith("paper") or path.stem.startswith("attribution")
+        assert ("public_is_test" in leaks) == expected and (leaks == "none") != expected, path
+        assert (red > 5000) == expected, path
+
+
+def test_figures_of_the_data_need_no_results(tmp_path: Path) -> None:
+    names = {path.stem for path in draw_all(NOTHING, "tiny", tmp_path)}
+    assert names == {"split-label", "split-quantity", "split-label-quantity", "noisy-samples"}
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -502,3 +533,4 @@ def test_every_table_at_the_tiny_scale(tmp_path: Path) -> None:
         values = [v for part in table["parts"] for column in part["columns"] for v in column["values"]]
         assert not {"not run", "failed", "older recipe"} & {value["words"] for value in values}, name
     assert "leak: " in (tmp_path / "tables-tiny.md").read_text()
+    assert len(list((tmp_path / "figures-tiny").glob("*.png"))) == 13

@@ -51,6 +51,7 @@ ORDER = {
         "kept_lines",
         "shown",
         "wording",
+        "figures",
         "waiting",
         "carrying",
         "__init__",

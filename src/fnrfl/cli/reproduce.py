@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json as json_format
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
-from fnrfl.cli.common import HELP, Debug, Json, Quiet, console, errors_in_words, how_to_go_on, print_answer, print_table
+from fnrfl.cli.cell_runs import CellSeeds, For, LinesOut, Markdown, Rerun, Scale, Set, carry, run_cells, show_plan
+from fnrfl.cli.common import HELP, Debug, Json, Quiet, console, errors_in_words, print_answer, print_table
 from fnrfl.cli.notices import notices
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.reproduce.paper_tables import TABLES
@@ -19,47 +18,12 @@ from fnrfl.results.reproduce.paper_tables import TABLES
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fnrfl.results.reproduce.carrying import CellNotice
-    from fnrfl.results.reproduce.paper_cells import PaperCell
-
 reproduce = typer.Typer(
     help="The paper's tables: what it printed, what its protocol gives here (a leak), what the honest protocol gives.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings=HELP,
 )
-Scale = Annotated[
-    Literal["tiny", "quick", "full"],
-    typer.Option("--scale", help="tiny: digits, on any computer; quick: CIFAR-10, fewer epochs; full: the paper's."),
-]
-AnyScale = Annotated[
-    Literal["tiny", "quick", "full"] | None,
-    typer.Option("--scale", show_default="all", help="Cells of one scale."),
-]
-CellSeeds = Annotated[
-    str | None,
-    typer.Option("--seeds", metavar="0,1,2 or 0-4", show_default="0,1,2; the paper's protocol: 0", help="Seeds."),
-]
-LinesOut = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", metavar="FILE", show_default="runs/reproduction/lines.jsonl", help="Results go there."),
-]
-For = Annotated[
-    str | None, typer.Option("--for", metavar="TIME", help="Begin no cell that will not fit: 90s, 9m or 2h.")
-]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key for every cell; may be repeated.")
-]
-Rerun = Annotated[
-    bool, typer.Option("--rerun", help="Run every cell of it here, and show those results before committed ones.")
-]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print markdown, for a document.")]
-Again = Annotated[bool, typer.Option("--again", help="Try cells that failed once more.")]
-Names = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[TABLE|CELL]...", show_default="the queue", help="Tables, or cells by their id."),
-]
-GO_ON = "To go on, give the same command again: finished cells are kept."
 
 
 @reproduce.command("list")
@@ -81,77 +45,6 @@ def list_tables(debug: Debug = False) -> None:
                 counts.append(f"{sum(lines.find(cell).usable for cell in cells)} of {len(cells)}")
             rows.append((name, counts[0], counts[1], table.title))
         print_table(rows)
-
-
-@reproduce.command("plan")
-def show_plan(scale: AnyScale = None, out: LinesOut = None, json: Json = False, debug: Debug = False) -> None:
-    """The queue: cells without a result, in the order of what they add, with about how long each takes.
-
-    \b
-    fnrfl reproduce plan
-    fnrfl reproduce plan --scale quick --json
-    """
-    with errors_in_words(debug, answers=json):
-        from fnrfl.results.reproduce.kept_lines import HERE, KeptLines
-        from fnrfl.results.reproduce.waiting import queue
-
-        waiting = queue(KeptLines.read(out or HERE), scale)
-        if json:
-            cells = [
-                {
-                    "id": one.cell.id, "for": one.purpose, "seconds": round(one.seconds, 1),
-                    "leaks": one.cell.leaks, "command": one.cell.command,
-                }
-                for one in waiting
-            ]  # fmt: skip
-            total = round(sum(one.seconds for one in waiting), 1)
-            print_answer(json_format.dumps({"cells": cells, "seconds": total}, indent=1))
-            return
-        rows, spent = [("", "cell", "for", "seconds", "sum")], 0.0
-        for number, one in enumerate(waiting, 1):
-            spent += one.seconds
-            leak = " leak" if one.cell.leaks else ""
-            rows.append((str(number), one.cell.id + leak, one.purpose, f"{one.seconds:.0f}", _duration(spent)))
-        print_table(rows)
-
-
-@reproduce.command()
-def run(
-    names: Names = None,
-    scale: AnyScale = None,
-    seeds: CellSeeds = None,
-    time: For = None,
-    out: LinesOut = None,
-    words: Set = None,
-    again: Again = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Run cells: the next ones of the queue, those of some tables, or single ones.
-
-    \b
-    fnrfl reproduce run --scale quick --for 9m
-    fnrfl reproduce run accuracy controls --scale tiny --seeds 0
-    fnrfl reproduce run resnet18/label/honest/fedavg/seed0@quick --set engine=gpu
-
-    Each result is a line of JSON, written when its cell is finished. On a GPU cells run in bf16 and not
-    deterministically, unless --set engine=... says how.
-    """
-    with errors_in_words(debug):
-        from fnrfl.results.reproduce.carrying import carry_out
-        from fnrfl.results.reproduce.kept_lines import HERE, KeptLines
-
-        screen, place, seconds = console(quiet=quiet), out or HERE, None if time is None else read_duration(time)
-        lines = KeptLines.read(place)
-        cells = _named_cells(names, scale, seeds, lines)
-        with notices(screen), how_to_go_on(lambda: GO_ON):
-            done = carry_out(
-                cells, place, lines=lines, seconds=seconds, words=words or (), again=again,
-                tell=lambda notice: _show_cell(screen, notice),
-            )  # fmt: skip
-        failed = sum("failed" in line for line in done)
-        screen.print(f"{len(done) - failed} cells done, {failed} failed; lines in {place}")
-        raise typer.Exit(3 if failed else 0)
 
 
 def _table_command(name: str, title: str) -> Callable[..., None]:
@@ -207,21 +100,44 @@ class _Request:
 
 def _run_missing(asked: _Request, time: str | None, words: Sequence[str], screen: Console) -> int:
     """Run the cells that have no result, if that was asked for or takes minutes; how many failed."""
-    from fnrfl.results.reproduce.carrying import carry_out
     from fnrfl.results.reproduce.kept_lines import KeptLines
 
-    seconds = None if time is None else read_duration(time)
     if asked.scale != "tiny" and not asked.rerun:
         return 0
     lines = KeptLines.read(asked.place)
     cells = [cell for name in asked.tables for cell in TABLES[name].cells(asked.scale, asked.seeds)]
     missing = [cell for cell in dict.fromkeys(cells) if asked.rerun or not lines.find(cell).usable]
-    with notices(screen), how_to_go_on(lambda: GO_ON):
-        done = carry_out(
-            missing, asked.place, lines=lines, seconds=seconds, words=words,
-            tell=lambda notice: _show_cell(screen, notice),
-        )  # fmt: skip
+    done = carry(missing, asked.place, lines, screen, time=time, words=words)
     return sum("failed" in line for line in done)
+
+
+@reproduce.command()
+def figures(
+    scale: Scale = "quick", rerun: Rerun = False, out: LinesOut = None, quiet: Quiet = False, debug: Debug = False
+) -> None:
+    """Draw the paper's figures as PNG, from the results that there are.
+
+    \b
+    fnrfl reproduce figures
+    fnrfl reproduce figures --scale full
+
+    They go into a folder beside the results, runs/reproduction/figures-SCALE. With --rerun, results computed here are
+    taken before committed ones; nothing is run. A figure with a leak has a banner that says so.
+    """
+    with errors_in_words(debug):
+        from fnrfl.results.reproduce.kept_lines import HERE
+
+        _draw_figures(_Request("figures", scale, None, rerun, out or HERE), console(quiet=quiet))
+
+
+def _draw_figures(asked: _Request, screen: Console) -> None:
+    from fnrfl.results.reproduce.figures import draw_all
+    from fnrfl.results.reproduce.kept_lines import KeptLines
+
+    folder = asked.place.parent / f"figures-{asked.scale}"
+    with notices(screen):
+        drawn = draw_all(KeptLines.read(asked.place), asked.scale, folder, prefer_here=asked.rerun)
+    screen.print(f"{len(drawn)} figures are in {folder}")
 
 
 def _print_tables(asked: _Request, form: str) -> None:
@@ -240,67 +156,16 @@ def _print_tables(asked: _Request, form: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_output(folder / f"tables-{asked.scale}.md", "\n".join(map(as_markdown, shown)))
         write_output(folder / f"tables-{asked.scale}.json", as_json(shown))
-        console(stderr=True).print(f"tables-{asked.scale}.md and tables-{asked.scale}.json are in {folder}")
+        screen = console(stderr=True)
+        screen.print(f"tables-{asked.scale}.md and tables-{asked.scale}.json are in {folder}")
+        try:
+            _draw_figures(asked, screen)
+        except ConfigError as error:  # figures are an extra: without matplotlib there are the tables
+            screen.print(f"note: no figures were drawn. {error}")
 
 
 for _name, _table in TABLES.items():
     reproduce.command(_name)(_table_command(_name, _table.title))
+reproduce.command("plan")(show_plan)
+reproduce.command("run")(run_cells)
 reproduce.command("all")(_table_command("all", "Every table"))
-
-
-def read_duration(text: str) -> float:
-    """Seconds of a time such as 90s, 9m or 1.5h.
-
-    >>> read_duration("9m"), read_duration("90")
-    (540.0, 90.0)
-    """
-    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d+)?)\s*([smh]?)\s*", text, re.ASCII)
-    if match is None:
-        raise ConfigError(f'"{text}" is not a time; write it as 90s, 9m or 2h.')
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
-
-
-def _named_cells(names: Sequence[str] | None, scale: str | None, seeds: str | None, lines: object) -> list[PaperCell]:
-    """The cells that were asked for; without a name, those of the queue."""
-    from fnrfl.results.compare import read_seeds
-    from fnrfl.results.reproduce.kept_lines import KeptLines
-    from fnrfl.results.reproduce.paper_cells import PaperCell
-    from fnrfl.results.reproduce.paper_tables import find_table
-    from fnrfl.results.reproduce.waiting import queue
-
-    assert isinstance(lines, KeptLines)
-    chosen = None if seeds is None else read_seeds(seeds)
-    if not names:
-        cells = [waiting.cell for waiting in queue(lines, scale)]
-        return [cell for cell in cells if chosen is None or cell.seed in chosen]
-    found: list[PaperCell] = []
-    for name in names:
-        found += [PaperCell.read(name)] if "@" in name else find_table(name).cells(scale or "quick", chosen)
-    for cell in found:
-        cell.config()  # refuses names that cannot go together
-    return list(dict.fromkeys(found))
-
-
-def _show_cell(screen: Console, notice: CellNotice) -> None:
-    """A line for a cell that begins, is done or has failed."""
-    where = f"{notice.number}/{notice.total}  {notice.cell.id}"
-    leak = "  leak" if notice.cell.leaks else ""
-    line = notice.line or {}
-    match notice.what:
-        case "start":
-            screen.print(f"{where}  about {_duration(notice.seconds_left)} left{leak}")
-        case "done":
-            preparing = line["seconds_preparing"]
-            screen.print(
-                f"{where}  accuracy {line['accuracy']:.4f}  {line['seconds_wall']:.1f} s"
-                + (f", {preparing:.1f} s of them preparing" if preparing >= 1 else "") + leak
-            )  # fmt: skip
-        case "failed":
-            screen.print(f"{where}  failed: {line['failed']}{leak}")
-
-
-def _duration(seconds: float) -> str:
-    """Seconds for people."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
