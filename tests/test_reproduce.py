@@ -6,6 +6,7 @@ import functools
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,30 @@ def test_committed_results_are_whole_and_of_cells_that_exist() -> None:
         for line in lines:
             assert PaperCell.read(line["id"]).id == line["id"]
             assert ("failed" in line) or (bool(line["leaks"]) == bool(PaperCell.read(line["id"]).leaks))
+
+
+def test_results_of_the_package_are_found_without_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = tmp_path / "committed"
+    append_line(packed / "a.jsonl", line_of(TINY))
+    monkeypatch.setattr(kept_lines, "OF_SOURCES", tmp_path / "none")
+    monkeypatch.setattr(kept_lines, "OF_PACKAGE", packed)
+    assert KeptLines.read(tmp_path / "none.jsonl").find(TINY).state == "committed"
+    wheel = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]["wheel"]
+    assert wheel["force-include"] == {"results/reproduction": "fnrfl/results/reproduce/committed"}
+
+
+def test_results_are_not_added_to_a_file_of_something_else(tmp_path: Path) -> None:
+    notes, log = tmp_path / "notes.txt", tmp_path / "run" / "events.jsonl"
+    notes.write_text("mine\n")
+    log.parent.mkdir()
+    for name in ("config.toml", "events.jsonl"):
+        (log.parent / name).write_text("")
+    for path in (notes, log, tmp_path / "notes.txt" / "lines.jsonl", tmp_path):
+        with pytest.raises(ConfigError, match=r"(Choose|Remove|Give) "):
+            carry_out([TINY], path, lines=NOTHING)
+    assert notes.read_text() == "mine\n" and log.read_text() == ""
 
 
 # -- the queue --------------------------------------------------------------------------------------------------------
@@ -393,7 +418,7 @@ def test_a_table_shows_spread_over_seeds_and_where_values_are_from() -> None:
     alone = show_table("accuracy", KeptLines([], [full_line(seed, 0.25)]), "quick").parts[0].columns[-1].values
     assert (alone[0].words, alone[0].missing) == ("0.2500 (1 of 3 seeds)", (0, 2))
     assert alone[0].sources == ("computed here",)
-    assert alone[1].words == "not run"
+    assert alone[1].words == "not run" and PaperCell.read(alone[1].cells[0]).method == "fedavg"
 
 
 def test_a_table_says_failed_and_older_recipe_and_shows_no_number_of_either() -> None:

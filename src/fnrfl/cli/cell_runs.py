@@ -12,6 +12,7 @@ import typer
 
 from fnrfl.cli.common import Debug, Json, Quiet, console, errors_in_words, how_to_go_on, print_answer, print_table
 from fnrfl.cli.notices import notices
+from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def show_plan(scale: AnyScale = None, out: LinesOut = None, json: Json = False, 
         from fnrfl.results.reproduce.kept_lines import HERE, KeptLines
         from fnrfl.results.reproduce.waiting import queue
 
-        waiting = queue(KeptLines.read(out or HERE), scale)
+        lines = KeptLines.read(out or HERE)
+        waiting = queue(lines, scale)
         if json:
             cells = [
                 {
@@ -85,6 +87,10 @@ def show_plan(scale: AnyScale = None, out: LinesOut = None, json: Json = False, 
             leak = " leak" if one.cell.leaks else ""
             rows.append((str(number), one.cell.id + leak, one.purpose, f"{one.seconds:.0f}", _duration(spent)))
         print_table(rows)
+        failed = [line["id"] for line in lines if "failed" in line]
+        typer.echo(f"{counted(len(waiting), 'cell')}, about {_duration(spent)} on an H200, without compiling steps")
+        if failed:
+            typer.echo(f"failed, and tried again only with --again: {', '.join(failed)}")
 
 
 def run_cells(

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fnrfl.core.errors import CompatibilityError, ConfigError, sentence
-from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, is_of_today, read_lines
+from fnrfl.results.reproduce.kept_lines import (
+    CellLine,
+    KeptLines,
+    append_line,
+    check_lines_file,
+    is_of_today,
+    read_lines,
+)
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.waiting import PREPARING, ExpectedSeconds, programs
 from fnrfl.rundir.events import Event
@@ -60,6 +67,7 @@ def carry_out(
     [engine], for all.
     """
     refuse_other_keys(words)
+    check_lines_file(out)
     began, done, expected = time.monotonic(), list[CellLine](), ExpectedSeconds(lines)
     engine = [] if words_name_engine(words) else engine_words()
     waiting, ready = list(cells), set[str]()

@@ -15,9 +15,9 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.results.report.plots import INK, LINE, PALETTE, STYLE, draw_heat
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines
 from fnrfl.results.reproduce.paper_cells import PaperCell
-from fnrfl.results.reproduce.paper_tables import BOTH, SINGLE_SKEWS, SIX, TABLES, seeds_of
+from fnrfl.results.reproduce.paper_tables import BOTH, TABLES, TablePart
 from fnrfl.results.reproduce.printed import CURVES
-from fnrfl.results.reproduce.shown import COLUMN_NAMES, SKEW_NAMES, method_name
+from fnrfl.results.reproduce.shown import COLUMN_NAMES, SKEW_NAMES, leaks_of, method_name
 from fnrfl.results.statistics import mean
 from fnrfl.rundir.outputs import write_output
 
@@ -79,9 +79,10 @@ class _Lookup:
     scale: str
     prefer_here: bool
 
-    def seeds(self, skew: str, setting: str, method: str) -> list[CellLine]:
+    def seeds(self, part: TablePart, setting: str, method: str) -> list[CellLine]:
         """The lines of all seeds that have one."""
-        cells = (PaperCell("resnet18", skew, setting, method, seed, self.scale) for seed in seeds_of(setting))
+        seeds = part.seeds_of(setting)
+        cells = (PaperCell(part.net, part.skew, setting, method, seed, self.scale) for seed in seeds)
         found = (self.lines.find(cell, prefer_here=self.prefer_here) for cell in cells)
         return [one.line for one in found if one.usable]
 
@@ -94,8 +95,8 @@ def _figures(look: _Lookup) -> Iterator[Drawn]:
     except ConfigError as error:  # the data may not be there
         log.warning("Noisy samples are not drawn. %s", error)
     for setting in BOTH:
-        for skew in SINGLE_SKEWS:
-            yield from _convergence(look, skew, setting)
+        for part in TABLES["convergence"].parts:
+            yield from _convergence(look, part, setting)
         yield from _refinement(look, setting)
     yield from _attribution(look)
 
@@ -149,13 +150,9 @@ def _noisy_samples(scale: str) -> Drawn:
 # -- what came out -----------------------------------------------------------------------------------------------------
 
 
-def _leaks(lines: Sequence[CellLine]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(leak for line in lines for leak in line["leaks"]))
-
-
-def _convergence(look: _Lookup, skew: str, setting: str) -> Iterator[Drawn]:
+def _convergence(look: _Lookup, part: TablePart, setting: str) -> Iterator[Drawn]:
     """Accuracy by round: the mean over seeds and, dotted, what was printed."""
-    found = {method: look.seeds(skew, setting, method) for method in SIX}
+    skew, found = part.skew, {method: look.seeds(part, setting, method) for method in part.methods}
     if not any(found.values()):
         return
     figure = Figure(figsize=WIDE, layout="constrained")
@@ -175,12 +172,12 @@ def _convergence(look: _Lookup, skew: str, setting: str) -> Iterator[Drawn]:
     axes.grid(axis="y", color=LINE)
     axes.set_title(f"{COLUMN_NAMES[setting]}: {SKEW_NAMES[skew]}, scale {look.scale}", fontsize=10, loc="left")
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    yield Drawn(f"convergence-{skew}-{setting}", figure, _leaks([line for lines in found.values() for line in lines]))
+    yield Drawn(f"convergence-{skew}-{setting}", figure, leaks_of(line for lines in found.values() for line in lines))
 
 
 def _refinement(look: _Lookup, setting: str) -> Iterator[Drawn]:
     """Accuracy within each class before and after refinement: the mean over refined clients, in the last round."""
-    lines = look.seeds("label", setting, "fedavg+fnr")
+    lines = look.seeds(TablePart("resnet18", "label", ()), setting, "fedavg+fnr")
     if not lines:
         return
     before, after = (
@@ -191,13 +188,13 @@ def _refinement(look: _Lookup, setting: str) -> Iterator[Drawn]:
     figure = _bars([str(c) for c in range(10)] if look.scale == "tiny" else list(CLASSES), named)
     title = f"{COLUMN_NAMES[setting]}: accuracy of refined clients on ranking data, label skew, last round"
     figure.axes[0].set_title(title, fontsize=9, loc="left")
-    yield Drawn(f"refinement-{setting}", figure, _leaks(lines))
+    yield Drawn(f"refinement-{setting}", figure, leaks_of(lines))
 
 
 def _attribution(look: _Lookup) -> Iterator[Drawn]:
     """What each leak gives, on clean and on noisy test images."""
-    methods = TABLES["attribution"].parts[0].methods
-    found = {method: look.seeds("feature-0.5", "paper", method) for method in methods}
+    part = TABLES["attribution"].parts[0]
+    found = {method: look.seeds(part, "paper", method) for method in part.methods}
     found = {method: lines for method, lines in found.items() if lines}
     if not found:
         return
@@ -205,9 +202,9 @@ def _attribution(look: _Lookup) -> Iterator[Drawn]:
         f"{score} test images": [mean([line[score] for line in lines]) for lines in found.values()]
         for score in ("clean", "noisy")
     }
-    figure = _bars([method_name(method).removeprefix("FedAvg + ") for method in found], named)
+    figure = _bars([method_name(method).removeprefix("FedAvg + ").removeprefix("FedAvg, ") for method in found], named)
     figure.axes[0].set_title(f"feature skew, noise 0.5, FedAvg, scale {look.scale}", fontsize=10, loc="left")
-    yield Drawn("attribution-feature", figure, _leaks([line for lines in found.values() for line in lines]))
+    yield Drawn("attribution-feature", figure, leaks_of(line for lines in found.values() for line in lines))
 
 
 def _bars(names: Sequence[str], values: dict[str, list[float]]) -> Figure:

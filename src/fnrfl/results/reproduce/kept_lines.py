@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fnrfl.config.registry import PACKAGE_FOLDER
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.reproduce.paper_cells import PaperCell
+from fnrfl.rundir.outputs import check_output
 
 CellLine = dict[str, Any]
 Standing = Literal["committed", "here", "older recipe", "failed", "not run"]
@@ -98,6 +99,13 @@ def read_lines(path: Path) -> list[CellLine]:
         if isinstance(line, dict) and isinstance(line.get("id"), str):
             found.append(line)
     return found
+
+
+def check_lines_file(path: Path) -> None:
+    """Refuse a file that has something else in it: no result is added to a log, or to somebody's notes."""
+    check_output(path)
+    if path.exists() and not read_lines(path) and path.stat().st_size:
+        raise ConfigError(f"{path} has something else in it than results of cells. Choose another file with --out.")
 
 
 def append_line(path: Path, line: CellLine) -> None:

@@ -19,6 +19,7 @@ SIX = ("fedavg+fnr", "fedavg", "fedprox", "scaffold", "moon", "fednova")
 OTHERS = ("feddyn", "fedftg", "feddf", "feddc", "fedgen")
 SINGLE_SKEWS = ("feature-0.5", "label", "quantity")
 BOTH = ("paper", "honest")
+TWO_CLIENTS = ("paper", "paper-2-clients", "honest")  # for rows that the paper seems to have run so
 NIID_BENCH = tuple(name for name in TRIAL_SETTINGS if name.startswith("niid-bench"))
 
 
@@ -31,11 +32,18 @@ class TablePart:
     methods: tuple[str, ...]
     settings: tuple[str, ...] = BOTH
     metrics: tuple[str, ...] = ("accuracy",)
+    seeds: tuple[int, ...] | None = None  # None: those of each setting
+
+    def seeds_of(self, setting: str) -> tuple[int, ...]:
+        """The seeds that a column shows: the paper's one under its protocol, else three."""
+        if self.seeds is not None:
+            return self.seeds
+        return (0,) if TRIAL_SETTINGS[setting].protocol == "paper" else (0, 1, 2)
 
     def cells(self, scale: str, seeds: Sequence[int] | None = None) -> Iterator[PaperCell]:
         """All its runs, by setting, seed and row."""
         for setting in self.settings:
-            for seed in seeds_of(setting) if seeds is None else seeds:
+            for seed in self.seeds_of(setting) if seeds is None else seeds:
                 for method in self.methods:
                     yield PaperCell(self.net, self.skew, setting, method, seed, scale)
 
@@ -50,11 +58,6 @@ class PaperTable:
     def cells(self, scale: str, seeds: Sequence[int] | None = None) -> list[PaperCell]:
         """Every run that it shows, once."""
         return list(dict.fromkeys(cell for part in self.parts for cell in part.cells(scale, seeds)))
-
-
-def seeds_of(setting: str) -> tuple[int, ...]:
-    """The seeds that a column shows: the paper's one, or three."""
-    return (0,) if setting.startswith(("paper-", "niid-bench")) or setting == "paper" else (0, 1, 2)
 
 
 def _parts_of(
@@ -78,7 +81,7 @@ TABLES = {
     ),
     "mixed": PaperTable(
         "Test accuracy under mixed skews (the paper's tab:Exp2)",
-        _parts_of(("label+feature-0.1", "label+feature-0.5"), SIX, ("paper", "paper-2-clients", "honest"))
+        _parts_of(("label+feature-0.1", "label+feature-0.5"), SIX, TWO_CLIENTS)
         + _parts_of(("label+quantity",), SIX),
     ),
     "orthogonality": PaperTable(
@@ -88,7 +91,8 @@ TABLES = {
     "noise": PaperTable(
         "Effect of noise (the paper's tab:Exp_noise)",
         _parts_of(("iid", "feature-0.1", "feature-0.5"), SIX)
-        + _parts_of(("label", "label+feature-0.1", "label+feature-0.5"), SIX),
+        + _parts_of(("label",), SIX)
+        + _parts_of(("label+feature-0.1", "label+feature-0.5"), SIX, TWO_CLIENTS),
     ),
     "attribution": PaperTable(
         "Which leak gives what: the paper's settings, one leak at a time",
@@ -105,6 +109,7 @@ TABLES = {
                 ),
                 ("paper",),
                 ("clean", "noisy"),
+                (0, 1, 2),
             )
             for skew in ("feature-0.5", "label")
         ),

@@ -5,12 +5,12 @@ Every value knows its protocol, and a column refuses values of two. Every value 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines
 from fnrfl.results.reproduce.paper_cells import PaperCell
-from fnrfl.results.reproduce.paper_tables import PaperTable, TablePart, find_table, seeds_of
+from fnrfl.results.reproduce.paper_tables import PaperTable, TablePart, find_table
 from fnrfl.results.reproduce.printed import CURVES, PRINTED
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
 from fnrfl.results.statistics import estimate
@@ -63,6 +63,7 @@ class ShownValue:
     missing: tuple[int, ...] = ()  # seeds without a result
     leaks: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()  # where it is from, and what must be known about it
+    cells: tuple[str, ...] = ()  # ids of the runs that it is, or would be, made from
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,15 @@ def part_title(part: TablePart) -> str:
     return f"{NET_NAMES[part.net]}, {SKEW_NAMES[part.skew]}"
 
 
+def leaks_of(lines: Iterable[CellLine]) -> tuple[str, ...]:
+    """Every leak that some run has, once."""
+    return tuple(dict.fromkeys(leak for line in lines for leak in line["leaks"]))
+
+
 def method_name(method: str) -> str:
     """A method for people: "SCAFFOLD + FNR"."""
-    return " + ".join(METHOD_NAMES.get(word, word) for word in method.split("+"))
+    base, *around = (METHOD_NAMES.get(word, word) for word in method.split("+"))
+    return (", " if method.endswith("+no-leak") else " + ").join([base, *around])
 
 
 def show_table(
@@ -178,28 +185,35 @@ class _Shown:
         return ShownColumn(head, TRIAL_SETTINGS[setting].protocol, tuple(values))
 
     def _cells(self, part: TablePart, setting: str, method: str) -> list[PaperCell]:
-        seeds = seeds_of(setting) if self.seeds is None else self.seeds
+        seeds = part.seeds_of(setting) if self.seeds is None else self.seeds
         return [PaperCell(part.net, part.skew, setting, method, seed, self.scale) for seed in seeds]
 
     def _value(
         self, cells: Sequence[PaperCell], get: Callable[[CellLine], float | None], form: str = ".4f"
     ) -> ShownValue:
         """The mean of some seeds."""
-        protocol = cells[0].protocol
+        protocol, ids = cells[0].protocol, tuple(cell.id for cell in cells)
         found = {cell: self.lines.find(cell, prefer_here=self.prefer_here) for cell in cells}
         numbers = {cell: get(one.line) for cell, one in found.items() if one.usable}
         known = {cell: number for cell, number in numbers.items() if number is not None}
         if not known:
-            return ShownValue(protocol, _why_not(list(found.values()), bool(numbers)), sources=_failures(found))
+            why = _why_not(list(found.values()), bool(numbers))
+            return ShownValue(protocol, why, sources=_failures(found), cells=ids)
         result = estimate(list(known.values()))
         words = format(result.mean, form) + ("" if result.sd is None else f" ± {result.sd:{form}}")
-        missing = tuple(cell.seed for cell in cells if cell not in known)
-        if missing:
+        if len(known) < len(cells):
             words += f" ({len(known)} of {len(cells)} seeds)"
-        leaks = tuple(dict.fromkeys(leak for cell in known for leak in found[cell].line["leaks"]))
-        sources = tuple(dict.fromkeys(found[cell].words for cell in known))
-        seeds = tuple(cell.seed for cell in known)
-        return ShownValue(protocol, words, result.mean, result.sd, seeds, missing, leaks, sources)
+        return ShownValue(
+            protocol,
+            words,
+            result.mean,
+            result.sd,
+            tuple(cell.seed for cell in known),
+            tuple(cell.seed for cell in cells if cell not in known),
+            leaks_of(found[cell].line for cell in known),
+            tuple(dict.fromkeys(found[cell].words for cell in known)),
+            ids,
+        )
 
     def _curves(self, part: TablePart, rows: tuple[str, ...]) -> Iterator[ShownPart]:
         """Accuracy after each round: a part for what was printed, and one for each setting."""
@@ -207,7 +221,7 @@ class _Shown:
             columns = []
             for t in range(10):
                 curves = [CURVES.get(method) for method in part.methods]
-                values = [ShownValue("printed", f"{c[t]:.4f}" if c else "", c[t] if c else None) for c in curves]
+                values = [_printed_point(curve, t) for curve in curves]
                 columns.append(ShownColumn(str(t + 1), "printed", tuple(values)))
             yield ShownPart(f"{part_title(part)}: printed, by round", rows, tuple(columns))
         for setting in part.settings:
@@ -221,6 +235,12 @@ class _Shown:
                 for t in range(rounds)
             ]
             yield ShownPart(f"{part_title(part)}: {COLUMN_NAMES[setting]}, by round", rows, tuple(columns))
+
+
+def _printed_point(curve: Sequence[float] | None, t: int) -> ShownValue:
+    if curve is None:
+        return ShownValue("printed", "")
+    return ShownValue("printed", f"{curve[t]:.4f}", curve[t], sources=("the first release of the paper's code",))
 
 
 def _get(metric: str) -> Callable[[CellLine], float | None]:
@@ -272,6 +292,7 @@ def _notes(name: str, parts: Sequence[ShownPart], scale: str) -> Iterator[str]:
             "Where there is noise, FNR is scored on clean test images and the others on noisy ones under the paper's "
             "protocol; under the honest protocol all are scored on noisy ones."
         )
+        yield "What was printed for FNR was made with these leaks too, as far as the released code shows."
     if name == "cost":
         yield "Seconds and kappa compare only within one device, one engine and one scale: never with what was printed."
         devices = {source for part in parts for c in part.columns for v in c.values for source in v.sources}

@@ -103,7 +103,7 @@ RATES = {"resnet18": 50_000, "vgg11": 60_000, "simple-cnn": 500_000}  # images/s
 SLOWER = {"moon": 2.2, "feddc": 1.15, "feddyn": 1.1}  # a step against FedAvg's
 MORE = {"feddf": 0.9, "fedftg": 1.0, "fedgen": 0.1, "public-only": 0.4, "public-finetune": 0.4}  # seconds in a round
 RAGGED = {"quantity": 1.6, "label+quantity": 1.4, "classes-1": 1.0, "label": 1.2}  # how uneven clients slow a round
-PREPARING = 45.0  # seconds for a program that the process has not met, on a GPU
+PREPARING = 60.0  # seconds for a program that the process has not met, on a GPU
 
 
 class ExpectedSeconds:
@@ -148,6 +148,8 @@ def _by_images(cell: PaperCell) -> float:
     private = 50_000 if paper or bench else 42_500
     images = private * epochs * SLOWER.get(base, 1.0) * RAGGED.get(cell.skew, 1.1)
     seconds = MORE.get(base, 0.0) + 0.1 + (1.0 if "feature" in cell.skew else 0.0)
+    if paper:  # last batches are kept, and those of a rare size are not recorded
+        seconds += 0.5 * epochs
     if around and around != "no-leak":
         public = 10_000 if paper else 4_000
         images += 1.5 * 5 * REFINE_EPOCHS[cell.scale] * public + 10 * public
