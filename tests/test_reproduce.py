@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -207,7 +208,7 @@ def test_results_are_not_added_to_a_file_of_something_else(tmp_path: Path) -> No
     log.parent.mkdir()
     for name in ("config.toml", "events.jsonl"):
         (log.parent / name).write_text("")
-    for path in (notes, log, tmp_path / "notes.txt" / "lines.jsonl", tmp_path):
+    for path in (notes, log, tmp_path / "notes.txt" / "lines.jsonl", tmp_path, Path(os.devnull)):
         with pytest.raises(ConfigError, match=r"(Choose|Remove|Give) "):
             carry_out([TINY], path, lines=NOTHING)
     assert notes.read_text() == "mine\n" and log.read_text() == ""

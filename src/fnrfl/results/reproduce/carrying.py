@@ -17,6 +17,7 @@ from fnrfl.results.reproduce.kept_lines import (
     append_line,
     check_lines_file,
     is_of_today,
+    make_room,
     read_lines,
 )
 from fnrfl.results.reproduce.paper_cells import PaperCell
@@ -79,6 +80,7 @@ def carry_out(
             return done
         ahead = min(left, sum(map(expected.seconds, waiting)))
         notice = CellNotice("start", cell, len(cells) - len(waiting) + 1, len(cells), ahead)
+        make_room(out)
         tell(notice)
         alike = _how_many_alike(cell, waiting, left / max(1.0, expected.seconds(cell)))
         done.append(_finish(notice, out, engine if cell.scale != "tiny" else (), words, alike, tell))
