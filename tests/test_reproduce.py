@@ -512,6 +512,18 @@ def test_a_cell_by_its_id_and_a_mark_on_every_line_about_a_leak(tmp_path: Path) 
         assert (LEAKING.id in text) == text.endswith("  leak")
 
 
+def test_of_a_table_only_cells_without_a_result_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed = tmp_path / "committed"
+    for cell in TABLES["rate"].cells("tiny")[1:]:
+        append_line(committed / "a.jsonl", line_of(cell))
+    monkeypatch.setattr(kept_lines, "OF_SOURCES", committed)
+    asked: list[Sequence[PaperCell]] = []
+    monkeypatch.setattr(carrying, "carry_out", lambda cells, *_, **__: asked.append(cells) or [])
+    for more in ([], ["--rerun"]):
+        assert typed("run", "rate", "--scale", "tiny", "--out", str(tmp_path / "b.jsonl"), *more).exit_code == 0
+    assert asked == [TABLES["rate"].cells("tiny")[:1], TABLES["rate"].cells("tiny")]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
