@@ -54,7 +54,7 @@ ORDER = (
     WantedCells(
         "orthogonality", "orthogonality", "quick", only={"method": [f"{name}+fnr" for name in ("fedavg", *SIX[2:])]}
     ),
-    WantedCells("noise", "noise", "quick"),
+    WantedCells("noise", "noise", "quick", only={"setting": ["honest", "paper"]}),
     WantedCells("vgg11", "accuracy", "quick", only={"net": ["vgg11"], "skew": ["label"], "method": SIX[:2]}),
     WantedCells("vgg11", "controls", "quick", only={"net": ["vgg11"]}),
     WantedCells("orthogonality", "orthogonality", "quick", only={"method": [f"{name}+fnr" for name in OTHERS]}),
