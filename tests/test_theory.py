@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.rng import generator
-from fnrfl.reproduce.convex_problem import (
+from fnrfl.results.reproduce.convex_problem import (
     MU,
     NUM_CLASSES,
     NUM_INPUTS,
@@ -23,8 +23,8 @@ from fnrfl.reproduce.convex_problem import (
     rate,
     skewed_problem,
 )
-from fnrfl.reproduce.statements import batch_noise, statements
-from fnrfl.reproduce.theory import (
+from fnrfl.results.reproduce.statements import batch_noise, statements
+from fnrfl.results.reproduce.theory import (
     FAR,
     LOCAL,
     ONE_EPOCH,
@@ -36,7 +36,7 @@ from fnrfl.reproduce.theory import (
     printed_recursion,
     theory_text,
 )
-from fnrfl.reproduce.theory_figure import draw_theory
+from fnrfl.results.reproduce.theory_figure import draw_theory
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,6 +56,16 @@ def divide(
         public_to=algorithm.public_to,
     )
     return partition, splits
+
+
+def count_split(config: RunConfig, examples: int, classes: int) -> list[list[int]]:
+    """How many examples of each class every client gets, of a training set with as many examples in each class.
+
+    The draw depends on these numbers alone, so that the data itself need not be there.
+    """
+    labels = np.repeat(np.arange(classes), examples // classes)
+    partition = draw(scenarios.parse(config.scenario), labels, config.clients, config.seed, num_classes=classes)
+    return [[int(count) for count in row] for row in partition.counts]
 
 
 def feature_noise(partition: Partition, client: int, x: Tensor, stream: torch.Generator) -> Tensor:

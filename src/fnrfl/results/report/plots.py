@@ -139,7 +139,7 @@ def classes(panel: Panel) -> Figure:
         for group in panel.groups
     ]
     figure, axes = _figure(panel, height=1.2 + 0.4 * len(rows))
-    _heat(axes, rows, _labels(panel, 28), lambda v: f"{100 * v:.0f}", 1.0)
+    draw_heat(axes, rows, _labels(panel, 28), lambda v: f"{100 * v:.0f}", 1.0)
     axes.set_xlabel("class; test accuracy in percent")
     return figure
 
@@ -149,15 +149,16 @@ def split(panel: Panel) -> Figure:
     counts = panel.groups[0].runs[0].counts
     figure, axes = _figure(panel, height=min(12.0, 1.2 + 0.3 * len(counts)))
     names = [f"client {client}" for client in range(len(counts))]
-    _heat(axes, counts, names, lambda v: f"{v:.0f}", max(map(max, counts)))
+    draw_heat(axes, counts, names, lambda v: f"{v:.0f}", max(map(max, counts)))
     run = panel.groups[0].runs[0]
     axes.set_xlabel(f"class; examples under {run.config['scenario']}, seed {run.seed}")
     return figure
 
 
-def _heat(
+def draw_heat(
     axes: Axes, rows: Sequence[Sequence[float | None]], names: list[str], text: Callable[[float], str], top: float
 ) -> None:
+    """A table of numbers as coloured cells, with the numbers in them if they are not too many."""
     colours = mpl.colors.LinearSegmentedColormap.from_list("fnrfl", ["#f4f4f1", HEAT])
     axes.imshow(
         [[float("nan") if v is None else v for v in row] for row in rows], cmap=colours, vmin=0, vmax=top, aspect="auto"

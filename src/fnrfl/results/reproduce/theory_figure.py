@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fnrfl.core.words import counted
-from fnrfl.reproduce.theory import FAR, TheoryCheck
 from fnrfl.results.report.plots import INK, PALETTE, STYLE
+from fnrfl.results.reproduce.theory import FAR, TheoryCheck
 from fnrfl.rundir.outputs import write_output
 
 if TYPE_CHECKING:

@@ -12,8 +12,17 @@ from typing import NamedTuple
 
 from fnrfl.core.isolation import isolated
 from fnrfl.core.words import counted
-from fnrfl.reproduce.convex_problem import MU, REFINED_SHARE, Problem, Steps, batch_of, measured, rate, skewed_problem
-from fnrfl.reproduce.statements import Statement, batch_noise, statements
+from fnrfl.results.reproduce.convex_problem import (
+    MU,
+    REFINED_SHARE,
+    Problem,
+    Steps,
+    batch_of,
+    measured,
+    rate,
+    skewed_problem,
+)
+from fnrfl.results.reproduce.statements import Statement, batch_noise, statements
 
 LOCAL = Steps(local=4)
 REFINED = Steps(local=4, refined=2)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.rng import generator
-from fnrfl.reproduce.convex_problem import MU, Problem, SoftmaxLoss, Steps, batch_of, rate
+from fnrfl.results.reproduce.convex_problem import MU, Problem, SoftmaxLoss, Steps, batch_of, rate
 
 TRIED_MODELS = 400  # random models at which a statement is tried
 DRAWS = 4_000  # of random batches

@@ -1,0 +1,211 @@
+"""The cells behind the paper's tables: the queue of those without a result, and running them."""
+
+from __future__ import annotations
+
+import json as json_format
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fnrfl.cli.common import Debug, Json, Quiet, console, errors_in_words, how_to_go_on, print_answer, print_table
+from fnrfl.cli.notices import notices
+from fnrfl.config.spelling import counted
+from fnrfl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fnrfl.results.reproduce.carrying import CellNotice
+    from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines
+    from fnrfl.results.reproduce.paper_cells import PaperCell
+
+Scale = Annotated[
+    Literal["tiny", "quick", "full"],
+    typer.Option("--scale", help="tiny: digits, on any computer; quick: CIFAR-10, fewer epochs; full: the paper's."),
+]
+AnyScale = Annotated[
+    Literal["tiny", "quick", "full"] | None,
+    typer.Option("--scale", show_default="all", help="Cells of one scale."),
+]
+CellSeeds = Annotated[
+    str | None,
+    typer.Option("--seeds", metavar="0,1,2 or 0-4", show_default="0,1,2; the paper's protocol: 0", help="Seeds."),
+]
+LinesOut = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="FILE", show_default="runs/reproduction/lines.jsonl", help="Results go there."),
+]
+For = Annotated[
+    str | None, typer.Option("--for", metavar="TIME", help="Begin no cell that will not fit: 90s, 9m or 2h.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A key of [engine] for every cell."),
+]
+Rerun = Annotated[
+    bool, typer.Option("--rerun", help="Run every cell of it here, and show those results before committed ones.")
+]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print markdown, for a document.")]
+Committed = Annotated[bool, typer.Option("--rerun", help="Of a table, also cells that have a committed result.")]
+Again = Annotated[bool, typer.Option("--again", help="Try cells that failed once more.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TABLE|CELL]...", show_default="the queue", help="Tables, or cells by their id."),
+]
+GO_ON = "To go on, give the same command again: finished cells are kept."
+
+
+def show_plan(scale: AnyScale = None, out: LinesOut = None, json: Json = False, debug: Debug = False) -> None:
+    """The queue: cells without a result, in the order of what they add, with about how long each takes.
+
+    \b
+    fnrfl reproduce plan
+    fnrfl reproduce plan --scale quick --json
+    """
+    with errors_in_words(debug, answers=json):
+        from fnrfl.results.reproduce.kept_lines import HERE, KeptLines
+        from fnrfl.results.reproduce.waiting import queue
+
+        lines = KeptLines.read(out or HERE)
+        waiting = queue(lines, scale)
+        if json:
+            cells = [
+                {
+                    "id": one.cell.id, "for": one.purpose, "seconds": round(one.seconds, 1),
+                    "leaks": one.cell.leaks, "command": one.cell.command,
+                }
+                for one in waiting
+            ]  # fmt: skip
+            total = round(sum(one.seconds for one in waiting), 1)
+            print_answer(json_format.dumps({"cells": cells, "seconds": total}, indent=1))
+            return
+        rows, spent = [("", "cell", "for", "seconds", "sum")], 0.0
+        for number, one in enumerate(waiting, 1):
+            spent += one.seconds
+            leak = " leak" if one.cell.leaks else ""
+            rows.append((str(number), one.cell.id + leak, one.purpose, f"{one.seconds:.0f}", _duration(spent)))
+        print_table(rows)
+        failed = [line["id"] for line in lines if "failed" in line]
+        typer.echo(f"{counted(len(waiting), 'cell')}, about {_duration(spent)} on an H200, without compiling steps")
+        if failed:
+            typer.echo(f"failed, and tried again only with --again: {', '.join(failed)}")
+
+
+def run_cells(
+    names: Names = None,
+    scale: AnyScale = None,
+    seeds: CellSeeds = None,
+    time: For = None,
+    out: LinesOut = None,
+    words: Set = None,
+    rerun: Committed = False,
+    again: Again = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run cells: the next ones of the queue, those of some tables, or single ones.
+
+    \b
+    fnrfl reproduce run --scale quick --for 9m
+    fnrfl reproduce run accuracy controls --scale tiny --seeds 0
+    fnrfl reproduce run resnet18/label/honest/fedavg/seed0@quick --set engine=gpu
+
+    Each result is a line of JSON, written when its cell is finished. On a GPU cells run in bf16 and not
+    deterministically, unless --set engine=... says how.
+    """
+    with errors_in_words(debug):
+        from fnrfl.results.reproduce.kept_lines import HERE, KeptLines
+
+        screen, place = console(quiet=quiet), out or HERE
+        lines = KeptLines.read(place)
+        cells = _named_cells(names, scale, seeds, lines if not rerun else KeptLines([], []))
+        done = carry(cells, place, lines, screen, time=time, words=words or (), again=again)
+        failed = sum("failed" in line for line in done)
+        screen.print(f"{len(done) - failed} cells done, {failed} failed; lines in {place}")
+        raise typer.Exit(3 if failed else 0)
+
+
+def carry(
+    cells: Sequence[PaperCell],
+    place: Path,
+    lines: KeptLines,
+    screen: Console,
+    *,
+    time: str | None,
+    words: Sequence[str],
+    again: bool = False,
+) -> list[CellLine]:
+    """Run cells, and show each as it begins and ends."""
+    from fnrfl.results.reproduce.carrying import carry_out
+
+    seconds = None if time is None else read_duration(time)
+    with notices(screen), how_to_go_on(lambda: GO_ON):
+        return carry_out(
+            cells, place, lines=lines, seconds=seconds, words=words, again=again,
+            tell=lambda notice: _show_cell(screen, notice),
+        )  # fmt: skip
+
+
+def read_duration(text: str) -> float:
+    """Seconds of a time such as 90s, 9m or 1.5h.
+
+    >>> read_duration("9m"), read_duration("90")
+    (540.0, 90.0)
+    """
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d+)?)\s*([smh]?)\s*", text, re.ASCII)
+    if match is None:
+        raise ConfigError(f'"{text}" is not a time; write it as 90s, 9m or 2h.')
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _named_cells(
+    names: Sequence[str] | None, scale: str | None, seeds: str | None, lines: KeptLines
+) -> list[PaperCell]:
+    """The cells that were asked for; without a name, the queue. Of a table, those that have no result among `lines`."""
+    from fnrfl.results.compare import read_seeds
+    from fnrfl.results.reproduce.paper_cells import PaperCell
+    from fnrfl.results.reproduce.paper_tables import find_table
+    from fnrfl.results.reproduce.waiting import queue
+
+    chosen = None if seeds is None else read_seeds(seeds)
+    if not names:
+        cells = [waiting.cell for waiting in queue(lines, scale)]
+        return [cell for cell in cells if chosen is None or cell.seed in chosen]
+    found: list[PaperCell] = []
+    for name in names:
+        if "@" in name:
+            found.append(PaperCell.read(name))
+        else:
+            cells = find_table(name).cells(scale or "quick", chosen)
+            found += [cell for cell in cells if not lines.find(cell).usable]
+    for cell in found:
+        cell.config()  # refuses names that cannot go together
+    return list(dict.fromkeys(found))
+
+
+def _show_cell(screen: Console, notice: CellNotice) -> None:
+    """A line for a cell that begins, is done or has failed."""
+    where = f"{notice.number}/{notice.total}  {notice.cell.id}"
+    leak = "  leak" if notice.cell.leaks else ""
+    line = notice.line or {}
+    match notice.what:
+        case "start":
+            screen.print(f"{where}  about {_duration(notice.seconds_left)} left{leak}")
+        case "done":
+            preparing = line["seconds_preparing"]
+            screen.print(
+                f"{where}  accuracy {line['accuracy']:.4f}  {line['seconds_wall']:.1f} s"
+                + (f", {preparing:.1f} s of them preparing" if preparing >= 1 else "") + leak
+            )  # fmt: skip
+        case "failed":
+            screen.print(f"{where}  failed: {line['failed']}{leak}")
+
+
+def _duration(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

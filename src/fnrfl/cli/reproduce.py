@@ -1,0 +1,173 @@
+"""The command `reproduce`: the paper's tables, and the queue of cells behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fnrfl.cli.cell_runs import CellSeeds, For, LinesOut, Markdown, Rerun, Scale, Set, carry, run_cells, show_plan
+from fnrfl.cli.common import HELP, Debug, Json, Quiet, console, errors_in_words, print_answer, print_table
+from fnrfl.cli.notices import notices
+from fnrfl.core.errors import ConfigError
+from fnrfl.results.reproduce.titles import TITLES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+reproduce = typer.Typer(
+    help="The paper's tables: printed, by its protocol, and honest.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings=HELP,
+)
+
+
+@reproduce.command("list")
+def list_tables(debug: Debug = False) -> None:
+    """The tables, and how many cells each has.
+
+    \b
+    fnrfl reproduce list
+    """
+    with errors_in_words(debug):
+        from fnrfl.results.reproduce.kept_lines import KeptLines
+        from fnrfl.results.reproduce.paper_tables import TABLES
+
+        lines = KeptLines.read()
+        rows = [("table", "quick", "full", "what it shows")]
+        for name, table in TABLES.items():
+            counts = []
+            for scale in ("quick", "full"):
+                cells = table.cells(scale)
+                counts.append(f"{sum(lines.find(cell).usable for cell in cells)} of {len(cells)}")
+            rows.append((name, counts[0], counts[1], table.title))
+        print_table(rows)
+
+
+def _table_command(name: str, title: str) -> Callable[..., None]:
+    """The command that shows a table, or with "all" every one of them."""
+
+    def command(
+        scale: Scale = "quick",
+        seeds: CellSeeds = None,
+        rerun: Rerun = False,
+        time: For = None,
+        words: Set = None,
+        out: LinesOut = None,
+        markdown: Markdown = False,
+        json: Json = False,
+        quiet: Quiet = False,
+        debug: Debug = False,
+    ) -> None:
+        with errors_in_words(debug):
+            from fnrfl.results.compare import read_seeds
+            from fnrfl.results.reproduce.kept_lines import HERE
+
+            asked = _Request(name, scale, None if seeds is None else read_seeds(seeds), rerun, out or HERE)
+            failed = _run_missing(asked, time, words or (), console(quiet=quiet, stderr=True))
+            _print_tables(asked, "json" if json else "markdown" if markdown else "text")
+            raise typer.Exit(3 if failed else 0)
+
+    command.__doc__ = f"""{title}.
+
+    \b
+    fnrfl reproduce {name}
+    fnrfl reproduce {name} --scale tiny
+    fnrfl reproduce {name} --scale full --rerun --for 2h
+
+    It shows the results that there are. Cells without one are run if the scale is tiny, or with --rerun.
+    """
+    return command
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What somebody wants to see."""
+
+    name: str
+    scale: str
+    seeds: list[int] | None
+    rerun: bool
+    place: Path  # of results computed here
+
+    @property
+    def tables(self) -> list[str]:
+        return list(TITLES) if self.name == "all" else [self.name]
+
+
+def _run_missing(asked: _Request, time: str | None, words: Sequence[str], screen: Console) -> int:
+    """Run the cells that have no result, if that was asked for or takes minutes; how many failed."""
+    from fnrfl.results.reproduce.kept_lines import KeptLines
+    from fnrfl.results.reproduce.paper_tables import TABLES
+
+    if asked.scale != "tiny" and not asked.rerun:
+        return 0
+    lines = KeptLines.read(asked.place)
+    cells = [cell for name in asked.tables for cell in TABLES[name].cells(asked.scale, asked.seeds)]
+    missing = [cell for cell in dict.fromkeys(cells) if asked.rerun or not lines.find(cell).usable]
+    done = carry(missing, asked.place, lines, screen, time=time, words=words)
+    return sum("failed" in line for line in done)
+
+
+@reproduce.command("figures")
+def figures(
+    scale: Scale = "quick", rerun: Rerun = False, out: LinesOut = None, quiet: Quiet = False, debug: Debug = False
+) -> None:
+    """Draw the paper's figures as PNG, from the results that there are.
+
+    \b
+    fnrfl reproduce figures
+    fnrfl reproduce figures --scale full
+
+    They go into a folder beside the results, runs/reproduction/figures-SCALE. With --rerun, results computed here are
+    taken before committed ones; nothing is run. A figure with a leak has a banner that says so.
+    """
+    with errors_in_words(debug):
+        from fnrfl.results.reproduce.kept_lines import HERE
+
+        _draw_figures(_Request("figures", scale, None, rerun, out or HERE), console(quiet=quiet))
+
+
+def _draw_figures(asked: _Request, screen: Console) -> None:
+    from fnrfl.results.reproduce.figures import draw_all
+    from fnrfl.results.reproduce.kept_lines import KeptLines
+
+    folder = asked.place.parent / f"figures-{asked.scale}"
+    with notices(screen):
+        drawn = draw_all(KeptLines.read(asked.place), asked.scale, folder, prefer_here=asked.rerun)
+    screen.print(f"{len(drawn)} figures are in {folder}")
+
+
+def _print_tables(asked: _Request, form: str) -> None:
+    """Print what was asked for; of all tables, also write it beside the results."""
+    from fnrfl.results.reproduce.kept_lines import KeptLines
+    from fnrfl.results.reproduce.shown import show_table
+    from fnrfl.results.reproduce.wording import as_json, as_markdown, as_text
+    from fnrfl.rundir.outputs import write_output
+
+    lines = KeptLines.read(asked.place)
+    shown = [show_table(name, lines, asked.scale, asked.seeds, prefer_here=asked.rerun) for name in asked.tables]
+    forms = {"text": as_text, "markdown": as_markdown}
+    print_answer(as_json(shown) if form == "json" else "\n".join(map(forms[form], shown)))
+    if asked.name == "all":
+        folder = asked.place.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        write_output(folder / f"tables-{asked.scale}.md", "\n".join(map(as_markdown, shown)))
+        write_output(folder / f"tables-{asked.scale}.json", as_json(shown))
+        screen = console(stderr=True)
+        screen.print(f"tables-{asked.scale}.md and tables-{asked.scale}.json are in {folder}")
+        try:
+            _draw_figures(asked, screen)
+        except ConfigError as error:  # figures are an extra: without matplotlib there are the tables
+            screen.print(f"note: no figures were drawn. {error}")
+
+
+for _name, _title in TITLES.items():
+    reproduce.command(_name)(_table_command(_name, _title))
+reproduce.command("plan")(show_plan)
+reproduce.command("run")(run_cells)
+reproduce.command("all")(_table_command("all", "Every table"))

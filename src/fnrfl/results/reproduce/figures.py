@@ -1,0 +1,222 @@
+"""The paper's figures as PNG: its data, convergence, refinement by class, and which leak gives what.
+
+A figure with a value of a run with a leak has a red banner that says so, and says so in its metadata.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.results.report.plots import INK, LINE, PALETTE, STYLE, draw_heat
+from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines
+from fnrfl.results.reproduce.paper_cells import PaperCell
+from fnrfl.results.reproduce.paper_tables import BOTH, TABLES, TablePart
+from fnrfl.results.reproduce.printed import CURVES
+from fnrfl.results.reproduce.shown import COLUMN_NAMES, SKEW_NAMES, leaks_of, method_name
+from fnrfl.results.statistics import mean
+from fnrfl.rundir.outputs import write_output
+
+try:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+except ImportError as error:
+    raise ConfigError("Figures need the package matplotlib. Install it, or look at the tables.") from error
+
+LEAKS_KEY = "fnrfl-leaks"  # of a PNG's metadata
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_EXAMPLES = 50_000  # of its training set, as many of each class
+WIDE = (7.2, 4.4)
+log = logging.getLogger("fnrfl")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure, and the leaks of what it shows."""
+
+    name: str
+    figure: Figure
+    leaks: tuple[str, ...] = ()
+
+
+def draw_all(lines: KeptLines, scale: str, folder: Path, *, prefer_here: bool = False) -> list[Path]:
+    """Write every figure that there are results for; those of the data need no results."""
+    folder.mkdir(parents=True, exist_ok=True)
+    look = _Lookup(lines, scale, prefer_here)
+    written = []
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(STYLE)
+        for drawn in _figures(look):
+            written.append(folder / f"{drawn.name}.png")
+            write_output(written[-1], as_png(drawn))
+    return written
+
+
+def as_png(drawn: Drawn) -> bytes:
+    """The figure with its banner and its metadata."""
+    if drawn.leaks:
+        words = f"LEAK: {', '.join(drawn.leaks)}. No honest result."
+        drawn.figure.suptitle(
+            words, fontsize=10, color="white", fontweight="bold", backgroundcolor="#b3261e", x=0.02, ha="left"
+        )
+    file = io.BytesIO()
+    metadata = {LEAKS_KEY: ", ".join(drawn.leaks) or "none"}
+    drawn.figure.savefig(file, format="png", dpi=160, metadata=metadata, bbox_inches="tight", pad_inches=0.2)
+    return file.getvalue()
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """Where figures find their lines."""
+
+    lines: KeptLines
+    scale: str
+    prefer_here: bool
+
+    def seeds(self, part: TablePart, setting: str, method: str) -> list[CellLine]:
+        """The lines of all seeds that have one."""
+        seeds = part.seeds_of(setting)
+        cells = (PaperCell(part.net, part.skew, setting, method, seed, self.scale) for seed in seeds)
+        found = (self.lines.find(cell, prefer_here=self.prefer_here) for cell in cells)
+        return [one.line for one in found if one.usable]
+
+
+def _figures(look: _Lookup) -> Iterator[Drawn]:
+    for skew in ("label", "quantity", "label+quantity"):
+        yield _split(look.scale, skew)
+    try:
+        yield _noisy_samples(look.scale)
+    except ConfigError as error:  # the data may not be there
+        log.warning("Noisy samples are not drawn. %s", error)
+    for setting in BOTH:
+        for part in TABLES["convergence"].parts:
+            yield from _convergence(look, part, setting)
+        yield from _refinement(look, setting)
+    yield from _attribution(look)
+
+
+# -- the data ----------------------------------------------------------------------------------------------------------
+
+
+def split_of(scale: str, skew: str) -> list[list[int]]:
+    """Examples by client and class, as the paper's protocol spreads all training data with seed 0."""
+    from fnrfl.runs.build import build
+    from fnrfl.runs.data import count_split
+
+    config = PaperCell("resnet18", skew, "paper", "fedavg", 0, scale).config()
+    if scale != "tiny":
+        return count_split(config, CIFAR10_EXAMPLES, len(CLASSES))
+    return [[int(count) for count in row] for row in build(config).partition.counts]
+
+
+def _split(scale: str, skew: str) -> Drawn:
+    counts = split_of(scale, skew)
+    figure = Figure(figsize=WIDE, layout="constrained")
+    axes = figure.subplots()
+    names = [f"client {client + 1}" for client in range(len(counts))]
+    draw_heat(axes, counts, names, lambda value: f"{value:.0f}", max(map(max, counts)))
+    classes = range(10) if scale == "tiny" else CLASSES
+    axes.set_xticks(range(10), [str(name) for name in classes], rotation=0 if scale == "tiny" else 30)
+    axes.set_title(f"examples by client and class: {SKEW_NAMES[skew]}, seed 0", fontsize=10, loc="left")
+    return Drawn(f"split-{skew.replace('+', '-')}", figure)
+
+
+def _noisy_samples(scale: str) -> Drawn:
+    """A test image as six clients see it, whose noise goes from none to 0.5."""
+    from fnrfl.core.rng import generator
+    from fnrfl.runs.build import build
+
+    cell = PaperCell("simple-cnn", "feature-0.5", "niid-bench", "fedavg", 0, scale)
+    built = build(cell.config(["engine=loop"], ["clients=6"]))
+    images = built.splits.test.x[:3]
+    images = images.float() / 255 if not images.is_floating_point() else images
+    figure = Figure(figsize=(7.2, 4.0), layout="constrained")
+    for client, column in enumerate(figure.subplots(3, 6).T):
+        noisy = built.noise(client, images, generator(0, client, "figure", "feature-noise")).clamp(0, 1)
+        for axes, image in zip(column, noisy, strict=True):
+            picture = image.movedim(0, -1) if image.ndim == 3 else image.reshape(8, 8)
+            axes.imshow(picture.squeeze(-1).numpy(), cmap="gray")  # one channel is grey
+            axes.set_axis_off()
+        column[0].set_title(f"noise {built.partition.levels[client]:.1f}", fontsize=9)
+    return Drawn("noisy-samples", figure)
+
+
+# -- what came out -----------------------------------------------------------------------------------------------------
+
+
+def _convergence(look: _Lookup, part: TablePart, setting: str) -> Iterator[Drawn]:
+    """Accuracy by round: the mean over seeds and, dotted, what was printed."""
+    skew, found = part.skew, {method: look.seeds(part, setting, method) for method in part.methods}
+    if not any(found.values()):
+        return
+    figure = Figure(figsize=WIDE, layout="constrained")
+    axes = figure.subplots()
+    for colour, (method, lines) in zip(PALETTE, found.items(), strict=False):
+        curves = [line["accuracies"] for line in lines]
+        if curves:
+            rounds = range(1, len(curves[0]) + 1)
+            at = list(zip(*curves, strict=True))
+            axes.plot(rounds, [mean(values) for values in at], color=colour, label=method_name(method))
+            axes.fill_between(rounds, list(map(min, at)), list(map(max, at)), color=colour, alpha=0.13, linewidth=0)
+        if method in CURVES and (skew, setting, look.scale) == ("label", "paper", "full"):
+            axes.plot(range(1, 11), CURVES[method], ":", color=colour, label=f"{method_name(method)}, printed")
+    axes.set_xlabel("round")
+    axes.set_ylabel("test accuracy")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", color=LINE)
+    axes.set_title(f"{COLUMN_NAMES[setting]}: {SKEW_NAMES[skew]}, scale {look.scale}", fontsize=10, loc="left")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    yield Drawn(f"convergence-{skew}-{setting}", figure, leaks_of(line for lines in found.values() for line in lines))
+
+
+def _refinement(look: _Lookup, setting: str) -> Iterator[Drawn]:
+    """Accuracy within each class before and after refinement: the mean over refined clients, in the last round."""
+    lines = look.seeds(TablePart("resnet18", "label", ()), setting, "fedavg+fnr")
+    if not lines:
+        return
+    before, after = (
+        [mean([line["notes"][name][-1][c] or 0.0 for line in lines]) for c in range(10)]
+        for name in ("refined_before", "refined_after")
+    )
+    named = {"before refinement": before, "after refinement": after}
+    figure = _bars([str(c) for c in range(10)] if look.scale == "tiny" else list(CLASSES), named)
+    title = f"{COLUMN_NAMES[setting]}: accuracy of refined clients on ranking data, label skew, last round"
+    figure.axes[0].set_title(title, fontsize=9, loc="left")
+    yield Drawn(f"refinement-{setting}", figure, leaks_of(lines))
+
+
+def _attribution(look: _Lookup) -> Iterator[Drawn]:
+    """What each leak gives, on clean and on noisy test images."""
+    part = TABLES["attribution"].parts[0]
+    found = {method: look.seeds(part, "paper", method) for method in part.methods}
+    found = {method: lines for method, lines in found.items() if lines}
+    if not found:
+        return
+    named = {
+        f"{score} test images": [mean([line[score] for line in lines]) for lines in found.values()]
+        for score in ("clean", "noisy")
+    }
+    figure = _bars([method_name(method).removeprefix("FedAvg + ").removeprefix("FedAvg, ") for method in found], named)
+    figure.axes[0].set_title(f"feature skew, noise 0.5, FedAvg, scale {look.scale}", fontsize=10, loc="left")
+    yield Drawn("attribution-feature", figure, leaks_of(line for lines in found.values() for line in lines))
+
+
+def _bars(names: Sequence[str], values: dict[str, list[float]]) -> Figure:
+    """Groups of bars, one for each name."""
+    figure = Figure(figsize=WIDE, layout="constrained")
+    axes = figure.subplots()
+    for number, (label, heights) in enumerate(values.items()):
+        places = [place + (number - 0.5) * 0.38 for place in range(len(names))]
+        bars = axes.bar(places, heights, width=0.36, color=PALETTE[number], label=label)
+        axes.bar_label(bars, fmt="%.2f", fontsize=7, color=INK)
+    axes.set_xticks(range(len(names)), names, rotation=25, ha="right")
+    axes.set_ylabel("accuracy")
+    axes.set_ylim(0, 1.05)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    return figure

@@ -1,0 +1,139 @@
+"""Results of finished cells: a line of JSON each. Some are part of the package, others were computed here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fnrfl.config.registry import PACKAGE_FOLDER
+from fnrfl.core.errors import ConfigError
+from fnrfl.results.reproduce.paper_cells import PaperCell
+from fnrfl.rundir.outputs import check_output
+
+CellLine = dict[str, Any]
+Standing = Literal["committed", "here", "older recipe", "failed", "not run"]
+
+OF_PACKAGE = PACKAGE_FOLDER / "results" / "reproduce" / "committed"  # where a wheel has results/reproduction
+OF_SOURCES = PACKAGE_FOLDER.parent.parent / "results" / "reproduction"
+HERE = Path("runs") / "reproduction" / "lines.jsonl"
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What is known of a cell: where its line comes from, and the line if there is one that counts."""
+
+    state: Standing
+    line: CellLine = field(default_factory=dict)
+
+    @property
+    def usable(self) -> bool:
+        """Whether a table may show its numbers."""
+        return self.state in ("committed", "here")
+
+    @property
+    def words(self) -> str:
+        """Where the result comes from, for people."""
+        if self.state == "committed":
+            return f"committed {self.line['date']} {self.line['device']}"
+        return "computed here" if self.state == "here" else self.state
+
+
+class KeptLines:
+    """The finished cells by id: committed ones, and those computed here."""
+
+    def __init__(self, committed: Iterable[CellLine], here: Iterable[CellLine]) -> None:
+        self.committed, self.here = _last_of_each(committed), _last_of_each(here)
+
+    @classmethod
+    def read(cls, here: Path = HERE) -> KeptLines:
+        """Those of the package and those of a file, which need not be there."""
+        folder = OF_SOURCES if OF_SOURCES.is_dir() else OF_PACKAGE
+        committed = [line for path in sorted(folder.glob("*.jsonl")) for line in read_lines(path)]
+        return cls(committed, read_lines(here) if here.exists() else [])
+
+    def __iter__(self) -> Iterator[CellLine]:
+        """All of them."""
+        yield from self.committed.values()
+        yield from self.here.values()
+
+    def find(self, cell: PaperCell, *, prefer_here: bool = False) -> CellResult:
+        """What is known of a cell. A committed line counts before one computed here, unless `prefer_here`.
+
+        A line that was made from other overrides than the cell has today is never used: it is an older recipe.
+        """
+        places: list[tuple[Standing, Mapping[str, CellLine]]] = [("committed", self.committed), ("here", self.here)]
+        known = [(state, lines[cell.id]) for state, lines in places if cell.id in lines]
+        if prefer_here:
+            known.reverse()
+        fitting = [(state, line) for state, line in known if is_of_today(cell, line)]
+        for state, line in fitting:
+            if "failed" not in line:
+                return CellResult(state, line)
+        if fitting:
+            return CellResult("failed", fitting[0][1])
+        return CellResult("older recipe", known[0][1]) if known else CellResult("not run")
+
+
+def is_of_today(cell: PaperCell, line: CellLine) -> bool:
+    """Whether a line was made from the recipe and the overrides that its cell has now."""
+    return (line.get("recipe"), tuple(line.get("overrides", ()))) == (cell.recipe, cell.overrides)
+
+
+def read_lines(path: Path) -> list[CellLine]:
+    """All whole lines of a file; a kill may have left half of one."""
+    try:
+        if not path.is_file():  # a pipe or a device may never end
+            raise OSError(0, "it is not an ordinary file")
+        texts = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path} cannot be read: {reason}. Choose another file with --out.") from error
+    found = []
+    for text in texts:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and isinstance(line.get("id"), str):
+            found.append(line)
+    return found
+
+
+def check_lines_file(path: Path) -> None:
+    """Refuse a file that has something else in it: no result is added to a log, or to somebody's notes."""
+    check_output(path)
+    if path.exists() and not read_lines(path) and path.stat().st_size:
+        raise ConfigError(f"{path} has something else in it than results of cells. Choose another file with --out.")
+
+
+def make_room(path: Path) -> None:
+    """Make the folder of a file of lines, before hours are spent on what cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{path} cannot be written. Choose another file with --out.")
+
+
+def append_line(path: Path, line: CellLine) -> None:
+    """Add a line to a file and wait until it is on the disk; after half a line, which a kill left, on a new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+        whole = not size or file.read(1) == b"\n"
+        file.write((b"" if whole else b"\n") + json.dumps(line, allow_nan=False).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _last_of_each(lines: Iterable[CellLine]) -> dict[str, CellLine]:
+    """The last line of each cell, but one that succeeded is not replaced by one that failed."""
+    found: dict[str, CellLine] = {}
+    for line in lines:
+        if "failed" not in line or "failed" in found.get(line["id"], line):
+            found[line["id"]] = line
+    return found

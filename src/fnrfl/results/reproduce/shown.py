@@ -1,0 +1,298 @@
+"""A table as it is shown: what was printed, then a column per setting, with spread over seeds and where each is from.
+
+Every value knows its protocol, and a column refuses values of two. Every value of a run with a leak says leak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines
+from fnrfl.results.reproduce.paper_cells import PaperCell
+from fnrfl.results.reproduce.paper_tables import PaperTable, TablePart, find_table
+from fnrfl.results.reproduce.printed import CURVES, PRINTED
+from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
+from fnrfl.results.statistics import estimate
+from fnrfl.runs.metrics import MIB
+
+METRIC_NAMES = {
+    "accuracy": "accuracy",
+    "accuracies": "accuracy by round",
+    "clean": "clean test images",
+    "noisy": "noisy test images",
+    "mib": "traffic in MiB",
+    "seconds": "seconds of training",
+    "kappa": "kappa, accuracy * 1e4 / seconds",
+    "rho": "rho, accuracy * 1e4 / MiB",
+}
+_FORMS = {"mib": ".1f", "seconds": ".1f", "kappa": ".4g", "rho": ".4f"}
+COLUMN_NAMES = {
+    "honest": "honest protocol",
+    "paper": "paper's protocol (leak)",
+    "paper-2-clients": "paper's protocol, two clients (leak)",
+    "paper-rate-0.1": "paper's protocol, rate 0.1 (leak)",
+    "niid-bench": "here, pixels 0 to 1",
+    "niid-bench-standard": "here, standardised pixels",
+}
+SKEW_NAMES = {
+    "iid": "no skew", "feature-0.1": "feature skew, noise 0.1", "feature-0.5": "feature skew, noise 0.5",
+    "label": "label skew", "quantity": "quantity skew", "label+feature-0.1": "label and feature skew, noise 0.1",
+    "label+feature-0.5": "label and feature skew, noise 0.5", "label+quantity": "label and quantity skew",
+    "classes-1": "one class per client", "classes-2": "two classes per client", "classes-3": "three classes per client",
+}  # fmt: skip
+NET_NAMES = {"resnet18": "ResNet-18", "vgg11": "VGG-11", "simple-cnn": "simple-cnn"}
+METHOD_NAMES = {
+    "fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "moon": "MOON", "fednova": "FedNova",
+    "feddyn": "FedDyn", "fedftg": "FedFTG", "feddf": "FedDF", "feddc": "FedDC", "fedgen": "FedGen", "fnr": "FNR",
+    "weight-0": "FNR with weight 0", "no-leak": "no leak", "batchnorm-leak": "BatchNorm leak",
+    "label-leak": "label leak", "both-leaks": "both leaks", "both-leaks-weight-0": "both leaks, weight 0",
+    "both-leaks-weight-1": "both leaks, weight 1",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ShownValue:
+    """A number of a table, or why there is none."""
+
+    protocol: str  # "printed", "paper" or "honest"
+    words: str  # the number as text, or "not run", "failed", "older recipe"
+    mean: float | None = None
+    sd: float | None = None
+    seeds: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()  # seeds without a result
+    leaks: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()  # where it is from, and what must be known about it
+    cells: tuple[str, ...] = ()  # ids of the runs that it is, or would be, made from
+
+
+@dataclass(frozen=True)
+class ShownColumn:
+    """Values of one protocol, a row each."""
+
+    head: str
+    protocol: str
+    values: tuple[ShownValue, ...]
+
+    def __post_init__(self) -> None:
+        strange = {value.protocol for value in self.values} - {self.protocol}
+        if strange:
+            raise ValueError(f"the column {self.head!r} is {self.protocol} and has values that are {strange}")
+
+
+@dataclass(frozen=True)
+class ShownPart:
+    """Rows and columns under one title."""
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[ShownColumn, ...]
+
+
+@dataclass(frozen=True)
+class ShownTable:
+    """A table of the paper with everything that is known about it."""
+
+    name: str
+    title: str
+    scale: str
+    parts: tuple[ShownPart, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> Iterator[ShownValue]:
+        """All of them."""
+        return (value for part in self.parts for column in part.columns for value in column.values)
+
+    @property
+    def leaks(self) -> tuple[str, ...]:
+        """Every leak that some value has."""
+        return tuple(dict.fromkeys(leak for value in self.values for leak in value.leaks))
+
+
+def part_title(part: TablePart) -> str:
+    """What stands above a part of a table."""
+    return f"{NET_NAMES[part.net]}, {SKEW_NAMES[part.skew]}"
+
+
+def leaks_of(lines: Iterable[CellLine]) -> tuple[str, ...]:
+    """Every leak that some run has, once."""
+    return tuple(dict.fromkeys(leak for line in lines for leak in line["leaks"]))
+
+
+def method_name(method: str) -> str:
+    """A method for people: "SCAFFOLD + FNR"."""
+    base, *around = (METHOD_NAMES.get(word, word) for word in method.split("+"))
+    return (", " if method.endswith("+no-leak") else " + ").join([base, *around])
+
+
+def show_table(
+    name: str, lines: KeptLines, scale: str, seeds: Sequence[int] | None = None, *, prefer_here: bool = False
+) -> ShownTable:
+    """A table from whatever results there are."""
+    shown = _Shown(name, find_table(name), lines, scale, seeds, prefer_here)
+    parts = [part for one in shown.table.parts for part in shown.parts(one)]
+    return ShownTable(name, shown.table.title, scale, tuple(parts), tuple(_notes(name, parts, scale)))
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What values are looked up in."""
+
+    name: str
+    table: PaperTable
+    lines: KeptLines
+    scale: str
+    seeds: Sequence[int] | None
+    prefer_here: bool
+
+    def parts(self, part: TablePart) -> Iterator[ShownPart]:
+        """A part for each metric; those of one setting stand side by side, and curves have a column for each round."""
+        rows = tuple(map(method_name, part.methods))
+        if part.metrics == ("accuracies",):
+            yield from self._curves(part, rows)
+        elif len(part.settings) == 1:
+            columns = [self._column(part, part.settings[0], metric) for metric in part.metrics]
+            yield ShownPart(part_title(part), rows, (*self._printed(part, part.metrics[0]), *columns))
+        else:
+            for metric in part.metrics:
+                title = part_title(part) if len(part.metrics) == 1 else f"{part_title(part)}: {METRIC_NAMES[metric]}"
+                columns = [self._column(part, setting, metric) for setting in part.settings]
+                yield ShownPart(title, rows, (*self._printed(part, metric), *columns))
+
+    def _printed(self, part: TablePart, metric: str) -> list[ShownColumn]:
+        """The column of what was printed, if anything was."""
+        values = []
+        for method in part.methods:
+            key = (self.name, part.net, part.skew, f"{method}:{metric}" if self.name == "cost" else method)
+            printed = PRINTED.get(key)
+            if printed is None:
+                values.append(ShownValue("printed", ""))
+            else:
+                about = (printed.place, printed.note) if printed.note else (printed.place,)
+                values.append(ShownValue("printed", printed.text, printed.value, sources=about))
+        if not any(value.words for value in values):
+            return []
+        head = "published" if self.name == "niid-bench" else "printed"
+        return [ShownColumn(head, "printed", tuple(values))]
+
+    def _column(self, part: TablePart, setting: str, metric: str) -> ShownColumn:
+        form = _FORMS.get(metric, ".4f")
+        values = [self._value(self._cells(part, setting, method), _get(metric), form) for method in part.methods]
+        head = COLUMN_NAMES[setting] if len(part.settings) > 1 or len(part.metrics) == 1 else METRIC_NAMES[metric]
+        return ShownColumn(head, TRIAL_SETTINGS[setting].protocol, tuple(values))
+
+    def _cells(self, part: TablePart, setting: str, method: str) -> list[PaperCell]:
+        seeds = part.seeds_of(setting) if self.seeds is None else self.seeds
+        return [PaperCell(part.net, part.skew, setting, method, seed, self.scale) for seed in seeds]
+
+    def _value(
+        self, cells: Sequence[PaperCell], get: Callable[[CellLine], float | None], form: str = ".4f"
+    ) -> ShownValue:
+        """The mean of some seeds."""
+        protocol, ids = cells[0].protocol, tuple(cell.id for cell in cells)
+        found = {cell: self.lines.find(cell, prefer_here=self.prefer_here) for cell in cells}
+        numbers = {cell: get(one.line) for cell, one in found.items() if one.usable}
+        known = {cell: number for cell, number in numbers.items() if number is not None}
+        if not known:
+            why = _why_not(list(found.values()), bool(numbers))
+            return ShownValue(protocol, why, sources=_failures(found), cells=ids)
+        result = estimate(list(known.values()))
+        words = format(result.mean, form) + ("" if result.sd is None else f" ± {result.sd:{form}}")
+        if len(known) < len(cells):
+            words += f" ({len(known)} of {len(cells)} seeds)"
+        return ShownValue(
+            protocol,
+            words,
+            result.mean,
+            result.sd,
+            tuple(cell.seed for cell in known),
+            tuple(cell.seed for cell in cells if cell not in known),
+            leaks_of(found[cell].line for cell in known),
+            tuple(dict.fromkeys(found[cell].words for cell in known)),
+            ids,
+        )
+
+    def _curves(self, part: TablePart, rows: tuple[str, ...]) -> Iterator[ShownPart]:
+        """Accuracy after each round: a part for what was printed, and one for each setting."""
+        if part.skew == "label":
+            columns = []
+            for t in range(10):
+                curves = [CURVES.get(method) for method in part.methods]
+                values = [_printed_point(curve, t) for curve in curves]
+                columns.append(ShownColumn(str(t + 1), "printed", tuple(values)))
+            yield ShownPart(f"{part_title(part)}: printed, by round", rows, tuple(columns))
+        for setting in part.settings:
+            rounds = PaperCell(part.net, part.skew, setting, "fedavg", 0, self.scale).config().rounds
+            columns = [
+                ShownColumn(
+                    str(t + 1),
+                    TRIAL_SETTINGS[setting].protocol,
+                    tuple(self._value(self._cells(part, setting, m), _of_round(t)) for m in part.methods),
+                )
+                for t in range(rounds)
+            ]
+            yield ShownPart(f"{part_title(part)}: {COLUMN_NAMES[setting]}, by round", rows, tuple(columns))
+
+
+def _printed_point(curve: Sequence[float] | None, t: int) -> ShownValue:
+    if curve is None:
+        return ShownValue("printed", "")
+    return ShownValue("printed", f"{curve[t]:.4f}", curve[t], sources=("the first release of the paper's code",))
+
+
+def _get(metric: str) -> Callable[[CellLine], float | None]:
+    """How a metric is read from a line."""
+
+    def traffic(line: CellLine) -> float:
+        return float(line["bytes_up"] + line["bytes_down"]) / MIB
+
+    metrics: dict[str, Callable[[CellLine], float | None]] = {
+        "mib": traffic,
+        "seconds": lambda line: float(line["seconds_train"]),
+        "kappa": lambda line: float(line["accuracy"]) * 1e4 / line["seconds_train"],
+        "rho": lambda line: float(line["accuracy"]) * 1e4 / traffic(line) if traffic(line) else None,
+    }
+    return metrics.get(metric, lambda line: line.get(metric))
+
+
+def _of_round(t: int) -> Callable[[CellLine], float | None]:
+    return lambda line: line["accuracies"][t]
+
+
+def _why_not(found: Sequence[CellResult], ran: bool) -> str:
+    """Why there is no number."""
+    if ran:
+        return "-"  # the run has no such number, such as accuracy on noisy images without noise
+    states = [one.state for one in found]
+    return next((state for state in ("failed", "older recipe") if state in states), "not run")
+
+
+def _failures(found: dict[PaperCell, CellResult]) -> tuple[str, ...]:
+    return tuple(f"{cell.id} failed: {one.line['failed']}" for cell, one in found.items() if one.state == "failed")
+
+
+def _notes(name: str, parts: Sequence[ShownPart], scale: str) -> Iterator[str]:
+    """What must be known to read the table."""
+    leaks = dict.fromkeys(
+        leak for part in parts for column in part.columns for value in column.values for leak in value.leaks
+    )
+    if leaks:
+        yield f"leak: {', '.join(leaks)}. A value that says leak is no honest result."
+    yield {
+        "tiny": "Scale tiny: digits and small nets. It shows that the recipes run, and nothing about the paper.",
+        "quick": "Scale quick: CIFAR-10, ten rounds of two local epochs and one epoch of refinement.",
+        "full": "Scale full: the paper's size, ten rounds of ten local epochs and five epochs of refinement.",
+    }[scale]
+    yield "Accuracy is on the test set after the last round; over several seeds mean ± standard deviation."
+    if name in ("accuracy", "mixed", "noise", "orthogonality", "cost"):
+        yield (
+            "Where there is noise, FNR is scored on clean test images and the others on noisy ones under the paper's "
+            "protocol; under the honest protocol all are scored on noisy ones."
+        )
+        yield "What was printed for FNR was made with these leaks too, as far as the released code shows."
+    if name == "cost":
+        yield "Seconds and kappa compare only within one device, one engine and one scale: never with what was printed."
+        devices = {source for part in parts for c in part.columns for v in c.values for source in v.sources}
+        if len([source for source in devices if source.startswith("committed")]) > 1:
+            yield "The rows of this table are of several days or devices."

@@ -1,0 +1,165 @@
+"""The queue: which cells come next, in the order of what they add, and about how long each will take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines
+from fnrfl.results.reproduce.paper_cells import PaperCell
+from fnrfl.results.reproduce.paper_tables import OTHERS, SIX, TABLES, find_table
+from fnrfl.results.reproduce.settings import REFINE_EPOCHS
+from fnrfl.results.statistics import mean
+
+
+@dataclass(frozen=True)
+class WantedCells:
+    """Some cells of a table, and what they are wanted for."""
+
+    purpose: str
+    table: str
+    scale: str
+    seeds: tuple[int, ...] = (0,)
+    only: Mapping[str, Sequence[str]] = field(default_factory=dict)  # names that count, by axis
+
+    def cells(self) -> Iterator[PaperCell]:
+        """Its cells, in the table's order."""
+        for cell in find_table(self.table).cells(self.scale, self.seeds):
+            if all(getattr(cell, axis) in names for axis, names in self.only.items()):
+                yield cell
+
+
+_RESNET, _HONEST, _PAPER = {"net": ["resnet18"]}, {"setting": ["honest"]}, {"setting": ["paper"]}
+_OTHER_SEEDS = (1, 2)
+ORDER = (
+    WantedCells("headline", "accuracy", "quick", only=_RESNET | _HONEST | {"method": ["fedavg", "fedavg+fnr"]}),
+    WantedCells("headline", "controls", "quick", only=_RESNET | {"method": ["fedavg+weight-0"]}),
+    WantedCells("headline", "accuracy", "quick", only=_RESNET | _PAPER | {"method": ["fedavg", "fedavg+fnr"]}),
+    WantedCells("full", "accuracy", "full", only=_RESNET | _PAPER | {"skew": ["label"], "method": SIX[:2]}),
+    WantedCells("full", "accuracy", "full", only=_RESNET | _HONEST | {"skew": ["label"], "method": SIX[:2]}),
+    WantedCells("full", "accuracy", "full", only=_RESNET | _PAPER | {"method": SIX[:2]}),
+    WantedCells(
+        "full", "controls", "full",
+        only=_RESNET | {"skew": ["label"], "method": ["fedavg+weight-0", "public-returned", "public-finetune"]},
+    ),
+    WantedCells("full", "accuracy", "full", only=_RESNET | _HONEST | {"skew": ["label"], "method": SIX}),
+    WantedCells("accuracy", "accuracy", "quick", only=_RESNET | _HONEST),
+    WantedCells("accuracy", "accuracy", "quick", only=_RESNET | _PAPER),
+    WantedCells("accuracy", "controls", "quick", only=_RESNET | {"skew": ["label"]}),
+    WantedCells("other seeds", "accuracy", "quick", _OTHER_SEEDS, _RESNET | _HONEST),
+    WantedCells("other seeds", "controls", "quick", _OTHER_SEEDS, _RESNET | {"method": ["fedavg+weight-0"]}),
+    WantedCells("mixed", "mixed", "quick", only={"setting": ["honest", "paper"]}),
+    WantedCells(
+        "orthogonality", "orthogonality", "quick", only={"method": [f"{name}+fnr" for name in ("fedavg", *SIX[2:])]}
+    ),
+    WantedCells("noise", "noise", "quick", only={"setting": ["honest", "paper"]}),
+    WantedCells("vgg11", "accuracy", "quick", only={"net": ["vgg11"], "skew": ["label"], "method": SIX[:2]}),
+    WantedCells("vgg11", "controls", "quick", only={"net": ["vgg11"]}),
+    WantedCells("orthogonality", "orthogonality", "quick", only={"method": [f"{name}+fnr" for name in OTHERS]}),
+    WantedCells("niid-bench", "niid-bench", "full", only={"method": ["fedavg"]}),
+    WantedCells("niid-bench", "niid-bench", "full", only={"setting": ["niid-bench"]}),
+    WantedCells("attribution", "attribution", "quick", only={"skew": ["feature-0.5"]}),
+    WantedCells("attribution", "attribution", "quick", _OTHER_SEEDS, {"skew": ["feature-0.5"]}),
+    WantedCells("own settings", "mixed", "quick", only={"setting": ["paper-2-clients"]}),
+    WantedCells("own settings", "rate", "quick"),
+    WantedCells("own settings", "rate", "full", only={"skew": ["label"]}),
+    WantedCells("controls", "controls", "quick", (0, 1, 2)),
+    WantedCells("attribution", "attribution", "quick", (0, 1, 2)),
+    WantedCells("niid-bench", "niid-bench", "full", (0, 1, 2)),
+    WantedCells("vgg11", "accuracy", "quick"),
+    WantedCells("rest", "mixed", "quick", (0, 1, 2), _HONEST),
+    WantedCells("rest", "noise", "quick", (0, 1, 2), _HONEST),
+    WantedCells("rest", "orthogonality", "quick", (0, 1, 2), _HONEST),
+    *(WantedCells("rest", table, "full") for table in TABLES),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A cell of the queue."""
+
+    cell: PaperCell
+    purpose: str
+    seconds: float  # without preparing programs
+
+
+def queue(lines: KeptLines, scale: str | None = None) -> list[Waiting]:
+    """The cells that have no result, in order; those of which a run has failed are left out."""
+    expected = ExpectedSeconds(lines)
+    first: dict[PaperCell, str] = {}
+    for wanted in ORDER:
+        for cell in wanted.cells():
+            if scale in (None, cell.scale):
+                first.setdefault(cell, wanted.purpose)
+    waiting = (cell for cell in first if lines.find(cell).state in ("not run", "older recipe"))
+    return [Waiting(cell, first[cell], expected.seconds(cell)) for cell in waiting]
+
+
+# -- how long a cell takes ---------------------------------------------------------------------------------------------
+
+RATES = {"resnet18": 50_000, "vgg11": 60_000, "simple-cnn": 500_000}  # images/s of training, H200, bf16, ten clients
+SLOWER = {"moon": 2.2, "feddc": 1.15, "feddyn": 1.1}  # a step against FedAvg's
+MORE = {"feddf": 0.9, "fedftg": 1.0, "fedgen": 0.1, "public-only": 0.4, "public-finetune": 0.4}  # seconds in a round
+RAGGED = {"quantity": 1.6, "label+quantity": 1.4, "classes-1": 1.0, "label": 1.2}  # how uneven clients slow a round
+PREPARING = 60.0  # seconds for a program that the process has not met, on a GPU
+
+
+class ExpectedSeconds:
+    """About how long cells take, without preparing: as long as like cells took, else by their images."""
+
+    def __init__(self, known: Iterable[CellLine]) -> None:
+        self._like: dict[tuple[str, ...], list[float]] = {}
+        for line in known:
+            self.learn(line)
+
+    def learn(self, line: CellLine) -> None:
+        """Take note of how long a cell took; of one that failed, or has a name of an older version, nothing."""
+        if "failed" in line:
+            return
+        with suppress(ConfigError):
+            for alike in _alike(PaperCell.read(line["id"])):
+                took = line["seconds_wall"] - line["seconds_preparing"]
+                self._like.setdefault(alike, []).append(took)
+
+    def seconds(self, cell: PaperCell) -> float:
+        """Of one cell."""
+        for alike in _alike(cell):
+            if alike in self._like:
+                return mean(self._like[alike])
+        return _by_images(cell)
+
+
+def _alike(cell: PaperCell) -> list[tuple[str, ...]]:
+    """What cells that take about as long have in common, the closest first."""
+    common = (cell.scale, cell.net, cell.setting, cell.method)
+    return [(*common, cell.skew), common, (cell.scale, cell.net, cell.protocol, cell.method)]
+
+
+def _by_images(cell: PaperCell) -> float:
+    if cell.scale == "tiny":
+        return 1.0
+    base, _, around = cell.method.partition("+")
+    bench = cell.setting.startswith("niid-bench")
+    rounds = 50 if bench and cell.scale == "full" else 10
+    epochs = 2 if cell.scale == "quick" else 10
+    paper = cell.protocol == "paper"
+    private = 50_000 if paper or bench else 42_500
+    images = private * epochs * SLOWER.get(base, 1.0) * RAGGED.get(cell.skew, 1.1)
+    seconds = MORE.get(base, 0.0) + 0.1 + (1.0 if "feature" in cell.skew else 0.0)
+    if paper:  # last batches are kept, and those of a rare size are not recorded
+        seconds += 0.5 * epochs
+    if around and around != "no-leak":
+        public = 10_000 if paper else 4_000
+        images += 1.5 * 5 * REFINE_EPOCHS[cell.scale] * public + 10 * public
+    return 3.0 + rounds * (seconds + images / RATES[cell.net]) * (2.0 if "weight-" in around and paper else 1.0)
+
+
+def programs(cell: PaperCell) -> frozenset[str]:
+    """What is compiled for a cell, and shared with others of the same process."""
+    base, _, around = cell.method.partition("+")
+    step = "fedavg" if base.startswith("public-") or base in ("fednova", "feddf", "fedftg") else base
+    how = f"{cell.net} {cell.setting} {cell.scale == 'tiny'} {'deterministic' if '-weight-' in around else ''}"
+    refining = {f"{how} refine"} if around not in ("", "no-leak") else set()
+    return frozenset({f"{how} {step}"} | refining)

@@ -1,0 +1,76 @@
+"""A shown table as text for a terminal, as markdown and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fnrfl.results.reproduce.shown import ShownPart, ShownTable, ShownValue
+
+TABLE_FORMAT = 1
+
+
+class _Footnotes:
+    """Sentences that values refer to, numbered in the order in which they were first met."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def marks(self, sentences: Sequence[str]) -> str:
+        """The numbers of some sentences, such as [1, 3]."""
+        found = [self.numbers.setdefault(sentence, len(self.numbers) + 1) for sentence in sentences]
+        return f" [{', '.join(map(str, found))}]" if found else ""
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"[{number}] {sentence}" for sentence, number in self.numbers.items())
+
+
+def _text(value: ShownValue, footnotes: _Footnotes) -> str:
+    leak = " leak" if value.leaks else ""
+    return f"{value.words}{leak}{footnotes.marks(value.sources)}"
+
+
+def _cells(part: ShownPart, footnotes: _Footnotes) -> list[list[str]]:
+    """Head and rows."""
+    rows = [["", *(column.head for column in part.columns)]]
+    for place, row in enumerate(part.rows):
+        rows.append([row, *(_text(column.values[place], footnotes) for column in part.columns)])
+    return rows
+
+
+def as_text(table: ShownTable) -> str:
+    """For a terminal."""
+    footnotes, said = _Footnotes(), [f"{table.title}; scale {table.scale}"]
+    for part in table.parts:
+        rows = _cells(part, footnotes)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        said += ["", part.title]
+        said += ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*said, "", *footnotes, *table.notes]) + "\n"
+
+
+def as_markdown(table: ShownTable) -> str:
+    """For a document."""
+    footnotes, said = _Footnotes(), [f"## {table.title}", "", f"Scale {table.scale}."]
+    for part in table.parts:
+        head, *rows = ([cell.replace("|", "\\|") for cell in row] for row in _cells(part, footnotes))
+        said += ["", f"### {part.title}", "", _row(head), "|---" * len(head) + "|", *map(_row, rows)]
+    return "\n".join([*said, "", *(f"- {sentence}" for sentence in (*footnotes, *table.notes))]) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def table_tree(table: ShownTable) -> dict[str, Any]:
+    """For programs: everything, as plain values."""
+    return {"format": TABLE_FORMAT, "leaks": table.leaks} | asdict(table)
+
+
+def as_json(tables: Sequence[ShownTable]) -> str:
+    """One object, with each table under its name."""
+    leaks = tuple(dict.fromkeys(leak for table in tables for leak in table.leaks))
+    tree = {"format": TABLE_FORMAT, "leaks": leaks, "tables": {table.name: table_tree(table) for table in tables}}
+    return json.dumps(tree, indent=1, allow_nan=False) + "\n"

@@ -1,0 +1,574 @@
+"""The paper's tables: cells and their ids, printed numbers, results on the disk, the queue, and running it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from fnrfl import cli
+from fnrfl.cli.cell_runs import read_duration
+from fnrfl.config import RunConfig
+from fnrfl.core.errors import ClientError, ConfigError, FnrflError
+from fnrfl.results.reproduce import carrying, kept_lines
+from fnrfl.results.reproduce.carrying import CellNotice, carry_out, choose
+from fnrfl.results.reproduce.figures import LEAKS_KEY, draw_all, split_of
+from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, read_lines
+from fnrfl.results.reproduce.paper_cells import PaperCell
+from fnrfl.results.reproduce.paper_tables import TABLES
+from fnrfl.results.reproduce.printed import COST_METRICS, PRINTED
+from fnrfl.results.reproduce.settings import SCALES, TRIAL_SETTINGS
+from fnrfl.results.reproduce.shown import ShownColumn, ShownValue, show_table
+from fnrfl.results.reproduce.waiting import ORDER, ExpectedSeconds, programs, queue
+from fnrfl.results.reproduce.wording import as_json, as_markdown, as_text
+from fnrfl.runs import run as run_module
+
+TINY = PaperCell("resnet18", "label", "honest", "fedavg", 0, "tiny")
+LEAKING = PaperCell("resnet18", "label", "paper", "fedavg+fnr", 0, "tiny")
+EVERY = [cell for table in TABLES.values() for scale in SCALES for cell in table.cells(scale)]
+NOTHING = KeptLines([], [])
+
+
+def line_of(cell: PaperCell, **more: Any) -> CellLine:
+    """What a finished cell leaves, as far as the queue reads it."""
+    about = {"id": cell.id, "recipe": cell.recipe, "overrides": list(cell.overrides), "date": "2026-11-16"}
+    return about | {"device": "a device", "accuracy": 0.5, "seconds_wall": 9.0, "seconds_preparing": 2.0} | more
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(cli.app, ["reproduce", *words])
+
+
+# -- cells ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_id_is_read_back_and_names_one_cell() -> None:
+    cells = set(EVERY)
+    assert len({cell.id for cell in cells}) == len(cells)
+    assert {PaperCell.read(cell.id) for cell in cells} == cells
+
+
+def test_every_cell_makes_a_config_and_says_leak_exactly_if_it_leaks() -> None:
+    for cell in set(EVERY):
+        config = cell.config()
+        assert config.leaks_on == cell.leaks
+        assert config.seed == cell.seed
+        assert config.protocol == cell.protocol
+        assert bool(cell.leaks) == (cell.protocol == "paper" and not cell.method.endswith("+no-leak")), cell.id
+
+
+def test_what_is_said_before_gives_way_and_what_is_said_after_wins() -> None:
+    strict = PaperCell("resnet18", "label", "paper", "fedavg+both-leaks-weight-0", 0, "quick")
+    assert strict.config(["engine.deterministic=false"]).engine.deterministic
+    assert not strict.config(after=["engine.deterministic=false"]).engine.deterministic
+
+
+def test_the_command_of_a_cell_makes_its_config() -> None:
+    import shlex
+
+    from fnrfl.config import load
+
+    for cell in (TINY, LEAKING, PaperCell("resnet18", "feature-0.5", "paper", "moon", 0, "full")):
+        _, verb, recipe, *words = shlex.split(cell.command)
+        assert verb == "run" and load(recipe, words) == cell.config()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "resnet18", "resnet81/label/honest/fedavg/seed0@tiny", "resnet18/label/honest/fedavg+fn/seed0@tiny"]
+)
+def test_an_id_that_is_none_is_refused_in_a_sentence(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"\.$"):
+        PaperCell.read(text)
+
+
+def test_only_the_scale_of_the_work_differs_between_quick_and_full() -> None:
+    for cell in TABLES["accuracy"].cells("quick", [0]):
+        quick, full = cell.config().flat(), PaperCell.read(cell.id.replace("quick", "full")).config().flat()
+        differing = {key for key in quick if quick[key] != full[key]}
+        assert differing <= {"client.epochs", "fnr.epochs", "algorithm.epochs"}
+
+
+def test_protocols_share_the_split() -> None:
+    for table in TABLES.values():
+        for block in table.parts:
+            assert len({cell.config().scenario for cell in block.cells("quick", [0])}) == 1
+
+
+# -- what was printed -------------------------------------------------------------------------------------------------
+
+
+def test_every_printed_number_has_a_row() -> None:
+    places = {
+        (name, block.net, block.skew, method if metric == "accuracy" and name != "cost" else f"{method}:{metric}")
+        for name, table in TABLES.items()
+        for block in table.parts
+        for method in block.methods
+        for metric in block.metrics
+    }
+    assert set(PRINTED) <= places
+    assert len([key for key in PRINTED if key[0] == "accuracy"]) == 66
+
+
+def test_the_printed_kappa_and_rho_follow_from_the_other_printed_numbers() -> None:
+    """But for three last digits, as far as rounding of the printed accuracy goes."""
+    wrong = 0
+    for skew in ("feature-0.5", "label", "quantity"):
+        for method in ("fedavg+fnr", "fedavg", "fedprox", "scaffold", "moon", "fednova"):
+            mib, seconds, accuracy, kappa, rho = (
+                PRINTED["cost", "resnet18", skew, f"{method}:{metric}"].value for metric in COST_METRICS
+            )
+            assert accuracy == PRINTED["accuracy", "resnet18", skew, method].value
+            for printed, computed in ((kappa, accuracy * 1e4 / seconds), (rho, accuracy * 1e4 / mib)):
+                assert printed == pytest.approx(computed, abs=1.6e-4)
+                wrong += round(computed, 4) != printed
+    assert wrong == 3
+
+
+def test_five_printed_rows_are_fedavg_and_a_constant() -> None:
+    for method, offset in (("feddyn", 70), ("fedftg", 450), ("feddf", 100), ("feddc", 400), ("fedgen", 20)):
+        for net in ("resnet18", "vgg11"):
+            for skew in ("feature-0.5", "label", "quantity"):
+                printed = PRINTED["accuracy", net, skew, method]
+                fedavg = PRINTED["accuracy", net, skew, "fedavg"]
+                assert round(1e4 * (printed.value - fedavg.value)) == offset
+                assert f"{offset / 1e4:.4f}" in printed.note
+
+
+# -- results on the disk ----------------------------------------------------------------------------------------------
+
+
+def test_a_committed_line_counts_first_and_one_from_here_if_it_is_preferred() -> None:
+    lines = KeptLines([line_of(TINY, accuracy=0.1)], [line_of(TINY, accuracy=0.2)])
+    assert lines.find(TINY).line["accuracy"] == 0.1
+    assert lines.find(TINY).words == "committed 2026-11-16 a device"
+    assert lines.find(TINY, prefer_here=True).line["accuracy"] == 0.2
+    assert lines.find(TINY, prefer_here=True).words == "computed here"
+    assert NOTHING.find(TINY).words == "not run"
+
+
+def test_a_line_of_an_older_recipe_is_never_used() -> None:
+    older = line_of(TINY, overrides=["rounds=4"])
+    found = KeptLines([older], []).find(TINY)
+    assert (found.state, found.usable) == ("older recipe", False)
+    assert KeptLines([older], [line_of(TINY)]).find(TINY).state == "here"
+    assert TINY in [waiting.cell for waiting in _queue_with(TINY, KeptLines([older], []))]
+
+
+def test_a_failure_counts_only_where_nothing_succeeded() -> None:
+    failed = line_of(TINY, failed="It did not.")
+    assert KeptLines([], [failed]).find(TINY).state == "failed"
+    assert KeptLines([], [line_of(TINY), failed]).find(TINY).state == "here"
+    assert KeptLines([failed], [line_of(TINY)]).find(TINY).state == "here"
+
+
+def test_half_a_line_is_passed_over_and_the_next_begins_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "lines.jsonl"
+    append_line(path, line_of(TINY))
+    with path.open("ab") as file:
+        file.write(b'{"id": "half')
+    append_line(path, line_of(LEAKING))
+    assert [line["id"] for line in read_lines(path)] == [TINY.id, LEAKING.id]
+
+
+def test_committed_results_are_whole_and_of_cells_that_exist() -> None:
+    for path in kept_lines.OF_SOURCES.glob("*.jsonl"):
+        texts = path.read_text(encoding="utf-8").splitlines()
+        lines = read_lines(path)
+        assert len(lines) == len(texts), path
+        for line in lines:
+            assert PaperCell.read(line["id"]).id == line["id"]
+            assert ("failed" in line) or (bool(line["leaks"]) == bool(PaperCell.read(line["id"]).leaks))
+
+
+def test_results_of_the_package_are_found_without_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = tmp_path / "committed"
+    append_line(packed / "a.jsonl", line_of(TINY))
+    monkeypatch.setattr(kept_lines, "OF_SOURCES", tmp_path / "none")
+    monkeypatch.setattr(kept_lines, "OF_PACKAGE", packed)
+    assert KeptLines.read(tmp_path / "none.jsonl").find(TINY).state == "committed"
+    wheel = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]["wheel"]
+    assert wheel["force-include"] == {"results/reproduction": "fnrfl/results/reproduce/committed"}
+
+
+def test_results_are_not_added_to_a_file_of_something_else(tmp_path: Path) -> None:
+    notes, log = tmp_path / "notes.txt", tmp_path / "run" / "events.jsonl"
+    notes.write_text("mine\n")
+    log.parent.mkdir()
+    for name in ("config.toml", "events.jsonl"):
+        (log.parent / name).write_text("")
+    for path in (notes, log, tmp_path / "notes.txt" / "lines.jsonl", tmp_path, Path(os.devnull)):
+        with pytest.raises(ConfigError, match=r"(Choose|Remove|Give) "):
+            carry_out([TINY], path, lines=NOTHING)
+    assert notes.read_text() == "mine\n" and log.read_text() == ""
+
+
+# -- the queue --------------------------------------------------------------------------------------------------------
+
+
+def _queue_with(cell: PaperCell, lines: KeptLines) -> list[Any]:
+    """The queue as it is, or for a cell that is in no queue, a queue of it."""
+    from fnrfl.results.reproduce.waiting import Waiting
+
+    return [Waiting(cell, "", 0.0)] if lines.find(cell).state in ("not run", "older recipe") else []
+
+
+def test_the_queue_has_every_cell_once_and_loses_those_that_are_done_or_have_failed() -> None:
+    waiting = [one.cell for one in queue(NOTHING)]
+    assert len(set(waiting)) == len(waiting)
+    done = KeptLines([line_of(waiting[0])], [line_of(waiting[1], failed="No.")])
+    assert [one.cell for one in queue(done)] == waiting[2:]
+    assert {cell.scale for cell in waiting} == {"quick", "full"}
+    assert all(list(wanted.cells()) for wanted in ORDER)  # no wish is for nothing
+
+
+def test_what_the_issue_lists_is_in_the_queue_before_the_rest() -> None:
+    places = {one.cell.id: place for place, one in enumerate(queue(NOTHING))}
+    rest = min(place for place, one in enumerate(queue(NOTHING)) if one.purpose == "rest")
+    for method in ("fedavg", "fedavg+fnr", "fedavg+weight-0", "public-returned", "public-finetune", "scaffold"):
+        assert places[f"resnet18/label/honest/{method}/seed0@full"] < rest
+    for skew in ("feature-0.5", "label", "quantity"):
+        assert places[f"resnet18/{skew}/paper/fedavg+fnr/seed0@full"] < rest
+        for seed in (0, 1, 2):
+            assert places[f"resnet18/{skew}/honest/feddf/seed{seed}@quick"] < rest
+
+
+def test_seconds_are_those_of_like_cells() -> None:
+    cell = PaperCell("resnet18", "label", "honest", "moon", 0, "quick")
+    other_seed = PaperCell("resnet18", "label", "honest", "moon", 1, "quick")
+    other_skew = PaperCell("resnet18", "quantity", "honest", "moon", 0, "quick")
+    learnt = ExpectedSeconds(
+        [line_of(other_seed), line_of(other_skew, seconds_wall=1000.0), {"id": "gone", "recipe": ""}]
+    )
+    assert learnt.seconds(cell) == 7.0
+    assert ExpectedSeconds([line_of(cell, failed="No.")]).seconds(cell) == ExpectedSeconds([]).seconds(cell) > 0
+
+
+def test_a_cell_that_needs_no_new_program_is_taken_first_and_none_that_does_not_fit() -> None:
+    plain = PaperCell("resnet18", "label", "honest", "fedavg", 0, "quick")
+    moon = PaperCell("resnet18", "label", "honest", "moon", 0, "quick")
+    expected = ExpectedSeconds([line_of(plain), line_of(moon, seconds_wall=102.0)])
+    ready = set(programs(plain))
+    assert choose([moon, plain], 1e9, ready, expected, preparing=45.0) == plain
+    assert choose([moon, plain], 1e9, set(), expected, preparing=45.0) == moon
+    assert choose([moon, plain], 60.0, set(), expected, preparing=45.0) == plain
+    assert choose([moon, plain], 6.0, ready, expected, preparing=45.0) is None
+    assert choose([], 6.0, ready, expected, preparing=0.0) is None
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def told(cells: Sequence[PaperCell], out: Path, **more: Any) -> list[CellNotice]:
+    heard: list[CellNotice] = []
+    carry_out(cells, out, lines=NOTHING, tell=heard.append, **more)
+    return [notice for notice in heard if notice.what != "round"]
+
+
+def test_cells_are_run_once_each_and_leave_what_the_tables_need(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    noisy = PaperCell("resnet18", "feature-0.5", "paper", "fedavg", 0, "tiny")
+    assert [notice.what for notice in told([TINY, LEAKING, noisy], out)] == ["start", "done"] * 3
+    assert told([TINY, LEAKING, noisy], out) == []
+    found = {line["id"]: line for line in read_lines(out)}
+    assert found[TINY.id]["leaks"] == [] and found[LEAKING.id]["leaks"] == list(LEAKING.leaks) != []
+    for cell in (TINY, LEAKING, noisy):
+        line = found[cell.id]
+        assert KeptLines([], [line]).find(cell).state == "here"
+        assert len(line["accuracies"]) == 3 and line["accuracies"][-1] == line["accuracy"]
+        assert line["bytes_up"] > 0 and sum(line["seconds_of_rounds"]) == pytest.approx(line["seconds_train"], abs=0.01)
+    assert found[TINY.id]["clean"] == found[TINY.id]["accuracy"] and found[TINY.id]["noisy"] is None
+    assert found[noisy.id]["noisy"] == found[noisy.id]["accuracy"] < found[noisy.id]["clean"]
+    assert len(found[LEAKING.id]["notes"]["refined_after"]) == 3
+
+
+def test_the_constant_penalty_changes_no_bit_whatever_its_weight(tmp_path: Path) -> None:
+    cells = [
+        PaperCell("resnet18", "feature-0.5", "paper", f"fedavg+both-leaks{rest}", 0, "tiny")
+        for rest in ("", "-weight-0", "-weight-1")
+    ]
+    carry_out(cells, tmp_path / "lines.jsonl", lines=NOTHING)
+    assert len({line["model_sha256"] for line in read_lines(tmp_path / "lines.jsonl")}) == 1
+
+
+def test_a_cell_that_fails_is_written_down_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, real = tmp_path / "lines.jsonl", run_module.run
+
+    def run(config: RunConfig, **given: Any) -> Any:
+        if config.fnr is not None:
+            raise ClientError("its loss is not finite.", client=1, round=1, stage="refine")
+        return real(config, **given)
+
+    monkeypatch.setattr(run_module, "run", run)
+    assert [notice.what for notice in told([LEAKING, TINY], out)] == ["start", "failed", "start", "done"]
+    assert read_lines(out)[0]["failed"] == "client 1, round 1, stage refine: its loss is not finite."
+    assert read_lines(out)[0]["leaks"]
+    assert told([LEAKING, TINY], out) == []
+    assert [notice.what for notice in told([LEAKING, TINY], out, again=True)] == ["start", "failed"]
+
+
+@pytest.mark.parametrize("word", ["rounds=1", "engine.thread=1", "engine=gpuu", "engine.precision=bf16"])
+def test_what_would_fail_for_every_cell_ends_the_call_and_writes_nothing(word: str, tmp_path: Path) -> None:
+    with pytest.raises(FnrflError):
+        told([TINY], tmp_path / "lines.jsonl", words=[word])
+    assert not (tmp_path / "lines.jsonl").exists()
+
+
+def test_no_cell_is_begun_without_time(tmp_path: Path) -> None:
+    assert told([TINY], tmp_path / "lines.jsonl", seconds=0.0) == []
+    assert not (tmp_path / "lines.jsonl").exists()
+
+
+def test_words_for_all_cells_are_kept_with_the_result(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    told([TINY], out, words=["engine=loop", "engine.precision=float64"])
+    (line,) = read_lines(out)
+    assert line["engine"] == {"name": "loop", "precision": "float64", "deterministic": True}
+    assert line["words"] == ["engine=loop", "engine.precision=float64"]
+
+
+def test_stopping_leaves_whole_lines_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+
+    def stop(notice: CellNotice) -> None:
+        if notice.what == "round" and notice.cell == LEAKING:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        carry_out([TINY, LEAKING], out, lines=NOTHING, tell=stop)
+    assert [line["id"] for line in read_lines(out)] == [TINY.id]
+    assert [notice.cell for notice in told([TINY, LEAKING], out)] == [LEAKING] * 2
+
+
+def test_a_gpu_is_used_fast_unless_somebody_names_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(carrying, "engine_words", lambda: list(carrying.ON_A_GPU))
+    seen: list[Sequence[str]] = []
+
+    def finish(notice: CellNotice, out: Path, engine: Sequence[str], *_: Any) -> CellLine:
+        seen.append(tuple(engine))
+        append_line(out, line := line_of(notice.cell))
+        return line
+
+    monkeypatch.setattr(carrying, "_finish", finish)
+    quick = PaperCell("resnet18", "label", "honest", "fedavg", 0, "quick")
+    carry_out([TINY, quick], tmp_path / "a", lines=NOTHING)
+    carry_out([quick], tmp_path / "b", lines=NOTHING, words=["engine=loop"])
+    assert seen == [(), carrying.ON_A_GPU, ()]
+
+
+# -- tables as they are shown -----------------------------------------------------------------------------------------
+
+
+def full_line(cell: PaperCell, accuracy: float) -> CellLine:
+    """What a finished cell leaves, as far as a table reads it."""
+    rounds = cell.config().rounds
+    more = {"accuracies": [accuracy] * rounds, "clean": accuracy, "noisy": accuracy / 2, "seconds_train": 10.0}
+    return line_of(cell, accuracy=accuracy, leaks=list(cell.leaks), bytes_up=2**20, bytes_down=2**20, **more)
+
+
+@functools.cache
+def filled(scale: str = "quick") -> KeptLines:
+    """A result for every cell; that of seed s is s percent better."""
+    cells = {cell for table in TABLES.values() for cell in table.cells(scale)}
+    return KeptLines([full_line(cell, 0.5 + cell.seed / 100) for cell in cells], [])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_no_column_mixes_protocols_and_every_leak_is_marked_in_every_form(name: str) -> None:
+    table = show_table(name, filled(), "quick")
+    for part in table.parts:
+        for column in part.columns:
+            assert {value.protocol for value in column.values} == {column.protocol}
+            assert len(column.values) == len(part.rows)
+            for row, value in zip(part.rows, column.values, strict=True):
+                leaks = column.protocol == "paper" and not row.endswith("no leak") and value.mean is not None
+                assert bool(value.leaks) == leaks
+    marked = sum(bool(value.leaks) for value in table.values)
+    for text in (as_text(table), as_markdown(table)):
+        assert text.count(" leak [") == marked
+        assert ("leak: public_is_test" in text) == bool(marked)
+    tree = json.loads(as_json([table]))
+    assert tree["leaks"] == tree["tables"][name]["leaks"] == list(table.leaks)
+    values = [v for part in tree["tables"][name]["parts"] for column in part["columns"] for v in column["values"]]
+    assert sum(bool(value["leaks"]) for value in values) == marked
+
+
+def test_a_column_refuses_a_value_of_another_protocol() -> None:
+    with pytest.raises(ValueError, match="has values that are"):
+        ShownColumn("honest protocol", "honest", (ShownValue("honest", "1"), ShownValue("paper", "1")))
+
+
+def test_a_table_shows_spread_over_seeds_and_where_values_are_from() -> None:
+    column = show_table("accuracy", filled(), "quick").parts[0].columns[-1]
+    assert (column.head, column.values[0].words) == ("honest protocol", "0.5100 ± 0.0100")
+    assert column.values[0].seeds == (0, 1, 2) and column.values[0].sources == ("committed 2026-11-16 a device",)
+    seed = PaperCell("resnet18", "feature-0.5", "honest", "fedavg+fnr", 1, "quick")
+    alone = show_table("accuracy", KeptLines([], [full_line(seed, 0.25)]), "quick").parts[0].columns[-1].values
+    assert (alone[0].words, alone[0].missing) == ("0.2500 (1 of 3 seeds)", (0, 2))
+    assert alone[0].sources == ("computed here",)
+    assert alone[1].words == "not run" and PaperCell.read(alone[1].cells[0]).method == "fedavg"
+
+
+def test_a_table_says_failed_and_older_recipe_and_shows_no_number_of_either() -> None:
+    cell = PaperCell("resnet18", "feature-0.5", "paper", "fedavg+fnr", 0, "quick")
+    for more, words in (({"failed": "It fell."}, "failed"), ({"overrides": ["rounds=1"]}, "older recipe")):
+        table = show_table("accuracy", KeptLines([full_line(cell, 0.25) | more], []), "quick")
+        assert table.parts[0].columns[1].values[0].words == words
+        assert "0.2500" not in as_text(table) and ("It fell." in as_text(table)) == (words == "failed")
+
+
+def test_kappa_and_rho_of_a_table_are_those_of_a_run(tmp_path: Path) -> None:
+    from fnrfl.runs.run import run
+
+    cell = PaperCell("resnet18", "label", "paper", "scaffold", 0, "tiny")
+    result = run(cell.config(), out=None)
+    line = line_of(cell, seconds_wall=1.0) | carrying.measured(result)
+    parts = show_table("cost", KeptLines([], [line]), "tiny").parts[5:10]
+    here = [part.columns[1].values[3].mean for part in parts]
+    traffic = (result.bytes_up + result.bytes_down) / 2**20
+    assert here == [traffic, result.seconds_train, result.accuracy, result.kappa, result.rho]
+
+
+def test_what_was_printed_stands_beside_what_was_run() -> None:
+    table = show_table("cost", KeptLines([], []), "full")
+    printed = {part.title: part.columns[0].values[0].words for part in table.parts}
+    assert printed["ResNet-18, label skew: kappa, accuracy * 1e4 / seconds"] == "1.3977"
+    assert "the paper, tab:cost" in as_text(table)
+    niid = as_text(show_table("niid-bench", KeptLines([], []), "full"))
+    assert "published" in niid and "not verified" in niid
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_split_is_the_one_of_the_papers_figures() -> None:
+    assert split_of("quick", "label")[4] == [504, 2917, 570, 721, 121, 356, 0, 0, 0, 0]
+    assert [sum(row) for row in split_of("full", "quantity")] == [
+        3901, 25, 174, 3079, 2770, 9374, 6256, 5140, 1741, 17540
+    ]  # fmt: skip
+
+
+def test_a_figure_with_a_leak_has_a_banner_and_metadata_and_one_without_has_none(tmp_path: Path) -> None:
+    notes = {"refined_before": [[0.25] * 10], "refined_after": [[0.5] * 10]}
+    cells = [cell for name in ("convergence", "attribution") for cell in TABLES[name].cells("tiny")]
+    drawn = draw_all(KeptLines([full_line(cell, 0.5) | {"notes": notes} for cell in cells], []), "tiny", tmp_path)
+    assert len(drawn) == 13
+    for path in drawn:
+        picture = Image.open(path)
+        leaks = picture.text[LEAKS_KEY]  # type: ignore[attr-defined]
+        red = sum(count for count, colour in picture.convert("RGB").getcolors(2**24) or [] if colour == (179, 38, 30))
+        expected = path.stem.endswith("paper") or path.stem.startswith("attribution")
+        assert ("public_is_test" in leaks) == expected and (leaks == "none") != expected, path
+        assert (red > 5000) == expected, path
+
+
+def test_figures_of_the_data_need_no_results(tmp_path: Path) -> None:
+    names = {path.stem for path in draw_all(NOTHING, "tiny", tmp_path)}
+    assert names == {"split-label", "split-quantity", "split-label-quantity", "noisy-samples"}
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_plan_and_list_do_not_wait_for_torch() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from fnrfl import cli\n"
+        "for words in (['plan'], ['list']):\n"
+        "    got = CliRunner().invoke(cli.app, ['reproduce', *words])\n"
+        "    assert got.exit_code == 0, got.output\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_the_plan_as_json(tmp_path: Path) -> None:
+    got = typed("plan", "--scale", "quick", "--json", "--out", str(tmp_path / "none.jsonl"))
+    plan = json.loads(got.output)
+    assert plan["seconds"] == pytest.approx(sum(cell["seconds"] for cell in plan["cells"]), rel=0.01)
+    for cell in plan["cells"]:
+        assert cell["id"].endswith("@quick") and cell["command"].startswith("fnrfl run ")
+        assert bool(cell["leaks"]) == bool(PaperCell.read(cell["id"]).leaks)
+
+
+def test_a_cell_by_its_id_and_a_mark_on_every_line_about_a_leak(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    got = typed("run", TINY.id, LEAKING.id, "--out", str(out))
+    assert got.exit_code == 0, got.output
+    assert len(read_lines(out)) == 2
+    for text in got.output.splitlines():
+        assert (LEAKING.id in text) == text.endswith("  leak")
+
+
+def test_of_a_table_only_cells_without_a_result_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed = tmp_path / "committed"
+    for cell in TABLES["rate"].cells("tiny")[1:]:
+        append_line(committed / "a.jsonl", line_of(cell))
+    monkeypatch.setattr(kept_lines, "OF_SOURCES", committed)
+    asked: list[Sequence[PaperCell]] = []
+    monkeypatch.setattr(carrying, "carry_out", lambda cells, *_, **__: asked.append(cells) or [])
+    for more in ([], ["--rerun"]):
+        assert typed("run", "rate", "--scale", "tiny", "--out", str(tmp_path / "b.jsonl"), *more).exit_code == 0
+    assert asked == [TABLES["rate"].cells("tiny")[:1], TABLES["rate"].cells("tiny")]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "acuracy"], 'There is no table "acuracy"'),
+        (["run", "--for", "soon"], '"soon" is not a time'),
+        (["run", "x@tiny"], "is not a cell"),
+        (["run", "resnet18/label/niid-bench/fedavg+fnr/seed0@tiny"], "FNR needs labelled public data"),
+        (["run", "accuracy", "--seeds", "a"], "is not a list of seeds"),
+    ],
+)
+def test_what_cannot_be_meant_is_answered_in_a_sentence(words: list[str], said: str) -> None:
+    got = typed(*words)
+    assert got.exit_code == 2 and said in got.output
+
+
+def test_times_are_read_as_people_write_them() -> None:
+    assert [read_duration(text) for text in ("90", "90s", "9m", "1.5h", " 2 m ")] == [90.0, 90.0, 540.0, 5400.0, 120.0]
+
+
+def test_settings_name_their_protocol() -> None:
+    for name, setting in TRIAL_SETTINGS.items():
+        assert ("paper" in name) == (setting.protocol == "paper") == ("protocol=paper" in setting.keys)
+
+
+def test_a_table_runs_tiny_cells_that_are_missing_and_nothing_else(tmp_path: Path) -> None:
+    out = str(tmp_path / "lines.jsonl")
+    got = CliRunner().invoke(cli.app, ["reproduce", "rate", "--scale", "quick", "--out", out])
+    assert got.exit_code == 0 and "not run" in got.stdout and not Path(out).exists()
+    got = CliRunner().invoke(cli.app, ["reproduce", "rate", "--scale", "tiny", "--out", out])
+    assert got.exit_code == 0 and "computed here" in got.stdout and "leak [" in got.stdout
+    assert len(read_lines(Path(out))) == 6
+    again = CliRunner().invoke(cli.app, ["reproduce", "rate", "--scale", "tiny", "--out", out, "--json"])
+    assert json.loads(again.stdout)["leaks"] and again.stderr == ""
+
+
+@pytest.mark.slow
+def test_every_table_at_the_tiny_scale(tmp_path: Path) -> None:
+    """All cells of all tables, none of which fails."""
+    out = tmp_path / "lines.jsonl"
+    got = typed("all", "--scale", "tiny", "--out", str(out))
+    assert got.exit_code == 0, got.output[-2000:]
+    written = json.loads((tmp_path / "tables-tiny.json").read_text())
+    assert set(written["tables"]) == set(TABLES) and written["leaks"]
+    for name, table in written["tables"].items():
+        values = [v for part in table["parts"] for column in part["columns"] for v in column["values"]]
+        assert not {"not run", "failed", "older recipe"} & {value["words"] for value in values}, name
+    assert "leak: " in (tmp_path / "tables-tiny.md").read_text()
+    assert len(list((tmp_path / "figures-tiny").glob("*.png"))) == 13
