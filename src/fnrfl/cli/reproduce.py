@@ -166,6 +166,32 @@ def _print_tables(asked: _Request, form: str) -> None:
             screen.print(f"note: no figures were drawn. {error}")
 
 
+@reproduce.command("theory")
+def theory(quiet: Quiet = False, debug: Debug = False) -> None:
+    """Check the paper's convergence analysis on a problem with known constants: about a minute.
+
+    \b
+    fnrfl reproduce theory
+
+    Every statement is tried, the printed and the corrected bounds are followed, and FedAvg and FNR are run. The figure
+    goes into runs/reproduction.
+    """
+    with errors_in_words(debug):
+        from fnrfl.results.reproduce.kept_lines import HERE
+        from fnrfl.results.reproduce.theory import check, theory_text
+        from fnrfl.results.reproduce.theory_figure import draw_theory
+
+        screen = console(quiet=quiet, stderr=True)
+        with notices(screen):
+            found = check()
+        print_answer(theory_text(found))
+        HERE.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            screen.print(f"the figure is {draw_theory(found, HERE.parent / 'theory.png')}")
+        except ConfigError as error:  # without matplotlib
+            screen.print(f"note: no figure was drawn. {error}")
+
+
 for _name, _title in TITLES.items():
     reproduce.command(_name)(_table_command(_name, _title))
 reproduce.command("plan")(show_plan)
