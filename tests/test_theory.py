@@ -19,7 +19,7 @@ from fnrfl.results.reproduce.convex_problem import (
     SoftmaxLoss,
     Steps,
     batch_of,
-    measured,
+    distances,
     rate,
     skewed_problem,
 )
@@ -107,13 +107,13 @@ def test_the_packages_fedavg_takes_the_steps_of_the_analysis(problem: Problem) -
                 w = w - eta * loss.gradient(w)
             ends.append(w)
         mean = torch.stack(ends).mean(0)
-    assert measured(problem, ONE_EPOCH, 3, [0])[0].tolist() == pytest.approx(expected, rel=1e-12)
+    assert distances(problem, ONE_EPOCH, 3, [0])[0].tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_random_batches_are_one_step_an_epoch_and_unbiased(problem: Problem) -> None:
     """After one local step from w = 0, the mean over seeds is the step on all examples."""
     once = Steps(local=1)
-    found = measured(problem, once, 1, range(40))[:, 1]
+    found = distances(problem, once, 1, range(40))[:, 1]
     step = -rate(problem, 0) * problem.whole.gradient(torch.zeros_like(problem.optimum))
     noise = rate(problem, 0) ** 2 * batch_noise(problem)
     exact = float((step - problem.optimum).square().sum())
@@ -122,10 +122,10 @@ def test_random_batches_are_one_step_an_epoch_and_unbiased(problem: Problem) -> 
 
 
 def test_the_penalty_of_fnr_has_no_gradient_here(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = measured(problem, REFINED, 3, [0])
+    usual = distances(problem, REFINED, 3, [0])
     without = replace(REFINED.method(problem), weight=0.0)
     monkeypatch.setattr(Steps, "method", lambda steps, problem: without)
-    assert torch.equal(measured(problem, REFINED, 3, [0]), usual)
+    assert torch.equal(distances(problem, REFINED, 3, [0]), usual)
 
 
 # -- statements and recursions -----------------------------------------------------------------------------------------

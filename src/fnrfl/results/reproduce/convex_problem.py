@@ -193,7 +193,7 @@ def rate(problem: Problem, step: int) -> float:
 
 
 @isolated()
-def measured(problem: Problem, steps: Steps, rounds: int, seeds: Sequence[int]) -> Tensor:
+def distances(problem: Problem, steps: Steps, rounds: int, seeds: Sequence[int]) -> Tensor:
     """|w - w*|^2 after 0, 1, ... rounds of the package's own FedAvg or FNR from w = 0, [seeds, rounds + 1].
 
     The step size is that of the round's first step. A batch that is larger than half of the examples, with

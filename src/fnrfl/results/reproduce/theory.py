@@ -18,7 +18,7 @@ from fnrfl.results.reproduce.convex_problem import (
     Problem,
     Steps,
     batch_of,
-    measured,
+    distances,
     rate,
     skewed_problem,
 )
@@ -145,7 +145,7 @@ def _recursions(problem: Problem) -> dict[str, list[float]]:
 
 
 def _curve(name: str, problem: Problem, steps: Steps, rounds: int, seeds: Sequence[int], recursion: Recursion) -> Curve:
-    found = measured(problem, steps, rounds, seeds)
+    found = distances(problem, steps, rounds, seeds)
     bound = list(recursion.follow(problem, rounds * steps.total))[:: steps.total]
     at = [t * steps.total for t in range(rounds + 1)]
     return Curve(name, at, found.mean(0).tolist(), found.max(0).values.tolist(), bound)
