@@ -62,7 +62,7 @@ class Job:
         parts = [self.plans[m].part(first, first + steps) for m, first in at.items()]
         positions = [order.view(steps, -1) for order, _ in parts]
         crops = [crop.view(steps, -1) for _, crop in parts if crop is not None]
-        noise = [self.draws[m](*positions[0].shape) for m in at]
+        noise = [self.draws[m](*positions[0].shape) for m in at] if self.noise_shapes(1) else [{}]
         filled = lambda rows: torch.stack(rows + rows[:1] * idle, 1)  # noqa: E731
         index = filled(positions)
         x, y = feed.take(self.task.data, index, filled(crops) if crops else None)
@@ -128,11 +128,6 @@ class Job:
         carry, start, own = trees.moved(trees.rows((self.carry, self.start, self.own), where), device)
         return carry, self.fixed(start, own, device)
 
-    def write(self, m: int, carry: Carry, row: int) -> None:
-        """Take over client m's carry from a row of another."""
-        for old, new in zip(trees.leaves(self.carry), trees.leaves(carry), strict=True):
-            old[m] = new[row]
-
     @cached_property
     def key(self) -> Hashable:
         """What a recorded step depends on beside the number of clients."""
@@ -141,3 +136,9 @@ class Job:
         objective = self.task.objective
         code = tuple(getattr(type(objective), name) for name in ("loss", "correct", "shift"))
         return objective, code, replace(self.training, lr=0.0), own, shared
+
+
+def write_rows(carry: Carry, rows: list[int], other: Carry, there: slice | list[int]) -> None:
+    """Take over some clients' rows of a carry from another."""
+    for old, new in zip(trees.leaves(carry), trees.leaves(other), strict=True):
+        old[rows] = new[there].to(old.device)

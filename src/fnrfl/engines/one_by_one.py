@@ -60,7 +60,7 @@ class OneByOne:
             return {}
         with_size = {size: m for m, plan in enumerate(job.plans) for size in plan.sizes}  # somebody who has it
         full, most = {job.training.batch} & with_size.keys(), self.recorder.backend.max_programs // 2
-        sizes = sorted(full | self.expected.frequent_sizes(job, with_size.keys(), most))
+        sizes = sorted(full | self.expected.frequent_sizes(job, most) & with_size.keys())
         found = self.recorder.programs_of([_wanted(job, place, with_size[size], size) for size in sizes])
         return {size: program for size, program in zip(sizes, found, strict=True) if program is not None}
 
