@@ -71,19 +71,45 @@ W2 = {
 W3 = {"dataset": "W3", "model": "cnn", "clients": 10, "client": {"batch": 64, "epochs": 1}}
 W4 = {**W2, "model": "mlp(hidden=32)", "clients": 200, "client": {"batch": 32, "epochs": 2}}
 W5 = {**W3, "model": "cnn(norm=batch)", "client": {"batch": 32, "epochs": 1}}
+CROWD = {
+    "dataset": "fashion-mnist",
+    "model": "mlp(hidden=200)",
+    "clients": 1000,
+    "participation": 0.2,
+    "scenario": "quantity-dirichlet(8.0)",
+    "client": {"batch": 32, "epochs": 2},
+}
+KEEP = {"client": {"last_batch": "keep"}}
 EVEN, RAGGED = {"scenario": "iid"}, {"scenario": "label-dirichlet(0.5)"}
 BOTH = (1, "auto")
 
 BENCHES = [
     Bench("W1", "10 clients, digits, MLP 64-64-10, batch 32, 2 epochs", W1 | EVEN, 20, thread_counts=BOTH),
     Bench("W1-ragged", "the same, label-dirichlet(0.5)", W1 | RAGGED, 20, thread_counts=BOTH),
-    Bench("W1-keep", "W1 with the loop's very batches", W1 | EVEN, 20, like={"client": {"last_batch": "keep"}}),
+    Bench("W1-keep", "W1 with the loop's very batches", W1 | EVEN, 20, like=KEEP),
     Bench("W2", "10 of 100 clients, Fashion-MNIST, MLP 784-128-10, batch 64", W2 | EVEN, 5, thread_counts=BOTH),
     Bench("W2-ragged", "the same, label-dirichlet(0.5)", W2 | RAGGED, 5, thread_counts=BOTH),
     Bench("W3", "10 clients, 12,000 Fashion-MNIST images, CNN 1-16-32, batch 64", W3 | EVEN, 1, thread_counts=BOTH),
     Bench("W3-ragged", "the same, label-dirichlet(0.5)", W3 | RAGGED, 1, thread_counts=BOTH),
     Bench("W4", "20 of 200 clients, Fashion-MNIST, MLP 784-32-10, batch 32, 2 epochs", W4 | EVEN, 3),
     Bench("W5", "W3 with BatchNorm, batch 32", W5 | EVEN, 1),
+    Bench(
+        "crowd",
+        "200 of 1,000 ragged clients, Fashion-MNIST, MLP 784-200-10, batch 32, 4 steps each",
+        CROWD,
+        1,
+        thread_counts=BOTH,
+    ),
+    Bench("crowd-keep", "the same with the loop's very batches", CROWD, 1, like=KEEP, thread_counts=BOTH),
+    Bench("crowd-cnn", "the same with CNN 1-16-32", CROWD | {"model": "cnn"}, 1, thread_counts=BOTH),
+    Bench(
+        "crowd-cnn-keep",
+        "the same with the loop's very batches",
+        CROWD | {"model": "cnn"},
+        1,
+        like=KEEP,
+        thread_counts=BOTH,
+    ),
     Bench("W1-scaffold", "W1, SCAFFOLD", W1 | EVEN, 20, "scaffold", like={"algorithm": "scaffold"}),
     Bench("W1-moon", "W1, MOON", W1 | EVEN, 10, "moon", like={"algorithm": "moon"}),
     Bench("W1-fnr", "W1, FedAvg under FNR", W1 | EVEN, 10, "fnr", like=FNR),

@@ -43,17 +43,11 @@ class Plan:
         sizes = self.sizes[:steps]
         return Plan(self.order[: sum(sizes)], sizes, self.crops, self.noise)
 
-    def positions(self, first: int, last: int) -> Tensor:
-        """Positions of the batches from step `first` up to `last`, which are of one size, [steps, batch]."""
-        return self._batches(self.order, first, last)
-
-    def crops_of(self, first: int, last: int) -> Tensor | None:
-        """The same of `crops`."""
-        return None if self.crops is None else self._batches(self.crops, first, last)
-
-    def _batches(self, of: Tensor, first: int, last: int) -> Tensor:
-        size, before = self.sizes[first], sum(self.sizes[:first])
-        return of[before : before + size * (last - first)].view(last - first, size)
+    def part(self, first: int, last: int) -> tuple[Tensor, Tensor | None]:
+        """Positions and crops of the batches from step `first` up to `last`, end to end."""
+        before = sum(self.sizes[:first])
+        where = slice(before, before + sum(self.sizes[first:last]))
+        return self.order[where], None if self.crops is None else self.crops[where]
 
 
 class Feed(Protocol):

@@ -58,6 +58,7 @@ def fold(
         floating.add({k: v for k, v in chunk.buffers.items() if v.is_floating_point()}, chunk.examples)
         counters.raise_to({k: v for k, v in chunk.buffers.items() if not v.is_floating_point()})  # no sense in a mean
         facts.append((chunk.clients, chunk.examples, chunk.steps, chunk.travel, chunk.loss))
+        del chunk
     if not facts:
         raise nobody_answered()
     clients, examples, steps, travel, loss = (torch.cat(f) for f in zip(*facts, strict=True))
@@ -74,3 +75,4 @@ def _few_at_once(chunks: Iterable[Replies]) -> Iterator[Replies]:
             yield chunk
         else:
             yield from (chunk.pick(slice(i, i + FOLD_ROWS)) for i in range(0, count, FOLD_ROWS))
+        del chunk

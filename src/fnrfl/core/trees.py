@@ -75,7 +75,7 @@ def rebuilt(like: T, tensors: Iterator[Tensor]) -> T:
     return made  # type: ignore[no-any-return]
 
 
-def rows(value: T, where: Tensor | slice | int) -> T:
+def rows(value: T, where: Tensor | slice | int | list[int]) -> T:
     """Some rows of every tensor, of the first axis."""
     return mapped(lambda t: t[where], value)  # type: ignore[no-any-return]
 

@@ -94,12 +94,12 @@ class Pool:
     def take(self, data: Data, positions: Tensor, crops: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(x, y) at these positions, pixels as numbers in [0, 1]."""
         x, y = self._parts[data]
-        positions = positions.to(self.device, non_blocking=True)
+        flat = positions.to(self.device, non_blocking=True).reshape(-1)
         # index_select: many times faster than x[positions], which goes number by number
-        picked = x.index_select(0, positions.reshape(-1)).view(*positions.shape, *x.shape[1:])
+        picked, labels = (t.index_select(0, flat).view(*positions.shape, *t.shape[1:]) for t in (x, y))
         if crops is not None:
             picked = augment.crop_flip(picked, crops.to(self.device, non_blocking=True))
-        return scaled(picked, self.dtype), y[positions]
+        return scaled(picked, self.dtype), labels
 
     def plan(self, client: int, data: Data, training: Training, stream: RandomStream) -> Plan:
         """The batches of one task of one client."""

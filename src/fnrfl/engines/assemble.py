@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 
 from fnrfl.core.feed import Feed
+from fnrfl.core.fold import FOLD_ROWS
 from fnrfl.core.net import Net
 from fnrfl.core.store import CPU, ClientStore
 from fnrfl.core.training import ClientOptions
@@ -35,6 +36,9 @@ from fnrfl.engines.torchscript import TorchScript
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.vectorised import Vectorised
 
+# Models that stay in a processor's cache from their first step to their average. Memory of more than 32 MB would be new
+# in every round, and its first use takes longer than a step.
+BLOCK_BYTES = 24 << 20
 EngineName = Literal["loop", "batched", "gpu"]
 
 
@@ -79,9 +83,16 @@ def assemble(
         _store(layout, "memory", net, client_memory or {}, CPU if layout.memory_on_host else None),
         _store(layout, "held", net, {}),
         clients_at_once=layout.clients_at_once,
+        block=_block(net, layout.threads) if name == "loop" else None,
         num_devices=max(1, len(layout.devices)),
     )
     return Federation(clients, trainer, options, seed=seed, rounds=rounds)
+
+
+def _block(net: Net, threads: int) -> int:
+    """Clients of the loop engine that are trained, and folded, before the next: whole folds, for all threads."""
+    fits = BLOCK_BYTES // (net.size * net.dtype.itemsize)
+    return max(FOLD_ROWS, fits // FOLD_ROWS * FOLD_ROWS, -(-4 * threads // FOLD_ROWS) * FOLD_ROWS)
 
 
 def _backend(net: Net) -> TorchScript | CudaGraphs:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fnrfl.core.values import SERVER
-from fnrfl.engines.groups import in_groups, shrinking
+from fnrfl.engines.groups import halves, in_groups, shrinking
 from fnrfl.engines.job import Job
 
 BESIDE_ANOTHER = 1_000  # steps of clients: worth compiling while a more frequent step is compiled
@@ -41,14 +41,22 @@ class ExpectedWork:
         most = max(expected.values(), default=0)
         return {rows: most if taken >= BESIDE_ANOTHER else taken for rows, taken in expected.items()}
 
-    def frequent_sizes(self, job: Job, sizes: Set[int], most: int) -> set[int]:
+    def frequent_sizes(self, job: Job, most: int) -> set[int]:
         """Sizes of last batches that are worth a program each; none if the last batches have more than `most`."""
+        uses, often = self._last_sizes(job)
+        return set() if len(uses) > most else {n for n in uses if uses[n] * job.training.epochs * often >= FREQUENT}
+
+    def shared_sizes(self, job: Job, width: int, most: int) -> set[int]:
+        """Frequent sizes that two or more of `width` clients have, as a rule; none if that takes too many programs."""
+        uses, _ = self._last_sizes(job)
+        frequent = self.frequent_sizes(job, most)
+        shared = {n for n in frequent if uses[n] * width >= 2 * uses.total()}
+        return shared if len(shared) * len(halves(width)) + len(frequent - shared) <= most else set()
+
+    def _last_sizes(self, job: Job) -> tuple[Counter[int], float]:
+        """(how many clients have a last batch of each size, how often each of them trains)."""
         examples, often = self._sizes(job)
-        uses = Counter(n % job.training.batch for n in examples)
-        if len(uses) > most:
-            return set()
-        short = sizes - {job.training.batch}
-        return {size for size in short if uses[size] * job.training.epochs * often >= FREQUENT}
+        return Counter(n % job.training.batch for n in examples), often
 
     def _sizes(self, job: Job) -> tuple[Sequence[int], float]:
         """(examples of those who take a task like this one, how often each of them does)."""

@@ -67,6 +67,7 @@ class Federation(Engine):
             self.notes.update(reply.notes)
             if len(reply.replies.clients):
                 yield reply.replies
+            del reply
 
     def request(self, cohort: Tensor, task: LocalTask, slow: Set[int] = frozenset()) -> TrainRequest:
         """A task as it is sent to a cohort, of which some clients are slow."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from fnrfl.core.step import Carry, Gradient, local_step
 from fnrfl.core.training import Training
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch, LocalTask, Shapes, State
+from fnrfl.engines.place import Station
 
 
 class Fixed(NamedTuple):
@@ -59,9 +61,10 @@ class Job:
 
         `at` has each row's first step; `idle` more rows repeat the first row's.
         """
-        positions = [self.plans[m].positions(first, first + steps) for m, first in at.items()]
-        crops = [crop for m, first in at.items() if (crop := self.plans[m].crops_of(first, first + steps)) is not None]
-        noise = [self.draws[m](*positions[0].shape) for m in at]
+        parts = [self.plans[m].part(first, first + steps) for m, first in at.items()]
+        positions = [order.view(steps, -1) for order, _ in parts]
+        crops = [crop.view(steps, -1) for _, crop in parts if crop is not None]
+        noise = [self.draws[m](*positions[0].shape) for m in at] if self.noise_shapes(1) else [{}]
         filled = lambda rows: torch.stack(rows + rows[:1] * idle, 1)  # noqa: E731
         index = filled(positions)
         x, y = feed.take(self.task.data, index, filled(crops) if crops else None)
@@ -72,6 +75,25 @@ class Job:
                     batch.copy_(lay(batch))
         uniform = {k: filled([draw[k] for draw in noise]).to(x.device, non_blocking=True) for k in noise[0]}
         return Batch(x, y, index.to(x.device, non_blocking=True), uniform)
+
+    def batches_of(self, m: int, first: int, last: int, station: Station) -> Iterator[tuple[int, Batch]]:
+        """One client's batches from step `first` up to `last`: (size, [steps, size, ...]) of those of one size.
+
+        Their examples are gathered at once: that takes as long as many small batches do.
+        """
+        plan = self.plans[m]
+        index, crops = plan.part(first, last)
+        x, y = station.feed.take(self.task.data, index, crops)
+        if plan.noise is not None:
+            for batch in x.split(plan.sizes[first:last]):
+                batch.copy_(plan.noise(batch))
+        x, taken = station.net.laid_out(x), 0
+        for size, run in groupby(plan.sizes[first:last]):
+            steps = len(list(run))
+            some = slice(taken, taken + steps * size)
+            x_, y_, index_ = (t[some].view(steps, size, *t.shape[1:]) for t in (x, y, index))
+            yield size, Batch(x_, y_, index_, self.draws[m](steps, size))
+            taken = some.stop
 
     def example_batch(self, rows: Sequence[int], size: int, feed: Feed, dtype: torch.dtype) -> Batch:
         """A batch of some clients, [M, size, ...], that takes nothing from their random streams."""
@@ -98,20 +120,18 @@ class Job:
 
     def fixed(self, start: State, own: Tree, device: torch.device) -> Fixed:
         """What the steps of some clients read, on a device; the learning rate is a tensor, for recorded steps."""
-        lr = self.start.params.new_tensor(self.training.lr).to(device)
         shared, scale = trees.moved((self.task.shared, self.scale), device)
-        return Fixed(start, own, shared, lr, scale)
+        return Fixed(start, own, shared, self._lr.to(device), scale)
+
+    @cached_property
+    def _lr(self) -> Tensor:
+        return self.start.params.new_tensor(self.training.lr)
 
     def rows(self, rows: list[int], device: torch.device) -> tuple[Carry, Fixed]:
         """Copies of some clients' carries and of what their steps read, on a device."""
         where = torch.tensor(rows)
         carry, start, own = trees.moved(trees.rows((self.carry, self.start, self.own), where), device)
         return carry, self.fixed(start, own, device)
-
-    def write(self, m: int, carry: Carry, row: int) -> None:
-        """Take over client m's carry from a row of another."""
-        for old, new in zip(trees.leaves(self.carry), trees.leaves(carry), strict=True):
-            old[m] = new[row]
 
     @cached_property
     def key(self) -> Hashable:
@@ -121,3 +141,9 @@ class Job:
         objective = self.task.objective
         code = tuple(getattr(type(objective), name) for name in ("loss", "correct", "shift"))
         return objective, code, replace(self.training, lr=0.0), own, shared
+
+
+def write_rows(carry: Carry, rows: list[int], other: Carry, there: slice | list[int]) -> None:
+    """Take over some clients' rows of a carry from another."""
+    for old, new in zip(trees.leaves(carry), trees.leaves(other), strict=True):
+        old[rows] = new[there].to(old.device)

@@ -32,10 +32,12 @@ class KeptClients:
         held_models: ClientStore,
         *,
         clients_at_once: int | None = None,
+        block: int | None = None,
         num_devices: int = 1,
     ) -> None:
+        """`block` clients are enough to train at once where nobody holds a model: the method folds them meanwhile."""
         self.trainer, self.memory, self.held_models = trainer, memory, held_models
-        self.clients_at_once, self.num_devices = clients_at_once, num_devices
+        self.clients_at_once, self.block, self.num_devices = clients_at_once, block, num_devices
         self._round = -1
         self._was_full = False  # whether memory was too small once
 
@@ -46,13 +48,19 @@ class KeptClients:
         if len(request.clients) > (self.clients_at_once or len(request.clients)):
             self.held_models.move(CPU)
         while first < len(request.clients):
-            chunk = request.rows(slice(first, first + (self.clients_at_once or len(request.clients))))
+            most = self.clients_at_once or len(request.clients)
+            if self.block is not None and not request.task.hold_model:
+                most = min(most, self.block)
+            chunk = request.rows(slice(first, first + most))
             trained = self._try(chunk)
             if trained is None:  # the same clients again, after what filled the memory is gone
                 notes |= self._make_room(len(chunk.clients))
                 continue
             first += len(chunk.clients)
-            yield TrainReply(trained.replies, trained.not_finite, notes)
+            reply = TrainReply(trained.replies, trained.not_finite, notes)
+            del trained, chunk  # and so below: models that were folded make room for the next
+            yield reply
+            del reply
 
     def measure(self, request: MeasureRequest) -> Tree:
         self._enter_round(request.round)

@@ -69,6 +69,7 @@ class Metered(Decorator):
             facts = (replies.clients, replies.examples, replies.steps, replies.travel, replies.loss)
             count["headers"] += sum(wire_bytes(fact) for fact in facts)
             yield replies
+            del replies
 
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
         self.tell("measure")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-
 import torch
 from torch import Tensor
 
 from fnrfl.core import trees
 from fnrfl.core.engine import Step, run_steps
-from fnrfl.core.net import Net
 from fnrfl.core.step import Carry, by_autograd, by_transform
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch
@@ -45,20 +42,16 @@ class OneByOne:
         """Nothing: autograd is ready."""
 
     def _train_client(self, station: Station, place: Place, job: Job, m: int, programs: ProgramsBySize) -> Tensor:
-        net, carry, fixed = station.net, trees.rows(job.carry, m), _fixed(job, m)
+        carry, fixed = trees.rows(job.carry, m), _fixed(job, m)
         by_hand = fixed._replace(lr=job.training.lr)  # a number, which needs no vector in between
-        step = job.step(net, by_autograd)
+        step, tensors = job.step(station.net, by_autograd), trees.leaves((carry, fixed))
         losses: list[Tensor] = []
-        first = 0
-        for size, run in groupby(job.plans[m].sizes):
-            last = first + len(list(run))
-            for a, b in stretches(job, place, first, last, 1):
-                batches = _of_one_client(net, job.batches({m: a}, b - a, station.feed))
+        for a, b in stretches(job, place, 0, job.steps[m], 1):
+            for size, batches in job.batches_of(m, a, b, station):
                 if (program := programs.get(size)) is not None:
-                    losses.append(program(carry, fixed, batches))
+                    losses.append(program(tensors, (), batches))
                 else:
                     losses.append(run_steps(step, carry, by_hand, batches))
-            first = last
         return torch.cat(losses) if losses else job.carry.params.new_zeros(0)
 
     def _programs(self, job: Job, place: Place) -> ProgramsBySize:
@@ -67,7 +60,7 @@ class OneByOne:
             return {}
         with_size = {size: m for m, plan in enumerate(job.plans) for size in plan.sizes}  # somebody who has it
         full, most = {job.training.batch} & with_size.keys(), self.recorder.backend.max_programs // 2
-        sizes = sorted(full | self.expected.frequent_sizes(job, with_size.keys(), most))
+        sizes = sorted(full | self.expected.frequent_sizes(job, most) & with_size.keys())
         found = self.recorder.programs_of([_wanted(job, place, with_size[size], size) for size in sizes])
         return {size: program for size, program in zip(sizes, found, strict=True) if program is not None}
 
@@ -87,10 +80,3 @@ def _wanted(job: Job, place: Place, m: int, size: int) -> Wanted:
 
 def _fixed(job: Job, m: int) -> Fixed:
     return job.fixed(trees.rows(job.start, m), trees.rows(job.own, m), job.start.params.device)
-
-
-def _of_one_client(net: Net, batches: Batch) -> Batch:
-    """One client's batches without the axis of clients, in the net's memory order."""
-    alone: Batch = trees.mapped(lambda t: t[:, 0], batches)
-    x = net.laid_out(alone.x.flatten(0, 1)).unflatten(0, alone.x.shape[:2])
-    return Batch(x, alone.y, alone.index, alone.noise)

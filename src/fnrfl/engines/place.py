@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol, TypeVar
@@ -67,32 +67,47 @@ class StationPool:
         self._free: SimpleQueue[Station] = SimpleQueue()
         for station in stations:
             self._free.put(station)
-        self._alone = len(stations) == 1
+        self._count = len(stations)
         self._threads = ThreadPoolExecutor(len(stations), initializer=as_worker)
 
     def each(self, count: int, work: Work[T]) -> list[T]:
-        """See `Place.each`. Nobody works any more when an error goes on."""
+        """See `Place.each`. Nobody works any more when an error goes on: the one of the lowest i."""
+        todo, done, errors = iter(range(count)), dict[int, T](), dict[int, BaseException]()
 
-        def at_a_station(i: int) -> T:
+        def at_a_station() -> None:
             station = self._free.get()
             try:
                 with torch.no_grad():  # a thread's own setting
-                    return work(station, i)
+                    for i in todo:  # each i goes to one thread
+                        try:
+                            done[i] = work(station, i)
+                        except BaseException as error:
+                            errors[i] = error
+                            _leave_out(todo)
             finally:
                 self._free.put(station)
 
-        if count == 1 or self._alone:
-            with one_intra_op_thread():
-                return [at_a_station(i) for i in range(count)]
-        begun = [self._threads.submit(at_a_station, i) for i in range(count)]
-        for late in wait(begun, return_when=FIRST_EXCEPTION).not_done:
-            late.cancel()
-        wait(begun)
-        return [each.result() for each in begun if not each.cancelled()]
+        try:
+            if count == 1 or self._count == 1:
+                with one_intra_op_thread():
+                    at_a_station()
+            else:
+                wait([self._threads.submit(at_a_station) for _ in range(min(count, self._count))])
+        finally:
+            _leave_out(todo)  # whoever interrupts has nothing begun any more
+        if errors:
+            raise errors[min(errors)]
+        return [done[i] for i in range(count)]
 
     def close(self, *, wait: bool) -> None:
         """Let the threads go."""
         self._threads.shutdown(wait=wait, cancel_futures=True)
+
+
+def _leave_out(rest: Iterator[int]) -> None:
+    """Let nobody take any of the rest."""
+    for _ in rest:
+        pass
 
 
 class Threads:

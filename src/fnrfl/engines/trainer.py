@@ -90,8 +90,9 @@ class Trainer:
             )
         streams = [self._stream(request.round, client, task.purpose) for client in clients]
         shapes = lambda batch: self._noise_shapes(objective, batch)  # noqa: E731
+        trainings = {epochs: replace(request.training, epochs=epochs) for epochs in {*request.epochs}}
         plans = [
-            self.feed.plan(client, task.data, replace(request.training, epochs=epochs), stream)
+            self.feed.plan(client, task.data, trainings[epochs], stream)
             for client, epochs, stream in zip(clients, request.epochs, streams, strict=True)
         ]
         if request.max_steps is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from fnrfl.core.step import Carry, by_transform, ready_to_transform
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch
 from fnrfl.engines.expected import NOTHING_KNOWN, ExpectedWork
-from fnrfl.engines.groups import GROUP_SIZE, halves, in_groups, padded, shrinking
-from fnrfl.engines.job import CLIENT_AXES, Fixed, Job
+from fnrfl.engines.groups import GROUP_SIZE, ShortSizes, Turn, in_groups, padded, shrinking, turns_of
+from fnrfl.engines.job import CLIENT_AXES, Fixed, Job, write_rows
 from fnrfl.engines.place import Place, Station
 from fnrfl.engines.recorder import Program, Recorder, Wanted
 from fnrfl.engines.runner import Blame, Probing, stretches
@@ -71,17 +71,41 @@ class Vectorised:
         if not sizes:
             return [job.carry.params.new_zeros(0) for _ in steps]
         groups = in_groups(steps, self.group_size)
-        width, even = max(len(group) for group in groups), len(sizes) == 1
-        programs = self._programs(job, place, groups, width, sizes)
+        train_group = (
+            self._trains_even(job, place, groups) if len(sizes) == 1 else self._trains_uneven(job, place, groups)
+        )
 
         def train(station: Station, g: int) -> list[Tensor]:
             with blame([job.clients[m] for m in groups[g]]):
-                train_group = self._train_group if even else self._train_uneven_group
-                return train_group(station, place, job, groups[g], width, programs)
+                return train_group(station, g)
 
         losses = zip(groups, place.each(len(groups), train), strict=True)
         by_row = {m: loss for group, rows in losses for m, loss in zip(group, rows, strict=True)}
         return [by_row[m] for m in range(len(steps))]
+
+    def _trains_even(self, job: Job, place: Place, groups: list[list[int]]) -> TrainGroup:
+        """How groups are trained whose batches are all of one size."""
+        width, size = max(map(len, groups)), job.plans[groups[0][0]].sizes[0]
+        steps = [[job.steps[m] for m in group] for group in groups]
+        rows = {(w, size) for each in steps for _, _, w in shrinking(each, width)}
+        programs = self._programs(job, place, groups[0], width, rows)
+        return lambda station, g: self._train_group(station, place, job, groups[g], width, programs)
+
+    def _trains_uneven(self, job: Job, place: Place, groups: list[list[int]]) -> TrainGroup:
+        """How groups are trained whose batches are of several sizes."""
+        width = max(map(len, groups))
+        short = self._recorded_short_sizes(job, width)
+        turns = [turns_of({m: job.plans[m].sizes for m in group}, width, short) for group in groups]
+        every = {(turn.width, turn.size) for each in turns for turn in each}
+        recorded = {job.training.batch, *short.recorded}
+        programs = self._programs(job, place, groups[0], width, {row for row in every if row[1] in recorded})
+
+        def train(station: Station, g: int) -> list[Tensor]:
+            losses = self._take_turns(station, place, job, turns[g], width, programs) if turns[g] else {}
+            none = job.carry.params.new_zeros(0)
+            return [torch.cat(losses[m]) if m in losses else none for m in groups[g]]
+
+        return train
 
     def _train_group(
         self, station: Station, place: Place, job: Job, group: list[int], width: int, programs: Programs
@@ -102,68 +126,51 @@ class Vectorised:
             for a, b in stretches(job, place, first, last, w):
                 batches = job.batches(dict.fromkeys(live, a), b - a, station.feed, idle=w - len(live))
                 losses[a:b, top] = program(trees.rows(carry, top), some, batches)
-            for i, m in enumerate(group):
-                if steps[i] == last:
-                    job.write(m, carry, i)
+            ended = [i for i, n in enumerate(steps) if n == last]
+            write_rows(job.carry, [group[i] for i in ended], carry, ended)
         return [losses[:n, i].to(place.net.device) for i, n in enumerate(steps)]
 
-    def _train_uneven_group(
-        self, station: Station, place: Place, job: Job, group: list[int], width: int, programs: Programs
-    ) -> list[Tensor]:
-        """Batches of several sizes (`last_batch = "keep"`): clients wait for each other to have batches of one size.
-
-        A size that is recorded for one client is taken by one client after another.
-        """
-        device, full = station.net.device, job.training.batch
-        losses: dict[int, list[Tensor]] = {m: [] for m in group}
-        at = dict.fromkeys(group, 0)
-        while waiting := [m for m in group if at[m] < job.steps[m]]:
-            size, rows = _most_alike(job, waiting, at)
-            if size != full and (device, 1, size) in programs:
-                rows = rows[:1]
-            w = next(w for w in halves(width) if w >= len(rows))
-            program = programs.get((device, w, size)) or _plain_program(job, station)
-            stepped = self._step_together(station, place, job, {m: at[m] for m in rows}, w, program)
-            for i, m in enumerate(rows):
-                losses[m].append(stepped[:, i])
-                at[m] += len(stepped)
-        none = job.carry.params.new_zeros(0)
-        return [torch.cat(losses[m]) if losses[m] else none for m in group]
-
-    def _step_together(
-        self, station: Station, place: Place, job: Job, at: dict[int, int], width: int, program: Program
-    ) -> Tensor:
-        """Steps of some clients for as long as their batches have one size; the losses, [steps, clients]."""
-        rows = list(at)
-        together = min(_num_alike(job.plans[m].sizes[first:]) for m, first in at.items())
-        carry, fixed = job.rows(padded(rows, width), station.net.device)
-        losses = []
-        for a, b in stretches(job, place, 0, together, width):
-            now = {m: first + a for m, first in at.items()}
-            batches = job.batches(now, b - a, station.feed, idle=width - len(rows))
-            losses.append(program(carry, fixed, batches).to(place.net.device))
-        for i, m in enumerate(rows):
-            job.write(m, carry, i)
-        return torch.cat(losses)
+    def _take_turns(
+        self, station: Station, place: Place, job: Job, turns: list[Turn], width: int, programs: Programs
+    ) -> dict[int, list[Tensor]]:
+        """All steps of some clients whose batches are of several sizes (`last_batch = "keep"`); their losses."""
+        device, group = station.net.device, turns[0].group
+        carry, fixed = job.rows(padded(group, width), device)
+        losses: dict[int, list[Tensor]] = {}
+        for turn in turns:
+            program = programs.get((device, turn.width, turn.size)) or _plain_program(job, station)
+            some, start, own = trees.rows((carry, fixed.start, fixed.own), turn.where)
+            for a, b in stretches(job, place, 0, turn.steps, turn.width):
+                at = {m: first + a for m, first in turn.at.items()}
+                batches = job.batches(at, b - a, station.feed, idle=turn.width - len(at))
+                stepped = program(some, fixed._replace(start=start, own=own), batches).to(place.net.device)
+                for m, loss in zip(at, stepped.unbind(1), strict=False):
+                    losses.setdefault(m, []).append(loss)
+            if not isinstance(turn.where, slice):  # rows that were copied
+                live = slice(0, len(turn.at))
+                write_rows(carry, turn.where[live], some, live)
+        write_rows(job.carry, group, carry, slice(0, len(group)))
+        return losses
 
     # -- programs -----------------------------------------------------------------------------------------------------
-    def _programs(self, job: Job, place: Place, groups: list[list[int]], width: int, sizes: set[int]) -> Programs:
-        """Programs for every number of rows that the groups will have, on every device."""
+    def _recorded_short_sizes(self, job: Job, width: int) -> ShortSizes:
+        """Sizes of last batches whose steps are recorded."""
+        if self.recorder is None:
+            return ShortSizes()
+        full, most = {job.training.batch}, self.recorder.backend.max_programs // 2
+        frequent = self.expected.frequent_sizes(job, most) - full
+        shared = self.expected.shared_sizes(job, width, most) - full
+        same_in_every_round = self.expected.participation == 1.0
+        return ShortSizes(frequent, frequent - shared, shared if same_in_every_round else set())
+
+    def _programs(self, job: Job, place: Place, group: list[int], width: int, needed: set[tuple[int, int]]) -> Programs:
+        """Programs for each of these (number of rows, batch size), on every device."""
         if self.recorder is None:
             return {}
-        if len(sizes) == 1:
-            (size,) = sizes
-            steps = [[job.steps[m] for m in group] for group in groups]
-            rows = {(w, size) for each in steps for _, _, w in shrinking(each, width)}
-        else:
-            most = self.recorder.backend.max_programs // 2
-            rows = {(w, job.training.batch) for w in halves(width)} | {
-                (1, n) for n in self.expected.frequent_sizes(job, sizes, most)
-            }
         expected = self.expected.compiled_together(job, width)
         # The widest first: it takes longest to compile.
-        asked = [(station, *row) for row in sorted(rows, reverse=True) for station in place.devices()]
-        wanted = [self._wanted(job, station, groups[0], w, n, expected.get(w, 0)) for station, w, n in asked]
+        asked = [(station, *row) for row in sorted(needed, reverse=True) for station in place.devices()]
+        wanted = [self._wanted(job, station, group, w, n, expected.get(w, 0)) for station, w, n in asked]
         found = zip(asked, self.recorder.programs_of(wanted), strict=True)
         return {(station.net.device, w, n): program for (station, w, n), program in found if program is not None}
 
@@ -181,20 +188,8 @@ class Vectorised:
         return Wanted((width, size, job.key, net.device), example, expected_steps)
 
 
+TrainGroup = Callable[[Station, int], list[Tensor]]  # at a station, group -> the losses of its clients
 Programs = dict[tuple[torch.device, int, int], Program]  # (device, number of rows, batch size) -> recorded steps
-
-
-def _most_alike(job: Job, waiting: list[int], at: dict[int, int]) -> tuple[int, list[int]]:
-    """The batch size that most of some clients wait for, and these clients."""
-    by_size: dict[int, list[int]] = {}
-    for m in waiting:
-        by_size.setdefault(job.plans[m].sizes[at[m]], []).append(m)
-    return max(by_size.items(), key=lambda item: (len(item[1]), item[0]))
-
-
-def _num_alike(sizes: list[int]) -> int:
-    """How many batches in front are of one size."""
-    return sum(1 for _ in takewhile(sizes[0].__eq__, sizes))
 
 
 def _vectorised_step(job: Job, station: Station) -> Step:
