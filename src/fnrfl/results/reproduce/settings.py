@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fnrfl.config.schema import options_by_key
-
 SCALES = {
     "tiny": "dataset=digits rounds=3 client.epochs=1 client.last_batch=run-on",
     "quick": "dataset=cifar10 rounds=10 client.epochs=2",
@@ -54,11 +52,10 @@ TRIAL_SETTINGS = {
     "paper-rate-0.1": TrialSetting("paper", "the same at the printed learning rate", "protocol=paper client.lr=0.1"),
     "paper-2-clients": TrialSetting("paper", "the same with two clients", "protocol=paper clients=2"),
     "niid-bench": TrialSetting("honest", "NIID-Bench's settings, pixels from 0 to 1", _NIID_BENCH, "rounds=50"),
-}
-if "dataset.scale" in options_by_key():
-    TRIAL_SETTINGS["niid-bench-standard"] = TrialSetting(
+    "niid-bench-standard": TrialSetting(
         "honest", "the same with standardised pixels", f"{_NIID_BENCH} dataset.scale=standard", "rounds=50"
-    )
+    ),
+}
 
 # A method's name is one of these, perhaps with one of AROUND after a plus: "scaffold+fnr". {refine}: REFINE_EPOCHS.
 METHODS = {
