@@ -24,7 +24,7 @@ test-all: lint types
 
 # For a machine with a GPU: all tests that need one, then a benchmark of about two minutes.
 test-gpu: $(READY)
-	$(BIN)/python -m pytest -q tests/test_gpu.py tests/test_compiled.py
+	$(BIN)/python -m pytest -q tests/test_gpu.py tests/test_client_convolutions.py tests/test_compiled.py
 	$(BIN)/python benchmarks/gpu.py headline forward
 
 lint: $(READY)
