@@ -37,7 +37,7 @@ def features(model: nn.Module, x: Tensor) -> Tensor:
     return seen[-1]
 
 
-# The counts of resnet18, vgg11 and simple-cnn are those of the paper's and NIID-Bench's code;
+# The counts of resnet18, resnet50, vgg11 and simple-cnn are those of the paper's and NIID-Bench's code;
 # the others are sums over layers, weights + biases, written out.
 @pytest.mark.parametrize(
     ("spec", "shape", "parameters", "width"),
@@ -46,6 +46,8 @@ def features(model: nn.Module, x: Tensor) -> Tensor:
         ("resnet18(head=1000)", CIFAR, 11_681_832, 512),
         ("resnet18", FASHION, 11_173_962 - 2 * 9 * 64, 512),
         ("resnet18", DIGITS, 11_173_962 - 2 * 9 * 64, 512),
+        ("resnet50", CIFAR, 25_549_352 - 990 * 2049, 2048),
+        ("resnet50(head=1000)", CIFAR, 25_549_352, 2048),
         ("vgg11", CIFAR, 9_750_922, 512),
         ("vgg11", (3, 64, 96), 9_750_922 + 5 * 512 * 512, 6 * 512),
         ("simple-cnn", CIFAR, 62_006, 84),
@@ -139,7 +141,7 @@ def test_words_may_be_quoted(word: str) -> None:
     ("spec", "says"),
     [
         ("resnet81", "Did you mean 'resnet18'"),
-        ("transformer", "The models are resnet18, vgg11"),
+        ("transformer", "The models are resnet18, resnet50, vgg11"),
         ("simple_cnn", "Did you mean 'simple-cnn'"),
         ("mlp(hiden=3)", "no option 'hiden'. Did you mean 'hidden'? It takes hidden, depth, norm"),
         ("vgg11(head=3)", "no option 'head'. It takes none"),

@@ -27,6 +27,7 @@ RECIPES = Path(__file__).parent / "recipes"
 
 MODELS = {
     "resnet18": "ResNet-18 with the CIFAR stem; resnet18(head=1000) has the paper's 1000 outputs",
+    "resnet50": "ResNet-50 with the CIFAR stem; resnet50(head=1000) is what the paper's released code builds",
     "vgg11": "VGG-11 without normalisation, for 32x32 images",
     "simple-cnn": "NIID-Bench's small net: two 5x5 convolutions and three linear layers",
     "cnn": "two 3x3 convolutions and one linear layer; cnn(norm=batch) has BatchNorm",

@@ -12,14 +12,15 @@ from torch import nn
 from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import did_you_mean
-from fnrfl.models.resnet import ResNet18
+from fnrfl.models.resnet import resnet18, resnet50
 from fnrfl.models.small import cnn, mlp, simple_cnn
 from fnrfl.models.vgg import VGG11
 
 Factory = Callable[..., nn.Module]
 
 MODELS: dict[str, Factory] = {
-    "resnet18": ResNet18,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
     "vgg11": VGG11,
     "simple-cnn": simple_cnn,
     "cnn": cnn,

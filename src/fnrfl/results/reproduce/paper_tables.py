@@ -96,6 +96,7 @@ _PARTS = {
     "controls": _parts_of(["label", "feature-0.5", "quantity"], _CONTROLS, ["honest"])
     + _parts_of(["label"], _FNR_AND_CONTROL, ["honest"], net="vgg11"),
     "rate": _parts_of(SINGLE_SKEWS, ["fedavg+fnr", "fedavg"], ["paper-rate-0.1"]),
+    "released-net": _parts_of(["label"], ["fedavg+fnr", "fedavg"], ["paper"], net="resnet50"),
     "niid-bench": _parts_of(_BENCH_SKEWS, ["fedavg", "fedprox", "scaffold", "fednova"], NIID_BENCH, net="simple-cnn"),
 }
 TABLES = {name: PaperTable(title, _PARTS[name]) for name, title in TITLES.items()}

@@ -15,6 +15,7 @@ REFINE_EPOCHS = {"tiny": 1, "quick": 1, "full": 5}  # of FNR, and of a control t
 # A net as the honest protocol, the paper's protocol and the digits have it.
 NETS = {
     "resnet18": ("resnet18", "resnet18(head=1000)", "mlp(norm=batch)"),
+    "resnet50": ("resnet50", "resnet50(head=1000)", "mlp(norm=batch)"),
     "vgg11": ("vgg11", "vgg11", "mlp"),
     "simple-cnn": ("simple-cnn", "simple-cnn", "mlp"),
 }

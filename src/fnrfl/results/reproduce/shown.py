@@ -41,7 +41,7 @@ SKEW_NAMES = {
     "label+feature-0.5": "label and feature skew, noise 0.5", "label+quantity": "label and quantity skew",
     "classes-1": "one class per client", "classes-2": "two classes per client", "classes-3": "three classes per client",
 }  # fmt: skip
-NET_NAMES = {"resnet18": "ResNet-18", "vgg11": "VGG-11", "simple-cnn": "simple-cnn"}
+NET_NAMES = {"resnet18": "ResNet-18", "resnet50": "ResNet-50", "vgg11": "VGG-11", "simple-cnn": "simple-cnn"}
 METHOD_NAMES = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "moon": "MOON", "fednova": "FedNova",
     "feddyn": "FedDyn", "fedftg": "FedFTG", "feddf": "FedDF", "feddc": "FedDC", "fedgen": "FedGen", "fnr": "FNR",

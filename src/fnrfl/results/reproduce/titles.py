@@ -10,5 +10,6 @@ TITLES = {
     "attribution": "Which leak gives what: the paper's settings, one leak at a time",
     "controls": "What public data gives without FNR's penalty",
     "rate": "At the learning rate that the paper prints, 0.1",
+    "released-net": "With the ResNet-50 that the released code builds where the paper says ResNet-18",
     "niid-bench": "NIID-Bench's published table (simple-cnn, 50 rounds at full scale)",
 }

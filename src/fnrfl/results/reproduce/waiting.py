@@ -65,6 +65,7 @@ ORDER = (
     WantedCells("own settings", "mixed", "quick", only={"setting": ["paper-2-clients"]}),
     WantedCells("own settings", "rate", "quick"),
     WantedCells("own settings", "rate", "full", only={"skew": ["label"]}),
+    WantedCells("own settings", "released-net", "quick"),
     WantedCells("controls", "controls", "quick", (0, 1, 2)),
     WantedCells("attribution", "attribution", "quick", (0, 1, 2)),
     WantedCells("niid-bench", "niid-bench", "full", (0, 1, 2)),
@@ -99,7 +100,9 @@ def queue(lines: KeptLines, scale: str | None = None) -> list[Waiting]:
 
 # -- how long a cell takes ---------------------------------------------------------------------------------------------
 
-RATES = {"resnet18": 50_000, "vgg11": 60_000, "simple-cnn": 500_000}  # images/s of training, H200, bf16, ten clients
+RATES = {  # images/s of training, H200, bf16, ten clients; that of resnet50 is a guess by its arithmetic
+    "resnet18": 50_000, "resnet50": 20_000, "vgg11": 60_000, "simple-cnn": 500_000,
+}  # fmt: skip
 SLOWER = {"moon": 2.2, "feddc": 1.15, "feddyn": 1.1}  # a step against FedAvg's
 MORE = {"feddf": 0.9, "fedftg": 1.0, "fedgen": 0.1, "public-only": 0.4, "public-finetune": 0.4}  # seconds in a round
 RAGGED = {"quantity": 1.6, "label+quantity": 1.4, "classes-1": 1.0, "label": 1.2}  # how uneven clients slow a round
