@@ -79,6 +79,7 @@ CROWD = {
     "scenario": "quantity-dirichlet(8.0)",
     "client": {"batch": 32, "epochs": 2},
 }
+CROWD_CNN = {**CROWD, "model": "cnn"}
 KEEP = {"client": {"last_batch": "keep"}}
 EVEN, RAGGED = {"scenario": "iid"}, {"scenario": "label-dirichlet(0.5)"}
 BOTH = (1, "auto")
@@ -93,23 +94,10 @@ BENCHES = [
     Bench("W3-ragged", "the same, label-dirichlet(0.5)", W3 | RAGGED, 1, thread_counts=BOTH),
     Bench("W4", "20 of 200 clients, Fashion-MNIST, MLP 784-32-10, batch 32, 2 epochs", W4 | EVEN, 3),
     Bench("W5", "W3 with BatchNorm, batch 32", W5 | EVEN, 1),
-    Bench(
-        "crowd",
-        "200 of 1,000 ragged clients, Fashion-MNIST, MLP 784-200-10, batch 32, 4 steps each",
-        CROWD,
-        1,
-        thread_counts=BOTH,
-    ),
-    Bench("crowd-keep", "the same with the loop's very batches", CROWD, 1, like=KEEP, thread_counts=BOTH),
-    Bench("crowd-cnn", "the same with CNN 1-16-32", CROWD | {"model": "cnn"}, 1, thread_counts=BOTH),
-    Bench(
-        "crowd-cnn-keep",
-        "the same with the loop's very batches",
-        CROWD | {"model": "cnn"},
-        1,
-        like=KEEP,
-        thread_counts=BOTH,
-    ),
+    Bench("crowd", "200 of 1,000 ragged clients, Fashion-MNIST, MLP 784-200-10", CROWD, 3, thread_counts=BOTH),
+    Bench("crowd-keep", "crowd with the loop's very batches", CROWD, 3, like=KEEP, thread_counts=BOTH),
+    Bench("cnn-crowd", "crowd with CNN 1-16-32", CROWD_CNN, 1, thread_counts=BOTH),
+    Bench("cnn-crowd-keep", "cnn-crowd with the loop's very batches", CROWD_CNN, 1, like=KEEP, thread_counts=BOTH),
     Bench("W1-scaffold", "W1, SCAFFOLD", W1 | EVEN, 20, "scaffold", like={"algorithm": "scaffold"}),
     Bench("W1-moon", "W1, MOON", W1 | EVEN, 10, "moon", like={"algorithm": "moon"}),
     Bench("W1-fnr", "W1, FedAvg under FNR", W1 | EVEN, 10, "fnr", like=FNR),

@@ -33,7 +33,7 @@ from fnrfl.core.errors import ClientError, CompatibilityError, FnrflError
 from fnrfl.core.masks import Dropout
 from fnrfl.core.net import Model, Net
 from fnrfl.core.rng import generator
-from fnrfl.core.step import Carry
+from fnrfl.core.step import Carry, Memory
 from fnrfl.core.store import ClientStore
 from fnrfl.core.types import Batch, Decorator, Engine, Flat, LocalTask, Out, State, Training, Tree
 from fnrfl.data.batches import Pool, plan
@@ -41,6 +41,7 @@ from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import Gpus
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.one_by_one import OneByOne
+from fnrfl.engines.place import Station, Threads
 from fnrfl.engines.trainer import Trainer
 from toys import (
     NUM_CLASSES,
@@ -826,3 +827,49 @@ def test_scaffold_counts_four_messages(variates: str, engine: str) -> None:
     down, up = (sum(phase[way] for phase in played.metered.bytes.values()) for way in ("down", "up"))
     assert (down, up) == (4 * (model + vector), 4 * (model + vector))
     assert all(seconds > 0 for seconds in played.metered.seconds.values())
+
+
+# -- Crowds -----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_used_again_when_no_tensor_lies_in_it() -> None:
+    memory, like = Memory(), torch.zeros(3, 5)
+    first = memory.like(like).fill_(1.0)
+    view = first[1]
+    del first
+    second = memory.like(like).fill_(2.0)  # not over the view
+    assert view.tolist() == [1.0] * 5
+    where = second.data_ptr()
+    assert where % 64 == 0
+    del second, view
+    assert memory.like(like[:2]).data_ptr() == where
+    assert memory.like(like.double()).dtype == torch.float64
+
+
+def test_a_cohort_is_trained_in_blocks_unless_its_clients_hold_models() -> None:
+    whole, blocks = (Run(FedAvg(), "loop", active=6) for _ in range(2))
+    blocks.engine.clients.block = 2
+    task, cohort = LocalTask(Objective(), "local", whole.state), torch.arange(6)
+    assert [len(chunk.clients) for chunk in blocks.engine.stream(cohort, task)] == [2, 2, 2]
+    assert [len(chunk.clients) for chunk in blocks.engine.stream(cohort, replace(task, hold_model=True))] == [6]
+    for played in (whole, blocks):
+        played.rounds(2)
+    assert_near(whole.state, blocks.state)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_error_of_the_first_client_goes_on_and_nobody_begins_after_it(threads: int) -> None:
+    net = Net(nn.Linear(2, 2), torch.zeros(1, 2))
+    place, begun = Threads(net, Pool({"private": (torch.zeros(4, 2), torch.zeros(4).long())}, [], 2), threads), []
+
+    def work(station: Station, i: int) -> int:
+        begun.append(i)
+        if i in (3, 4):
+            raise ValueError(i)
+        return i
+
+    with pytest.raises(ValueError, match="3"):
+        place.each(1000, work)
+    assert len(begun) < 1000
+    assert place.each(5, lambda station, i: i) == [0, 1, 2, 3, 4]
+    place.close(wait=True)

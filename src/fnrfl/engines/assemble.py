@@ -36,9 +36,7 @@ from fnrfl.engines.torchscript import TorchScript
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.vectorised import Vectorised
 
-# Models that stay in a processor's cache from their first step to their average. Memory of more than 32 MB would be new
-# in every round, and its first use takes longer than a step.
-BLOCK_BYTES = 24 << 20
+BLOCK_BYTES = 24 << 20  # models that stay in a processor's cache from their first step to their average
 EngineName = Literal["loop", "batched", "gpu"]
 
 

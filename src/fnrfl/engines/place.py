@@ -80,7 +80,7 @@ class StationPool:
                 with torch.no_grad():  # a thread's own setting
                     for i in todo:  # each i goes to one thread
                         try:
-                            done[i] = work(station, i)
+                            done[i] = work(station, i)  # noqa: F821  (deleted when all is done)
                         except BaseException as error:
                             errors[i] = error
                             _leave_out(todo)
@@ -95,6 +95,7 @@ class StationPool:
                 wait([self._threads.submit(at_a_station) for _ in range(min(count, self._count))])
         finally:
             _leave_out(todo)  # whoever interrupts has nothing begun any more
+            del work  # a thread keeps what it did last for a moment, and with it would keep the models of the clients
         if errors:
             raise errors[min(errors)]
         return [done[i] for i in range(count)]

@@ -16,7 +16,7 @@ from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.messages import MeasureRequest, TrainRequest
 from fnrfl.core.net import Net
 from fnrfl.core.rng import generator
-from fnrfl.core.step import Carry
+from fnrfl.core.step import Carry, Memory
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import SERVER, RandomStream, Replies, Shapes, State
 from fnrfl.engines.job import Job
@@ -41,6 +41,7 @@ class Trainer:
         self.net, self.feed = place.net, place.feed
         self.initial = State(*self.net.flatten())
         self._examples = self.feed.examples.to(self.net.device)
+        self._memory = Memory() if self.net.device.type == "cpu" else None  # of the clients' models
         # A buffer that is not finite from the start, such as a mask of attention, may stay so.
         self._checked_buffers = {
             k for k, v in self.initial.buffers.items() if v.is_floating_point() and bool(v.isfinite().all())
@@ -98,7 +99,7 @@ class Trainer:
         if request.max_steps is not None:
             plans = [plan.first(request.max_steps) for plan in plans]
         draws = [_draws(shapes, stream, self.net) for stream in streams]
-        carry = Carry.new(request.training, start.params, start.buffers)
+        carry = Carry.new(request.training, start.params, start.buffers, self._memory)
         return Job(clients, task, request.training, start, own, plans, draws, shapes, carry, self.net.scale)
 
     def _start(self, count: int, start: State | None, held: State | None) -> State:

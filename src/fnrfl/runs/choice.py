@@ -15,7 +15,7 @@ from fnrfl.engines.groups import GROUP_SIZE
 from fnrfl.runs.cohorts import cohort_size
 
 SMALL = 1_000_000  # parameters times batch of a dense net up to which clients step together
-WORTH_RECORDING = 300  # steps of a client in a run
+WORTH_RECORDING = 300  # steps of groups of clients in a run, on a CPU
 WORTH_CAPTURING = 100  # steps of groups of clients in a run, on a GPU
 CHUNK_BYTES = 4 << 30  # what the models of clients trained together may take, eight copies each
 
@@ -58,8 +58,7 @@ def _chosen_precision(config: RunConfig, net: Net, engine: str) -> str:
 def records_steps(config: RunConfig, net: Net, splits: Splits) -> bool:
     """Whether steps are recorded: recording one takes as long as some hundred steps, and large steps gain nothing."""
     steps = config.rounds * -(-config.client.epochs * max(map(len, splits.clients)) // config.client.batch)
-    if config.engine.name == "gpu":
-        pays = steps * -(-cohort_size(config) // GROUP_SIZE) >= WORTH_CAPTURING
-    else:
-        pays = not net.convolutional and steps >= WORTH_RECORDING
+    steps *= -(-cohort_size(config) // GROUP_SIZE)
+    on_gpu = config.engine.name == "gpu"
+    pays = steps >= WORTH_CAPTURING if on_gpu else steps >= WORTH_RECORDING and not net.convolutional
     return config.engine.accelerate and pays
