@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -207,7 +208,7 @@ def test_results_are_not_added_to_a_file_of_something_else(tmp_path: Path) -> No
     log.parent.mkdir()
     for name in ("config.toml", "events.jsonl"):
         (log.parent / name).write_text("")
-    for path in (notes, log, tmp_path / "notes.txt" / "lines.jsonl", tmp_path):
+    for path in (notes, log, tmp_path / "notes.txt" / "lines.jsonl", tmp_path, Path(os.devnull)):
         with pytest.raises(ConfigError, match=r"(Choose|Remove|Give) "):
             carry_out([TINY], path, lines=NOTHING)
     assert notes.read_text() == "mine\n" and log.read_text() == ""
@@ -434,7 +435,7 @@ def test_kappa_and_rho_of_a_table_are_those_of_a_run(tmp_path: Path) -> None:
 
     cell = PaperCell("resnet18", "label", "paper", "scaffold", 0, "tiny")
     result = run(cell.config(), out=None)
-    line = line_of(cell, seconds_wall=1.0) | carrying.measured(result)
+    line = line_of(cell, seconds_wall=1.0) | carrying.numbers_of(result)
     parts = show_table("cost", KeptLines([], [line]), "tiny").parts[5:10]
     here = [part.columns[1].values[3].mean for part in parts]
     traffic = (result.bytes_up + result.bytes_down) / 2**20
@@ -509,6 +510,18 @@ def test_a_cell_by_its_id_and_a_mark_on_every_line_about_a_leak(tmp_path: Path) 
     assert len(read_lines(out)) == 2
     for text in got.output.splitlines():
         assert (LEAKING.id in text) == text.endswith("  leak")
+
+
+def test_of_a_table_only_cells_without_a_result_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed = tmp_path / "committed"
+    for cell in TABLES["rate"].cells("tiny")[1:]:
+        append_line(committed / "a.jsonl", line_of(cell))
+    monkeypatch.setattr(kept_lines, "OF_SOURCES", committed)
+    asked: list[Sequence[PaperCell]] = []
+    monkeypatch.setattr(carrying, "carry_out", lambda cells, *_, **__: asked.append(cells) or [])
+    for more in ([], ["--rerun"]):
+        assert typed("run", "rate", "--scale", "tiny", "--out", str(tmp_path / "b.jsonl"), *more).exit_code == 0
+    assert asked == [TABLES["rate"].cells("tiny")[:1], TABLES["rate"].cells("tiny")]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ ORDER = {
         "__init__",
     ],
     "results.reproduce": [
+        "titles",
         "settings",
         "paper_cells",
         "printed",

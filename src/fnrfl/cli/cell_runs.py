@@ -49,6 +49,7 @@ Rerun = Annotated[
     bool, typer.Option("--rerun", help="Run every cell of it here, and show those results before committed ones.")
 ]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print markdown, for a document.")]
+Committed = Annotated[bool, typer.Option("--rerun", help="Of a table, also cells that have a committed result.")]
 Again = Annotated[bool, typer.Option("--again", help="Try cells that failed once more.")]
 Names = Annotated[
     list[str] | None,
@@ -100,6 +101,7 @@ def run_cells(
     time: For = None,
     out: LinesOut = None,
     words: Set = None,
+    rerun: Committed = False,
     again: Again = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -119,7 +121,7 @@ def run_cells(
 
         screen, place = console(quiet=quiet), out or HERE
         lines = KeptLines.read(place)
-        cells = _named_cells(names, scale, seeds, lines)
+        cells = _named_cells(names, scale, seeds, lines if not rerun else KeptLines([], []))
         done = carry(cells, place, lines, screen, time=time, words=words or (), again=again)
         failed = sum("failed" in line for line in done)
         screen.print(f"{len(done) - failed} cells done, {failed} failed; lines in {place}")
@@ -162,7 +164,7 @@ def read_duration(text: str) -> float:
 def _named_cells(
     names: Sequence[str] | None, scale: str | None, seeds: str | None, lines: KeptLines
 ) -> list[PaperCell]:
-    """The cells that were asked for; without a name, those of the queue."""
+    """The cells that were asked for; without a name, the queue. Of a table, those that have no result among `lines`."""
     from fnrfl.results.compare import read_seeds
     from fnrfl.results.reproduce.paper_cells import PaperCell
     from fnrfl.results.reproduce.paper_tables import find_table
@@ -174,7 +176,11 @@ def _named_cells(
         return [cell for cell in cells if chosen is None or cell.seed in chosen]
     found: list[PaperCell] = []
     for name in names:
-        found += [PaperCell.read(name)] if "@" in name else find_table(name).cells(scale or "quick", chosen)
+        if "@" in name:
+            found.append(PaperCell.read(name))
+        else:
+            cells = find_table(name).cells(scale or "quick", chosen)
+            found += [cell for cell in cells if not lines.find(cell).usable]
     for cell in found:
         cell.config()  # refuses names that cannot go together
     return list(dict.fromkeys(found))

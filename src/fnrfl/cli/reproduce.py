@@ -13,13 +13,13 @@ from fnrfl.cli.cell_runs import CellSeeds, For, LinesOut, Markdown, Rerun, Scale
 from fnrfl.cli.common import HELP, Debug, Json, Quiet, console, errors_in_words, print_answer, print_table
 from fnrfl.cli.notices import notices
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.reproduce.paper_tables import TABLES
+from fnrfl.results.reproduce.titles import TITLES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 reproduce = typer.Typer(
-    help="The paper's tables: what it printed, what its protocol gives here (a leak), what the honest protocol gives.",
+    help="The paper's tables: printed, by its protocol, and honest.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings=HELP,
@@ -35,6 +35,7 @@ def list_tables(debug: Debug = False) -> None:
     """
     with errors_in_words(debug):
         from fnrfl.results.reproduce.kept_lines import KeptLines
+        from fnrfl.results.reproduce.paper_tables import TABLES
 
         lines = KeptLines.read()
         rows = [("table", "quick", "full", "what it shows")]
@@ -95,12 +96,13 @@ class _Request:
 
     @property
     def tables(self) -> list[str]:
-        return list(TABLES) if self.name == "all" else [self.name]
+        return list(TITLES) if self.name == "all" else [self.name]
 
 
 def _run_missing(asked: _Request, time: str | None, words: Sequence[str], screen: Console) -> int:
     """Run the cells that have no result, if that was asked for or takes minutes; how many failed."""
     from fnrfl.results.reproduce.kept_lines import KeptLines
+    from fnrfl.results.reproduce.paper_tables import TABLES
 
     if asked.scale != "tiny" and not asked.rerun:
         return 0
@@ -111,7 +113,7 @@ def _run_missing(asked: _Request, time: str | None, words: Sequence[str], screen
     return sum("failed" in line for line in done)
 
 
-@reproduce.command()
+@reproduce.command("figures")
 def figures(
     scale: Scale = "quick", rerun: Rerun = False, out: LinesOut = None, quiet: Quiet = False, debug: Debug = False
 ) -> None:
@@ -164,8 +166,8 @@ def _print_tables(asked: _Request, form: str) -> None:
             screen.print(f"note: no figures were drawn. {error}")
 
 
-for _name, _table in TABLES.items():
-    reproduce.command(_name)(_table_command(_name, _table.title))
+for _name, _title in TITLES.items():
+    reproduce.command(_name)(_table_command(_name, _title))
 reproduce.command("plan")(show_plan)
 reproduce.command("run")(run_cells)
 reproduce.command("all")(_table_command("all", "Every table"))

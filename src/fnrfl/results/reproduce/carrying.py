@@ -17,6 +17,7 @@ from fnrfl.results.reproduce.kept_lines import (
     append_line,
     check_lines_file,
     is_of_today,
+    make_room,
     read_lines,
 )
 from fnrfl.results.reproduce.paper_cells import PaperCell
@@ -79,6 +80,7 @@ def carry_out(
             return done
         ahead = min(left, sum(map(expected.seconds, waiting)))
         notice = CellNotice("start", cell, len(cells) - len(waiting) + 1, len(cells), ahead)
+        make_room(out)
         tell(notice)
         alike = _how_many_alike(cell, waiting, left / max(1.0, expected.seconds(cell)))
         done.append(_finish(notice, out, engine if cell.scale != "tiny" else (), words, alike, tell))
@@ -173,14 +175,14 @@ def _finish(
             raise
         line = about | {"failed": sentence(error), "seconds_wall": round(time.perf_counter() - began, 2)}
     else:
-        line = about | measured(result) | {"seconds_wall": round(time.perf_counter() - began, 2)}
+        line = about | numbers_of(result) | {"seconds_wall": round(time.perf_counter() - began, 2)}
     append_line(out, line)
     _let_go()
     tell(replace(notice, what="failed" if "failed" in line else "done", line=line))
     return line
 
 
-def measured(result: Result) -> CellLine:
+def numbers_of(result: Result) -> CellLine:
     """The numbers of a run that tables, claims and figures are made of."""
     rounds, engine = result.rounds, result.config.engine
     clean, noisy = zip(*map(_both_scores(result), rounds), strict=True)

@@ -86,6 +86,8 @@ def is_of_today(cell: PaperCell, line: CellLine) -> bool:
 def read_lines(path: Path) -> list[CellLine]:
     """All whole lines of a file; a kill may have left half of one."""
     try:
+        if not path.is_file():  # a pipe or a device may never end
+            raise OSError(0, "it is not an ordinary file")
         texts = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
@@ -106,6 +108,13 @@ def check_lines_file(path: Path) -> None:
     check_output(path)
     if path.exists() and not read_lines(path) and path.stat().st_size:
         raise ConfigError(f"{path} has something else in it than results of cells. Choose another file with --out.")
+
+
+def make_room(path: Path) -> None:
+    """Make the folder of a file of lines, before hours are spent on what cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{path} cannot be written. Choose another file with --out.")
 
 
 def append_line(path: Path, line: CellLine) -> None:

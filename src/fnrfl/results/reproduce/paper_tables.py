@@ -14,6 +14,7 @@ from fnrfl.core.nearest import choices
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.printed import COST_METRICS
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
+from fnrfl.results.reproduce.titles import TITLES
 
 SIX = ("fedavg+fnr", "fedavg", "fedprox", "scaffold", "moon", "fednova")
 OTHERS = ("feddyn", "fedftg", "feddf", "feddc", "fedgen")
@@ -61,83 +62,43 @@ class PaperTable:
 
 
 def _parts_of(
-    skews: Sequence[str], methods: Sequence[str], settings: Sequence[str] = BOTH, *, net: str = "resnet18"
+    skews: Sequence[str],
+    methods: Sequence[str],
+    settings: Sequence[str] = BOTH,
+    *,
+    net: str = "resnet18",
+    metrics: Sequence[str] = ("accuracy",),
+    seeds: tuple[int, ...] | None = None,
 ) -> tuple[TablePart, ...]:
-    return tuple(TablePart(net, skew, tuple(methods), tuple(settings)) for skew in skews)
+    return tuple(TablePart(net, skew, tuple(methods), tuple(settings), tuple(metrics), seeds) for skew in skews)
 
 
-TABLES = {
-    "accuracy": PaperTable(
-        "Test accuracy under single skews (the paper's tab:Exp1)",
-        _parts_of(SINGLE_SKEWS, SIX + OTHERS) + _parts_of(SINGLE_SKEWS, SIX + OTHERS, net="vgg11"),
-    ),
-    "convergence": PaperTable(
-        "Accuracy by round (the paper's convergence figure)",
-        tuple(TablePart("resnet18", skew, SIX, metrics=("accuracies",)) for skew in SINGLE_SKEWS),
-    ),
-    "cost": PaperTable(
-        "Traffic, time, kappa and rho (the paper's tab:cost)",
-        tuple(TablePart("resnet18", skew, SIX, metrics=COST_METRICS) for skew in SINGLE_SKEWS),
-    ),
-    "mixed": PaperTable(
-        "Test accuracy under mixed skews (the paper's tab:Exp2)",
-        _parts_of(("label+feature-0.1", "label+feature-0.5"), SIX, TWO_CLIENTS)
-        + _parts_of(("label+quantity",), SIX),
-    ),
-    "orthogonality": PaperTable(
-        "FNR around other methods (the paper's tab:Exp_or, and the methods that it did not try)",
-        _parts_of(SINGLE_SKEWS, [f"{method}+fnr" for method in ("fedavg", *SIX[2:], *OTHERS)]),
-    ),
-    "noise": PaperTable(
-        "Effect of noise (the paper's tab:Exp_noise)",
-        _parts_of(("iid", "feature-0.1", "feature-0.5"), SIX)
-        + _parts_of(("label",), SIX)
-        + _parts_of(("label+feature-0.1", "label+feature-0.5"), SIX, TWO_CLIENTS),
-    ),
-    "attribution": PaperTable(
-        "Which leak gives what: the paper's settings, one leak at a time",
-        tuple(
-            TablePart(
-                "resnet18",
-                skew,
-                tuple(
-                    f"fedavg+{part}"
-                    for part in (
-                        "no-leak", "batchnorm-leak", "label-leak", "both-leaks", "both-leaks-weight-0",
-                        "both-leaks-weight-1",
-                    )
-                ),
-                ("paper",),
-                ("clean", "noisy"),
-                (0, 1, 2),
-            )
-            for skew in ("feature-0.5", "label")
-        ),
-    ),
-    "controls": PaperTable(
-        "What public data gives without FNR's penalty",
-        _parts_of(
-            ("label", "feature-0.5", "quantity"),
-            ("fedavg", "fedavg+fnr", "fedavg+weight-0", "public-returned", "public-finetune", "public-share",
-             "public-only"),
-            ("honest",),
-        )
-        + _parts_of(("label",), ("fedavg", "fedavg+fnr", "fedavg+weight-0"), ("honest",), net="vgg11"),
-    ),
-    "rate": PaperTable(
-        "At the learning rate that the paper prints, 0.1",
-        _parts_of(SINGLE_SKEWS, ("fedavg+fnr", "fedavg"), ("paper-rate-0.1",)),
-    ),
-    "niid-bench": PaperTable(
-        "NIID-Bench's published table (simple-cnn, 50 rounds at full scale)",
-        _parts_of(
-            ("label", "classes-1", "classes-2", "classes-3", "feature-0.1", "quantity", "iid"),
-            ("fedavg", "fedprox", "scaffold", "fednova"),
-            NIID_BENCH,
-            net="simple-cnn",
-        ),
-    ),
-}  # fmt: skip
+_ALL = SIX + OTHERS
+_WITH_FNR = [f"{method}+fnr" for method in _ALL if "+" not in method]
+_LEAKS = [
+    f"fedavg+{leak}"
+    for leak in (
+        "no-leak", "batchnorm-leak", "label-leak", "both-leaks", "both-leaks-weight-0", "both-leaks-weight-1",
+    )
+]  # fmt: skip
+_FNR_AND_CONTROL = ("fedavg", "fedavg+fnr", "fedavg+weight-0")
+_CONTROLS = (*_FNR_AND_CONTROL, "public-returned", "public-finetune", "public-share", "public-only")
+_NOISY_LABEL = ("label+feature-0.1", "label+feature-0.5")
+_BENCH_SKEWS = ("label", "classes-1", "classes-2", "classes-3", "feature-0.1", "quantity", "iid")
+_PARTS = {
+    "accuracy": _parts_of(SINGLE_SKEWS, _ALL) + _parts_of(SINGLE_SKEWS, _ALL, net="vgg11"),
+    "convergence": _parts_of(SINGLE_SKEWS, SIX, metrics=["accuracies"]),
+    "cost": _parts_of(SINGLE_SKEWS, SIX, metrics=COST_METRICS),
+    "mixed": _parts_of(_NOISY_LABEL, SIX, TWO_CLIENTS) + _parts_of(["label+quantity"], SIX),
+    "orthogonality": _parts_of(SINGLE_SKEWS, _WITH_FNR),
+    "noise": _parts_of(["iid", "feature-0.1", "feature-0.5", "label"], SIX) + _parts_of(_NOISY_LABEL, SIX, TWO_CLIENTS),
+    "attribution": _parts_of(["feature-0.5", "label"], _LEAKS, ["paper"], metrics=["clean", "noisy"], seeds=(0, 1, 2)),
+    "controls": _parts_of(["label", "feature-0.5", "quantity"], _CONTROLS, ["honest"])
+    + _parts_of(["label"], _FNR_AND_CONTROL, ["honest"], net="vgg11"),
+    "rate": _parts_of(SINGLE_SKEWS, ["fedavg+fnr", "fedavg"], ["paper-rate-0.1"]),
+    "niid-bench": _parts_of(_BENCH_SKEWS, ["fedavg", "fedprox", "scaffold", "fednova"], NIID_BENCH, net="simple-cnn"),
+}
+TABLES = {name: PaperTable(title, _PARTS[name]) for name, title in TITLES.items()}
 
 
 def find_table(name: str) -> PaperTable:

@@ -169,9 +169,7 @@ class _Shown:
             if printed is None:
                 values.append(ShownValue("printed", ""))
             else:
-                about = tuple(
-                    filter(None, (printed.place, f"{method_name(method)}: {printed.note}" * bool(printed.note)))
-                )
+                about = (printed.place, printed.note) if printed.note else (printed.place,)
                 values.append(ShownValue("printed", printed.text, printed.value, sources=about))
         if not any(value.words for value in values):
             return []
