@@ -74,7 +74,7 @@ class RefinementWatch:
             "cosines_after": self.engine.observe_models(self.weak, self._take_refined),
             "gaps_before": pair_gaps(self.norms),
             "gaps_after": pair_gaps(norms),
-            "counts": counts,
+            "counts": counts.long(),
             "accuracy_before": accuracy_before,
             "accuracy_after": accuracy_after,
         }
