@@ -23,6 +23,7 @@ from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.shown import ShownTable, ShownValue
 from fnrfl.results.reproduce.verdicts import Verdict, claims_page, find_cells, judge, show_claims, sum_up
+from fnrfl.results.reproduce.waiting import queue
 from fnrfl.results.reproduce.wording import as_json, as_text
 from fnrfl.results.statistics import Estimate, estimate, rank_correlation
 
@@ -257,6 +258,7 @@ def test_a_claim_holds_if_all_its_rows_do() -> None:
 def test_every_claim_has_a_verdict_and_an_interval_when_all_has_run() -> None:
     overview = whole().parts[0]
     assert len(overview.rows) == len(CLAIMS) == len(whole().parts) - 1
+    assert all("told" in value.words or "hold" in value.words for value in overview.columns[-1].values)
     for part in whole().parts[1:]:
         for value in part.columns[-1].values:
             assert value.low is not None and value.high is not None and value.low < value.high
@@ -264,19 +266,39 @@ def test_every_claim_has_a_verdict_and_an_interval_when_all_has_run() -> None:
 
 
 def test_protocols_have_columns_of_their_own_and_every_leak_is_marked() -> None:
-    for part in whole().parts[1:]:
+    for part in whole().parts:
         by_head = {column.head: column for column in part.columns}
         assert {column.protocol for column in part.columns} <= {"printed", "paper", "honest"}
         for value in by_head["paper's protocol (leak)"].values:
-            assert value.leaks and value.seeds
+            assert value.leaks and value.words[0] in "+-"
         for head, column in by_head.items():
             assert ("leak" in head) == (column.protocol == "paper")
             assert column.protocol == "paper" or not any(value.leaks for value in column.values)
     text = as_text(whole())
-    marked = sum(len(part.rows) for part in whole().parts[1:])
-    assert text.count(" leak [") == marked
+    assert text.count(" leak [") == sum(len(part.rows) for part in whole().parts[1:])
+    assert text.partition("headline-accuracy: 66.24 % more accuracy than FedAvg (abstract)")[0].count(" leak ") == 17
     tree = json.loads(as_json([whole()]))
     assert tree["tables"]["claims"]["leaks"] == list(whole().leaks) and whole().leaks
+
+
+def test_the_overview_has_the_smallest_and_the_largest_value() -> None:
+    def overview(table: ShownTable, name: str, head: str) -> ShownValue:
+        row = [text.startswith(f"{name}:") for text in table.parts[0].rows].index(True)
+        return next(column for column in table.parts[0].columns if column.head.startswith(head)).values[row]
+
+    assert overview(whole(), "accuracy-fedavg", "printed").words == "+8.10% to +66.24%"
+    assert overview(whole(), "plug-and-play", "printed").words == "+0.1931 to +0.3201 (5 of 10 rows)"
+    means = [shown(whole(), "penalty", row, "honest").mean or 0.0 for row in range(4)]
+    assert overview(whole(), "penalty", "honest").words == f"{min(means):+.4f} to {max(means):+.4f}"
+    assert overview(show_claims(NOTHING, "quick"), "penalty", "honest").words == "not run"
+    one = overview(whole(), "headline-time", "honest")
+    assert one.words == shown(whole(), "headline-time", 0, "honest").words
+
+
+def test_all_that_claims_need_is_in_the_queue_before_the_rest() -> None:
+    places = {one.cell: place for place, one in enumerate(queue(NOTHING))}
+    rest = min(place for place, one in enumerate(queue(NOTHING)) if one.purpose == "rest")
+    assert all(places[cell] < rest for cell in find_claim_cells("quick"))
 
 
 def test_missing_cells_are_named_and_make_no_verdict() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from fnrfl.config.spelling import counted
@@ -214,19 +214,41 @@ def _printed(claim: Claim, row: ClaimRow) -> ShownValue:
 
 
 def _overview(looked: _Looked) -> ShownPart:
-    """All claims, a row each."""
-    summed = []
-    for claim in CLAIMS:
-        if len(claim.rows) == 1:
-            summed.append(looked.shown_verdict(claim.rows[0]))
-            continue
-        each = [looked.verdict(row) for row in claim.rows]
-        counts = Counter(verdict.outcome for verdict in each)
-        rows = ", ".join(f"{outcome} in {counts[outcome]}" for outcome in get_args(Outcome) if counts[outcome])
-        summed.append(ShownValue("honest", f"{sum_up(each)} ({counted(len(each), 'row')}: {rows})"))
-    places = tuple(ShownValue("printed", claim.place) for claim in CLAIMS)
-    columns = (ShownColumn("place", "printed", places), ShownColumn(VERDICT_HEAD, "honest", tuple(summed)))
-    return ShownPart("All claims", tuple(f"{claim.name}: {claim.sentence}" for claim in CLAIMS), columns)
+    """All claims, a row each: of several rows, the smallest and the largest value, and how many have which verdict."""
+    columns = [
+        ShownColumn("place", "printed", tuple(ShownValue("printed", claim.place) for claim in CLAIMS)),
+        ShownColumn("printed", "printed", tuple(_range(c, [_printed(c, row) for row in c.rows]) for c in CLAIMS)),
+    ]
+    for setting in CLAIM_SEEDS:
+        values = tuple(_range(claim, [looked.value(row, setting) for row in claim.rows]) for claim in CLAIMS)
+        columns.append(ShownColumn(COLUMN_NAMES[setting], setting, values))
+    columns.append(ShownColumn(VERDICT_HEAD, "honest", tuple(_summed(looked, claim) for claim in CLAIMS)))
+    rows = tuple(f"{claim.name}: {claim.sentence}" for claim in CLAIMS)
+    return ShownPart(
+        "All claims", rows, tuple(columns), "Of a claim with several rows: from the smallest to the largest."
+    )
+
+
+def _range(claim: Claim, values: Sequence[ShownValue]) -> ShownValue:
+    """Several values of one protocol as one, which has every leak that one of them has."""
+    known = [value for value in values if value.mean is not None]
+    if len(values) == 1 or not known:
+        return replace(values[0], sources=())
+    ends = [min(value.mean or 0.0 for value in known), max(value.mean or 0.0 for value in known)]
+    words = " to ".join(f"{end:{claim.rows[0].form}}" for end in ends)
+    leaks = dict.fromkeys(leak for value in known for leak in value.leaks)
+    words += f" ({len(known)} of {counted(len(values), 'row')})" if len(known) < len(values) else ""
+    return ShownValue(values[0].protocol, words, leaks=tuple(leaks))
+
+
+def _summed(looked: _Looked, claim: Claim) -> ShownValue:
+    """The verdict on a claim, and on how many of its rows it is which."""
+    if len(claim.rows) == 1:
+        return looked.shown_verdict(claim.rows[0])
+    verdicts = [looked.verdict(row) for row in claim.rows]
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    each = ", ".join(f"{outcome} in {counts[outcome]}" for outcome in get_args(Outcome) if counts[outcome])
+    return ShownValue("honest", f"{sum_up(verdicts)} ({counted(len(verdicts), 'row')}: {each})")
 
 
 def _notes(parts: Sequence[ShownPart], scale: str) -> Iterator[str]:
