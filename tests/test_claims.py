@@ -288,6 +288,7 @@ def test_the_overview_has_the_smallest_and_the_largest_value() -> None:
 
     assert overview(whole(), "accuracy-fedavg", "printed").words == "+8.10% to +66.24%"
     assert overview(whole(), "plug-and-play", "printed").words == "+0.1931 to +0.3201 (5 of 10 rows)"
+    assert overview(whole(), "convergence", "printed").words == "+50.0% (1 of 9 rows)"
     means = [shown(whole(), "penalty", row, "honest").mean or 0.0 for row in range(4)]
     assert overview(whole(), "penalty", "honest").words == f"{min(means):+.4f} to {max(means):+.4f}"
     assert overview(show_claims(NOTHING, "quick"), "penalty", "honest").words == "not run"

@@ -235,7 +235,7 @@ def _range(claim: Claim, values: Sequence[ShownValue]) -> ShownValue:
     if len(values) == 1 or not known:
         return replace(values[0], sources=())
     ends = [min(value.mean or 0.0 for value in known), max(value.mean or 0.0 for value in known)]
-    words = " to ".join(f"{end:{claim.rows[0].form}}" for end in ends)
+    words = " to ".join(dict.fromkeys(f"{end:{claim.rows[0].form}}" for end in ends))  # one, if they are equal
     leaks = dict.fromkeys(leak for value in known for leak in value.leaks)
     words += f" ({len(known)} of {counted(len(values), 'row')})" if len(known) < len(values) else ""
     return ShownValue(values[0].protocol, words, leaks=tuple(leaks))
