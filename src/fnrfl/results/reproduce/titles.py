@@ -13,3 +13,4 @@ TITLES = {
     "released-net": "With the ResNet-50 that the released code builds where the paper says ResNet-18",
     "niid-bench": "NIID-Bench's published table (simple-cnn, 50 rounds at full scale)",
 }
+CLAIMS_TITLE = "The paper's claims, each with a verdict"
