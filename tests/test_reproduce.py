@@ -435,7 +435,7 @@ def test_kappa_and_rho_of_a_table_are_those_of_a_run(tmp_path: Path) -> None:
 
     cell = PaperCell("resnet18", "label", "paper", "scaffold", 0, "tiny")
     result = run(cell.config(), out=None)
-    line = line_of(cell, seconds_wall=1.0) | carrying.measured(result)
+    line = line_of(cell, seconds_wall=1.0) | carrying.numbers_of(result)
     parts = show_table("cost", KeptLines([], [line]), "tiny").parts[5:10]
     here = [part.columns[1].values[3].mean for part in parts]
     traffic = (result.bytes_up + result.bytes_down) / 2**20

@@ -175,14 +175,14 @@ def _finish(
             raise
         line = about | {"failed": sentence(error), "seconds_wall": round(time.perf_counter() - began, 2)}
     else:
-        line = about | measured(result) | {"seconds_wall": round(time.perf_counter() - began, 2)}
+        line = about | numbers_of(result) | {"seconds_wall": round(time.perf_counter() - began, 2)}
     append_line(out, line)
     _let_go()
     tell(replace(notice, what="failed" if "failed" in line else "done", line=line))
     return line
 
 
-def measured(result: Result) -> CellLine:
+def numbers_of(result: Result) -> CellLine:
     """The numbers of a run that tables, claims and figures are made of."""
     rounds, engine = result.rounds, result.config.engine
     clean, noisy = zip(*map(_both_scores(result), rounds), strict=True)

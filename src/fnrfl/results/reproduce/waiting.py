@@ -54,7 +54,7 @@ ORDER = (
     WantedCells(
         "orthogonality", "orthogonality", "quick", only={"method": [f"{name}+fnr" for name in ("fedavg", *SIX[2:])]}
     ),
-    WantedCells("noise", "noise", "quick"),
+    WantedCells("noise", "noise", "quick", only={"setting": ["honest", "paper"]}),
     WantedCells("vgg11", "accuracy", "quick", only={"net": ["vgg11"], "skew": ["label"], "method": SIX[:2]}),
     WantedCells("vgg11", "controls", "quick", only={"net": ["vgg11"]}),
     WantedCells("orthogonality", "orthogonality", "quick", only={"method": [f"{name}+fnr" for name in OTHERS]}),
@@ -157,9 +157,14 @@ def _by_images(cell: PaperCell) -> float:
 
 
 def programs(cell: PaperCell) -> frozenset[str]:
-    """What is compiled for a cell, and shared with others of the same process."""
+    """What is compiled for a cell, and shared with others of the same process.
+
+    Under quantity skew few clients are still at work in most steps, and steps of fewer clients are other programs.
+    """
     base, _, around = cell.method.partition("+")
     step = "fedavg" if base.startswith("public-") or base in ("fednova", "feddf", "fedftg") else base
-    how = f"{cell.net} {cell.setting} {cell.scale == 'tiny'} {'deterministic' if '-weight-' in around else ''}"
+    skew = cell.skew if "quantity" in cell.skew else "even"
+    exact = "deterministic" if "-weight-" in around else "fast"
+    how = f"{cell.net} {cell.setting} {exact}{' digits' if cell.scale == 'tiny' else ''}"
     refining = {f"{how} refine"} if around not in ("", "no-leak") else set()
-    return frozenset({f"{how} {step}"} | refining)
+    return frozenset({f"{how} {skew} {step}"} | refining)
