@@ -130,7 +130,7 @@ const drawing = (() => {
   }
 
   // Lines with bands. `shared`: all lines have values at the same x, so one guide tells all of them.
-  function lines(width, { series, xName, yName, x: xText, y: yText, shared, leak, bounded }) {
+  function lines(width, { series, xName, yName, x: xText, y: yText, shared, leak, bounded, range }) {
     const height = Math.round(Math.max(230, Math.min(400, width * 0.52)));
     const svg = canvas(width, height, `${yName} by ${xName}`);
     const points = series.flatMap((one) => one.points.filter((p) => p.y !== null));
@@ -139,7 +139,7 @@ const drawing = (() => {
     const all = points.flatMap((p) => [p.y, p.low, p.high]);
     let [low, high] = [Math.min(...all), Math.max(...all)];
     const pad = (high - low || Math.abs(high) || 1) * 0.06;
-    [low, high] = bounded ? [Math.max(0, low - pad), Math.min(1, high + pad)] : [Math.max(0, low - pad), high + pad];
+    [low, high] = range || (bounded ? [Math.max(0, low - pad), Math.min(1, high + pad)] : [Math.max(0, low - pad), high + pad]);
     const yTicks = ticks(low, high, height / 55);
     const tickText = whole(yTicks, yText);
     const left = 14 + 6.8 * Math.max(...yTicks.map((v) => tickText(v).length));
