@@ -24,7 +24,7 @@ from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.reproduction_page import render_page, write_page
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
-from fnrfl.results.reproduce.shown import ShownClaim, ShownValue
+from fnrfl.results.reproduce.shown import ShownColumn, ShownPart, ShownTable, ShownValue
 
 EVIL = "</script><img src=x onerror=alert(1)>'\"&"
 CELLS = list(dict.fromkeys(cell for table in TABLES.values() for cell in table.cells("tiny")))
@@ -194,16 +194,26 @@ def test_spread_over_seeds_is_beside_the_mean(whole: str) -> None:
 
 
 def test_claims_are_shown_if_they_are_given() -> None:
-    claim = ShownClaim(
-        "FNR is better", "abstract", ShownValue("printed", "0.9", 0.9),
-        ShownValue("paper", "0.95", 0.95, leaks=("public_is_test",)), ShownValue("honest", "0.7 ± 0.1", 0.7),
-        "not confirmed", "-0.1 to 0.2",
-    )  # fmt: skip
-    page = render_page(NOTHING, "tiny", claims=[claim])
-    row = [cell for _, cell in Found(page).cells if cell.table == "claims"]
-    assert [cell.text for cell in row][3:] == ["0.7 ± 0.1", "not confirmed", "-0.1 to 0.2"]
-    assert [cell.leak for cell in row] == [False, False, True, False, False, False]
-    assert "without verdicts" in render_page(NOTHING, "tiny")
+    """Numbers are columns of numbers, ranges and verdicts are columns of words, and a leak is marked in both."""
+    leaks = ("public_is_test",)
+    columns = (
+        ShownColumn("printed", "printed", (ShownValue("printed", "+66.24%", 0.6624), ShownValue("printed", ""))),
+        ShownColumn(
+            "range",
+            "paper",
+            (ShownValue("paper", "+0.1 to +0.2", leaks=leaks), ShownValue("paper", "not run")),
+        ),
+        ShownColumn("here", "honest", (ShownValue("honest", "0.7 ± 0.1", 0.7, 0.1), ShownValue("honest", "not run"))),
+        ShownColumn("verdict", "honest", (ShownValue("honest", "does not hold: 0.1 to 0.2", 0.15),) * 2),
+    )
+    part = ShownPart("All claims", ("gain: more accuracy", "time: less time"), columns)
+    page = render_page(NOTHING, "tiny", claims=ShownTable("claims", "Claims", "tiny", (part,)))
+    row = [cell for _, cell in Found(page).cells if cell.table == "claims"][:5]
+    assert [cell.text for cell in row[1:]] == ["+66.24%", "+0.1 to +0.2 leak", "0.7 ± 0.1", "does not hold: 0.1 to 0.2"]
+    assert [cell.value for cell in row[1:]] == ["0.6624", "+0.1 to +0.2", "0.7", "does not hold: 0.1 to 0.2"]
+    assert [cell.leak for cell in row] == [False, False, True, False, False]
+    assert "without verdicts" in render_page(NOTHING, "tiny") and "without verdicts" not in page
+    assert 'class="banner leak"' in page
 
 
 def test_digits_stand_in_for_data_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

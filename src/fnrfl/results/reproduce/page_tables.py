@@ -5,6 +5,7 @@ No column has values of two protocols, and every value of a run with a leak has 
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
-from fnrfl.results.reproduce.shown import COLUMN_NAMES, ShownClaim, ShownPart, ShownTable, ShownValue
+from fnrfl.results.reproduce.shown import COLUMN_NAMES, ShownPart, ShownTable, ShownValue
 from fnrfl.results.reproduce.wording import Footnotes
 from fnrfl.runs.metrics import MIB
 
@@ -23,6 +24,7 @@ PROTOCOL_HELP = {
     "paper": "computed here with the released code's settings and leaks",
     "honest": "computed here; the test set only scores",
 }
+NUMBER_AND_SPREAD = re.compile(r"(\S+)(?: ([±(].*))?")  # 0.6631 ± 0.0042 (2 of 3 seeds)
 AGAIN = "again.jsonl"  # where a command that reruns a cell puts its line
 
 
@@ -67,29 +69,47 @@ class CellGroup:
 def page_table(shown: ShownTable) -> PageTable:
     """A shown table as the page has it."""
     footnotes = Footnotes()
-    parts = tuple(page_part(part, footnotes) for part in shown.parts)
+    row_name = "claim" if shown.name == "claims" else "method"
+    parts = tuple(page_part(part, footnotes, row_name) for part in shown.parts)
     command = f"fnrfl reproduce {shown.name} --scale {shown.scale} --rerun"
     return PageTable(shown.name, shown.title, command, parts, footnotes.numbers, shown.notes)
 
 
-def page_part(part: ShownPart, footnotes: Footnotes) -> PagePart:
-    """Rows are methods; a column has the values of one protocol."""
-    columns = tuple(Column(column.head, PROTOCOL_HELP[column.protocol]) for column in part.columns)
+def page_part(part: ShownPart, footnotes: Footnotes, row_name: str) -> PagePart:
+    """A column has the values of one protocol; the first has the names of the rows."""
+    columns = tuple(
+        Column(column.head, PROTOCOL_HELP[column.protocol], number=all(map(_is_number, column.values)))
+        for column in part.columns
+    )
     rows = tuple(
-        (_text(row), *(value_cell(column.values[place], footnotes) for column in part.columns))
+        (
+            _text(row),
+            *(
+                value_cell(values.values[place], footnotes, number=column.number)
+                for values, column in zip(part.columns, columns, strict=True)
+            ),
+        )
         for place, row in enumerate(part.rows)
     )
     values = [value for column in part.columns for value in column.values]
-    return _page_part(part.title, Table((Column("method", number=False), *columns), rows), values)
+    return _page_part(part.title, Table((Column(row_name, number=False), *columns), rows), values)
 
 
-def value_cell(value: ShownValue, footnotes: Footnotes | None = None) -> TableCell:
-    """A number with its spread beside it, its leak, and where it is from; or why there is none."""
-    found = () if footnotes is None else footnotes.of(value.sources)
+def _is_number(value: ShownValue) -> bool:
+    """Whether it is a number, perhaps with a spread, or nothing but the reason why there is none; else it is words."""
     if value.mean is None:
-        return TableCell(value.words, footnotes=found)
-    number, _, beside = value.words.partition(" ")
-    return TableCell(number, value.mean, beside, leak=bool(value.leaks), footnotes=found)
+        return value.words in ("", "-", "not run", "failed", "older recipe")
+    return NUMBER_AND_SPREAD.fullmatch(value.words) is not None
+
+
+def value_cell(value: ShownValue, footnotes: Footnotes | None = None, *, number: bool = True) -> TableCell:
+    """A number with its spread beside it, its leak, and where it is from; or why there is none. In a column of words,
+    the words."""
+    found = () if footnotes is None else footnotes.of(value.sources)
+    match = NUMBER_AND_SPREAD.fullmatch(value.words) if number and value.mean is not None else None
+    text, beside = match.groups(default="") if match else (value.words, "")
+    compared = value.mean if number else value.words
+    return TableCell(text, compared, beside, leak=bool(value.leaks), footnotes=found)
 
 
 def headline(accuracy: ShownTable, controls: ShownTable) -> PagePart:
@@ -102,31 +122,11 @@ def headline(accuracy: ShownTable, controls: ShownTable) -> PagePart:
         for source, row in ((part, "FedAvg"), (part, "FedAvg + FNR"), (control, "FedAvg + FNR with weight 0")):
             at = {column.protocol: column.values[source.rows.index(row)] for column in source.columns}
             shown = [at.get(column.protocol, ShownValue(column.protocol, "")) for column in columns]
-            rows.append((_text(skew), _text(row), *map(value_cell, shown)))
+            rows.append((_text(skew), _text(row), *(value_cell(value) for value in shown)))
             values += shown
     named = (Column("skew", number=False), Column("method", number=False))
     heads = (Column(column.head, PROTOCOL_HELP[column.protocol]) for column in columns)
     return _page_part("FNR against FedAvg, ResNet-18", Table((*named, *heads), tuple(rows)), values)
-
-
-def claims_table(claims: Sequence[ShownClaim]) -> Table:
-    """A row for each claim of the paper."""
-    columns = (
-        Column("claim", number=False),
-        *(Column(name, PROTOCOL_HELP[name]) for name in ("printed", "paper", "honest")),
-        Column("verdict", number=False),
-        Column("interval", "of the honest result", number=False),
-    )
-    rows = (
-        (
-            TableCell(one.claim, one.claim, one.place),
-            *map(value_cell, (one.printed, one.paper, one.honest)),
-            _text(one.verdict),
-            _text(one.interval),
-        )
-        for one in claims
-    )
-    return Table(columns, tuple(rows))
 
 
 def _page_part(title: str, table: Table, values: Sequence[ShownValue]) -> PagePart:

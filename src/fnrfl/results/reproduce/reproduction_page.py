@@ -10,9 +10,9 @@ from fnrfl.results.report.filled import fill
 from fnrfl.results.report.sentences import LEAKS
 from fnrfl.results.reproduce.kept_lines import KeptLines
 from fnrfl.results.reproduce.page_charts import curve_charts, noisy_chart, split_charts, waterfalls
-from fnrfl.results.reproduce.page_tables import CellGroup, PagePart, cell_groups, claims_table, headline, page_table
+from fnrfl.results.reproduce.page_tables import CellGroup, PagePart, cell_groups, headline, page_table
 from fnrfl.results.reproduce.paper_tables import TABLES
-from fnrfl.results.reproduce.shown import COLUMN_NAMES, ShownClaim, ShownTable, show_table
+from fnrfl.results.reproduce.shown import COLUMN_NAMES, ShownTable, show_table
 from fnrfl.rundir.outputs import check_output, write_output
 
 
@@ -26,7 +26,7 @@ def write_page(
     scale: str,
     out: Path,
     *,
-    claims: Sequence[ShownClaim] | None = None,
+    claims: ShownTable | None = None,
     prefer_here: bool = False,
 ) -> Path:
     """Write the page to `out`, which is replaced in one go."""
@@ -36,9 +36,7 @@ def write_page(
     return out
 
 
-def render_page(
-    lines: KeptLines, scale: str, *, claims: Sequence[ShownClaim] | None = None, prefer_here: bool = False
-) -> str:
+def render_page(lines: KeptLines, scale: str, *, claims: ShownTable | None = None, prefer_here: bool = False) -> str:
     """The page as text."""
     shown = {name: show_table(name, lines, scale, prefer_here=prefer_here) for name in TABLES}
     pages = {name: page_table(table) for name, table in shown.items()}
@@ -48,7 +46,8 @@ def render_page(
     falls = waterfalls(shown["attribution"])
     splits = split_charts(scale)
     top = headline(shown["accuracy"], shown["controls"])
-    leaks = dict.fromkeys(leak for table in shown.values() for leak in table.leaks)
+    everything = [*shown.values(), *([] if claims is None else [claims])]
+    leaks = dict.fromkeys(leak for table in everything for leak in table.leaks)
     values = {
         "title": "Feature Norm Regularized Federated Learning: printed and recomputed",
         "what": _what(scale, groups, shown["accuracy"]),
@@ -63,7 +62,7 @@ def render_page(
         "methods": shown["convergence"].parts[0].rows,
         "attribution": pages["attribution"],
         "waterfalls": falls,
-        "claims": None if claims is None else claims_table(claims),
+        "claims": None if claims is None else page_table(claims),
         "splits": splits,
         "noisy": noisy_words,
         "groups": groups,

@@ -110,19 +110,6 @@ class ShownTable:
         return tuple(dict.fromkeys(leak for value in self.values for leak in value.leaks))
 
 
-@dataclass(frozen=True)
-class ShownClaim:
-    """A claim of the paper with its place, what speaks for or against it, and the verdict with its interval."""
-
-    claim: str
-    place: str
-    printed: ShownValue
-    paper: ShownValue
-    honest: ShownValue
-    verdict: str
-    interval: str
-
-
 def part_title(part: TablePart) -> str:
     """What stands above a part of a table."""
     return f"{NET_NAMES[part.net]}, {SKEW_NAMES[part.skew]}"
