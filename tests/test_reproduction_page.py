@@ -19,7 +19,7 @@ from fnrfl import cli
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.reproduce import page_charts
 from fnrfl.results.reproduce.carrying import carry_out
-from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, read_lines
+from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, read_lines
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.reproduction_page import render_page, write_page
@@ -269,15 +269,20 @@ def typed(*words: str) -> Any:
 
 def test_the_command_writes_where_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    append_line(Path("other/lines.jsonl"), finished(CELLS[0], 0))
+    Path("folder.html").mkdir()
     for words, place in (
         ([], "runs/reproduction/page-tiny.html"),
         (["-o", "deep/mine.html"], "deep/mine.html"),
         (["-o", "folder"], "folder/page-tiny.html"),
+        (["-o", "folder.html"], "folder.html/page-tiny.html"),
         (["--lines", "other/lines.jsonl"], "other/page-tiny.html"),
     ):
         answer = typed("page", "--scale", "tiny", *words)
         assert answer.exit_code == 0 and answer.output.split()[-1] == place
         assert Path(place).read_text().startswith("<!doctype html>")
+    assert f"1 of {len(CELLS)} cells have run" in Path("other/page-tiny.html").read_text()
+    assert "does not exist" in typed("page", "--lines", "none.jsonl").stderr
 
 
 def test_other_commands_say_where_the_page_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from fnrfl.cli.common import Debug, Quiet, console, errors_in_words, quoted
 from fnrfl.cli.notices import notices
+from fnrfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +47,8 @@ def show_page(
     with errors_in_words(debug):
         from fnrfl.results.reproduce.kept_lines import HERE
 
+        if lines is not None and not lines.exists():
+            raise ConfigError(f"{lines} does not exist. Name a file that `fnrfl reproduce run --out FILE` has written.")
         write_page_of(lines or HERE, scale, console(quiet=quiet), prefer_here=here, out=out)
 
 
@@ -65,5 +68,7 @@ def say_where_the_page_is(screen: Console, place: Path, scale: str) -> None:
     from fnrfl.results.reproduce.kept_lines import HERE
     from fnrfl.results.reproduce.reproduction_page import page_place
 
-    command = f"fnrfl reproduce page --scale {scale}" + ("" if place == HERE else f" --lines {quoted(place)}")
-    screen.print(f"all tables on one page: {command} writes {quoted(page_place(place.parent, scale))}")
+    own = place != HERE and place.exists()
+    command = f"fnrfl reproduce page --scale {scale}" + (f" --lines {quoted(place)}" if own else "")
+    folder = (place if own else HERE).parent
+    screen.print(f"all tables on one page: {command} writes {quoted(page_place(folder, scale))}")

@@ -17,8 +17,9 @@ from fnrfl.rundir.outputs import check_output, write_output
 
 
 def page_place(place: Path, scale: str) -> Path:
-    """The file of a page: the place itself if it is called so, else a file in that folder."""
-    return place if place.suffix in (".html", ".htm") else place / f"page-{scale}.html"
+    """The file of a page: the place itself if it is called like a page, else a file in that folder."""
+    named = place.suffix in (".html", ".htm") and not place.is_dir()
+    return place if named else place / f"page-{scale}.html"
 
 
 def write_page(
