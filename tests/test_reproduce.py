@@ -22,10 +22,11 @@ from fnrfl.config import RunConfig
 from fnrfl.core.errors import ClientError, ConfigError, FnrflError
 from fnrfl.results.reproduce import carrying, kept_lines
 from fnrfl.results.reproduce.carrying import CellNotice, carry_out, choose
-from fnrfl.results.reproduce.figures import LEAKS_KEY, draw_all, split_of
+from fnrfl.results.reproduce.figures import LEAKS_KEY, draw_all
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, read_lines
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
+from fnrfl.results.reproduce.pictured_data import split_of
 from fnrfl.results.reproduce.printed import COST_METRICS, PRINTED
 from fnrfl.results.reproduce.settings import SCALES, TRIAL_SETTINGS
 from fnrfl.results.reproduce.shown import ShownColumn, ShownValue, show_table

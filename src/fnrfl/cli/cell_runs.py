@@ -12,6 +12,7 @@ import typer
 
 from fnrfl.cli.common import Debug, Json, Quiet, console, errors_in_words, how_to_go_on, print_answer, print_table
 from fnrfl.cli.notices import notices
+from fnrfl.cli.tables_page import say_where_the_page_is
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
 
@@ -125,6 +126,7 @@ def run_cells(
         done = carry(cells, place, lines, screen, time=time, words=words or (), again=again)
         failed = sum("failed" in line for line in done)
         screen.print(f"{len(done) - failed} cells done, {failed} failed; lines in {place}")
+        say_where_the_page_is(screen, place, cells[0].scale if cells else scale or "quick")
         raise typer.Exit(3 if failed else 0)
 
 

@@ -12,6 +12,7 @@ import typer
 from fnrfl.cli.cell_runs import CellSeeds, For, LinesOut, Markdown, Rerun, Scale, Set, carry, run_cells, show_plan
 from fnrfl.cli.common import HELP, Debug, Json, Quiet, console, errors_in_words, print_answer, print_table
 from fnrfl.cli.notices import notices
+from fnrfl.cli.tables_page import say_where_the_page_is, show_page, write_page_of
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.reproduce.titles import CLAIMS_TITLE, TITLES
 
@@ -68,8 +69,9 @@ def _table_command(name: str, title: str) -> Callable[..., None]:
             from fnrfl.results.reproduce.kept_lines import HERE
 
             asked = _Request(name, scale, None if seeds is None else read_seeds(seeds), rerun, out or HERE)
-            failed = _run_missing(asked, time, words or (), console(quiet=quiet, stderr=True))
-            _print_tables(asked, "json" if json else "markdown" if markdown else "text")
+            screen = console(quiet=quiet, stderr=True)
+            failed = _run_missing(asked, time, words or (), screen)
+            _print_tables(asked, "json" if json else "markdown" if markdown else "text", screen)
             raise typer.Exit(3 if failed else 0)
 
     command.__doc__ = f"""{title}.
@@ -130,6 +132,7 @@ def figures(
         from fnrfl.results.reproduce.kept_lines import HERE
 
         _draw_figures(_Request("figures", scale, None, rerun, out or HERE), console(quiet=quiet))
+        say_where_the_page_is(console(quiet=quiet), out or HERE, scale)
 
 
 def _draw_figures(asked: _Request, screen: Console) -> None:
@@ -142,7 +145,7 @@ def _draw_figures(asked: _Request, screen: Console) -> None:
     screen.print(f"{len(drawn)} figures are in {folder}")
 
 
-def _print_tables(asked: _Request, form: str) -> None:
+def _print_tables(asked: _Request, form: str, screen: Console) -> None:
     """Print what was asked for; of all tables, also write it beside the results."""
     from fnrfl.results.reproduce.kept_lines import KeptLines
     from fnrfl.results.reproduce.verdicts import claims_page, show_named
@@ -153,17 +156,20 @@ def _print_tables(asked: _Request, form: str) -> None:
     shown = [show_named(name, lines, asked.scale, asked.seeds, prefer_here=asked.rerun) for name in asked.tables]
     forms = {"text": as_text, "markdown": claims_page if asked.name == "claims" else as_markdown}
     print_answer(as_json(shown) if form == "json" else "\n".join(map(forms[form], shown)))
-    if asked.name == "all":
+    if asked.name != "all":
+        if form == "text":  # markdown and JSON are for documents and programs
+            say_where_the_page_is(screen, asked.place, asked.scale)
+    else:
         folder = asked.place.parent
         folder.mkdir(parents=True, exist_ok=True)
         write_output(folder / f"tables-{asked.scale}.md", "\n".join(map(as_markdown, shown)))
         write_output(folder / f"tables-{asked.scale}.json", as_json(shown))
-        screen = console(stderr=True)
         screen.print(f"tables-{asked.scale}.md and tables-{asked.scale}.json are in {folder}")
         try:
             _draw_figures(asked, screen)
         except ConfigError as error:  # figures are an extra: without matplotlib there are the tables
             screen.print(f"note: no figures were drawn. {error}")
+        write_page_of(asked.place, asked.scale, screen, prefer_here=asked.rerun)
 
 
 @reproduce.command("theory")
@@ -195,6 +201,7 @@ def theory(quiet: Quiet = False, debug: Debug = False) -> None:
 for _name, _title in TITLES.items():
     reproduce.command(_name)(_table_command(_name, _title))
 reproduce.command("claims")(_table_command("claims", CLAIMS_TITLE))
+reproduce.command("page")(show_page)
 reproduce.command("plan")(show_plan)
 reproduce.command("run")(run_cells)
 reproduce.command("all")(_table_command("all", "Every table"))

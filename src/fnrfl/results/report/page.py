@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import logging
 import shlex
 from collections.abc import Sequence
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.report import mixed, read, sentences, tables
 from fnrfl.results.report.charts import DASHES, payload
+from fnrfl.results.report.filled import SHARED, fill
 from fnrfl.results.report.labels import method
 from fnrfl.results.report.learned import learned
 from fnrfl.results.report.lines import LineGroup, Panel, panels_of
@@ -66,27 +63,11 @@ def render(
     damaged: Sequence[str] = (),
 ) -> str:
     """The page as text; `waiting` are runs without a finished round, the rest are sentences about runs left out."""
-    try:
-        from jinja2 import Environment, StrictUndefined
-        from markupsafe import Markup
-    except ImportError as error:
-        raise ConfigError("A report needs the package jinja2. Install it with `pip install jinja2`.") from error
-
-    def part(name: str) -> str:
-        return resources("fnrfl.results.report").joinpath(name).read_text(encoding="utf-8")
-
     groups = [group for panel in panels for group in panel.groups]
     runs = [run for group in groups for run in group.runs]
-    style, script = part("page.css"), part("page.js")
     lead, told = sentences.summary(panels)
-    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     values = {
         "title": title or _title(panels),
-        "style": Markup(style),
-        "script": Markup(script),
-        "style_hash": _hash(style),
-        "script_hash": _hash(script),
-        "data": Markup(_json(payload(panels))),
         "dashes": DASHES,
         "what": sentences.what(panels),
         "lead": lead,
@@ -99,7 +80,7 @@ def render(
         "failed": failed,
         "damaged": damaged,
     }
-    return template.from_string(part("page.html")).render(values | _banners(groups, runs, waiting)).lstrip()
+    return fill("page", SHARED, payload(panels), values | _banners(groups, runs, waiting))
 
 
 def _banners(groups: Sequence[LineGroup], runs: Sequence[Run], waiting: Sequence[Run]) -> dict[str, Any]:
@@ -135,17 +116,6 @@ def _title(panels: Sequence[Panel]) -> str:
     if len(groups) == 1:
         return f"{groups[0].label} on {data}"
     return f"{len(groups)} {'methods' if len(methods) == len(groups) else 'variants'} on {data}"
-
-
-def _hash(text: str) -> str:
-    """What the page's own policy calls this text, so that the browser runs it and nothing else."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _json(value: object) -> str:
-    """JSON that can stand in a script element: no character of markup is left in it."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 # -- how to get there again -------------------------------------------------------------------------------------------

@@ -27,12 +27,18 @@ class Column:
 
 @dataclass(frozen=True)
 class TableCell:
-    """What is shown, what sorting compares, what stands beside it smaller, and the line that it names."""
+    """What is shown, what sorting compares, what stands beside it smaller, and the line that it names.
+
+    A cell without a line may have a leak of its own, numbers of footnotes, and a command below it.
+    """
 
     text: str
     value: TableValue = None
     beside: str = ""
     group: LineGroup | None = None
+    leak: bool = False
+    footnotes: tuple[int, ...] = ()
+    command: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from fnrfl.results.report.plots import INK, LINE, PALETTE, STYLE, draw_heat
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import BOTH, TABLES, TablePart
+from fnrfl.results.reproduce.pictured_data import PICTURED_SPLITS, classes_of_scale, noisy_samples, split_of
 from fnrfl.results.reproduce.printed import CURVES
 from fnrfl.results.reproduce.shown import COLUMN_NAMES, SKEW_NAMES, leaks_of, method_name
 from fnrfl.results.statistics import mean
@@ -29,8 +30,6 @@ except ImportError as error:
     raise ConfigError("Figures need the package matplotlib. Install it, or look at the tables.") from error
 
 LEAKS_KEY = "fnrfl-leaks"  # of a PNG's metadata
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CIFAR10_EXAMPLES = 50_000  # of its training set, as many of each class
 WIDE = (7.2, 4.4)
 log = logging.getLogger("fnrfl")
 
@@ -88,7 +87,7 @@ class _Lookup:
 
 
 def _figures(look: _Lookup) -> Iterator[Drawn]:
-    for skew in ("label", "quantity", "label+quantity"):
+    for skew in PICTURED_SPLITS:
         yield _split(look.scale, skew)
     try:
         yield _noisy_samples(look.scale)
@@ -104,46 +103,26 @@ def _figures(look: _Lookup) -> Iterator[Drawn]:
 # -- the data ----------------------------------------------------------------------------------------------------------
 
 
-def split_of(scale: str, skew: str) -> list[list[int]]:
-    """Examples by client and class, as the paper's protocol spreads all training data with seed 0."""
-    from fnrfl.runs.build import build
-    from fnrfl.runs.data import count_split
-
-    config = PaperCell("resnet18", skew, "paper", "fedavg", 0, scale).config()
-    if scale != "tiny":
-        return count_split(config, CIFAR10_EXAMPLES, len(CLASSES))
-    return [[int(count) for count in row] for row in build(config).partition.counts]
-
-
 def _split(scale: str, skew: str) -> Drawn:
     counts = split_of(scale, skew)
     figure = Figure(figsize=WIDE, layout="constrained")
     axes = figure.subplots()
     names = [f"client {client + 1}" for client in range(len(counts))]
     draw_heat(axes, counts, names, lambda value: f"{value:.0f}", max(map(max, counts)))
-    classes = range(10) if scale == "tiny" else CLASSES
-    axes.set_xticks(range(10), [str(name) for name in classes], rotation=0 if scale == "tiny" else 30)
+    axes.set_xticks(range(10), classes_of_scale(scale), rotation=0 if scale == "tiny" else 30)
     axes.set_title(f"examples by client and class: {SKEW_NAMES[skew]}, seed 0", fontsize=10, loc="left")
     return Drawn(f"split-{skew.replace('+', '-')}", figure)
 
 
 def _noisy_samples(scale: str) -> Drawn:
     """A test image as six clients see it, whose noise goes from none to 0.5."""
-    from fnrfl.core.rng import generator
-    from fnrfl.runs.build import build
-
-    cell = PaperCell("simple-cnn", "feature-0.5", "niid-bench", "fedavg", 0, scale)
-    built = build(cell.config(["engine=loop"], ["clients=6"]))
-    images = built.splits.test.x[:3]
-    images = images.float() / 255 if not images.is_floating_point() else images
+    found = noisy_samples(scale)
     figure = Figure(figsize=(7.2, 4.0), layout="constrained")
-    for client, column in enumerate(figure.subplots(3, 6).T):
-        noisy = built.noise(client, images, generator(0, client, "figure", "feature-noise")).clamp(0, 1)
-        for axes, image in zip(column, noisy, strict=True):
-            picture = image.movedim(0, -1) if image.ndim == 3 else image.reshape(8, 8)
+    for level, pictures, column in zip(found.levels, found.pictures, figure.subplots(3, 6).T, strict=True):
+        for axes, picture in zip(column, pictures, strict=True):
             axes.imshow(picture.squeeze(-1).numpy(), cmap="gray")  # one channel is grey
             axes.set_axis_off()
-        column[0].set_title(f"noise {built.partition.levels[client]:.1f}", fontsize=9)
+        column[0].set_title(f"noise {level:.1f}", fontsize=9)
     return Drawn("noisy-samples", figure)
 
 
@@ -185,7 +164,7 @@ def _refinement(look: _Lookup, setting: str) -> Iterator[Drawn]:
         for name in ("refined_before", "refined_after")
     )
     named = {"before refinement": before, "after refinement": after}
-    figure = _bars([str(c) for c in range(10)] if look.scale == "tiny" else list(CLASSES), named)
+    figure = _bars(classes_of_scale(look.scale), named)
     title = f"{COLUMN_NAMES[setting]}: accuracy of refined clients on ranking data, label skew, last round"
     figure.axes[0].set_title(title, fontsize=9, loc="left")
     yield Drawn(f"refinement-{setting}", figure, leaks_of(lines))

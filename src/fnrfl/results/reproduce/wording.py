@@ -12,27 +12,31 @@ from fnrfl.results.reproduce.shown import ShownPart, ShownTable, ShownValue
 TABLE_FORMAT = 1
 
 
-class _Footnotes:
+class Footnotes:
     """Sentences that values refer to, numbered in the order in which they were first met."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
 
+    def of(self, sentences: Sequence[str]) -> tuple[int, ...]:
+        """The numbers of some sentences."""
+        return tuple(self.numbers.setdefault(sentence, len(self.numbers) + 1) for sentence in sentences)
+
     def marks(self, sentences: Sequence[str]) -> str:
-        """The numbers of some sentences, such as [1, 3]."""
-        found = [self.numbers.setdefault(sentence, len(self.numbers) + 1) for sentence in sentences]
+        """The same as text, such as [1, 3]."""
+        found = self.of(sentences)
         return f" [{', '.join(map(str, found))}]" if found else ""
 
     def __iter__(self) -> Iterator[str]:
         return (f"[{number}] {sentence}" for sentence, number in self.numbers.items())
 
 
-def _text(value: ShownValue, footnotes: _Footnotes) -> str:
+def _text(value: ShownValue, footnotes: Footnotes) -> str:
     leak = " leak" if value.leaks else ""
     return f"{value.words}{leak}{footnotes.marks(value.sources)}"
 
 
-def _cells(part: ShownPart, footnotes: _Footnotes) -> list[list[str]]:
+def _cells(part: ShownPart, footnotes: Footnotes) -> list[list[str]]:
     """Head and rows."""
     rows = [["", *(column.head for column in part.columns)]]
     for place, row in enumerate(part.rows):
@@ -42,7 +46,7 @@ def _cells(part: ShownPart, footnotes: _Footnotes) -> list[list[str]]:
 
 def as_text(table: ShownTable) -> str:
     """For a terminal."""
-    footnotes, said = _Footnotes(), [f"{table.title}; scale {table.scale}"]
+    footnotes, said = Footnotes(), [f"{table.title}; scale {table.scale}"]
     for part in table.parts:
         rows = _cells(part, footnotes)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -53,7 +57,7 @@ def as_text(table: ShownTable) -> str:
 
 def as_markdown(table: ShownTable) -> str:
     """For a document."""
-    footnotes, said = _Footnotes(), [f"## {table.title}", "", f"Scale {table.scale}."]
+    footnotes, said = Footnotes(), [f"## {table.title}", "", f"Scale {table.scale}."]
     for part in table.parts:
         head, *rows = ([cell.replace("|", "\\|") for cell in row] for row in _cells(part, footnotes))
         said += [

@@ -1,0 +1,119 @@
+"""Chromium without a window, spoken to through its own protocol: no driver is needed, only `chromium`.
+
+`python tests/chromium.py page.html picture.png 1120 1000` photographs the top of a page, for a document.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+BINARY = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+OPTIONS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
+    "--no-first-run", "--hide-scrollbars", "--remote-debugging-port=0", "--remote-allow-origins=*",
+)  # fmt: skip
+
+
+class Chromium:
+    """One page of a browser that this process started. Use it in a `with`."""
+
+    def __init__(self, profile: Path) -> None:
+        import websocket  # a dependency of selenium
+
+        assert BINARY is not None
+        self._process = subprocess.Popen(
+            [BINARY, *OPTIONS, f"--user-data-dir={profile}", "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        port = self._wait_for(profile / "DevToolsActivePort").splitlines()[0]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
+            place = next(one for one in json.load(answer) if one["type"] == "page")["webSocketDebuggerUrl"]
+        self._socket = websocket.create_connection(place, timeout=60)
+        self._number, self.events = 0, list[dict[str, Any]]()
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+
+    def _wait_for(self, file: Path) -> str:
+        for _ in range(600):
+            if file.exists() and file.read_text():
+                return file.read_text()
+            time.sleep(0.1)
+        raise TimeoutError("Chromium did not start within a minute")
+
+    def __enter__(self) -> Chromium:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._socket.close()
+        self._process.terminate()
+        self._process.wait(timeout=30)
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Ask for something and wait for the answer; events that come meanwhile are kept."""
+        self._number += 1
+        self._socket.send(json.dumps({"id": self._number, "method": method, "params": params}))
+        while True:
+            message: dict[str, Any] = json.loads(self._socket.recv())
+            if message.get("id") == self._number:
+                assert "error" not in message, message
+                return dict(message["result"])
+            self.events.append(message)
+
+    def run(self, script: str) -> Any:
+        """What an expression, or the body of a function that has a `return`, is in the page."""
+        text = f"(() => {{ {script} }})()" if "return" in script else script
+        answer = self.call("Runtime.evaluate", expression=text, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def show(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Open a page in a window of this width; what happened before is forgotten."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        media = {"prefers-color-scheme": "dark" if dark else "light", "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in media.items()]
+        self.call("Emulation.setEmulatedMedia", features=features)
+        self.call("Page.navigate", url="about:blank")
+        self.run("1")
+        self.events.clear()
+        self.call("Page.navigate", url=page.as_uri())
+        while not self.run(f"location.href === {json.dumps(page.as_uri())} && document.readyState === 'complete'"):
+            time.sleep(0.02)
+
+    @property
+    def requests(self) -> list[str]:
+        """The addresses that the page has asked for, itself included."""
+        self.run("1")
+        sent = [event for event in self.events if event["method"] == "Network.requestWillBeSent"]
+        return [event["params"]["request"]["url"] for event in sent]
+
+    @property
+    def complaints(self) -> list[dict[str, Any]]:
+        """Errors and everything else that a page writes into the console."""
+        self.run("1")
+        kinds = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")
+        return [event for event in self.events if event["method"] in kinds]
+
+    def photograph(self, file: Path, *, whole: bool = False) -> None:
+        """A PNG of what is seen, or of the whole page."""
+        clip = {}
+        if whole:
+            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+            clip = {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
+        taken = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **clip)
+        file.write_bytes(base64.b64decode(taken["data"]))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder, Chromium(Path(folder)) as browser:
+        browser.show(Path(sys.argv[1]).resolve(), width=int(sys.argv[3]), height=int(sys.argv[4]))
+        browser.photograph(Path(sys.argv[2]))
