@@ -56,4 +56,4 @@ def noisy_samples(scale: str) -> NoisySamples:
     levels = tuple(map(float, built.partition.levels))
     streams = [generator(0, client, "figure", "feature-noise") for client in range(len(levels))]
     noisy = torch.stack([built.noise(client, images, stream) for client, stream in enumerate(streams)]).clamp(0, 1)
-    return NoisySamples(config.dataset, levels, noisy.movedim(2, -1))
+    return NoisySamples(config.dataset.name, levels, noisy.movedim(2, -1))
