@@ -25,6 +25,7 @@ from fnrfl.algorithms.parts.norms import (
     weakest,
 )
 from fnrfl.algorithms.parts.penalties import Penalised
+from fnrfl.algorithms.parts.watching import RefinementWatch
 from fnrfl.core import trees
 from fnrfl.core.algorithm import Algorithm, MethodWrapper, Objective
 from fnrfl.core.errors import ClientError, FnrflError
@@ -79,6 +80,7 @@ class Refining(Decorator):
         self._refined: list[int] = []
         self._without_target: list[int] = []
         self._observed: dict[str, list[Tensor]] = {}  # [R, C] of refined clients, before and after
+        self._watched: list[object] = []
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         fnr, private = self.fnr, task.is_private_training
@@ -95,20 +97,17 @@ class Refining(Decorator):
         trained = SpilledReplies(self.engine.stream(cohort, local), keep_models=uploads_before_refining)
         norms = self._measure_norms(trained.clients)
         if refines:
-            yield from self._refine_weakest(trained, norms, task, uploads_before_refining)
+            yield from self._refine_weakest(cohort, trained, norms, task, uploads_before_refining)
         else:
             self._note_per_client(trained.clients, norms=norms)
             yield from trained
 
     def _measure_norms(self, clients: Tensor) -> Tensor:
         """The class norms of each client, [M, C]; under the leak those of a pass in train mode, taken first."""
-        training = None
         if self.fnr.norm_pass_train_mode:
-            task = self._norm_pass()
-            training = task.training
-            for _ in self.engine.stream(clients, task):
+            for _ in self.engine.stream(clients, self._norm_pass()):
                 pass
-        norms = self.engine.measure(clients, ClassNorms(self.num_classes, training))["norms"].cpu()
+        norms = self.engine.measure(clients, self._norm_probe())["norms"].cpu()
         bad = (~norms.isfinite().all(1)).nonzero()
         if len(bad):  # targets are made of all norms: one that is not finite would spoil every refinement
             raise ClientError(
@@ -122,7 +121,7 @@ class Refining(Decorator):
         return norms
 
     def _refine_weakest(
-        self, trained: SpilledReplies, norms: Tensor, task: LocalTask, uploads_before_refining: bool
+        self, cohort: Tensor, trained: SpilledReplies, norms: Tensor, task: LocalTask, uploads_before_refining: bool
     ) -> Iterator[Replies]:
         """Rank the clients, refine the weakest of them, and let everybody hand over a model."""
         fnr, clients = self.fnr, trained.clients
@@ -134,14 +133,18 @@ class Refining(Decorator):
         peers = num_peers(len(clients), len(refined), fnr.target)
         self._note_per_client(clients, ranking=accuracy, norms=norms)
         self._note_refined(clients[refined], has_target=peers > 0)
-        self._observe("refined_before", clients[refined])
+        before = self._observe("refined_before", clients[refined])
+        watch = self._watch(cohort, clients, refined, task, norms) if fnr.watch and len(refined) else None
         first = 0
         for chunk in trained:
             here = torch.where((refined >= first) & (refined < first + len(chunk.clients)))[0]
             refinement = self._refinement(task, peers, {"fnr.target": target[here]})
             yield self._refine_chunk(chunk, refined[here] - first, refinement, uploads_before_refining)
             first += len(chunk.clients)
-        self._observe("refined_after", clients[refined])
+        after = self._observe("refined_after", clients[refined])
+        if watch is not None:
+            self._watched.append(watch.told(before, after))
+            self.note(watched=self._watched)
 
     def _refine_chunk(self, chunk: Replies, rows: Tensor, task: LocalTask, uploads_before_refining: bool) -> Replies:
         """The chunk with the models that its clients hand over: refined ones, and the others as they are."""
@@ -175,13 +178,26 @@ class Refining(Decorator):
             self._without_target += clients.tolist()
             self.note(refined_without_target=self._without_target)
 
-    def _observe(self, name: str, clients: Tensor) -> None:
-        """Note the mean over all refined clients of each class's accuracy on ranking data."""
+    def _observe(self, name: str, clients: Tensor) -> Tensor:
+        """Note the mean over all refined clients of each class's accuracy on ranking data; these clients' is given."""
         observed = self._observed.setdefault(name, [])
         if len(clients):  # not if their replies were lost
             observed.append(self.observe(clients, ClassAccuracy(self.num_classes), data="ranking")["accuracy"])
         mean = torch.cat(observed).mean(0).tolist() if observed else []
         self.note(**{name: [None if value != value else value for value in mean]})
+        return observed[-1] if len(clients) else torch.zeros(0, self.num_classes)
+
+    def _watch(
+        self, cohort: Tensor, clients: Tensor, refined: Tensor, task: LocalTask, norms: Tensor
+    ) -> RefinementWatch | None:
+        """Look at updates and norms before refinement; None where clients start from the models that they hold."""
+        if task.start is None:
+            return None
+        start = task.start.params
+        if start.ndim == 2:  # rows of all who were asked, and some may be lost
+            place = {client: m for m, client in enumerate(cohort.tolist())}
+            start = start[[place[client] for client in clients.tolist()]]
+        return RefinementWatch(self, clients, refined, start, norms, self._norm_probe())
 
     # -- the tasks ----------------------------------------------------------------------------------------------------
     def _local(self, task: LocalTask) -> LocalTask:
@@ -207,6 +223,10 @@ class Refining(Decorator):
             epochs=fnr.epochs, batch=fnr.batch, lr=fnr.lr, optimizer=fnr.optimizer, batchnorm=fnr.batchnorm,
             augment=fnr.augment, shuffle=fnr.shuffle,
         )  # fmt: skip
+
+    def _norm_probe(self) -> ClassNorms:
+        """The question about class norms; under the leak it is asked in train mode."""
+        return ClassNorms(self.num_classes, self._norm_pass().training if self.fnr.norm_pass_train_mode else None)
 
     def _norm_pass(self) -> LocalTask:
         """A pass over public data that moves nothing but BatchNorm statistics, as the paper's code does by accident."""

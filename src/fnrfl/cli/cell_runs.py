@@ -169,7 +169,7 @@ def _named_cells(
     """The cells that were asked for; without a name, the queue. Of a table, those that have no result among `lines`."""
     from fnrfl.results.compare import read_seeds
     from fnrfl.results.reproduce.paper_cells import PaperCell
-    from fnrfl.results.reproduce.paper_tables import find_table
+    from fnrfl.results.reproduce.verdicts import find_cells
     from fnrfl.results.reproduce.waiting import queue
 
     chosen = None if seeds is None else read_seeds(seeds)
@@ -181,7 +181,7 @@ def _named_cells(
         if "@" in name:
             found.append(PaperCell.read(name))
         else:
-            cells = find_table(name).cells(scale or "quick", chosen)
+            cells = find_cells(name, scale or "quick", chosen)
             found += [cell for cell in cells if not lines.find(cell).usable]
     for cell in found:
         cell.config()  # refuses names that cannot go together

@@ -14,7 +14,7 @@ from fnrfl.cli.common import HELP, Debug, Json, Quiet, console, errors_in_words,
 from fnrfl.cli.notices import notices
 from fnrfl.cli.tables_page import say_where_the_page_is, show_page, write_page_of
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.reproduce.titles import TITLES
+from fnrfl.results.reproduce.titles import CLAIMS_TITLE, TITLES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,16 +36,16 @@ def list_tables(debug: Debug = False) -> None:
     """
     with errors_in_words(debug):
         from fnrfl.results.reproduce.kept_lines import KeptLines
-        from fnrfl.results.reproduce.paper_tables import TABLES
+        from fnrfl.results.reproduce.verdicts import find_cells
 
         lines = KeptLines.read()
         rows = [("table", "quick", "full", "what it shows")]
-        for name, table in TABLES.items():
+        for name, title in (TITLES | {"claims": CLAIMS_TITLE}).items():
             counts = []
             for scale in ("quick", "full"):
-                cells = table.cells(scale)
+                cells = find_cells(name, scale)
                 counts.append(f"{sum(lines.find(cell).usable for cell in cells)} of {len(cells)}")
-            rows.append((name, counts[0], counts[1], table.title))
+            rows.append((name, counts[0], counts[1], title))
         print_table(rows)
 
 
@@ -98,18 +98,18 @@ class _Request:
 
     @property
     def tables(self) -> list[str]:
-        return list(TITLES) if self.name == "all" else [self.name]
+        return [*TITLES, "claims"] if self.name == "all" else [self.name]
 
 
 def _run_missing(asked: _Request, time: str | None, words: Sequence[str], screen: Console) -> int:
     """Run the cells that have no result, if that was asked for or takes minutes; how many failed."""
     from fnrfl.results.reproduce.kept_lines import KeptLines
-    from fnrfl.results.reproduce.paper_tables import TABLES
+    from fnrfl.results.reproduce.verdicts import find_cells
 
     if asked.scale != "tiny" and not asked.rerun:
         return 0
     lines = KeptLines.read(asked.place)
-    cells = [cell for name in asked.tables for cell in TABLES[name].cells(asked.scale, asked.seeds)]
+    cells = [cell for name in asked.tables for cell in find_cells(name, asked.scale, asked.seeds)]
     missing = [cell for cell in dict.fromkeys(cells) if asked.rerun or not lines.find(cell).usable]
     done = carry(missing, asked.place, lines, screen, time=time, words=words)
     return sum("failed" in line for line in done)
@@ -148,13 +148,13 @@ def _draw_figures(asked: _Request, screen: Console) -> None:
 def _print_tables(asked: _Request, form: str, screen: Console) -> None:
     """Print what was asked for; of all tables, also write it beside the results."""
     from fnrfl.results.reproduce.kept_lines import KeptLines
-    from fnrfl.results.reproduce.shown import show_table
+    from fnrfl.results.reproduce.verdicts import claims_page, show_named
     from fnrfl.results.reproduce.wording import as_json, as_markdown, as_text
     from fnrfl.rundir.outputs import write_output
 
     lines = KeptLines.read(asked.place)
-    shown = [show_table(name, lines, asked.scale, asked.seeds, prefer_here=asked.rerun) for name in asked.tables]
-    forms = {"text": as_text, "markdown": as_markdown}
+    shown = [show_named(name, lines, asked.scale, asked.seeds, prefer_here=asked.rerun) for name in asked.tables]
+    forms = {"text": as_text, "markdown": claims_page if asked.name == "claims" else as_markdown}
     print_answer(as_json(shown) if form == "json" else "\n".join(map(forms[form], shown)))
     if asked.name != "all":
         if form == "text":  # markdown and JSON are for documents and programs
@@ -175,6 +175,7 @@ def _print_tables(asked: _Request, form: str, screen: Console) -> None:
 for _name, _title in TITLES.items():
     reproduce.command(_name)(_table_command(_name, _title))
 reproduce.command("page")(show_page)
+reproduce.command("claims")(_table_command("claims", CLAIMS_TITLE))
 reproduce.command("plan")(show_plan)
 reproduce.command("run")(run_cells)
 reproduce.command("all")(_table_command("all", "Every table"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from fnrfl.core.values import Batch, Data, Folded, LocalTask, Out, Replies, Stat
 if TYPE_CHECKING:
     from fnrfl.core.net import Net
 
+T = TypeVar("T")
 Step = Callable[[Any, Any, Any], Tensor]  # (carry, fixed, turn) -> loss; changes the tensors of `carry` in place
 
 
@@ -72,6 +73,10 @@ class Engine(Protocol):
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
         """The same as `measure` for the event log alone: no part of the protocol, so it costs no bytes."""
+        ...
+
+    def observe_models(self, cohort: Tensor, question: Callable[[Tensor], T]) -> T:
+        """What a question says about the models that clients hold, all in memory, [M, P]; for the event log alone."""
         ...
 
     def note(self, **facts: object) -> None:
@@ -154,6 +159,9 @@ class Decorator(Engine):
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
         return self.engine.observe(cohort, probe, data=data)
+
+    def observe_models(self, cohort: Tensor, question: Callable[[Tensor], T]) -> T:
+        return self.engine.observe_models(cohort, question)
 
     def note(self, **facts: object) -> None:
         self.engine.note(**facts)

@@ -37,3 +37,6 @@ class FnrOptions:
         "once", "once: each client uploads one model, after ranking; twice: the paper's text"
     )
     augment: bool = option(False, "crop and flip public images while refining")
+    watch: bool = option(
+        False, "log how each pair of clients differs, and each refined client's accuracy by class; changes no model"
+    )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.core import trees
+from fnrfl.core.algorithm import Objective
 from fnrfl.core.engine import Engine, Probe, Step, run_steps
 from fnrfl.core.errors import ClientError
 from fnrfl.core.messages import ClientSide, MeasureRequest, TrainReply, TrainRequest, rows_without
@@ -78,6 +79,11 @@ class Federation(Engine):
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
         return self.measure(cohort, probe, data=data)  # the simulation can look; a real server could not
+
+    def observe_models(self, cohort: Tensor, question: Callable[[Tensor], T]) -> T:
+        training = replace(self.training, epochs=0)  # no step: each client sends the model that it holds
+        task = LocalTask(Objective(), "observe", training=training, private=False, remember=False)
+        return question(torch.cat([reply.replies.params for reply in self.clients.train(self.request(cohort, task))]))
 
     def _slow_and_lost(self, cohort: Tensor) -> tuple[set[int], set[int]]:
         """Clients that do a part of their epochs, and clients whose replies are lost."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from torch import Tensor
 
 from fnrfl.core.types import Data, Decorator, Engine, LocalTask, Probe, Replies, State, Tree
+
+T = TypeVar("T")
 
 
 def wire_bytes(tensor: Tensor) -> int:
@@ -87,6 +90,13 @@ class Metered(Decorator):
         answers = self.engine.observe(cohort, probe, data=data)
         self._tick("observe", began)
         return answers
+
+    def observe_models(self, cohort: Tensor, question: Callable[[Tensor], T]) -> T:
+        self.tell("observe")
+        began = self.clock()
+        answer = self.engine.observe_models(cohort, question)
+        self._tick("observe", began)
+        return answer
 
     def _model(self, cohort: Tensor, start: State | None, stays: frozenset[str] = frozenset()) -> int:
         """Bytes of the models that go down with a task or a probe."""

@@ -101,6 +101,32 @@ def reached(rounds: Sequence[Event], target: float) -> Reached | None:
     return None
 
 
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Spearman's rank correlation; equal values share their mean rank. None where all values of a side are equal.
+
+    >>> rank_correlation([1, 2, 3, 4], [10, 40, 20, 90])
+    0.8
+    """
+    x, y = _centred(ranks(a)), _centred(ranks(b))
+    lengths = math.fsum(u * u for u in x) * math.fsum(v * v for v in y)
+    return math.fsum(u * v for u, v in zip(x, y, strict=True)) / math.sqrt(lengths) if lengths else None
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """The rank of each value, from 1; equal values share the mean of theirs.
+
+    >>> ranks([5.0, 1.0, 5.0])
+    [2.5, 1.0, 2.5]
+    """
+    order = sorted(values)
+    return [order.index(value) + (order.count(value) + 1) / 2 for value in values]
+
+
+def _centred(values: Sequence[float]) -> list[float]:
+    centre = mean(values) if values else 0.0
+    return [value - centre for value in values]
+
+
 # -- Student's t -------------------------------------------------------------------------------------------------------
 
 

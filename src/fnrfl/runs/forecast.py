@@ -11,10 +11,10 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ from fnrfl.engines.metered import Metered
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.cohorts import cohort, cohort_size
 from fnrfl.runs.evaluate import evaluate_model
+
+T = TypeVar("T")
 
 REHEARSED = 2  # rounds; every later one sends what the second does
 COUNTED = 10_000  # rounds whose cohorts are drawn to count steps
@@ -233,6 +235,9 @@ class Rehearsal(Engine):
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
         return self.measure(cohort, probe, data=data)
+
+    def observe_models(self, cohort: Tensor, question: Callable[[Tensor], T]) -> T:
+        return question(self._model.params.expand(len(cohort), -1))
 
     def note(self, **facts: object) -> None:
         """A rehearsal leaves no log."""

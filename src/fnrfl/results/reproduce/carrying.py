@@ -21,6 +21,7 @@ from fnrfl.results.reproduce.kept_lines import (
     read_lines,
 )
 from fnrfl.results.reproduce.paper_cells import PaperCell
+from fnrfl.results.reproduce.paper_tables import SINGLE_SKEWS
 from fnrfl.results.reproduce.waiting import PREPARING, ExpectedSeconds, programs
 from fnrfl.rundir.events import Event
 from fnrfl.runs.metrics import training_seconds
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 ON_A_GPU = ("engine=gpu", "engine.precision=bf16", "engine.deterministic=false")
 LOOK_AHEAD = 40  # cells of the queue among which one that needs no new program is taken first
-NOTED = ("refined", "ranking", "refined_before", "refined_after")  # notes of every round that claims are about
+NOTED = ("refined", "ranking", "refined_before", "refined_after", "watched")  # notes of every round
+WATCHED = ("fedavg+fnr", "fedavg+weight-0", "fedavg+both-leaks-weight-0", "fedavg+both-leaks-weight-1")
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ def _finish(
     }
     about |= {"words": list(words), "date": datetime.date.today().isoformat()} | _machine()
     try:
-        config = cell.config(engine, words)
+        config = cell.config([*engine, *watch_words(cell)], words)
         result = run(
             config, out=None, progress=lambda e: tell(replace(notice, what="round", event=e)), runs_alike=alike
         )
@@ -180,6 +182,12 @@ def _finish(
     _let_go()
     tell(replace(notice, what="failed" if "failed" in line else "done", line=line))
     return line
+
+
+def watch_words(cell: PaperCell) -> list[str]:
+    """What a run is told so that it logs what claims are about; it changes no model and no other number."""
+    of_claims = cell.net == "resnet18" and cell.skew in SINGLE_SKEWS and cell.method in WATCHED
+    return ["fnr.watch=true"] if of_claims else []
 
 
 def numbers_of(result: Result) -> CellLine:
@@ -236,6 +244,8 @@ def _rounded(value: Any) -> Any:
     """Numbers with as many digits as are of use."""
     if isinstance(value, list):
         return [_rounded(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
     return round(value, 5) if isinstance(value, float) else value
 
 

@@ -104,5 +104,5 @@ TABLES = {name: PaperTable(title, _PARTS[name]) for name, title in TITLES.items(
 def find_table(name: str) -> PaperTable:
     """The table of this name; others that it may have been meant for are named."""
     if name not in TABLES:
-        raise ConfigError(f'There is no table "{name}". {choices(name, TABLES)}.')
+        raise ConfigError(f'There is no table "{name}". {choices(name, (*TABLES, "claims"))}.')
     return TABLES[name]

@@ -64,6 +64,8 @@ class ShownValue:
     leaks: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()  # where it is from, and what must be known about it
     cells: tuple[str, ...] = ()  # ids of the runs that it is, or would be, made from
+    low: float | None = None  # of the interval over seeds, where it is shown
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class ShownPart:
     title: str
     rows: tuple[str, ...]
     columns: tuple[ShownColumn, ...]
+    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -195,8 +198,8 @@ class _Shown:
         numbers = {cell: get(one.line) for cell, one in found.items() if one.usable}
         known = {cell: number for cell, number in numbers.items() if number is not None}
         if not known:
-            why = _why_not(list(found.values()), bool(numbers))
-            return ShownValue(protocol, why, sources=_failures(found), cells=ids)
+            why = why_not(list(found.values()), bool(numbers))
+            return ShownValue(protocol, why, sources=failures_among(found), cells=ids)
         result = estimate(list(known.values()))
         words = format(result.mean, form) + ("" if result.sd is None else f" ± {result.sd:{form}}")
         if len(known) < len(cells):
@@ -260,7 +263,7 @@ def _of_round(t: int) -> Callable[[CellLine], float | None]:
     return lambda line: line["accuracies"][t]
 
 
-def _why_not(found: Sequence[CellResult], ran: bool) -> str:
+def why_not(found: Sequence[CellResult], ran: bool) -> str:
     """Why there is no number."""
     if ran:
         return "-"  # the run has no such number, such as accuracy on noisy images without noise
@@ -268,8 +271,18 @@ def _why_not(found: Sequence[CellResult], ran: bool) -> str:
     return next((state for state in ("failed", "older recipe") if state in states), "not run")
 
 
-def _failures(found: dict[PaperCell, CellResult]) -> tuple[str, ...]:
+def failures_among(found: dict[PaperCell, CellResult]) -> tuple[str, ...]:
+    """Which runs have failed, and why."""
     return tuple(f"{cell.id} failed: {one.line['failed']}" for cell, one in found.items() if one.state == "failed")
+
+
+def scale_note(scale: str) -> str:
+    """How large the runs are."""
+    return {
+        "tiny": "Scale tiny: digits and small nets. It shows that the recipes run, and nothing about the paper.",
+        "quick": "Scale quick: CIFAR-10, ten rounds of two local epochs and one epoch of refinement.",
+        "full": "Scale full: the paper's size, ten rounds of ten local epochs and five epochs of refinement.",
+    }[scale]
 
 
 def _notes(name: str, parts: Sequence[ShownPart], scale: str) -> Iterator[str]:
@@ -279,11 +292,7 @@ def _notes(name: str, parts: Sequence[ShownPart], scale: str) -> Iterator[str]:
     )
     if leaks:
         yield f"leak: {', '.join(leaks)}. A value that says leak is no honest result."
-    yield {
-        "tiny": "Scale tiny: digits and small nets. It shows that the recipes run, and nothing about the paper.",
-        "quick": "Scale quick: CIFAR-10, ten rounds of two local epochs and one epoch of refinement.",
-        "full": "Scale full: the paper's size, ten rounds of ten local epochs and five epochs of refinement.",
-    }[scale]
+    yield scale_note(scale)
     yield "Accuracy is on the test set after the last round; over several seeds mean ± standard deviation."
     if name in ("accuracy", "mixed", "noise", "orthogonality", "cost"):
         yield (

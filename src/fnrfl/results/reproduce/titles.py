@@ -12,3 +12,4 @@ TITLES = {
     "rate": "At the learning rate that the paper prints, 0.1",
     "niid-bench": "NIID-Bench's published table (simple-cnn, 50 rounds at full scale)",
 }
+CLAIMS_TITLE = "The paper's claims, each with a verdict"

@@ -50,7 +50,7 @@ def as_text(table: ShownTable) -> str:
     for part in table.parts:
         rows = _cells(part, footnotes)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        said += ["", part.title]
+        said += ["", part.title, *([part.caption] if part.caption else [])]
         said += ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([*said, "", *footnotes, *table.notes]) + "\n"
 
@@ -60,7 +60,15 @@ def as_markdown(table: ShownTable) -> str:
     footnotes, said = Footnotes(), [f"## {table.title}", "", f"Scale {table.scale}."]
     for part in table.parts:
         head, *rows = ([cell.replace("|", "\\|") for cell in row] for row in _cells(part, footnotes))
-        said += ["", f"### {part.title}", "", _row(head), "|---" * len(head) + "|", *map(_row, rows)]
+        said += [
+            "",
+            f"### {part.title}",
+            *([part.caption] if part.caption else []),
+            "",
+            _row(head),
+            "|---" * len(head) + "|",
+            *map(_row, rows),
+        ]
     return "\n".join([*said, "", *(f"- {sentence}" for sentence in (*footnotes, *table.notes))]) + "\n"
 
 
