@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -19,15 +19,18 @@ from fnrfl import cli
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.reproduce import page_charts
 from fnrfl.results.reproduce.carrying import carry_out
+from fnrfl.results.reproduce.claims import CLAIMS
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, read_lines
+from fnrfl.results.reproduce.page_tables import page_table
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.reproduction_page import render_page, write_page
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
 from fnrfl.results.reproduce.shown import ShownColumn, ShownPart, ShownTable, ShownValue
+from fnrfl.results.reproduce.verdicts import VERDICT_HEAD, Outcome, find_cells
 
 EVIL = "</script><img src=x onerror=alert(1)>'\"&"
-CELLS = list(dict.fromkeys(cell for table in TABLES.values() for cell in table.cells("tiny")))
+CELLS = list(dict.fromkeys(cell for name in (*TABLES, "claims") for cell in find_cells(name, "tiny")))
 NOTHING = KeptLines([], [])
 
 
@@ -40,7 +43,8 @@ def finished(cell: PaperCell, number: int, **more: Any) -> CellLine:
         "accuracy": accuracy, "accuracies": [accuracy] * 3, "clean": accuracy, "noisy": accuracy,
         "seconds_train": 1.25, "seconds_wall": 9.5, "seconds_preparing": 2.0, "bytes_up": 2**20, "bytes_down": 2**20,
     }  # fmt: skip
-    return about | measured | {"date": "2026-11-16", "device": "a device", "words": [], "engine": engine} | more
+    machine = {"date": "2026-11-16", "device": "a device", "words": [], "engine": engine}
+    return about | measured | machine | {"notes": {}} | more
 
 
 def all_finished(**more: Any) -> KeptLines:
@@ -66,7 +70,7 @@ class Cell:
     def share(self) -> float | None:
         """The accuracy that it shows."""
         match = re.match(r"0\.\d{4}", self.text)
-        return float(match[0]) if match and self.table != "cost" else None
+        return float(match[0]) if match and self.table not in ("cost", "claims") else None
 
 
 @dataclass
@@ -193,7 +197,7 @@ def test_spread_over_seeds_is_beside_the_mean(whole: str) -> None:
     assert cells and all(re.fullmatch(r"0\.\d{4} ± 0\.\d{4}\d*", cell.text) for cell in cells)
 
 
-def test_claims_are_shown_if_they_are_given() -> None:
+def test_claims_are_numbers_or_words() -> None:
     """Numbers are columns of numbers, ranges and verdicts are columns of words, and a leak is marked in both."""
     leaks = ("public_is_test",)
     columns = (
@@ -207,13 +211,24 @@ def test_claims_are_shown_if_they_are_given() -> None:
         ShownColumn("verdict", "honest", (ShownValue("honest", "does not hold: 0.1 to 0.2", 0.15),) * 2),
     )
     part = ShownPart("All claims", ("gain: more accuracy", "time: less time"), columns)
-    page = render_page(NOTHING, "tiny", claims=ShownTable("claims", "Claims", "tiny", (part,)))
-    row = [cell for _, cell in Found(page).cells if cell.table == "claims"][:5]
-    assert [cell.text for cell in row[1:]] == ["+66.24%", "+0.1 to +0.2 leak", "0.7 ± 0.1", "does not hold: 0.1 to 0.2"]
-    assert [cell.value for cell in row[1:]] == ["0.6624", "+0.1 to +0.2", "0.7", "does not hold: 0.1 to 0.2"]
-    assert [cell.leak for cell in row] == [False, False, True, False, False]
-    assert "without verdicts" in render_page(NOTHING, "tiny") and "without verdicts" not in page
-    assert 'class="banner leak"' in page
+    (found,) = page_table(ShownTable("claims", "Claims", "tiny", (part,))).parts
+    assert [column.number for column in found.table.columns] == [False, True, False, True, False]
+    first = found.table.rows[0][1:]
+    assert [(cell.text, cell.beside) for cell in first] == [
+        ("+66.24%", ""), ("+0.1 to +0.2", ""), ("0.7", "± 0.1"), ("does not hold: 0.1 to 0.2", "")
+    ]  # fmt: skip
+    assert [cell.value for cell in first] == [0.6624, "+0.1 to +0.2", 0.7, "does not hold: 0.1 to 0.2"]
+    assert [cell.leak for cell in first] == [False, True, False, False] and found.leaks == leaks
+
+
+def test_every_claim_has_a_verdict_and_a_leak_where_it_leaks(whole: str) -> None:
+    cells = [cell for _, cell in Found(whole).cells if cell.table == "claims"]
+    verdicts = [cell.text for cell in cells if cell.label == VERDICT_HEAD]
+    assert len(verdicts) == len(CLAIMS) + sum(len(claim.rows) for claim in CLAIMS)
+    assert all(verdict.startswith(get_args(Outcome)) for verdict in verdicts)
+    for cell in cells:
+        computed = re.match(r"[-+]?\d+\.\d", cell.text) is not None and cell.label != "place"
+        assert cell.leak == (computed and "leak" in cell.label), cell
 
 
 def test_digits_stand_in_for_data_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

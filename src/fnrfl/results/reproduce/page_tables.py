@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fnrfl.results.report.tables import Column, Table, TableCell
 from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines
@@ -16,6 +16,7 @@ from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
 from fnrfl.results.reproduce.shown import COLUMN_NAMES, ShownPart, ShownTable, ShownValue
+from fnrfl.results.reproduce.verdicts import find_cells
 from fnrfl.results.reproduce.wording import Footnotes
 from fnrfl.runs.metrics import MIB
 
@@ -36,6 +37,7 @@ class PagePart:
     table: Table
     ran: bool
     leaks: tuple[str, ...]
+    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def page_part(part: ShownPart, footnotes: Footnotes, row_name: str) -> PagePart:
         for place, row in enumerate(part.rows)
     )
     values = [value for column in part.columns for value in column.values]
-    return _page_part(part.title, Table((Column(row_name, number=False), *columns), rows), values)
+    found = _page_part(part.title, Table((Column(row_name, number=False), *columns), rows), values)
+    return replace(found, caption=part.caption)
 
 
 def _is_number(value: ShownValue) -> bool:
@@ -143,7 +146,7 @@ def _text(text: str) -> TableCell:
 
 def cell_groups(lines: KeptLines, scale: str, *, prefer_here: bool = False) -> list[CellGroup]:
     """Every cell of a scale, by setting: so no column has two protocols."""
-    cells = dict.fromkeys(cell for table in TABLES.values() for cell in table.cells(scale))
+    cells = dict.fromkeys(cell for name in (*TABLES, "claims") for cell in find_cells(name, scale))
     groups = []
     for setting in dict.fromkeys(cell.setting for cell in cells):
         found = {cell: lines.find(cell, prefer_here=prefer_here) for cell in cells if cell.setting == setting}

@@ -12,7 +12,8 @@ from fnrfl.results.reproduce.kept_lines import KeptLines
 from fnrfl.results.reproduce.page_charts import curve_charts, noisy_chart, split_charts, waterfalls
 from fnrfl.results.reproduce.page_tables import CellGroup, PagePart, cell_groups, headline, page_table
 from fnrfl.results.reproduce.paper_tables import TABLES
-from fnrfl.results.reproduce.shown import COLUMN_NAMES, ShownTable, show_table
+from fnrfl.results.reproduce.shown import COLUMN_NAMES, ShownTable
+from fnrfl.results.reproduce.verdicts import show_named
 from fnrfl.rundir.outputs import check_output, write_output
 
 
@@ -27,19 +28,18 @@ def write_page(
     scale: str,
     out: Path,
     *,
-    claims: ShownTable | None = None,
     prefer_here: bool = False,
 ) -> Path:
     """Write the page to `out`, which is replaced in one go."""
-    page = render_page(lines, scale, claims=claims, prefer_here=prefer_here)
+    page = render_page(lines, scale, prefer_here=prefer_here)
     check_output(out).parent.mkdir(parents=True, exist_ok=True)
     write_output(out, page)
     return out
 
 
-def render_page(lines: KeptLines, scale: str, *, claims: ShownTable | None = None, prefer_here: bool = False) -> str:
+def render_page(lines: KeptLines, scale: str, *, prefer_here: bool = False) -> str:
     """The page as text."""
-    shown = {name: show_table(name, lines, scale, prefer_here=prefer_here) for name in TABLES}
+    shown = {name: show_named(name, lines, scale, prefer_here=prefer_here) for name in (*TABLES, "claims")}
     pages = {name: page_table(table) for name, table in shown.items()}
     groups = cell_groups(lines, scale, prefer_here=prefer_here)
     noisy, noisy_words = noisy_chart(scale)
@@ -47,8 +47,7 @@ def render_page(lines: KeptLines, scale: str, *, claims: ShownTable | None = Non
     falls = waterfalls(shown["attribution"])
     splits = split_charts(scale)
     top = headline(shown["accuracy"], shown["controls"])
-    everything = [*shown.values(), *([] if claims is None else [claims])]
-    leaks = dict.fromkeys(leak for table in everything for leak in table.leaks)
+    leaks = dict.fromkeys(leak for table in shown.values() for leak in table.leaks)
     values = {
         "title": "Feature Norm Regularized Federated Learning: printed and recomputed",
         "what": _what(scale, groups, shown["accuracy"]),
@@ -57,13 +56,13 @@ def render_page(lines: KeptLines, scale: str, *, claims: ShownTable | None = Non
         "leaks": {leak: LEAKS.get(leak, leak) for leak in leaks},
         "lead": _lead(top, scale),
         "headline": top,
-        "tables": [page for name, page in pages.items() if name not in ("convergence", "attribution")],
+        "tables": [page for name, page in pages.items() if name not in ("convergence", "attribution", "claims")],
         "convergence": pages["convergence"],
         "curves": curves,
         "methods": shown["convergence"].parts[0].rows,
         "attribution": pages["attribution"],
         "waterfalls": falls,
-        "claims": None if claims is None else page_table(claims),
+        "claims": pages["claims"],
         "splits": splits,
         "noisy": noisy_words,
         "groups": groups,
