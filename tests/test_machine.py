@@ -224,8 +224,11 @@ class Machine(RuleBasedStateMachine):
 
     def is_log_of(self, name: str, one: Known) -> bool:
         """Whether the log under a name is that of a run."""
+        log = Path("runs") / name / "events.jsonl"
+        if not log.is_file():  # a pipe would wait for whoever writes to it
+            return False
         try:
-            first = json.loads((Path("runs") / name / "events.jsonl").read_text().partition("\n")[0])
+            first = json.loads(log.read_text().partition("\n")[0])
             return [first["data"]["sha256"], first["config"]["seed"]] == [
                 self.checksum(one),
                 configured(one.config).seed,

@@ -13,6 +13,7 @@ from fnrfl.results.report.lines import LineGroup
 from fnrfl.results.report.read import Run
 from fnrfl.results.report.tables import Column, Table, TableCell
 from fnrfl.rundir.events import Event
+from fnrfl.rundir.files import is_plain_file
 
 NUMBER = 4  # bytes: floating numbers travel as float32
 WHOLE_NUMBERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}  # bytes: these travel as they are
@@ -160,6 +161,8 @@ def _up(event: Event, phase: str) -> int:
 
 def _saved_model_bytes(path: Path) -> int | None:
     """Bytes of a model with its buffers on the wire, from the header of its file; None if there is no such file."""
+    if not is_plain_file(path):  # a pipe would wait for whoever writes to it
+        return None
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(min(MOST_HEADER, int.from_bytes(file.read(8), "little"))))
