@@ -6,8 +6,10 @@ import itertools
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +228,44 @@ def test_runs_that_start_at_once_get_names_of_their_own(
     }  # fmt: skip
     assert {one.model_sha256 for one in got} == {original.model_sha256}
     assert sorted(p.name for p in Path("runs").iterdir()) == sorted(one.run_dir.name for one in got if one.run_dir)
+
+
+def test_a_crowd_that_makes_runs_at_once_shares_no_folder_and_leaves_none_behind(tmp_path: Path) -> None:
+    def make(maker: int) -> str:
+        with ExitStack() as stack:
+            names = (turn / f"run-{number}" for number in itertools.count())
+            made = directory.create_first(stack, names, CONTENTS | {"config.toml": str(maker)})
+            made.settle()
+            assert (made.name / "config.toml").read_text() == str(maker)
+        return made.name.name
+
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for turn in (tmp_path / str(number) for number in range(60)):
+            with ThreadPoolExecutor(8) as pool:
+                got = sorted(pool.map(make, range(8)))
+            assert got == [f"run-{number}" for number in range(8)] == sorted(path.name for path in turn.iterdir())
+    finally:
+        sys.setswitchinterval(switch)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_took_the_name_in_the_meantime_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    run_dir, write = tmp_path / "run", files.write
+
+    def write_last(path: Path, content: str | bytes) -> None:
+        write(path, content)
+        if path.name == "events.jsonl":
+            pretend_run(run_dir, "the other")
+
+    monkeypatch.setattr(files, "write", write_last)
+    with pytest.raises(directory.Taken), directory.created(run_dir, CONTENTS, overwrite=overwrite) as made:
+        made.settle()
+    assert (run_dir / "config.toml").read_text() == "the other"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 # -- a kill while a run is replaced ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pathlib import Path
 from fnrfl.core.errors import ConfigError
 from fnrfl.rundir import files
 from fnrfl.rundir.lock import NAME as LOCK
-from fnrfl.rundir.lock import InUse, alone
+from fnrfl.rundir.lock import InUse, alone, in_turn
 
 log = logging.getLogger("fnrfl")
 
@@ -65,6 +65,12 @@ class RunDir:
         self.path = self.name
         _discard(old, self.name, locked=True)  # by this process, since the replacement began
 
+    def drop(self) -> None:
+        """Remove a run that never got its name; this process has its lock."""
+        if self.path != self.name:
+            with in_turn(self.name.parent):
+                _discard(self.path, self.name, locked=True)
+
 
 @contextmanager
 def opened(run_dir: Path) -> Iterator[RunDir]:
@@ -81,28 +87,27 @@ def created(run_dir: Path, contents: Mapping[str, str | bytes], *, overwrite: bo
     """A new run directory with these files, whole from the moment it has its name.
 
     With `overwrite` a run that has this name keeps it until `settle`. If that never comes, nothing has happened.
+    A run that gets the name while this one is being made keeps it too, and this one is refused.
     """
     name = Path(os.path.abspath(run_dir))
     name.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        if _is_there(name):
+        replaces = _is_there(name)
+        if replaces:
             if not overwrite:
                 raise Taken(run_dir)
             check_replaceable(run_dir)
             stack.enter_context(alone(name))
-        new = _beside(name, "new")
-        _begin(new, name, stack)
-        made = RunDir(run_dir, new)
-        try:
+        made = RunDir(run_dir, _beside(name, "new"))
+        with in_turn(name.parent):
+            _begin(made.path, name, stack)
+            stack.callback(made.drop)
             for file, content in contents.items():
-                files.write(new / file, content)
-            if not _is_there(name):
-                _appear(new, name, run_dir)
+                files.write(made.path / file, content)
+            if not (replaces and _is_there(name)):
+                _appear(made.path, name, run_dir)
                 made.path = name
-            yield made
-        finally:
-            if made.path == new:
-                _discard(new, name, locked=True)
+        yield made
 
 
 def create_first(
@@ -183,15 +188,12 @@ def _is_there(path: Path) -> bool:
 
 def _begin(new: Path, name: Path, stack: ExitStack) -> None:
     """Make an empty folder under a temporary name and lock it; one that a killed process left is removed first."""
-    while True:
-        with suppress(FileExistsError, FileNotFoundError):  # another process is making or removing the same one
-            try:
-                _discard(new, name)
-            except InUse as error:
-                raise Taken(name) from error
-            new.mkdir(mode=0o755)
-            stack.enter_context(alone(new))
-            return
+    try:
+        _discard(new, name)
+        new.mkdir(mode=0o755)
+        stack.enter_context(alone(new))
+    except (InUse, FileExistsError) as error:  # another process is about to give this name to its own run
+        raise Taken(name) from error
 
 
 def _appear(new: Path, name: Path, run_dir: Path) -> None:
