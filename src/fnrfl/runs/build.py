@@ -27,7 +27,7 @@ from fnrfl.runs.build_engine import ask_for_scaling, build_engine
 from fnrfl.runs.build_net import build_net, check_values
 from fnrfl.runs.choice import choose_engine
 from fnrfl.runs.cohorts import cohort_size, num_answers
-from fnrfl.runs.data import build_pool, divide, feature_noise, load_public
+from fnrfl.runs.data import build_pool, divide, feature_noise, load_public, reading_of
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.needs import check_needs
 
@@ -67,9 +67,9 @@ def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, s
     `runs_alike` is how many runs of this process are about like this one. `scaling` is what clients have answered
     before, if the run goes on; else they are asked.
     """
-    dataset = load(config.dataset.name)
+    dataset = load(config.dataset.name, reading=reading_of(config))
     algorithm = build_algorithm(config)
-    public = load_public(config.public.source, dataset)
+    public = load_public(config, dataset)
     partition, splits = divide(config, dataset, public, algorithm)
     net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers)
     augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image

@@ -15,15 +15,22 @@ from fnrfl.data import augment, scenarios
 from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset, load
 from fnrfl.data.partitions import Partition, draw
-from fnrfl.data.reading import Expected
+from fnrfl.data.reading import Expected, Reading
 from fnrfl.data.splits import Splits, carve
 
 
-def load_public(source: str, dataset: Dataset) -> Dataset | Literal["test"] | None:
+def reading_of(config: RunConfig) -> Reading:
+    """How a run reads its data, and all other data that it is held against."""
+    keys = config.dataset
+    return Reading.from_text(label=keys.label, client=keys.client, ignore=keys.ignore)
+
+
+def load_public(config: RunConfig, dataset: Dataset) -> Dataset | Literal["test"] | None:
     """Public data that is not carved out of the training set; a table's columns are matched by name."""
+    source = config.public.source
     if source == "train":
         return None
-    return "test" if source == "test" else load(source, expected=Expected(dataset.columns))
+    return "test" if source == "test" else load(source, expected=Expected(dataset.columns), reading=reading_of(config))
 
 
 def divide(

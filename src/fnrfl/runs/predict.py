@@ -18,6 +18,7 @@ from fnrfl.data.datasets import read_source
 from fnrfl.data.reading import ONLY_PART
 from fnrfl.runs import run as runs
 from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TEST, Evaluation, Prediction, TrainedRun
+from fnrfl.runs.data import reading_of
 from fnrfl.runs.evaluate import evaluate_model as score
 from fnrfl.runs.evaluate import pooled
 from fnrfl.runs.matching import (
@@ -41,7 +42,7 @@ def evaluate(run_dir: str | Path, data: str, *, client: int | None = None, trust
     """
     trained = open_run(run_dir, trust=trust)
     trusted.given("dataset.name", data)
-    source = read_source(data, expected_of(trained))
+    source = read_source(data, expected_of(trained), reading_of(trained.config))
     asked = own_test_part(trained, source)
     notes: tuple[str, ...] = ()
     if asked is not None:
@@ -79,7 +80,8 @@ def predict(
         raise ConfigError(
             f"{data} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
         )
-    source = read_source(data, replace(expected_of(trained), carried=id_column))
+    expected = replace(expected_of(trained), carried=id_column)
+    source = read_source(data, expected, reading_of(trained.config))
     asked = {name: matched(trained, data, part, source.raw.classes) for name, part in source.raw.parts.items()}
     x = [part.x for part in asked.values()]
     mean, per_client = _ask(trained, torch.cat(x) if len(x) > 1 else x[0], client)
