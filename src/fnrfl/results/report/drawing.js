@@ -377,5 +377,17 @@ const drawing = (() => {
   system.addEventListener("change", name);
   name();
 
+  // -- parts that fold: on a narrow screen all but the first are folded at first, and a link opens the part it leads to -----
+  const folds = [...document.querySelectorAll("details.fold")];
+  if (matchMedia("(max-width: 720px)").matches) folds.slice(1).forEach((fold) => (fold.open = false));
+  function unfold(address) {
+    const fold = address.length > 1 ? document.querySelector(`section[id="${CSS.escape(address.slice(1))}"] > details.fold`) : null;
+    if (fold) fold.open = true;
+  }
+  document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", () => unfold(link.hash)));
+  addEventListener("hashchange", () => unfold(location.hash));
+  unfold(location.hash);
+  addEventListener("beforeprint", () => folds.forEach((fold) => (fold.open = true)));
+
   return { data, h, s, colour, swatch, block, percent, number, ticks, whole, scale, listen, keep, canvas, clip, lines, dots, heat, bars, change, sorting };
 })();

@@ -21,6 +21,17 @@ from fnrfl.rundir.outputs import check_output, write_output
 
 log = logging.getLogger("fnrfl")
 
+# What follows the summary, by name: each is a link, a part that folds, and the template sections/NAME.html.
+SECTIONS = {
+    "results": "Results",
+    "convergence": "Convergence",
+    "cost": "Cost",
+    "classes": "Classes",
+    "inside": "Clients and data",
+    "learned": "What the server learned about each client",
+    "again": "How to run it again",
+}
+
 
 def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plots: bool = True) -> Path:
     """Write a page about run directories, and folders of them, to `out`; the figures go to plots/ beside it.
@@ -69,6 +80,7 @@ def render(
     values = {
         "title": title or _title(panels),
         "dashes": DASHES,
+        "sections": SECTIONS,
         "what": sentences.what(panels),
         "lead": lead,
         "summary": told,
