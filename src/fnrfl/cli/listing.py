@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json as json_format
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fnrfl.cli.common import Debug, Json, Trust, console, errors_in_words, print_table
+from fnrfl.cli.common import Debug, Json, Trust, console, errors_in_words, paragraph, print_table
 from fnrfl.config.spelling import as_known, same_key
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices, nearest
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from fnrfl.config.registry import Entry
 
 SUBJECTS = ("algorithms", "models", "datasets", "scenarios", "penalties", "engines", "recipes", "keys")
-WIDEST = 100  # columns of a paragraph, however wide the terminal is
 ABOUT_KEYS = "`fnrfl list keys client` or --long says more; --recipe NAME shows a recipe's values."
 ABOUT_METHODS = "`fnrfl list algorithms scaffold` or --long says more: options, needs, traffic."
 
@@ -185,10 +183,10 @@ def short_key_lines(listed: KeyList, width: int) -> Iterator[str]:
             yield cut(f"{mark} {key.name:{names}}  {value:{values}}  {_meaning(key)}", width)
         yield ""
     if changed:
-        yield from _paragraph(f"* {listed.recipe} has another value than the default.", width)
+        yield from paragraph(f"* {listed.recipe} has another value than the default.", width)
     if listed.recipe is None:
-        yield from _paragraph("The values are the defaults; options of a method: `fnrfl list algorithms NAME`.", width)
-    yield from _paragraph(ABOUT_KEYS, width)
+        yield from paragraph("The values are the defaults; options of a method: `fnrfl list algorithms NAME`.", width)
+    yield from paragraph(ABOUT_KEYS, width)
 
 
 def key_details(listed: KeyList, width: int) -> Iterator[str]:
@@ -199,10 +197,10 @@ def key_details(listed: KeyList, width: int) -> Iterator[str]:
         if heading != title and heading:
             yield from (heading, "")
         title = heading
-        yield from _paragraph(f"{key.name} = {_shown(listed.value(key))}", width, "", "    ")
-        yield from _paragraph(_meaning(key), width, "    ")
+        yield from paragraph(f"{key.name} = {_shown(listed.value(key))}", width, "", "    ")
+        yield from paragraph(_meaning(key), width, "    ")
         default = f" (default {_shown(key.default)})" if listed.differs(key) else ""
-        yield from _paragraph(f"{key.rule}{default}", width, "    ")
+        yield from paragraph(f"{key.rule}{default}", width, "    ")
         yield ""
 
 
@@ -245,9 +243,9 @@ def short_method_lines(methods: Sequence[Entry], width: int) -> Iterator[str]:
     for method in methods:
         idea = method.idea.partition(": ")[2] or method.idea
         plain = idea.partition(" (")[0].rstrip(".")
-        yield from _paragraph(plain, width, f"{method.name:{names}}  ", " " * (names + 2))
+        yield from paragraph(plain, width, f"{method.name:{names}}  ", " " * (names + 2))
     yield ""
-    yield from _paragraph(ABOUT_METHODS, width)
+    yield from paragraph(ABOUT_METHODS, width)
 
 
 def method_details(methods: Sequence[Entry], width: int) -> Iterator[str]:
@@ -256,12 +254,12 @@ def method_details(methods: Sequence[Entry], width: int) -> Iterator[str]:
 
     for method in methods:
         yield method.name
-        yield from _paragraph(method.idea, width, "  ")
-        yield from _paragraph(f"needs    {', '.join(method.needs) or 'nothing'}", width, "  ", " " * 11)
-        yield from _paragraph(f"traffic  {method.traffic}", width, "  ", " " * 11)
+        yield from paragraph(method.idea, width, "  ")
+        yield from paragraph(f"needs    {', '.join(method.needs) or 'nothing'}", width, "  ", " " * 11)
+        yield from paragraph(f"traffic  {method.traffic}", width, "  ", " " * 11)
         for key in keys_of({f"algorithm.{option.name}": option for option in method.options}).values():
-            yield from _paragraph(f"{key.name} = {_shown(key.default)}", width, "  ", " " * 6)
-            yield from _paragraph(f"{key.meaning}; {key.rule}", width, " " * 6)
+            yield from paragraph(f"{key.name} = {_shown(key.default)}", width, "  ", " " * 6)
+            yield from paragraph(f"{key.meaning}; {key.rule}", width, " " * 6)
         yield ""
 
 
@@ -275,17 +273,6 @@ def cut(text: str, width: int) -> str:
         return text
     whole = text[: width - 2].rpartition(" ")[0].rstrip(" ,;:")
     return f"{whole or text[: width - 3]} .."
-
-
-def _paragraph(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
-    """Text in lines that fit; a word that does not is broken."""
-    return textwrap.wrap(
-        text,
-        max(20, min(width, WIDEST)),
-        initial_indent=first,
-        subsequent_indent=first if rest is None else rest,
-        break_on_hyphens=False,
-    )
 
 
 def _print_lines(lines: Iterable[str]) -> None:
