@@ -224,7 +224,7 @@ def describe_keys() -> tuple[Key, ...]:
     """Every key there is, those of all methods included."""
     common = keys_of(options_by_key())
     methods = [
-        replace(key, meaning=f"{entry.name}: {key.meaning}")
+        replace(key, meaning=f"{entry.name}: {key.meaning}", method=entry.name)
         for entry in registry.methods()
         for key in keys_of({f"algorithm.{option.name}": option for option in entry.options}).values()
     ]
