@@ -321,7 +321,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     before = set(sys.modules)
     yield tmp_path
-    for name in {"mine", "steady"} & (set(sys.modules) - before):
+    for name in {"mine", "steady", "series", "text"} & (set(sys.modules) - before):
         del sys.modules[name]
 
 
@@ -355,6 +355,15 @@ def test_own_model_and_data_beat_three_times_chance(folder: Path) -> None:
     assert result.rounds[-1]["refined"]
     assert result.accuracy > 3 / len(result.per_class)
     assert fnrfl.load("runs/mine-fedavg-fnr-0").model_sha256 == result.model_sha256
+
+
+@pytest.mark.parametrize("file", ["series.py", pytest.param("text.py", marks=pytest.mark.slow)])
+def test_sequences_beat_twice_chance(file: str, folder: Path) -> None:
+    (body,) = [body for page, files, body in EXAMPLES if files == [file]]
+    (folder / file).write_text(body, encoding="utf-8")
+    result = runpy.run_path(file, run_name="__main__")["result"]
+    assert result.rounds[-1]["refined"]
+    assert result.accuracy > 2 / len(result.per_class)
 
 
 def test_the_toy_method_learns_and_does_not_depend_on_the_engine(folder: Path) -> None:

@@ -39,7 +39,7 @@ def build_net(
     named = None if config.model.features == "auto" else config.model.features
     with seeded(config.seed, "init"), of_model(config, f"cannot be called with examples of shape {list(input_shape)}"):
         # Two examples: a few models need more than one to compute their shapes.
-        module = build_model(config.model.name, input_shape, num_classes)
+        module = _keeping_padding(build_model(config.model.name, input_shape, num_classes))
         example = torch.zeros(2, *input_shape, dtype=torch.int64)
         tokens = integers and _takes(copy.deepcopy(module).to(dtype), example)
         first = example if tokens else example.float()
@@ -60,6 +60,18 @@ def build_net(
             f"{num_classes} classes. Give the model at least as many outputs."
         )
     return net
+
+
+def _keeping_padding(module: nn.Module) -> nn.Module:
+    """The module, whose transformers compute the same in eval mode as in train mode.
+
+    In eval mode alone torch's TransformerEncoder cuts padding out: it answers 0 there, fails where an example is
+    nothing but padding, and cannot be batched over clients. The model that comes out of a run has this off as well.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.TransformerEncoder):
+            layer.use_nested_tensor = False
+    return module
 
 
 @torch.no_grad()
