@@ -22,6 +22,7 @@ from fnrfl.core.nearest import did_you_mean
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import counted
 from fnrfl.data import arrays, readers
+from fnrfl.data.gaps import with_gaps_treated
 from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Columns, Examples, Expected, RawData, Reading
 from fnrfl.data.sources import NAMED_DATASETS, cifar10, load_named, read_verified
 from fnrfl.data.sources.entry import Arrays, checksum
@@ -177,19 +178,19 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     elif path.is_dir():
         raw = readers.read_images(path, expected, reading)
     elif ":" in name:
-        return source_of_values(name, readers.call_function(name), f"dataset = {name!r} returned")
+        return source_of_values(name, readers.call_function(name), f"dataset = {name!r} returned", reading)
     else:
         raise ConfigError(
             f"dataset = {name!r} is neither a known data set nor a file or folder that exists; it must be "
             f"{', '.join(NAMED_DATASETS)}, a .npz or .csv file, a folder of images, or module:function."
             + (did_you_mean(name, NAMED_DATASETS) or " Check the name.")
         )
-    return DataSource(name, str(path.resolve()), _checked(name, raw))
+    return DataSource(name, str(path.resolve()), _checked(name, raw, reading))
 
 
 def _refuse_keys_of_tables(name: str, path: Path, reading: Reading) -> None:
     """Refuse keys that name columns where the data has none."""
-    given = [key for key in ("label", "client", "ignore") if getattr(reading, key)]
+    given = [key for key in ("label", "client", "ignore", "categories") if getattr(reading, key)]
     if given and path.suffix.lower() != ".csv":
         raise ConfigError(
             f"dataset.{given[0]} names a column of a table, and dataset = {name!r} is no table (.csv). Leave the key "
@@ -197,13 +198,13 @@ def _refuse_keys_of_tables(name: str, path: Path, reading: Reading) -> None:
         )
 
 
-def source_of_values(name: str, made: object, told: str) -> DataSource:
+def source_of_values(name: str, made: object, told: str, reading: Reading = PLAIN_READING) -> DataSource:
     """What a function of the user's returned, or what was passed in; `told` begins the sentence that refuses it."""
     if isinstance(made, RawData):
-        return DataSource(name, name, _checked(name, made))
+        return DataSource(name, name, _checked(name, made, reading))
     if isinstance(made, Dataset):
         parts = {"train": Examples(made.train.x, made.train.y), "test": Examples(made.test.x, made.test.y)}
-        return DataSource(made.name, made.source, _checked(made.name, RawData(parts, made.classes)))
+        return DataSource(made.name, made.source, _checked(made.name, RawData(parts, made.classes), reading))
     if not isinstance(made, tuple) or len(made) not in (2, 4):
         raise ConfigError(
             f"{told} {type(made).__name__}{f' of {len(made)}' if isinstance(made, tuple) else ''}; it must be a fnrfl "
@@ -213,7 +214,7 @@ def source_of_values(name: str, made: object, told: str) -> DataSource:
         parts = {ONLY_PART: Examples(*made)}
     else:
         parts = {"train": Examples(*made[:2]), "test": Examples(*made[2:])}
-    return DataSource(name, name, _checked(name, RawData(parts)))
+    return DataSource(name, name, _checked(name, RawData(parts), reading))
 
 
 def from_arrays(
@@ -232,7 +233,7 @@ def from_arrays(
     whole numbers become int64. Labels are class numbers from 0, or names, which are numbered in sorted order.
     """
     parts = {"train": Examples(x_train, y_train), "test": Examples(x_test, y_test)}
-    return DataSource(name, source, _checked(name, RawData(parts, classes))).dataset()
+    return DataSource(name, source, _checked(name, RawData(parts, classes), PLAIN_READING)).dataset()
 
 
 def stratified_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -248,12 +249,12 @@ def stratified_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray
     return by_class[np.lexsort((rng.random(len(labels)), (rank + 0.5) / np.repeat(size, size)))]
 
 
-def _checked(name: str, raw: RawData) -> RawData:
+def _checked(name: str, raw: RawData, reading: Reading) -> RawData:
     """The same data, its arrays checked: they hold numbers, and one label for each example if there are labels."""
     parts = {}
     for part, examples in raw.parts.items():
         ending = f"_{part}" if part else ""
-        x = arrays.features(examples.x, f"x{ending} of {name}")
+        x = arrays.features(examples.x, f"x{ending} of {name}", gaps=reading.missing != "refuse")
         y = None if examples.y is None else arrays.class_labels(examples.y, f"y{ending} of {name}")
         if y is not None and len(x) != len(y):
             where = (f" in x{ending}", f" in y{ending}") if part else ("", "")
@@ -271,7 +272,7 @@ def _checked(name: str, raw: RawData) -> RawData:
             f"{xs[1].dtype}{list(xs[1].shape[1:])}; they must be alike. Prepare both in the same way."
         )
     alike = {part: replace(parts[part], x=x) for part, x in zip(parts, xs, strict=True)}
-    return replace(raw, parts=alike)
+    return with_gaps_treated(name, replace(raw, parts=alike), reading)
 
 
 def _assemble(

@@ -21,8 +21,8 @@ from fnrfl.data.splits import Splits, carve
 
 def reading_of(config: RunConfig) -> Reading:
     """How a run reads its data, and all other data that it is held against."""
-    keys = config.dataset
-    return Reading.from_text(label=keys.label, client=keys.client, ignore=keys.ignore)
+    keys = ("label", "client", "ignore", "categories", "missing")
+    return Reading.from_text(**{key: getattr(config.dataset, key) for key in keys})
 
 
 def load_public(config: RunConfig, dataset: Dataset) -> Dataset | Literal["test"] | None:

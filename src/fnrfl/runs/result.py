@@ -96,7 +96,7 @@ class Result(RunMetrics):
         """The net that the run trained, freshly initialised; its data need not be there."""
         shape, tokens = self.input_shape, self.data.tokens
         net = build_net(self.config, shape, len(self.classes), integers=tokens, given=self.given, trained=True)
-        return net if self.config.dataset.scale == "none" else net.with_input_scale(InputScale.of(self.weights))
+        return net.with_input_scale(InputScale.of(self.weights)) if self.config.dataset.asks_for_means else net
 
     @cached_property
     @isolated()
