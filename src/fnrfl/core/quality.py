@@ -35,7 +35,7 @@ class Answers:
 
     @cached_property
     def confusion(self) -> Ints:
-        """How often the examples of a class got which answer, [C, C + 1]: a row is a class, the last column no class."""
+        """How often examples of a class got which answer, [C, C + 1]: a row is a class, the last column no class."""
         columns = self.num_classes + 1
         at = self.labels * columns + np.minimum(self.predicted, self.num_classes)
         return np.bincount(at, minlength=self.num_classes * columns).reshape(self.num_classes, columns)

@@ -30,6 +30,7 @@ from fnrfl.runs.cohorts import cohort_size, num_answers
 from fnrfl.runs.data import build_pool, divide, feature_noise, load_public
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.needs import check_needs
+from fnrfl.runs.own_metrics import OwnMetric, load_own_metrics, try_out
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Built:
     pool: Pool
     engine: Federation
     scaling: Scaling | None
+    metrics: tuple[OwnMetric, ...]  # of the user
     notices: tuple[str, ...]
 
     @property
@@ -67,6 +69,7 @@ def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, s
     `runs_alike` is how many runs of this process are about like this one. `scaling` is what clients have answered
     before, if the run goes on; else they are asked.
     """
+    metrics = load_own_metrics(config.metrics)
     dataset = load(config.dataset.name)
     algorithm = build_algorithm(config)
     public = load_public(config.public.source, dataset)
@@ -75,6 +78,7 @@ def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, s
     augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image
     check_needs(config, algorithm, net, splits, partition)
     check_values(config, net, splits)
+    try_out(metrics, splits.test.y, dataset.num_classes)
     asked, config = config.engine.name, choose_engine(config, net)
     net = _on_device(config, net)
     pool = build_pool(config, dataset, partition, splits, net)
@@ -84,7 +88,7 @@ def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, s
     engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
     notices = (*unused, *_notices(config, splits, asked))
-    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, notices)
+    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, metrics, notices)
 
 
 def _on_device(config: RunConfig, net: Net) -> Net:
