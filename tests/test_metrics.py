@@ -11,13 +11,16 @@ import pytest
 import torch
 from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
+from typer.testing import CliRunner
 
 import fnrfl
+from fnrfl import cli
 from fnrfl.config import load
 from fnrfl.core import quality
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.quality import TEST_METRICS, Answers
 from fnrfl.runs import round_metrics
+from fnrfl.runs.predict import evaluate
 
 CASES = 200
 EQUAL = dict(rel=1e-9, abs=1e-9)
@@ -266,3 +269,37 @@ def test_a_file_that_names_a_metric_needs_trust(mine: Path) -> None:
         load("my.toml")
     assert str(caught.value).count("would run code") == 2 and "--trust" in str(caught.value)
     assert load("my.toml", trust=True).metrics == "mine:right, mine:brier" == load("my.toml").metrics
+
+
+# -- evaluate ---------------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_gives_the_metrics_of_the_last_round_on_the_same_test_set(mine: Path) -> None:
+    run = fnrfl.run("digits", **SMALL | {"out": "here"}, metrics="mine:right")
+    found = evaluate("here", "digits", metrics=["mine:brier", "auc"])
+    last, summary = run.rounds[-1], found.summary()
+    names = [name for name, metric in TEST_METRICS.items() if not metric.in_runs_only]
+    assert {name: summary[name] for name in names} == {name: last[name] for name in names}
+    assert list(summary["own_metrics"]) == ["right", "brier"] and found.shown == ("brier", "auc")
+    assert evaluate("here", "digits", metrics=["all"]).shown == (*names, "right")
+    said = CliRunner().invoke(
+        cli.app, ["evaluate", "here", "digits", "--metric", "auc,confusion", "--metric", "recall"]
+    )
+    assert f"auc     {last['auc']:.4f}" in said.output and "class, answer" in said.output and "recall" in said.output
+    for wrong, says in (("aux", "Did you mean auc"), ("worst_client", "There is no metric"), ("mine:auc", "Rename")):
+        got = CliRunner().invoke(cli.app, ["evaluate", "here", "digits", "--metric", wrong])
+        assert got.exit_code == 2 and says in got.stderr
+
+
+def test_list_metrics_prints_every_metric() -> None:
+    got = CliRunner().invoke(cli.app, ["list", "metrics"])
+    assert [line.split()[0] for line in got.output.splitlines()] == list(TEST_METRICS)
+
+
+def test_metrics_of_clients_models_are_of_all_their_answers(mine: Path) -> None:
+    run = fnrfl.run("digits", **SMALL | {"out": "here"}, algorithm="local-only")
+    summary = evaluate("here", "digits").summary()
+    assert summary["confusion"] == run.rounds[-1]["confusion"] and np.sum(summary["confusion"]) == 3 * 360
+    assert summary["auc"] == run.rounds[-1]["auc"]
+    one = evaluate("here", "digits", client=1).summary()
+    assert np.sum(one["confusion"]) == 360 and one["auc"] != summary["auc"]

@@ -73,7 +73,7 @@ def refuse_config(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]:
     """What is wrong although every value has the right type: unknown names, leaks, and values against each other."""
     yield from _bad_run_name(config.name)
     yield from _unknown_names(config)
-    yield from _bad_metrics(config.metrics)
+    yield from refuse_metrics(config.metrics)
     yield from _leaks_refused(config, known)
     yield from _conflicts(config)
 
@@ -110,7 +110,7 @@ def _unknown_names(config: RunConfig) -> Iterator[str]:
         yield f'engine = "{shortened(engine)}" is not known. {choices(engine, registry.ENGINES)}.'
 
 
-def _bad_metrics(words: str) -> Iterator[str]:
+def refuse_metrics(words: str) -> Iterator[str]:
     """Metrics that are no functions of the user's, or whose names are taken."""
     from fnrfl.core.quality import TEST_METRICS
 

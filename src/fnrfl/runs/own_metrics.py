@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fnrfl.config.refusals import refuse_metrics
 from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import choices
 from fnrfl.core.quality import Answers
 
 TRIED_EXAMPLES = 1000  # on which a function is tried out before anything is trained
@@ -50,6 +52,34 @@ class OwnMetric:
 def load_own_metrics(words: str) -> tuple[OwnMetric, ...]:
     """The functions that `metrics` names, imported."""
     return tuple(_load(str(one)) for one in own_code.each_name("metrics", words)) if words != "none" else ()
+
+
+def with_given(recorded: str, names: Sequence[str]) -> tuple[OwnMetric, ...]:
+    """The functions that a run's config names, and those among the `names` that a user has typed or passed in."""
+    given = [name for name in names if ":" in name]
+    words = dict.fromkeys([*([] if recorded == "none" else own_code.each_name("metrics", recorded)), *given])
+    together = ", ".join(map(str, words)) or "none"
+    if problems := list(refuse_metrics(together)):
+        raise ConfigError(" ".join(problems))
+    trust.given("metrics", ", ".join(given))
+    return load_own_metrics(together)
+
+
+def chosen(names: Sequence[str], own: Sequence[OwnMetric], known: Sequence[str]) -> tuple[str, ...]:
+    """The metrics that were asked for, each by its name; "all" is all of them. One that there is not is refused."""
+    found: dict[str, None] = {}
+    every = [*known, *(metric.name for metric in own)]
+    for name in names:
+        short = name.rpartition(":")[2]
+        if name != "all" and short not in every:
+            raise ConfigError(f'There is no metric "{name}" here. {choices(name, every)}, or give module:function.')
+        found |= dict.fromkeys(every if name == "all" else [short])
+    return tuple(found)
+
+
+def asked_own(metrics: Sequence[OwnMetric], answers: Answers) -> dict[str, float | None]:
+    """The value of each function, by its name."""
+    return {metric.name: metric.ask(answers) for metric in metrics}
 
 
 def _load(words: str) -> OwnMetric:

@@ -9,7 +9,7 @@ from fnrfl.rundir.events import Event
 from fnrfl.runs.build import Built
 from fnrfl.runs.evaluate import Score
 from fnrfl.runs.metrics import OWN
-from fnrfl.runs.own_metrics import OwnMetric
+from fnrfl.runs.own_metrics import OwnMetric, asked_own
 
 # Probabilities of all answers, one number for each class: they cost time, so with more of them they are looked at after
 # the last round alone; and they cost memory, so with still more of them not at all.
@@ -36,4 +36,4 @@ def logged_metrics(score: Score, own: Sequence[OwnMetric], *, last: bool) -> Eve
         most = CLASSES_OF_CONFUSION if metric.shape == "matrix" and last else CLASSES_EVERY_ROUND
         if metric.shape == "number" or score.num_classes <= most or (last and metric.shape == "by class"):
             event[name] = metric.compute(score.answers)
-    return event | ({OWN: {metric.name: metric.ask(score.answers) for metric in own}} if own else {})
+    return event | ({OWN: asked_own(own, score.answers)} if own else {})
