@@ -11,11 +11,16 @@ import pytest
 import torch
 from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
+from typer.testing import CliRunner
 
 import fnrfl
+from fnrfl import cli
+from fnrfl.config import load
 from fnrfl.core import quality
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.quality import TEST_METRICS, Answers
 from fnrfl.runs import round_metrics
+from fnrfl.runs.predict import evaluate
 
 CASES = 200
 EQUAL = dict(rel=1e-9, abs=1e-9)
@@ -168,7 +173,6 @@ def test_a_round_has_the_metrics_of_the_answers_that_its_accuracy_is_of(settings
 
 def test_metrics_of_a_run_are_those_of_scikit_learn_on_its_model() -> None:
     found = fnrfl.run("digits", **SMALL)
-    from fnrfl.config import load
     from fnrfl.runs.build import build
 
     test = build(load("digits", {key: value for key, value in SMALL.items() if key != "out"})).splits.test
@@ -195,3 +199,107 @@ def test_what_costs_much_is_in_the_last_round_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(round_metrics, "CLASSES_OF_CONFUSION", 5)
     last = fnrfl.run("digits", **SMALL).rounds[-1]
     assert last["auc"] is None and "confusion" not in last and last["precision"] is not None
+
+
+# -- metrics of one's own ---------------------------------------------------------------------------------------------
+
+MINE = """
+import numpy as np
+def brier(probabilities, labels):
+    probabilities[np.arange(len(labels)), labels] -= 1  # its own copy
+    return (probabilities ** 2).sum(1).mean()
+brier.higher_is_better = False
+def right(probabilities, labels):
+    assert probabilities.dtype == np.float64 and labels.dtype == np.int64
+    return float((probabilities.argmax(1) == labels).mean())
+def undecided(probabilities, labels):
+    return float("inf")
+def text(probabilities, labels):
+    return "0.5"
+def yes(probabilities, labels):
+    return True
+def fails(probabilities, labels):
+    return probabilities[0, 99]
+number = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FNRFL_STATE", str(tmp_path / "state"))
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path
+
+
+def test_own_metrics_are_in_every_round_under_their_functions_names(mine: Path) -> None:
+    found = fnrfl.run("digits", **SMALL, metrics="mine:right, mine:brier,mine:undecided")
+    assert found.series("right") == found.series("accuracy")
+    assert found.own_metrics == found.rounds[-1]["own_metrics"] == found.summary()["own_metrics"]
+    assert list(found.own_metrics) == ["right", "brier", "undecided"] and found.own_metrics["undecided"] is None
+    assert found.rounds[-1]["log_loss"] == pytest.approx(
+        found.rounds[-1]["loss"], rel=1e-5
+    )  # nothing was changed by brier
+    assert found.model_sha256 == fnrfl.run("digits", **SMALL).model_sha256
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("mine:text", "has returned a str; it must return a number"),
+        ("mine:yes", "has returned a bool; it must return a number"),
+        ("mine:fails", r"has failed \(IndexError: .*; mine.py, line 17, in fails\)"),
+        ("mine:number", "is a int; it must be a function"),
+        ("mine:brier, mine", '"mine" is none'),
+        ("auc", '"auc" is in every log'),
+        ("other:auc", "auc is the name of a metric of fnrfl's"),
+        ("mine:brier, other:brier", "has two functions brier"),
+    ],
+)
+def test_a_metric_that_is_none_is_refused_before_anything_is_trained(words: str, says: str, mine: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        fnrfl.run("digits", **SMALL | {"out": "here"}, metrics=words)
+    assert not Path("here").exists()
+
+
+def test_a_file_that_names_a_metric_needs_trust(mine: Path) -> None:
+    (mine / "mine.py").write_text(MINE + "# nobody has allowed this file\n")
+    (mine / "my.toml").write_text('metrics = "mine:right, mine:brier"\nrounds = 1\n')
+    with pytest.raises(ConfigError) as caught:
+        load("my.toml")
+    assert str(caught.value).count("would run code") == 2 and "--trust" in str(caught.value)
+    assert load("my.toml", trust=True).metrics == "mine:right, mine:brier" == load("my.toml").metrics
+
+
+# -- evaluate ---------------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_gives_the_metrics_of_the_last_round_on_the_same_test_set(mine: Path) -> None:
+    run = fnrfl.run("digits", **SMALL | {"out": "here"}, metrics="mine:right")
+    found = evaluate("here", "digits", metrics=["mine:brier", "auc"])
+    last, summary = run.rounds[-1], found.summary()
+    names = [name for name, metric in TEST_METRICS.items() if not metric.in_runs_only]
+    assert {name: summary[name] for name in names} == {name: last[name] for name in names}
+    assert list(summary["own_metrics"]) == ["right", "brier"] and found.shown == ("brier", "auc")
+    assert evaluate("here", "digits", metrics=["all"]).shown == (*names, "right")
+    said = CliRunner().invoke(
+        cli.app, ["evaluate", "here", "digits", "--metric", "auc,confusion", "--metric", "recall"]
+    )
+    assert f"auc     {last['auc']:.4f}" in said.output and "class, answer" in said.output and "recall" in said.output
+    for wrong, says in (("aux", "Did you mean auc"), ("worst_client", "There is no metric"), ("mine:auc", "Rename")):
+        got = CliRunner().invoke(cli.app, ["evaluate", "here", "digits", "--metric", wrong])
+        assert got.exit_code == 2 and says in got.stderr
+
+
+def test_list_metrics_prints_every_metric() -> None:
+    got = CliRunner().invoke(cli.app, ["list", "metrics"])
+    assert [line.split()[0] for line in got.output.splitlines()] == list(TEST_METRICS)
+
+
+def test_metrics_of_clients_models_are_of_all_their_answers(mine: Path) -> None:
+    run = fnrfl.run("digits", **SMALL | {"out": "here"}, algorithm="local-only")
+    summary = evaluate("here", "digits").summary()
+    assert summary["confusion"] == run.rounds[-1]["confusion"] and np.sum(summary["confusion"]) == 3 * 360
+    assert summary["auc"] == run.rounds[-1]["auc"]
+    one = evaluate("here", "digits", client=1).summary()
+    assert np.sum(one["confusion"]) == 360 and one["auc"] != summary["auc"]

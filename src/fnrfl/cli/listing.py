@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fnrfl.config.keys import Key
     from fnrfl.config.registry import Entry
 
-SUBJECTS = ("algorithms", "models", "datasets", "scenarios", "penalties", "engines", "recipes", "keys")
+SUBJECTS = ("algorithms", "models", "datasets", "scenarios", "penalties", "engines", "recipes", "metrics", "keys")
 ABOUT_KEYS = "`fnrfl list keys client` or --long says more; --recipe NAME shows a recipe's values."
 ABOUT_METHODS = "`fnrfl list algorithms scaffold` or --long says more: options, needs, traffic."
 
@@ -62,13 +62,13 @@ def list_(
         if subject == "algorithms":
             _list_methods(prefix, long=long, json=json)
             return
-        rows = list(_table(subject).items())
-        found = chosen([name for name, _ in rows], prefix, subject)
-        _print_rows(("name", "meaning"), [row for row in rows if row[0] in found], json=json)
+        columns, rows = _table(subject)
+        found = chosen([row[0] for row in rows], prefix, subject)
+        _print_rows(columns, [row for row in rows if row[0] in found], json=json)
 
 
-def _table(subject: str) -> Mapping[str, str]:
-    """Names and meanings of the lists that have nothing else."""
+def _table(subject: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(names of the columns, rows) of the lists that are always shown whole."""
     from fnrfl.config import registry
 
     tables: dict[str, Callable[[], Mapping[str, str]]] = {
@@ -79,9 +79,15 @@ def _table(subject: str) -> Mapping[str, str]:
         "engines": lambda: registry.ENGINES,
         "recipes": registry.recipes,
     }
+    if subject == "metrics":
+        from fnrfl.core.quality import TEST_METRICS
+
+        better = {True: "higher", False: "lower", None: ""}
+        rows = [(m.name, better[m.higher_is_better], m.shape, m.meaning) for m in TEST_METRICS.values()]
+        return ("name", "better", "shape", "meaning"), rows
     if subject not in tables:
         raise ConfigError(f'There is no list of "{subject}". {choices(subject, SUBJECTS)}.')
-    return tables[subject]()
+    return ("name", "meaning"), list(tables[subject]().items())
 
 
 def _print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, json: bool) -> None:

@@ -35,7 +35,7 @@ class Answers:
 
     @cached_property
     def confusion(self) -> Ints:
-        """How often the examples of a class got which answer, [C, C + 1]: a row is a class; the last column: none."""
+        """How often examples of a class got which answer, [C, C + 1]: a row is a class, the last column no class."""
         columns = self.num_classes + 1
         at = self.labels * columns + np.minimum(self.predicted, self.num_classes)
         return np.bincount(at, minlength=self.num_classes * columns).reshape(self.num_classes, columns)
@@ -65,8 +65,9 @@ class Metric:
     name: str
     meaning: str
     higher_is_better: bool | None = True  # None: neither, as of a matrix
-    compute: Callable[[Answers], Any] | None = None  # None: a run has it from its clients, or has it anyway
-    shape: Literal["number", "by class", "matrix"] = "number"  # of what it computes
+    compute: Callable[[Answers], Any] | None = None  # None: whoever scores a model has it already
+    shape: Literal["number", "by class", "matrix"] = "number"  # of its value
+    in_runs_only: bool = False  # it is about clients or validation data, which other data has not
 
 
 def confusion_counts(answers: Answers) -> list[list[int]]:
@@ -173,10 +174,10 @@ TEST_METRICS = {
         Metric("precision", "of the answers with this class, the right ones", True, precision_by_class, "by class"),
         Metric("recall", "of the examples of this class, the right ones", True, recall_by_class, "by class"),
         Metric("confusion", "examples by true class (row) and answer (column)", None, confusion_counts, "matrix"),
-        Metric("accuracy_own", "mean over clients, each on its own test distribution"),
-        Metric("accuracy_clean", "accuracy on the test set without feature noise"),
-        Metric("worst_client", "the lowest accuracy on a client's own mixture of classes"),
-        Metric("validation_accuracy", "share of right answers on validation data"),
+        Metric("accuracy_own", "mean over clients, each on its own test distribution", in_runs_only=True),
+        Metric("accuracy_clean", "accuracy on the test set without feature noise", in_runs_only=True),
+        Metric("worst_client", "the lowest accuracy on a client's own mixture of classes", in_runs_only=True),
+        Metric("validation_accuracy", "share of right answers on validation data", in_runs_only=True),
     )
 }  # fmt: skip
 NUMBER_METRICS = tuple(name for name, metric in TEST_METRICS.items() if metric.shape == "number")

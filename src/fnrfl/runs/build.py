@@ -31,6 +31,7 @@ from fnrfl.runs.data import build_pool, divide, feature_noise, load_public, read
 from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.needs import check_needs
+from fnrfl.runs.own_metrics import OwnMetric, load_own_metrics, try_out
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Built:
     pool: Pool
     engine: Federation
     scaling: Scaling | None
+    metrics: tuple[OwnMetric, ...]  # of the user
     notices: tuple[str, ...]
     given: Given = NOTHING
 
@@ -75,6 +77,7 @@ def build(
     `runs_alike` is how many runs of this process are about like this one. `scaling` is what clients have answered
     before, if the run goes on; else they are asked. `given` are the objects that the config has words for.
     """
+    metrics = load_own_metrics(config.metrics)
     dataset = given.dataset(config.dataset.name) or load(config.dataset.name, reading=reading_of(config))
     algorithm = build_algorithm(config, given)
     public = load_public(config, dataset)
@@ -83,6 +86,7 @@ def build(
     augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image
     check_needs(config, algorithm, net, splits, partition)
     check_values(config, net, splits)
+    try_out(metrics, splits.test.y, dataset.num_classes)
     asked, config = config.engine.name, choose_engine(config, net)
     net = _on_device(config, net)
     pool = build_pool(config, dataset, partition, splits, net)
@@ -93,7 +97,7 @@ def build(
     engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
     notices = (*unused, *_notices(config, splits, asked))
-    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, notices, given)
+    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, metrics, notices, given)
 
 
 def _on_device(config: RunConfig, net: Net) -> Net:

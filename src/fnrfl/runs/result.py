@@ -25,7 +25,7 @@ from fnrfl.runs import personal
 from fnrfl.runs.build_net import build_net
 from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
-from fnrfl.runs.metrics import RunMetrics
+from fnrfl.runs.metrics import OWN, RunMetrics
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,6 +146,7 @@ class Result(RunMetrics):
             "accuracy_last3": self.accuracy_last3,
             "accuracy_best": self.accuracy_best,
             "per_class": self.per_class,
+            OWN: self.own_metrics,
             "seconds_train": self.seconds_train,
             "seconds_eval": sum(event["seconds"]["evaluate"] for event in self.rounds),
             "bytes_up": self.bytes_up,

@@ -69,6 +69,7 @@ def _log_header(built: Built) -> Event:
         "parameters": built.net.size,
         **({"given": given} if (given := built.given.as_json(built.config)) else {}),
         **({} if built.scaling is None else {"scale": built.scaling.as_json()}),
+        **({"own_metrics": {one.name: one.as_json() for one in built.metrics}} if built.metrics else {}),
     }
 
 

@@ -52,7 +52,7 @@ def score_models(built: Built, state: State, *, last: bool = True) -> Event:
     validation = built.splits.validation
     judged = pooled(copies("validation", validation.x, validation.y)).accuracy if len(validation) else None
     apart = {"accuracy_clean": clean(built.splits.test.x, built.splits.test.y).accuracy} if len(test) > 1 else {}
-    return _score_event(whole, per_client, judged, apart) | logged_metrics(whole, last=last)
+    return _score_event(whole, per_client, judged, apart) | logged_metrics(whole, built.metrics, last=last)
 
 
 def _personal_scores(built: Built, state: State, *, last: bool) -> Event:
@@ -91,7 +91,7 @@ def _personal_scores(built: Built, state: State, *, last: bool) -> Event:
     if len(splits.validation):
         judged = pooled(everybody(mixed("validation", splits.validation.x), splits.validation.y)).accuracy
     apart = {"accuracy_clean": pooled(everybody(splits.test.x, splits.test.y)).accuracy} if noisy else {}
-    return _score_event(whole, per_client, judged, apart) | logged_metrics(whole, last=last)
+    return _score_event(whole, per_client, judged, apart) | logged_metrics(whole, built.metrics, last=last)
 
 
 def _score_event(whole: Score, per_client: list[float], judged: float | None, apart: dict[str, float]) -> Event:

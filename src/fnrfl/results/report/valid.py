@@ -74,6 +74,7 @@ class Round(_Lines):
     log_loss: Share = None
     calibration_error: Share = None
     confusion: list[list[int]] | None = None
+    own_metrics: dict[str, Share] = {}
     refined: list[int] = []
     ranking: list[Share] | None = None
     norms: list[list[Share] | None] | None = None
