@@ -20,6 +20,7 @@ from fnrfl.core import trust as trusted
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices
 from fnrfl.core.options import Option
+from fnrfl.core.training import canonical_class_weights
 
 EXAMPLE = "digits"
 
@@ -94,10 +95,11 @@ def _resolve(recipe: FlatValues, overrides: FlatValues, name: str) -> RunConfig:
     values, wrong = _checked(default_values(given, known) | given, options, known)
     if wrong:
         raise ConfigError(" ".join([*problems, *wrong]))
-    try:
-        values["scenario"] = schema.canonical(values["scenario"])
-    except ConfigError as error:
-        problems.append(str(error))
+    for key, canonical in (("scenario", schema.canonical), ("client.class_weights", canonical_class_weights)):
+        try:
+            values[key] = canonical(values[key])
+        except ConfigError as error:
+            problems.append(str(error))
     config = _typed(values, refining)
     problems += refuse_config(config, known)
     if problems:
