@@ -71,6 +71,11 @@ def replaced(config: RunConfig, overrides: Overrides) -> RunConfig:
 
 def _find_recipe(recipe: str | Path) -> Path:
     """Where a recipe is; a bare word is a packaged one, anything with a suffix or a separator is a file."""
+    if not isinstance(recipe, str | os.PathLike):
+        raise ConfigError(
+            f"The recipe is a {type(recipe).__name__}; it must be a name or a TOML file. Data and models are given by "
+            "name: dataset=..., model=..."
+        )
     packaged = registry.recipes()
     if isinstance(recipe, str) and recipe in packaged:
         return registry.RECIPES / f"{recipe}.toml"
