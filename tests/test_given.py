@@ -27,7 +27,7 @@ from fnrfl.core.algorithm import Algorithm, Objective, option
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.object_hash import module_hash, object_hash
 from fnrfl.core.types import Engine, LocalTask, State
-from fnrfl.data.in_memory import source_in_memory
+from fnrfl.data.in_memory import source_in_memory, values_hash, values_in_memory
 
 DRAWS = np.random.default_rng(0)
 X = DRAWS.normal(size=(160, 5)).astype(np.float32)
@@ -160,6 +160,25 @@ def test_train_and_test_may_be_a_pair() -> None:
     assert arrays.data.examples == (100, 60)
     assert arrays.model_sha256 == pair.model_sha256 == named.model_sha256
     assert arrays.data.sha256 == pair.data.sha256
+
+
+def test_the_same_content_is_the_same_data_in_every_form() -> None:
+    forms = [
+        (X, Y),
+        (torch.tensor(X), torch.tensor(Y)),
+        Items(),
+        TensorDataset(*map(torch.tensor, (X, Y))),
+        lambda: (X, Y),
+    ]
+    hashes = {values_hash(values_in_memory(form, "dataset")) for form in forms}
+    assert len(hashes) == 1
+    others = [(X + 1, Y), (X, Y + 1), (X, Y, X, Y), (X.astype(float), Y), (X, np.array(["a", "b", "c"], object)[Y])]
+    assert len(hashes | {values_hash(values_in_memory(form, "dataset")) for form in others}) == 6
+
+
+def test_data_is_no_recipe() -> None:
+    with pytest.raises(ConfigError, match="The recipe is a tuple; it must be a name or a TOML file. Data and models"):
+        fnrfl.run((X, Y))  # type: ignore[arg-type]
 
 
 def test_names_of_classes_are_taken_over() -> None:
@@ -319,6 +338,8 @@ def test_a_method_of_ones_own_runs_bare_and_under_fnr(folder: Path) -> None:
 
 
 def test_wrong_methods_are_refused_in_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="algorithm.mu is given twice"):
+        run(algorithm={"name": FedProx(mu=0.5), "mu": 0.4})
     with pytest.raises(ConfigError, match="algorithm is FNR, which wraps any method"):
         run(algorithm=FNR(FedProx()))
     with pytest.raises(ConfigError, match="algorithm is a object; it must be a name, or a method"):
@@ -375,7 +396,8 @@ def test_the_run_directory_says_what_was_given() -> None:
     header = json.loads(log.partition("\n")[0])
     assert config.startswith("# Part of it was given in Python, so this file alone cannot run.")
     assert "dataset=..., model=..., algorithm=..." in config.partition("\n")[0]
-    assert header["given"]["dataset"] == {"what": "arrays", "sha256": result.data.sha256}
+    assert header["given"]["dataset"] == {"what": "arrays", "sha256": values_hash((X, Y))}
+    assert header["data"]["sha256"] == result.data.sha256
     assert header["given"]["algorithm"]["fields"] == {"part": "0.75"}
     assert all(header["given"][key]["sha256"][:8] in config for key in ("dataset", "model", "algorithm"))
     for command in (["run", "given/config.toml"], ["resume", "given"], ["run", "given/config.toml", "--dry-run"]):

@@ -83,7 +83,9 @@ def _table(subject: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         from fnrfl.core.quality import TEST_METRICS
 
         better = {True: "higher", False: "lower", None: ""}
-        rows = [(m.name, better[m.higher_is_better], m.shape, m.meaning) for m in TEST_METRICS.values()]
+        rows: list[tuple[str, ...]] = [
+            (m.name, better[m.higher_is_better], m.shape, m.meaning) for m in TEST_METRICS.values()
+        ]
         return ("name", "better", "shape", "meaning"), rows
     if subject not in tables:
         raise ConfigError(f'There is no list of "{subject}". {choices(subject, SUBJECTS)}.')

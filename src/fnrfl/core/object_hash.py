@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 
@@ -20,7 +21,7 @@ from fnrfl.core.fingerprint import content
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 _BY_NAME = (torch.dtype, torch.device, torch.memory_format)
-_KNOWN_CODE = {"builtins", "abc", "typing", "dataclasses", "collections", "functools", "torch", "numpy", "fnrfl"}
+_KNOWN_CODE = sys.stdlib_module_names | {"torch", "numpy", "fnrfl"}
 _NOT_WRITTEN = {
     "__doc__",
     "__module__",
@@ -67,6 +68,8 @@ def _told_anew(value: object, seen: dict[int, object]) -> Iterator[str]:
     match value:
         case Tensor():
             yield repr(content(value))
+        case np.ndarray() if value.dtype.hasobject:
+            yield from _told(value.tolist(), seen)
         case np.ndarray():
             yield f"array {value.dtype} {value.shape}"
             yield hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
@@ -106,7 +109,10 @@ def _told_code(value: object, seen: dict[int, object]) -> Iterator[str]:
             yield f"{value.__module__}.{value.__qualname__}"
         case _:
             yield from _told(type(value), seen)
-            yield from _told(dict(getattr(value, "__dict__", {})), seen)
+            if (
+                type(value).__module__.partition(".")[0] not in sys.stdlib_module_names
+            ):  # a logger knows half the program
+                yield from _told(dict(getattr(value, "__dict__", {})), seen)
 
 
 def _told_class(cls: type, seen: dict[int, object]) -> Iterator[str]:

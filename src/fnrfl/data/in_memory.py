@@ -13,17 +13,23 @@ from torch.utils.data import IterableDataset
 
 from fnrfl.core import trust
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.object_hash import object_hash
 from fnrfl.core.rng import seeded
 from fnrfl.data.datasets import Dataset, DataSource, source_of_values
 from fnrfl.data.readers import PARTS
-from fnrfl.data.reading import ONLY_PART, Examples, RawData
+from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Examples, RawData, Reading
 
 LABELS = ("label", "labels", "y", "target", "class")  # what items with named values call their label
 INPUTS = ("x", "image", "img", "pixel_values", "input_ids", "features", "inputs")  # and their input
 
 
-def source_in_memory(value: object, title: str, *, labelled: bool = True) -> DataSource:
-    """The data that an object holds; `title` is what sentences call it.
+def source_in_memory(values: object, title: str, reading: Reading = PLAIN_READING) -> DataSource:
+    """Values that were passed in, checked; `title` is what sentences call them."""
+    return source_of_values(title, values, f"{title} is", reading)
+
+
+def values_in_memory(value: object, title: str, *, labelled: bool = True) -> object:
+    """The values that an object holds: a tuple of arrays, parts with names, or a Dataset.
 
     Items are read once, in their order, while torch's global stream stands at a fixed place, so that transforms that
     draw from it draw the same each time. Without `labelled`, an array alone is data without labels.
@@ -44,7 +50,28 @@ def source_in_memory(value: object, title: str, *, labelled: bool = True) -> Dat
         value = RawData({name: examples for name, (examples, _) in zip(names, read, strict=True)}, read[0][1])
     elif not labelled and not isinstance(value, tuple | Dataset):
         value = RawData({ONLY_PART: Examples(value)})
-    return source_of_values(title, value, f"{title} is")
+    return tuple(map(_array_or_itself, value)) if isinstance(value, tuple) else value
+
+
+def values_hash(values: object) -> str:
+    """The sha256 of the content of values that were passed in, in whichever form."""
+    parts: list[object]
+    if isinstance(values, RawData):
+        parts = [array for part in values.parts.values() for array in (part.x, part.y)]
+        parts += [] if values.classes is None else [list(values.classes)]
+    elif isinstance(values, Dataset):
+        parts = [*(_plain(array) for part in (values.train, values.test) for array in (part.x, part.y)), values.classes]
+    else:
+        parts = list(values) if isinstance(values, tuple) else [values]
+    return object_hash(parts)
+
+
+def _array_or_itself(values: object) -> object:
+    """Values as an array; what cannot be one is left to whoever checks it."""
+    try:
+        return _plain(values)
+    except (TypeError, ValueError, RuntimeError):
+        return values
 
 
 def _from_mapping(parts: Mapping[Any, Any], title: str) -> object:
@@ -92,7 +119,7 @@ def _read_items(items: Any, title: str) -> tuple[Examples, list[str] | None]:
             )
         x[place] = values
         labels.append(label)
-    return Examples(x, labels), _class_names(items, names)
+    return Examples(x, _array_or_itself(labels)), _class_names(items, names)
 
 
 def _names_of(item: object, title: str) -> tuple[Any, Any]:
@@ -129,6 +156,8 @@ def _input_and_label(item: Any, names: tuple[Any, Any], title: str) -> tuple[np.
 
 
 def _plain(values: object) -> np.ndarray:
+    if isinstance(values, np.ma.MaskedArray):
+        return values
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         values = values.float() if values.dtype == torch.bfloat16 else values

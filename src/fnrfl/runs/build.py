@@ -17,7 +17,7 @@ from fnrfl.core.isolation import until_left
 from fnrfl.core.net import Net
 from fnrfl.data import augment
 from fnrfl.data.batches import Pool
-from fnrfl.data.datasets import Dataset, Facts, load
+from fnrfl.data.datasets import Dataset, Facts
 from fnrfl.data.partitions import Partition
 from fnrfl.data.scaling import Scaling
 from fnrfl.data.splits import Splits
@@ -27,7 +27,7 @@ from fnrfl.runs.build_engine import ask_for_scaling, build_engine
 from fnrfl.runs.build_net import build_net, check_values
 from fnrfl.runs.choice import choose_engine
 from fnrfl.runs.cohorts import cohort_size, num_answers
-from fnrfl.runs.data import build_pool, divide, feature_noise, load_public, reading_of
+from fnrfl.runs.data import build_pool, divide, feature_noise, load_data, load_public
 from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.needs import check_needs
@@ -78,7 +78,7 @@ def build(
     before, if the run goes on; else they are asked. `given` are the objects that the config has words for.
     """
     metrics = load_own_metrics(config.metrics)
-    dataset = given.dataset(config.dataset.name) or load(config.dataset.name, reading=reading_of(config))
+    dataset = load_data(config, given)
     algorithm = build_algorithm(config, given)
     public = load_public(config, dataset)
     partition, splits = divide(config, dataset, public, algorithm)

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fnrfl.config import RunConfig
+from fnrfl.config import RunConfig, registry
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.net import Net
 from fnrfl.data import augment, scenarios
 from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset, load
+from fnrfl.data.in_memory import source_in_memory
 from fnrfl.data.partitions import Partition, draw
 from fnrfl.data.reading import Expected, Reading
 from fnrfl.data.splits import Splits, carve
+from fnrfl.runs.given import Given
+
+
+def load_data(config: RunConfig, given: Given) -> Dataset:
+    """The data set of a run: what its config names, or what was passed in."""
+    name, reading = config.dataset.name, reading_of(config)
+    if not registry.is_given(name):
+        return load(name, reading=reading)
+    values = given.fetch("dataset", name)
+    return replace(source_in_memory(values, "dataset", reading).dataset(), name=name, source=name)
 
 
 def reading_of(config: RunConfig) -> Reading:

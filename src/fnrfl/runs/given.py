@@ -24,8 +24,7 @@ from fnrfl.core.isolation import isolated
 from fnrfl.core.object_hash import module_hash, object_hash, tensors_hash
 from fnrfl.core.options import values_of
 from fnrfl.core.trees import Tree
-from fnrfl.data.datasets import Dataset
-from fnrfl.data.in_memory import source_in_memory
+from fnrfl.data.in_memory import values_hash, values_in_memory
 
 SECTIONS = ("dataset", "model", "algorithm")  # whose name may be an object; and `init`
 INIT = "init"
@@ -75,10 +74,6 @@ class Given:
     def algorithm(self, words: str) -> Algorithm | None:
         """The method that was passed in, if the words stand for one."""
         return self.fetch("algorithm", words) if registry.is_given(words) else None
-
-    def dataset(self, words: str) -> Dataset | None:
-        """The data that was passed in, if the words stand for some."""
-        return self.fetch("dataset", words) if registry.is_given(words) else None
 
     def used_by(self, config: RunConfig) -> Given:
         """The objects that a config has words for."""
@@ -137,6 +132,10 @@ def take_objects(keys: Mapping[str, object], init: object = None) -> tuple[dict[
         values = _section(section, keys.get(section))
         value = values.get("name")
         if section == "algorithm" and not _is_name(value) and (packaged := _packaged_method(value)):
+            if twice := values.keys() & packaged.keys() - {"name"}:
+                raise ConfigError(
+                    f"algorithm.{min(twice)} is given twice: by the method itself and beside it. Give one."
+                )
             values |= packaged
         elif not _is_name(value):
             objects += _TAKERS[section](value)
@@ -196,11 +195,10 @@ def objects_in(*, init: object = None, **arguments: object) -> Given:
 
 
 def _dataset(value: object) -> list[GivenObject]:
-    made = source_in_memory(value, "dataset").dataset()
+    values = values_in_memory(value, "dataset")
     first = value[0] if isinstance(value, tuple) and value else value
     arrays = isinstance(value, tuple) and (isinstance(first, list | Tensor) or hasattr(first, "__array__"))
-    given = GivenObject("dataset", "arrays" if arrays else _name_of(first), made.checksum, made)
-    return [replace(given, value=replace(made, name=given.words, source=given.words))]
+    return [GivenObject("dataset", "arrays" if arrays else _name_of(first), values_hash(values), values)]
 
 
 def _name_of(value: object) -> str:

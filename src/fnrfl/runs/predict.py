@@ -18,11 +18,11 @@ from fnrfl.core.quality import TEST_METRICS
 from fnrfl.core.types import State
 from fnrfl.data.batches import scaled
 from fnrfl.data.datasets import DataSource, read_source
-from fnrfl.data.in_memory import source_in_memory
+from fnrfl.data.in_memory import source_in_memory, values_in_memory
 from fnrfl.data.reading import ONLY_PART, Expected
 from fnrfl.runs import run as runs
 from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TEST, Evaluation, Prediction, TrainedRun
-from fnrfl.runs.data import reading_of
+from fnrfl.runs.data import load_data, reading_of
 from fnrfl.runs.evaluate import evaluate_model as score
 from fnrfl.runs.evaluate import pooled
 from fnrfl.runs.given import NOTHING, Given
@@ -129,7 +129,7 @@ def predict(
 def count_confusions(result: Result) -> list[list[int]]:
     """Examples of the run's test part by their class and by the class that a model gives, over all models in use."""
     name = result.config.dataset.name
-    dataset = result.given.dataset(name) or read_source(name).dataset()
+    dataset = load_data(result.config, result.given)
     if dataset.checksum != result.data.sha256:
         raise ConfigError(f'dataset = "{name}" is not the data that the run was made with. Put it back as it was.')
     trained, counts = open_run(result), torch.zeros(len(result.classes), len(result.classes), dtype=torch.int64)
@@ -142,7 +142,8 @@ def count_confusions(result: Result) -> list[list[int]]:
 def _read(data: object, expected: Expected, trained: TrainedRun) -> tuple[str, DataSource]:
     """(what sentences call some data, the data): what a name stands for, or what was passed in."""
     if not isinstance(data, str | os.PathLike):
-        return _title(data), source_in_memory(data, _title(data), labelled=False)
+        values = values_in_memory(data, _title(data), labelled=False)
+        return _title(data), source_in_memory(values, _title(data), reading_of(trained.config))
     trusted.given("dataset.name", _title(data))
     return _title(data), read_source(_title(data), expected, reading_of(trained.config))
 
