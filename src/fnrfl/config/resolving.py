@@ -155,6 +155,7 @@ def _spelled(flat: FlatValues) -> FlatValues:
         "public.source": ["train", "test"],
     }
     spelled = dict(flat)
+    flat = {key: word for key, word in flat.items() if not (isinstance(word, str) and registry.is_given(word))}
     for key, known in tables.items():
         word = flat.get(key)
         if isinstance(word, str) and not (is_own_data(word) if key == "public.source" else ":" in word):

@@ -173,7 +173,7 @@ def read_source(name: str, expected: Expected | None = None) -> DataSource:
     elif path.is_dir():
         raw = readers.read_images(path, expected)
     elif ":" in name:
-        return _source_from_function(name, readers.call_function(name))
+        return source_of_values(name, readers.call_function(name), f"dataset = {name!r} returned")
     else:
         raise ConfigError(
             f"dataset = {name!r} is neither a known data set nor a file or folder that exists; it must be "
@@ -183,15 +183,17 @@ def read_source(name: str, expected: Expected | None = None) -> DataSource:
     return DataSource(name, str(path.resolve()), _checked(name, raw))
 
 
-def _source_from_function(name: str, made: object) -> DataSource:
-    """What a function of the user's returned."""
+def source_of_values(name: str, made: object, told: str) -> DataSource:
+    """What a function of the user's returned, or what was passed in; `told` begins the sentence that refuses it."""
+    if isinstance(made, RawData):
+        return DataSource(name, name, _checked(name, made))
     if isinstance(made, Dataset):
         parts = {"train": Examples(made.train.x, made.train.y), "test": Examples(made.test.x, made.test.y)}
         return DataSource(made.name, made.source, _checked(made.name, RawData(parts, made.classes)))
     if not isinstance(made, tuple) or len(made) not in (2, 4):
         raise ConfigError(
-            f"dataset = {name!r} returned {type(made).__name__}; it must return a fnrfl Dataset, a tuple x_train, "
-            "y_train, x_test, y_test, or a tuple x, y. Change what the function returns."
+            f"{told} {type(made).__name__}{f' of {len(made)}' if isinstance(made, tuple) else ''}; it must be a fnrfl "
+            "Dataset, a tuple x_train, y_train, x_test, y_test, or a tuple x, y. Change what it gives."
         )
     if len(made) == 2:
         parts = {ONLY_PART: Examples(*made)}

@@ -28,6 +28,7 @@ from fnrfl.runs.build_net import build_net, check_values
 from fnrfl.runs.choice import choose_engine
 from fnrfl.runs.cohorts import cohort_size, num_answers
 from fnrfl.runs.data import build_pool, divide, feature_noise, load_public
+from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.needs import check_needs
 
@@ -46,6 +47,7 @@ class Built:
     engine: Federation
     scaling: Scaling | None
     notices: tuple[str, ...]
+    given: Given = NOTHING
 
     @property
     def facts(self) -> Facts:
@@ -61,17 +63,23 @@ class Built:
         return self.partition.manifest() | {"splits": self.splits.manifest()}
 
 
-def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, scaling: Scaling | None = None) -> Built:
+def build(
+    config: RunConfig,
+    scratch: Path | None = None,
+    runs_alike: int = 1,
+    scaling: Scaling | None = None,
+    given: Given = NOTHING,
+) -> Built:
     """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory.
 
     `runs_alike` is how many runs of this process are about like this one. `scaling` is what clients have answered
-    before, if the run goes on; else they are asked.
+    before, if the run goes on; else they are asked. `given` are the objects that the config has words for.
     """
-    dataset = load(config.dataset.name)
-    algorithm = build_algorithm(config)
+    dataset = given.dataset(config.dataset.name) or load(config.dataset.name)
+    algorithm = build_algorithm(config, given)
     public = load_public(config.public.source, dataset)
     partition, splits = divide(config, dataset, public, algorithm)
-    net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers)
+    net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers, given=given)
     augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image
     check_needs(config, algorithm, net, splits, partition)
     check_values(config, net, splits)
@@ -84,7 +92,7 @@ def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, s
     engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
     notices = (*unused, *_notices(config, splits, asked))
-    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, notices)
+    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, notices, given)
 
 
 def _on_device(config: RunConfig, net: Net) -> Net:

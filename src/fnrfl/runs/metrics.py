@@ -17,7 +17,7 @@ class RunMetrics:
 
     rounds: list[Event]
 
-    def curve(self, metric: str) -> list[float | None]:
+    def series(self, metric: str) -> list[float | None]:
         """A number of every round, None where there is none; `worst_client` is the lowest of `per_client`."""
         if metric == "worst_client":
             return [_finite(worst_client(event)) for event in self.rounds]
@@ -25,7 +25,12 @@ class RunMetrics:
 
     def last(self, metric: str) -> float | None:
         """The same after the last round."""
-        return self.curve(metric)[-1]
+        return self.series(metric)[-1]
+
+    def curve(self) -> dict[str, list[float | None]]:
+        """Every number that rounds have, as columns of equal length: what pandas.DataFrame takes. None: not known."""
+        names = [name for name, value in self.rounds[-1].items() if isinstance(value, int | float) and name != "rounds"]
+        return {name: self.series(name) for name in [*names, "worst_client"]} | {"seconds": list(self.seconds)}
 
     @property
     def accuracy(self) -> float:
