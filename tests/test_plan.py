@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from fnrfl import cli
 from fnrfl.cli import pace as pacing
 from fnrfl.cli.pace import LONG, Pace, duration
-from fnrfl.results.compare import Notice, compare, grid, plan
+from fnrfl.results.compare import Notice, compare, grid, plan_grid
 from fnrfl.runs import run as runs
 
 GRID = ("compare", "digits", "rounds=4", "client.epochs=1", "--over", "fnr=off,on", "--seeds", "0,1", "-o", "here")
@@ -54,7 +54,7 @@ def test_what_is_there_already_is_told_and_takes_no_time(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         runs.run(cells[2].config, out=folder / "here" / cells[2].name, progress=stop)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    planned = plan(cells, "here")
+    planned = plan_grid(cells, "here")
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     assert [(run.state, run.rounds_done) for run in planned] == [("finished", 4)] * 2 + [("begun", 3), ("new", 0)]
     assert planned[0].seconds == planned[1].seconds == 0.0

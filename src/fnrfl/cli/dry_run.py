@@ -77,6 +77,24 @@ def print_plan(planned: Sequence[PlannedRun], folder: Path, *, json: bool) -> No
         runs = [run.summary() for run in planned]
         print_answer(json_format.dumps({"out": str(folder), "runs": runs, "seconds_estimate": total}, allow_nan=False))
         return
+    for line in _group_lines(planned):
+        print_answer(line)
+    print_answer(_sum_line(planned, folder, total))
+    for name in sorted({missing for run in planned if (missing := missing_dataset(run.cell.config)) is not None}):
+        print_answer(f"note: {name} is not on this machine. To get it: fnrfl data get {name}")
+    if total is not None and total > LONG:
+        print_answer(f"note: more than an hour; {SHORTER}, or fewer --seeds.")
+
+
+def _sum_line(planned: Sequence[PlannedRun], folder: Path, total: float | None) -> str:
+    reused = sum(run.state == "finished" for run in planned)
+    kept = f", {reused} of them finished already" if reused else ""
+    time = "no time can be told" if total is None else f"about {duration(total)} here" if total else "nothing to do"
+    return f"{counted(len(planned), 'run')} in {folder}{kept}, {time}. Nothing was written."
+
+
+def _group_lines(planned: Sequence[PlannedRun]) -> Iterator[str]:
+    """A line for each group; on a terminal a long name is folded."""
     groups: dict[str, list[PlannedRun]] = {}
     for run in planned:
         groups.setdefault(run.cell.group.label, []).append(run)
@@ -85,16 +103,7 @@ def print_plan(planned: Sequence[PlannedRun], folder: Path, *, json: bool) -> No
     for time, state, label in lines:
         first = f"{time:{times}}  {state:{states}}  "
         folded = paragraph(label, shutil.get_terminal_size().columns, first, " " * min(len(first), 40))
-        print_answer("\n".join(folded) if is_terminal() else first + label)
-    reused = sum(run.state == "finished" for run in planned)
-    parts = [f"{counted(len(planned), 'run')} in {folder}"]
-    parts += [f"{reused} of them finished already"] if reused else []
-    parts += ["no time can be told" if total is None else f"about {duration(total)} here" if total else "nothing to do"]
-    print_answer(f"{', '.join(parts)}. Nothing was written.")
-    for name in sorted({missing for run in planned if (missing := missing_dataset(run.cell.config)) is not None}):
-        print_answer(f"note: {name} is not on this machine. To get it: fnrfl data get {name}")
-    if total is not None and total > LONG:
-        print_answer(f"note: more than an hour; {SHORTER}, or fewer --seeds.")
+        yield "\n".join(folded) if is_terminal() else first + label
 
 
 def _group_line(label: str, runs: Sequence[PlannedRun]) -> tuple[str, str, str]:

@@ -180,7 +180,7 @@ def compare(
             screen.print(f"note: {note}")
         if dry_run:
             with grid_display(screen) as show:
-                planned = comparing.plan(cells, folder, baseline=baseline, progress=show, missing=missing_dataset)
+                planned = comparing.plan_grid(cells, folder, baseline=baseline, progress=show, missing=missing_dataset)
             print_plan(planned, folder, json=json)
             return
         screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")

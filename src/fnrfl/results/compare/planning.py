@@ -39,7 +39,7 @@ class PlannedRun:
         }
 
 
-def plan(
+def plan_grid(
     cells: Sequence[Cell],
     out: str | Path,
     *,
