@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from fnrfl.core.ndarrays import Floats, Ints
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import counted
 from fnrfl.data import niid
+from fnrfl.data.natural import positions_by_client
 from fnrfl.data.scenarios import parse
 from fnrfl.data.terms import (
     FeatureNoise,
@@ -43,6 +44,12 @@ class Partition:
     counts: Ints  # [clients, classes]
     scenario: Scenario
     seed: int
+    ids: tuple[str, ...] | None = None  # what the data calls the clients; None: they have numbers alone
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each client is called: its id in the data, or its number."""
+        return self.ids or tuple(str(client) for client in range(len(self.positions)))
 
     @property
     def num_classes(self) -> int:
@@ -86,11 +93,13 @@ class Partition:
                 "scenario and seed."
             )
         positions: list[list[int]] = content["positions"]  # type: ignore[assignment]  # what the hash vouches for
+        ids: list[str] | None = content.get("ids")  # type: ignore[assignment]
         return cls(
             positions=_frozen(positions),
             counts=np.array(content["counts"], dtype=np.int64),
             scenario=parse(str(content["scenario"])),
             seed=int(str(content["seed"])),
+            ids=None if ids is None else tuple(ids),
         )
 
     def _content(self) -> dict[str, object]:
@@ -100,6 +109,7 @@ class Partition:
             "seed": self.seed,
             "counts": self.counts.tolist(),
             "positions": [mine.tolist() for mine in self.positions],
+            **({} if self.ids is None else {"ids": list(self.ids)}),
         }
 
     def __eq__(self, other: object) -> bool:
@@ -117,13 +127,29 @@ def draw(
 ) -> Partition:
     """Split the examples with these labels among the clients, reproducibly; the noise does not change the split."""
     labels = _checked_labels(labels, clients, num_classes)
+    if scenario.counts_clients:
+        raise ConfigError(f"{scenario} is not drawn: the data says who holds what. Give the clients of the examples.")
     if isinstance(scenario.split, Niid | NiidMixed):
         positions = _draw_niid(scenario.split, labels, clients, seed, num_classes)
     else:
         positions = _draw(scenario.split, labels, clients, seed)
     frozen = _frozen(positions)
-    counts = np.stack([np.bincount(labels[mine], minlength=num_classes) for mine in frozen]).astype(np.int64)
-    return Partition(frozen, counts, scenario, seed)
+    return Partition(frozen, _counts(labels, frozen, num_classes), scenario, seed)
+
+
+def named_partition(
+    scenario: Scenario, labels: npt.NDArray[np.integer], clients: Sequence[str], seed: int, *, num_classes: int
+) -> Partition:
+    """Give each example to the client that the data names; the clients stand in the natural order of their names."""
+    labels = _checked_labels(labels, 1, num_classes)
+    held = positions_by_client(clients)
+    frozen = _frozen(list(held.values()))
+    return Partition(frozen, _counts(labels, frozen, num_classes), scenario, seed, tuple(held))
+
+
+def _counts(labels: Ints, positions: Sequence[Ints], num_classes: int) -> Ints:
+    """How many examples of each class each client holds, [clients, classes]."""
+    return np.stack([np.bincount(labels[mine], minlength=num_classes) for mine in positions]).astype(np.int64)
 
 
 def _draw(split: Split, labels: Ints, clients: int, seed: int) -> list[Ints]:

@@ -62,6 +62,7 @@ class Examples:
     y: Any = None  # None where nobody knows the labels
     names: Sequence[str] | None = None  # of images: their paths, relative to the folder
     carried: Sequence[str] | None = None  # cells of a table's column that is no input
+    clients: Any = None  # who holds each example: names or whole numbers; None where nobody says
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -10,13 +12,22 @@ from torch import Tensor
 
 from fnrfl.config import RunConfig
 from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.net import Net
-from fnrfl.data import augment, scenarios
+from fnrfl.core.words import counted
+from fnrfl.data import augment, natural, scenarios
 from fnrfl.data.batches import Pool
+from fnrfl.data.carving import carve
 from fnrfl.data.datasets import Dataset, load
-from fnrfl.data.partitions import Partition, draw
+from fnrfl.data.partitions import Partition, draw, named_partition
 from fnrfl.data.reading import Expected
-from fnrfl.data.splits import Splits, carve
+from fnrfl.data.splits import Splits
+from fnrfl.data.terms import Natural
+
+
+def load_data(config: RunConfig) -> Dataset:
+    """The data set of a run; where the scenario takes its clients, a missing test part is drawn client by client."""
+    return load(config.dataset.name, by_client=isinstance(scenarios.parse(config.scenario).split, Natural))
 
 
 def load_public(source: str, dataset: Dataset) -> Dataset | Literal["test"] | None:
@@ -36,6 +47,8 @@ def divide(
     """
     public, labels = config.public, dataset.train.y.numpy()
     distill = public.distill if public.distill != "auto" else 0.2 if "distill" in algorithm.needs else 0.0
+    scenario = scenarios.parse(config.scenario)
+    clients = dataset.train_clients if isinstance(scenario.split, Natural) else None
     carved = carve(
         labels,
         public=public.size if public.source == "train" else 0,
@@ -44,9 +57,14 @@ def divide(
         validation=config.validation.size,
         seed=config.seed,
         num_classes=dataset.num_classes,
+        holders=None if clients is None else natural.numbers_of(clients, natural.in_natural_order(clients)),
     )
-    scenario = scenarios.parse(config.scenario)
-    partition = draw(scenario, labels[carved.rest], config.clients, config.seed, num_classes=dataset.num_classes)
+    seed, labels = config.seed, labels[carved.rest]
+    if clients is None:
+        partition = draw(scenario, labels, config.clients, seed, num_classes=dataset.num_classes)
+    else:
+        left = [clients[at] for at in carved.rest]
+        partition = named_partition(scenario, labels, left, seed, num_classes=dataset.num_classes)
     splits = Splits.build(
         dataset,
         carved,
@@ -54,8 +72,53 @@ def divide(
         public=elsewhere,
         leak_public_is_test=config.leaks.public_is_test,
         public_to=algorithm.public_to,
+        site_tests=_site_tests(dataset, partition),
     )
     return partition, splits
+
+
+def _site_tests(dataset: Dataset, partition: Partition) -> list[np.ndarray]:
+    """The positions of each client's own test examples, where the scenario takes the clients of the data."""
+    if partition.ids is None or dataset.test_clients is None:
+        return []
+    numbers = natural.numbers_of(dataset.test_clients, partition.ids)
+    return [np.flatnonzero(numbers == client) for client in range(len(partition.ids))]
+
+
+def with_counted_clients(config: RunConfig, partition: Partition) -> RunConfig:
+    """The config with as many clients as the split has; refused if another number was asked for."""
+    count = len(partition.positions)
+    if config.clients not in (0, count):
+        who = f" ({natural.some_of(partition.ids)})" if partition.ids else ""
+        raise ConfigError(
+            f"clients is {config.clients}, and under scenario = {config.scenario!r} there are {count}{who}. Leave "
+            "clients out: the scenario counts them."
+        )
+    return replace(config, clients=count)
+
+
+def notices_on_clients(config: RunConfig, dataset: Dataset, partition: Partition) -> Iterator[str]:
+    """What one should know about the clients that the data names."""
+    held = dataset.train_clients
+    if partition.ids is None:
+        if held is not None:
+            named = natural.in_natural_order(held)
+            yield (
+                f"{config.dataset.name} names {counted(len(named), 'client')} ({natural.some_of(named)}), and scenario "
+                f'= "{config.scenario}" draws others. Set scenario = "natural" to take those of the data.'
+            )
+        return
+    tested = natural.in_natural_order(dataset.test_clients or ())
+    if strange := [name for name in tested if name not in set(partition.ids)]:
+        yield (
+            f"{config.dataset.name} has test examples of {counted(len(strange), 'client')} without training examples "
+            f"({natural.some_of(strange)}); they count for accuracy, and for no client's accuracy_site."
+        )
+    if tested and (untested := [name for name in partition.ids if name not in set(tested)]):
+        yield (
+            f"{counted(len(untested), 'client')} of {config.dataset.name} ({natural.some_of(untested)}) "
+            f"{'has' if len(untested) == 1 else 'have'} no test examples, and so no accuracy_site."
+        )
 
 
 def count_split(config: RunConfig, examples: int, classes: int) -> list[list[int]]:

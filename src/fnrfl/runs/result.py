@@ -21,7 +21,7 @@ from fnrfl.rundir.events import Event
 from fnrfl.runs import personal
 from fnrfl.runs.build_net import build_net
 from fnrfl.runs.method import build_algorithm
-from fnrfl.runs.metrics import RunMetrics, worst_client
+from fnrfl.runs.metrics import RunMetrics, worst_client, worst_site
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,17 @@ class Result(RunMetrics):
     def input_shape(self) -> tuple[int, ...]:
         """The shape of an example."""
         return self.data.input_shape
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """What each client is called: its id in the data, or its number."""
+        return self.data.clients or tuple(str(client) for client in range(self.config.clients))
+
+    @property
+    def per_site(self) -> dict[str, float | None] | None:
+        """Each client's accuracy on the test examples that it brought, after the last round; None if nobody did."""
+        scores = self.rounds[-1].get("per_site")
+        return None if scores is None else dict(zip(self.clients, scores, strict=True))
 
     @cached_property
     @isolated()
@@ -99,6 +110,10 @@ class Result(RunMetrics):
             "accuracy_last3": self.accuracy_last3,
             "accuracy_best": self.accuracy_best,
             "accuracy_own": last.get("accuracy_own"),
+            "accuracy_site": last.get("accuracy_site"),
+            "accuracy_site_pooled": last.get("accuracy_site_pooled"),
+            "worst_site": worst_site(last),
+            "per_site": self.per_site,
             "balanced_accuracy": last["balanced_accuracy"],
             "worst_client": worst_client(last),
             "per_class": self.per_class,
