@@ -644,11 +644,8 @@ def test_the_classes_are_the_labels_that_occur(y: np.ndarray, classes: tuple[str
 
 
 def test_arrays_that_nobody_uses_are_said() -> None:
-    train, test = (
-        {"x_train": np.zeros((20, 2)), "y_train": np.arange(20) % 2},
-        {"x_test": np.zeros((1, 2)), "y_test": [0]},
-    )
-    np.savez("own.npz", **train, **test, client=np.arange(20))
+    x, y = np.zeros((20, 2)), np.arange(20) % 2
+    np.savez("own.npz", x_train=x, y_train=y, x_test=x, y_test=y, client=np.arange(20))
     said = " ".join(load("own.npz").notices)
     assert "own.npz also holds client, which fnrfl does not use" in said and "client_train and client_test" in said
     np.savez("own.npz", x=np.zeros((20, 2)), y=np.arange(20) % 2, classes=["a", "b"])

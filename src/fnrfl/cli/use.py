@@ -23,6 +23,7 @@ from fnrfl.cli.common import (
 )
 from fnrfl.cli.notices import notices
 from fnrfl.config.spelling import counted
+from fnrfl.core.words import printable
 
 DataArgument = Annotated[
     str,
@@ -32,7 +33,7 @@ DataArgument = Annotated[
 ]
 
 Client = Annotated[
-    int | None,
+    str | None,
     typer.Option("--client", metavar="ID", show_default="all of them", help="One client's own model, if it has one."),
 ]
 
@@ -102,7 +103,9 @@ def evaluate(
         counts = (counted(count, "example") for count in found["examples_per_class"])
         print_table(list(zip(("class", *found["classes"]), ("accuracy", *shares), ("", *counts), strict=True)))
         if own := found["per_client"]:
-            print_table([("client", "accuracy"), *((str(one), f"{share:.4f}") for one, share in own.items())])
+            print_table(
+                [("client", "accuracy"), *((printable(str(one)), f"{share:.4f}") for one, share in own.items())]
+            )
 
 
 def predict(

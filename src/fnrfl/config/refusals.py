@@ -54,7 +54,7 @@ def refuse_bad_text(given: FlatValues, known: Mapping[str, Key]) -> Iterator[str
     for key, value in given.items():
         if not isinstance(value, str) or key not in known:
             continue
-        if not value.strip() and known[key].type == "str" and key != "name":
+        if not value.strip() and known[key].type == "str" and known[key].default and key != "name":
             yield f'{key} = "{value}" is not allowed: it must not be empty (default {show_value(known[key].default)}).'
         elif not _is_utf8(value):
             yield f"{key} = {show_value(value)} is not valid UTF-8 text; write it in UTF-8."

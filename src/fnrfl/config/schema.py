@@ -42,6 +42,9 @@ class DatasetOptions:
     scale: Literal["none", "standard"] = option(
         "none", "standard: each column, or channel of an image, gets mean 0 and spread 1 over the clients' examples"
     )
+    label: str = option("", "a table's column of classes; by default label, class, target or y, else the last")
+    client: str = option("", "a table's column that says which client holds a row; never an input")
+    ignore: str = option("", "columns of a table that are no inputs, separated by commas")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,15 +5,26 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.nearest import did_you_mean
 from fnrfl.core.words import counted
-from fnrfl.data.reading import ONLY_PART, Columns, Examples, Expected, RawData, require_file, unreadable
+from fnrfl.data.reading import (
+    ONLY_PART,
+    PLAIN_READING,
+    Columns,
+    Examples,
+    Expected,
+    RawData,
+    Reading,
+    require_file,
+    unreadable,
+)
 
 Line = tuple[int, list[str]]  # the number of a line in a table, and its cells
 
@@ -23,16 +34,17 @@ MAX_LISTED = 12  # names that a sentence lists
 
 @dataclass(frozen=True)
 class _InputColumns:
-    """The positions of the input columns, in the model's order, and of the label column, if there is one."""
+    """The positions of the input columns, in the model's order, and of the columns of labels and clients, if any."""
 
     inputs: list[int]
     label: int | None
+    client: int | None = None
 
 
-def read_csv(path: Path, expected: Expected | None = None) -> RawData:
+def read_csv(path: Path, expected: Expected | None = None, reading: Reading = PLAIN_READING) -> RawData:
     """A table with a header: a label column, by name or the last, and columns of numbers, which become float32."""
     header, lines = _read_lines(path)
-    chosen = _input_columns(header, path, expected)
+    chosen = _input_columns(header, path, expected, reading)
     x = _input_numbers(lines, header, chosen, path)
     y, classes = None, None
     if chosen.label is not None:
@@ -47,7 +59,11 @@ def read_csv(path: Path, expected: Expected | None = None) -> RawData:
     if chosen.label is not None:
         types = tuple("integer" if whole else "number" for whole in (x == np.floor(x)).all(0))
         columns = Columns(tuple(header[at] for at in chosen.inputs), types, header[chosen.label])
-    return RawData({ONLY_PART: Examples(x.astype(np.float32), y, carried=carried)}, classes=classes, columns=columns)
+    clients = None
+    if chosen.client is not None:
+        clients = _client_ids([(n, cells[chosen.client].strip()) for n, cells in lines], path, header[chosen.client])
+    examples = Examples(x.astype(np.float32), y, carried=carried, clients=clients)
+    return RawData({ONLY_PART: examples}, classes=classes, columns=columns)
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -146,6 +162,16 @@ def _classes_and_names(labels: list[tuple[int, str]], path: Path, column: str) -
     return np.array([index[name] for name in names], dtype=np.int64), known
 
 
+def _client_ids(ids: list[tuple[int, str]], path: Path, column: str) -> np.ndarray:
+    """Who holds each row, as the table writes it."""
+    if empty := [number for number, name in ids if not name]:
+        raise ConfigError(
+            f"line {empty[0]} of {path} has nothing in column {column!r}, which says who holds a row "
+            f"(dataset.client). Write who does, or leave the line out."
+        )
+    return np.array([name for _, name in ids])
+
+
 def _whole_number(label: str) -> int:
     try:
         return int(label)  # exactly, since long codes do not survive as floats
@@ -156,23 +182,49 @@ def _whole_number(label: str) -> int:
 # -- which column is what ----------------------------------------------------------------------------------------------
 
 
-def _input_columns(header: list[str], path: Path, expected: Expected | None) -> _InputColumns:
+def _input_columns(header: list[str], path: Path, expected: Expected | None, reading: Reading) -> _InputColumns:
     carried = None if expected is None else expected.carried
     if carried is not None and carried not in header:
         raise ConfigError(
             f"{path} has no column {carried!r} to carry along; it has {_listed(header)}. Give one of them."
         )
+    no_inputs = {carried, reading.client, *reading.ignore}
+    usable = [at for at, name in enumerate(header) if name not in no_inputs]
     if expected is None:
-        return _columns_by_rule(header, path, list(range(len(header))))
-    if expected.columns is None:
-        return _columns_by_position(header, path, expected)
-    return _columns_by_name(header, path, expected.columns, expected)
+        _check_named_columns(header, path, reading)
+        chosen = _columns_by_rule(header, path, usable, reading)
+    elif expected.columns is None:
+        chosen = _columns_by_position(header, path, usable, expected, reading)
+    else:
+        chosen = _columns_by_name(header, path, expected.columns, expected, reading)
+    return replace(chosen, client=header.index(reading.client) if reading.client in header else None)
 
 
-def _columns_by_rule(header: list[str], path: Path, usable: list[int]) -> _InputColumns:
-    """The label is the column with a known name, else the last; all others are inputs."""
-    lowered = [header[at].lower() for at in usable]
-    known = next((usable[lowered.index(name)] for name in LABEL_COLUMNS if name in lowered), None)
+def _check_named_columns(header: list[str], path: Path, reading: Reading) -> None:
+    """Refuse columns that keys name and the table has not, and one column for two things."""
+    named = [("label", reading.label), ("client", reading.client), *(("ignore", name) for name in reading.ignore)]
+    for key, name in named:
+        if name and name not in header:
+            raise ConfigError(
+                f"dataset.{key} names the column {name!r}, and {path} has {_listed(header)}."
+                + (did_you_mean(name, header) or " Name one of them.")
+            )
+    if reading.label and reading.label in (reading.client, *reading.ignore):
+        other = "client" if reading.label == reading.client else "ignore"
+        raise ConfigError(
+            f"dataset.label and dataset.{other} both name the column {reading.label!r}; the column of the classes is "
+            "for nothing else. Name another column in one of them."
+        )
+
+
+def _columns_by_rule(header: list[str], path: Path, usable: list[int], reading: Reading) -> _InputColumns:
+    """The label is the column that a key names, or one with a known name, else the last; the others are inputs."""
+    if len(usable) < 2:
+        raise ConfigError(
+            f"{path} has {_listed(header)}, of which dataset.client and dataset.ignore leave "
+            f"{counted(len(usable), 'column')}; there must be a column of classes and an input. Ignore fewer columns."
+        )
+    known = _known_label(header, usable, reading)
     label = usable[-1] if known is None else known
     inputs = [at for at in usable if at != label]
     names = [header[at] for at in inputs]
@@ -182,11 +234,20 @@ def _columns_by_rule(header: list[str], path: Path, usable: list[int]) -> _Input
     return _InputColumns(inputs, label)
 
 
-def _columns_by_position(header: list[str], path: Path, expected: Expected) -> _InputColumns:
+def _known_label(header: list[str], usable: list[int], reading: Reading) -> int | None:
+    """The column that has the name of a label."""
+    if reading.label:
+        return header.index(reading.label) if reading.label in header else None
+    lowered = [header[at].lower() for at in usable]
+    return next((usable[lowered.index(name)] for name in LABEL_COLUMNS if name in lowered), None)
+
+
+def _columns_by_position(
+    header: list[str], path: Path, usable: list[int], expected: Expected, reading: Reading
+) -> _InputColumns:
     """For a model that knows no names: as many columns as it has inputs, with or without a label column."""
-    usable = [at for at, name in enumerate(header) if name != expected.carried]
     if len(usable) != expected.num_inputs:
-        return _columns_by_rule(header, path, usable)
+        return _columns_by_rule(header, path, usable, reading)
     named = [header[at] for at in usable if header[at].lower() in LABEL_COLUMNS]
     if named:
         raise CompatibilityError(
@@ -200,14 +261,16 @@ def _columns_by_position(header: list[str], path: Path, expected: Expected) -> _
     return _InputColumns(usable, None)
 
 
-def _columns_by_name(header: list[str], path: Path, columns: Columns, expected: Expected) -> _InputColumns:
+def _columns_by_name(
+    header: list[str], path: Path, columns: Columns, expected: Expected, reading: Reading
+) -> _InputColumns:
     """The inputs wherever they stand; names must be the same, and no others there."""
     if expected.carried in columns.inputs:
         raise ConfigError(
             f"{expected.carried!r} is an input of the model, so it cannot be carried along. Name a column that is none."
         )
     missing = [name for name in columns.inputs if name not in header]
-    known = {*columns.inputs, columns.label, expected.carried}
+    known = {*columns.inputs, columns.label, expected.carried, reading.client, *reading.ignore}
     unexpected = [name for name in header if name not in known]
     if missing or unexpected:
         raise _other_columns(path, missing, unexpected, columns)

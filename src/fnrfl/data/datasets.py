@@ -21,7 +21,7 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import did_you_mean
 from fnrfl.core.words import counted
 from fnrfl.data import arrays, natural, readers, strata
-from fnrfl.data.reading import ONLY_PART, Columns, Examples, Expected, RawData
+from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Columns, Examples, Expected, RawData, Reading
 from fnrfl.data.sources import NAMED_DATASETS, cifar10, load_named, read_verified
 from fnrfl.data.sources.entry import Arrays, checksum
 
@@ -95,7 +95,7 @@ class Dataset:
     checksum: str
     columns: Columns | None = None  # of a table
     notices: tuple[str, ...] = ()  # what the source holds and nobody uses
-    train_clients: tuple[str, ...] | None = None  # who holds each example, if the source says it
+    train_clients: tuple[str, ...] | None = None  # who holds each training example; None where nobody says
     test_clients: tuple[str, ...] | None = None
 
     @property
@@ -150,33 +150,41 @@ class DataSource:
         if len(parts) == 1:
             parts = _draw_test_part(self.name, parts[0], seed, by_client)
         made = _assemble(self.name, parts, self.raw.classes, self.source, self.checksum)
-        train, test = (None if part.clients is None else tuple(part.clients.tolist()) for part in parts)
-        return replace(made, columns=self.raw.columns, notices=self.raw.notices, train_clients=train, test_clients=test)
+        return replace(made, columns=self.raw.columns, notices=self.raw.notices)
 
 
-def load(name: str, *, seed: int = 0, expected: Expected | None = None, by_client: bool = False) -> Dataset:
+def load(
+    name: str,
+    *,
+    seed: int = 0,
+    expected: Expected | None = None,
+    reading: Reading = PLAIN_READING,
+    by_client: bool = False,
+) -> Dataset:
     """The data set called `name`; the seed only draws a test part for data that comes without one.
 
     With `expected`, a table's columns are matched by name with those of another. With `by_client` the data must name
     its clients, and the test part is drawn from each client's examples.
     """
-    return read_source(name, expected).dataset(seed=seed, by_client=by_client)
+    return read_source(name, expected, reading).dataset(seed=seed, by_client=by_client)
 
 
-def read_source(name: str, expected: Expected | None = None) -> DataSource:
+def read_source(name: str, expected: Expected | None = None, reading: Reading = PLAIN_READING) -> DataSource:
     """What `name` stands for: a data set, a file, a folder of images or what a function returns.
 
-    Without `expected` it is to be trained on; with it, it is compared with what a model expects.
+    Without `expected` it is to be trained on; with it, it is compared with what a model expects. `reading` says how.
     """
     path = Path(os.path.expanduser(name))  # of an unknown user: as it is, where Path would raise
+    if expected is None:
+        _refuse_keys_of_tables(name, path, reading)
     if name in NAMED_DATASETS:
         return _named_source(name, *load_named(name))
     if os.path.isfile(path / cifar10.BATCH_FILES[0]):
         return _named_source("cifar10", read_verified("cifar10", path, cifar10.read_cifar), str(path.resolve()))
     if path.suffix.lower() in readers.FILE_READERS:
-        raw = readers.FILE_READERS[path.suffix.lower()](path, expected)
+        raw = readers.FILE_READERS[path.suffix.lower()](path, expected, reading)
     elif path.is_dir():
-        raw = readers.read_images(path, expected)
+        raw = readers.read_images(path, expected, reading)
     elif ":" in name:
         return _source_from_function(name, readers.call_function(name))
     else:
@@ -186,6 +194,16 @@ def read_source(name: str, expected: Expected | None = None) -> DataSource:
             + (did_you_mean(name, NAMED_DATASETS) or " Check the name.")
         )
     return DataSource(name, str(path.resolve()), _checked(name, raw))
+
+
+def _refuse_keys_of_tables(name: str, path: Path, reading: Reading) -> None:
+    """Refuse keys that name columns where the data has none."""
+    given = [key for key in ("label", "client", "ignore") if getattr(reading, key)]
+    if given and path.suffix.lower() != ".csv":
+        raise ConfigError(
+            f"dataset.{given[0]} names a column of a table, and dataset = {name!r} is no table (.csv). Leave the key "
+            "out, or give a table."
+        )
 
 
 def _source_from_function(name: str, made: object) -> DataSource:
@@ -273,7 +291,17 @@ def _assemble(
     y, named_classes = arrays.numbered([part.y for part in parts], classes, name)
     x = [part.x for part in parts]
     train, test = (Part(arrays.tensor(values), arrays.tensor(labels)) for values, labels in zip(x, y, strict=True))
-    return Dataset(name, train, test, named_classes, source, known or checksum(x[0], y[0], x[1], y[1]))
+    clients = [None if part.clients is None else tuple(str(one) for one in part.clients) for part in parts]
+    return Dataset(
+        name,
+        train,
+        test,
+        named_classes,
+        source,
+        known or checksum(x[0], y[0], x[1], y[1]),
+        train_clients=clients[0],
+        test_clients=clients[1],
+    )
 
 
 def _named_source(name: str, verified: Arrays, source: str) -> DataSource:
@@ -297,10 +325,4 @@ def _draw_test_part(name: str, examples: Examples, seed: int, by_client: bool) -
             f"examples{' of one client' if by_client else ''} at least are needed, because a fifth of them becomes the "
             "test set. Add some."
         )
-    return [_rows(examples, np.setdiff1d(np.arange(len(examples.y)), test)), _rows(examples, test)]
-
-
-def _rows(examples: Examples, rows: np.ndarray) -> Examples:
-    """Some of the examples, by position."""
-    clients = None if examples.clients is None else examples.clients[rows]
-    return Examples(examples.x[rows], examples.y[rows], clients=clients)
+    return [examples.take(np.setdiff1d(np.arange(len(examples.y)), test)), examples.take(test)]

@@ -10,6 +10,8 @@ import numpy as np
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import Ints
 from fnrfl.core.words import printable
+from fnrfl.data.holdings import Partition, partition_of
+from fnrfl.data.terms import Scenario
 
 WAYS_TO_NAME_CLIENTS = (
     "an array `client` in the .npz, the column that dataset.client names in a .csv, a file or folder for each client, "
@@ -42,7 +44,15 @@ def positions_by_client(clients: Sequence[str]) -> dict[str, Ints]:
     return dict(zip(names, np.split(np.argsort(owner, kind="stable"), ends), strict=True))
 
 
-def numbers_of(clients: Sequence[str], names: Sequence[str]) -> Ints:
+def natural_partition(
+    scenario: Scenario, labels: Ints, clients: Sequence[str], seed: int, *, num_classes: int
+) -> Partition:
+    """Give each example to the client that the data names; the clients stand in the natural order of their names."""
+    held = positions_by_client(clients)
+    return partition_of(list(held.values()), labels, scenario, seed, num_classes, tuple(held))
+
+
+def client_numbers(clients: Sequence[str], names: Sequence[str]) -> Ints:
     """The number of each example's client, its place in `names`; -1 for a client that is not among them."""
     number = {name: at for at, name in enumerate(names)}
     return np.array([number.get(name, -1) for name in clients], dtype=np.int64)

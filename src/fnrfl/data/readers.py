@@ -17,7 +17,17 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
 from fnrfl.data.arrays import class_names
 from fnrfl.data.csv_tables import read_csv
-from fnrfl.data.reading import ONLY_PART, UNREADABLE, Examples, Expected, RawData, require_file, unreadable
+from fnrfl.data.reading import (
+    ONLY_PART,
+    PLAIN_READING,
+    UNREADABLE,
+    Examples,
+    Expected,
+    RawData,
+    Reading,
+    require_file,
+    unreadable,
+)
 from fnrfl.data.sources.images import read_image
 
 IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
@@ -28,7 +38,7 @@ PARTS = ("train", "test")
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
 
-def read_npz(path: Path, expected: Expected | None = None) -> RawData:
+def read_npz(path: Path, expected: Expected | None = None, reading: Reading = PLAIN_READING) -> RawData:
     """Arrays called x_train, y_train, x_test, y_test, or x and y; `classes` may name the classes."""
     require_file(path)
     try:
@@ -81,7 +91,7 @@ def _unused(path: Path, names: Sequence[str]) -> list[str]:
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def read_images(folder: Path, expected: Expected | None = None) -> RawData:
+def read_images(folder: Path, expected: Expected | None = None, reading: Reading = PLAIN_READING) -> RawData:
     """Images in a folder for each class, under train/ and test/, or without a test part.
 
     For a model that is only asked they may also lie in the folder itself, without labels.
@@ -194,4 +204,4 @@ def call_function(name: str) -> object:
         return function()
 
 
-FILE_READERS: dict[str, Callable[[Path, Expected | None], RawData]] = {".npz": read_npz, ".csv": read_csv}
+FILE_READERS: dict[str, Callable[[Path, Expected | None, Reading], RawData]] = {".npz": read_npz, ".csv": read_csv}

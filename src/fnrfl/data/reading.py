@@ -1,7 +1,8 @@
-"""What every reader of a user's data returns, and what a trained model expects of other data."""
+"""How a source is read, what every reader of a user's data returns, and what a trained model expects of other data."""
 
 from __future__ import annotations
 
+import csv
 import pickle
 import tarfile
 import zipfile
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fnrfl.core.errors import ConfigError
 
@@ -20,6 +23,24 @@ UNREADABLE = (
 )
 
 ONLY_PART = ""  # the name of the part where data has just one; otherwise the parts are called train and test
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a source is read, as the keys of `[dataset]` say it."""
+
+    label: str = ""  # a table's column of classes; "": the one that is called label, class, target or y, else the last
+    client: str = ""  # a table's column that says which client holds a row; "": there is none
+    ignore: tuple[str, ...] = ()  # a table's columns that are no inputs
+
+    @classmethod
+    def from_text(cls, *, label: str, client: str, ignore: str) -> Reading:
+        """From the values of the keys; names of columns with a comma in them stand in quotes, as in a table."""
+        names = next(csv.reader([ignore], skipinitialspace=True), [])
+        return cls(label.strip(), client.strip(), tuple(name.strip() for name in names if name.strip()))
+
+
+PLAIN_READING = Reading()  # as it is where no key says otherwise
 
 
 @dataclass(frozen=True)
@@ -62,7 +83,13 @@ class Examples:
     y: Any = None  # None where nobody knows the labels
     names: Sequence[str] | None = None  # of images: their paths, relative to the folder
     carried: Sequence[str] | None = None  # cells of a table's column that is no input
-    clients: Any = None  # who holds each example: names or whole numbers; None where nobody says
+    clients: Any = None  # who holds each example: an array of ids, text or numbers; None where nobody says
+
+    def take(self, index: np.ndarray) -> Examples:
+        """The examples at these positions."""
+        names, carried = (each and [each[at] for at in index] for each in (self.names, self.carried))
+        y, clients = (None if each is None else np.asarray(each)[index] for each in (self.y, self.clients))
+        return Examples(self.x[index], y, names, carried, clients)
 
 
 @dataclass(frozen=True, eq=False)

@@ -62,6 +62,13 @@ def differing_from_plan(planned: Config, written: Config) -> list[str]:
     return ["fnr"] if "fnr" in keys else keys
 
 
+def data_keys(config: Config) -> Config:
+    """The keys that decide which examples there are, and their values."""
+    return {
+        key: value for key, value in _complete(config).items() if key.startswith("dataset.") and key != "dataset.scale"
+    }
+
+
 def _complete(config: Config) -> Config:
     """The same with every key that its version did not have yet."""
     keys = _introduced(str(config.get("algorithm.name"))) | config

@@ -18,7 +18,7 @@ from fnrfl.core.net import Net
 from fnrfl.data import augment
 from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset, Facts
-from fnrfl.data.partitions import Partition
+from fnrfl.data.holdings import Partition
 from fnrfl.data.scaling import Scaling
 from fnrfl.data.splits import Splits
 from fnrfl.engines.federation import Federation
@@ -78,7 +78,7 @@ def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, s
     """
     dataset = load_data(config)
     algorithm = build_algorithm(config)
-    public = load_public(config.public.source, dataset)
+    public = load_public(config, dataset)
     partition, splits = divide(config, dataset, public, algorithm)
     config = with_counted_clients(config, partition)
     net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers)

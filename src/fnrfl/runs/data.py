@@ -19,22 +19,31 @@ from fnrfl.data import augment, natural, scenarios
 from fnrfl.data.batches import Pool
 from fnrfl.data.carving import carve
 from fnrfl.data.datasets import Dataset, load
-from fnrfl.data.partitions import Partition, draw, named_partition
-from fnrfl.data.reading import Expected
+from fnrfl.data.holdings import Partition
+from fnrfl.data.partitions import draw
+from fnrfl.data.reading import Expected, Reading
 from fnrfl.data.splits import Splits
 from fnrfl.data.terms import Natural
 
 
 def load_data(config: RunConfig) -> Dataset:
     """The data set of a run; where the scenario takes its clients, a missing test part is drawn client by client."""
-    return load(config.dataset.name, by_client=isinstance(scenarios.parse(config.scenario).split, Natural))
+    natural_split = isinstance(scenarios.parse(config.scenario).split, Natural)
+    return load(config.dataset.name, reading=reading_of(config), by_client=natural_split)
 
 
-def load_public(source: str, dataset: Dataset) -> Dataset | Literal["test"] | None:
+def reading_of(config: RunConfig) -> Reading:
+    """How a run reads its data, and all other data that it is held against."""
+    keys = config.dataset
+    return Reading.from_text(label=keys.label, client=keys.client, ignore=keys.ignore)
+
+
+def load_public(config: RunConfig, dataset: Dataset) -> Dataset | Literal["test"] | None:
     """Public data that is not carved out of the training set; a table's columns are matched by name."""
+    source = config.public.source
     if source == "train":
         return None
-    return "test" if source == "test" else load(source, expected=Expected(dataset.columns))
+    return "test" if source == "test" else load(source, expected=Expected(dataset.columns), reading=reading_of(config))
 
 
 def divide(
@@ -57,14 +66,14 @@ def divide(
         validation=config.validation.size,
         seed=config.seed,
         num_classes=dataset.num_classes,
-        holders=None if clients is None else natural.numbers_of(clients, natural.in_natural_order(clients)),
+        holders=None if clients is None else natural.client_numbers(clients, natural.in_natural_order(clients)),
     )
     seed, labels = config.seed, labels[carved.rest]
     if clients is None:
         partition = draw(scenario, labels, config.clients, seed, num_classes=dataset.num_classes)
     else:
         left = [clients[at] for at in carved.rest]
-        partition = named_partition(scenario, labels, left, seed, num_classes=dataset.num_classes)
+        partition = natural.natural_partition(scenario, labels, left, seed, num_classes=dataset.num_classes)
     splits = Splits.build(
         dataset,
         carved,
@@ -81,7 +90,7 @@ def _site_tests(dataset: Dataset, partition: Partition) -> list[np.ndarray]:
     """The positions of each client's own test examples, where the scenario takes the clients of the data."""
     if partition.ids is None or dataset.test_clients is None:
         return []
-    numbers = natural.numbers_of(dataset.test_clients, partition.ids)
+    numbers = natural.client_numbers(dataset.test_clients, partition.ids)
     return [np.flatnonzero(numbers == client) for client in range(len(partition.ids))]
 
 

@@ -10,7 +10,7 @@ from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.data import scenarios
-from fnrfl.data.partitions import Partition
+from fnrfl.data.holdings import Partition
 from fnrfl.data.splits import Splits
 from fnrfl.runs.cohorts import num_answers
 from fnrfl.runs.limits import check_sizes

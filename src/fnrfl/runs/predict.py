@@ -18,6 +18,7 @@ from fnrfl.data.datasets import read_source
 from fnrfl.data.reading import ONLY_PART
 from fnrfl.runs import run as runs
 from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TEST, Evaluation, Prediction, TrainedRun
+from fnrfl.runs.data import reading_of
 from fnrfl.runs.evaluate import evaluate_model as score
 from fnrfl.runs.evaluate import pooled
 from fnrfl.runs.matching import (
@@ -32,7 +33,7 @@ from fnrfl.runs.matching import (
 
 
 @isolated()
-def evaluate(run_dir: str | Path, data: str, *, client: int | None = None, trust: bool = False) -> Evaluation:
+def evaluate(run_dir: str | Path, data: str, *, client: int | str | None = None, trust: bool = False) -> Evaluation:
     """Score the model of a finished run on a data set, a file, a folder of images or what a function returns.
 
     Where clients have models of their own, all of those are scored, or one client's. The run's own data, known by its
@@ -41,7 +42,7 @@ def evaluate(run_dir: str | Path, data: str, *, client: int | None = None, trust
     """
     trained = open_run(run_dir, trust=trust)
     trusted.given("dataset.name", data)
-    source = read_source(data, expected_of(trained))
+    source = read_source(data, expected_of(trained), reading_of(trained.config))
     asked = own_test_part(trained, source)
     notes: tuple[str, ...] = ()
     if asked is not None:
@@ -66,7 +67,12 @@ def evaluate(run_dir: str | Path, data: str, *, client: int | None = None, trust
 
 @isolated()
 def predict(
-    run_dir: str | Path, data: str, *, client: int | None = None, id_column: str | None = None, trust: bool = False
+    run_dir: str | Path,
+    data: str,
+    *,
+    client: int | str | None = None,
+    id_column: str | None = None,
+    trust: bool = False,
 ) -> Prediction:
     """What the model of a finished run says about every example, in their order; the data may have no labels.
 
@@ -79,7 +85,8 @@ def predict(
         raise ConfigError(
             f"{data} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
         )
-    source = read_source(data, replace(expected_of(trained), carried=id_column))
+    expected = replace(expected_of(trained), carried=id_column)
+    source = read_source(data, expected, reading_of(trained.config))
     asked = {name: matched(trained, data, part, source.raw.classes) for name, part in source.raw.parts.items()}
     x = [part.x for part in asked.values()]
     mean, per_client = _ask(trained, torch.cat(x) if len(x) > 1 else x[0], client)
@@ -96,9 +103,9 @@ def predict(
     )
 
 
-def _ask(trained: TrainedRun, x: Tensor, client: int | None) -> tuple[Tensor, dict[int, list[str]]]:
+def _ask(trained: TrainedRun, x: Tensor, client: int | str | None) -> tuple[Tensor, dict[int | str, list[str]]]:
     """(mean probabilities [n, C] of all models asked, the labels that each client's model gives if all were asked)."""
-    per_client: dict[int, list[str]] = {}
+    per_client: dict[int | str, list[str]] = {}
     total, count = torch.zeros(len(x), len(trained.classes), dtype=trained.net.dtype), 0
     for one, model in trained.models(client):
         shares = probabilities(trained, model, x)

@@ -74,10 +74,13 @@ class Result(RunMetrics):
         """The clients' models where the method gives each its own, else None: all use `model`."""
         if self.keeper is None:
             return None
-        return personal.ClientModels(build_algorithm(self.config), self.net, self.config.clients, self.keeper)
+        return personal.ClientModels(build_algorithm(self.config), self.net, self.clients, self.keeper)
 
-    def client_model(self, client: int) -> nn.Module:
-        """The model that a client uses, an ordinary module in eval mode, for methods that give each its own."""
+    def client_model(self, client: int | str) -> nn.Module:
+        """The model that a client uses, an ordinary module in eval mode, for methods that give each its own.
+
+        A client is called by its id where the data names the clients (`clients`), and else by its number.
+        """
         if self.client_models is None:
             raise ConfigError(
                 f"{self.config.algorithm.name} trains one model for all clients, so client {client} has none of its "
