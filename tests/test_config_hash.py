@@ -27,7 +27,7 @@ INTRODUCED = json.loads((Path(__file__).parent / "introduced.json").read_text())
 
 OTHER: dict[str, Any] = {  # a value that is allowed and not the default, where the type does not say one
     "name": "other", "protocol": "paper", "dataset.name": "digits", "dataset.label": "kind", "dataset.client": "site",
-    "dataset.ignore": "id", "scenario": "iid", "model.name": "mlp",
+    "dataset.ignore": "id", "dataset.categories": "ward", "scenario": "iid", "model.name": "mlp",
     "model.features": "0", "client.optimizer": "adam", "client.last_batch": "keep", "client.augment": "none",
     "client.lr_decay": 0.5, "client.nonfinite": "skip", "participation": 0.5, "public.source": "public.npz",
     "public.distill": 0.1, "engine.name": "loop", "engine.precision": "float64", "engine.clients_at_once": 3,

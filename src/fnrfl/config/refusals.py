@@ -78,7 +78,7 @@ def refuse_config(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]:
 
 def is_own_data(text: str) -> bool:
     """Whether a text looks like a file, a folder or a function of the user's."""
-    return Path(text).suffix.lower() in (".npz", ".csv") or ":" in text or "/" in text or os.path.isdir(text)
+    return Path(text).suffix.lower() in (".npz", ".csv", ".json") or ":" in text or "/" in text or os.path.isdir(text)
 
 
 def _bad_run_name(name: str) -> Iterator[str]:

@@ -45,6 +45,15 @@ class DatasetOptions:
     label: str = option("", "a table's column of classes; by default label, class, target or y, else the last")
     client: str = option("", "a table's column that says which client holds a row; never an input")
     ignore: str = option("", "columns of a table that are no inputs, separated by commas")
+    categories: str = option("", "columns of a table whose numbers are names of categories, separated by commas")
+    missing: Literal["refuse", "mean", "drop"] = option(
+        "refuse", "missing values; mean: that of the clients' known values, drop: leave such examples out"
+    )
+
+    @property
+    def asks_for_means(self) -> bool:
+        """Whether clients tell the means of their inputs, and the model has a first layer that takes them."""
+        return self.scale == "standard" or self.missing == "mean"
 
 
 @dataclass(frozen=True, kw_only=True)

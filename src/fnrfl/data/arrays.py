@@ -42,8 +42,11 @@ def _array(values: object, title: str) -> np.ndarray:
         ) from error
 
 
-def features(values: object, title: str) -> np.ndarray:
-    """Examples: uint8 pixels [n, C, H, W], or numbers [n, ...], floating as they come and whole ones as int64."""
+def features(values: object, title: str, *, gaps: bool = False) -> np.ndarray:
+    """Examples: uint8 pixels [n, C, H, W], or numbers [n, ...], floating as they come and whole ones as int64.
+
+    With `gaps`, NaN is allowed and stands for a missing value.
+    """
     x = _array(values, title)
     if x.ndim < 2 or x.dtype.kind not in "biuf" or 0 in x.shape[1:]:
         raise ConfigError(
@@ -57,12 +60,12 @@ def features(values: object, title: str) -> np.ndarray:
             raise ConfigError(f"{title} holds {x.max()}; whole numbers must fit into int64. Store it as float64.")
         return x.astype(np.int64, copy=False)
     x = x.astype({1: np.float32, 2: np.float16, 4: np.float32}.get(x.dtype.itemsize, np.float64), copy=False)
-    if not np.isfinite(x).all():
-        bad = np.argwhere(~np.isfinite(x))
+    bad = np.argwhere(np.isinf(x) if gaps else ~np.isfinite(x))
+    if len(bad):
         raise ConfigError(
             f"{title} holds {counted(len(bad), 'value that is', 'values that are')} not finite, the first "
-            f"{x[tuple(bad[0])]} in example {bad[0][0]}; all must be finite numbers. Fill them in or leave those "
-            "examples out."
+            f"{x[tuple(bad[0])]} in example {bad[0][0]}; all must be finite numbers. Fill them in, leave those "
+            'examples out, or set dataset.missing = "mean" or "drop" where NaN stands for a missing value.'
         )
     return x
 

@@ -154,7 +154,7 @@ def check_fits(x: Tensor, dtype: torch.dtype, what: str) -> None:
             )
         return
     if x.dtype == torch.float64 and dtype != torch.float64 and x.numel():
-        largest = max(x.max(), -x.min())
+        largest = x.nan_to_num(0.0).abs().max()  # NaN: a missing value
         if largest > torch.finfo(dtype).max:
             raise CompatibilityError(
                 f"{what} holds a number as large as {float(largest):.3g}, and the model computes in "

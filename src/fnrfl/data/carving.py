@@ -29,6 +29,7 @@ class Carved:
     ranking_share: float
     distill_share: float
     seed: int
+    public_order: np.ndarray  # all that is public, in the order in which it is shared out
 
 
 def carve(
@@ -50,8 +51,8 @@ def carve(
     already: they give in proportion to what they have of a class, and everybody keeps one example at least.
     """
     assert labels.ndim == 1 and (not len(labels) or 0 <= labels.min() <= labels.max() < num_classes)
-    num_public = _count("public.size", public, len(labels))
-    num_validation = _count("validation.size", validation, len(labels))
+    num_public = count_of("public.size", public, len(labels))
+    num_validation = count_of("validation.size", validation, len(labels))
     if num_public + num_validation >= len(labels):
         raise ConfigError(
             f"public.size = {public} and validation.size = {validation} take {num_public} and {num_validation} of "
@@ -69,7 +70,7 @@ def carve(
     end = len(order) - num_validation
     shared = share_out(order[:num_public], ranking, distill)
     rest, held_out = np.sort(np.concatenate([kept, order[num_public:end]])), np.sort(order[end:])
-    return Carved(*shared, held_out, rest, ranking, distill, seed)
+    return Carved(*shared, held_out, rest, ranking, distill, seed, order[:num_public])
 
 
 def _one_for_each(order: np.ndarray, holders: Ints) -> np.ndarray:
@@ -79,7 +80,7 @@ def _one_for_each(order: np.ndarray, holders: Ints) -> np.ndarray:
     return by_distance[first]
 
 
-def _count(key: str, size: float | int, available: int) -> int:
+def count_of(key: str, size: float | int, available: int) -> int:
     """How many examples a size stands for."""
     if not (size >= 0 and (size < 1 or float(size).is_integer())):
         raise ConfigError(

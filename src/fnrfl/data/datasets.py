@@ -20,7 +20,8 @@ from torch import Tensor
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import did_you_mean
 from fnrfl.core.words import counted
-from fnrfl.data import arrays, natural, readers, strata
+from fnrfl.data import arrays, natural, readers, sites, strata
+from fnrfl.data.gaps import with_gaps_treated
 from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Columns, Examples, Expected, RawData, Reading
 from fnrfl.data.sources import NAMED_DATASETS, cifar10, load_named, read_verified
 from fnrfl.data.sources.entry import Arrays, checksum
@@ -181,39 +182,39 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
         return _named_source(name, *load_named(name))
     if os.path.isfile(path / cifar10.BATCH_FILES[0]):
         return _named_source("cifar10", read_verified("cifar10", path, cifar10.read_cifar), str(path.resolve()))
-    if path.suffix.lower() in readers.FILE_READERS:
-        raw = readers.FILE_READERS[path.suffix.lower()](path, expected, reading)
+    if path.suffix.lower() in sites.FILE_READERS:
+        raw = sites.FILE_READERS[path.suffix.lower()](path, expected, reading)
     elif path.is_dir():
-        raw = readers.read_images(path, expected, reading)
+        raw = sites.read_folder(path, expected, reading)
     elif ":" in name:
-        return _source_from_function(name, readers.call_function(name))
+        return _source_from_function(name, readers.call_function(name), reading)
     else:
         raise ConfigError(
             f"dataset = {name!r} is neither a known data set nor a file or folder that exists; it must be "
-            f"{', '.join(NAMED_DATASETS)}, a .npz or .csv file, a folder of images, or module:function."
-            + (did_you_mean(name, NAMED_DATASETS) or " Check the name.")
+            f"{', '.join(NAMED_DATASETS)}, a .npz, .csv or .json file, a folder of images or of clients, or "
+            "module:function." + (did_you_mean(name, NAMED_DATASETS) or " Check the name.")
         )
-    return DataSource(name, str(path.resolve()), _checked(name, raw))
+    return DataSource(name, str(path.resolve()), _checked(name, raw, reading))
 
 
 def _refuse_keys_of_tables(name: str, path: Path, reading: Reading) -> None:
     """Refuse keys that name columns where the data has none."""
-    given = [key for key in ("label", "client", "ignore") if getattr(reading, key)]
-    if given and path.suffix.lower() != ".csv":
+    given = [key for key in ("label", "client", "ignore", "categories") if getattr(reading, key)]
+    if given and path.suffix.lower() != ".csv" and not sites.has_tables(path):
         raise ConfigError(
             f"dataset.{given[0]} names a column of a table, and dataset = {name!r} is no table (.csv). Leave the key "
             "out, or give a table."
         )
 
 
-def _source_from_function(name: str, made: object) -> DataSource:
+def _source_from_function(name: str, made: object, reading: Reading) -> DataSource:
     """What a function of the user's returned."""
     if isinstance(made, Dataset):
         parts = {
             "train": Examples(made.train.x, made.train.y, clients=made.train_clients),
             "test": Examples(made.test.x, made.test.y, clients=made.test_clients),
         }
-        return DataSource(made.name, made.source, _checked(made.name, RawData(parts, made.classes)))
+        return DataSource(made.name, made.source, _checked(made.name, RawData(parts, made.classes), reading))
     if not isinstance(made, tuple) or len(made) not in (2, 3, 4, 6):
         length = f" of {len(made)}" if isinstance(made, tuple) else ""
         raise ConfigError(
@@ -226,7 +227,7 @@ def _source_from_function(name: str, made: object) -> DataSource:
     else:
         half = len(made) // 2
         parts = {"train": _as_returned(made[:half]), "test": _as_returned(made[half:])}
-    return DataSource(name, name, _checked(name, RawData(parts)))
+    return DataSource(name, name, _checked(name, RawData(parts), reading))
 
 
 def _as_returned(values: tuple[object, ...]) -> Examples:
@@ -250,15 +251,15 @@ def from_arrays(
     whole numbers become int64. Labels are class numbers from 0, or names, which are numbered in sorted order.
     """
     parts = {"train": Examples(x_train, y_train), "test": Examples(x_test, y_test)}
-    return DataSource(name, source, _checked(name, RawData(parts, classes))).dataset()
+    return DataSource(name, source, _checked(name, RawData(parts, classes), PLAIN_READING)).dataset()
 
 
-def _checked(name: str, raw: RawData) -> RawData:
+def _checked(name: str, raw: RawData, reading: Reading) -> RawData:
     """The same data, its arrays checked: they hold numbers, and one label for each example if there are labels."""
     parts = {}
     for part, examples in raw.parts.items():
         ending = f"_{part}" if part else ""
-        x = arrays.features(examples.x, f"x{ending} of {name}")
+        x = arrays.features(examples.x, f"x{ending} of {name}", gaps=reading.missing != "refuse")
         y = None if examples.y is None else arrays.class_labels(examples.y, f"y{ending} of {name}")
         if y is not None and len(x) != len(y):
             where = (f" in x{ending}", f" in y{ending}") if part else ("", "")
@@ -279,7 +280,7 @@ def _checked(name: str, raw: RawData) -> RawData:
             f"{xs[1].dtype}{list(xs[1].shape[1:])}; they must be alike. Prepare both in the same way."
         )
     alike = {part: replace(parts[part], x=x) for part, x in zip(parts, xs, strict=True)}
-    return replace(raw, parts=alike)
+    return with_gaps_treated(name, replace(raw, parts=alike), reading)
 
 
 def _assemble(

@@ -6,7 +6,7 @@ them. A reader checks the files; `datasets` checks what the arrays hold. With `E
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
 from fnrfl.data.arrays import class_names
-from fnrfl.data.csv_tables import read_csv
 from fnrfl.data.reading import (
     ONLY_PART,
     PLAIN_READING,
@@ -202,6 +201,3 @@ def call_function(name: str) -> object:
     rule = "it is called without arguments and must return the data. Correct the function."
     with trust.user_errors_in_words(f"dataset = {name!r} failed", rule):
         return function()
-
-
-FILE_READERS: dict[str, Callable[[Path, Expected | None, Reading], RawData]] = {".npz": read_npz, ".csv": read_csv}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -39,6 +39,7 @@ class Splits:
     test: Part
     num_classes: int
     public_to: PublicTo = "nobody"
+    set_aside: Mapping[str, np.ndarray] = field(default_factory=dict)  # of `train`, by position: public, validation
     site_tests: tuple[Tensor, ...] = ()  # of `test`, what each client brought, by position; empty if nobody says it
 
     @classmethod
@@ -84,6 +85,7 @@ class Splits:
             test=dataset.test,
             num_classes=dataset.num_classes,
             public_to=public_to,
+            set_aside={"public": carved.public_order, "validation": carved.validation},
             site_tests=tuple(torch.from_numpy(mine) for mine in site_tests),
         )
 

@@ -67,7 +67,8 @@ class Built:
 
     def manifest(self) -> dict[str, Any]:
         """Which example goes to whom, and what is set aside, with hashes: the content of partition.json."""
-        return self.partition.manifest() | {"splits": self.splits.manifest()}
+        aside = {name: positions.tolist() for name, positions in self.splits.set_aside.items()}
+        return self.partition.manifest() | {"set_aside": aside, "splits": self.splits.manifest()}
 
 
 def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, scaling: Scaling | None = None) -> Built:
@@ -88,9 +89,10 @@ def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, s
     asked, config = config.engine.name, choose_engine(config, net)
     net = _on_device(config, net)
     pool = build_pool(config, dataset, partition, splits, net)
-    if config.dataset.scale == "standard":
-        scaling = scaling or ask_for_scaling(config, net, pool)
-        net = net.with_input_scale(scaling.layer(net.input_shape, net.dtype))
+    if config.dataset.asks_for_means:
+        scaling = scaling or ask_for_scaling(config, net, pool, dataset.columns)
+        scale, fill = config.dataset.scale == "standard", config.dataset.missing == "mean"
+        net = net.with_input_scale(scaling.layer(net.input_shape, net.dtype, scale=scale, fill=fill))
     engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
     notices = (*unused, *notices_on_clients(config, dataset, partition), *_notices(config, splits, asked))
@@ -130,9 +132,11 @@ def _notices(config: RunConfig, splits: Splits, asked: str) -> tuple[str, ...]:
 def _rows_that_sums_tell(config: RunConfig, splits: Splits) -> tuple[str, ...]:
     """A notice if clients hold one row of a table, and are asked for the sums of its columns."""
     single = [str(client) for client, mine in enumerate(splits.clients) if len(mine) == 1]
-    if config.dataset.scale == "none" or not single or splits.train.x.ndim > 2:
+    if not config.dataset.asks_for_means or not single or splits.train.x.ndim > 2:
         return ()
+    standard = config.dataset.scale == "standard"
     return (
         f"of each client that holds one example ({', '.join(single)}) the server learns that example: "
-        f'dataset.scale = "{config.dataset.scale}" asks for the mean of every column.',
+        f'{"dataset.scale = " if standard else "dataset.missing = "}"{"standard" if standard else "mean"}" asks for '
+        "the mean of every column.",
     )

@@ -22,20 +22,22 @@ from fnrfl.data.datasets import Dataset, load
 from fnrfl.data.holdings import Partition
 from fnrfl.data.partitions import draw
 from fnrfl.data.reading import Expected, Reading
+from fnrfl.data.saved_splits import read_saved_split
 from fnrfl.data.splits import Splits
-from fnrfl.data.terms import Natural
+from fnrfl.data.terms import Natural, SavedSplit, Scenario
 
 
 def load_data(config: RunConfig) -> Dataset:
     """The data set of a run; where the scenario takes its clients, a missing test part is drawn client by client."""
-    natural_split = isinstance(scenarios.parse(config.scenario).split, Natural)
-    return load(config.dataset.name, reading=reading_of(config), by_client=natural_split)
+    split = scenarios.parse(config.scenario).split
+    named = read_saved_split(split.path).partition.ids is not None if isinstance(split, SavedSplit) else False
+    return load(config.dataset.name, reading=reading_of(config), by_client=named or isinstance(split, Natural))
 
 
 def reading_of(config: RunConfig) -> Reading:
     """How a run reads its data, and all other data that it is held against."""
-    keys = config.dataset
-    return Reading.from_text(label=keys.label, client=keys.client, ignore=keys.ignore)
+    keys = ("label", "client", "ignore", "categories", "missing")
+    return Reading.from_text(**{key: getattr(config.dataset, key) for key in keys})
 
 
 def load_public(config: RunConfig, dataset: Dataset) -> Dataset | Literal["test"] | None:
@@ -56,24 +58,22 @@ def divide(
     """
     public, labels = config.public, dataset.train.y.numpy()
     distill = public.distill if public.distill != "auto" else 0.2 if "distill" in algorithm.needs else 0.0
+    sizes: dict[str, float] = {
+        "public": public.size if public.source == "train" else 0,
+        "ranking": public.ranking,
+        "distill": distill,
+        "validation": config.validation.size,
+    }
     scenario = scenarios.parse(config.scenario)
-    clients = dataset.train_clients if isinstance(scenario.split, Natural) else None
-    carved = carve(
-        labels,
-        public=public.size if public.source == "train" else 0,
-        ranking=public.ranking,
-        distill=distill,
-        validation=config.validation.size,
-        seed=config.seed,
-        num_classes=dataset.num_classes,
-        holders=None if clients is None else natural.client_numbers(clients, natural.in_natural_order(clients)),
-    )
-    seed, labels = config.seed, labels[carved.rest]
-    if clients is None:
-        partition = draw(scenario, labels, config.clients, seed, num_classes=dataset.num_classes)
+    saved = read_saved_split(scenario.split.path) if isinstance(scenario.split, SavedSplit) else None
+    if saved is not None:
+        saved.refuse_other_data(dataset)
+        carved, partition = saved.carve(labels, **sizes, seed=config.seed), saved.partition
     else:
-        left = [clients[at] for at in carved.rest]
-        partition = natural.natural_partition(scenario, labels, left, seed, num_classes=dataset.num_classes)
+        clients = dataset.train_clients if isinstance(scenario.split, Natural) else None
+        holders = None if clients is None else natural.client_numbers(clients, natural.in_natural_order(clients))
+        carved = carve(labels, **sizes, seed=config.seed, num_classes=dataset.num_classes, holders=holders)
+        partition = _partition(config, scenario, labels, clients, carved.rest, dataset.num_classes)
     splits = Splits.build(
         dataset,
         carved,
@@ -83,7 +83,24 @@ def divide(
         public_to=algorithm.public_to,
         site_tests=_site_tests(dataset, partition),
     )
+    if saved is not None:
+        saved.refuse_changed(splits)
     return partition, splits
+
+
+def _partition(
+    config: RunConfig,
+    scenario: Scenario,
+    labels: np.ndarray,
+    clients: tuple[str, ...] | None,
+    rest: np.ndarray,
+    num_classes: int,
+) -> Partition:
+    """Who holds what of the rest: as the data says it in `clients`, or drawn."""
+    if clients is None:
+        return draw(scenario, labels[rest], config.clients, config.seed, num_classes=num_classes)
+    held = [clients[at] for at in rest]
+    return natural.natural_partition(scenario, labels[rest], held, config.seed, num_classes=num_classes)
 
 
 def _site_tests(dataset: Dataset, partition: Partition) -> list[np.ndarray]:

@@ -21,7 +21,7 @@ def check_needs(config: RunConfig, algorithm: Algorithm, net: Net, splits: Split
     _check_model(config, algorithm.needs, net)
     _check_public(config, algorithm, splits)
     _check_optimiser(config, algorithm.needs)
-    _check_scale(config, net)
+    _check_scale(config, net, splits)
     _check_noise(config, net, splits, partition)
     _check_targets(config)
     check_sizes(config, net, splits)
@@ -75,7 +75,13 @@ def _check_optimiser(config: RunConfig, needs: frozenset[str]) -> None:
         )
 
 
-def _check_scale(config: RunConfig, net: Net) -> None:
+def _check_scale(config: RunConfig, net: Net, splits: Splits) -> None:
+    if config.dataset.missing == "mean" and not splits.train.x.is_floating_point():
+        raise CompatibilityError(
+            f'dataset.missing = "mean" is about numbers of which some are not known, and dataset = '
+            f'"{config.dataset.name}" holds pixels or whole numbers, of which none is missing. Set dataset.missing = '
+            '"refuse".'
+        )
     if config.dataset.scale != "none" and not net.input_dtype.is_floating_point:
         raise CompatibilityError(
             f'dataset.scale = "{config.dataset.scale}" changes the numbers of the examples, and model = '

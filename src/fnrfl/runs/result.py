@@ -61,7 +61,7 @@ class Result(RunMetrics):
     def net(self) -> Net:
         """The net that the run trained, freshly initialised; its data need not be there."""
         net = build_net(self.config, self.input_shape, len(self.classes), integers=self.data.tokens)
-        return net if self.config.dataset.scale == "none" else net.with_input_scale(InputScale.of(self.weights))
+        return net.with_input_scale(InputScale.of(self.weights)) if self.config.dataset.asks_for_means else net
 
     @cached_property
     @isolated()
