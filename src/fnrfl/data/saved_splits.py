@@ -95,7 +95,7 @@ def read_saved_split(path: str) -> SavedFile:
     except (*UNREADABLE, RecursionError) as error:
         raise damaged_split(path, f"it cannot be read as JSON: {error}") from error
     try:
-        partition = Partition.from_manifest(manifest)
+        partition = Partition.from_manifest({k: v for k, v in manifest.items() if k not in ("set_aside", "splits")})
         if "set_aside" not in manifest:
             raise damaged_split(path, "it was written by a version that did not say what is set aside")
         public, validation = (np.array(manifest["set_aside"][key], dtype=np.int64) for key in ("public", "validation"))
