@@ -22,7 +22,7 @@ from fnrfl.core.options import Option, options_of, values_of
 from fnrfl.core.training import Training
 
 PAGE = """
-    name seed rounds clients participation protocol scenario fnr
+    name seed rounds clients participation protocol scenario metrics fnr
     dataset.name dataset.scale dataset.label dataset.client dataset.ignore dataset.categories dataset.missing
     model.name model.features
     client.optimizer client.lr client.lr_decay client.momentum client.weight_decay client.batch client.epochs

@@ -417,6 +417,7 @@ def test_the_changelog_and_citation_name_this_version() -> None:
         "fnrfl.algorithms.parts.norms",
         "fnrfl.config.resolving",
         "fnrfl.core.nearest",
+        "fnrfl.core.quality",
         "fnrfl.data.scenarios",
         "fnrfl.results.statistics",
         "fnrfl.core.rng",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fnrfl.results.skew import Skew
     from fnrfl.runs.build import Built
 
-SUBJECTS = ("algorithms", "models", "datasets", "scenarios", "penalties", "engines", "recipes", "keys")
+SUBJECTS = ("algorithms", "models", "datasets", "scenarios", "penalties", "engines", "recipes", "metrics", "keys")
 ROWS = 40  # clients shown of a split
 
 scenario = typer.Typer(
@@ -286,6 +286,12 @@ def _rows(subject: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
 
         columns: tuple[str, ...] = ("name", "type", "default", "range", "meaning")
         return columns, [(key.name, key.type, key.default, key.range, key.meaning) for key in describe_keys()]
+    if subject == "metrics":
+        from fnrfl.core.quality import TEST_METRICS
+
+        better = {True: "higher", False: "lower", None: ""}
+        rows = [(m.name, better[m.higher_is_better], m.shape, m.meaning) for m in TEST_METRICS.values()]
+        return ("name", "better", "shape", "meaning"), rows
     if subject == "algorithms":
         columns = ("name", "idea", "needs", "traffic")
         return columns, [(method.name, method.idea, method.needs, method.traffic) for method in registry.methods()]

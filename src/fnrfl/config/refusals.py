@@ -12,6 +12,7 @@ from fnrfl.config.protocol import TWINS
 from fnrfl.config.schema import RunConfig, counts_clients
 from fnrfl.config.spelling import same_key
 from fnrfl.config.typed import FlatValues, shortened, show_value
+from fnrfl.core import own_code
 from fnrfl.core.nearest import choices, nearest
 
 LONGEST_NAME = 150  # bytes: a folder's name has the method and the seed as well, and at most 255
@@ -72,6 +73,7 @@ def refuse_config(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]:
     """What is wrong although every value has the right type: unknown names, leaks, and values against each other."""
     yield from _bad_run_name(config.name)
     yield from _unknown_names(config)
+    yield from refuse_metrics(config.metrics)
     yield from _leaks_refused(config, known)
     yield from _conflicts(config)
 
@@ -106,6 +108,25 @@ def _unknown_names(config: RunConfig) -> Iterator[str]:
         yield f'engine = "{engine}" is not in this version. Choose one of {", ".join(registry.ENGINES)}.'
     elif engine not in registry.ENGINES:
         yield f'engine = "{shortened(engine)}" is not known. {choices(engine, registry.ENGINES)}.'
+
+
+def refuse_metrics(words: str) -> Iterator[str]:
+    """Metrics that are no functions of the user's, or whose names are taken."""
+    from fnrfl.core.quality import TEST_METRICS
+
+    names: list[str] = []
+    for one in () if words == "none" else own_code.each_name("metrics", words):
+        said = f"metrics = {show_value(words)}"
+        target = own_code.target("metrics", one)
+        if target is None:
+            ours = " is in every log, and not given here" if one in TEST_METRICS else " is none"
+            yield f'{said} must name functions of yours, "module:function", joined by commas; "{one}"{ours}.'
+        elif target.name in TEST_METRICS:
+            yield f"{said}: {target.name} is the name of a metric of fnrfl's. Rename the function."
+        elif target.name in names:
+            yield f"{said} has two functions {target.name}, and a metric has its function's name. Rename one."
+        else:
+            names.append(target.name)
 
 
 def _leaks_refused(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]:

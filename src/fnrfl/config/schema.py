@@ -127,6 +127,7 @@ class RunConfig:
     participation: float = option(1.0, "share of clients active in a round", gt=0, le=1)
     protocol: Literal["honest", "paper"] = option("honest", "paper: the released code's settings and leaks")
     scenario: str = option("label-dirichlet(0.5)", "how the data is spread over the clients; parts joined by +")
+    metrics: str = option("none", 'metrics of your own, "module:function"; several are joined by commas')
     dataset: DatasetOptions
     model: ModelOptions
     client: ClientOptions

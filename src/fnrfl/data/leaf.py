@@ -60,19 +60,24 @@ def _users(path: Path) -> Iterator[tuple[str, Examples]]:
             f"{path} has {', '.join(tree) or 'nothing'} at its top; LEAF's files have users, num_samples and "
             "user_data. Write it as LEAF does, or give another format."
         )
-    for at, user in enumerate(users):
-        held = data.get(user)
-        x, y = (held.get(kind) for kind in "xy") if isinstance(held, dict) else (None, None)
-        said = sizes[at] if isinstance(sizes, list) and at < len(sizes) else None
-        if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)) or said not in (None, len(y)):
-            found = f"{len(x)} x and {len(y)} y" if isinstance(x, list) and isinstance(y, list) else "no lists x and y"
-            count = "" if said is None else f"; num_samples says {said}"
-            raise ConfigError(
-                f"{path} has {found} for the user {printable(user)}{count}. There must be a label for each example. "
-                "Write the file again."
-            )
+    said = dict(zip(users, sizes, strict=False)) if isinstance(sizes, list) else {}
+    for user in users:
+        x, y = _lists_of(path, user, data.get(user), said.get(user))
         if y:
             yield user, Examples(_numbers(x, path, user), arrays.class_labels(y, f"y of {printable(user)} in {path}"))
+
+
+def _lists_of(path: Path, user: str, held: object, said: object) -> tuple[list[Any], list[Any]]:
+    """The lists x and y of a user, which `num_samples` says the length of."""
+    x, y = (held.get(kind) for kind in "xy") if isinstance(held, dict) else (None, None)
+    if isinstance(x, list) and isinstance(y, list) and len(x) == len(y) and said in (None, len(y)):
+        return x, y
+    found = f"{len(x)} x and {len(y)} y" if isinstance(x, list) and isinstance(y, list) else "no lists x and y"
+    count = "" if said is None else f"; num_samples says {said}"
+    raise ConfigError(
+        f"{path} has {found} for the user {printable(user)}{count}. There must be a label for each example. Write the "
+        "file again."
+    )
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ A folder is read by what lies in it, so that nothing has to be guessed:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,23 +65,30 @@ def read_folder(folder: Path, expected: Expected | None, reading: Reading) -> Ra
 
 def find_sites(folder: Path) -> list[Site]:
     """The clients that a folder has a file or folder for, in natural order; empty if it has none."""
-    entries = sorted(at for at in folder.iterdir() if at.name[0] != ".")
-    found = [site for at in entries if (site := _site(at)) is not None]
-    names = [site.name for site in found]
     if (alone := _site(folder)) is not None and alone.kind != "images":  # train.csv and test.csv of no client
         return [replace(alone, name="")]
-    if found and (parts := [name for name in names if name in PARTS]):
-        if set(names) <= set(PARTS):
-            return []  # train/CLASS/*.png: two parts of one data set
-        raise ConfigError(
-            f"{folder} has {parts[0]} beside clients such as {next(n for n in names if n not in PARTS)}; train and "
-            "test are names of parts. Give each client its own train and test, as in SITE/train, or rename it."
-        )
-    if any(_has_images(at) for at in entries if at.is_dir()):
+    entries = sorted(at for at in folder.iterdir() if at.name[0] != ".")
+    if any(at.is_dir() and _has_images(at) for at in entries):
         return []  # CLASS/*.png; folders that lie deeper are told of by whoever reads it
-    if twice := [name for name in names if names.count(name) > 1]:
+    found = [site for at in entries if (site := _site(at)) is not None]
+    names = [site.name for site in found]
+    if set(names) <= set(PARTS):
+        return []  # train/CLASS/*.png: two parts of one data set
+    _refuse_strange_names(folder, names)
+    order = {name: at for at, name in enumerate(in_natural_order(names))}
+    return sorted(found, key=lambda site: order[site.name])
+
+
+def _refuse_strange_names(folder: Path, names: Sequence[str]) -> None:
+    """Refuse a part among clients, and a client that is there twice."""
+    if parts := [name for name in names if name in PARTS]:
+        client = next(name for name in names if name not in PARTS)
+        raise ConfigError(
+            f"{folder} has {parts[0]} beside clients such as {client}; train and test are names of parts. Give each "
+            "client its own train and test, as in SITE/train, or rename it."
+        )
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"{folder} has more than one file or folder for the client {twice[0]}. Leave one of them.")
-    return sorted(found, key=lambda site: in_natural_order(names).index(site.name))
 
 
 def _site(at: Path) -> Site | None:
@@ -90,13 +98,16 @@ def _site(at: Path) -> Site | None:
         return Site(at.stem, kind, {ONLY_PART: at}) if kind in TABLE_ENDINGS else None
     for kind in TABLE_ENDINGS:
         parts = {part: at / f"{part}{kind}" for part in PARTS if (at / f"{part}{kind}").is_file()}
+        if list(parts) == ["test"]:
+            raise ConfigError(f"{at} has test{kind} but no train{kind}, which must go with it. Add one.")
         if parts:
-            if "train" not in parts:
-                raise ConfigError(f"{at} has test{kind} but no train{kind}, which must go with it. Add one.")
-            return Site(at.name, kind, parts if "test" in parts else {ONLY_PART: parts["train"]})
-    inner = [inside for inside in at.iterdir() if inside.is_dir() and inside.name[0] != "."]
-    deeper = [deepest for inside in inner if inside.name in PARTS for deepest in inside.iterdir() if deepest.is_dir()]
-    return Site(at.name, "images", {ONLY_PART: at}) if any(map(_has_images, [*inner, *deeper])) else None
+            return Site(at.name, kind, parts if len(parts) == 2 else {ONLY_PART: parts["train"]})
+    classes = [*_folders(at), *(inside for part in PARTS for inside in _folders(at / part))]
+    return Site(at.name, "images", {ONLY_PART: at}) if any(map(_has_images, classes)) else None
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [at for at in folder.iterdir() if at.is_dir() and at.name[0] != "."] if folder.is_dir() else []
 
 
 def has_tables(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from torch import Tensor
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.net import Net
+from fnrfl.core.quality import TEST_METRICS
 from fnrfl.core.types import State
 from fnrfl.data.datasets import Facts
 from fnrfl.runs.evaluate import Score
+from fnrfl.runs.metrics import OWN
 from fnrfl.runs.personal import ClientModels
 
 TEST = "the test part"  # of the run's own data, which the model has not seen
@@ -64,6 +66,8 @@ class Evaluation:
     score: Score  # of the clients' models taken together, where each has its own
     per_client: dict[int | str, float] | None  # accuracy of each model that was asked; None if all use the same
     notes: tuple[str, ...] = ()  # what one should know beside the numbers
+    own_metrics: dict[str, float | None] = field(default_factory=dict)  # of the user, by name
+    shown: tuple[str, ...] = ()  # the metrics that were asked for, by name
 
     @property
     def models(self) -> int:
@@ -99,6 +103,8 @@ class Evaluation:
             "per_client": self.per_client,
             "balanced_accuracy": self.score.balanced,
             "loss": self.score.loss,
+            **{name: metric.compute(self.score.answers) for name, metric in TEST_METRICS.items() if metric.compute},
+            OWN: self.own_metrics,
             "classes": list(self.trained.classes),
             "per_class": [None if share != share else share for share in self.score.per_class.tolist()],
             "examples_per_class": [int(count) // self.models for count in self.score.count],

@@ -38,6 +38,7 @@ from fnrfl.runs.data import (
 )
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.needs import check_needs
+from fnrfl.runs.own_metrics import OwnMetric, load_own_metrics, try_out
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Built:
     pool: Pool
     engine: Federation
     scaling: Scaling | None
+    metrics: tuple[OwnMetric, ...]  # of the user
     notices: tuple[str, ...]
 
     @property
@@ -77,6 +79,7 @@ def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, s
     `runs_alike` is how many runs of this process are about like this one. `scaling` is what clients have answered
     before, if the run goes on; else they are asked.
     """
+    metrics = load_own_metrics(config.metrics)
     dataset = load_data(config)
     algorithm = build_algorithm(config)
     public = load_public(config, dataset)
@@ -86,6 +89,7 @@ def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, s
     augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image
     check_needs(config, algorithm, net, splits, partition)
     check_values(config, net, splits)
+    try_out(metrics, splits.test.y, dataset.num_classes)
     asked, config = config.engine.name, choose_engine(config, net)
     net = _on_device(config, net)
     pool = build_pool(config, dataset, partition, splits, net)
@@ -96,7 +100,7 @@ def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, s
     engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
     notices = (*unused, *notices_on_clients(config, dataset, partition), *_notices(config, splits, asked))
-    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, notices)
+    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, metrics, notices)
 
 
 def _on_device(config: RunConfig, net: Net) -> Net:

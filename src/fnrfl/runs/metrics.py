@@ -9,6 +9,7 @@ from functools import cached_property
 from fnrfl.rundir.events import Event
 
 MIB = 2**20
+OWN = "own_metrics"  # a round's values of metrics of the user's own, by name
 LOOKING = ("evaluate", "observe")  # phases of looking at models, which are no part of training
 
 
@@ -18,14 +19,14 @@ class RunMetrics:
     rounds: list[Event]
 
     def curve(self, metric: str) -> list[float | None]:
-        """A number of every round, None where there is none.
+        """A number of every round, None where there is none; a metric of the user's own has its function's name.
 
         `worst_client` is the lowest of `per_client`, and `worst_site` of `per_site`.
         """
         if metric in ("worst_client", "worst_site"):
             worst = worst_client if metric == "worst_client" else worst_site
             return [_finite(worst(event)) for event in self.rounds]
-        return [_finite(event.get(metric)) for event in self.rounds]
+        return [_finite(event.get(metric, event.get(OWN, {}).get(metric))) for event in self.rounds]
 
     def last(self, metric: str) -> float | None:
         """The same after the last round."""
@@ -52,6 +53,11 @@ class RunMetrics:
     def per_class(self) -> list[float]:
         """Recall of every class after the last round."""
         return list(self.rounds[-1]["per_class"])
+
+    @property
+    def own_metrics(self) -> dict[str, float | None]:
+        """Metrics of the user's own after the last round, by name."""
+        return dict(self.rounds[-1].get(OWN, {}))
 
     @property
     def bytes_up(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from fnrfl.core import trust as trusted
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.feed import forward_batch
 from fnrfl.core.isolation import isolated
+from fnrfl.core.quality import TEST_METRICS
 from fnrfl.core.types import State
 from fnrfl.data.batches import scaled
 from fnrfl.data.datasets import read_source
@@ -30,18 +32,29 @@ from fnrfl.runs.matching import (
     notes_on_columns,
     own_test_part,
 )
+from fnrfl.runs.own_metrics import asked_own, chosen, with_given
+from fnrfl.runs.round_metrics import NUMBERS_LAST_ROUND
 
 
 @isolated()
-def evaluate(run_dir: str | Path, data: str, *, client: int | str | None = None, trust: bool = False) -> Evaluation:
+def evaluate(
+    run_dir: str | Path,
+    data: str,
+    *,
+    client: int | str | None = None,
+    metrics: Sequence[str] = (),
+    trust: bool = False,
+) -> Evaluation:
     """Score the model of a finished run on a data set, a file, a folder of images or what a function returns.
 
     Where clients have models of their own, all of those are scored, or one client's. The run's own data, known by its
     content, is judged by its test part; other data by the test part that it has of its own, or else by all of it. No
-    feature noise is laid over it.
+    feature noise is laid over it. `metrics` are those to be shown: names, "all", or "module:function" of the user's.
     """
     trained = open_run(run_dir, trust=trust)
     trusted.given("dataset.name", data)
+    own = with_given(trained.config.metrics, metrics)
+    shown = chosen(metrics, own, [name for name, metric in TEST_METRICS.items() if not metric.in_runs_only])
     source = read_source(data, expected_of(trained), reading_of(trained.config))
     asked = own_test_part(trained, source)
     notes: tuple[str, ...] = ()
@@ -58,11 +71,15 @@ def evaluate(run_dir: str | Path, data: str, *, client: int | str | None = None,
         raise ConfigError(
             f"{data} has no labels{lacking}, so nothing can be scored. Use `fnrfl predict`, or add the labels."
         )
+    num_models = 1 if trained.clients is None or client is not None else len(trained.clients)
+    keep = num_models * len(asked.y) * len(trained.classes) <= NUMBERS_LAST_ROUND
     scores = {
-        one: score(trained.net, model, asked.x, asked.y, len(trained.classes)) for one, model in trained.models(client)
+        one: score(trained.net, model, asked.x, asked.y, len(trained.classes), keep=keep)
+        for one, model in trained.models(client)
     }
     per_client = {one: found.accuracy for one, found in scores.items() if one is not None}
-    return Evaluation(trained, data, what, pooled(list(scores.values())), per_client or None, notes)
+    whole = pooled(list(scores.values()))
+    return Evaluation(trained, data, what, whole, per_client or None, notes, asked_own(own, whole.answers), shown)
 
 
 @isolated()

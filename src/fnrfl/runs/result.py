@@ -15,13 +15,14 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.isolation import isolated
 from fnrfl.core.modules import InputScale
 from fnrfl.core.net import Net
+from fnrfl.core.quality import NUMBER_METRICS
 from fnrfl.core.types import Tree
 from fnrfl.data.datasets import Facts
 from fnrfl.rundir.events import Event
 from fnrfl.runs import personal
 from fnrfl.runs.build_net import build_net
 from fnrfl.runs.method import build_algorithm
-from fnrfl.runs.metrics import RunMetrics, worst_client, worst_site
+from fnrfl.runs.metrics import OWN, RunMetrics
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,6 @@ class Result(RunMetrics):
 
     def summary(self) -> dict[str, Any]:
         """The run as one JSON object."""
-        last = self.rounds[-1]
         return {
             "algorithm": self.config.algorithm.name,
             "fnr": self.config.as_dict()["fnr"],
@@ -109,17 +109,12 @@ class Result(RunMetrics):
             "leaks": list(self.config.leaks_on),
             "seed": self.config.seed,
             "rounds": len(self.rounds),
-            "accuracy": self.accuracy,
+            **{name: self.last(name) for name in NUMBER_METRICS},
             "accuracy_last3": self.accuracy_last3,
             "accuracy_best": self.accuracy_best,
-            "accuracy_own": last.get("accuracy_own"),
-            "accuracy_site": last.get("accuracy_site"),
-            "accuracy_site_pooled": last.get("accuracy_site_pooled"),
-            "worst_site": worst_site(last),
             "per_site": self.per_site,
-            "balanced_accuracy": last["balanced_accuracy"],
-            "worst_client": worst_client(last),
             "per_class": self.per_class,
+            OWN: self.own_metrics,
             "seconds_train": self.seconds_train,
             "seconds_eval": sum(event["seconds"]["evaluate"] for event in self.rounds),
             "bytes_up": self.bytes_up,

@@ -233,7 +233,7 @@ def _train_round(built: Built, metered: Metered, state: State, t: int) -> tuple[
     trained = engine.clock()
     metered.tell("evaluate")
     with of_model(config, f"could not be scored after round {t + 1}"):
-        scores = score_models(built, state)
+        scores = score_models(built, state, last=t + 1 == config.rounds)
     check_scores(scores, built.algorithm, t)
     crossed = ({"scale": built.scaling.bytes} if built.scaling is not None and t == 0 else {}) | metered.bytes
     seconds = metered.seconds | {"server": trained - began - sum(metered.seconds.values())}

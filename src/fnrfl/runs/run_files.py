@@ -68,6 +68,7 @@ def _log_header(built: Built) -> Event:
         "partition": built.partition.sha256,
         "parameters": built.net.size,
         **({} if built.scaling is None else {"scale": built.scaling.as_json()}),
+        **({"own_metrics": {one.name: one.as_json() for one in built.metrics}} if built.metrics else {}),
     }
 
 

@@ -68,6 +68,13 @@ class Round(_Lines):
     bytes_up: int
     bytes_down: int
     seconds: dict[str, float]
+    f1_macro: Share = None
+    f1_weighted: Share = None
+    auc: Share = None
+    log_loss: Share = None
+    calibration_error: Share = None
+    confusion: list[list[int]] | None = None
+    own_metrics: dict[str, Share] = {}
     refined: list[int] = []
     ranking: list[Share] | None = None
     norms: list[list[Share] | None] | None = None
@@ -93,6 +100,7 @@ def check_run_files(
         line = f"events.jsonl, line {number}"
         told = _check(where, line, Round, event)
         lengths = {len(told.per_class), *map(len, filter(None, (told.refined_before, told.refined_after))), *classes}
+        lengths |= set() if told.confusion is None else {len(told.confusion), *map(len, told.confusion)}
         rows = {len(told.cohort), *(len(rows) for rows in (told.ranking, told.norms) if rows is not None)}
         if len(lengths) > 1 or len(rows) > 1:
             raise _damaged(where, f"{line}: lists for the same classes or clients have different lengths")
