@@ -30,6 +30,7 @@ PAGE = """
     algorithm.name
     fnr.share fnr.weight fnr.penalty fnr.target fnr.when fnr.epochs fnr.batch fnr.lr fnr.optimizer fnr.batchnorm
     fnr.upload fnr.augment fnr.watch
+    model.init client.class_weights
     public.source public.size public.ranking public.distill validation.size
     engine.name engine.precision engine.deterministic engine.clients_at_once engine.threads engine.accelerate
     leaks.public_is_test leaks.norm_pass_train_mode leaks.constant_penalty leaks.clean_test_for_fnr

@@ -883,7 +883,7 @@ def test_a_function_of_the_users_may_return_all_forms() -> None:
     assert (whole.name, whole.source, whole.classes) == ("mine", "a form", ("no", "yes"))
     assert len(whole.checksum) == 64
     for name, sentence in {
-        "wrong": "returned list; it must return",
+        "wrong": "returned list; it must be",
         "negative": "the label -1",
         "ragged": "not an array",
         "scalar": "must be numbers",

@@ -185,7 +185,7 @@ def test_curves_are_means_and_ranges_over_seeds_of_the_events(four: list[Path]) 
     runs = [read.read_run(path) for path in four[:3]]
     for metric in ("accuracy", "worst_client", "loss", "balanced_accuracy", "validation_accuracy"):
         for t in range(3):
-            values = [run.curve(metric)[t] for run in runs]
+            values = [run.series(metric)[t] for run in runs]
             curve = groups[0]["curves"][metric]
             assert curve["mean"][t] == pytest.approx(sum(v or 0 for v in values) / 3, rel=1e-4)
             assert curve["low"][t] == pytest.approx(min(v or 0 for v in values), rel=1e-4)

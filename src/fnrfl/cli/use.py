@@ -70,9 +70,8 @@ def report(
     with errors_in_words(debug):
         from fnrfl.results.report.page import report as write
 
-        place = out or (run_dirs[0] if len(run_dirs) == 1 else Path()) / "report.html"
         with notices(console(stderr=True)):
-            written = write(run_dirs, place, title=title, plots=plots)
+            written = write(run_dirs, out, title=title, plots=plots)
         console(quiet=quiet).print(str(written))
 
 

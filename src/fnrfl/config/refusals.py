@@ -94,15 +94,17 @@ def _unknown_names(config: RunConfig) -> Iterator[str]:
     """Names that are in no table and do not look like the user's own."""
     dataset, shown = config.dataset.name, shortened(config.dataset.name)
     forms = ", ".join(registry.DATASET_FORMS)
-    if dataset not in registry.DATASETS and not is_own_data(dataset):
+    if dataset not in registry.DATASETS and not is_own_data(dataset) and not registry.is_given(dataset):
         yield f'dataset = "{shown}" is not known. {choices(dataset, registry.DATASETS)}, or give {forms}.'
     source = config.public.source
     if source not in ("train", "test") and not is_own_data(source):
         yield f'public.source = "{shortened(source)}" is not known. Choose "train", or give {forms}.'
     model = config.model.name.partition("(")[0].strip()
-    if ":" not in model and model not in registry.MODELS:
+    if ":" not in model and model not in registry.MODELS and not registry.is_given(config.model.name):
         hint = choices(model, registry.MODELS)
         yield f'model = "{shortened(model)}" is not known. {hint}, or give module:function.'
+    if config.model.init != "seed" and not registry.is_given(config.model.init):
+        yield f'model.init = "{shortened(config.model.init)}" is not known: it must be "seed". In Python, give init=.'
     engine = config.engine.name
     if engine in registry.LATER_ENGINES:
         yield f'engine = "{engine}" is not in this version. Choose one of {", ".join(registry.ENGINES)}.'

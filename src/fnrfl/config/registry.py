@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -62,6 +63,9 @@ ENGINES = {
     "gpu": "the same on an NVIDIA GPU, with captured steps",
 }
 LATER_ENGINES = ("ray", "flower")
+GIVEN = re.compile(
+    r".* \(given in Python, [0-9a-f]{8}\)", re.DOTALL
+)  # in the place of a name: what it is, and its hash
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,17 @@ def recipes() -> dict[str, str]:
     return {path.stem: _first_line(path).lstrip("# ") for path in sorted(RECIPES.glob("*.toml"))}
 
 
+def is_given(words: str) -> bool:
+    """Whether a value of a config stands for an object that was passed in, which no config can hold."""
+    return GIVEN.fullmatch(words) is not None
+
+
 def options(name: str) -> tuple[Option, ...]:
-    """The options of a method; those of "fnr" are the [fnr] section."""
+    """The options of a method; those of "fnr" are the [fnr] section, and a method that was passed in has its own."""
     if name == "fnr":
         return options_of(FnrOptions)
+    if is_given(name):
+        return ()
     return _options_of_own(name) if ":" in name else _method(name).options
 
 

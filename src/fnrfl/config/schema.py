@@ -62,6 +62,7 @@ class ModelOptions:
 
     name: str = option("resnet18", 'a model, perhaps with arguments, or "module:function"')
     features: str = option("auto", "layer whose output are the features; auto: the last Linear's input")
+    init: str = option("seed", "where the first weights come from; those given in Python are named by their hash")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +224,7 @@ def text_keys() -> frozenset[str]:
 @cache
 def introduced(algorithm: str) -> FlatValues:
     """The value that each key was introduced with; options of a user's own method have none."""
-    options = options_by_key(() if ":" in algorithm else registry.options(algorithm))
+    options = options_by_key(() if ":" in algorithm else registry.options(algorithm))  # of one that was given: none
     first = {key: option.default for key, option in options.items()}
     first |= FIRST_DEFAULTS.get("", {}) | FIRST_DEFAULTS.get(algorithm, {})
     values: FlatValues = {key: checked(options[key], value) for key, value in first.items()}

@@ -187,7 +187,7 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     elif path.is_dir():
         raw = sites.read_folder(path, expected, reading)
     elif ":" in name:
-        return _source_from_function(name, readers.call_function(name), reading)
+        return source_of_values(name, readers.call_function(name), f"dataset = {name!r} returned", reading)
     else:
         raise ConfigError(
             f"dataset = {name!r} is neither a known data set nor a file or folder that exists; it must be "
@@ -207,8 +207,10 @@ def _refuse_keys_of_tables(name: str, path: Path, reading: Reading) -> None:
         )
 
 
-def _source_from_function(name: str, made: object, reading: Reading) -> DataSource:
-    """What a function of the user's returned."""
+def source_of_values(name: str, made: object, told: str, reading: Reading = PLAIN_READING) -> DataSource:
+    """What a function of the user's returned, or what was passed in; `told` begins the sentence that refuses it."""
+    if isinstance(made, RawData):
+        return DataSource(name, name, _checked(name, made, reading))
     if isinstance(made, Dataset):
         parts = {
             "train": Examples(made.train.x, made.train.y, clients=made.train_clients),
@@ -218,9 +220,9 @@ def _source_from_function(name: str, made: object, reading: Reading) -> DataSour
     if not isinstance(made, tuple) or len(made) not in (2, 3, 4, 6):
         length = f" of {len(made)}" if isinstance(made, tuple) else ""
         raise ConfigError(
-            f"dataset = {name!r} returned {type(made).__name__}{length}; it must return a fnrfl Dataset, a tuple "
-            "x_train, y_train, x_test, y_test, or a tuple x, y; with the client of each example, x_train, y_train, "
-            "clients_train, x_test, y_test, clients_test, or x, y, clients. Change what the function returns."
+            f"{told} {type(made).__name__}{length}; it must be a fnrfl Dataset, a tuple x_train, y_train, x_test, "
+            "y_test, or a tuple x, y; with the client of each example, x_train, y_train, clients_train, x_test, "
+            "y_test, clients_test, or x, y, clients. Change what it gives."
         )
     if len(made) < 4:
         parts = {ONLY_PART: _as_returned(made)}

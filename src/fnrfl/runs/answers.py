@@ -30,7 +30,7 @@ EVERYTHING = "all examples"
 class TrainedRun:
     """A model from a run directory, and what it can be asked."""
 
-    run_dir: Path
+    run_dir: Path | None  # None: the run has written nothing
     config: RunConfig
     net: Net
     server: State
@@ -47,8 +47,8 @@ class TrainedRun:
         if self.clients is None:
             if client is not None:
                 raise ConfigError(
-                    f"{self.run_dir} has one model for all clients, because {self.config.algorithm.name} trains one, "
-                    f"so client {client} has none of its own. Leave --client out."
+                    f"{self.run_dir or 'The run'} has one model for all clients, because {self.config.algorithm.name} "
+                    f"trains one, so client {client} has none of its own. Leave --client out."
                 )
             yield None, self.server
             return
@@ -68,6 +68,14 @@ class Evaluation:
     notes: tuple[str, ...] = ()  # what one should know beside the numbers
     own_metrics: dict[str, float | None] = field(default_factory=dict)  # of the user, by name
     shown: tuple[str, ...] = ()  # the metrics that were asked for, by name
+
+    @property
+    def accuracy(self) -> float:
+        """The share of examples that the model has right."""
+        return self.score.accuracy
+
+    def __repr__(self) -> str:
+        return f"Evaluation(accuracy {self.accuracy:.4f} on {self.examples} examples: {self.where})"
 
     @property
     def models(self) -> int:
@@ -94,7 +102,7 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """The scores as one JSON object."""
         return {
-            "run_dir": str(self.trained.run_dir),
+            "run_dir": None if self.trained.run_dir is None else str(self.trained.run_dir),
             "data": self.data,
             "part": self.what,
             "notes": list(self.notes),
@@ -124,6 +132,18 @@ class Prediction:
     parts: Sequence[str] | None = None  # train or test, where the data has parts of its own
     ids: tuple[str, Sequence[str]] | None = None  # a column of the table that was carried along: its name and cells
     notes: tuple[str, ...] = ()  # what one should know beside the answers
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the probabilities."""
+        return self.trained.classes
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(self.labels[:5]) + (", ..." if len(self) > 5 else "")
+        return f"Prediction({len(self)} examples: {shown})"
 
     def to_csv(self) -> str:
         """A line per example: where it is, the likeliest class, the probability of each, and what each client says."""

@@ -36,6 +36,7 @@ from fnrfl.runs.data import (
     notices_on_clients,
     with_counted_clients,
 )
+from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.needs import check_needs
 from fnrfl.runs.own_metrics import OwnMetric, load_own_metrics, try_out
@@ -56,6 +57,7 @@ class Built:
     scaling: Scaling | None
     metrics: tuple[OwnMetric, ...]  # of the user
     notices: tuple[str, ...]
+    given: Given = NOTHING
 
     @property
     def facts(self) -> Facts:
@@ -73,19 +75,25 @@ class Built:
         return self.partition.manifest() | {"set_aside": aside, "splits": self.splits.manifest()}
 
 
-def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, scaling: Scaling | None = None) -> Built:
+def build(
+    config: RunConfig,
+    scratch: Path | None = None,
+    runs_alike: int = 1,
+    scaling: Scaling | None = None,
+    given: Given = NOTHING,
+) -> Built:
     """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory.
 
     `runs_alike` is how many runs of this process are about like this one. `scaling` is what clients have answered
-    before, if the run goes on; else they are asked.
+    before, if the run goes on; else they are asked. `given` are the objects that the config has words for.
     """
     metrics = load_own_metrics(config.metrics)
-    dataset = load_data(config)
-    algorithm = build_algorithm(config)
+    dataset = load_data(config, given)
+    algorithm = build_algorithm(config, given)
     public = load_public(config, dataset)
     partition, splits = divide(config, dataset, public, algorithm)
     config = with_counted_clients(config, partition)
-    net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers)
+    net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers, given=given)
     augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image
     check_needs(config, algorithm, net, splits, partition)
     check_values(config, net, splits)
@@ -100,7 +108,7 @@ def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, s
     engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
     notices = (*unused, *notices_on_clients(config, dataset, partition), *_notices(config, splits, asked))
-    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, metrics, notices)
+    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, metrics, notices, given)
 
 
 def _on_device(config: RunConfig, net: Net) -> Net:

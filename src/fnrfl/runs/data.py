@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fnrfl.config import RunConfig
+from fnrfl.config import RunConfig, registry
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.net import Net
@@ -20,18 +20,27 @@ from fnrfl.data.batches import Pool
 from fnrfl.data.carving import carve
 from fnrfl.data.datasets import Dataset, load
 from fnrfl.data.holdings import Partition
+from fnrfl.data.in_memory import source_in_memory
 from fnrfl.data.partitions import draw
 from fnrfl.data.reading import Expected, Reading
 from fnrfl.data.saved_splits import read_saved_split
 from fnrfl.data.splits import Splits
 from fnrfl.data.terms import Natural, SavedSplit, Scenario
+from fnrfl.runs.given import NOTHING, Given
 
 
-def load_data(config: RunConfig) -> Dataset:
-    """The data set of a run; where the scenario takes its clients, a missing test part is drawn client by client."""
-    split = scenarios.parse(config.scenario).split
+def load_data(config: RunConfig, given: Given = NOTHING) -> Dataset:
+    """The data set of a run: what its config names, or what was passed in.
+
+    Where the scenario takes the clients of the data, a missing test part is drawn client by client.
+    """
+    name, split = config.dataset.name, scenarios.parse(config.scenario).split
     named = read_saved_split(split.path).partition.ids is not None if isinstance(split, SavedSplit) else False
-    return load(config.dataset.name, reading=reading_of(config), by_client=named or isinstance(split, Natural))
+    by_client = named or isinstance(split, Natural)
+    if not registry.is_given(name):
+        return load(name, reading=reading_of(config), by_client=by_client)
+    source = source_in_memory(given.fetch("dataset", name), "dataset")
+    return replace(source.dataset(by_client=by_client), name=name, source=name)
 
 
 def reading_of(config: RunConfig) -> Reading:

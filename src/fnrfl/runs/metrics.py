@@ -18,7 +18,7 @@ class RunMetrics:
 
     rounds: list[Event]
 
-    def curve(self, metric: str) -> list[float | None]:
+    def series(self, metric: str) -> list[float | None]:
         """A number of every round, None where there is none; a metric of the user's own has its function's name.
 
         `worst_client` is the lowest of `per_client`, and `worst_site` of `per_site`.
@@ -30,7 +30,12 @@ class RunMetrics:
 
     def last(self, metric: str) -> float | None:
         """The same after the last round."""
-        return self.curve(metric)[-1]
+        return self.series(metric)[-1]
+
+    def curve(self) -> dict[str, list[float | None]]:
+        """Every number that rounds have, as columns of equal length: what pandas.DataFrame takes. None: not known."""
+        names = [name for name, value in self.rounds[-1].items() if isinstance(value, int | float) and name != "rounds"]
+        return {name: self.series(name) for name in [*names, "worst_client"]} | {"seconds": list(self.seconds)}
 
     @property
     def accuracy(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.isolation import isolated
 from fnrfl.core.modules import InputScale
+from fnrfl.core.nearest import choices
 from fnrfl.core.net import Net
 from fnrfl.core.quality import NUMBER_METRICS
 from fnrfl.core.types import Tree
@@ -21,11 +23,12 @@ from fnrfl.data.datasets import Facts
 from fnrfl.rundir.events import Event
 from fnrfl.runs import personal
 from fnrfl.runs.build_net import build_net
+from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.metrics import OWN, RunMetrics
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result(RunMetrics):
     """What came out of a run: the numbers of every round, and the model."""
 
@@ -35,6 +38,47 @@ class Result(RunMetrics):
     data: Facts  # about what it was trained on
     run_dir: Path | None
     keeper: personal.Keeper | None = None  # of the clients' models, for methods that give each client its own
+    given: Given = NOTHING  # what was passed in as objects
+
+    def __repr__(self) -> str:
+        where = "" if self.run_dir is None else f", kept in {self.run_dir}"
+        leak = "leak, " if self.config.leaks_on else ""
+        return f"Result({leak}{self._what}: accuracy {self.accuracy:.4f} after {len(self.rounds)} rounds{where})"
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook: what was run, and the numbers of the last round."""
+        shown = {name: values[-1] for name, values in self.curve().items()}
+        cells = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(_short(value))}</td></tr>" for name, value in shown.items()
+        )
+        return f"<p>{escape(repr(self))}</p><table>{cells}</table>"
+
+    @property
+    def _what(self) -> str:
+        config = self.config
+        return f"{config.algorithm.name}{'' if config.fnr is None else ' + FNR'} on {config.dataset.name}"
+
+    def plot(self, metric: str = "accuracy", ax: Any = None) -> Any:
+        """A curve of `curve()` over the rounds, drawn with matplotlib; its axes."""
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            raise ConfigError("A plot needs the package matplotlib. Install it, or use curve().") from error
+        curve = self.curve()
+        if metric not in curve:
+            raise ConfigError(f'There is no curve "{metric}". {choices(metric, list(curve))}.')
+        axes: Any = pyplot.subplots()[1] if ax is None else ax
+        axes.plot(curve["round"], curve[metric], label=self._what)
+        axes.set(xlabel="round", ylabel=metric)
+        return axes
+
+    @cached_property
+    def confusion(self) -> list[list[int]]:
+        """Test examples by their class (rows) and by the class that the model gives (columns), after the last round."""
+        from fnrfl.runs.predict import count_confusions
+
+        logged = self.rounds[-1].get("confusion")
+        return count_confusions(self) if logged is None else logged
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -61,7 +105,8 @@ class Result(RunMetrics):
     @isolated()
     def net(self) -> Net:
         """The net that the run trained, freshly initialised; its data need not be there."""
-        net = build_net(self.config, self.input_shape, len(self.classes), integers=self.data.tokens)
+        shape, tokens = self.input_shape, self.data.tokens
+        net = build_net(self.config, shape, len(self.classes), integers=tokens, given=self.given, trained=True)
         return net.with_input_scale(InputScale.of(self.weights)) if self.config.dataset.asks_for_means else net
 
     @cached_property
@@ -75,7 +120,7 @@ class Result(RunMetrics):
         """The clients' models where the method gives each its own, else None: all use `model`."""
         if self.keeper is None:
             return None
-        return personal.ClientModels(build_algorithm(self.config), self.net, self.clients, self.keeper)
+        return personal.ClientModels(build_algorithm(self.config, self.given), self.net, self.clients, self.keeper)
 
     def client_model(self, client: int | str) -> nn.Module:
         """The model that a client uses, an ordinary module in eval mode, for methods that give each its own.
@@ -124,6 +169,10 @@ class Result(RunMetrics):
             "run_dir": None if self.run_dir is None else str(self.run_dir),
             "model_sha256": self.model_sha256,
         }
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}" if value != int(value) else f"{int(value):,}"
 
 
 def _add_tensors(digest: hashlib._Hash, named: Tree) -> None:

@@ -102,7 +102,7 @@ def _group(group: LineGroup, traffic: Sequence[str], time: Sequence[str]) -> dic
 
 def _over_seeds(group: LineGroup, metric: str, rounds: Sequence[int]) -> dict[str, list[float | None]] | None:
     """Mean and range of a number over the seeds; None if no run has it."""
-    curves = [run.curve(metric) for run in group.runs]
+    curves = [run.series(metric) for run in group.runs]
     at = [[value for curve in curves if (value := curve[t]) is not None] for t in rounds]
     if not any(at):
         return None

@@ -22,11 +22,13 @@ from fnrfl.rundir.outputs import check_output, write_output
 log = logging.getLogger("fnrfl")
 
 
-def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plots: bool = True) -> Path:
+def report(run_dirs: Sequence[Path], out: Path | None = None, *, title: str | None = None, plots: bool = True) -> Path:
     """Write a page about run directories, and folders of them, to `out`; the figures go to plots/ beside it.
 
-    `out` is the file, or a folder that gets a report.html. Runs that differ in their seed alone make one line.
+    `out` is the file, or a folder that gets a report.html: by default the run directory if there is one, else the
+    working folder. Runs that differ in their seed alone make one line.
     """
+    out = out or (run_dirs[0] if len(run_dirs) == 1 else Path())
     found = read.load_runs(run_dirs)
     runs, begun = found.runs, [run for run in found.runs if run.rounds]
     for sentence in found.damaged:
