@@ -25,6 +25,7 @@ from fnrfl.cli.common import (
 from fnrfl.cli.keywords import KeyValueCommand
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import printable
 
 if TYPE_CHECKING:
     from fnrfl.config import RunConfig
@@ -85,10 +86,14 @@ def show(
         scores = skew(counts, built.partition.levels)
         title = f"{config.scenario}, {config.dataset.name}, {counted(config.clients, 'client')}, seed {config.seed}"
         if png is not None:
-            figure(counts, built.dataset.classes, scores, title, png)
+            figure(counts, built.dataset.classes, scores, title, png, built.partition.ids)
         if json:
             named = {"scenario": config.scenario, "dataset": config.dataset.name, "seed": config.seed}
-            split = {"sha256": built.partition.sha256, "counts": counts.tolist()}
+            split = {
+                "sha256": built.partition.sha256,
+                "counts": counts.tolist(),
+                **({} if built.partition.ids is None else {"ids": list(built.partition.ids)}),
+            }
             print_answer(json_format.dumps(named | scores.summary() | split))
             return
         _show_split(title, built, scores)
@@ -151,7 +156,8 @@ def _show_split(title: str, built: Built, scores: Skew) -> None:
     rows = [("client", labels, "examples", "classes", "distance", *(["noise"] if noisy else []))]
     for client, shades in enumerate(heat_map(counts)[:ROWS]):
         cells = (f"{scores.sizes[client]:,}", f"{scores.classes[client]:.1f}", f"{scores.distance[client]:.2f}")
-        rows.append((str(client), shades, *cells, *([f"{scores.noise[client]:.3g}"] if noisy else [])))
+        name, noise = printable(built.partition.names[client]), [f"{scores.noise[client]:.3g}"] if noisy else []
+        rows.append((name, shades, *cells, *noise))
     print_table(rows)
     if len(counts) > ROWS:
         typer.echo(f"and {counted(len(counts) - ROWS, 'client')} more")

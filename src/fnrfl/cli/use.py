@@ -24,6 +24,7 @@ from fnrfl.cli.common import (
 )
 from fnrfl.cli.notices import notices
 from fnrfl.config.spelling import counted
+from fnrfl.core.words import printable
 from fnrfl.runs.metrics import OWN
 
 DataArgument = Annotated[
@@ -34,7 +35,7 @@ DataArgument = Annotated[
 ]
 
 Client = Annotated[
-    int | None,
+    str | None,
     typer.Option("--client", metavar="ID", show_default="all of them", help="One client's own model, if it has one."),
 ]
 
@@ -115,7 +116,9 @@ def evaluate(
         print_table(list(zip(*by_class, strict=True)))
         _print_metrics(found, scored.shown)
         if own := found["per_client"]:
-            print_table([("client", "accuracy"), *((str(one), f"{share:.4f}") for one, share in own.items())])
+            print_table(
+                [("client", "accuracy"), *((printable(str(one)), f"{share:.4f}") for one, share in own.items())]
+            )
 
 
 def _print_metrics(found: dict[str, Any], shown: Sequence[str]) -> None:

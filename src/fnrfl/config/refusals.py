@@ -9,7 +9,7 @@ from pathlib import Path
 from fnrfl.config import registry
 from fnrfl.config.keys import Key
 from fnrfl.config.protocol import TWINS
-from fnrfl.config.schema import RunConfig
+from fnrfl.config.schema import RunConfig, counts_clients
 from fnrfl.config.spelling import same_key
 from fnrfl.config.typed import FlatValues, shortened, show_value
 from fnrfl.core import own_code
@@ -80,7 +80,7 @@ def refuse_config(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]:
 
 def is_own_data(text: str) -> bool:
     """Whether a text looks like a file, a folder or a function of the user's."""
-    return Path(text).suffix.lower() in (".npz", ".csv") or ":" in text or "/" in text or os.path.isdir(text)
+    return Path(text).suffix.lower() in (".npz", ".csv", ".json") or ":" in text or "/" in text or os.path.isdir(text)
 
 
 def _bad_run_name(name: str) -> Iterator[str]:
@@ -151,6 +151,11 @@ def _leaks_refused(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]
 def _conflicts(config: RunConfig) -> Iterator[str]:
     """Values that are right alone and cannot go together."""
     public = config.public
+    if config.clients == 0 and not counts_clients(config.scenario):
+        yield (
+            f'clients = 0 stands for the clients that the data names, and scenario = "{config.scenario}" draws others. '
+            "Set clients to 1 or more, or scenario = natural."
+        )
     if isinstance(public.distill, float) and public.ranking + public.distill >= 1:
         yield (
             f"public.ranking = {public.ranking} and public.distill = {public.distill} leave nothing to refine on; "

@@ -105,11 +105,19 @@ def _resolve(recipe: FlatValues, overrides: FlatValues, name: str) -> RunConfig:
             values[key] = canonical(values[key])
         except ConfigError as error:
             problems.append(str(error))
+    if not problems:
+        values["clients"] = _num_clients(values, recipe, overrides)
     config = _typed(values, refining)
     problems += refuse_config(config, known)
     if problems:
         raise ConfigError(" ".join(problems))
     return config
+
+
+def _num_clients(values: FlatValues, recipe: FlatValues, overrides: FlatValues) -> int:
+    """How many clients were asked for; 0 where the scenario counts them and nobody asked for this scenario."""
+    chosen = "clients" in overrides or ("scenario" not in overrides and "clients" in recipe)
+    return 0 if schema.counts_clients(values["scenario"]) and not chosen else int(values["clients"])
 
 
 def _algorithm(recipe: FlatValues, overrides: FlatValues) -> tuple[str, FlatValues]:

@@ -124,7 +124,7 @@ class RunConfig:
     name: str = option("run", "what the run is called; by default, the recipe's name")
     seed: int = option(0, "of all randomness", ge=0)
     rounds: int = option(10, "communication rounds", ge=1)
-    clients: int = option(10, "clients that hold data", ge=1)
+    clients: int = option(10, "clients that hold data; 0: those that the data names (scenario = natural)", ge=0)
     participation: float = option(1.0, "share of clients active in a round", gt=0, le=1)
     protocol: Literal["honest", "paper"] = option("honest", "paper: the released code's settings and leaks")
     scenario: str = option("label-dirichlet(0.5)", "how the data is spread over the clients; parts joined by +")
@@ -251,6 +251,13 @@ def canonical(scenario: str) -> str:
     from fnrfl.data.scenarios import parse
 
     return str(parse(scenario))
+
+
+def counts_clients(scenario: str) -> bool:
+    """Whether a scenario says how many clients there are, and not the key `clients`."""
+    from fnrfl.data.scenarios import parse
+
+    return parse(scenario).counts_clients
 
 
 def slug(text: str, most: int = 100) -> str:

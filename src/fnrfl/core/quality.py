@@ -177,6 +177,9 @@ TEST_METRICS = {
         Metric("accuracy_own", "mean over clients, each on its own test distribution", in_runs_only=True),
         Metric("accuracy_clean", "accuracy on the test set without feature noise", in_runs_only=True),
         Metric("worst_client", "the lowest accuracy on a client's own mixture of classes", in_runs_only=True),
+        Metric("accuracy_site", "mean over clients, each on the test examples that it brought", in_runs_only=True),
+        Metric("accuracy_site_pooled", "the same over all of these examples together", in_runs_only=True),
+        Metric("worst_site", "the lowest accuracy of a client on the test examples that it brought", in_runs_only=True),
         Metric("validation_accuracy", "share of right answers on validation data", in_runs_only=True),
     )
 }  # fmt: skip

@@ -61,6 +61,7 @@ def values_hash(values: object) -> str:
         parts += [] if values.classes is None else [list(values.classes)]
     elif isinstance(values, Dataset):
         parts = [*(_plain(array) for part in (values.train, values.test) for array in (part.x, part.y)), values.classes]
+        parts += [list(named) for named in (values.train_clients, values.test_clients) if named is not None]
     else:
         parts = list(values) if isinstance(values, tuple) else [values]
     return object_hash(parts)

@@ -42,7 +42,7 @@ class TrainedRun:
         """What it can answer."""
         return self.data.classes
 
-    def models(self, client: int | None) -> Iterator[tuple[int | None, State]]:
+    def models(self, client: int | str | None) -> Iterator[tuple[int | str | None, State]]:
         """(client, its model) of everybody or of one client, one at a time; (None, model) if all use the same."""
         if self.clients is None:
             if client is not None:
@@ -52,8 +52,8 @@ class TrainedRun:
                 )
             yield None, self.server
             return
-        for one in range(len(self.clients)) if client is None else (client,):
-            yield one, self.clients[one]
+        for one in range(len(self.clients)) if client is None else (self.clients.number(client),):
+            yield one if self.data.clients is None else self.data.clients[one], self.clients[one]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class Evaluation:
     data: str
     what: str  # which examples of the data
     score: Score  # of the clients' models taken together, where each has its own
-    per_client: dict[int, float] | None  # accuracy of each client's model that was asked; None if all use the same
+    per_client: dict[int | str, float] | None  # accuracy of each model that was asked; None if all use the same
     notes: tuple[str, ...] = ()  # what one should know beside the numbers
     own_metrics: dict[str, float | None] = field(default_factory=dict)  # of the user, by name
     shown: tuple[str, ...] = ()  # the metrics that were asked for, by name
@@ -128,7 +128,7 @@ class Prediction:
     rows: Sequence[str]  # where each example is in its part: a position from 0, or an image's path
     labels: list[str]
     probabilities: Tensor  # [n, C]; the mean over clients, where each has a model of its own
-    per_client: dict[int, list[str]]  # the label that each client's own model gives, where several were asked
+    per_client: dict[int | str, list[str]]  # the label that each client's own model gives, where several were asked
     parts: Sequence[str] | None = None  # train or test, where the data has parts of its own
     ids: tuple[str, Sequence[str]] | None = None  # a column of the table that was carried along: its name and cells
     notes: tuple[str, ...] = ()  # what one should know beside the answers

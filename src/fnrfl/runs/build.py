@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fnrfl.core.net import Net
 from fnrfl.data import augment
 from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset, Facts
-from fnrfl.data.partitions import Partition
+from fnrfl.data.holdings import Partition
 from fnrfl.data.scaling import Scaling
 from fnrfl.data.splits import Splits
 from fnrfl.engines.federation import Federation
@@ -27,7 +27,15 @@ from fnrfl.runs.build_engine import ask_for_scaling, build_engine
 from fnrfl.runs.build_net import build_net, check_values
 from fnrfl.runs.choice import choose_engine
 from fnrfl.runs.cohorts import cohort_size, num_answers
-from fnrfl.runs.data import build_pool, divide, feature_noise, load_data, load_public
+from fnrfl.runs.data import (
+    build_pool,
+    divide,
+    feature_noise,
+    load_data,
+    load_public,
+    notices_on_clients,
+    with_counted_clients,
+)
 from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.needs import check_needs
@@ -54,7 +62,8 @@ class Built:
     @property
     def facts(self) -> Facts:
         """What a run remembers of its data."""
-        return self.dataset.facts(tokens=not self.net.input_dtype.is_floating_point)
+        facts = self.dataset.facts(tokens=not self.net.input_dtype.is_floating_point)
+        return replace(facts, clients=self.partition.ids)
 
     def noise(self, client: int, x: Tensor, stream: torch.Generator) -> Tensor:
         """A client's feature noise over a batch."""
@@ -62,7 +71,8 @@ class Built:
 
     def manifest(self) -> dict[str, Any]:
         """Which example goes to whom, and what is set aside, with hashes: the content of partition.json."""
-        return self.partition.manifest() | {"splits": self.splits.manifest()}
+        aside = {name: positions.tolist() for name, positions in self.splits.set_aside.items()}
+        return self.partition.manifest() | {"set_aside": aside, "splits": self.splits.manifest()}
 
 
 def build(
@@ -82,6 +92,7 @@ def build(
     algorithm = build_algorithm(config, given)
     public = load_public(config, dataset)
     partition, splits = divide(config, dataset, public, algorithm)
+    config = with_counted_clients(config, partition)
     net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers, given=given)
     augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image
     check_needs(config, algorithm, net, splits, partition)
@@ -96,7 +107,7 @@ def build(
         net = net.with_input_scale(scaling.layer(net.input_shape, net.dtype, scale=scale, fill=fill))
     engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
-    notices = (*unused, *_notices(config, splits, asked))
+    notices = (*unused, *notices_on_clients(config, dataset, partition), *_notices(config, splits, asked))
     return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, metrics, notices, given)
 
 

@@ -19,12 +19,13 @@ class RunMetrics:
     rounds: list[Event]
 
     def series(self, metric: str) -> list[float | None]:
-        """A number of every round, None where there is none; `worst_client` is the lowest of `per_client`.
+        """A number of every round, None where there is none; a metric of the user's own has its function's name.
 
-        A metric of the user's own is called by its function's name.
+        `worst_client` is the lowest of `per_client`, and `worst_site` of `per_site`.
         """
-        if metric == "worst_client":
-            return [_finite(worst_client(event)) for event in self.rounds]
+        if metric in ("worst_client", "worst_site"):
+            worst = worst_client if metric == "worst_client" else worst_site
+            return [_finite(worst(event)) for event in self.rounds]
         return [_finite(event.get(metric, event.get(OWN, {}).get(metric))) for event in self.rounds]
 
     def last(self, metric: str) -> float | None:
@@ -102,6 +103,11 @@ class RunMetrics:
 def worst_client(event: Event) -> float | None:
     """The lowest accuracy of a client in a round; a client of whose classes the test set has none is null there."""
     return min((value for value in event["per_client"] if value is not None), default=None)
+
+
+def worst_site(event: Event) -> float | None:
+    """The lowest accuracy of a client on the test examples that it brought; None where nobody brought any."""
+    return min((value for value in event.get("per_site", ()) if value is not None), default=None)
 
 
 def training_seconds(event: Event) -> float:

@@ -11,7 +11,7 @@ from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.core.training import BALANCED, NONE, read_class_weights
 from fnrfl.data import scenarios
-from fnrfl.data.partitions import Partition
+from fnrfl.data.holdings import Partition
 from fnrfl.data.splits import Splits
 from fnrfl.runs.cohorts import num_answers
 from fnrfl.runs.limits import check_sizes

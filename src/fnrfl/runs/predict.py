@@ -47,7 +47,7 @@ def evaluate(
     run: RunOrResult,
     data: object,
     *,
-    client: int | None = None,
+    client: int | str | None = None,
     metrics: Sequence[str] = (),
     trust: bool = False,
     given: Given = NOTHING,
@@ -93,7 +93,7 @@ def predict(
     run: RunOrResult,
     data: object,
     *,
-    client: int | None = None,
+    client: int | str | None = None,
     id_column: str | None = None,
     trust: bool = False,
     given: Given = NOTHING,
@@ -152,9 +152,9 @@ def _title(data: object) -> str:
     return os.fspath(data) if isinstance(data, str | os.PathLike) else "The data"
 
 
-def _ask(trained: TrainedRun, x: Tensor, client: int | None) -> tuple[Tensor, dict[int, list[str]]]:
+def _ask(trained: TrainedRun, x: Tensor, client: int | str | None) -> tuple[Tensor, dict[int | str, list[str]]]:
     """(mean probabilities [n, C] of all models asked, the labels that each client's model gives if all were asked)."""
-    per_client: dict[int, list[str]] = {}
+    per_client: dict[int | str, list[str]] = {}
     total, count = torch.zeros(len(x), len(trained.classes), dtype=trained.net.dtype), 0
     for one, model in trained.models(client):
         shares = probabilities(trained, model, x)

@@ -90,6 +90,17 @@ class Result(RunMetrics):
         """The shape of an example."""
         return self.data.input_shape
 
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """What each client is called: its id in the data, or its number."""
+        return self.data.clients or tuple(str(client) for client in range(self.config.clients))
+
+    @property
+    def per_site(self) -> dict[str, float | None] | None:
+        """Each client's accuracy on the test examples that it brought, after the last round; None if nobody did."""
+        scores = self.rounds[-1].get("per_site")
+        return None if scores is None else dict(zip(self.clients, scores, strict=True))
+
     @cached_property
     @isolated()
     def net(self) -> Net:
@@ -109,12 +120,13 @@ class Result(RunMetrics):
         """The clients' models where the method gives each its own, else None: all use `model`."""
         if self.keeper is None:
             return None
-        return personal.ClientModels(
-            build_algorithm(self.config, self.given), self.net, self.config.clients, self.keeper
-        )
+        return personal.ClientModels(build_algorithm(self.config, self.given), self.net, self.clients, self.keeper)
 
-    def client_model(self, client: int) -> nn.Module:
-        """The model that a client uses, an ordinary module in eval mode, for methods that give each its own."""
+    def client_model(self, client: int | str) -> nn.Module:
+        """The model that a client uses, an ordinary module in eval mode, for methods that give each its own.
+
+        A client is called by its id where the data names the clients (`clients`), and else by its number.
+        """
         if self.client_models is None:
             raise ConfigError(
                 f"{self.config.algorithm.name} trains one model for all clients, so client {client} has none of its "
@@ -145,6 +157,7 @@ class Result(RunMetrics):
             **{name: self.last(name) for name in NUMBER_METRICS},
             "accuracy_last3": self.accuracy_last3,
             "accuracy_best": self.accuracy_best,
+            "per_site": self.per_site,
             "per_class": self.per_class,
             OWN: self.own_metrics,
             "seconds_train": self.seconds_train,

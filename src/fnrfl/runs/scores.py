@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -52,7 +54,8 @@ def score_models(built: Built, state: State, *, last: bool = True) -> Event:
     validation = built.splits.validation
     judged = pooled(copies("validation", validation.x, validation.y)).accuracy if len(validation) else None
     apart = {"accuracy_clean": clean(built.splits.test.x, built.splits.test.y).accuracy} if len(test) > 1 else {}
-    return _score_event(whole, per_client, judged, apart) | logged_metrics(whole, built.metrics, last=last)
+    sites = site_scores(test * config.clients if len(test) == 1 else test, built.splits.site_tests)
+    return _score_event(whole, per_client, judged, apart | sites) | logged_metrics(whole, built.metrics, last=last)
 
 
 def _personal_scores(built: Built, state: State, *, last: bool) -> Event:
@@ -91,10 +94,27 @@ def _personal_scores(built: Built, state: State, *, last: bool) -> Event:
     if len(splits.validation):
         judged = pooled(everybody(mixed("validation", splits.validation.x), splits.validation.y)).accuracy
     apart = {"accuracy_clean": pooled(everybody(splits.test.x, splits.test.y)).accuracy} if noisy else {}
+    apart |= site_scores(mine, splits.site_tests)
     return _score_event(whole, per_client, judged, apart) | logged_metrics(whole, built.metrics, last=last)
 
 
-def _score_event(whole: Score, per_client: list[float], judged: float | None, apart: dict[str, float]) -> Event:
+def site_scores(scores: Sequence[Score], site_tests: Sequence[Tensor]) -> Event:
+    """Each client on the test examples that it brought: `scores` are those of its model on the whole test set.
+
+    Empty where nobody brought any; null for a client without test examples.
+    """
+    if not site_tests:
+        return {}
+    right = [(score.predicted == score.labels)[mine] for score, mine in zip(scores, site_tests, strict=True)]
+    per_site = [float(answers.double().mean()) for answers in right]
+    return {
+        "accuracy_site": _mean(per_site),
+        "accuracy_site_pooled": _mean(torch.cat(right).double().tolist()),
+        "per_site": [_number(value) for value in per_site],
+    }
+
+
+def _score_event(whole: Score, per_client: list[float], judged: float | None, apart: Event) -> Event:
     """Scores as the log has them."""
     return {
         "accuracy": whole.accuracy,
