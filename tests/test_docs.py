@@ -7,6 +7,7 @@ import dataclasses
 import doctest
 import importlib
 import inspect
+import json
 import re
 import runpy
 import shlex
@@ -442,7 +443,28 @@ def test_every_command_is_in_the_readme() -> None:
     assert listed == registered | {group.name for group in cli.app.registered_groups}
 
 
+def test_the_readme_can_be_read_aloud_in_two_minutes() -> None:
+    """Without its tables, code, headings and pictures: 200 words a minute."""
+    lines = [line for line in PROSE["README.md"].splitlines() if not line.startswith(("|", "#", "!"))]
+    assert len(re.sub(r"\]\([^)]*\)", "]", "\n".join(lines)).split()) <= 400
+
+
+def test_the_readme_gives_the_papers_numbers_as_printed_and_its_own_as_committed() -> None:
+    from fnrfl.results.reproduce.printed import PRINTED
+
+    rows = {row[0]: row[1:] for row in table("README.md", "About the paper")}
+    lines = [
+        json.loads(line) for path in sorted((ROOT / "results/reproduction").glob("*.jsonl")) for line in path.open()
+    ]
+    committed = {line["id"]: f"{line['accuracy']:.4f}" for line in lines if line.get("accuracy") is not None}
+    for name, method in (("FedAvg", "fedavg"), ("FedAvg + FNR", "fedavg+fnr")):
+        cells = [f"resnet18/label/{protocol}/{method}/seed0@quick" for protocol in ("paper", "honest")]
+        printed = f"{PRINTED['accuracy', 'resnet18', 'label', method].value:.4f}"
+        assert rows[name] == [printed, *(committed.get(cell, "not run") for cell in cells)]
+
+
 def test_the_changelog_and_citation_name_this_version() -> None:
+    assert f"fnrfl-{fnrfl.__version__}-py3-none-any.whl" in PAGES["README.md"]
     assert f"## [{fnrfl.__version__}]" in PAGES["CHANGELOG.md"]
     assert f"version: {fnrfl.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 

@@ -93,7 +93,7 @@ def test_the_notebook_has_its_outputs_and_nothing_of_a_machine() -> None:
 
 ROOT = DOCS.parent
 TYPED = ("README.md", "docs/getting-started.md")
-SET_UP = ("git clone", "cd fnrfl", "make ", "source ")  # what a reader does once; here it is done
+SET_UP = ("git clone", "cd fnrfl", "make ", "source ", "pip ")  # what a reader does once; here it is done
 SILENT = ("#", "")  # what a shell passes over
 
 

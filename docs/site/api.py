@@ -91,9 +91,11 @@ def _directive(kind: str, signature: str, body: str, *, fence: str = FENCE) -> s
 
 
 def _prose(thing: Any) -> str:
-    """A docstring; lines that a reader would type into Python become a block of code."""
-    text = thing.docstring.value if thing.docstring else ""
-    return re.sub(r"(?m)^>>> (?:.*(?:\n|\Z))+?(?=\n|\Z)", lambda found: f"~~~pycon\n{found[0].rstrip()}\n~~~\n", text)
+    """A docstring as Markdown; lines that a reader would type into Python become a block of code."""
+    parts = re.split(r"(?m)(^>>> (?:.*(?:\n|\Z))+?(?=\n|\Z))", thing.docstring.value if thing.docstring else "")
+    plain = [re.sub(r"(`[^`]*`)|<", lambda found: found[1] or r"\<", part) for part in parts[::2]]  # <name> is no HTML
+    typed = [f"~~~pycon\n{part.rstrip()}\n~~~\n" for part in parts[1::2]] + [""]
+    return "".join(one + other for one, other in zip(plain, typed, strict=True))
 
 
 def _comment(attribute: Any) -> str:

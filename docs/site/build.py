@@ -22,7 +22,10 @@ FILES = ("docs/images/*", "docs/tutorial.ipynb", "LICENSE", "CITATION.cff")
 MOVED = {"README.md": "index.md", "docs/tutorial.ipynb": "docs/tutorial.md"}  # pages with another name in the site
 
 CONTENTS = {
-    "Start": ["docs/getting-started", "docs/tutorial", "docs/concepts", "docs/faq"],
+    "Start": [
+        "docs/getting-started", "docs/tutorial", "docs/commands", "docs/concepts", "docs/faq",
+        "docs/compared-with-others",
+    ],
     "Your data and model": [
         "docs/own-model-and-data", "docs/time-series-and-text", "docs/scenarios", "docs/plain-pytorch",
         "docs/reading-the-report",
