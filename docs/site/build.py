@@ -28,14 +28,14 @@ CONTENTS = {
     ],
     "Your data and model": [
         "docs/own-model-and-data", "docs/time-series-and-text", "docs/scenarios", "docs/plain-pytorch",
-        "docs/reading-the-report",
+        "docs/reading-the-report", "docs/metrics",
     ],
     "Methods": ["docs/methods/README", "results/methods/README", "docs/correctness", "docs/performance"],
     "The paper": [
         "docs/reproduction", "docs/claims", "docs/protocols", "docs/paper-to-code", "docs/theory",
         "results/reproduction/README",
     ],
-    "Python": ["api/fnrfl", "api/own-loop", "api/methods", "api/errors"],
+    "Python": ["docs/python", "api/fnrfl", "api/own-loop", "api/methods", "api/errors"],
     "Project": ["ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "SECURITY", "src/fnrfl/data/files/README"],
 }  # fmt: skip
 METHODS = "docs/methods/README.md"  # its own pages are listed under it

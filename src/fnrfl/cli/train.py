@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fnrfl.config import RunConfig
-    from fnrfl.results.compare import Comparison
+    from fnrfl.results.compare import Cell, Comparison
     from fnrfl.runs.result import Result
 
 Recipe = Annotated[
@@ -179,9 +179,7 @@ def compare(
         if (note := comparing.about_seeds(seeds)) is not None:
             screen.print(f"note: {note}")
         if dry_run:
-            with grid_display(screen) as show:
-                planned = comparing.plan_grid(cells, folder, baseline=baseline, progress=show, missing=missing_dataset)
-            print_plan(planned, folder, json=json)
+            _plan(cells, folder, baseline, screen, json=json)
             return
         screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
         with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show, paced(screen.print) as pace:
@@ -233,6 +231,15 @@ def _way_on(run_dir: Path, config: RunConfig) -> str:
 
 
 # -- a comparison ------------------------------------------------------------------------------------------------------
+
+
+def _plan(cells: list[Cell], folder: Path, baseline: str | None, screen: Console, *, json: bool) -> None:
+    """Print which runs a comparison would have, and how long they take."""
+    from fnrfl.results.compare import plan_grid
+
+    with grid_display(screen) as show:
+        planned = plan_grid(cells, folder, baseline=baseline, progress=show, missing=missing_dataset)
+    print_plan(planned, folder, json=json)
 
 
 def _show_comparison(found: Comparison, screen: Console, *, json: bool) -> None:
