@@ -46,7 +46,7 @@ def load_data(config: RunConfig, given: Given = NOTHING) -> Dataset:
 
 def reading_of(config: RunConfig) -> Reading:
     """How a run reads its data, and all other data that it is held against."""
-    keys = ("label", "client", "ignore", "categories", "missing")
+    keys = ("label", "client", "ignore", "categories", "missing", "image_size")
     return Reading.from_text(**{key: getattr(config.dataset, key) for key in keys})
 
 
@@ -55,7 +55,10 @@ def load_public(config: RunConfig, dataset: Dataset) -> Dataset | Literal["test"
     source = config.public.source
     if source == "train":
         return None
-    return "test" if source == "test" else load(source, expected=Expected(dataset.columns), reading=reading_of(config))
+    if source == "test":
+        return "test"
+    expected = Expected(dataset.columns, colour=dataset.facts().colour)
+    return load(source, expected=expected, reading=reading_of(config))
 
 
 def divide(
