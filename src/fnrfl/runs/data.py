@@ -96,8 +96,6 @@ def divide(
         public_to=algorithm.public_to,
         site_tests=_site_tests(dataset, partition),
     )
-    if saved is not None:
-        saved.refuse_changed(splits)
     return partition, splits
 
 
