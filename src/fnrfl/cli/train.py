@@ -63,6 +63,10 @@ Baseline = Annotated[
 TargetOption = Annotated[
     float | None, typer.Option("--target", metavar="ACCURACY", help="Also say what it takes to get there.")
 ]
+MetricOption = Annotated[
+    str,
+    typer.Option("--metric", metavar="NAME", help="What differences are of: `fnrfl list metrics`, or module:function."),
+]
 Control = Annotated[bool, typer.Option("--control/--no-control", help="Run FNR without its penalty beside every FNR.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the runs.")]
 HOW_TO_CONTINUE = "To go on, give the same command again: finished runs are kept."
@@ -145,6 +149,7 @@ def compare(
     seeds: Seeds = "0,1,2",
     out: GridOut = None,
     baseline: Baseline = None,
+    metric: MetricOption = "accuracy",
     target: TargetOption = None,
     control: Control = True,
     report: Report = True,
@@ -160,13 +165,14 @@ def compare(
     fnrfl compare digits --over algorithm=fedavg,scaffold --over fnr=off,on
     fnrfl compare digits rounds=5 --over "scenario=iid,label-dirichlet(0.1)" --seeds 0-4 --baseline iid
     fnrfl compare label-skew --over fnr.weight=0,0.1,1 --seeds 0,1 -o runs/weights --json
+    fnrfl compare digits --over algorithm=fedavg,fedprox --metric log_loss
 
     Differences are paired by seed. Stopped, it goes on when the same command is given again: finished runs are kept.
     """
     with errors_in_words(debug, answers=json):
         from fnrfl.results import compare as comparing
 
-        words = recipe_and_overrides(recipe, overrides)
+        words = _with_own_metric(metric, *recipe_and_overrides(recipe, overrides))
         cells = comparing.grid(*words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
         folder = out or comparing.default_out(cells)
         screen = console(quiet=quiet, stderr=json)
@@ -174,9 +180,8 @@ def compare(
             screen.print(f"note: {note}")
         screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
         with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show:
-            found = comparing.compare(
-                cells, folder, baseline=baseline, target=target, progress=show, checkpoint_every=checkpoint_every
-            )
+            told: dict[str, Any] = {"progress": show, "checkpoint_every": checkpoint_every}
+            found = comparing.compare(cells, folder, baseline=baseline, metric=metric, target=target, **told)
         _show_comparison(found, screen, json=json)
         if report and found.runs:
             _report(folder, screen)
@@ -217,6 +222,12 @@ def _way_on(run_dir: Path, config: RunConfig) -> str:
 
 
 # -- a comparison ------------------------------------------------------------------------------------------------------
+
+
+def _with_own_metric(metric: str, recipe: str | None, overrides: list[str]) -> tuple[str | None, list[str]]:
+    """The recipe and the changes to it; a metric module:function is one that the runs must log."""
+    logged = any(word.startswith("metrics=") for word in overrides)
+    return recipe, overrides if logged or ":" not in metric else [*overrides, f"metrics={metric}"]
 
 
 def _show_comparison(found: Comparison, screen: Console, *, json: bool) -> None:
