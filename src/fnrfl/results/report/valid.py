@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from fnrfl.core.errors import ConfigError
 
@@ -36,6 +36,7 @@ class HeaderData(_Lines):
 
     source: str
     sha256: str
+    classes: list[str] = []
 
 
 class Header(_Lines):
@@ -49,6 +50,7 @@ class Header(_Lines):
     data: HeaderData
     partition: str
     parameters: int
+    test_counts: list[NonNegativeInt] = []
 
 
 class Round(_Lines):
@@ -94,8 +96,10 @@ def check_run_files(
     """Refuse a run whose files do not say what a page needs, with the file, the line and the value that is wrong."""
     _check(where, "config.toml", Settings, config)
     _check(where, "partition.json", PartitionFile, partition)
-    _check(where, "events.jsonl, line 1", Header, header)
+    began = _check(where, "events.jsonl, line 1", Header, header)
     classes = {len(row) for row in partition["counts"]}
+    if {len(told) for told in (began.test_counts, began.data.classes) if told} - classes:
+        raise _damaged(where, "events.jsonl, line 1: it has another number of classes than partition.json")
     for number, event in enumerate(rounds, 2):
         line = f"events.jsonl, line {number}"
         told = _check(where, line, Round, event)
