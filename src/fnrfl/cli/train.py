@@ -66,6 +66,10 @@ Baseline = Annotated[
 TargetOption = Annotated[
     float | None, typer.Option("--target", metavar="ACCURACY", help="Also say what it takes to get there.")
 ]
+MetricOption = Annotated[
+    str,
+    typer.Option("--metric", metavar="NAME", help="What differences are of: `fnrfl list metrics`, or module:function."),
+]
 Control = Annotated[bool, typer.Option("--control/--no-control", help="Run FNR without its penalty beside every FNR.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the runs.")]
 PlanOnly = Annotated[
@@ -152,6 +156,7 @@ def compare(
     seeds: Seeds = "0,1,2",
     out: GridOut = None,
     baseline: Baseline = None,
+    metric: MetricOption = "accuracy",
     target: TargetOption = None,
     control: Control = True,
     report: Report = True,
@@ -169,13 +174,14 @@ def compare(
     fnrfl compare digits rounds=5 --over "scenario=iid,label-dirichlet(0.1)" --seeds 0-4 --baseline iid
     fnrfl compare label-skew --over fnr.weight=0,0.1,1 --seeds 0,1 -o runs/weights --json
     fnrfl compare label-skew --over fnr=off,on --dry-run        the runs, and how long they take
+    fnrfl compare digits --over algorithm=fedavg,fedprox --metric log_loss
 
     Differences are paired by seed. Stopped, it goes on when the same command is given again: finished runs are kept.
     """
     with errors_in_words(debug, answers=json or dry_run):
         from fnrfl.results import compare as comparing
 
-        words = recipe_and_overrides(recipe, overrides)
+        words = _with_own_metric(metric, *recipe_and_overrides(recipe, overrides))
         cells = comparing.grid(*words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
         folder = out or comparing.default_out(cells)
         screen = console(quiet=quiet, stderr=json or dry_run)
@@ -186,10 +192,9 @@ def compare(
             return
         screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
         with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show, paced(screen.print) as pace:
-            hear = both(show, pace.hear_grid(cells, folder))
-            found = comparing.compare(
-                cells, folder, baseline=baseline, target=target, progress=hear, checkpoint_every=checkpoint_every
-            )
+            told: dict[str, Any] = {"progress": both(show, pace.hear_grid(cells, folder))}
+            told["checkpoint_every"] = checkpoint_every
+            found = comparing.compare(cells, folder, baseline=baseline, metric=metric, target=target, **told)
         _show_comparison(found, screen, json=json)
         if report and found.runs:
             _report(folder, screen)
@@ -261,6 +266,12 @@ def _plan(cells: list[Cell], folder: Path, baseline: str | None, screen: Console
     with grid_display(screen) as show:
         planned = plan_grid(cells, folder, baseline=baseline, progress=show, missing=missing_dataset)
     print_plan(planned, folder, json=json)
+
+
+def _with_own_metric(metric: str, recipe: str | None, overrides: list[str]) -> tuple[str | None, list[str]]:
+    """The recipe and the changes to it; a metric module:function is one that the runs must log."""
+    logged = any(word.startswith("metrics=") for word in overrides)
+    return recipe, overrides if logged or ":" not in metric else [*overrides, f"metrics={metric}"]
 
 
 def _show_comparison(found: Comparison, screen: Console, *, json: bool) -> None:
