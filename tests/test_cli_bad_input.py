@@ -150,9 +150,9 @@ DATA: dict[str, tuple[Callable[[Path], object], list[str], list[str]]] = {
     "not fetched": (lambda f: None, ["dataset=cifar10"], ["cifar10", "check the network"]),
     "no labels": (lambda f: (f / "m.npz").touch(), ["dataset=m.npz"], ["m.npz"]),
     "a word among numbers": (
-        lambda f: (f / "m.csv").write_text("a,b,label\n1,x,0\n"),
+        lambda f: (f / "m.csv").write_text("a,b,label\n1,2,0\n1,x,0\n"),
         ["dataset=m.csv"],
-        ["'x'", "must hold numbers"],
+        ["'x'", "must hold numbers alone or text alone"],
     ),
     "overlapping splits": (
         csv,

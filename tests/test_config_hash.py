@@ -26,11 +26,13 @@ from fnrfl.results.compare.folder import check_comparison_folder, write_grid
 INTRODUCED = json.loads((Path(__file__).parent / "introduced.json").read_text())
 
 OTHER: dict[str, Any] = {  # a value that is allowed and not the default, where the type does not say one
-    "name": "other", "protocol": "paper", "dataset.name": "digits", "scenario": "iid", "model.name": "mlp",
+    "name": "other", "protocol": "paper", "dataset.name": "digits", "dataset.label": "kind", "dataset.client": "site",
+    "dataset.ignore": "id", "dataset.categories": "ward", "scenario": "iid", "model.name": "mlp",
     "model.features": "0", "client.optimizer": "adam", "client.last_batch": "keep", "client.augment": "none",
     "client.lr_decay": 0.5, "client.nonfinite": "skip", "participation": 0.5, "public.source": "public.npz",
     "public.distill": 0.1, "engine.name": "loop", "engine.precision": "float64", "engine.clients_at_once": 3,
-    "engine.threads": 3, "algorithm.inner": "scaffold",
+    "engine.threads": 3, "algorithm.inner": "scaffold", "metrics": "mine:brier",
+    "client.class_weights": "balanced", "model.init": "weights (given in Python, 01234567)",
 }  # fmt: skip
 
 

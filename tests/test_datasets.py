@@ -31,11 +31,12 @@ from fnrfl.core import trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data import datasets, sources
-from fnrfl.data.datasets import Dataset, Part, from_arrays, load, stratified_order
+from fnrfl.data.datasets import Dataset, Part, from_arrays, load
 from fnrfl.data.sources import available, cifar10, fashion_mnist, fetch, fetching
 from fnrfl.data.sources.cache import cache_dir
 from fnrfl.data.sources.digits import EMBEDDED_FILE
 from fnrfl.data.sources.entry import Arrays
+from fnrfl.data.strata import stratified_order
 
 
 @pytest.fixture(autouse=True)
@@ -643,9 +644,10 @@ def test_the_classes_are_the_labels_that_occur(y: np.ndarray, classes: tuple[str
 
 
 def test_arrays_that_nobody_uses_are_said() -> None:
-    np.savez("own.npz", x=np.zeros((20, 2)), y=np.arange(20) % 2, client=np.arange(20))
+    x, y = np.zeros((20, 2)), np.arange(20) % 2
+    np.savez("own.npz", x_train=x, y_train=y, x_test=x, y_test=y, client=np.arange(20))
     said = " ".join(load("own.npz").notices)
-    assert "own.npz also holds client, which fnrfl does not use" in said and "drawn by `scenario`" in said
+    assert "own.npz also holds client, which fnrfl does not use" in said and "client_train and client_test" in said
     np.savez("own.npz", x=np.zeros((20, 2)), y=np.arange(20) % 2, classes=["a", "b"])
     assert load("own.npz").notices == ()
 
@@ -737,13 +739,17 @@ def test_csv_labels_are_names_of_classes(labels: list[str], classes: tuple[str, 
         ("a,label\n1,x\n2, \n", "line 3 of table.csv has '' in column 'label'"),
         ("a,label\n1,1\n2,2.5\n", "line 3 of table.csv has '2.5' in column 'label'"),
         ("a,label\n1,1\n2,nan\n", "line 3 of table.csv has 'nan'"),
-        ("a,label\n1,1\n2,01\n", "line 3 of table.csv has the label '01'.*another line has '1'.*same number"),
-        ("a,label\n1,1.0\n2,1\n", "line 3 of table.csv has the label '1'.*another line has '1.0'"),
+        (
+            "a,label\n1,1\n2,01\n",
+            "line 3 of table.csv has '01' in column 'label'.*another line has '1'.*same number",
+        ),
+        ("a,label\n1,1.0\n2,1\n", "line 3 of table.csv has '1' in column 'label', and another line has '1.0'"),
         ("a,b,a,label\n1,2,3,x\n1,2,3,y\n", "more than one column called 'a'"),
         ("1,2,cat\n3,4,dog\n5,6,cat\n", "starts with the numbers 1, 2, cat"),
         ("1.5,2,y\n3,4,n\n5,6,y\n", "starts with the numbers 1.5, 2, y"),
         ("a,label\n1,x\n1e300,y\n", "line 3 of table.csv has '1e300' in column 'a'.*float32"),
-        ("a,label\nnan,1\n2,1\n", "not finite"),
+        ("a,label\nnan,1\n2,1\n", "line 2 of table.csv has 'nan' in column 'a', so the value is missing"),
+        ("a,label\ninf,1\n2,1\n", "not finite"),
         ("1,2\n3,4\n5,6\n", "starts with the numbers 1, 2"),
         ("a;label\n1;x\n2;y\n", "separated by commas"),
         ("", "0 lines"),
@@ -877,7 +883,7 @@ def test_a_function_of_the_users_may_return_all_forms() -> None:
     assert (whole.name, whole.source, whole.classes) == ("mine", "a form", ("no", "yes"))
     assert len(whole.checksum) == 64
     for name, sentence in {
-        "wrong": "returned list; it must return",
+        "wrong": "returned list; it must be",
         "negative": "the label -1",
         "ragged": "not an array",
         "scalar": "must be numbers",

@@ -26,13 +26,14 @@ from fnrfl.cli.keywords import KeyValueCommand
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices
+from fnrfl.core.words import printable
 
 if TYPE_CHECKING:
     from fnrfl.config import RunConfig
     from fnrfl.results.skew import Skew
     from fnrfl.runs.build import Built
 
-SUBJECTS = ("algorithms", "models", "datasets", "scenarios", "penalties", "engines", "recipes", "keys")
+SUBJECTS = ("algorithms", "models", "datasets", "scenarios", "penalties", "engines", "recipes", "metrics", "keys")
 ROWS = 40  # clients shown of a split
 
 scenario = typer.Typer(
@@ -87,10 +88,14 @@ def show(
         scores = skew(counts, built.partition.levels)
         title = f"{config.scenario}, {config.dataset.name}, {counted(config.clients, 'client')}, seed {config.seed}"
         if png is not None:
-            figure(counts, built.dataset.classes, scores, title, png)
+            figure(counts, built.dataset.classes, scores, title, png, built.partition.ids)
         if json:
             named = {"scenario": config.scenario, "dataset": config.dataset.name, "seed": config.seed}
-            split = {"sha256": built.partition.sha256, "counts": counts.tolist()}
+            split = {
+                "sha256": built.partition.sha256,
+                "counts": counts.tolist(),
+                **({} if built.partition.ids is None else {"ids": list(built.partition.ids)}),
+            }
             print_answer(json_format.dumps(named | scores.summary() | split))
             return
         _show_split(title, built, scores)
@@ -153,7 +158,8 @@ def _show_split(title: str, built: Built, scores: Skew) -> None:
     rows = [("client", labels, "examples", "classes", "distance", *(["noise"] if noisy else []))]
     for client, shades in enumerate(heat_map(counts)[:ROWS]):
         cells = (f"{scores.sizes[client]:,}", f"{scores.classes[client]:.1f}", f"{scores.distance[client]:.2f}")
-        rows.append((str(client), shades, *cells, *([f"{scores.noise[client]:.3g}"] if noisy else [])))
+        name, noise = printable(built.partition.names[client]), [f"{scores.noise[client]:.3g}"] if noisy else []
+        rows.append((name, shades, *cells, *noise))
     print_table(rows)
     if len(counts) > ROWS:
         typer.echo(f"and {counted(len(counts) - ROWS, 'client')} more")
@@ -280,6 +286,12 @@ def _rows(subject: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
 
         columns: tuple[str, ...] = ("name", "type", "default", "range", "meaning")
         return columns, [(key.name, key.type, key.default, key.range, key.meaning) for key in describe_keys()]
+    if subject == "metrics":
+        from fnrfl.core.quality import TEST_METRICS
+
+        better = {True: "higher", False: "lower", None: ""}
+        rows = [(m.name, better[m.higher_is_better], m.shape, m.meaning) for m in TEST_METRICS.values()]
+        return ("name", "better", "shape", "meaning"), rows
     if subject == "algorithms":
         columns = ("name", "idea", "needs", "traffic")
         return columns, [(method.name, method.idea, method.needs, method.traffic) for method in registry.methods()]

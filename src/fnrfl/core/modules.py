@@ -31,22 +31,27 @@ class ProjectionHead(nn.Module):
 
 
 class InputScale(nn.Module):
-    """The first layer of a model whose inputs are scaled: (x - mean) / std, for each column or channel."""
+    """The first layer of a model whose inputs are scaled: (x - mean) / std, for each column or channel.
+
+    With `fill`, that number is put first in the place of every input that is missing: NaN.
+    """
 
     mean: Tensor
     std: Tensor
+    fill: Tensor | None
 
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
+    def __init__(self, mean: Tensor, std: Tensor, fill: Tensor | None = None) -> None:
         """Of the shape of an example, with 1 for the axes that share a number: [C, 1, 1] for images."""
         super().__init__()
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
+        self.register_buffer("fill", fill)
 
     @classmethod
     def of(cls, named: Tree) -> InputScale:
         """The first layer among the tensors of a model."""
         found = under(INPUT_SCALE, named)
-        if found.keys() != {"mean", "std"}:
+        if found.keys() - {"fill"} != {"mean", "std"}:
             raise CompatibilityError(
                 f"The weights have no {INPUT_SCALE}.mean and {INPUT_SCALE}.std, and the model takes inputs that are "
                 "scaled with them. Put the file back as it was."
@@ -55,6 +60,7 @@ class InputScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Scaled inputs."""
+        x = x if self.fill is None else torch.where(x.isnan(), self.fill, x)
         return (x - self.mean) / self.std
 
 

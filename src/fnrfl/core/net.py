@@ -152,8 +152,8 @@ class Net:
         """The same net, which scales its inputs first. A method does not notice: nothing of it is trained or sent."""
         if INPUT_SCALE in dict(self.module.named_children()):
             raise CompatibilityError(
-                f'The model has a layer called {INPUT_SCALE}, and dataset.scale = "standard" adds one of this name. '
-                'Rename the layer, or set dataset.scale = "none".'
+                f'The model has a layer called {INPUT_SCALE}, and dataset.scale = "standard" and dataset.missing = '
+                '"mean" add one of this name. Rename the layer, or set other values.'
             )
         other = self.copy()
         other.input_scale = scale.to(self.device)
@@ -162,7 +162,7 @@ class Net:
 
     @property
     def scale(self) -> Tree:
-        """What inputs are scaled by: a mean and a std, or nothing."""
+        """What inputs are scaled by: a mean and a std, and what missing ones are filled in with; or nothing."""
         return {} if self.input_scale is None else dict(self.input_scale.named_buffers())
 
     def scaling_by(self, scale: Tree) -> Net:

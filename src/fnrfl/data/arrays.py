@@ -42,8 +42,11 @@ def _array(values: object, title: str) -> np.ndarray:
         ) from error
 
 
-def features(values: object, title: str) -> np.ndarray:
-    """Examples: uint8 pixels [n, C, H, W], or numbers [n, ...], floating as they come and whole ones as int64."""
+def features(values: object, title: str, *, gaps: bool = False) -> np.ndarray:
+    """Examples: uint8 pixels [n, C, H, W], or numbers [n, ...], floating as they come and whole ones as int64.
+
+    With `gaps`, NaN is allowed and stands for a missing value.
+    """
     x = _array(values, title)
     if x.ndim < 2 or x.dtype.kind not in "biuf" or 0 in x.shape[1:]:
         raise ConfigError(
@@ -57,12 +60,12 @@ def features(values: object, title: str) -> np.ndarray:
             raise ConfigError(f"{title} holds {x.max()}; whole numbers must fit into int64. Store it as float64.")
         return x.astype(np.int64, copy=False)
     x = x.astype({1: np.float32, 2: np.float16, 4: np.float32}.get(x.dtype.itemsize, np.float64), copy=False)
-    if not np.isfinite(x).all():
-        bad = np.argwhere(~np.isfinite(x))
+    bad = np.argwhere(np.isinf(x) if gaps else ~np.isfinite(x))
+    if len(bad):
         raise ConfigError(
             f"{title} holds {counted(len(bad), 'value that is', 'values that are')} not finite, the first "
-            f"{x[tuple(bad[0])]} in example {bad[0][0]}; all must be finite numbers. Fill them in or leave those "
-            "examples out."
+            f"{x[tuple(bad[0])]} in example {bad[0][0]}; all must be finite numbers. Fill them in, leave those "
+            'examples out, or set dataset.missing = "mean" or "drop" where NaN stands for a missing value.'
         )
     return x
 
@@ -126,6 +129,29 @@ def _decoded(y: np.ndarray, title: str) -> np.ndarray:
         raise ConfigError(
             f"{title} holds bytes that are not UTF-8 ({error.object!r}); names must be text. Store them as strings."
         ) from error
+
+
+def client_names(values: object, num_examples: int, title: str) -> np.ndarray:
+    """Who holds each example, as text: names without the space around them, or whole numbers."""
+    ids = _array(values, title)
+    if ids.ndim != 1 or len(ids) != num_examples:
+        raise ConfigError(
+            f"{title} has the shape {list(ids.shape)} for {counted(num_examples, 'example')}; it must name one client "
+            "for each example. Write both from the same list."
+        )
+    if ids.dtype.kind == "S":
+        ids = _decoded(ids, title)
+    if ids.dtype.kind == "f" and np.isfinite(ids).all() and (ids == np.floor(ids)).all():
+        ids = np.array([int(number) for number in ids.tolist()], dtype=object)
+    named = ids.dtype.kind in "Uiub" or all(isinstance(one, str | int) for one in ids.tolist())
+    names = [str(one).strip() for one in ids.tolist()] if named and ids.dtype.kind != "f" else [""]
+    if "" in names:
+        at = names.index("")
+        raise ConfigError(
+            f"{title} has {str(ids[at])!r} for example {at}; a client is called by a name or a whole number. Name it, "
+            "or leave those examples out."
+        )
+    return np.array(names, dtype=object)
 
 
 def class_names(values: object, title: str) -> list[str]:

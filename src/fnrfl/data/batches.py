@@ -124,6 +124,11 @@ class Pool:
             x, y = self.take(data, chunk)
             yield Batch(x if noise is None else noise(x), y, chunk)
 
+    def class_counts(self, client: int) -> Tensor:
+        """How many private examples of each class a client has, [C]; of the server's, which stands for everybody."""
+        labels = self._parts["private"][1]
+        return labels[self._shard(client).to(self.device)].bincount(minlength=self.num_classes)
+
     def all(self, data: Data) -> tuple[Tensor, Tensor]:
         """(x, y) of a split, pixels as numbers in [0, 1]."""
         return self.take(data, torch.arange(len(self._parts[data][1])))
@@ -154,7 +159,7 @@ def check_fits(x: Tensor, dtype: torch.dtype, what: str) -> None:
             )
         return
     if x.dtype == torch.float64 and dtype != torch.float64 and x.numel():
-        largest = max(x.max(), -x.min())
+        largest = x.nan_to_num(0.0).abs().max()  # NaN: a missing value
         if largest > torch.finfo(dtype).max:
             raise CompatibilityError(
                 f"{what} holds a number as large as {float(largest):.3g}, and the model computes in "

@@ -1,56 +1,115 @@
-"""Tables, `.csv` files: columns of numbers and one of classes. A model finds its columns in other tables by name."""
+"""Tables, `.csv` files: columns of numbers or categories, and one of classes. Several are read alike, by name."""
 
 from __future__ import annotations
 
 import csv
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import itemgetter
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
-from fnrfl.data.reading import ONLY_PART, Columns, Examples, Expected, RawData, require_file, unreadable
+from fnrfl.data.reading import (
+    ONLY_PART,
+    PLAIN_READING,
+    Categories,
+    Columns,
+    Examples,
+    Expected,
+    RawData,
+    Reading,
+    require_file,
+    unreadable,
+)
+from fnrfl.data.table_cells import (
+    CsvTable,
+    Line,
+    class_numbers,
+    client_ids,
+    find_categories,
+    input_numbers,
+    refuse_missing,
+    unknown_categories,
+)
+from fnrfl.data.table_columns import find_roles, is_number, listed_columns, without_header
 
-Line = tuple[int, list[str]]  # the number of a line in a table, and its cells
 
-LABEL_COLUMNS = ("label", "class", "target", "y")
-MAX_LISTED = 12  # names that a sentence lists
+@dataclass(frozen=True, eq=False)
+class TablesRead:
+    """Some tables read alike: the rows of each, and the classes and columns that they share."""
 
-
-@dataclass(frozen=True)
-class _InputColumns:
-    """The positions of the input columns, in the model's order, and of the label column, if there is one."""
-
-    inputs: list[int]
-    label: int | None
+    examples: list[Examples]  # of each table; NaN where a cell is missing
+    classes: list[str] | None  # None without labels
+    columns: Columns | None  # None without labels
+    notices: tuple[str, ...]
 
 
-def read_csv(path: Path, expected: Expected | None = None) -> RawData:
-    """A table with a header: a label column, by name or the last, and columns of numbers, which become float32."""
+def read_csv(path: Path, expected: Expected | None = None, reading: Reading = PLAIN_READING) -> RawData:
+    """A table with a header: a column of classes, and columns of numbers or categories, which become float32."""
+    read = read_tables([path], expected, reading)
+    return RawData({ONLY_PART: read.examples[0]}, read.classes, read.columns, read.notices)
+
+
+def read_tables(
+    paths: Sequence[Path], expected: Expected | None = None, reading: Reading = PLAIN_READING
+) -> TablesRead:
+    """Tables that have the same columns, in any order: categories and classes are those of all of them together."""
+    tables = _opened_alike(paths, expected, reading)
+    names = tables[0].inputs
+    known = None if expected is None else expected.columns
+    categories = find_categories(tables, reading) if expected is None else known.categories if known else {}
+    x = input_numbers(tables, names, categories)
+    if reading.missing == "refuse":
+        widths = [len(categories.get(name, "1")) for name in names]
+        refuse_missing(tables, x, widths, training=expected is None)
+    y, classes = class_numbers(tables)
+    carried = None if expected is None else expected.carried
+    examples = [
+        Examples(values.astype(np.float32), labels, carried=_carried(table, carried), clients=client_ids(table))
+        for table, values, labels in zip(tables, x, y, strict=True)
+    ]
+    if known is not None:
+        unknown = [notice for table in tables for notice in unknown_categories(table, categories)]
+        return TablesRead(examples, classes, known, tuple(unknown))
+    columns = None if classes is None else _described(tables[0], categories, x)
+    return TablesRead(examples, classes, columns, _category_notices(categories))
+
+
+def _opened_alike(paths: Sequence[Path], expected: Expected | None, reading: Reading) -> list[CsvTable]:
+    """The tables, in whose headers the columns of the first are found by name."""
+    first = _opened(paths[0], expected, reading)
+    label = None if first.roles.label is None else first.header[first.roles.label]
+    columns = Columns(tuple(first.inputs), ("number",) * len(first.inputs), label or "")
+    like = replace(expected or Expected(), columns=columns, labelled=label is not None, whose=str(paths[0]))
+    return [first, *(_opened(path, like, reading) for path in paths[1:])]
+
+
+def _opened(path: Path, expected: Expected | None, reading: Reading) -> CsvTable:
     header, lines = _read_lines(path)
-    chosen = _input_columns(header, path, expected)
-    x = _input_numbers(lines, header, chosen, path)
-    y, classes = None, None
-    if chosen.label is not None:
-        y, classes = _classes_and_names(
-            [(n, cells[chosen.label].strip()) for n, cells in lines], path, header[chosen.label]
-        )
-    carried = None
-    if expected is not None and expected.carried is not None:
-        at = header.index(expected.carried)
-        carried = [cells[at] for _, cells in lines]
-    columns = None
-    if chosen.label is not None:
-        types = tuple("integer" if whole else "number" for whole in (x == np.floor(x)).all(0))
-        columns = Columns(tuple(header[at] for at in chosen.inputs), types, header[chosen.label])
-    return RawData({ONLY_PART: Examples(x.astype(np.float32), y, carried=carried)}, classes=classes, columns=columns)
+    return CsvTable(path, header, lines, find_roles(header, path, expected, reading))
 
 
-# -- the file ----------------------------------------------------------------------------------------------------------
+def _carried(table: CsvTable, name: str | None) -> list[str] | None:
+    return None if name is None else [cells[table.at(name)] for _, cells in table.lines]
+
+
+def _described(table: CsvTable, categories: Categories, x: Sequence[np.ndarray]) -> Columns:
+    """What a model must know about the columns that it is trained on."""
+    with np.errstate(invalid="ignore"):
+        whole = np.all([((values == np.floor(values)) | np.isnan(values)).all(0) for values in x], axis=0)
+    types, at = [], 0
+    for name in table.inputs:
+        types.append("category" if name in categories else "integer" if whole[at] else "number")
+        at += len(categories.get(name, "1"))
+    return Columns(tuple(table.inputs), tuple(types), table.header[table.label_at], categories)
+
+
+def _category_notices(categories: Categories) -> tuple[str, ...]:
+    each = ", ".join(f"{name!r} ({len(known)})" for name, known in categories.items())
+    return (f"Columns of categories have one input for each category: {each}.",) if categories else ()
 
 
 def _read_lines(path: Path) -> tuple[list[str], list[Line]]:
@@ -69,11 +128,12 @@ def _read_lines(path: Path) -> tuple[list[str], list[Line]]:
             "examples, and two columns at least, separated by commas. Write it again."
         )
     header = [cell.strip() for cell in lines.pop(0)[1]]
-    if all(_is_number(cell) for cell in header):
-        raise _without_header(path, header)
+    if all(is_number(cell) for cell in header):
+        raise without_header(path, header)
     if twice := [name for name, count in Counter(header).items() if count > 1]:
         raise ConfigError(
-            f"{path} has more than one column called {_listed(twice)}; columns are told apart by name. Rename them."
+            f"{path} has more than one column called {listed_columns(twice)}; columns are told apart by name. Rename "
+            "them."
         )
     for number, cells in lines:
         if len(cells) != len(header):
@@ -82,161 +142,3 @@ def _read_lines(path: Path) -> tuple[list[str], list[Line]]:
                 "Correct that line."
             )
     return header, lines
-
-
-def _without_header(path: Path, header: Sequence[str]) -> ConfigError:
-    return ConfigError(
-        f"{path} starts with the numbers {', '.join(header[:3])}, ...; its first line must name the columns. "
-        "Add a header, and call the column of the classes label."
-    )
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _input_numbers(lines: list[Line], header: list[str], chosen: _InputColumns, path: Path) -> np.ndarray:
-    """The inputs, in their order, as float64 that fits into float32."""
-    inputs = chosen.inputs
-    pick = itemgetter(*inputs) if len(inputs) > 1 else lambda cells: (cells[inputs[0]],)  # much faster than a loop
-    try:
-        x = np.array([pick(cells) for _, cells in lines], dtype=np.float64)
-    except ValueError as error:
-        number, at = next((n, at) for n, cells in lines for at in inputs if not _is_number(cells[at]))
-        others = "" if chosen.label is None else f" but the labels' ({header[chosen.label]!r})"
-        raise ConfigError(
-            f"line {number} of {path} has {dict(lines)[number][at]!r} in column {header[at]!r}; every column{others} "
-            "must hold numbers. Encode categories as numbers and fill in what is missing."
-        ) from error
-    with np.errstate(invalid="ignore"):
-        large = np.argwhere(np.isfinite(x) & (np.abs(x) > np.finfo(np.float32).max))
-    if len(large):
-        row, column = large[0]
-        raise ConfigError(
-            f"line {lines[row][0]} of {path} has {lines[row][1][inputs[column]]!r} in column "
-            f"{header[inputs[column]]!r}; numbers of a table must fit into float32, up to 3.4e38. Scale that column."
-        )
-    return x
-
-
-def _classes_and_names(labels: list[tuple[int, str]], path: Path, column: str) -> tuple[np.ndarray, list[str]]:
-    """Class numbers and names; labels in a table are names even where they look like numbers, as 1, 2, 3 or -1, 1."""
-    numeric = all(_is_number(label) for _, label in labels)
-    spelling: dict[str, str] = {}
-    names = []
-    for number, label in labels:
-        if not label or (numeric and not float(label).is_integer()):
-            raise ConfigError(
-                f"line {number} of {path} has {label!r} in column {column!r}; a label must be a whole number or a name."
-                " Correct that line, or call the column of the classes label."
-            )
-        name = str(_whole_number(label)) if numeric else label
-        if spelling.setdefault(name, label) != label:
-            raise ConfigError(
-                f"line {number} of {path} has the label {label!r} in column {column!r}, and another line has "
-                f"{spelling[name]!r}, which is the same number. Write a class in one way, or give the classes names."
-            )
-        names.append(name)
-    known = sorted(spelling, key=int if numeric else None)
-    index = {name: at for at, name in enumerate(known)}
-    return np.array([index[name] for name in names], dtype=np.int64), known
-
-
-def _whole_number(label: str) -> int:
-    try:
-        return int(label)  # exactly, since long codes do not survive as floats
-    except ValueError:
-        return int(float(label))
-
-
-# -- which column is what ----------------------------------------------------------------------------------------------
-
-
-def _input_columns(header: list[str], path: Path, expected: Expected | None) -> _InputColumns:
-    carried = None if expected is None else expected.carried
-    if carried is not None and carried not in header:
-        raise ConfigError(
-            f"{path} has no column {carried!r} to carry along; it has {_listed(header)}. Give one of them."
-        )
-    if expected is None:
-        return _columns_by_rule(header, path, list(range(len(header))))
-    if expected.columns is None:
-        return _columns_by_position(header, path, expected)
-    return _columns_by_name(header, path, expected.columns, expected)
-
-
-def _columns_by_rule(header: list[str], path: Path, usable: list[int]) -> _InputColumns:
-    """The label is the column with a known name, else the last; all others are inputs."""
-    lowered = [header[at].lower() for at in usable]
-    known = next((usable[lowered.index(name)] for name in LABEL_COLUMNS if name in lowered), None)
-    label = usable[-1] if known is None else known
-    inputs = [at for at in usable if at != label]
-    names = [header[at] for at in inputs]
-    numbered = names in ([str(n + first) for n in range(len(names))] for first in (0, 1))  # as a data frame does
-    if all(_is_number(name) for name in names) and not (numbered and known is not None):
-        raise _without_header(path, header)
-    return _InputColumns(inputs, label)
-
-
-def _columns_by_position(header: list[str], path: Path, expected: Expected) -> _InputColumns:
-    """For a model that knows no names: as many columns as it has inputs, with or without a label column."""
-    usable = [at for at, name in enumerate(header) if name != expected.carried]
-    if len(usable) != expected.num_inputs:
-        return _columns_by_rule(header, path, usable)
-    named = [header[at] for at in usable if header[at].lower() in LABEL_COLUMNS]
-    if named:
-        raise CompatibilityError(
-            f"{path} has a column called {named[0]!r} among as many columns as the model has inputs "
-            f"({expected.num_inputs}), so an input is missing or has the name of a label. Add or rename it."
-        )
-    if all(_is_number(header[at]) for at in usable):
-        raise _without_header(path, header)
-    if expected.labelled:
-        raise _unlabelled(path, "")
-    return _InputColumns(usable, None)
-
-
-def _columns_by_name(header: list[str], path: Path, columns: Columns, expected: Expected) -> _InputColumns:
-    """The inputs wherever they stand; names must be the same, and no others there."""
-    if expected.carried in columns.inputs:
-        raise ConfigError(
-            f"{expected.carried!r} is an input of the model, so it cannot be carried along. Name a column that is none."
-        )
-    missing = [name for name in columns.inputs if name not in header]
-    known = {*columns.inputs, columns.label, expected.carried}
-    unexpected = [name for name in header if name not in known]
-    if missing or unexpected:
-        raise _other_columns(path, missing, unexpected, columns)
-    position = {name: at for at, name in enumerate(header)}
-    if columns.label not in position and expected.labelled:
-        raise _unlabelled(path, f" in a column called {columns.label!r}")
-    return _InputColumns([position[name] for name in columns.inputs], position.get(columns.label))
-
-
-def _other_columns(path: Path, missing: list[str], unexpected: list[str], columns: Columns) -> CompatibilityError:
-    differ = []
-    if missing:
-        differ.append(f"lacks {_listed(missing)}")
-    if unexpected:
-        differ.append(f"has {_listed(unexpected)}, which the training data had not")
-    wanted = {name.lower(): name for name in (*missing, columns.label)}
-    pairs = [(name, wanted[name.lower()]) for name in unexpected if name.lower() in wanted]
-    case = f" {_listed([name for pair in pairs[:3] for name in pair])} differ only in case." if pairs else ""
-    return CompatibilityError(
-        f"The columns of {path} are not those of the training data: it {' and '.join(differ)}.{case} The inputs are "
-        f"{_listed(columns.inputs)}, and {columns.label!r} is the label. Add, rename or leave out columns until they "
-        "are the same; a column of ids can be named with --id when predicting."
-    )
-
-
-def _unlabelled(path: Path, where: str) -> ConfigError:
-    return ConfigError(f"{path} has no labels{where}, and they are needed here. Add the labels.")
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MAX_LISTED
-    return ", ".join(repr(name) for name in names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")

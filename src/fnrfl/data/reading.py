@@ -1,15 +1,18 @@
-"""What every reader of a user's data returns, and what a trained model expects of other data."""
+"""How a source is read, what every reader of a user's data returns, and what a trained model expects of other data."""
 
 from __future__ import annotations
 
+import csv
 import pickle
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fnrfl.core.errors import ConfigError
 
@@ -19,7 +22,34 @@ UNREADABLE = (
     *(zlib.error, zipfile.BadZipFile, tarfile.TarError, pickle.UnpicklingError),
 )
 
+Categories = dict[str, tuple[str, ...]]  # of the columns of a table that have some, by the column's name
+
 ONLY_PART = ""  # the name of the part where data has just one; otherwise the parts are called train and test
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a source is read, as the keys of `[dataset]` say it."""
+
+    label: str = ""  # a table's column of classes; "": the one that is called label, class, target or y, else the last
+    client: str = ""  # a table's column that says which client holds a row; "": there is none
+    ignore: tuple[str, ...] = ()  # a table's columns that are no inputs
+    categories: tuple[str, ...] = ()  # a table's columns whose numbers are names of categories
+    missing: str = "refuse"  # what becomes of missing values: refuse, mean or drop
+
+    @classmethod
+    def from_text(cls, *, label: str, client: str, ignore: str, categories: str, missing: str) -> Reading:
+        """From the values of the keys; names of columns with a comma in them stand in quotes, as in a table."""
+        return cls(label.strip(), client.strip(), _names(ignore), _names(categories), missing)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Names of columns that commas separate."""
+    names = next(csv.reader([text], skipinitialspace=True), [])
+    return tuple(name.strip() for name in names if name.strip())
+
+
+PLAIN_READING = Reading()  # as it is where no key says otherwise
 
 
 @dataclass(frozen=True)
@@ -27,12 +57,24 @@ class Columns:
     """The columns of a table that a model was trained on: its inputs in their order, and the classes."""
 
     inputs: tuple[str, ...]
-    types: tuple[str, ...]  # of the inputs: "integer" or "number"
+    types: tuple[str, ...]  # of the inputs: "integer", "number" or "category"
     label: str
+    categories: Categories = field(default_factory=dict)  # those that were there in training, in their order
+
+    @property
+    def encoded(self) -> tuple[str, ...]:
+        """The names of what the model takes: a column of numbers, or `column=category` for each category."""
+        of_columns = ([f"{name}={one}" for one in self.categories.get(name, ())] or [name] for name in self.inputs)
+        return tuple(name for names in of_columns for name in names)
 
     def as_json(self) -> dict[str, Any]:
         """The columns as plain values."""
-        inputs = [{"name": name, "type": kind} for name, kind in zip(self.inputs, self.types, strict=True)]
+        inputs: list[dict[str, Any]] = [
+            {"name": name, "type": kind} for name, kind in zip(self.inputs, self.types, strict=True)
+        ]
+        for column in inputs:
+            if column["name"] in self.categories:
+                column["categories"] = list(self.categories[column["name"]])
         return {"inputs": inputs, "label": self.label}
 
     @classmethod
@@ -40,7 +82,10 @@ class Columns:
         """The inverse of `as_json`."""
         inputs = values["inputs"]
         return cls(
-            tuple(column["name"] for column in inputs), tuple(column["type"] for column in inputs), values["label"]
+            tuple(column["name"] for column in inputs),
+            tuple(column["type"] for column in inputs),
+            values["label"],
+            {column["name"]: tuple(column["categories"]) for column in inputs if "categories" in column},
         )
 
 
@@ -52,6 +97,7 @@ class Expected:
     num_inputs: int | None = None  # for that: how many columns of a table without labels are inputs
     carried: str | None = None  # a column of ids that is copied into the answers and is no input
     labelled: bool = True  # whether there must be labels
+    whose: str = "the training data"  # who has those columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +106,15 @@ class Examples:
 
     x: Any
     y: Any = None  # None where nobody knows the labels
-    names: Sequence[str] | None = None  # of images: their paths, relative to the folder
+    names: Sequence[str] | None = None  # of images: paths, relative to the folder; of rows where some are left out
     carried: Sequence[str] | None = None  # cells of a table's column that is no input
+    clients: Any = None  # who holds each example: an array of ids, text or numbers; None where nobody says
+
+    def take(self, index: np.ndarray) -> Examples:
+        """The examples at these positions."""
+        names, carried = (each and [each[at] for at in index] for each in (self.names, self.carried))
+        y, clients = (None if each is None else np.asarray(each)[index] for each in (self.y, self.clients))
+        return Examples(self.x[index], y, names, carried, clients)
 
 
 @dataclass(frozen=True, eq=False)

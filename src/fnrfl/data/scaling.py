@@ -1,5 +1,7 @@
 """`dataset.scale = "standard"`: the mean and the spread of the inputs, from sums that clients send.
 
+`dataset.missing = "mean"` takes the same mean, of the values that are known.
+
 Each column of a table, or each channel of an image, has a mean and a spread: the first axis of an example says which.
 Every client sends the count, the mean and the sum of squared deviations (M2) of the private examples that it holds, its
 feature noise included. The server merges them, which is exact up to rounding, and tells every client the mean and the
@@ -21,30 +23,35 @@ from fnrfl.core.engine import Engine, Probe
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.modules import InputScale
 from fnrfl.core.types import Batch, Out, Tree
+from fnrfl.data.reading import Columns
 
 TOLD = 4  # bytes of each number that goes down: a mean or a spread, as float32
 
 
+@dataclass(frozen=True)
 class InputMoments(Probe):
-    """Count, mean and M2 of a client's inputs, for each column or channel.
+    """Count, mean and M2 of a client's inputs, for each column or channel; with `gaps`, of those that are known.
 
     The numbers are float64 also on their way: `rest` is what the mean has beyond the digits of a float64. So the spread
     of a column of 1,000,000 and a bit keeps its digits when clients are merged.
     """
 
     asks_model = False
+    gaps: bool = False  # NaN stands for a missing value, and every column has a count of its own
 
     def __call__(self, out: Out, batch: Batch) -> Tree:
         x = batch.x.double()
         x = x.reshape(len(x), 1, 1) if x.ndim == 1 else x.reshape(len(x), x.shape[1], -1)
         x = x.movedim(1, 0).flatten(1)  # [C, values]
-        some = x[:, :1]  # one value: a constant column has exactly its mean, and M2 = 0
-        around = x - some
-        middle = around.mean(1, keepdim=True)
-        around = around - middle
-        m2 = around.square().sum(1) - around.sum(1).square() / x.shape[1]
+        known = ~x.isnan() if self.gaps else torch.ones_like(x, dtype=torch.bool)
+        count = known.sum(1) if self.gaps else torch.tensor(x.shape[1], dtype=torch.int64, device=x.device)
+        # Around a value that is known: a constant column has exactly its mean, and M2 = 0.
+        some = x.gather(1, known.int().argmax(1, keepdim=True)).nan_to_num()
+        around = torch.where(known, x - some, 0.0)
+        middle = around.sum(1, keepdim=True) / count.clamp(min=1).reshape(-1, 1)
+        around = torch.where(known, around - middle, 0.0)
+        m2 = around.square().sum(1) - around.sum(1).square() / count.clamp(min=1)
         mean, rest = _sum_and_rest(some[:, 0], middle[:, 0])
-        count = torch.tensor(x.shape[1], dtype=torch.int64, device=x.device)
         return {"count": count, "mean": mean, "rest": rest, "m2": m2.clamp(min=0.0)}
 
     def add(self, total: Tree, part: Tree) -> Tree:
@@ -54,11 +61,13 @@ class InputMoments(Probe):
 def merged(one: Tree, other: Tree) -> Tree:
     """The moments of two sets of inputs taken together (Chan, Golub and LeVeque, 1979)."""
     count = one["count"] + other["count"]
-    share = other["count"] / count.double()
+    share = other["count"] / count.clamp(min=1).double()
     step = (other["mean"] - one["mean"]) + (other["rest"] - one["rest"])
     mean, rest = _sum_and_rest(one["mean"], one["rest"] + step * share)
     m2 = one["m2"] + other["m2"] + step.square() * share * one["count"]
-    return {"count": count, "mean": mean, "rest": rest, "m2": m2}
+    both = {"mean": mean, "rest": rest, "m2": m2}
+    some = one["count"] > 0  # of nothing and the other, the other, to the last digit
+    return {"count": count} | {name: torch.where(some, value, other[name]) for name, value in both.items()}
 
 
 def _sum_and_rest(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,13 +85,20 @@ class Scaling:
     std: tuple[float, ...]
     bytes: dict[str, int]  # down, up, headers, as the log has them for every phase
 
-    def layer(self, input_shape: Sequence[int], dtype: torch.dtype) -> InputScale:
-        """The first layer of a model that takes such inputs; a column that does not vary is not stretched."""
+    def layer(
+        self, input_shape: Sequence[int], dtype: torch.dtype, *, scale: bool = True, fill: bool = False
+    ) -> InputScale:
+        """The first layer of a model that takes such inputs; a column that does not vary is not stretched.
+
+        Without `scale`, inputs stay as they are; with `fill`, missing ones become the mean.
+        """
         shape = (*input_shape[:1], *[1] * (len(input_shape) - 1))
         mean, std = (torch.tensor(values, dtype=torch.float64).reshape(shape) for values in (self.mean, self.std))
         limits = torch.finfo(dtype)
         constant = std <= torch.maximum(mean.abs() * limits.eps, torch.tensor(limits.tiny, dtype=torch.float64))
-        return InputScale(mean.to(dtype), torch.where(constant, 1.0, std).to(dtype))
+        center, stretch = (mean, torch.where(constant, 1.0, std)) if scale else (mean * 0.0, torch.ones_like(std))
+        # A tensor of its own: of two buffers that are one tensor, torch names the first alone.
+        return InputScale(center.to(dtype), stretch.to(dtype), mean.to(dtype, copy=True) if fill else None)
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -103,19 +119,28 @@ class Scaling:
             ) from error
 
 
-def ask_clients(engine: Engine, what: str) -> Scaling:
-    """Every client's moments, merged; `what` names the data in an error."""
+def ask_clients(engine: Engine, what: str, *, gaps: bool = False, columns: Columns | None = None) -> Scaling:
+    """Every client's moments, merged; `what` names the data in an error, and `columns` its inputs."""
     everybody = torch.arange(len(engine.examples))
-    answers = trees.moved(engine.measure(everybody, InputMoments(), data="private"), torch.device("cpu"))
+    answers = trees.moved(engine.measure(everybody, InputMoments(gaps), data="private"), torch.device("cpu"))
     total = reduce(merged, [trees.rows(answers, client) for client in everybody.tolist()])
-    std = (total["m2"] / total["count"]).sqrt()
-    if not bool(std.isfinite().all()):
-        column = int((~std.isfinite()).nonzero()[0, 0])
+    if len(unknown := (total["count"].expand_as(total["mean"]) == 0).nonzero()):
         raise CompatibilityError(
-            f"{what} holds numbers that are too large to be scaled, in column or channel {column}. Set dataset.scale = "
-            '"none" and scale them yourself.'
+            f"{what} has no known value in {_named_input(int(unknown[0, 0]), columns)}, so missing ones have no mean. "
+            "Leave it out with dataset.ignore."
+        )
+    std = (total["m2"] / total["count"]).sqrt()
+    if len(large := (~std.isfinite()).nonzero()):
+        raise CompatibilityError(
+            f"{what} holds numbers that are too large to be scaled, in {_named_input(int(large[0, 0]), columns)}. Set "
+            'dataset.scale = "none" and scale them yourself.'
         )
     sent = sum(tensor.numel() * tensor.element_size() for name, tensor in answers.items() if name != "count")
     headers = answers["count"].numel() * answers["count"].element_size()
     down = len(everybody) * 2 * TOLD * len(std)
     return Scaling(tuple(total["mean"].tolist()), tuple(std.tolist()), {"down": down, "up": sent, "headers": headers})
+
+
+def _named_input(place: int, columns: Columns | None) -> str:
+    """An input in a sentence."""
+    return f"column or channel {place}" if columns is None else f"column {columns.encoded[place]!r}"

@@ -57,8 +57,16 @@ def differing_from_plan(planned: Config, written: Config) -> list[str]:
     keys of that section if one of the two has none.
     """
     free = {key for key, value in planned.items() if key.startswith("engine.") and value == "auto"}
+    free |= {"clients"} if planned.get("clients") == 0 else set()  # the data has counted them
     keys = [key for key in differing(_complete(planned), _complete(written)) if key not in free]
     return ["fnr"] if "fnr" in keys else keys
+
+
+def data_keys(config: Config) -> Config:
+    """The keys that decide which examples there are, and their values."""
+    return {
+        key: value for key, value in _complete(config).items() if key.startswith("dataset.") and key != "dataset.scale"
+    }
 
 
 def _complete(config: Config) -> Config:

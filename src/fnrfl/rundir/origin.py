@@ -13,7 +13,7 @@ from typing import Any
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.rundir import files
-from fnrfl.rundir.configs import Config, differing, flat, value_in_words
+from fnrfl.rundir.configs import Config, data_keys, differing, flat, value_in_words
 
 FIXED_PARTS = ("train", "validation", "test")  # of the data: the same for every method
 PUBLIC_PARTS = ("public", "ranking", "distill")  # of which a method decides how large each is
@@ -70,7 +70,7 @@ def read_origin(folder: Path) -> Origin:
 
 def check_pair(one: Origin, other: Origin, way_out: str) -> None:
     """Refuse two runs that are to be compared if what their configs call the same data or split is not the same."""
-    if one.config["dataset.name"] == other.config["dataset.name"] and one.data != other.data:
+    if data_keys(one.config) == data_keys(other.config) and one.data != other.data:
         raise ConfigError(
             f"{one.folder} and {other.folder} are of different data, so they cannot be compared: dataset = "
             f"{value_in_words(one.config['dataset.name'])} has the sha256 {short_hash(one.data)} in the first and "
@@ -94,8 +94,9 @@ def check_pair(one: Origin, other: Origin, way_out: str) -> None:
 
 def split_keys(config: Config) -> Config:
     """The keys that decide which example goes to whom, and their values."""
-    alone = ("dataset.name", "scenario", "clients", "seed")
-    return {key: value for key, value in config.items() if key in alone or key.startswith(("public.", "validation."))}
+    alone, sections = ("scenario", "clients", "seed"), ("public.", "validation.")
+    drawn = {key: value for key, value in config.items() if key in alone or key.startswith(sections)}
+    return data_keys(config) | drawn
 
 
 def short_hash(sha256: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from fnrfl.core.isolation import until_left
 from fnrfl.core.net import Net
 from fnrfl.data import augment
 from fnrfl.data.batches import Pool
-from fnrfl.data.datasets import Dataset, Facts, load
-from fnrfl.data.partitions import Partition
+from fnrfl.data.datasets import Dataset, Facts
+from fnrfl.data.holdings import Partition
 from fnrfl.data.scaling import Scaling
 from fnrfl.data.splits import Splits
 from fnrfl.engines.federation import Federation
@@ -27,9 +27,19 @@ from fnrfl.runs.build_engine import ask_for_scaling, build_engine
 from fnrfl.runs.build_net import build_net, check_values
 from fnrfl.runs.choice import choose_engine
 from fnrfl.runs.cohorts import cohort_size, num_answers
-from fnrfl.runs.data import build_pool, divide, feature_noise, load_public
+from fnrfl.runs.data import (
+    build_pool,
+    divide,
+    feature_noise,
+    load_data,
+    load_public,
+    notices_on_clients,
+    with_counted_clients,
+)
+from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.needs import check_needs
+from fnrfl.runs.own_metrics import OwnMetric, load_own_metrics, try_out
 
 
 @dataclass(frozen=True)
@@ -45,12 +55,15 @@ class Built:
     pool: Pool
     engine: Federation
     scaling: Scaling | None
+    metrics: tuple[OwnMetric, ...]  # of the user
     notices: tuple[str, ...]
+    given: Given = NOTHING
 
     @property
     def facts(self) -> Facts:
         """What a run remembers of its data."""
-        return self.dataset.facts(tokens=not self.net.input_dtype.is_floating_point)
+        facts = self.dataset.facts(tokens=not self.net.input_dtype.is_floating_point)
+        return replace(facts, clients=self.partition.ids)
 
     def noise(self, client: int, x: Tensor, stream: torch.Generator) -> Tensor:
         """A client's feature noise over a batch."""
@@ -61,30 +74,40 @@ class Built:
         return self.partition.manifest() | {"splits": self.splits.manifest()}
 
 
-def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, scaling: Scaling | None = None) -> Built:
+def build(
+    config: RunConfig,
+    scratch: Path | None = None,
+    runs_alike: int = 1,
+    scaling: Scaling | None = None,
+    given: Given = NOTHING,
+) -> Built:
     """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory.
 
     `runs_alike` is how many runs of this process are about like this one. `scaling` is what clients have answered
-    before, if the run goes on; else they are asked.
+    before, if the run goes on; else they are asked. `given` are the objects that the config has words for.
     """
-    dataset = load(config.dataset.name)
-    algorithm = build_algorithm(config)
-    public = load_public(config.public.source, dataset)
+    metrics = load_own_metrics(config.metrics)
+    dataset = load_data(config, given)
+    algorithm = build_algorithm(config, given)
+    public = load_public(config, dataset)
     partition, splits = divide(config, dataset, public, algorithm)
-    net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers)
+    config = with_counted_clients(config, partition)
+    net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers, given=given)
     augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image
     check_needs(config, algorithm, net, splits, partition)
     check_values(config, net, splits)
+    try_out(metrics, splits.test.y, dataset.num_classes)
     asked, config = config.engine.name, choose_engine(config, net)
     net = _on_device(config, net)
     pool = build_pool(config, dataset, partition, splits, net)
-    if config.dataset.scale == "standard":
-        scaling = scaling or ask_for_scaling(config, net, pool)
-        net = net.with_input_scale(scaling.layer(net.input_shape, net.dtype))
+    if config.dataset.asks_for_means:
+        scaling = scaling or ask_for_scaling(config, net, pool, dataset.columns)
+        scale, fill = config.dataset.scale == "standard", config.dataset.missing == "mean"
+        net = net.with_input_scale(scaling.layer(net.input_shape, net.dtype, scale=scale, fill=fill))
     engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
-    notices = (*unused, *_notices(config, splits, asked))
-    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, notices)
+    notices = (*unused, *notices_on_clients(config, dataset, partition), *_notices(config, splits, asked))
+    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, metrics, notices, given)
 
 
 def _on_device(config: RunConfig, net: Net) -> Net:
@@ -120,9 +143,11 @@ def _notices(config: RunConfig, splits: Splits, asked: str) -> tuple[str, ...]:
 def _rows_that_sums_tell(config: RunConfig, splits: Splits) -> tuple[str, ...]:
     """A notice if clients hold one row of a table, and are asked for the sums of its columns."""
     single = [str(client) for client, mine in enumerate(splits.clients) if len(mine) == 1]
-    if config.dataset.scale == "none" or not single or splits.train.x.ndim > 2:
+    if not config.dataset.asks_for_means or not single or splits.train.x.ndim > 2:
         return ()
+    standard = config.dataset.scale == "standard"
     return (
         f"of each client that holds one example ({', '.join(single)}) the server learns that example: "
-        f'dataset.scale = "{config.dataset.scale}" asks for the mean of every column.',
+        f'{"dataset.scale = " if standard else "dataset.missing = "}"{"standard" if standard else "mean"}" asks for '
+        "the mean of every column.",
     )

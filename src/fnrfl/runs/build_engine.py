@@ -12,6 +12,7 @@ from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.data.batches import Pool
+from fnrfl.data.reading import Columns
 from fnrfl.data.scaling import Scaling, ask_clients
 from fnrfl.data.splits import Splits
 from fnrfl.engines.assemble import Layout, assemble
@@ -60,11 +61,12 @@ def build_engine(
     )
 
 
-def ask_for_scaling(config: RunConfig, net: Net, pool: Pool) -> Scaling:
+def ask_for_scaling(config: RunConfig, net: Net, pool: Pool, columns: Columns | None) -> Scaling:
     """What the clients answer about their inputs, before there is a model that could be trained."""
     layout = Layout(threads=1 if config.engine.name == "gpu" else int(config.engine.threads))
     with assemble("loop", net, pool.in_type(torch.float64), config.client, seed=config.seed, layout=layout) as engine:
-        return ask_clients(engine, f'dataset = "{config.dataset.name}"')
+        gaps = config.dataset.missing == "mean"
+        return ask_clients(engine, f'dataset = "{config.dataset.name}"', gaps=gaps, columns=columns)
 
 
 def _gpus(config: RunConfig) -> list[torch.device]:

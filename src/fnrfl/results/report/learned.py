@@ -66,14 +66,21 @@ def _sums_of_inputs(groups: Sequence[LineGroup]) -> Iterable[tuple[str, ...]]:
     """What clients have sent once so that inputs could be scaled."""
     asked = [group for group in groups if any(_up(run.rounds[0], "scale") for run in group.runs if run.rounds)]
     if asked:
-        columns = {len(group.runs[0].about["scale"]["mean"]) for group in asked}
+        numbers = {_numbers_of_inputs(group) for group in asked}
         yield (
             "sums of inputs",
-            _listed({1 + 3 * count for count in columns}),
+            _listed(numbers),
             _who(asked, groups),
-            'Once, before the first round, for dataset.scale = "standard": the count, the mean and the spread of each '
-            "column or channel of its examples. Of a client with one row of a table, that is the row.",
+            'Once, before the first round, for dataset.scale = "standard" or dataset.missing = "mean": the count, the '
+            "mean and the spread of each column or channel of its examples. Of a client with one row of a table, that "
+            "is the row.",
         )
+
+
+def _numbers_of_inputs(group: LineGroup) -> int:
+    """How many numbers a client has sent about its inputs; where some are missing, every column has a count."""
+    columns = len(group.runs[0].about["scale"]["mean"])
+    return columns * 4 if group.config.get("dataset.missing") == "mean" else 1 + columns * 3
 
 
 def _own_messages(groups: Sequence[LineGroup]) -> Iterable[tuple[str, ...]]:
