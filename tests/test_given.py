@@ -162,6 +162,22 @@ def test_train_and_test_may_be_a_pair() -> None:
     assert arrays.data.sha256 == pair.data.sha256
 
 
+def test_arrays_may_name_their_clients_and_have_gaps(folder: Path) -> None:
+    who = np.array(["north", "south", "a<b>", "east"])[np.arange(len(Y)) % 4]
+    gaps = np.where(X > 1.5, np.nan, X)
+    np.savez(folder / "mine.npz", x=gaps, y=Y, client=who)
+    keys: dict[str, Any] = {"scenario": "natural", "out": None, "rounds": 1, "client": KEYS["client"]}
+    named = fnrfl.run(dataset={"name": "mine.npz", "missing": "mean"}, **keys)
+    given = fnrfl.run(dataset={"name": (gaps, Y, who.tolist()), "missing": "mean"}, **keys)
+    assert given.model_sha256 == named.model_sha256
+    assert given.data.clients == named.data.clients
+    assert set(given.data.clients or ()) == set(who.tolist())
+    with pytest.raises(ConfigError, match="dataset.label names a column of a table"):
+        run(dataset={"name": (X, Y), "label": "b"})
+    with pytest.raises(ConfigError, match="clients"):
+        fnrfl.run(dataset=(X, Y, who[:-1]), **keys)
+
+
 def test_the_same_content_is_the_same_data_in_every_form() -> None:
     forms = [
         (X, Y),

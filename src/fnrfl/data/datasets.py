@@ -177,7 +177,7 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     """
     path = Path(os.path.expanduser(name))  # of an unknown user: as it is, where Path would raise
     if expected is None:
-        _refuse_keys_of_tables(name, path, reading)
+        refuse_keys_of_tables(name, path, reading)
     if name in NAMED_DATASETS:
         return _named_source(name, *load_named(name))
     if os.path.isfile(path / cifar10.BATCH_FILES[0]):
@@ -197,7 +197,7 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     return DataSource(name, str(path.resolve()), _checked(name, raw, reading))
 
 
-def _refuse_keys_of_tables(name: str, path: Path, reading: Reading) -> None:
+def refuse_keys_of_tables(name: str, path: Path, reading: Reading) -> None:
     """Refuse keys that name columns where the data has none."""
     given = [key for key in ("label", "client", "ignore", "categories") if getattr(reading, key)]
     if given and path.suffix.lower() != ".csv" and not sites.has_tables(path):
@@ -207,7 +207,7 @@ def _refuse_keys_of_tables(name: str, path: Path, reading: Reading) -> None:
         )
 
 
-def source_of_values(name: str, made: object, told: str, reading: Reading = PLAIN_READING) -> DataSource:
+def source_of_values(name: str, made: object, told: str, reading: Reading) -> DataSource:
     """What a function of the user's returned, or what was passed in; `told` begins the sentence that refuses it."""
     if isinstance(made, RawData):
         return DataSource(name, name, _checked(name, made, reading))

@@ -17,15 +17,15 @@ from fnrfl.core.object_hash import object_hash
 from fnrfl.core.rng import seeded
 from fnrfl.data.datasets import Dataset, DataSource, source_of_values
 from fnrfl.data.readers import PARTS
-from fnrfl.data.reading import ONLY_PART, Examples, RawData
+from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Examples, RawData, Reading
 
 LABELS = ("label", "labels", "y", "target", "class")  # what items with named values call their label
 INPUTS = ("x", "image", "img", "pixel_values", "input_ids", "features", "inputs")  # and their input
 
 
-def source_in_memory(values: object, title: str) -> DataSource:
+def source_in_memory(values: object, title: str, reading: Reading = PLAIN_READING) -> DataSource:
     """Values that were passed in, checked; `title` is what sentences call them."""
-    return source_of_values(title, values, f"{title} is")
+    return source_of_values(title, values, f"{title} is", reading)
 
 
 def values_in_memory(value: object, title: str, *, labelled: bool = True) -> object:
@@ -57,11 +57,13 @@ def values_hash(values: object) -> str:
     """The sha256 of the content of values that were passed in, in whichever form."""
     parts: list[object]
     if isinstance(values, RawData):
-        parts = [array for part in values.parts.values() for array in (part.x, part.y)]
+        parts = [
+            array for part in values.parts.values() for array in (part.x, part.y, part.clients) if array is not None
+        ]
         parts += [] if values.classes is None else [list(values.classes)]
     elif isinstance(values, Dataset):
-        parts = [*(_plain(array) for part in (values.train, values.test) for array in (part.x, part.y)), values.classes]
-        parts += [list(named) for named in (values.train_clients, values.test_clients) if named is not None]
+        parts = [_plain(array) for part in (values.train, values.test) for array in (part.x, part.y)]
+        parts += [values.classes, values.train_clients, values.test_clients]
     else:
         parts = list(values) if isinstance(values, tuple) else [values]
     return object_hash(parts)
