@@ -27,15 +27,15 @@ CONTENTS = {
         "docs/compared-with-others",
     ],
     "Your data and model": [
-        "docs/own-model-and-data", "docs/time-series-and-text", "docs/scenarios", "docs/plain-pytorch",
-        "docs/reading-the-report", "docs/metrics",
+        "docs/own-data", "docs/own-model-and-data", "docs/python", "docs/time-series-and-text", "docs/scenarios",
+        "docs/metrics", "docs/plain-pytorch", "docs/reading-the-report",
     ],
     "Methods": ["docs/methods/README", "results/methods/README", "docs/correctness", "docs/performance"],
     "The paper": [
         "docs/reproduction", "docs/claims", "docs/protocols", "docs/paper-to-code", "docs/theory",
         "results/reproduction/README",
     ],
-    "Python": ["docs/python", "api/fnrfl", "api/own-loop", "api/methods", "api/errors"],
+    "Python": ["api/fnrfl", "api/own-loop", "api/methods", "api/errors"],
     "Project": ["ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "SECURITY", "src/fnrfl/data/files/README"],
 }  # fmt: skip
 METHODS = "docs/methods/README.md"  # its own pages are listed under it
