@@ -31,11 +31,12 @@ from fnrfl.core import trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data import datasets, sources
-from fnrfl.data.datasets import Dataset, Part, from_arrays, load, stratified_order
+from fnrfl.data.datasets import Dataset, Part, from_arrays, load
 from fnrfl.data.sources import available, cifar10, fashion_mnist, fetch, fetching
 from fnrfl.data.sources.cache import cache_dir
 from fnrfl.data.sources.digits import EMBEDDED_FILE
 from fnrfl.data.sources.entry import Arrays
+from fnrfl.data.strata import stratified_order
 
 
 @pytest.fixture(autouse=True)
@@ -643,9 +644,10 @@ def test_the_classes_are_the_labels_that_occur(y: np.ndarray, classes: tuple[str
 
 
 def test_arrays_that_nobody_uses_are_said() -> None:
-    np.savez("own.npz", x=np.zeros((20, 2)), y=np.arange(20) % 2, client=np.arange(20))
+    x, y = np.zeros((20, 2)), np.arange(20) % 2
+    np.savez("own.npz", x_train=x, y_train=y, x_test=x, y_test=y, client=np.arange(20))
     said = " ".join(load("own.npz").notices)
-    assert "own.npz also holds client, which fnrfl does not use" in said and "drawn by `scenario`" in said
+    assert "own.npz also holds client, which fnrfl does not use" in said and "client_train and client_test" in said
     np.savez("own.npz", x=np.zeros((20, 2)), y=np.arange(20) % 2, classes=["a", "b"])
     assert load("own.npz").notices == ()
 
@@ -881,7 +883,7 @@ def test_a_function_of_the_users_may_return_all_forms() -> None:
     assert (whole.name, whole.source, whole.classes) == ("mine", "a form", ("no", "yes"))
     assert len(whole.checksum) == 64
     for name, sentence in {
-        "wrong": "returned list; it must return",
+        "wrong": "returned list; it must be",
         "negative": "the label -1",
         "ragged": "not an array",
         "scalar": "must be numbers",

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data import niid
-from fnrfl.data.partitions import Partition, draw
+from fnrfl.data.holdings import Partition
+from fnrfl.data.partitions import draw
 from fnrfl.data.scenarios import describe, parse
 from fnrfl.data.terms import (
     FeatureNoise,

@@ -8,22 +8,32 @@ fnrfl.load(result.run_dir)         # the same object from disk: runs/digits-scaf
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from fnrfl.results.compare import Comparison, Notice
+    from fnrfl.runs.answers import Evaluation, Prediction
     from fnrfl.runs.own_loop import class_norms, norm_targets, refine, weakest
     from fnrfl.runs.result import Result
 
 __version__ = "0.2.0.dev0"
-__all__ = ["__version__", "class_norms", "load", "norm_targets", "refine", "resume", "run", "weakest"]
-_IN_OWN_LOOP = ("class_norms", "norm_targets", "refine", "weakest")  # for a training loop of your own
+__all__ = [
+    "Result", "__version__", "class_norms", "compare", "evaluate", "load", "norm_targets", "predict", "refine",
+    "report", "resume", "run", "weakest",
+]  # fmt: skip
+_HOMES = {"Result": "result"} | dict.fromkeys(("class_norms", "norm_targets", "refine", "weakest"), "own_loop")
 
 
 def run(
     recipe: str | Path | None = None,
     *,
+    dataset: Any = None,
+    model: Any = None,
+    algorithm: Any = None,
+    init: Mapping[str, Any] | None = None,
     out: str | Path | None | Literal[True] = True,
     overwrite: bool = False,
     trust: bool = False,
@@ -33,7 +43,10 @@ def run(
 ) -> Result:
     """Run a recipe (a packaged name or a TOML file; without one, the embedded example) with some keys changed.
 
-    The keys are those of `fnrfl list keys`, sections as dicts: `algorithm="moon"`, `client=dict(lr=0.05)`. `out` is
+    The keys are those of `fnrfl list keys`, sections as dicts: `algorithm="moon"`, `client=dict(lr=0.05)`. In the place
+    of a name, `dataset` may be arrays `(x, y)` or `(x_train, y_train, x_test, y_test)`, a torch Dataset or a pair of
+    them; `model` an nn.Module, which is copied and starts from its weights, or a function that returns one; `algorithm`
+    a method. `init` are first weights, a state_dict. What was given, `resume` asks for again. `out` is
     the run directory, by default the first free one of runs/<name>-<method>-<seed>, the same with -2, with -3 and so
     on (a run with FNR has <method>-fnr); with `overwrite` it is the first, free or not. None writes nothing. `trust`
     allows code that a recipe names.
@@ -45,10 +58,14 @@ def run(
     (0.1, ['local', 'measure', 'refine'])
     """
     from fnrfl.config import load as config
+    from fnrfl.runs.given import take_objects
     from fnrfl.runs.run import run as start
 
+    named = {"dataset": dataset, "model": model, "algorithm": algorithm}
+    words, given = take_objects(keys | {key: value for key, value in named.items() if value is not None}, init)
     return start(
-        config(recipe, keys, trust=trust),
+        config(recipe, words, trust=trust),
+        given=given,
         out=out,
         overwrite=overwrite,
         progress=progress,
@@ -59,30 +76,156 @@ def run(
 def resume(
     run_dir: str | Path,
     *,
+    dataset: Any = None,
+    model: Any = None,
+    algorithm: Any = None,
+    init: Mapping[str, Any] | None = None,
     trust: bool = False,
     progress: Callable[[dict[str, Any]], None] | None = None,
     checkpoint_every: float = 30.0,
 ) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit.
 
-    `trust` allows code that its config.toml names and that was never allowed before.
+    Objects that the run was given must be given again, and are compared by their hash. `trust` allows code that its
+    config.toml names and that was never allowed before.
     """
+    from fnrfl.runs.given import objects_in
     from fnrfl.runs.run import resume as go_on
 
-    return go_on(run_dir, trust=trust, progress=progress, checkpoint_every=checkpoint_every)
+    given = objects_in(dataset=dataset, model=model, algorithm=algorithm, init=init)
+    return go_on(run_dir, given=given, trust=trust, progress=progress, checkpoint_every=checkpoint_every)
 
 
-def load(run_dir: str | Path, *, trust: bool = False) -> Result:
-    """A finished run from disk; `trust` allows code that its config.toml names and that was never allowed before."""
+def load(
+    run_dir: str | Path,
+    *,
+    model: Any = None,
+    algorithm: Any = None,
+    init: Mapping[str, Any] | None = None,
+    trust: bool = False,
+) -> Result:
+    """A finished run from disk; `trust` allows code that its config.toml names and that was never allowed before.
+
+    A run that was given its model needs it again for `Result.model`, and so do a method that was given, and first
+    weights where not all of them are trained. The numbers are there without them.
+    """
+    from fnrfl.runs.given import objects_in
     from fnrfl.runs.run import load as read
 
-    return read(run_dir, trust=trust)
+    return read(run_dir, trust=trust, given=objects_in(model=model, algorithm=algorithm, init=init))
+
+
+def compare(
+    recipe: str | Path | None = None,
+    *,
+    over: Mapping[str, Iterable[Any]],
+    seeds: Iterable[int] = (0, 1, 2),
+    dataset: Any = None,
+    model: Any = None,
+    algorithm: Any = None,
+    init: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    baseline: str | None = None,
+    target: float | None = None,
+    control: bool = True,
+    trust: bool = False,
+    progress: Callable[[Notice], None] | None = None,
+    checkpoint_every: float = 30.0,
+    **keys: object,
+) -> Comparison:
+    """Run every combination of the values in `over` with every seed, as `fnrfl compare` does.
+
+    `over` has lists of values by key: `{"algorithm": ["fedavg", "scaffold"], "client.lr": [0.01, 0.1]}`; methods and
+    data may be objects there too, and models functions. The runs are kept in `out`, by default
+    runs/compare-<name>-<hash>. Called again, finished runs are kept, and unfinished ones go on.
+    """
+    from fnrfl.results import compare as comparing
+    from fnrfl.runs.given import take_axes, take_objects
+
+    named = {"dataset": dataset, "model": model, "algorithm": algorithm}
+    words, given = take_objects(keys | {key: value for key, value in named.items() if value is not None}, init)
+    axes, given = take_axes(over, given)
+    overrides, lists = comparing.overrides_in_words(words), comparing.axes_in_words(axes)
+    cells = comparing.grid(recipe, overrides, lists, list(seeds), control=control, trust=trust)
+    return comparing.compare(
+        cells,
+        out or comparing.default_out(cells),
+        baseline=baseline,
+        target=target,
+        progress=progress,
+        checkpoint_every=checkpoint_every,
+        given=given,
+    )
+
+
+def report(
+    *runs: str | Path | Result | Comparison,
+    out: str | Path | None = None,
+    title: str | None = None,
+    plots: bool = False,
+) -> Path:
+    """Write one HTML page about runs, or folders with runs in them, as `fnrfl report` does; the path of the page."""
+    from fnrfl.core.errors import ConfigError
+    from fnrfl.results.report.page import report as write
+
+    places: list[Any] = [run.folder if hasattr(run, "folder") else getattr(run, "run_dir", run) for run in runs]
+    folders = [Path(place) for place in places if place is not None]
+    if len(folders) < max(1, len(runs)):
+        raise ConfigError("There is no run directory to report on. Give runs that have one: with out=None they do not.")
+    return write(folders, None if out is None else Path(out), title=title, plots=plots)
+
+
+def evaluate(
+    run: str | Path | Result,
+    data: Any,
+    *,
+    client: int | None = None,
+    model: Any = None,
+    algorithm: Any = None,
+    init: Mapping[str, Any] | None = None,
+    trust: bool = False,
+) -> Evaluation:
+    """Score the model of a finished run on any data, as `fnrfl evaluate` does.
+
+    `data` is what `dataset` of `run` may be. A run directory that was given its model needs it again.
+    """
+    from fnrfl.runs.given import objects_in
+    from fnrfl.runs.predict import evaluate as score
+
+    given = objects_in(model=model, algorithm=algorithm, init=init)
+    return score(run, data, client=client, trust=trust, given=given)
+
+
+def predict(
+    run: str | Path | Result,
+    data: Any,
+    *,
+    client: int | None = None,
+    id_column: str | None = None,
+    model: Any = None,
+    algorithm: Any = None,
+    init: Mapping[str, Any] | None = None,
+    trust: bool = False,
+) -> Prediction:
+    """What the model of a finished run says about every example, as `fnrfl predict` does.
+
+    `labels` has the names of the classes, `probabilities` [n, classes] their probabilities. `data` is what `dataset`
+    of `run` may be, or an array of examples without labels.
+    """
+    from fnrfl.runs.given import objects_in
+    from fnrfl.runs.predict import predict as ask
+
+    given = objects_in(model=model, algorithm=algorithm, init=init)
+    return ask(run, data, client=client, id_column=id_column, trust=trust, given=given)
 
 
 def __getattr__(name: str) -> Any:
-    """Functions that need torch are imported when they are first asked for."""
-    if name not in _IN_OWN_LOOP:
+    """Names that need torch are imported when they are first asked for."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fnrfl.runs import own_loop
+    return getattr(importlib.import_module(f"fnrfl.runs.{_HOMES[name]}"), name)
 
-    return getattr(own_loop, name)
+
+def __dir__() -> list[str]:
+    """The public names, and nothing else."""
+    return __all__

@@ -22,8 +22,13 @@ def title(config: RunConfig) -> str:
     method = config.algorithm.name + ("" if config.fnr is None else " + FNR")
     return (
         f"{config.name}: {method}, {config.dataset.name}, {config.model.name}, {config.scenario}, "
-        f"{counted(config.clients, 'client')}, {counted(config.rounds, 'round')}, seed {config.seed}"
+        f"{clients_in_words(config)}, {counted(config.rounds, 'round')}, seed {config.seed}"
     )
+
+
+def clients_in_words(config: RunConfig) -> str:
+    """How many clients a run has; before its data is read, that may not be known."""
+    return counted(config.clients, "client") if config.clients else "clients of the data"
 
 
 @dataclass(frozen=True)

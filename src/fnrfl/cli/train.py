@@ -26,8 +26,9 @@ from fnrfl.cli.common import (
     recipe_and_overrides,
 )
 from fnrfl.cli.display import display, grid_display, title
-from fnrfl.cli.dry_run import print_forecast
+from fnrfl.cli.dry_run import missing_dataset, print_forecast, print_plan
 from fnrfl.cli.notices import notices
+from fnrfl.cli.pace import both, paced
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import FnrflError, from_system, out_of_memory, sentence
 
@@ -65,6 +66,9 @@ TargetOption = Annotated[
 ]
 Control = Annotated[bool, typer.Option("--control/--no-control", help="Run FNR without its penalty beside every FNR.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the runs.")]
+PlanOnly = Annotated[
+    bool, typer.Option("--dry-run", help="Say which runs there would be and how long they take, and stop.")
+]
 HOW_TO_CONTINUE = "To go on, give the same command again: finished runs are kept."
 
 
@@ -107,7 +111,7 @@ def run(
 
             return run(config, out=run_dir, overwrite=overwrite, checkpoint_every=checkpoint_every, **told)
 
-        _carry_out(start, config, run_dir, quiet=quiet, json=json)
+        _carry_out(start, config, run_dir, fresh=True, quiet=quiet, json=json)
 
 
 def resume(
@@ -135,7 +139,7 @@ def resume(
 
             return resume(run_dir, trust=trust, checkpoint_every=checkpoint_every, **told)
 
-        _carry_out(start, config, run_dir, quiet=quiet, json=json)
+        _carry_out(start, config, run_dir, fresh=False, quiet=quiet, json=json)
 
 
 def compare(
@@ -148,6 +152,7 @@ def compare(
     target: TargetOption = None,
     control: Control = True,
     report: Report = True,
+    dry_run: PlanOnly = False,
     trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -160,22 +165,29 @@ def compare(
     fnrfl compare digits --over algorithm=fedavg,scaffold --over fnr=off,on
     fnrfl compare digits rounds=5 --over "scenario=iid,label-dirichlet(0.1)" --seeds 0-4 --baseline iid
     fnrfl compare label-skew --over fnr.weight=0,0.1,1 --seeds 0,1 -o runs/weights --json
+    fnrfl compare label-skew --over fnr=off,on --dry-run        the runs, and how long they take
 
     Differences are paired by seed. Stopped, it goes on when the same command is given again: finished runs are kept.
     """
-    with errors_in_words(debug, answers=json):
+    with errors_in_words(debug, answers=json or dry_run):
         from fnrfl.results import compare as comparing
 
         words = recipe_and_overrides(recipe, overrides)
         cells = comparing.grid(*words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
         folder = out or comparing.default_out(cells)
-        screen = console(quiet=quiet, stderr=json)
+        screen = console(quiet=quiet, stderr=json or dry_run)
         if (note := comparing.about_seeds(seeds)) is not None:
             screen.print(f"note: {note}")
+        if dry_run:
+            with grid_display(screen) as show:
+                planned = comparing.plan_grid(cells, folder, baseline=baseline, progress=show, missing=missing_dataset)
+            print_plan(planned, folder, json=json)
+            return
         screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
-        with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show:
+        with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show, paced(screen.print) as pace:
+            hear = both(show, pace.hear_grid(cells, folder))
             found = comparing.compare(
-                cells, folder, baseline=baseline, target=target, progress=show, checkpoint_every=checkpoint_every
+                cells, folder, baseline=baseline, target=target, progress=hear, checkpoint_every=checkpoint_every
             )
         _show_comparison(found, screen, json=json)
         if report and found.runs:
@@ -186,16 +198,20 @@ def compare(
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
-def _carry_out(start: Callable[..., Result], config: RunConfig, run_dir: Path, *, quiet: bool, json: bool) -> None:
-    """Start a run or go on with one, show how it proceeds and what comes out; `start` is given who is told."""
+def _carry_out(
+    start: Callable[..., Result], config: RunConfig, run_dir: Path, *, fresh: bool, quiet: bool, json: bool
+) -> None:
+    """Start a run (`fresh`) or go on with one, show how it proceeds and what comes out; `start` gets who is told."""
     screen = console(quiet=quiet, stderr=json)
     leak = "leak" if config.leaks_on else ""
     try:
         with how_to_go_on(lambda: _way_on(run_dir, config) or "Nothing was written."):
             screen.print(title(config))
             print_leaks(config.leaks_on, quiet=quiet, stderr=json)
-            with notices(screen), display(screen, leak) as shown:
-                result = start(progress=shown.round, phase=shown.phase)
+            with notices(screen), display(screen, leak) as shown, paced(screen.print) as pace:
+                if fresh:
+                    pace.begin(config.rounds)
+                result = start(progress=both(shown.round, pace.hear_round), phase=shown.phase)
     except Exception as error:
         if (out_of_memory(error) or from_system(error) is not None) and _way_on(run_dir, config):
             raise FnrflError(sentence(error, _way_on(run_dir, config))) from error

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +24,8 @@ from fnrfl.cli.common import (
 )
 from fnrfl.cli.notices import notices
 from fnrfl.config.spelling import counted
+from fnrfl.core.words import printable
+from fnrfl.runs.metrics import OWN
 
 DataArgument = Annotated[
     str,
@@ -32,8 +35,14 @@ DataArgument = Annotated[
 ]
 
 Client = Annotated[
-    int | None,
+    str | None,
     typer.Option("--client", metavar="ID", show_default="all of them", help="One client's own model, if it has one."),
+]
+
+
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option("--metric", metavar="NAME", help="Also show this one: `fnrfl list metrics`, all or module:function."),
 ]
 
 
@@ -61,9 +70,8 @@ def report(
     with errors_in_words(debug):
         from fnrfl.results.report.page import report as write
 
-        place = out or (run_dirs[0] if len(run_dirs) == 1 else Path()) / "report.html"
         with notices(console(stderr=True)):
-            written = write(run_dirs, place, title=title, plots=plots)
+            written = write(run_dirs, out, title=title, plots=plots)
         console(quiet=quiet).print(str(written))
 
 
@@ -71,6 +79,7 @@ def evaluate(
     run_dir: RunDirArgument,
     data: DataArgument,
     client: Client = None,
+    metric: Metrics = None,
     trust: Trust = False,
     json: Json = False,
     debug: Debug = False,
@@ -80,6 +89,8 @@ def evaluate(
     \b
     fnrfl evaluate runs/digits-fedavg-0 digits
     fnrfl evaluate runs/mine-fedavg-0 new-patients.csv --json
+    fnrfl evaluate runs/mine-fedavg-0 new-patients.csv --metric auc --metric confusion
+    fnrfl evaluate runs/mine-fedavg-0 new-patients.csv --metric all
 
     The run's own data, wherever it lies now, is judged by the test part; other data by the test part that it has of its
     own, or by all of it. Methods that give every client a model of its own are judged by those: the mean, and each.
@@ -87,7 +98,8 @@ def evaluate(
     with errors_in_words(debug, answers=json):
         from fnrfl.runs.predict import evaluate as score
 
-        scored = score(run_dir, data, client=client, trust=trust)
+        names = [name.strip() for words in metric or () for name in words.split(",")]
+        scored = score(run_dir, data, client=client, metrics=names, trust=trust)
         found = scored.summary()
         print_leaks(found["leaks"], stderr=json)
         print_notes(scored.notes)
@@ -98,11 +110,37 @@ def evaluate(
             f"accuracy {found['accuracy']:.4f}  balanced {found['balanced_accuracy']:.4f}  loss {found['loss']:.4f}  "
             f"on {counted(found['examples'], 'example')} ({scored.where})"
         )
-        shares = ("-" if share is None else f"{share:.4f}" for share in found["per_class"])
         counts = (counted(count, "example") for count in found["examples_per_class"])
-        print_table(list(zip(("class", *found["classes"]), ("accuracy", *shares), ("", *counts), strict=True)))
+        by_class = [("class", *found["classes"]), ("accuracy", *map(_shown, found["per_class"])), ("", *counts)]
+        by_class += [(name, *map(_shown, found[name])) for name in ("precision", "recall") if name in scored.shown]
+        print_table(list(zip(*by_class, strict=True)))
+        _print_metrics(found, scored.shown)
         if own := found["per_client"]:
-            print_table([("client", "accuracy"), *((str(one), f"{share:.4f}") for one, share in own.items())])
+            print_table(
+                [("client", "accuracy"), *((printable(str(one)), f"{share:.4f}") for one, share in own.items())]
+            )
+
+
+def _print_metrics(found: dict[str, Any], shown: Sequence[str]) -> None:
+    """The metrics that are one number, and the confusion matrix, as far as they were asked for."""
+    from fnrfl.core.quality import TEST_METRICS
+
+    numbers = {name: found[OWN][name] if name in found[OWN] else found[name] for name in shown}
+    rows = [
+        (name, _shown(value), TEST_METRICS[name].meaning if name in TEST_METRICS else "yours")
+        for name, value in numbers.items()
+        if not isinstance(value, list)
+    ]
+    if rows:
+        print_table([("metric", "value", "meaning"), *rows])
+    if "confusion" in shown:
+        names = found["classes"]
+        counts = zip(names, found["confusion"], strict=True)
+        print_table([("class, answer", *names), *((name, *map(str, row)) for name, row in counts)])
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def predict(

@@ -9,9 +9,10 @@ from pathlib import Path
 from fnrfl.config import registry
 from fnrfl.config.keys import Key
 from fnrfl.config.protocol import TWINS
-from fnrfl.config.schema import RunConfig
+from fnrfl.config.schema import RunConfig, counts_clients
 from fnrfl.config.spelling import same_key
 from fnrfl.config.typed import FlatValues, shortened, show_value
+from fnrfl.core import own_code
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices, nearest
 from fnrfl.data.reading import parse_image_size
@@ -78,13 +79,14 @@ def refuse_config(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
     yield from _unknown_names(config)
+    yield from refuse_metrics(config.metrics)
     yield from _leaks_refused(config, known)
     yield from _conflicts(config)
 
 
 def is_own_data(text: str) -> bool:
     """Whether a text looks like a file, a folder or a function of the user's."""
-    return Path(text).suffix.lower() in (".npz", ".csv") or ":" in text or "/" in text or os.path.isdir(text)
+    return Path(text).suffix.lower() in (".npz", ".csv", ".json") or ":" in text or "/" in text or os.path.isdir(text)
 
 
 def _bad_run_name(name: str) -> Iterator[str]:
@@ -98,20 +100,41 @@ def _unknown_names(config: RunConfig) -> Iterator[str]:
     """Names that are in no table and do not look like the user's own."""
     dataset, shown = config.dataset.name, shortened(config.dataset.name)
     forms = ", ".join(registry.DATASET_FORMS)
-    if dataset not in registry.DATASETS and not is_own_data(dataset):
+    if dataset not in registry.DATASETS and not is_own_data(dataset) and not registry.is_given(dataset):
         yield f'dataset = "{shown}" is not known. {choices(dataset, registry.DATASETS)}, or give {forms}.'
     source = config.public.source
     if source not in ("train", "test") and not is_own_data(source):
         yield f'public.source = "{shortened(source)}" is not known. Choose "train", or give {forms}.'
     model = config.model.name.partition("(")[0].strip()
-    if ":" not in model and model not in registry.MODELS:
+    if ":" not in model and model not in registry.MODELS and not registry.is_given(config.model.name):
         hint = choices(model, registry.MODELS)
         yield f'model = "{shortened(model)}" is not known. {hint}, or give module:function.'
+    if config.model.init != "seed" and not registry.is_given(config.model.init):
+        yield f'model.init = "{shortened(config.model.init)}" is not known: it must be "seed". In Python, give init=.'
     engine = config.engine.name
     if engine in registry.LATER_ENGINES:
         yield f'engine = "{engine}" is not in this version. Choose one of {", ".join(registry.ENGINES)}.'
     elif engine not in registry.ENGINES:
         yield f'engine = "{shortened(engine)}" is not known. {choices(engine, registry.ENGINES)}.'
+
+
+def refuse_metrics(words: str) -> Iterator[str]:
+    """Metrics that are no functions of the user's, or whose names are taken."""
+    from fnrfl.core.quality import TEST_METRICS
+
+    names: list[str] = []
+    for one in () if words == "none" else own_code.each_name("metrics", words):
+        said = f"metrics = {show_value(words)}"
+        target = own_code.target("metrics", one)
+        if target is None:
+            ours = " is in every log, and not given here" if one in TEST_METRICS else " is none"
+            yield f'{said} must name functions of yours, "module:function", joined by commas; "{one}"{ours}.'
+        elif target.name in TEST_METRICS:
+            yield f"{said}: {target.name} is the name of a metric of fnrfl's. Rename the function."
+        elif target.name in names:
+            yield f"{said} has two functions {target.name}, and a metric has its function's name. Rename one."
+        else:
+            names.append(target.name)
 
 
 def _leaks_refused(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]:
@@ -134,6 +157,11 @@ def _leaks_refused(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]
 def _conflicts(config: RunConfig) -> Iterator[str]:
     """Values that are right alone and cannot go together."""
     public = config.public
+    if config.clients == 0 and not counts_clients(config.scenario):
+        yield (
+            f'clients = 0 stands for the clients that the data names, and scenario = "{config.scenario}" draws others. '
+            "Set clients to 1 or more, or scenario = natural."
+        )
     if isinstance(public.distill, float) and public.ranking + public.distill >= 1:
         yield (
             f"public.ranking = {public.ranking} and public.distill = {public.distill} leave nothing to refine on; "

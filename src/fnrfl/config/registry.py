@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,16 @@ MODELS = {
     "cnn": "two 3x3 convolutions and one linear layer; cnn(norm=batch) has BatchNorm",
     "mlp": "linear layers with ReLU; mlp(hidden=128, depth=2, norm=batch) chooses width, depth and BatchNorm",
 }
+# Methods that are there to be compared with, and that no page calls best.
+CONTROLS = (
+    "bn-recalibrate",
+    "centralised",
+    "local-only",
+    "public-finetune",
+    "public-only",
+    "public-returned",
+    "public-share",
+)
 DATASETS = {
     "digits": "1,797 handwritten digits of 8x8 pixels, part of the package",
     "fashion-mnist": "70,000 grey images of clothes, 28x28 pixels",
@@ -41,7 +52,8 @@ DATASETS = {
 DATASET_FORMS = {
     "file.npz": "your arrays: x_train, y_train, x_test, y_test, or x, y",
     "file.csv": "your table with a label column",
-    "folder/": "your images, one folder per class",
+    "file.json": "users and their examples, as LEAF writes them",
+    "folder/": "your images, one folder per class; or a file or folder of each client",
     "module:function": "your function that returns the data",
 }
 PENALTIES = {
@@ -61,6 +73,9 @@ ENGINES = {
     "gpu": "the same on an NVIDIA GPU, with captured steps",
 }
 LATER_ENGINES = ("ray", "flower")
+GIVEN = re.compile(
+    r".* \(given in Python, [0-9a-f]{8}\)", re.DOTALL
+)  # in the place of a name: what it is, and its hash
 
 
 @dataclass(frozen=True)
@@ -98,10 +113,17 @@ def recipes() -> dict[str, str]:
     return {path.stem: _first_line(path).lstrip("# ") for path in sorted(RECIPES.glob("*.toml"))}
 
 
+def is_given(words: str) -> bool:
+    """Whether a value of a config stands for an object that was passed in, which no config can hold."""
+    return GIVEN.fullmatch(words) is not None
+
+
 def options(name: str) -> tuple[Option, ...]:
-    """The options of a method; those of "fnr" are the [fnr] section."""
+    """The options of a method; those of "fnr" are the [fnr] section, and a method that was passed in has its own."""
     if name == "fnr":
         return options_of(FnrOptions)
+    if is_given(name):
+        return ()
     return _options_of_own(name) if ":" in name else _method(name).options
 
 

@@ -20,6 +20,7 @@ from fnrfl.core import trust as trusted
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices
 from fnrfl.core.options import Option
+from fnrfl.core.training import canonical_class_weights
 
 EXAMPLE = "digits"
 
@@ -81,6 +82,11 @@ def replaced(config: RunConfig, overrides: Overrides) -> RunConfig:
 
 def _find_recipe(recipe: str | Path) -> Path:
     """Where a recipe is; a bare word is a packaged one, anything with a suffix or a separator is a file."""
+    if not isinstance(recipe, str | os.PathLike):
+        raise ConfigError(
+            f"The recipe is a {type(recipe).__name__}; it must be a name or a TOML file. Data and models are given by "
+            "name: dataset=..., model=..."
+        )
     packaged = registry.recipes()
     if isinstance(recipe, str) and recipe in packaged:
         return registry.RECIPES / f"{recipe}.toml"
@@ -105,15 +111,24 @@ def _resolve(recipe: FlatValues, overrides: FlatValues, name: str) -> RunConfig:
     values, wrong = _checked(default_values(given, known) | given, options, known)
     if wrong:
         raise ConfigError(" ".join([*problems, *wrong]))
-    try:
-        values["scenario"] = schema.canonical(values["scenario"])
-    except ConfigError as error:
-        problems.append(str(error))
+    for key, canonical in (("scenario", schema.canonical), ("client.class_weights", canonical_class_weights)):
+        try:
+            values[key] = canonical(values[key])
+        except ConfigError as error:
+            problems.append(str(error))
+    if not problems:
+        values["clients"] = _num_clients(values, recipe, overrides)
     config = _typed(values, refining)
     problems += refuse_config(config, known)
     if problems:
         raise ConfigError(" ".join(problems))
     return config
+
+
+def _num_clients(values: FlatValues, recipe: FlatValues, overrides: FlatValues) -> int:
+    """How many clients were asked for; 0 where the scenario counts them and nobody asked for this scenario."""
+    chosen = "clients" in overrides or ("scenario" not in overrides and "clients" in recipe)
+    return 0 if schema.counts_clients(values["scenario"]) and not chosen else int(values["clients"])
 
 
 def _algorithm(recipe: FlatValues, overrides: FlatValues) -> tuple[str, FlatValues]:
@@ -166,6 +181,7 @@ def _spelled(flat: FlatValues) -> FlatValues:
         "public.source": ["train", "test"],
     }
     spelled = dict(flat)
+    flat = {key: word for key, word in flat.items() if not (isinstance(word, str) and registry.is_given(word))}
     for key, known in tables.items():
         word = flat.get(key)
         if isinstance(word, str) and not (is_own_data(word) if key == "public.source" else ":" in word):

@@ -65,6 +65,7 @@ class ModelOptions:
 
     name: str = option("resnet18", 'a model, perhaps with arguments, or "module:function"')
     features: str = option("auto", "layer whose output are the features; auto: the last Linear's input")
+    init: str = option("seed", "where the first weights come from; those given in Python are named by their hash")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +127,11 @@ class RunConfig:
     name: str = option("run", "what the run is called; by default, the recipe's name")
     seed: int = option(0, "of all randomness", ge=0)
     rounds: int = option(10, "communication rounds", ge=1)
-    clients: int = option(10, "clients that hold data", ge=1)
+    clients: int = option(10, "clients that hold data; 0: those that the data names (scenario = natural)", ge=0)
     participation: float = option(1.0, "share of clients active in a round", gt=0, le=1)
     protocol: Literal["honest", "paper"] = option("honest", "paper: the released code's settings and leaks")
     scenario: str = option("label-dirichlet(0.5)", "how the data is spread over the clients; parts joined by +")
+    metrics: str = option("none", 'metrics of your own, "module:function"; several are joined by commas')
     dataset: DatasetOptions
     model: ModelOptions
     client: ClientOptions
@@ -225,7 +227,7 @@ def text_keys() -> frozenset[str]:
 @cache
 def introduced(algorithm: str) -> FlatValues:
     """The value that each key was introduced with; options of a user's own method have none."""
-    options = options_by_key(() if ":" in algorithm else registry.options(algorithm))
+    options = options_by_key(() if ":" in algorithm else registry.options(algorithm))  # of one that was given: none
     first = {key: option.default for key, option in options.items()}
     first |= FIRST_DEFAULTS.get("", {}) | FIRST_DEFAULTS.get(algorithm, {})
     values: FlatValues = {key: checked(options[key], value) for key, value in first.items()}
@@ -236,7 +238,7 @@ def describe_keys() -> tuple[Key, ...]:
     """Every key there is, those of all methods included."""
     common = keys_of(options_by_key())
     methods = [
-        replace(key, meaning=f"{entry.name}: {key.meaning}")
+        replace(key, meaning=f"{entry.name}: {key.meaning}", method=entry.name)
         for entry in registry.methods()
         for key in keys_of({f"algorithm.{option.name}": option for option in entry.options}).values()
     ]
@@ -252,6 +254,13 @@ def canonical(scenario: str) -> str:
     from fnrfl.data.scenarios import parse
 
     return str(parse(scenario))
+
+
+def counts_clients(scenario: str) -> bool:
+    """Whether a scenario says how many clients there are, and not the key `clients`."""
+    from fnrfl.data.scenarios import parse
+
+    return parse(scenario).counts_clients
 
 
 def slug(text: str, most: int = 100) -> str:

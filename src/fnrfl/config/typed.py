@@ -104,6 +104,8 @@ def _settled(value: object, is_text: bool) -> object:
     if isinstance(value, Typed):
         return value.text if is_text else _plain(value.value)
     plain = _plain(value)
+    if is_text and isinstance(plain, list | tuple) and all(isinstance(one, int | float) for one in plain):
+        return ", ".join(map(str, plain))  # class weights
     return str(plain) if is_text and isinstance(plain, int | float) and not isinstance(plain, bool) else plain
 
 

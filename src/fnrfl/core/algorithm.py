@@ -18,6 +18,9 @@ from fnrfl.core.values import Batch, Flat, Out, Shapes, State
 PublicTo = Literal["nobody", "everybody", "owners"]
 
 
+CLASS_WEIGHTS = "class_weights"  # in `own`: [C]; whoever trains on private data is given them by the engine
+
+
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of each example, [B]."""
     # Classes in front: where they are few, a softmax over the last axis takes ten times as long.
@@ -51,8 +54,16 @@ class Objective:
         return start
 
     def loss(self, out: Out, model: Model, params: Flat, batch: Batch, shared: Tree, own: Tree) -> Tensor:
-        """The loss of one batch; `out` is the step's one forward pass, `model.start` the model received."""
-        return batch.mean(cross_entropy(out.logits, batch.y))
+        """The loss of one batch; `out` is the step's one forward pass, `model.start` the model received.
+
+        Under `client.class_weights`, `own` has a weight for each class, and the mean is weighted as torch does it:
+        sum_i w[y_i] l_i / sum_i w[y_i].
+        """
+        losses = cross_entropy(out.logits, batch.y)
+        if CLASS_WEIGHTS not in own:
+            return batch.mean(losses)
+        weights = own[CLASS_WEIGHTS].gather(0, batch.y)
+        return (weights * losses).sum() / weights.sum()
 
     def correct(self, grad: Flat, params: Flat, start: Flat, shared: Tree, own: Tree) -> Flat:
         """The gradient that the optimiser is given: weight decay is in it, momentum is not yet."""

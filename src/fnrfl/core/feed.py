@@ -72,6 +72,10 @@ class Feed(Protocol):
         """All of the client's data once, in large batches, as a probe sees it."""
         ...
 
+    def class_counts(self, client: int) -> Tensor:
+        """How many examples of each class a client trains on, [C]."""
+        ...
+
     def all(self, data: Data) -> tuple[Tensor, Tensor]:
         """(x, y) of a split."""
         ...

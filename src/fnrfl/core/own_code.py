@@ -26,7 +26,7 @@ from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
 
-KEYS = ("model.name", "dataset.name", "public.source", "algorithm.name")  # the keys of a config that may name code
+KEYS = ("model.name", "dataset.name", "public.source", "algorithm.name", "metrics")  # of a config, that may name code
 WITH_OPTIONS = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", re.DOTALL)  # a model's name: `nets:make(hidden=3)`
 
 # Module names that a file in the user's folder cannot have: they belong to Python and to fnrfl.
@@ -85,6 +85,15 @@ def target(key: str, words: object) -> Target | None:
         words = match[1] if match else ""
     module, _, name = words.partition(":")
     return Target(module, name) if all(part.isidentifier() for part in (*module.split("."), name)) else None
+
+
+def each_name(key: str, words: object) -> list[object]:
+    """The value of a key; of `metrics`, which may name several functions, each one.
+
+    >>> each_name("metrics", "mine:brier, mine:cost")
+    ['mine:brier', 'mine:cost']
+    """
+    return [part.strip() for part in words.split(",")] if key == "metrics" and isinstance(words, str) else [words]
 
 
 # -- finding -----------------------------------------------------------------------------------------------------------

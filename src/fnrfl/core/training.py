@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Literal
 
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.options import option
 
 BatchNormMode = Literal["frozen", "batch", "updating"]
+NONE, BALANCED = "none", "balanced"  # class weights that are not a list
+
+
+def read_class_weights(text: str) -> tuple[float, ...]:
+    """The numbers in a list of class weights, such as "1, 2, 0.5".
+
+    >>> read_class_weights("[1, 2, 0.5]")
+    (1.0, 2.0, 0.5)
+    """
+    try:
+        weights = tuple(float(word) for word in text.strip().removeprefix("[").removesuffix("]").split(","))
+    except ValueError:
+        weights = ()
+    if not weights or not all(0 < weight < math.inf for weight in weights):
+        raise ConfigError(
+            f'client.class_weights = "{text[:100]}" is not allowed: it must be "none", "balanced" or a number above 0 '
+            "for each class, as in 1, 2, 0.5."
+        )
+    return weights
+
+
+def canonical_class_weights(text: str) -> str:
+    """Class weights as they are always written, so that equal ones are equal configs."""
+    word = text.strip().lower()
+    return word if word in (NONE, BALANCED) else ", ".join(map(repr, read_class_weights(text)))
 
 
 @dataclass(frozen=True)
@@ -27,6 +54,7 @@ class Training:
     shuffle: bool = True
     batchnorm: BatchNormMode = "updating"
     frozen: frozenset[str] = frozenset()  # parameters that stay as they are
+    class_weights: str = NONE  # in the cross-entropy of steps on the client's own data
 
     def but(self, **options: object) -> Training:
         """The same with other options; "client" leaves one as it is."""
@@ -46,6 +74,10 @@ class ClientOptions(Training):
         "run-on", "run-on: epochs end to end in full batches; keep a shorter last batch; drop it"
     )
     augment: Literal["auto", "crop-flip", "none"] | bool = option("auto", "auto: crop-flip for colour images")
+    class_weights: str = option(
+        "none",
+        "in the loss: none, balanced (each client by its own counts), or a number for each class: 1, 2, 0.5",
+    )
     stragglers: float = option(0.0, "share of a cohort that does a random part of the epochs", ge=0, lt=1)
     dropout: float = option(0.0, "share of a cohort whose replies are lost", ge=0, lt=1)
     nonfinite: Literal["fail", "skip"] = option(

@@ -112,10 +112,10 @@ def _attribute(what: str, module: ModuleType, target: Target) -> object:
 
 def _references(values: Mapping[str, object]) -> Iterator[tuple[str, str, Target]]:
     for key in own_code.KEYS:
-        words = values.get(key)
-        target = own_code.target(key, words)
-        if target is not None:
-            yield key, str(words), target
+        for words in own_code.each_name(key, values.get(key)):
+            target = own_code.target(key, words)
+            if target is not None:
+                yield key, str(words), target
 
 
 def _would_run(key: str, words: str, target: Target, source: CodeSource | None, origin: str) -> str:

@@ -8,3 +8,8 @@ INPUT_SCALE = "input_scale"  # the name of a model's first layer, if its inputs 
 def counted(number: int, what: str, several: str = "") -> str:
     """A number of things: 1 round, 2 rounds, 1,797 examples."""
     return f"{number:,} {what if number == 1 else several or what + 's'}"
+
+
+def printable(text: str) -> str:
+    """Text that comes from data, such as a client's name, with control characters as escapes: they move no cursor."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -131,6 +131,29 @@ def _decoded(y: np.ndarray, title: str) -> np.ndarray:
         ) from error
 
 
+def client_names(values: object, num_examples: int, title: str) -> np.ndarray:
+    """Who holds each example, as text: names without the space around them, or whole numbers."""
+    ids = _array(values, title)
+    if ids.ndim != 1 or len(ids) != num_examples:
+        raise ConfigError(
+            f"{title} has the shape {list(ids.shape)} for {counted(num_examples, 'example')}; it must name one client "
+            "for each example. Write both from the same list."
+        )
+    if ids.dtype.kind == "S":
+        ids = _decoded(ids, title)
+    if ids.dtype.kind == "f" and np.isfinite(ids).all() and (ids == np.floor(ids)).all():
+        ids = np.array([int(number) for number in ids.tolist()], dtype=object)
+    named = ids.dtype.kind in "Uiub" or all(isinstance(one, str | int) for one in ids.tolist())
+    names = [str(one).strip() for one in ids.tolist()] if named and ids.dtype.kind != "f" else [""]
+    if "" in names:
+        at = names.index("")
+        raise ConfigError(
+            f"{title} has {str(ids[at])!r} for example {at}; a client is called by a name or a whole number. Name it, "
+            "or leave those examples out."
+        )
+    return np.array(names, dtype=object)
+
+
 def class_names(values: object, title: str) -> list[str]:
     """The names of classes, one each."""
     listed = _array(values, title)

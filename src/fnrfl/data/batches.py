@@ -124,6 +124,11 @@ class Pool:
             x, y = self.take(data, chunk)
             yield Batch(x if noise is None else noise(x), y, chunk)
 
+    def class_counts(self, client: int) -> Tensor:
+        """How many private examples of each class a client has, [C]; of the server's, which stands for everybody."""
+        labels = self._parts["private"][1]
+        return labels[self._shard(client).to(self.device)].bincount(minlength=self.num_classes)
+
     def all(self, data: Data) -> tuple[Tensor, Tensor]:
         """(x, y) of a split, pixels as numbers in [0, 1]."""
         return self.take(data, torch.arange(len(self._parts[data][1])))

@@ -19,17 +19,14 @@ from torch import Tensor
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import did_you_mean
-from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import counted
-from fnrfl.data import arrays, readers
+from fnrfl.data import arrays, natural, readers, sites, strata
 from fnrfl.data.gaps import with_gaps_treated
 from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Columns, Examples, Expected, RawData, Reading
 from fnrfl.data.sources import NAMED_DATASETS, cifar10, load_named, read_verified
 from fnrfl.data.sources.entry import Arrays, checksum
 
 Values = np.ndarray | Tensor
-
-TEST_SHARE = 0.2  # of data that comes without a test set
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +56,7 @@ class Facts:
     tokens: bool = False  # whole numbers that the model takes as they are
     columns: Columns | None = None  # of a table
     examples: tuple[int, int] | None = None  # of the training and the test part
+    clients: tuple[str, ...] | None = None  # what the data calls them, where the scenario takes its clients
 
     @property
     def colour(self) -> bool:
@@ -82,6 +80,7 @@ class Facts:
                 tokens=values.get("tokens", False),
                 columns=Columns.from_json(values["columns"]) if values.get("columns") else None,
                 examples=tuple(values["examples"]) if values.get("examples") else None,
+                clients=tuple(values["clients"]) if values.get("clients") else None,
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
@@ -142,28 +141,38 @@ class DataSource:
     checksum: str | None = None  # of a named data set, which is verified to the last bit
 
     @property
-    def num_examples(self) -> tuple[int, int]:
-        """How many there are for training and for testing, once there is a test part."""
-        sizes = [len(part.x) for part in self.raw.parts.values()]
-        if len(sizes) == 2:
-            return sizes[0], sizes[1]
-        return sizes[0] - _num_test(sizes[0]), _num_test(sizes[0])
+    def num_examples(self) -> int:
+        """How many there are."""
+        return sum(len(part.x) for part in self.raw.parts.values())
 
-    def dataset(self, *, seed: int = 0) -> Dataset:
-        """Its examples as a data set; the seed only draws a test part for data that comes without one."""
+    def dataset(self, *, seed: int = 0, by_client: bool = False) -> Dataset:
+        """Its examples as a data set; the seed only draws a test part for data that comes without one.
+
+        With `by_client` the data must name its clients, and the test part is drawn from each client's examples.
+        """
         parts = list(self.raw.parts.values())
+        if by_client and parts[0].clients is None:
+            raise natural.names_nobody(self.name)
         if len(parts) == 1:
-            parts = _draw_test_part(self.name, parts[0], seed)
+            parts = _draw_test_part(self.name, parts[0], seed, by_client)
         made = _assemble(self.name, parts, self.raw.classes, self.source, self.checksum)
         return replace(made, columns=self.raw.columns, notices=self.raw.notices)
 
 
-def load(name: str, *, seed: int = 0, expected: Expected | None = None, reading: Reading = PLAIN_READING) -> Dataset:
+def load(
+    name: str,
+    *,
+    seed: int = 0,
+    expected: Expected | None = None,
+    reading: Reading = PLAIN_READING,
+    by_client: bool = False,
+) -> Dataset:
     """The data set called `name`; the seed only draws a test part for data that comes without one.
 
-    With `expected`, a table's columns are matched by name with those of another.
+    With `expected`, a table's columns are matched by name with those of another. With `by_client` the data must name
+    its clients, and the test part is drawn from each client's examples.
     """
-    return read_source(name, expected, reading).dataset(seed=seed)
+    return read_source(name, expected, reading).dataset(seed=seed, by_client=by_client)
 
 
 def read_source(name: str, expected: Expected | None = None, reading: Reading = PLAIN_READING) -> DataSource:
@@ -178,17 +187,17 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
         return _named_source(name, *load_named(name))
     if os.path.isfile(path / cifar10.BATCH_FILES[0]):
         return _named_source("cifar10", read_verified("cifar10", path, cifar10.read_cifar), str(path.resolve()))
-    if path.suffix.lower() in readers.FILE_READERS:
-        raw = readers.FILE_READERS[path.suffix.lower()](path, expected, reading)
+    if path.suffix.lower() in sites.FILE_READERS:
+        raw = sites.FILE_READERS[path.suffix.lower()](path, expected, reading)
     elif path.is_dir():
-        raw = readers.read_images(path, expected, reading)
+        raw = sites.read_folder(path, expected, reading)
     elif ":" in name:
-        return _source_from_function(name, readers.call_function(name), reading)
+        return source_of_values(name, readers.call_function(name), f"dataset = {name!r} returned", reading)
     else:
         raise ConfigError(
             f"dataset = {name!r} is neither a known data set nor a file or folder that exists; it must be "
-            f"{', '.join(NAMED_DATASETS)}, a .npz or .csv file, a folder of images, or module:function."
-            + (did_you_mean(name, NAMED_DATASETS) or " Check the name.")
+            f"{', '.join(NAMED_DATASETS)}, a .npz, .csv or .json file, a folder of images or of clients, or "
+            "module:function." + (did_you_mean(name, NAMED_DATASETS) or " Check the name.")
         )
     return DataSource(name, str(path.resolve()), _checked(name, raw, reading))
 
@@ -201,28 +210,41 @@ def _refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
             "resize the arrays yourself."
         )
     given = [key for key in ("label", "client", "ignore", "categories") if getattr(reading, key)]
-    if given and path.suffix.lower() != ".csv":
+    if given and path.suffix.lower() != ".csv" and not sites.has_tables(path):
         raise ConfigError(
             f"dataset.{given[0]} names a column of a table, and dataset = {name!r} is no table (.csv). Leave the key "
             "out, or give a table."
         )
 
 
-def _source_from_function(name: str, made: object, reading: Reading) -> DataSource:
-    """What a function of the user's returned."""
+def source_of_values(name: str, made: object, told: str, reading: Reading = PLAIN_READING) -> DataSource:
+    """What a function of the user's returned, or what was passed in; `told` begins the sentence that refuses it."""
+    if isinstance(made, RawData):
+        return DataSource(name, name, _checked(name, made, reading))
     if isinstance(made, Dataset):
-        parts = {"train": Examples(made.train.x, made.train.y), "test": Examples(made.test.x, made.test.y)}
+        parts = {
+            "train": Examples(made.train.x, made.train.y, clients=made.train_clients),
+            "test": Examples(made.test.x, made.test.y, clients=made.test_clients),
+        }
         return DataSource(made.name, made.source, _checked(made.name, RawData(parts, made.classes), reading))
-    if not isinstance(made, tuple) or len(made) not in (2, 4):
+    if not isinstance(made, tuple) or len(made) not in (2, 3, 4, 6):
+        length = f" of {len(made)}" if isinstance(made, tuple) else ""
         raise ConfigError(
-            f"dataset = {name!r} returned {type(made).__name__}; it must return a fnrfl Dataset, a tuple x_train, "
-            "y_train, x_test, y_test, or a tuple x, y. Change what the function returns."
+            f"{told} {type(made).__name__}{length}; it must be a fnrfl Dataset, a tuple x_train, y_train, x_test, "
+            "y_test, or a tuple x, y; with the client of each example, x_train, y_train, clients_train, x_test, "
+            "y_test, clients_test, or x, y, clients. Change what it gives."
         )
-    if len(made) == 2:
-        parts = {ONLY_PART: Examples(*made)}
+    if len(made) < 4:
+        parts = {ONLY_PART: _as_returned(made)}
     else:
-        parts = {"train": Examples(*made[:2]), "test": Examples(*made[2:])}
+        half = len(made) // 2
+        parts = {"train": _as_returned(made[:half]), "test": _as_returned(made[half:])}
     return DataSource(name, name, _checked(name, RawData(parts), reading))
+
+
+def _as_returned(values: tuple[object, ...]) -> Examples:
+    """x, y and perhaps the client of each example."""
+    return Examples(values[0], values[1], clients=values[2] if len(values) > 2 else None)
 
 
 def from_arrays(
@@ -244,19 +266,6 @@ def from_arrays(
     return DataSource(name, source, _checked(name, RawData(parts, classes), PLAIN_READING)).dataset()
 
 
-def stratified_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A random order of the examples in which every stretch holds the classes in their proportions, up to rounding.
-
-    The r-th of a class's n examples, shuffled, stands at (r + 1/2) / n of the way, and equals are shuffled too.
-    So the first k examples are an exact k, stratified, and contain the first j < k.
-    """
-    shuffled = rng.permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    _, first, size = np.unique(labels[by_class], return_index=True, return_counts=True)
-    rank = np.arange(len(labels)) - np.repeat(first, size)
-    return by_class[np.lexsort((rng.random(len(labels)), (rank + 0.5) / np.repeat(size, size)))]
-
-
 def _checked(name: str, raw: RawData, reading: Reading) -> RawData:
     """The same data, its arrays checked: they hold numbers, and one label for each example if there are labels."""
     parts = {}
@@ -272,7 +281,10 @@ def _checked(name: str, raw: RawData, reading: Reading) -> RawData:
             )
         if not len(x):
             raise ConfigError(f"{name} has no examples in x{ending}; at least one is needed. Add some.")
-        parts[part] = replace(examples, x=x, y=y)
+        clients = None
+        if examples.clients is not None:
+            clients = arrays.client_names(examples.clients, len(x), f"clients{ending} of {name}")
+        parts[part] = replace(examples, x=x, y=y, clients=clients)
     xs = arrays.as_one_type([part.x for part in parts.values()])
     if len({(x.shape[1:], x.dtype) for x in xs}) > 1:
         raise ConfigError(
@@ -311,19 +323,19 @@ def _named_source(name: str, verified: Arrays, source: str) -> DataSource:
     return DataSource(name, source, RawData(parts, NAMED_DATASETS[name].classes), NAMED_DATASETS[name].checksum)
 
 
-def _num_test(num_examples: int) -> int:
-    return max(1, round(TEST_SHARE * num_examples))
-
-
-def _draw_test_part(name: str, examples: Examples, seed: int) -> list[Examples]:
+def _draw_test_part(name: str, examples: Examples, seed: int, by_client: bool) -> list[Examples]:
     """Checked examples that come without a test part, in two: a stratified fifth of them becomes one."""
     if examples.y is None:
         return [examples, examples]  # refused by whoever needs labels
-    if len(examples.y) < 2:
+    if by_client:
+        held = natural.positions_by_client(examples.clients.tolist())
+        test = strata.draw_test_part_by_client(examples.y, held, seed)
+    else:
+        test = strata.draw_test_part(examples.y, seed)
+    if len(examples.y) < 2 or not len(test):
         raise ConfigError(
-            f"{name} has {counted(len(examples.x), 'example')}; two examples at least are needed, because a fifth of "
-            "them becomes the test set. Add some."
+            f"{name} has {counted(len(examples.x), 'example')}{', one for each client' if by_client else ''}; two "
+            f"examples{' of one client' if by_client else ''} at least are needed, because a fifth of them becomes the "
+            "test set. Add some."
         )
-    order = stratified_order(examples.y, numpy_generator(seed, "split", "test"))
-    test, train = np.sort(order[: _num_test(len(order))]), np.sort(order[_num_test(len(order)) :])
-    return [examples.take(train), examples.take(test)]
+    return [examples.take(np.setdiff1d(np.arange(len(examples.y)), test)), examples.take(test)]

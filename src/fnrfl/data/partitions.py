@@ -6,12 +6,6 @@ sentence.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 import numpy.typing as npt
 
@@ -20,9 +14,8 @@ from fnrfl.core.ndarrays import Floats, Ints
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import counted
 from fnrfl.data import niid
-from fnrfl.data.scenarios import parse
+from fnrfl.data.holdings import Partition, partition_of
 from fnrfl.data.terms import (
-    FeatureNoise,
     Iid,
     Joint,
     LabelClasses,
@@ -35,95 +28,18 @@ from fnrfl.data.terms import (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Partition:
-    """Which examples, by position, went to which client, and where that came from. Equal when the hashes are."""
-
-    positions: tuple[Ints, ...]  # one array per client
-    counts: Ints  # [clients, classes]
-    scenario: Scenario
-    seed: int
-
-    @property
-    def num_classes(self) -> int:
-        return int(self.counts.shape[1])
-
-    @property
-    def sizes(self) -> Ints:
-        """How many examples each client holds, [clients]."""
-        return np.array([len(mine) for mine in self.positions], dtype=np.int64)
-
-    @property
-    def noise(self) -> FeatureNoise | None:
-        return self.scenario.noise
-
-    @property
-    def levels(self) -> Floats:
-        """The standard deviation of each client's noise, [clients]; zeros without noise."""
-        clients = len(self.positions)
-        return np.zeros(clients) if self.noise is None else self.noise.levels(clients)
-
-    @cached_property
-    def sha256(self) -> str:
-        return _sha256(self._content())
-
-    def manifest(self) -> dict[str, object]:
-        """The partition as plain JSON values, with its hash."""
-        return {**self._content(), "sha256": self.sha256}
-
-    @classmethod
-    def from_manifest(cls, manifest: Mapping[str, object]) -> Partition:
-        """The partition that `manifest` describes; refused if anything in it was changed."""
-        content = {key: value for key, value in manifest.items() if key != "sha256"}
-        if content.get("format") != _FORMAT:
-            raise ConfigError(
-                f"The partition has format {content.get('format')!r} and this version reads format {_FORMAT}. "
-                f"Draw it again from its scenario and seed."
-            )
-        if _sha256(content) != manifest.get("sha256"):
-            raise ConfigError(
-                "The partition does not match its sha256: it was changed after it was drawn. Draw it again from its "
-                "scenario and seed."
-            )
-        positions: list[list[int]] = content["positions"]  # type: ignore[assignment]  # what the hash vouches for
-        return cls(
-            positions=_frozen(positions),
-            counts=np.array(content["counts"], dtype=np.int64),
-            scenario=parse(str(content["scenario"])),
-            seed=int(str(content["seed"])),
-        )
-
-    def _content(self) -> dict[str, object]:
-        return {
-            "format": _FORMAT,
-            "scenario": str(self.scenario),
-            "seed": self.seed,
-            "counts": self.counts.tolist(),
-            "positions": [mine.tolist() for mine in self.positions],
-        }
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Partition) and self.sha256 == other.sha256
-
-    def __hash__(self) -> int:
-        return hash(self.sha256)
-
-
-_FORMAT = 1
-
-
 def draw(
     scenario: Scenario, labels: npt.NDArray[np.integer], clients: int, seed: int, *, num_classes: int
 ) -> Partition:
     """Split the examples with these labels among the clients, reproducibly; the noise does not change the split."""
     labels = _checked_labels(labels, clients, num_classes)
+    if scenario.counts_clients:
+        raise ConfigError(f"{scenario} is not drawn: the data says who holds what. Give the clients of the examples.")
     if isinstance(scenario.split, Niid | NiidMixed):
         positions = _draw_niid(scenario.split, labels, clients, seed, num_classes)
     else:
         positions = _draw(scenario.split, labels, clients, seed)
-    frozen = _frozen(positions)
-    counts = np.stack([np.bincount(labels[mine], minlength=num_classes) for mine in frozen]).astype(np.int64)
-    return Partition(frozen, counts, scenario, seed)
+    return partition_of(positions, labels, scenario, seed, num_classes)
 
 
 def _draw(split: Split, labels: Ints, clients: int, seed: int) -> list[Ints]:
@@ -320,14 +236,3 @@ def _deal(labels: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
 def _small(values: Ints) -> npt.NDArray[np.integer]:
     """The same numbers in 16 bits where they fit, which numpy sorts in linear time."""
     return values.astype(np.uint16) if values.max() < 2**16 else values
-
-
-def _frozen(positions: list[Ints] | list[list[int]]) -> tuple[Ints, ...]:
-    arrays = tuple(np.array(mine, dtype=np.int64) for mine in positions)
-    for array in arrays:
-        array.flags.writeable = False
-    return arrays
-
-
-def _sha256(content: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

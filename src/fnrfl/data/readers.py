@@ -6,7 +6,8 @@ them. A reader checks the files; `datasets` checks what the arrays hold. With `E
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
 from fnrfl.data.arrays import class_names
-from fnrfl.data.csv_tables import read_csv
 from fnrfl.data.reading import (
     ONLY_PART,
     PLAIN_READING,
@@ -53,7 +53,19 @@ def read_npz(path: Path, expected: Expected | None = None, reading: Reading = PL
             "y_test, or x and y. Save it with numpy.savez(path, x=..., y=...)."
         )
     used = {"classes"} | {f"{kind}_{part}" if part else kind for part in parts for kind in "xy"}
+    for part in parts:
+        if (named := _client_array(path, arrays, part)) is not None:
+            parts[part] = replace(parts[part], clients=arrays[named])
+            used.add(named)
     return RawData(parts, classes).with_notices(*_unused(path, [key for key in arrays if key not in used]))
+
+
+def _client_array(path: Path, arrays: Mapping[str, np.ndarray], part: str) -> str | None:
+    """The name of the array that says who holds each example of a part."""
+    found = [key for key in arrays if key.lower() in {f"{name}_{part}" if part else name for name in CLIENT_ARRAYS}]
+    if len(found) > 1:
+        raise ConfigError(f"{path} has {' and '.join(found)}; one of them can name the clients. Leave the others out.")
+    return found[0] if found else None
 
 
 def _parts_of_arrays(arrays: dict[str, np.ndarray], *, labelled: bool) -> dict[str, Examples]:
@@ -70,7 +82,8 @@ def _parts_of_arrays(arrays: dict[str, np.ndarray], *, labelled: bool) -> dict[s
 def _unused(path: Path, names: Sequence[str]) -> list[str]:
     notices = [f"{path} also holds {', '.join(names)}, which fnrfl does not use."] if names else []
     if of_clients := [name for name in names if name.lower() in CLIENT_ARRAYS]:
-        notices.append(f"Who holds which examples is drawn by `scenario`, not read from {of_clients[0]}.")
+        name = of_clients[0]
+        notices.append(f"Beside x_train and x_test, clients are named by {name}_train and {name}_test, not by {name}.")
     return notices
 
 
@@ -196,6 +209,3 @@ def call_function(name: str) -> object:
     rule = "it is called without arguments and must return the data. Correct the function."
     with trust.user_errors_in_words(f"dataset = {name!r} failed", rule):
         return function()
-
-
-FILE_READERS: dict[str, Callable[[Path, Expected | None, Reading], RawData]] = {".npz": read_npz, ".csv": read_csv}

@@ -5,6 +5,8 @@
     quantity-dirichlet(0.5, min=20)            label-dirichlet(0.1) + quantity-dirichlet(1)
     feature-noise(0.1)                         label-classes(3) + feature-noise(0.5, kind=mask)
     niid(label-dirichlet(0.5))                 niid-mixed
+    natural                                    natural + feature-noise(0.1)
+    split.json
 
 Smaller alpha means more skew. `terms` has the values that the text stands for, and `partitions` draws the splits.
 """
@@ -26,9 +28,11 @@ from fnrfl.data.terms import (
     Joint,
     LabelClasses,
     LabelDirichlet,
+    Natural,
     Niid,
     NiidMixed,
     QuantityDirichlet,
+    SavedSplit,
     Scenario,
     Split,
     Term,
@@ -37,8 +41,9 @@ from fnrfl.data.terms import (
 from fnrfl.data.terms import mask as mask
 
 TERMS: dict[str, type[Term]] = {
-    term.name: term for term in (Iid, LabelDirichlet, LabelClasses, QuantityDirichlet, FeatureNoise, NiidMixed)
+    term.name: term for term in (Iid, LabelDirichlet, LabelClasses, QuantityDirichlet, FeatureNoise, NiidMixed, Natural)
 }
+SAVED = ".json"  # how the name of a file with a split ends
 _TOKEN = re.compile(r"\s*([A-Za-z][\w-]*|-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[()+,=])")
 
 
@@ -48,6 +53,8 @@ def parse(text: str) -> Scenario:
     >>> str(parse("label-dirichlet( 0.50,min = 5 )+feature-noise(0.1)"))
     'label-dirichlet(0.5, min=5) + feature-noise(0.1)'
     """
+    if text.strip().lower().endswith(SAVED):
+        return Scenario(SavedSplit(text.strip()))
     return _Parser(text).scenario()
 
 
@@ -65,6 +72,7 @@ def describe() -> dict[str, str]:
         meanings[f"{term.name}({', '.join(arguments)})" if arguments else term.name] = _first_sentence(term)
     meanings["niid(SCENARIO)"] = _first_sentence(Niid)
     meanings["SCENARIO + SCENARIO"] = _first_sentence(Joint)
+    meanings[f"file{SAVED}"] = _first_sentence(SavedSplit)
     return meanings
 
 
@@ -144,6 +152,8 @@ class _Parser:
         if len(terms) > 1:
             raise self._error("NIID-Bench joins no skews; its own label and quantity skew is niid-mixed.")
         (split,) = terms
+        if isinstance(split, Natural):
+            raise self._error("natural takes the clients of the data and niid draws others; keep one of them.")
         if not isinstance(split, Iid | LabelDirichlet | LabelClasses | QuantityDirichlet):
             raise self._error(f"{split} inside niid(...) says the same thing twice; write {split}.")
         return Niid(split)
@@ -202,7 +212,7 @@ class _Parser:
     def _split(self, terms: list[Term | Niid]) -> Split:
         label = self._at_most_one([t for t in terms if isinstance(t, LabelDirichlet | LabelClasses)], "label skews")
         quantity = self._at_most_one([t for t in terms if isinstance(t, QuantityDirichlet)], "quantity skews")
-        complete = self._at_most_one([t for t in terms if isinstance(t, Iid | Niid | NiidMixed)], "splits")
+        complete = self._at_most_one([t for t in terms if isinstance(t, Iid | Niid | NiidMixed | Natural)], "splits")
         skew = Joint(label, quantity) if label and quantity else label or quantity
         if complete and skew:
             raise self._error(f"{complete} is a whole split and cannot be joined with {skew}; keep one of them.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -16,103 +16,13 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.algorithm import PublicTo
-from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import counted
-from fnrfl.data.datasets import Dataset, Part, stratified_order
+from fnrfl.data.carving import Carved, share_out
+from fnrfl.data.datasets import Dataset, Part
 from fnrfl.data.sources.entry import checksum
-
-
-@dataclass(frozen=True, eq=False)
-class Carved:
-    """Positions in the training set, each array sorted: what is set aside, and the rest, which the clients get.
-
-    `public` refines. With a ranking share of 0 the same examples rank, and `ranking` is equal to `public`. Shares and
-    seed are kept for public data from another source, which is shared out in the same way.
-    """
-
-    public: np.ndarray
-    ranking: np.ndarray
-    distill: np.ndarray
-    validation: np.ndarray
-    rest: np.ndarray
-    ranking_share: float
-    distill_share: float
-    seed: int
-
-
-def carve(
-    labels: np.ndarray,
-    *,
-    public: float | int,
-    ranking: float,
-    distill: float,
-    validation: float | int,
-    seed: int,
-    num_classes: int,
-) -> Carved:
-    """Set public and validation data aside from the training set, stratified by class, before it is partitioned.
-
-    Sizes are fractions below 1 or counts; `ranking` and `distill` are shares of the public data. One stratified random
-    order serves all: public data is taken from its start and validation from its end, so that neither depends on the
-    size of the other, and a larger set contains a smaller one.
-    """
-    assert labels.ndim == 1 and (not len(labels) or 0 <= labels.min() <= labels.max() < num_classes)
-    num_public = _count("public.size", public, len(labels))
-    num_validation = _count("validation.size", validation, len(labels))
-    if num_public + num_validation >= len(labels):
-        raise ConfigError(
-            f"public.size = {public} and validation.size = {validation} take {num_public} and {num_validation} of "
-            f"{counted(len(labels), 'training example')}; some must remain for the clients. Make them smaller."
-        )
-    order = stratified_order(labels, numpy_generator(seed, "split", "train"))
-    end = len(labels) - num_validation
-    shared = _share_out(order[:num_public], ranking, distill)
-    rest, held_out = np.sort(order[num_public:end]), np.sort(order[end:])
-    return Carved(*shared, held_out, rest, ranking, distill, seed)
-
-
-def _count(key: str, size: float | int, available: int) -> int:
-    """How many examples a size stands for."""
-    if not (size >= 0 and (size < 1 or float(size).is_integer())):
-        raise ConfigError(
-            f"{key} = {size} is neither a fraction of the training set nor a count. "
-            "Give a number from 0 to below 1, or a whole number of examples."
-        )
-    count = round(size * available) if size < 1 else int(size)
-    if size > 0 and count == 0:
-        raise ConfigError(
-            f"{key} = {size} of {counted(available, 'training example')} is less than one. Make it larger, or 0 for "
-            "none."
-        )
-    return count
-
-
-def _share_out(order: np.ndarray, ranking: float, distill: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Stretches of a stratified order of public data, sorted: to refine, to rank, to distil.
-
-    Ranking comes first and distillation last, so that distillation takes from refinement and leaves ranking alone.
-    """
-    if not (0 <= ranking < 1 and 0 <= distill <= 1 and ranking + distill <= 1):
-        raise ConfigError(
-            f"public.ranking = {ranking} and public.distill = {distill} are shares of the public data: they must be "
-            "0 or more, ranking below 1, and together 1 at most. Make them smaller."
-        )
-    size = len(order)
-    if not size:
-        return order, order, order
-    first = max(1, round(ranking * size)) if ranking else 0
-    last = size - max(1, round(distill * size)) if distill else size
-    if ranking + distill == 1:
-        last = first
-    if first > last or (first == last and ranking + distill < 1) or (distill and last == size):
-        raise ConfigError(
-            f"{counted(size, 'public example')} cannot be shared out with public.ranking = {ranking} and "
-            f"public.distill = {distill} so that some serve each purpose. Give more public data or make the shares "
-            "smaller."
-        )
-    refine = np.sort(order[first:last])
-    return refine, np.sort(order[:first]) if ranking else refine, np.sort(order[last:])
+from fnrfl.data.strata import stratified_order
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +39,8 @@ class Splits:
     test: Part
     num_classes: int
     public_to: PublicTo = "nobody"
+    set_aside: Mapping[str, np.ndarray] = field(default_factory=dict)  # of `train`, by position: public, validation
+    site_tests: tuple[Tensor, ...] = ()  # of `test`, what each client brought, by position; empty if nobody says it
 
     @classmethod
     def build(
@@ -140,6 +52,7 @@ class Splits:
         public: Dataset | Part | Literal["test"] | None = None,
         leak_public_is_test: bool = False,
         public_to: PublicTo = "nobody",
+        site_tests: Sequence[np.ndarray] = (),
     ) -> Splits:
         """Put a carved and partitioned data set together; `positions` says which of `carved.rest` each client holds.
 
@@ -158,7 +71,7 @@ class Splits:
                 )
             pool = _public_from_other_source(dataset, public, leak_public_is_test)
             order = stratified_order(pool.y.numpy(), numpy_generator(carved.seed, "split", "public"))
-            shared = _share_out(order, carved.ranking_share, carved.distill_share)
+            shared = share_out(order, carved.ranking_share, carved.distill_share)
         refine, ranking, unlabelled = (pool.take(torch.from_numpy(index)) for index in shared)
         private, held = _handed_out(dataset, pool, shared, clients, public_to, carved.seed)
         return cls(
@@ -172,6 +85,8 @@ class Splits:
             test=dataset.test,
             num_classes=dataset.num_classes,
             public_to=public_to,
+            set_aside={"public": carved.public_order, "validation": carved.validation},
+            site_tests=tuple(torch.from_numpy(mine) for mine in site_tests),
         )
 
     def manifest(self) -> dict[str, object]:

@@ -84,6 +84,13 @@ class QuantityDirichlet(Term):
 
 
 @dataclass(frozen=True)
+class Natural(Term):
+    """The clients that the data names, each with the examples that are its own."""
+
+    name: ClassVar[str] = "natural"
+
+
+@dataclass(frozen=True)
 class NiidMixed(Term):
     """The paper code's label and quantity skew: ten clients, ten classes, two owners a class."""
 
@@ -152,7 +159,17 @@ class Niid:
         return f"niid({self.of})"
 
 
-Split = Iid | LabelDirichlet | LabelClasses | QuantityDirichlet | Joint | Niid | NiidMixed
+@dataclass(frozen=True)
+class SavedSplit:
+    """A split that `fnrfl scenario save` wrote, or a run's partition.json, with the noise that was laid over it."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+Split = Iid | LabelDirichlet | LabelClasses | QuantityDirichlet | Joint | Niid | NiidMixed | Natural | SavedSplit
 
 
 @dataclass(frozen=True)
@@ -161,6 +178,11 @@ class Scenario:
 
     split: Split = Iid()
     noise: FeatureNoise | None = None
+
+    @property
+    def counts_clients(self) -> bool:
+        """Whether the split says how many clients there are, and not the key `clients`."""
+        return isinstance(self.split, Natural | SavedSplit)
 
     def __str__(self) -> str:
         if self.noise is None:

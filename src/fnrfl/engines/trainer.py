@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from fnrfl.core import optim, trees
-from fnrfl.core.algorithm import Objective
+from fnrfl.core.algorithm import CLASS_WEIGHTS, Objective
 from fnrfl.core.errors import ClientError, FnrflError, out_of_memory
 from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.messages import MeasureRequest, TrainRequest
 from fnrfl.core.net import Net
 from fnrfl.core.rng import generator
 from fnrfl.core.step import Carry, Memory
+from fnrfl.core.training import BALANCED, NONE, read_class_weights
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import SERVER, RandomStream, Replies, Shapes, State
 from fnrfl.engines.job import Job
@@ -82,7 +83,7 @@ class Trainer:
     def _job(self, request: TrainRequest, held: State | None, memory: Tree) -> Job:
         device, clients, objective = self.net.device, request.clients, request.task.objective
         task = replace(request.task, shared=trees.moved(request.task.shared, device))
-        own = memory | trees.moved(task.own, device)
+        own = memory | trees.moved(task.own, device) | self._class_weights(request)
         start = self._start(len(clients), task.start, held)
         if type(objective).begin is not Objective.begin:
             begun = [objective.begin(trees.rows(start, m), trees.rows(own, m)) for m in range(len(clients))]
@@ -101,6 +102,21 @@ class Trainer:
         draws = [_draws(shapes, stream, self.net) for stream in streams]
         carry = Carry.new(request.training, start.params, start.buffers, self._memory)
         return Job(clients, task, request.training, start, own, plans, draws, shapes, carry, self.net.scale)
+
+    def _class_weights(self, request: TrainRequest) -> Tree:
+        """The weight of each class in the loss of every client, [M, C], if there are weights and the data is its own.
+
+        Balanced weights are a client's own: it counts its examples, and nobody is told.
+        """
+        text = request.training.class_weights
+        if text == NONE or request.task.data != "private":
+            return {}
+        counts = torch.stack([self.feed.class_counts(client) for client in request.clients]).double()
+        if text == BALANCED:
+            weights = counts.sum(1, keepdim=True) / ((counts > 0).sum(1, keepdim=True) * counts.clamp(min=1))
+        else:
+            weights = counts.new_tensor(read_class_weights(text)).expand_as(counts)
+        return {CLASS_WEIGHTS: weights.to(self.net.device, self.net.dtype)}
 
     def _start(self, count: int, start: State | None, held: State | None) -> State:
         if start is None:

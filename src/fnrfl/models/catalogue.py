@@ -31,20 +31,24 @@ MODELS: dict[str, Factory] = {
 DATA_ARGUMENTS = ("input_shape", "num_classes")
 
 
-def build_model(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def build_model(spec: str, input_shape: tuple[int, ...], num_classes: int, factory: Factory | None = None) -> nn.Module:
     """The freshly initialised model that `spec` names, for inputs of `input_shape` without the batch axis.
+
+    A `factory` that was given makes it instead; `spec` is then what sentences call it.
 
     A model of your own, `"module:function"`, is imported from the current directory or the installed packages
     and called with those of `input_shape` and `num_classes` that it accepts, plus any options in the spec.
     Weights are drawn from torch's global stream: call this inside `rng.seeded(seed, "init")`.
     """
-    name, options = _parse_spec(spec)
     data: dict[str, object] = dict(zip(DATA_ARGUMENTS, (input_shape, num_classes), strict=True))
+    if factory is not None:
+        return _build_own(spec, factory, data, {})
+    name, options = _parse_spec(spec)
     if ":" in name:
         return _build_own(spec, _own_factory(name), data, options)
-    factory = _named_factory(name)
-    _check_options(spec, factory, options)
-    return factory(**data, **options)
+    named = _named_factory(name)
+    _check_options(spec, named, options)
+    return named(**data, **options)
 
 
 def _parse_spec(spec: str) -> tuple[str, dict[str, object]]:

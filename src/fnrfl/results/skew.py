@@ -13,9 +13,11 @@ import numpy.typing as npt
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import Floats, Ints
+from fnrfl.core.words import printable
 from fnrfl.rundir.outputs import write_output
 
 SHADES = " ░▒▓█"
+LONGEST_SHOWN = 24  # letters of a client's or a class's name in a figure
 COLUMNS = 60  # of a heat-map; more classes than that share columns
 
 
@@ -107,8 +109,15 @@ def heat_map(counts: npt.ArrayLike) -> list[str]:
     return ["".join(SHADES[level] * width for level in row) for row in cells]
 
 
-def figure(counts: npt.ArrayLike, classes: Sequence[str], scores: Skew, title: str, path: Path) -> None:
-    """The same as an image file: who holds how many of what, and the sizes beside it."""
+def figure(
+    counts: npt.ArrayLike,
+    classes: Sequence[str],
+    scores: Skew,
+    title: str,
+    path: Path,
+    names: Sequence[str] | None = None,
+) -> None:
+    """The same as an image file: who holds how many of what, and the sizes beside it; `names` are the clients'."""
     try:
         import matplotlib
     except ImportError as error:
@@ -118,10 +127,19 @@ def figure(counts: npt.ArrayLike, classes: Sequence[str], scores: Skew, title: s
     matplotlib.use("Agg")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a matplotlibrc in the working folder may ask for another program, such as TeX
-        write_output(path, _drawn(np.asarray(counts, dtype=np.int64), classes, scores, title, path))
+        held = np.asarray(counts, dtype=np.int64)
+        shown = [_for_matplotlib(name) for name in names or map(str, range(len(held)))]
+        write_output(path, _drawn(held, [*map(_for_matplotlib, classes)], scores, title, path, shown))
 
 
-def _drawn(counts: npt.NDArray[np.int64], classes: Sequence[str], scores: Skew, title: str, path: Path) -> bytes:
+def _for_matplotlib(name: str) -> str:
+    """A name from the data as it is: a dollar would begin a formula."""
+    return printable(name if len(name) <= LONGEST_SHOWN else name[: LONGEST_SHOWN - 1] + "…").replace("$", r"\$")
+
+
+def _drawn(
+    counts: npt.NDArray[np.int64], classes: Sequence[str], scores: Skew, title: str, path: Path, names: Sequence[str]
+) -> bytes:
     from matplotlib import pyplot
 
     clients, num_classes = counts.shape
@@ -135,7 +153,7 @@ def _drawn(counts: npt.NDArray[np.int64], classes: Sequence[str], scores: Skew, 
     if num_classes <= 20:
         left.set_xticks(range(num_classes), classes, rotation=0 if max(map(len, classes)) < 3 else 45, ha="center")
     if clients <= 30:
-        left.set_yticks(range(clients))
+        left.set_yticks(range(clients), names)
     if clients <= 30 and num_classes <= 20:
         dark = counts.max() / 2
         for client, held in np.ndindex(clients, num_classes):

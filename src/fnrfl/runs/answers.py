@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from torch import Tensor
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.net import Net
+from fnrfl.core.quality import TEST_METRICS
 from fnrfl.core.types import State
 from fnrfl.data.datasets import Facts
 from fnrfl.runs.evaluate import Score
+from fnrfl.runs.metrics import OWN
 from fnrfl.runs.personal import ClientModels
 
 TEST = "the test part"  # of the run's own data, which the model has not seen
@@ -28,7 +30,7 @@ EVERYTHING = "all examples"
 class TrainedRun:
     """A model from a run directory, and what it can be asked."""
 
-    run_dir: Path
+    run_dir: Path | None  # None: the run has written nothing
     config: RunConfig
     net: Net
     server: State
@@ -40,18 +42,18 @@ class TrainedRun:
         """What it can answer."""
         return self.data.classes
 
-    def models(self, client: int | None) -> Iterator[tuple[int | None, State]]:
+    def models(self, client: int | str | None) -> Iterator[tuple[int | str | None, State]]:
         """(client, its model) of everybody or of one client, one at a time; (None, model) if all use the same."""
         if self.clients is None:
             if client is not None:
                 raise ConfigError(
-                    f"{self.run_dir} has one model for all clients, because {self.config.algorithm.name} trains one, "
-                    f"so client {client} has none of its own. Leave --client out."
+                    f"{self.run_dir or 'The run'} has one model for all clients, because {self.config.algorithm.name} "
+                    f"trains one, so client {client} has none of its own. Leave --client out."
                 )
             yield None, self.server
             return
-        for one in range(len(self.clients)) if client is None else (client,):
-            yield one, self.clients[one]
+        for one in range(len(self.clients)) if client is None else (self.clients.number(client),):
+            yield one if self.data.clients is None else self.data.clients[one], self.clients[one]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +64,18 @@ class Evaluation:
     data: str
     what: str  # which examples of the data
     score: Score  # of the clients' models taken together, where each has its own
-    per_client: dict[int, float] | None  # accuracy of each client's model that was asked; None if all use the same
+    per_client: dict[int | str, float] | None  # accuracy of each model that was asked; None if all use the same
     notes: tuple[str, ...] = ()  # what one should know beside the numbers
+    own_metrics: dict[str, float | None] = field(default_factory=dict)  # of the user, by name
+    shown: tuple[str, ...] = ()  # the metrics that were asked for, by name
+
+    @property
+    def accuracy(self) -> float:
+        """The share of examples that the model has right."""
+        return self.score.accuracy
+
+    def __repr__(self) -> str:
+        return f"Evaluation(accuracy {self.accuracy:.4f} on {self.examples} examples: {self.where})"
 
     @property
     def models(self) -> int:
@@ -90,7 +102,7 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """The scores as one JSON object."""
         return {
-            "run_dir": str(self.trained.run_dir),
+            "run_dir": None if self.trained.run_dir is None else str(self.trained.run_dir),
             "data": self.data,
             "part": self.what,
             "notes": list(self.notes),
@@ -99,6 +111,8 @@ class Evaluation:
             "per_client": self.per_client,
             "balanced_accuracy": self.score.balanced,
             "loss": self.score.loss,
+            **{name: metric.compute(self.score.answers) for name, metric in TEST_METRICS.items() if metric.compute},
+            OWN: self.own_metrics,
             "classes": list(self.trained.classes),
             "per_class": [None if share != share else share for share in self.score.per_class.tolist()],
             "examples_per_class": [int(count) // self.models for count in self.score.count],
@@ -114,10 +128,22 @@ class Prediction:
     rows: Sequence[str]  # where each example is in its part: a position from 0, or an image's path
     labels: list[str]
     probabilities: Tensor  # [n, C]; the mean over clients, where each has a model of its own
-    per_client: dict[int, list[str]]  # the label that each client's own model gives, where several were asked
+    per_client: dict[int | str, list[str]]  # the label that each client's own model gives, where several were asked
     parts: Sequence[str] | None = None  # train or test, where the data has parts of its own
     ids: tuple[str, Sequence[str]] | None = None  # a column of the table that was carried along: its name and cells
     notes: tuple[str, ...] = ()  # what one should know beside the answers
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the probabilities."""
+        return self.trained.classes
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(self.labels[:5]) + (", ..." if len(self) > 5 else "")
+        return f"Prediction({len(self)} examples: {shown})"
 
     def to_csv(self) -> str:
         """A line per example: where it is, the likeliest class, the probability of each, and what each client says."""

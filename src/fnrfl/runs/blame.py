@@ -24,7 +24,7 @@ def of_method(config: RunConfig, when: str) -> Iterator[None]:
         if _has_words(error):
             raise
         method = config.algorithm
-        usual = {f.name: f.default for f in fields(registry.load_method(method.name))}
+        usual = {f.name: f.default for f in fields(registry.load_method(method.name))} if method.options else {}
         chosen = {key: value for key, value in method.options.items() if usual.get(key) != value}
         asked = ", ".join(f"algorithm.{key} = {value}" for key, value in chosen.items())
         ours = ":" not in method.name

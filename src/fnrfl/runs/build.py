@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from fnrfl.core.isolation import until_left
 from fnrfl.core.net import Net
 from fnrfl.data import augment
 from fnrfl.data.batches import Pool
-from fnrfl.data.datasets import Dataset, Facts, load
-from fnrfl.data.partitions import Partition
+from fnrfl.data.datasets import Dataset, Facts
+from fnrfl.data.holdings import Partition
 from fnrfl.data.reading import Columns
 from fnrfl.data.scaling import Scaling, looks_unscaled
 from fnrfl.data.splits import Splits
@@ -28,9 +28,19 @@ from fnrfl.runs.build_engine import ask_for_scaling, build_engine
 from fnrfl.runs.build_net import build_net, check_values
 from fnrfl.runs.choice import choose_engine, choose_scale
 from fnrfl.runs.cohorts import cohort_size, num_answers
-from fnrfl.runs.data import build_pool, divide, feature_noise, load_public, reading_of
+from fnrfl.runs.data import (
+    build_pool,
+    divide,
+    feature_noise,
+    load_data,
+    load_public,
+    notices_on_clients,
+    with_counted_clients,
+)
+from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.needs import check_needs
+from fnrfl.runs.own_metrics import OwnMetric, load_own_metrics, try_out
 
 
 @dataclass(frozen=True)
@@ -46,12 +56,15 @@ class Built:
     pool: Pool
     engine: Federation
     scaling: Scaling | None
+    metrics: tuple[OwnMetric, ...]  # of the user
     notices: tuple[str, ...]
+    given: Given = NOTHING
 
     @property
     def facts(self) -> Facts:
         """What a run remembers of its data."""
-        return self.dataset.facts(tokens=not self.net.input_dtype.is_floating_point)
+        facts = self.dataset.facts(tokens=not self.net.input_dtype.is_floating_point)
+        return replace(facts, clients=self.partition.ids)
 
     def noise(self, client: int, x: Tensor, stream: torch.Generator) -> Tensor:
         """A client's feature noise over a batch."""
@@ -59,24 +72,34 @@ class Built:
 
     def manifest(self) -> dict[str, Any]:
         """Which example goes to whom, and what is set aside, with hashes: the content of partition.json."""
-        return self.partition.manifest() | {"splits": self.splits.manifest()}
+        aside = {name: positions.tolist() for name, positions in self.splits.set_aside.items()}
+        return self.partition.manifest() | {"set_aside": aside, "splits": self.splits.manifest()}
 
 
-def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, scaling: Scaling | None = None) -> Built:
+def build(
+    config: RunConfig,
+    scratch: Path | None = None,
+    runs_alike: int = 1,
+    scaling: Scaling | None = None,
+    given: Given = NOTHING,
+) -> Built:
     """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory.
 
     `runs_alike` is how many runs of this process are about like this one. `scaling` is what clients have answered
-    before, if the run goes on; else they are asked.
+    before, if the run goes on; else they are asked. `given` are the objects that the config has words for.
     """
-    dataset = load(config.dataset.name, reading=reading_of(config))
-    algorithm = build_algorithm(config)
+    metrics = load_own_metrics(config.metrics)
+    dataset = load_data(config, given)
+    algorithm = build_algorithm(config, given)
     public = load_public(config, dataset)
     partition, splits = divide(config, dataset, public, algorithm)
-    net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers)
+    config = with_counted_clients(config, partition)
+    net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers, given=given)
     config = choose_scale(config, dataset, net)
     augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image
     check_needs(config, algorithm, net, splits, partition)
     check_values(config, net, splits)
+    try_out(metrics, splits.test.y, dataset.num_classes)
     asked, config = config.engine.name, choose_engine(config, net)
     net = _on_device(config, net)
     pool = build_pool(config, dataset, partition, splits, net)
@@ -86,8 +109,12 @@ def build(config: RunConfig, scratch: Path | None = None, runs_alike: int = 1, s
         net = net.with_input_scale(scaling.layer(net.input_shape, net.dtype, scale=scale, fill=fill))
     engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
-    notices = (*unused, *_notices(config, splits, asked, dataset.columns))
-    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, notices)
+    notices = (
+        *unused,
+        *notices_on_clients(config, dataset, partition),
+        *_notices(config, splits, asked, dataset.columns),
+    )
+    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, metrics, notices, given)
 
 
 def _on_device(config: RunConfig, net: Net) -> Net:

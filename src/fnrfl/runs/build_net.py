@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from fnrfl.config import RunConfig
+from fnrfl.config import RunConfig, registry
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.modules import whole
@@ -17,6 +17,7 @@ from fnrfl.data.batches import check_fits
 from fnrfl.data.splits import Splits
 from fnrfl.models.catalogue import build_model
 from fnrfl.runs.blame import of_model
+from fnrfl.runs.given import NOTHING, Given, put_first_weights
 from fnrfl.runs.method import build_algorithm
 
 SINGLE = ("auto", "float32", "tf32", "bf16")  # whatever layers compute in, parameters are float32
@@ -29,21 +30,27 @@ def build_net(
     algorithm: Algorithm | None = None,
     *,
     integers: bool = False,
+    given: Given = NOTHING,
+    trained: bool = False,
 ) -> Net:
     """The freshly initialised model that a config's method trains, for data of this shape.
 
     Data of `integers` is handed to it as it is if it takes that, such as tokens to an Embedding; else as its own type.
+    With `trained`, it will get the weights of a run, so that the first ones matter for untrained parameters alone.
     """
-    algorithm = algorithm or build_algorithm(config)
+    algorithm = algorithm or build_algorithm(config, given)
     dtype = torch.float32 if config.engine.precision in SINGLE else torch.float64
     named = None if config.model.features == "auto" else config.model.features
     with seeded(config.seed, "init"), of_model(config, f"cannot be called with examples of shape {list(input_shape)}"):
         # Two examples: a few models need more than one to compute their shapes.
-        module = build_model(config.model.name, input_shape, num_classes)
+        module = _keeping_padding(_build_module(config, input_shape, num_classes, given))
         example = torch.zeros(2, *input_shape, dtype=torch.int64)
         tokens = integers and _takes(copy.deepcopy(module).to(dtype), example)
         first = example if tokens else example.float()
-        module = algorithm.adapt(whole(module, first), first).to(dtype)
+        module = whole(module, first)
+        if config.model.init != "seed" and not (trained and all(p.requires_grad for p in module.parameters())):
+            put_first_weights(module, given.fetch("init", config.model.init), config.model.name)
+        module = algorithm.adapt(module, first).to(dtype)
         example = example if tokens else example.to(dtype)
         try:
             net = Net(module, example, features=named, channels_last=config.engine.accelerate)
@@ -60,6 +67,27 @@ def build_net(
             f"{num_classes} classes. Give the model at least as many outputs."
         )
     return net
+
+
+def _build_module(config: RunConfig, input_shape: tuple[int, ...], num_classes: int, given: Given) -> nn.Module:
+    """The module that a config names, or that was given: then it is a copy, in float32 as all modules are at first."""
+    name = config.model.name
+    model = given.fetch("model", name) if registry.is_given(name) else None
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model).float()
+    return build_model(name, input_shape, num_classes, model)
+
+
+def _keeping_padding(module: nn.Module) -> nn.Module:
+    """The module, whose transformers compute the same in eval mode as in train mode.
+
+    In eval mode alone torch's TransformerEncoder cuts padding out: it answers 0 there, fails where an example is
+    nothing but padding, and cannot be batched over clients. The model that comes out of a run has this off as well.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.TransformerEncoder):
+            layer.use_nested_tensor = False
+    return module
 
 
 @torch.no_grad()

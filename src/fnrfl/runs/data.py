@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fnrfl.config import RunConfig
+from fnrfl.config import RunConfig, registry
 from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.net import Net
-from fnrfl.data import augment, scenarios
+from fnrfl.core.words import counted
+from fnrfl.data import augment, natural, scenarios
 from fnrfl.data.batches import Pool
+from fnrfl.data.carving import carve
 from fnrfl.data.datasets import Dataset, load
-from fnrfl.data.partitions import Partition, draw
+from fnrfl.data.holdings import Partition
+from fnrfl.data.in_memory import source_in_memory
+from fnrfl.data.partitions import draw
 from fnrfl.data.reading import Expected, Reading
-from fnrfl.data.splits import Splits, carve
+from fnrfl.data.saved_splits import read_saved_split
+from fnrfl.data.splits import Splits
+from fnrfl.data.terms import Natural, SavedSplit, Scenario
+from fnrfl.runs.given import NOTHING, Given
+
+
+def load_data(config: RunConfig, given: Given = NOTHING) -> Dataset:
+    """The data set of a run: what its config names, or what was passed in.
+
+    Where the scenario takes the clients of the data, a missing test part is drawn client by client.
+    """
+    name, split = config.dataset.name, scenarios.parse(config.scenario).split
+    named = read_saved_split(split.path).partition.ids is not None if isinstance(split, SavedSplit) else False
+    by_client = named or isinstance(split, Natural)
+    reading = reading_of(config)
+    if not registry.is_given(name):
+        return load(name, reading=reading, by_client=by_client)
+    source = source_in_memory(given.fetch("dataset", name), "dataset", reading)
+    return replace(source.dataset(by_client=by_client), name=name, source=name)
 
 
 def reading_of(config: RunConfig) -> Reading:
@@ -46,17 +71,22 @@ def divide(
     """
     public, labels = config.public, dataset.train.y.numpy()
     distill = public.distill if public.distill != "auto" else 0.2 if "distill" in algorithm.needs else 0.0
-    carved = carve(
-        labels,
-        public=public.size if public.source == "train" else 0,
-        ranking=public.ranking,
-        distill=distill,
-        validation=config.validation.size,
-        seed=config.seed,
-        num_classes=dataset.num_classes,
-    )
+    sizes: dict[str, float] = {
+        "public": public.size if public.source == "train" else 0,
+        "ranking": public.ranking,
+        "distill": distill,
+        "validation": config.validation.size,
+    }
     scenario = scenarios.parse(config.scenario)
-    partition = draw(scenario, labels[carved.rest], config.clients, config.seed, num_classes=dataset.num_classes)
+    saved = read_saved_split(scenario.split.path) if isinstance(scenario.split, SavedSplit) else None
+    if saved is not None:
+        saved.refuse_other_data(dataset)
+        carved, partition = saved.carve(labels, **sizes, seed=config.seed), saved.partition
+    else:
+        clients = dataset.train_clients if isinstance(scenario.split, Natural) else None
+        holders = None if clients is None else natural.client_numbers(clients, natural.in_natural_order(clients))
+        carved = carve(labels, **sizes, seed=config.seed, num_classes=dataset.num_classes, holders=holders)
+        partition = _partition(config, scenario, labels, clients, carved.rest, dataset.num_classes)
     splits = Splits.build(
         dataset,
         carved,
@@ -64,8 +94,70 @@ def divide(
         public=elsewhere,
         leak_public_is_test=config.leaks.public_is_test,
         public_to=algorithm.public_to,
+        site_tests=_site_tests(dataset, partition),
     )
+    if saved is not None:
+        saved.refuse_changed(splits)
     return partition, splits
+
+
+def _partition(
+    config: RunConfig,
+    scenario: Scenario,
+    labels: np.ndarray,
+    clients: tuple[str, ...] | None,
+    rest: np.ndarray,
+    num_classes: int,
+) -> Partition:
+    """Who holds what of the rest: as the data says it in `clients`, or drawn."""
+    if clients is None:
+        return draw(scenario, labels[rest], config.clients, config.seed, num_classes=num_classes)
+    held = [clients[at] for at in rest]
+    return natural.natural_partition(scenario, labels[rest], held, config.seed, num_classes=num_classes)
+
+
+def _site_tests(dataset: Dataset, partition: Partition) -> list[np.ndarray]:
+    """The positions of each client's own test examples, where the scenario takes the clients of the data."""
+    if partition.ids is None or dataset.test_clients is None:
+        return []
+    numbers = natural.client_numbers(dataset.test_clients, partition.ids)
+    return [np.flatnonzero(numbers == client) for client in range(len(partition.ids))]
+
+
+def with_counted_clients(config: RunConfig, partition: Partition) -> RunConfig:
+    """The config with as many clients as the split has; refused if another number was asked for."""
+    count = len(partition.positions)
+    if config.clients not in (0, count):
+        who = f" ({natural.some_of(partition.ids)})" if partition.ids else ""
+        raise ConfigError(
+            f"clients is {config.clients}, and under scenario = {config.scenario!r} there are {count}{who}. Leave "
+            "clients out: the scenario counts them."
+        )
+    return replace(config, clients=count)
+
+
+def notices_on_clients(config: RunConfig, dataset: Dataset, partition: Partition) -> Iterator[str]:
+    """What one should know about the clients that the data names."""
+    held = dataset.train_clients
+    if partition.ids is None:
+        if held is not None:
+            named = natural.in_natural_order(held)
+            yield (
+                f"{config.dataset.name} names {counted(len(named), 'client')} ({natural.some_of(named)}), and scenario "
+                f'= "{config.scenario}" draws others. Set scenario = "natural" to take those of the data.'
+            )
+        return
+    tested = natural.in_natural_order(dataset.test_clients or ())
+    if strange := [name for name in tested if name not in set(partition.ids)]:
+        yield (
+            f"{config.dataset.name} has test examples of {counted(len(strange), 'client')} without training examples "
+            f"({natural.some_of(strange)}); they count for accuracy, and for no client's accuracy_site."
+        )
+    if tested and (untested := [name for name in partition.ids if name not in set(tested)]):
+        yield (
+            f"{counted(len(untested), 'client')} of {config.dataset.name} ({natural.some_of(untested)}) "
+            f"{'has' if len(untested) == 1 else 'have'} no test examples, and so no accuracy_site."
+        )
 
 
 def count_split(config: RunConfig, examples: int, classes: int) -> list[list[int]]:

@@ -1,9 +1,10 @@
-"""How good a model is: counts of right answers per class, and what follows from them."""
+"""How good a model is: its answer to every example, and what follows from them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,19 +12,32 @@ from torch import Tensor
 from fnrfl.core.algorithm import cross_entropy
 from fnrfl.core.feed import forward_batch
 from fnrfl.core.net import Net
+from fnrfl.core.quality import Answers
 from fnrfl.core.types import State
 from fnrfl.data.batches import scaled
 
 Noise = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Score:
-    """Right answers and examples of every class, and the mean loss."""
+    """The answers to some examples, and the mean loss; right answers and examples of every class follow."""
 
-    right: Tensor  # [C]
-    count: Tensor  # [C]
+    predicted: Tensor  # [n], the largest output; one from `num_classes` on is no class
+    labels: Tensor  # [n]
+    num_classes: int
     loss: float
+    logits: Tensor | None = None  # [n, C], where they were kept
+
+    @cached_property
+    def right(self) -> Tensor:
+        """Right answers of every class, [C]."""
+        return self._per_class(self.labels[self.predicted == self.labels])
+
+    @cached_property
+    def count(self) -> Tensor:
+        """Examples of every class, [C]."""
+        return self._per_class(self.labels)
 
     @property
     def accuracy(self) -> float:
@@ -45,27 +59,49 @@ class Score:
         weight = torch.where(self.count > 0, shares, 0.0)
         return (weight * self.per_class.nan_to_num()).sum(-1) / weight.sum(-1)
 
+    @cached_property
+    def answers(self) -> Answers:
+        """The same for metrics; probabilities are of the classes alone, whatever outputs a model has beside them."""
+        shares = None
+        if self.logits is not None:  # classes in front: a metric reads one class after another
+            shares = self.logits.mT.double().contiguous().softmax(0).numpy().T
+        return Answers(self.predicted.numpy(), self.labels.numpy(), self.num_classes, shares)
+
+    def _per_class(self, labels: Tensor) -> Tensor:
+        return torch.bincount(labels, minlength=self.num_classes).double()
+
 
 @torch.no_grad()
-def evaluate_model(net: Net, state: State, x: Tensor, y: Tensor, num_classes: int, noise: Noise | None = None) -> Score:
-    """Score a model on data, in eval mode."""
+def evaluate_model(
+    net: Net, state: State, x: Tensor, y: Tensor, num_classes: int, noise: Noise | None = None, *, keep: bool = False
+) -> Score:
+    """Score a model on data, in eval mode; `keep` keeps its outputs, for metrics of probabilities.
+
+    Nothing waits for a GPU before the last batch is on its way.
+    """
     state = state.to(net.device)
-    right = torch.zeros(num_classes, dtype=torch.float64, device=net.device)
-    loss = 0.0
+    predicted, losses, kept = [], [], []
     batch = forward_batch(net.device)
     for xs, ys in zip(x.split(batch), y.split(batch), strict=True):
         xs, ys = scaled(xs.to(net.device), net.input_dtype), ys.to(net.device)
         xs = net.laid_out(xs if noise is None else noise(xs))
         logits = net.eval_forward(state.params, state.buffers, xs).logits
-        right.index_add_(0, ys, (logits.argmax(1) == ys).double())
-        loss += float(cross_entropy(logits, ys).sum())
-    return Score(right.cpu(), torch.bincount(y, minlength=num_classes).double(), loss / len(y))
+        predicted.append(logits.argmax(1))
+        losses.append(cross_entropy(logits, ys).sum())
+        if keep:
+            kept.append(logits[:, :num_classes].contiguous())  # a copy where there are more, so that they can go
+    loss = sum(torch.stack(losses).tolist()) / len(y)
+    return Score(torch.cat(predicted).cpu(), y.cpu(), num_classes, loss, torch.cat(kept).cpu() if keep else None)
 
 
 def pooled(scores: list[Score]) -> Score:
     """The score on several data sets taken together."""
-    counts = torch.stack([s.count.sum() for s in scores])
-    loss = sum(s.loss * float(n) for s, n in zip(scores, counts, strict=True)) / float(counts.sum())
+    total = sum(len(s.labels) for s in scores)
+    logits = [s.logits for s in scores if s.logits is not None]
     return Score(
-        sum((s.right for s in scores[1:]), scores[0].right), sum((s.count for s in scores[1:]), scores[0].count), loss
+        torch.cat([s.predicted for s in scores]),
+        torch.cat([s.labels for s in scores]),
+        scores[0].num_classes,
+        sum(s.loss * float(len(s.labels)) for s in scores) / float(total),
+        torch.cat(logits) if len(logits) == len(scores) else None,
     )

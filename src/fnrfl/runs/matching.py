@@ -43,10 +43,10 @@ def expected_of(trained: TrainedRun) -> Expected:
 def own_test_part(trained: TrainedRun, source: DataSource) -> Asked | None:
     """The test part of the run's own data, if that is what was given; only data of the same size is hashed."""
     facts = trained.data
-    if facts.examples is not None and facts.examples != source.num_examples:
+    if facts.examples is not None and sum(facts.examples) != source.num_examples:
         return None
     try:
-        dataset = source.dataset()
+        dataset = source.dataset(by_client=trained.data.clients is not None)
     except ConfigError:  # no run could have been made of it
         return None
     if (dataset.checksum, dataset.classes) != (facts.sha256, facts.classes):

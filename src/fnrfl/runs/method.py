@@ -6,11 +6,13 @@ from fnrfl.algorithms.fnr import FNR
 from fnrfl.config import RunConfig, registry
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.options import values_of
+from fnrfl.runs.given import NOTHING, Given
 
 
-def build_algorithm(config: RunConfig) -> Algorithm:
-    """The method that a config names, with FNR around it if that is on."""
-    inner = registry.load_method(config.algorithm.name)(**config.algorithm.options)
+def build_algorithm(config: RunConfig, given: Given = NOTHING) -> Algorithm:
+    """The method that a config names or that was given, with FNR around it if that is on."""
+    inner = given.algorithm(config.algorithm.name)
+    inner = inner or registry.load_method(config.algorithm.name)(**config.algorithm.options)
     if config.fnr is None:
         return inner
     return FNR(

@@ -9,6 +9,7 @@ from functools import cached_property
 from fnrfl.rundir.events import Event
 
 MIB = 2**20
+OWN = "own_metrics"  # a round's values of metrics of the user's own, by name
 LOOKING = ("evaluate", "observe")  # phases of looking at models, which are no part of training
 
 
@@ -17,15 +18,24 @@ class RunMetrics:
 
     rounds: list[Event]
 
-    def curve(self, metric: str) -> list[float | None]:
-        """A number of every round, None where there is none; `worst_client` is the lowest of `per_client`."""
-        if metric == "worst_client":
-            return [_finite(worst_client(event)) for event in self.rounds]
-        return [_finite(event.get(metric)) for event in self.rounds]
+    def series(self, metric: str) -> list[float | None]:
+        """A number of every round, None where there is none; a metric of the user's own has its function's name.
+
+        `worst_client` is the lowest of `per_client`, and `worst_site` of `per_site`.
+        """
+        if metric in ("worst_client", "worst_site"):
+            worst = worst_client if metric == "worst_client" else worst_site
+            return [_finite(worst(event)) for event in self.rounds]
+        return [_finite(event.get(metric, event.get(OWN, {}).get(metric))) for event in self.rounds]
 
     def last(self, metric: str) -> float | None:
         """The same after the last round."""
-        return self.curve(metric)[-1]
+        return self.series(metric)[-1]
+
+    def curve(self) -> dict[str, list[float | None]]:
+        """Every number that rounds have, as columns of equal length: what pandas.DataFrame takes. None: not known."""
+        names = [name for name, value in self.rounds[-1].items() if isinstance(value, int | float) and name != "rounds"]
+        return {name: self.series(name) for name in [*names, "worst_client"]} | {"seconds": list(self.seconds)}
 
     @property
     def accuracy(self) -> float:
@@ -48,6 +58,11 @@ class RunMetrics:
     def per_class(self) -> list[float]:
         """Recall of every class after the last round."""
         return list(self.rounds[-1]["per_class"])
+
+    @property
+    def own_metrics(self) -> dict[str, float | None]:
+        """Metrics of the user's own after the last round, by name."""
+        return dict(self.rounds[-1].get(OWN, {}))
 
     @property
     def bytes_up(self) -> int:
@@ -88,6 +103,11 @@ class RunMetrics:
 def worst_client(event: Event) -> float | None:
     """The lowest accuracy of a client in a round; a client of whose classes the test set has none is null there."""
     return min((value for value in event["per_client"] if value is not None), default=None)
+
+
+def worst_site(event: Event) -> float | None:
+    """The lowest accuracy of a client on the test examples that it brought; None where nobody brought any."""
+    return min((value for value in event.get("per_site", ()) if value is not None), default=None)
 
 
 def training_seconds(event: Event) -> float:

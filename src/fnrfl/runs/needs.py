@@ -9,8 +9,9 @@ from fnrfl.config.spelling import counted
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
+from fnrfl.core.training import BALANCED, NONE, read_class_weights
 from fnrfl.data import scenarios
-from fnrfl.data.partitions import Partition
+from fnrfl.data.holdings import Partition
 from fnrfl.data.splits import Splits
 from fnrfl.runs.cohorts import num_answers
 from fnrfl.runs.limits import check_sizes
@@ -22,6 +23,7 @@ def check_needs(config: RunConfig, algorithm: Algorithm, net: Net, splits: Split
     _check_public(config, algorithm, splits)
     _check_optimiser(config, algorithm.needs)
     _check_scale(config, net, splits)
+    _check_class_weights(config, partition)
     _check_noise(config, net, splits, partition)
     _check_targets(config)
     check_sizes(config, net, splits)
@@ -86,6 +88,16 @@ def _check_scale(config: RunConfig, net: Net, splits: Splits) -> None:
         raise CompatibilityError(
             f'dataset.scale = "{config.dataset.scale}" changes the numbers of the examples, and model = '
             f'"{config.model.name}" takes whole numbers as they are (tokens). Set dataset.scale = "none".'
+        )
+
+
+def _check_class_weights(config: RunConfig, partition: Partition) -> None:
+    text, classes = config.client.class_weights, partition.counts.shape[1]
+    if text not in (NONE, BALANCED) and len(read_class_weights(text)) != classes:
+        raise CompatibilityError(
+            f"client.class_weights has {counted(len(read_class_weights(text)), 'number')} and dataset = "
+            f'"{config.dataset.name}" has {classes} classes; there must be one for each class. Give as many, in the '
+            "order of the classes."
         )
 
 

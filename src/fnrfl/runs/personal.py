@@ -15,6 +15,8 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.net import Net
 from fnrfl.core.store import CPU, ClientMemory, ClientStore
 from fnrfl.core.types import State, Tree
+from fnrfl.core.words import printable
+from fnrfl.data.natural import some_of
 from fnrfl.rundir import checkpoint
 
 # The server's state, and what a client remembers: None for one that never wrote anything.
@@ -28,29 +30,34 @@ class ClientModels:
 
     algorithm: Algorithm
     net: Net
-    clients: int
+    names: tuple[str, ...]  # what each client is called: its id in the data, or its number
     keeper: Keeper
 
     def __len__(self) -> int:
-        return self.clients
+        return len(self.names)
 
     def __iter__(self) -> Iterator[State]:
-        return (self[client] for client in range(self.clients))
+        return (self[client] for client in range(len(self)))
+
+    def number(self, client: int | str) -> int:
+        """The number of the client that is called so."""
+        if str(client) in self.names:
+            return self.names.index(str(client))
+        numbered = all(name == str(number) for number, name in enumerate(self.names))
+        called, way = "numbered from 0", f"Give one from 0 to {len(self) - 1}."
+        if not numbered:
+            called, way = f"called {some_of(self.names)}", "Give one of them as the data names it."
+        raise ConfigError(f"There is no client {printable(str(client))}: the run has {len(self)}, {called}. {way}")
 
     def __getitem__(self, client: int) -> State:
-        if not 0 <= client < self.clients:
-            raise ConfigError(
-                f"There is no client {client}: the run has {self.clients}, numbered from 0. Give one from 0 to "
-                f"{self.clients - 1}."
-            )
         state, memory = self._kept
         found = memory(client)
         mine = self.algorithm.personal(self.net, state, client, self._birth if found is None else found)
         return State(mine.params, mine.buffers)
 
-    def model(self, client: int) -> nn.Module:
-        """One client's model as an ordinary module in eval mode."""
-        mine = self[client]
+    def model(self, client: int | str) -> nn.Module:
+        """One client's model as an ordinary module in eval mode; the client is called as in `names`."""
+        mine = self[self.number(client)]
         return self.net.export(mine.params, mine.buffers)
 
     @cached_property

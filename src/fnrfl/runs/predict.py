@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +14,18 @@ from fnrfl.core import trust as trusted
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.feed import forward_batch
 from fnrfl.core.isolation import isolated
+from fnrfl.core.quality import TEST_METRICS
 from fnrfl.core.types import State
 from fnrfl.data.batches import scaled
-from fnrfl.data.datasets import read_source
-from fnrfl.data.reading import ONLY_PART
+from fnrfl.data.datasets import DataSource, read_source
+from fnrfl.data.in_memory import source_in_memory, values_in_memory
+from fnrfl.data.reading import ONLY_PART, Expected
 from fnrfl.runs import run as runs
 from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TEST, Evaluation, Prediction, TrainedRun
-from fnrfl.runs.data import reading_of
+from fnrfl.runs.data import load_data, reading_of
 from fnrfl.runs.evaluate import evaluate_model as score
 from fnrfl.runs.evaluate import pooled
+from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.matching import (
     expected_of,
     is_table,
@@ -30,19 +35,33 @@ from fnrfl.runs.matching import (
     notes_on_columns,
     own_test_part,
 )
+from fnrfl.runs.own_metrics import asked_own, chosen, with_given
+from fnrfl.runs.result import Result
+from fnrfl.runs.round_metrics import NUMBERS_LAST_ROUND
+
+RunOrResult = str | Path | Result
 
 
 @isolated()
-def evaluate(run_dir: str | Path, data: str, *, client: int | None = None, trust: bool = False) -> Evaluation:
-    """Score the model of a finished run on a data set, a file, a folder of images or what a function returns.
+def evaluate(
+    run: RunOrResult,
+    data: object,
+    *,
+    client: int | str | None = None,
+    metrics: Sequence[str] = (),
+    trust: bool = False,
+    given: Given = NOTHING,
+) -> Evaluation:
+    """Score the model of a finished run on a data set, a file, a folder of images, or data that is passed in.
 
     Where clients have models of their own, all of those are scored, or one client's. The run's own data, known by its
     content, is judged by its test part; other data by the test part that it has of its own, or else by all of it. No
-    feature noise is laid over it.
+    feature noise is laid over it. `metrics` are those to be shown: names, "all", or "module:function" of the user's.
     """
-    trained = open_run(run_dir, trust=trust)
-    trusted.given("dataset.name", data)
-    source = read_source(data, expected_of(trained), reading_of(trained.config))
+    trained = open_run(run, trust=trust, given=given)
+    own = with_given(trained.config.metrics, metrics)
+    shown = chosen(metrics, own, [name for name, metric in TEST_METRICS.items() if not metric.in_runs_only])
+    data, source = _read(data, expected_of(trained), trained)
     asked = own_test_part(trained, source)
     notes: tuple[str, ...] = ()
     if asked is not None:
@@ -58,30 +77,38 @@ def evaluate(run_dir: str | Path, data: str, *, client: int | None = None, trust
         raise ConfigError(
             f"{data} has no labels{lacking}, so nothing can be scored. Use `fnrfl predict`, or add the labels."
         )
+    num_models = 1 if trained.clients is None or client is not None else len(trained.clients)
+    keep = num_models * len(asked.y) * len(trained.classes) <= NUMBERS_LAST_ROUND
     scores = {
-        one: score(trained.net, model, asked.x, asked.y, len(trained.classes)) for one, model in trained.models(client)
+        one: score(trained.net, model, asked.x, asked.y, len(trained.classes), keep=keep)
+        for one, model in trained.models(client)
     }
     per_client = {one: found.accuracy for one, found in scores.items() if one is not None}
-    return Evaluation(trained, data, what, pooled(list(scores.values())), per_client or None, notes)
+    whole = pooled(list(scores.values()))
+    return Evaluation(trained, data, what, whole, per_client or None, notes, asked_own(own, whole.answers), shown)
 
 
 @isolated()
 def predict(
-    run_dir: str | Path, data: str, *, client: int | None = None, id_column: str | None = None, trust: bool = False
+    run: RunOrResult,
+    data: object,
+    *,
+    client: int | str | None = None,
+    id_column: str | None = None,
+    trust: bool = False,
+    given: Given = NOTHING,
 ) -> Prediction:
     """What the model of a finished run says about every example, in their order; the data may have no labels.
 
     Where clients have models of their own, it is the mean of their probabilities, or what one client's model says.
     `id_column` is carried along from a table.
     """
-    trained = open_run(run_dir, trust=trust)
-    trusted.given("dataset.name", data)
-    if id_column is not None and not is_table(data):
+    trained = open_run(run, trust=trust, given=given)
+    if id_column is not None and not is_table(str(data)):
         raise ConfigError(
-            f"{data} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
+            f"{_title(data)} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
         )
-    expected = replace(expected_of(trained), carried=id_column)
-    source = read_source(data, expected, reading_of(trained.config))
+    data, source = _read(data, replace(expected_of(trained), carried=id_column), trained)
     asked = {name: matched(trained, data, part, source.raw.classes) for name, part in source.raw.parts.items()}
     x = [part.x for part in asked.values()]
     mean, per_client = _ask(trained, torch.cat(x) if len(x) > 1 else x[0], client)
@@ -98,9 +125,36 @@ def predict(
     )
 
 
-def _ask(trained: TrainedRun, x: Tensor, client: int | None) -> tuple[Tensor, dict[int, list[str]]]:
+@isolated()
+def count_confusions(result: Result) -> list[list[int]]:
+    """Examples of the run's test part by their class and by the class that a model gives, over all models in use."""
+    name = result.config.dataset.name
+    dataset = load_data(result.config, result.given)
+    if dataset.checksum != result.data.sha256:
+        raise ConfigError(f'dataset = "{name}" is not the data that the run was made with. Put it back as it was.')
+    trained, counts = open_run(result), torch.zeros(len(result.classes), len(result.classes), dtype=torch.int64)
+    for _, model in trained.models(None):
+        said = probabilities(trained, model, dataset.test.x).argmax(1)
+        counts.index_put_((dataset.test.y, said), torch.ones((), dtype=torch.int64), accumulate=True)
+    return counts.tolist()
+
+
+def _read(data: object, expected: Expected, trained: TrainedRun) -> tuple[str, DataSource]:
+    """(what sentences call some data, the data): what a name stands for, or what was passed in."""
+    if not isinstance(data, str | os.PathLike):
+        values = values_in_memory(data, _title(data), labelled=False)
+        return _title(data), source_in_memory(values, _title(data), reading_of(trained.config))
+    trusted.given("dataset.name", _title(data))
+    return _title(data), read_source(_title(data), expected, reading_of(trained.config))
+
+
+def _title(data: object) -> str:
+    return os.fspath(data) if isinstance(data, str | os.PathLike) else "The data"
+
+
+def _ask(trained: TrainedRun, x: Tensor, client: int | str | None) -> tuple[Tensor, dict[int | str, list[str]]]:
     """(mean probabilities [n, C] of all models asked, the labels that each client's model gives if all were asked)."""
-    per_client: dict[int, list[str]] = {}
+    per_client: dict[int | str, list[str]] = {}
     total, count = torch.zeros(len(x), len(trained.classes), dtype=trained.net.dtype), 0
     for one, model in trained.models(client):
         shares = probabilities(trained, model, x)
@@ -125,8 +179,8 @@ def _labels_of(trained: TrainedRun, shares: Tensor) -> list[str]:
     return [trained.classes[index] for index in shares.argmax(1).tolist()]
 
 
-def open_run(run_dir: str | Path, *, trust: bool = False) -> TrainedRun:
+def open_run(run: RunOrResult, *, trust: bool = False, given: Given = NOTHING) -> TrainedRun:
     """The model of a finished run; `trust` allows code that its config.toml names and that was never allowed before."""
-    result = runs.load(run_dir, trust=trust)
+    result = run if isinstance(run, Result) else runs.load(run, trust=trust, given=given)
     server = State(*result.net.pack(result.weights))
-    return TrainedRun(Path(run_dir), result.config, result.net, server, result.client_models, result.data)
+    return TrainedRun(result.run_dir, result.config, result.net, server, result.client_models, result.data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,20 @@ from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.isolation import isolated
 from fnrfl.core.modules import InputScale
+from fnrfl.core.nearest import choices
 from fnrfl.core.net import Net
+from fnrfl.core.quality import NUMBER_METRICS
 from fnrfl.core.types import Tree
 from fnrfl.data.datasets import Facts
 from fnrfl.rundir.events import Event
 from fnrfl.runs import personal
 from fnrfl.runs.build_net import build_net
+from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
-from fnrfl.runs.metrics import RunMetrics, worst_client
+from fnrfl.runs.metrics import OWN, RunMetrics
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result(RunMetrics):
     """What came out of a run: the numbers of every round, and the model."""
 
@@ -34,6 +38,47 @@ class Result(RunMetrics):
     data: Facts  # about what it was trained on
     run_dir: Path | None
     keeper: personal.Keeper | None = None  # of the clients' models, for methods that give each client its own
+    given: Given = NOTHING  # what was passed in as objects
+
+    def __repr__(self) -> str:
+        where = "" if self.run_dir is None else f", kept in {self.run_dir}"
+        leak = "leak, " if self.config.leaks_on else ""
+        return f"Result({leak}{self._what}: accuracy {self.accuracy:.4f} after {len(self.rounds)} rounds{where})"
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook: what was run, and the numbers of the last round."""
+        shown = {name: values[-1] for name, values in self.curve().items()}
+        cells = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(_short(value))}</td></tr>" for name, value in shown.items()
+        )
+        return f"<p>{escape(repr(self))}</p><table>{cells}</table>"
+
+    @property
+    def _what(self) -> str:
+        config = self.config
+        return f"{config.algorithm.name}{'' if config.fnr is None else ' + FNR'} on {config.dataset.name}"
+
+    def plot(self, metric: str = "accuracy", ax: Any = None) -> Any:
+        """A curve of `curve()` over the rounds, drawn with matplotlib; its axes."""
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            raise ConfigError("A plot needs the package matplotlib. Install it, or use curve().") from error
+        curve = self.curve()
+        if metric not in curve:
+            raise ConfigError(f'There is no curve "{metric}". {choices(metric, list(curve))}.')
+        axes: Any = pyplot.subplots()[1] if ax is None else ax
+        axes.plot(curve["round"], curve[metric], label=self._what)
+        axes.set(xlabel="round", ylabel=metric)
+        return axes
+
+    @cached_property
+    def confusion(self) -> list[list[int]]:
+        """Test examples by their class (rows) and by the class that the model gives (columns), after the last round."""
+        from fnrfl.runs.predict import count_confusions
+
+        logged = self.rounds[-1].get("confusion")
+        return count_confusions(self) if logged is None else logged
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -45,11 +90,23 @@ class Result(RunMetrics):
         """The shape of an example."""
         return self.data.input_shape
 
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """What each client is called: its id in the data, or its number."""
+        return self.data.clients or tuple(str(client) for client in range(self.config.clients))
+
+    @property
+    def per_site(self) -> dict[str, float | None] | None:
+        """Each client's accuracy on the test examples that it brought, after the last round; None if nobody did."""
+        scores = self.rounds[-1].get("per_site")
+        return None if scores is None else dict(zip(self.clients, scores, strict=True))
+
     @cached_property
     @isolated()
     def net(self) -> Net:
         """The net that the run trained, freshly initialised; its data need not be there."""
-        net = build_net(self.config, self.input_shape, len(self.classes), integers=self.data.tokens)
+        shape, tokens = self.input_shape, self.data.tokens
+        net = build_net(self.config, shape, len(self.classes), integers=tokens, given=self.given, trained=True)
         return net.with_input_scale(InputScale.of(self.weights)) if self.config.dataset.asks_for_means else net
 
     @cached_property
@@ -63,10 +120,13 @@ class Result(RunMetrics):
         """The clients' models where the method gives each its own, else None: all use `model`."""
         if self.keeper is None:
             return None
-        return personal.ClientModels(build_algorithm(self.config), self.net, self.config.clients, self.keeper)
+        return personal.ClientModels(build_algorithm(self.config, self.given), self.net, self.clients, self.keeper)
 
-    def client_model(self, client: int) -> nn.Module:
-        """The model that a client uses, an ordinary module in eval mode, for methods that give each its own."""
+    def client_model(self, client: int | str) -> nn.Module:
+        """The model that a client uses, an ordinary module in eval mode, for methods that give each its own.
+
+        A client is called by its id where the data names the clients (`clients`), and else by its number.
+        """
         if self.client_models is None:
             raise ConfigError(
                 f"{self.config.algorithm.name} trains one model for all clients, so client {client} has none of its "
@@ -86,7 +146,6 @@ class Result(RunMetrics):
 
     def summary(self) -> dict[str, Any]:
         """The run as one JSON object."""
-        last = self.rounds[-1]
         return {
             "algorithm": self.config.algorithm.name,
             "fnr": self.config.as_dict()["fnr"],
@@ -95,13 +154,12 @@ class Result(RunMetrics):
             "leaks": list(self.config.leaks_on),
             "seed": self.config.seed,
             "rounds": len(self.rounds),
-            "accuracy": self.accuracy,
+            **{name: self.last(name) for name in NUMBER_METRICS},
             "accuracy_last3": self.accuracy_last3,
             "accuracy_best": self.accuracy_best,
-            "accuracy_own": last.get("accuracy_own"),
-            "balanced_accuracy": last["balanced_accuracy"],
-            "worst_client": worst_client(last),
+            "per_site": self.per_site,
             "per_class": self.per_class,
+            OWN: self.own_metrics,
             "seconds_train": self.seconds_train,
             "seconds_eval": sum(event["seconds"]["evaluate"] for event in self.rounds),
             "bytes_up": self.bytes_up,
@@ -111,6 +169,10 @@ class Result(RunMetrics):
             "run_dir": None if self.run_dir is None else str(self.run_dir),
             "model_sha256": self.model_sha256,
         }
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}" if value != int(value) else f"{int(value):,}"
 
 
 def _add_tensors(digest: hashlib._Hash, named: Tree) -> None:

@@ -31,6 +31,7 @@ from fnrfl.runs.blame import of_method, of_model
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.cohorts import cohort
 from fnrfl.runs.finite import check_scores, check_shapes, check_state, for_json
+from fnrfl.runs.given import NOTHING, Given, check_given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.result import Result
 from fnrfl.runs.scores import score_models
@@ -52,17 +53,19 @@ def run(
     phase: Phase | None = None,
     checkpoint_every: float = 30.0,
     runs_alike: int = 1,
+    given: Given = NOTHING,
 ) -> Result:
     """Run a config from the start.
 
     `out` is the run directory; by default the first free one of runs/<name>-<method>-<seed>, then -2 and so on; None
     writes nothing. With `overwrite` a run that has this directory keeps it until the new one has its first checkpoint.
     `progress` hears of every round when it has ended, `phase` the name of each phase of a round as it begins. This is
-    one of `runs_alike` runs of this process: what is prepared for it serves the others too.
+    one of `runs_alike` runs of this process: what is prepared for it serves the others too. `given` are the objects
+    that the config has words for.
     """
     names = () if out is None else run_files.possible_run_dirs(config, out, overwrite)
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
-        built = build(config, Path(scratch), runs_alike)
+        built = build(config, Path(scratch), runs_alike, given=given)
         for notice in built.notices:
             log.warning(notice)
         if out is None:
@@ -84,16 +87,18 @@ def resume(
     phase: Phase | None = None,
     checkpoint_every: float = 30.0,
     runs_alike: int = 1,
+    given: Given = NOTHING,
 ) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
     run_dir = Path(run_dir)
     directory.check_is_run(run_dir)
     if (run_dir / "model.safetensors").exists():
-        return load(run_dir, trust=trust)
+        return load(run_dir, trust=trust, given=given)
     with directory.opened(run_dir) as place, tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         found = run_files.verify(run_dir, trust=trust)
         header, *rounds = found.events_so_far
-        built = build(found.config, Path(scratch), runs_alike, Scaling.from_json(header.get("scale")))
+        check_given(run_dir, found.config, given)
+        built = build(found.config, Path(scratch), runs_alike, Scaling.from_json(header.get("scale")), given)
         run_files.refuse_changed_inputs(run_dir, header, built)
         run_files.warn_of_other_versions(run_dir, header)
         state = None
@@ -107,8 +112,11 @@ def resume(
 
 
 @isolated()
-def load(run_dir: str | Path, *, trust: bool = False) -> Result:
-    """A finished run from disk; `trust` allows code that its config.toml names."""
+def load(run_dir: str | Path, *, trust: bool = False, given: Given = NOTHING) -> Result:
+    """A finished run from disk; `trust` allows code that its config.toml names.
+
+    Of a run that was given objects, the numbers are there without them; its model needs the model again.
+    """
     run_dir = Path(run_dir)
     directory.check_is_run(run_dir)
     if not (run_dir / "model.safetensors").exists():
@@ -120,13 +128,14 @@ def load(run_dir: str | Path, *, trust: bool = False) -> Result:
             f"{run_dir} has a model and no checkpoint.json of its last round, so nothing shows that its files belong "
             "together. Put that file back, or run again into another directory."
         )
+    check_given(run_dir, config, given)
     header, *rounds = found.events_so_far
     if not all(event.keys() >= NEEDED_METRICS for event in rounds):
         raise events.damaged(run_dir / "events.jsonl", "a round has no accuracy, bytes or seconds")
     weights = checkpoint.model(run_dir, saved)
-    personalised = header["personalised"] if "personalised" in header else build_algorithm(config).personalised
+    personalised = header["personalised"] if "personalised" in header else build_algorithm(config, given).personalised
     keeper = personal.on_disk(run_dir, saved) if personalised else None
-    return Result(config, rounds, weights, Facts.from_json(header["data"]), run_dir, keeper)
+    return Result(config, rounds, weights, Facts.from_json(header["data"]), run_dir, keeper, given)
 
 
 @dataclass(frozen=True)
@@ -218,7 +227,7 @@ def _result(built: Built, place: RunDir | None, rounds: list[Event], state: Stat
     else:
         ended = checkpoint.finish(place.path, weights)
         keeper = personal.on_disk(place.path, ended) if personalised else None
-    return Result(built.config, rounds, weights, built.facts, None, keeper)
+    return Result(built.config, rounds, weights, built.facts, None, keeper, built.given)
 
 
 def _train_round(built: Built, metered: Metered, state: State, t: int) -> tuple[State, Event]:
@@ -233,7 +242,7 @@ def _train_round(built: Built, metered: Metered, state: State, t: int) -> tuple[
     trained = engine.clock()
     metered.tell("evaluate")
     with of_model(config, f"could not be scored after round {t + 1}"):
-        scores = score_models(built, state)
+        scores = score_models(built, state, last=t + 1 == config.rounds)
     check_scores(scores, built.algorithm, t)
     crossed = ({"scale": built.scaling.bytes} if built.scaling is not None and t == 0 else {}) | metered.bytes
     seconds = metered.seconds | {"server": trained - began - sum(metered.seconds.values())}

@@ -47,7 +47,7 @@ def create_run_dir(stack: ExitStack, names: Iterable[Path], built: Built, *, ove
     """(run directory, its log so far) of a run that begins, under the first of the names that can be had."""
     header = events.line(_log_header(built))
     contents: dict[str, str | bytes] = {
-        "config.toml": built.config.to_toml(),
+        "config.toml": built.given.heading(built.config) + built.config.to_toml(),
         "partition.json": json.dumps(built.manifest()) + "\n",
         "events.jsonl": header,
     }
@@ -65,9 +65,12 @@ def _log_header(built: Built) -> Event:
         "git": _revision(),
         "device": _device(built.net.device),
         "data": built.facts.as_json(),
+        "test_counts": torch.bincount(built.splits.test.y, minlength=built.dataset.num_classes).tolist(),
         "partition": built.partition.sha256,
         "parameters": built.net.size,
+        **({"given": given} if (given := built.given.as_json(built.config)) else {}),
         **({} if built.scaling is None else {"scale": built.scaling.as_json()}),
+        **({"own_metrics": {one.name: one.as_json() for one in built.metrics}} if built.metrics else {}),
     }
 
 

@@ -1,6 +1,8 @@
-"""How good the models are after a round: test accuracy in all its forms, and validation accuracy."""
+"""How good the models are after a round: test accuracy in all its forms, validation accuracy, and metrics."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,24 +15,27 @@ from fnrfl.data.batches import scaled
 from fnrfl.rundir.events import Event
 from fnrfl.runs.build import Built
 from fnrfl.runs.evaluate import Score, evaluate_model, pooled
+from fnrfl.runs.round_metrics import keeps_outputs, logged_metrics
 
 
-def score_models(built: Built, state: State) -> Event:
-    """Test accuracy in all its forms, and validation accuracy.
+def score_models(built: Built, state: State, *, last: bool = True) -> Event:
+    """Test accuracy in all its forms, validation accuracy, and metrics; `last` says whether this is the last round.
 
     With feature noise the test set is what the clients see together: one copy under each client's noise.
     """
     config, partition, classes = built.config, built.partition, built.dataset.num_classes
     clean_only = config.leaks.clean_test_for_fnr and config.fnr is not None
+    keep = keeps_outputs(built, last=last)
 
     def noisy(net: Net, client: int, name: str, x: Tensor, y: Tensor) -> Score:
         stream = elsewhere(generator(config.seed, client, name, "feature-noise"), net.device)
-        return evaluate_model(net, state, x, y, classes, lambda xs: built.noise(client, xs, stream))
+        return evaluate_model(net, state, x, y, classes, lambda xs: built.noise(client, xs, stream), keep=keep)
 
     def clean(x: Tensor, y: Tensor) -> Score:
         batch = forward_batch(built.net.device)
         parts = list(zip(x.split(batch), y.split(batch), strict=True))
-        return pooled(built.engine.each(len(parts), lambda net, i: evaluate_model(net, state, *parts[i], classes)))
+        score = lambda net, i: evaluate_model(net, state, *parts[i], classes, keep=keep)  # noqa: E731
+        return pooled(built.engine.each(len(parts), score))
 
     def copies(name: str, x: Tensor, y: Tensor) -> list[Score]:
         if partition.noise is None or clean_only:
@@ -38,7 +43,7 @@ def score_models(built: Built, state: State) -> Event:
         return built.engine.each(config.clients, lambda net, client: noisy(net, client, name, x, y))
 
     if built.algorithm.personalised:
-        return _personal_scores(built, state)
+        return _personal_scores(built, state, last=last)
     test = copies("test", built.splits.test.x, built.splits.test.y)
     whole = pooled(test)
     shares = torch.from_numpy(partition.counts / partition.counts.sum(1, keepdims=True))
@@ -49,16 +54,18 @@ def score_models(built: Built, state: State) -> Event:
     validation = built.splits.validation
     judged = pooled(copies("validation", validation.x, validation.y)).accuracy if len(validation) else None
     apart = {"accuracy_clean": clean(built.splits.test.x, built.splits.test.y).accuracy} if len(test) > 1 else {}
-    return _score_event(whole, per_client, judged, apart)
+    sites = site_scores(test * config.clients if len(test) == 1 else test, built.splits.site_tests)
+    return _score_event(whole, per_client, judged, apart | sites) | logged_metrics(whole, built.metrics, last=last)
 
 
-def _personal_scores(built: Built, state: State) -> Event:
+def _personal_scores(built: Built, state: State, *, last: bool) -> Event:
     """The same where clients use models of their own: each on the whole test set, and on its own distribution.
 
     With feature noise the test set has every client's noise in it, example by example; a client's own has its own.
     """
     config, partition, splits = built.config, built.partition, built.splits
     noisy = partition.noise is not None and not (config.leaks.clean_test_for_fnr and config.fnr is not None)
+    keep = keeps_outputs(built, last=last)
 
     def mixed(name: str, x: Tensor) -> Tensor:
         """Example j under the noise of client j mod N."""
@@ -74,7 +81,7 @@ def _personal_scores(built: Built, state: State) -> Event:
         model = built.algorithm.personal(net, state, client, built.engine.memory.get(client))
         stream = elsewhere(generator(config.seed, client, "test", "feature-noise"), net.device)
         noise = (lambda xs: built.noise(client, xs, stream)) if own else None
-        return evaluate_model(net, model, x, y, built.dataset.num_classes, noise)
+        return evaluate_model(net, model, x, y, built.dataset.num_classes, noise, keep=keep)
 
     def everybody(x: Tensor, y: Tensor, own: bool = False) -> list[Score]:
         return built.engine.each(config.clients, lambda net, client: score(net, client, x, y, own))
@@ -87,10 +94,27 @@ def _personal_scores(built: Built, state: State) -> Event:
     if len(splits.validation):
         judged = pooled(everybody(mixed("validation", splits.validation.x), splits.validation.y)).accuracy
     apart = {"accuracy_clean": pooled(everybody(splits.test.x, splits.test.y)).accuracy} if noisy else {}
-    return _score_event(whole, per_client, judged, apart)
+    apart |= site_scores(mine, splits.site_tests)
+    return _score_event(whole, per_client, judged, apart) | logged_metrics(whole, built.metrics, last=last)
 
 
-def _score_event(whole: Score, per_client: list[float], judged: float | None, apart: dict[str, float]) -> Event:
+def site_scores(scores: Sequence[Score], site_tests: Sequence[Tensor]) -> Event:
+    """Each client on the test examples that it brought: `scores` are those of its model on the whole test set.
+
+    Empty where nobody brought any; null for a client without test examples.
+    """
+    if not site_tests:
+        return {}
+    right = [(score.predicted == score.labels)[mine] for score, mine in zip(scores, site_tests, strict=True)]
+    per_site = [float(answers.double().mean()) for answers in right]
+    return {
+        "accuracy_site": _mean(per_site),
+        "accuracy_site_pooled": _mean(torch.cat(right).double().tolist()),
+        "per_site": [_number(value) for value in per_site],
+    }
+
+
+def _score_event(whole: Score, per_client: list[float], judged: float | None, apart: Event) -> Event:
     """Scores as the log has them."""
     return {
         "accuracy": whole.accuracy,

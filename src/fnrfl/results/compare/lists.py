@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
-from fnrfl.config.typed import SHORTHANDS
+from fnrfl.config.typed import SHORTHANDS, flatten, toml
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.options import Value
 
 
 def split_commas(text: str) -> list[str]:
@@ -43,6 +44,23 @@ def about_seeds(text: str) -> str | None:
     """What to tell somebody who may have meant a number of seeds, and gave one seed."""
     number = int(text) if re.fullmatch(r"\s*\d{1,9}\s*", text, re.ASCII) else 0
     return f"--seeds {number} is the one seed {number}; {number} seeds are 0-{number - 1}." if number > 1 else None
+
+
+def overrides_in_words(values: Mapping[str, object]) -> list[str]:
+    """Keys that were passed in as values, as they would be typed."""
+    return [f"{key}={_typed(value)}" for key, value in flatten(values).items() if value != {}]
+
+
+def axes_in_words(over: Mapping[str, Sequence[object]]) -> list[str]:
+    """Keys and the lists of values that each takes in turn, as they would be typed."""
+    return [f"{key}={','.join(map(_typed, values))}" for key, values in over.items()]
+
+
+def _typed(value: object) -> str:
+    """A value as it would be typed; text has quotes where it has to."""
+    if isinstance(value, str) and "," not in value and not value.startswith(("'", '"')):
+        return value
+    return toml(value) if isinstance(value, Value) else str(value)
 
 
 def read_axes(over: Iterable[str]) -> dict[str, list[str]]:

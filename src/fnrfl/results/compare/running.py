@@ -21,6 +21,7 @@ from fnrfl.results.statistics import reached
 from fnrfl.rundir.events import Event
 
 if TYPE_CHECKING:
+    from fnrfl.runs.given import Given
     from fnrfl.runs.result import Result
 
 
@@ -44,18 +45,19 @@ def compare(
     target: float | None = None,
     progress: Callable[[Notice], None] | None = None,
     checkpoint_every: float = 30.0,
+    given: Given | None = None,
 ) -> Comparison:
     """Run every cell into a folder of its own below `out`, one after another, and write the table beside them.
 
     One after another, because seconds are among the results. Called again, finished runs are kept and unfinished ones
     go on, those that failed before after all others. A run that fails, for whatever reason, is recorded and the others
     go on. `baseline` names a group, or some of the words of one: "fedavg" compares each group with the one that has
-    fedavg and is otherwise the same. Nothing is written unless every group can be built.
+    fedavg and is otherwise the same. Nothing is written unless every group can be built. `given` are passed-in objects.
     """
     out = Path(out)
     chosen = find_baseline([cell.group for cell in cells], baseline)
     tell = progress or (lambda notice: None)
-    members = _prepare(cells, out, tell)
+    members = _prepare(cells, out, tell, given)
     summaries: dict[str, Summary] = {}
     failures: dict[str, str] = {}
     for number, cell in enumerate(_failed_last(cells, out), 1):
@@ -63,7 +65,7 @@ def compare(
         notice = Notice("kept" if kept else "start", cell, number, len(cells))
         tell(notice)
         try:
-            result = _carry_out(notice, out / cell.name, tell, checkpoint_every)
+            result = _carry_out(notice, out / cell.name, tell, checkpoint_every, given)
             summary = _summary(result, target)
         except (Exception, SystemExit) as error:  # a full memory or disk, or a user's own code: the others may still do
             failures[cell.name] = sentence(error)
@@ -79,14 +81,14 @@ def compare(
                 write_tables(out, summarise(cells, summaries, failures, chosen))
     found = summarise(cells, summaries, failures, chosen)
     write_tables(out, found)
-    return found
+    return replace(found, folder=out)
 
 
-def _prepare(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], None]) -> Members:
+def _prepare(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], None], given: Given | None) -> Members:
     """Check the folder, the runs in it and every group; then write the grid. What is returned knows the runs."""
     check_comparison_folder(out, cells)
     members = Members(out, cells)
-    _check_groups(cells, members, tell)
+    _check_groups(cells, members, tell, given)
     out.mkdir(parents=True, exist_ok=True)
     write_grid(out, cells)
     return members
@@ -101,17 +103,21 @@ def _failed_last(cells: Sequence[Cell], out: Path) -> list[Cell]:
     return sorted(cells, key=lambda cell: cell.name in failed)
 
 
-def _carry_out(notice: Notice, folder: Path, tell: Callable[[Notice], None], checkpoint_every: float) -> Result:
+def _carry_out(
+    notice: Notice, folder: Path, tell: Callable[[Notice], None], checkpoint_every: float, given: Given | None
+) -> Result:
     """Run the cell that a notice is about, or go on with it if its folder is there."""
     from fnrfl.runs import run as runs
+    from fnrfl.runs.given import NOTHING
 
     def show(event: Event) -> None:
         tell(replace(notice, what="round", event=event))
 
+    config, alike = notice.cell.config, notice.total
+    used = (given or NOTHING).used_by(config)
     if folder.exists():
-        return runs.resume(folder, progress=show, checkpoint_every=checkpoint_every, runs_alike=notice.total)
-    config = notice.cell.config
-    return runs.run(config, out=folder, progress=show, checkpoint_every=checkpoint_every, runs_alike=notice.total)
+        return runs.resume(folder, progress=show, checkpoint_every=checkpoint_every, runs_alike=alike, given=used)
+    return runs.run(config, out=folder, progress=show, checkpoint_every=checkpoint_every, runs_alike=alike, given=used)
 
 
 def _summary(result: Result, target: float | None) -> Summary:
@@ -122,13 +128,14 @@ def _summary(result: Result, target: float | None) -> Summary:
     return result.summary() | {"target": target} | took
 
 
-def _check_groups(cells: Sequence[Cell], members: Members, tell: Callable[[Notice], None]) -> None:
+def _check_groups(cells: Sequence[Cell], members: Members, tell: Callable[[Notice], None], given: Given | None) -> None:
     """Build the first run of every group that has not begun: what cannot go together is known before the first starts.
 
     The other seeds differ in their draws alone.
     """
     from fnrfl.core.isolation import isolated
     from fnrfl.runs.build import build
+    from fnrfl.runs.given import NOTHING
 
     problems: dict[str, list[str]] = {}
     checked: set[str] = set()
@@ -140,7 +147,7 @@ def _check_groups(cells: Sequence[Cell], members: Members, tell: Callable[[Notic
         tell(Notice("check", cell, number, len(cells)))
         try:
             with isolated():
-                built = build(cell.config)
+                built = build(cell.config, given=given or NOTHING)
         except Exception as error:
             problems.setdefault(sentence(error), []).append(label)
         else:

@@ -7,7 +7,8 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fnrfl.config.spelling import counted
 from fnrfl.results.compare.rows import FailedCell, Row, Summary, as_line, as_tree
@@ -24,7 +25,7 @@ DISPENSABLE = (
 )  # fmt: skip  # columns that a narrow terminal does without, in this order
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """What came out of a grid."""
 
@@ -32,6 +33,20 @@ class Comparison:
     failed: tuple[FailedCell, ...]
     runs: tuple[Summary, ...]  # the finished ones: the summary of each with its cell and group
     cells: int
+    folder: Path | None = None  # with the runs
+
+    def table(self) -> dict[str, list[Any]]:
+        """The rows as columns of equal length, such as pandas.DataFrame takes, every number in full."""
+        lines = [as_line(row) for row in self.rows]
+        return {name: [line[name] for line in lines] for name in lines[0]}
+
+    def __repr__(self) -> str:
+        done = f"{len(self.runs)} of {counted(self.cells, 'run')}"
+        where = "" if self.folder is None else f", kept in {self.folder}"
+        return f"Comparison({counted(len(self.rows), 'row')}, {done}{where})"
+
+    def __str__(self) -> str:
+        return self.to_markdown()
 
     @property
     def exit_code(self) -> int:

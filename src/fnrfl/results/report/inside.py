@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fnrfl.results.report.lines import LineGroup
@@ -97,8 +98,14 @@ def _norms(run: Run, numbers: int) -> dict[str, Any] | None:
         "rounds": [event["round"] for event in kept],
         "cohorts": [event["cohort"][:CLIENTS] for event in kept],
         "values": values,
-        "max": max((v for rows in values for row in rows for v in row if v is not None), default=None),
+        "range": _range(v for rows in values for row in rows for v in row if v is not None),
     }
+
+
+def _range(values: Iterable[float]) -> tuple[float, float] | None:
+    """The lowest and the highest value, which the colours of all rounds are scaled to."""
+    known = list(values)
+    return (min(known), max(known)) if known else None
 
 
 def _num_norms(event: Event) -> int:

@@ -13,20 +13,34 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.results.report import mixed, read, sentences, tables
 from fnrfl.results.report.charts import DASHES, payload
 from fnrfl.results.report.filled import SHARED, fill
-from fnrfl.results.report.labels import method
+from fnrfl.results.report.labels import method, shared_method
 from fnrfl.results.report.learned import learned
-from fnrfl.results.report.lines import LineGroup, Panel, panels_of
+from fnrfl.results.report.lines import COLOURS, LineGroup, Panel, panels_of
 from fnrfl.results.report.read import Run
+from fnrfl.results.report.relatives import is_control_line
 from fnrfl.rundir.outputs import check_output, write_output
 
 log = logging.getLogger("fnrfl")
 
+# What follows the summary, by name: each is a link, a part that folds, and the template sections/NAME.html.
+SECTIONS = {
+    "results": "Results",
+    "convergence": "Convergence",
+    "cost": "Cost",
+    "classes": "Classes",
+    "inside": "Clients and data",
+    "learned": "What the server learned about each client",
+    "again": "How to run it again",
+}
 
-def report(run_dirs: Sequence[Path], out: Path, *, title: str | None = None, plots: bool = True) -> Path:
+
+def report(run_dirs: Sequence[Path], out: Path | None = None, *, title: str | None = None, plots: bool = True) -> Path:
     """Write a page about run directories, and folders of them, to `out`; the figures go to plots/ beside it.
 
-    `out` is the file, or a folder that gets a report.html. Runs that differ in their seed alone make one line.
+    `out` is the file, or a folder that gets a report.html: by default the run directory if there is one, else the
+    working folder. Runs that differ in their seed alone make one line.
     """
+    out = out or (run_dirs[0] if len(run_dirs) == 1 else Path())
     found = read.load_runs(run_dirs)
     runs, begun = found.runs, [run for run in found.runs if run.rounds]
     for sentence in found.damaged:
@@ -66,12 +80,15 @@ def render(
     groups = [group for panel in panels for group in panel.groups]
     runs = [run for group in groups for run in group.runs]
     lead, told = sentences.summary(panels)
+    drawn = payload(panels)
     values = {
         "title": title or _title(panels),
         "dashes": DASHES,
+        "sections": SECTIONS,
         "what": sentences.what(panels),
         "lead": lead,
         "summary": told,
+        "forests": drawn["forests"],
         "panels": [_panel(panel) for panel in panels],
         "learned": learned(groups),
         "groups": groups,
@@ -80,7 +97,7 @@ def render(
         "failed": failed,
         "damaged": damaged,
     }
-    return fill("page", SHARED, payload(panels), values | _banners(groups, runs, waiting))
+    return fill("page", SHARED, drawn, values | _banners(groups, runs, waiting))
 
 
 def _banners(groups: Sequence[LineGroup], runs: Sequence[Run], waiting: Sequence[Run]) -> dict[str, Any]:
@@ -102,6 +119,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "measured_on": sentences.measured_on(panel),
         "seconds_of": sentences.seconds_of(panel),
         "several_seeds": any(len(group.runs) > 1 for group in panel.groups),
+        "many_lines": len(panel.groups) > COLOURS,
         "results": tables.results(panel),
         "differences": tables.differences(panel),
         "every_run": tables.every_run(panel),
@@ -112,10 +130,13 @@ def _panel(panel: Panel) -> dict[str, Any]:
 def _title(panels: Sequence[Panel]) -> str:
     groups = [group for panel in panels for group in panel.groups]
     data = ", ".join(dict.fromkeys(str(group.config["dataset.name"]) for group in groups))
-    methods = {method(group.config) for group in groups}
     if len(groups) == 1:
         return f"{groups[0].label} on {data}"
-    return f"{len(groups)} {'methods' if len(methods) == len(groups) else 'variants'} on {data}"
+    methods = {method(group.config) for group in groups if not is_control_line(group)}
+    if len(methods) == sum(not is_control_line(group) for group in groups):
+        return f"{counted(len(methods), 'method')} on {data}"
+    shared = shared_method([group.config for group in groups])
+    return f"{len(groups)} variants{f' of {shared}' if shared else ''} on {data}"
 
 
 # -- how to get there again -------------------------------------------------------------------------------------------

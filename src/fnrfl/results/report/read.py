@@ -25,6 +25,7 @@ class Run(RunMetrics):
     counts: list[list[int]]  # [clients][classes], from partition.json
     examples: dict[str, int]  # of each part of the data: test, validation, public, ...
     finished: bool
+    test_counts: list[int]  # examples of each class in the test set; empty for runs of versions that did not say
     baseline: tuple[str, ...]  # run directories that its comparison takes for the baseline, by name
 
     @property
@@ -51,6 +52,11 @@ class Run(RunMetrics):
     def refines(self) -> bool:
         """Whether it was an FNR run."""
         return bool(self.config["fnr"] == "on")
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes; their numbers, if the log has no names."""
+        return self.about["data"].get("classes") or [str(c) for c in range(len(self.counts[0]))]
 
     @property
     def leaks(self) -> tuple[str, ...]:
@@ -138,5 +144,6 @@ def read_run(path: Path, baseline: tuple[str, ...] = ()) -> Run:
         counts=about.partition["counts"],
         examples={k: v["examples"] for k, v in about.partition["splits"].items() if isinstance(v, dict)},
         finished=(path / "model.safetensors").exists(),
+        test_counts=about.header.get("test_counts", []),
         baseline=baseline,
     )

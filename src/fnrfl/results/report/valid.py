@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from fnrfl.core.errors import ConfigError
 
@@ -36,6 +36,7 @@ class HeaderData(_Lines):
 
     source: str
     sha256: str
+    classes: list[str] = []
 
 
 class Header(_Lines):
@@ -49,6 +50,7 @@ class Header(_Lines):
     data: HeaderData
     partition: str
     parameters: int
+    test_counts: list[NonNegativeInt] = []
 
 
 class Round(_Lines):
@@ -68,6 +70,13 @@ class Round(_Lines):
     bytes_up: int
     bytes_down: int
     seconds: dict[str, float]
+    f1_macro: Share = None
+    f1_weighted: Share = None
+    auc: Share = None
+    log_loss: Share = None
+    calibration_error: Share = None
+    confusion: list[list[int]] | None = None
+    own_metrics: dict[str, Share] = {}
     refined: list[int] = []
     ranking: list[Share] | None = None
     norms: list[list[Share] | None] | None = None
@@ -87,12 +96,15 @@ def check_run_files(
     """Refuse a run whose files do not say what a page needs, with the file, the line and the value that is wrong."""
     _check(where, "config.toml", Settings, config)
     _check(where, "partition.json", PartitionFile, partition)
-    _check(where, "events.jsonl, line 1", Header, header)
+    began = _check(where, "events.jsonl, line 1", Header, header)
     classes = {len(row) for row in partition["counts"]}
+    if {len(told) for told in (began.test_counts, began.data.classes) if told} - classes:
+        raise _damaged(where, "events.jsonl, line 1: it has another number of classes than partition.json")
     for number, event in enumerate(rounds, 2):
         line = f"events.jsonl, line {number}"
         told = _check(where, line, Round, event)
         lengths = {len(told.per_class), *map(len, filter(None, (told.refined_before, told.refined_after))), *classes}
+        lengths |= set() if told.confusion is None else {len(told.confusion), *map(len, told.confusion)}
         rows = {len(told.cohort), *(len(rows) for rows in (told.ranking, told.norms) if rows is not None)}
         if len(lengths) > 1 or len(rows) > 1:
             raise _damaged(where, f"{line}: lists for the same classes or clients have different lengths")

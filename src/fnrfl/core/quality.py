@@ -1,0 +1,186 @@
+"""How good answers are: every metric by name, with its meaning and direction. numpy alone, no torch.
+
+`docs/metrics.md` has the formulas. A metric that the answers cannot decide, such as the AUC of one class, is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fnrfl.core.ndarrays import Floats, Ints
+
+NUM_BINS = 15  # of the calibration error: equal ones from 0 to 1, each with its upper edge
+SMALLEST = float(np.finfo(np.float64).eps)  # a probability below it counts as this much in the log-loss
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What models said about labelled examples, and what was right."""
+
+    predicted: Ints  # [n]; an output beyond the classes is no class, and always wrong
+    labels: Ints  # [n]
+    num_classes: int
+    probabilities: Floats | None = None  # [n, C]; None: they were not kept
+
+    @classmethod
+    def of_probabilities(cls, probabilities: Floats, labels: Ints) -> Answers:
+        """The likeliest class is the answer; of equal ones, the first."""
+        return cls(probabilities.argmax(1), labels, probabilities.shape[1], probabilities)
+
+    @cached_property
+    def confusion(self) -> Ints:
+        """How often examples of a class got which answer, [C, C + 1]: a row is a class, the last column no class."""
+        columns = self.num_classes + 1
+        at = self.labels * columns + np.minimum(self.predicted, self.num_classes)
+        return np.bincount(at, minlength=self.num_classes * columns).reshape(self.num_classes, columns)
+
+    @property
+    def right(self) -> Ints:
+        """Right answers of every class, [C]."""
+        return self.confusion.diagonal()
+
+    @property
+    def count(self) -> Ints:
+        """Examples of every class, [C]."""
+        found: Ints = self.confusion.sum(1)
+        return found
+
+    @property
+    def said(self) -> Ints:
+        """How often every class was the answer, [C]."""
+        found: Ints = self.confusion[:, :-1].sum(0)
+        return found
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric: its name in logs, tables and commands, what it means, and how it is computed."""
+
+    name: str
+    meaning: str
+    higher_is_better: bool | None = True  # None: neither, as of a matrix
+    compute: Callable[[Answers], Any] | None = None  # None: whoever scores a model has it already
+    shape: Literal["number", "by class", "matrix"] = "number"  # of its value
+    in_runs_only: bool = False  # it is about clients or validation data, which other data has not
+
+
+def confusion_counts(answers: Answers) -> list[list[int]]:
+    """The confusion matrix [C][C]; an answer that is no class is in no column.
+
+    >>> confusion_counts(Answers(np.array([0, 1, 1, 700]), np.array([0, 0, 1, 1]), 2))
+    [[1, 1], [0, 1]]
+    """
+    rows: list[list[int]] = answers.confusion[:, :-1].tolist()
+    return rows
+
+
+def precision_by_class(answers: Answers) -> list[float | None]:
+    """Of the examples that got this answer, the share for which it is right; None for an answer never given."""
+    return _known(_ratio(answers.right, answers.said))
+
+
+def recall_by_class(answers: Answers) -> list[float | None]:
+    """Of the examples of this class, the share that was answered right; None for a class without examples."""
+    return _known(_ratio(answers.right, answers.count))
+
+
+def f1_macro(answers: Answers) -> float | None:
+    """Mean F1 of the classes that the labels or the answers have."""
+    found = _f1(answers)
+    known = found[~np.isnan(found)]
+    return float(known.mean()) if len(known) else None
+
+
+def f1_weighted(answers: Answers) -> float | None:
+    """Mean F1 of the classes, each counted as often as it has examples."""
+    count = answers.count
+    return float(np.nan_to_num(_f1(answers)) @ count / count.sum()) if count.sum() else None
+
+
+def auc(answers: Answers) -> float | None:
+    """Mean over classes of the area under the ROC curve, one class against the rest, where a class has both sides."""
+    shares = answers.probabilities
+    if shares is None or not np.isfinite(shares).all():
+        return None
+    areas = [_area(shares[:, one], answers.labels == one) for one in np.flatnonzero(answers.count)]
+    known = [area for area in areas if area is not None]
+    return float(np.mean(known)) if known else None
+
+
+def log_loss(answers: Answers) -> float | None:
+    """Mean of -log(probability of the right class)."""
+    shares = answers.probabilities
+    if shares is None or not len(shares) or np.isnan(shares).any():
+        return None
+    right = shares[np.arange(len(shares)), answers.labels]
+    return float(-np.log(right.clip(SMALLEST, 1.0)).mean())
+
+
+def calibration_error(answers: Answers) -> float | None:
+    """Expected calibration error: how far the probability of the likeliest class is from how often it is right."""
+    shares = answers.probabilities
+    if shares is None or not len(shares) or np.isnan(shares).any():
+        return None
+    sure, right = shares.max(1), shares.argmax(1) == answers.labels
+    edges = np.linspace(0.0, 1.0, NUM_BINS + 1)
+    bins = np.searchsorted(edges[1:-1], sure)  # a value on an edge is in the bin below it
+    gaps = np.bincount(
+        bins, weights=right - sure, minlength=NUM_BINS
+    )  # of every bin: right answers minus expected ones
+    return float(np.abs(gaps).sum() / len(sure))
+
+
+def _f1(answers: Answers) -> Floats:
+    return _ratio(2 * answers.right, answers.count + answers.said)
+
+
+def _ratio(above: Ints, below: Ints) -> Floats:
+    """Above / below, nan where there is nothing below."""
+    found: Floats = np.divide(above, below, out=np.full(len(below), np.nan), where=below > 0)
+    return found
+
+
+def _known(values: Floats) -> list[float | None]:
+    """JSON has no nan."""
+    return [None if value != value else value for value in values.tolist()]
+
+
+def _area(score: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
+    """P(a positive scores higher than a negative), an equal score counting one half; None without both."""
+    ours, others = np.sort(score[positive]), np.sort(score[~positive])
+    if not len(ours) or not len(others):
+        return None
+    below = np.searchsorted(others, ours, "left").sum() + np.searchsorted(others, ours, "right").sum()
+    return float(below / (2.0 * len(ours) * len(others)))
+
+
+TEST_METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", "share of right answers on the test set"),
+        Metric("balanced_accuracy", "mean over the classes of the accuracy in each"),
+        Metric("loss", "mean cross-entropy on the test set, as training has it", False),
+        Metric("f1_macro", "mean F1 of the classes", True, f1_macro),
+        Metric("f1_weighted", "mean F1 of the classes, weighted by their examples", True, f1_weighted),
+        Metric("auc", "area under the ROC curve, one class against the rest, mean over the classes", True, auc),
+        Metric("log_loss", "mean of -log(probability of the right class)", False, log_loss),
+        Metric("calibration_error", "gap of confidence and accuracy (ECE, 15 equal bins)", False, calibration_error),
+        Metric("precision", "of the answers with this class, the right ones", True, precision_by_class, "by class"),
+        Metric("recall", "of the examples of this class, the right ones", True, recall_by_class, "by class"),
+        Metric("confusion", "examples by true class (row) and answer (column)", None, confusion_counts, "matrix"),
+        Metric("accuracy_own", "mean over clients, each on its own test distribution", in_runs_only=True),
+        Metric("accuracy_clean", "accuracy on the test set without feature noise", in_runs_only=True),
+        Metric("worst_client", "the lowest accuracy on a client's own mixture of classes", in_runs_only=True),
+        Metric("accuracy_site", "mean over clients, each on the test examples that it brought", in_runs_only=True),
+        Metric("accuracy_site_pooled", "the same over all of these examples together", in_runs_only=True),
+        Metric("worst_site", "the lowest accuracy of a client on the test examples that it brought", in_runs_only=True),
+        Metric("validation_accuracy", "share of right answers on validation data", in_runs_only=True),
+    )
+}  # fmt: skip
+NUMBER_METRICS = tuple(name for name, metric in TEST_METRICS.items() if metric.shape == "number")

@@ -1,0 +1,176 @@
+"""Data that is passed in as Python objects: arrays, data sets that are read item by item, or a function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset
+
+from fnrfl.core import trust
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.object_hash import object_hash
+from fnrfl.core.rng import seeded
+from fnrfl.data.datasets import Dataset, DataSource, source_of_values
+from fnrfl.data.readers import PARTS
+from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Examples, RawData, Reading
+
+LABELS = ("label", "labels", "y", "target", "class")  # what items with named values call their label
+INPUTS = ("x", "image", "img", "pixel_values", "input_ids", "features", "inputs")  # and their input
+
+
+def source_in_memory(values: object, title: str, reading: Reading = PLAIN_READING) -> DataSource:
+    """Values that were passed in, checked; `title` is what sentences call them."""
+    return source_of_values(title, values, f"{title} is", reading)
+
+
+def values_in_memory(value: object, title: str, *, labelled: bool = True) -> object:
+    """The values that an object holds: a tuple of arrays, parts with names, or a Dataset.
+
+    Items are read once, in their order, while torch's global stream stands at a fixed place, so that transforms that
+    draw from it draw the same each time. Without `labelled`, an array alone is data without labels.
+    """
+    if callable(value) and not _has_items(value):
+        with trust.user_errors_in_words(f"The function given as {title} failed", "correct it, or give its data."):
+            value = value()
+    if isinstance(value, Mapping):
+        value = _from_mapping(value, title)
+    parts = value if isinstance(value, tuple) else (value,)
+    if len(parts) in (1, 2) and all(map(_has_items, parts)):
+        names = (ONLY_PART,) if len(parts) == 1 else PARTS
+        with seeded(0, "given data"):
+            read = [
+                _read_items(part, f"{title} ({name})" if name else title)
+                for name, part in zip(names, parts, strict=True)
+            ]
+        value = RawData({name: examples for name, (examples, _) in zip(names, read, strict=True)}, read[0][1])
+    elif not labelled and not isinstance(value, tuple | Dataset):
+        value = RawData({ONLY_PART: Examples(value)})
+    return tuple(map(_array_or_itself, value)) if isinstance(value, tuple) else value
+
+
+def values_hash(values: object) -> str:
+    """The sha256 of the content of values that were passed in, in whichever form."""
+    parts: list[object]
+    if isinstance(values, RawData):
+        parts = [array for part in values.parts.values() for array in (part.x, part.y)]
+        parts += [] if values.classes is None else [list(values.classes)]
+    elif isinstance(values, Dataset):
+        parts = [*(_plain(array) for part in (values.train, values.test) for array in (part.x, part.y)), values.classes]
+        parts += [list(named) for named in (values.train_clients, values.test_clients) if named is not None]
+    else:
+        parts = list(values) if isinstance(values, tuple) else [values]
+    return object_hash(parts)
+
+
+def _array_or_itself(values: object) -> object:
+    """Values as an array; what cannot be one is left to whoever checks it."""
+    try:
+        return _plain(values)
+    except (TypeError, ValueError, RuntimeError):
+        return values
+
+
+def _from_mapping(parts: Mapping[Any, Any], title: str) -> object:
+    """What data that names its parts would be without names: {"train": ..., "test": ...}, each a data set or (x, y)."""
+    if not {"train"} <= set(parts) <= {*PARTS}:
+        raise ConfigError(
+            f"{title} has the parts {', '.join(map(str, parts)) or '(none)'}; it must have train, and may have test. "
+            "Give those two by these names."
+        )
+    found = tuple(parts[part] for part in PARTS if part in parts)
+    if all(isinstance(part, tuple) for part in found):
+        return tuple(array for part in found for array in part)
+    return found if len(found) == 2 else found[0]
+
+
+def _has_items(value: object) -> bool:
+    """Whether an object is a data set that is read item by item, and no array."""
+    if isinstance(value, TorchDataset):
+        return True
+    array = isinstance(value, str | bytes | Sequence | Mapping | Tensor) or hasattr(value, "__array__")
+    return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not array and not isinstance(value, Dataset)
+
+
+def _read_items(items: Any, title: str) -> tuple[Examples, list[str] | None]:
+    """All items of a data set as two arrays, and the names of the classes if it says them."""
+    if isinstance(items, IterableDataset) or not hasattr(items, "__len__"):
+        raise ConfigError(
+            f"{title} is an iterable data set ({type(items).__name__}), which has no length and no fixed order; it "
+            "must have a length and items by number. Collect it first, such as with list(...), and give its arrays."
+        )
+    if not len(items):
+        raise ConfigError(f"{title} has no items; at least one is needed. Add some.")
+    x, labels, names = np.empty(0), [], None  # x: made for the first item
+    for place in range(len(items)):
+        with trust.user_errors_in_words(f"Item {place} of {title} could not be read", "correct the data set."):
+            item = items[place]
+        names = names or _names_of(item, title)
+        values, label = _input_and_label(item, names, f"Item {place} of {title}")
+        if not place:
+            x = np.empty((len(items), *values.shape), values.dtype)
+        elif (values.shape, values.dtype) != (x.shape[1:], x.dtype):
+            raise ConfigError(
+                f"Item {place} of {title} is {values.dtype}{list(values.shape)}, and item 0 is "
+                f"{x.dtype}{list(x.shape[1:])}; all must be alike. Resize, pad or convert them in its transform."
+            )
+        x[place] = values
+        labels.append(label)
+    return Examples(x, _array_or_itself(labels)), _class_names(items, names)
+
+
+def _names_of(item: object, title: str) -> tuple[Any, Any]:
+    """Where the input and the label are in every item: two places, or two names."""
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return 0, 1
+    if isinstance(item, Mapping):
+        label = next((name for name in LABELS if name in item), None)
+        others = [name for name in item if name != label]
+        inputs = others if len(others) == 1 else [name for name in INPUTS if name in others]
+        if label is not None and inputs:
+            return inputs[0], label
+    told = f"named {', '.join(map(str, item))}" if isinstance(item, Mapping) else f"a {type(item).__name__}"
+    told += f" of {len(item)}" if isinstance(item, tuple | list) else ""
+    raise ConfigError(
+        f"The items of {title} are {told}; they must be pairs (x, y), or have a value named {', '.join(LABELS[:-1])} "
+        f"or {LABELS[-1]} and one input, named {', '.join(INPUTS)} if there are more. Rename them, or give arrays."
+    )
+
+
+def _input_and_label(item: Any, names: tuple[Any, Any], title: str) -> tuple[np.ndarray, object]:
+    """One item as an array and a label."""
+    try:
+        x, y = item[names[0]], item[names[1]]
+        if hasattr(x, "convert") and x.mode not in ("L", "RGB", "RGBA"):  # a picture with a palette or one bit a pixel
+            x = x.convert("RGB")
+        values = _plain(x)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{title} is not like the first ({type(error).__name__}: {error}); all must be alike. Correct it."
+        ) from error
+    label = _plain(y)
+    return values, label.item() if label.size == 1 else label.tolist()
+
+
+def _plain(values: object) -> np.ndarray:
+    if isinstance(values, np.ma.MaskedArray):
+        return values
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values
+    return np.asarray(values)
+
+
+def _class_names(items: Any, names: tuple[Any, Any] | None) -> list[str] | None:
+    """The names of the classes where a data set says them: torchvision in `classes`, Hugging Face in its features."""
+    features = getattr(items, "features", None)
+    if isinstance(features, Mapping) and names is not None and names[1] in features:
+        found = getattr(features[names[1]], "names", None)
+    else:
+        found = getattr(items, "classes", None)
+    known = isinstance(found, list | tuple) and all(isinstance(name, str) for name in found)
+    return list(found) if known and found else None

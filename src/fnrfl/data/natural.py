@@ -1,0 +1,72 @@
+"""Clients that the data names: in which order they stand, and who holds which examples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.ndarrays import Ints
+from fnrfl.core.words import printable
+from fnrfl.data.holdings import Partition, partition_of
+from fnrfl.data.terms import Scenario
+
+WAYS_TO_NAME_CLIENTS = (
+    "an array `client` in the .npz, the column that dataset.client names in a .csv, a file or folder for each client, "
+    "or a third value that the function returns"
+)
+MAX_NAMED = 5  # clients that a sentence names
+
+
+def in_natural_order(names: Iterable[str]) -> list[str]:
+    """Names, each once, as people sort them: H2 comes before H10.
+
+    >>> in_natural_order(["H10", "H2", "a", "H2"])
+    ['H2', 'H10', 'a']
+    """
+    return sorted(set(names), key=lambda name: ([*map(_sorted_as, re.split("([0-9]+)", name))], name))
+
+
+def _sorted_as(part: str) -> tuple[int, str]:
+    """Digits compare as the number that they are, however long; other text as it is."""
+    digits = part.lstrip("0") if re.match("[0-9]", part) else ""
+    return (len(digits), digits or part)
+
+
+def positions_by_client(clients: Sequence[str]) -> dict[str, Ints]:
+    """The positions of each client's examples, ascending; `clients` says who holds each example."""
+    names = in_natural_order(clients)
+    number = {name: at for at, name in enumerate(names)}
+    owner = np.array([number[name] for name in clients], dtype=np.int64)
+    ends = np.cumsum(np.bincount(owner, minlength=len(names)))[:-1]
+    return dict(zip(names, np.split(np.argsort(owner, kind="stable"), ends), strict=True))
+
+
+def natural_partition(
+    scenario: Scenario, labels: Ints, clients: Sequence[str], seed: int, *, num_classes: int
+) -> Partition:
+    """Give each example to the client that the data names; the clients stand in the natural order of their names."""
+    held = positions_by_client(clients)
+    return partition_of(list(held.values()), labels, scenario, seed, num_classes, tuple(held))
+
+
+def client_numbers(clients: Sequence[str], names: Sequence[str]) -> Ints:
+    """The number of each example's client, its place in `names`; -1 for a client that is not among them."""
+    number = {name: at for at, name in enumerate(names)}
+    return np.array([number.get(name, -1) for name in clients], dtype=np.int64)
+
+
+def names_nobody(data: str) -> ConfigError:
+    """Data of which nobody says who holds what, where the scenario asks."""
+    return ConfigError(
+        f'scenario = "natural" takes the clients that the data names, and {data} names none. Name them with '
+        f"{WAYS_TO_NAME_CLIENTS}; or choose a scenario that draws clients, such as iid."
+    )
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first few names in a sentence."""
+    more = len(names) - MAX_NAMED
+    return ", ".join(map(printable, names[:MAX_NAMED])) + (f" and {more:,} more" if more > 0 else "")

@@ -1,0 +1,111 @@
+"""Splits from files: what `fnrfl scenario save` wrote, or the partition.json of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import counted
+from fnrfl.data.carving import Carved, count_of, share_out
+from fnrfl.data.datasets import Dataset
+from fnrfl.data.holdings import Partition
+from fnrfl.data.reading import UNREADABLE, require_file
+from fnrfl.data.sources.entry import checksum
+from fnrfl.data.splits import Splits
+
+
+@dataclass(frozen=True, eq=False)
+class SavedFile:
+    """A split from a file: who holds what, what is set aside, and which data it is of."""
+
+    path: str
+    partition: Partition
+    public: np.ndarray  # positions in the training set, in the order in which they are shared out
+    validation: np.ndarray
+    splits: Mapping[str, Any]  # sizes and hashes of all parts
+
+    def carve(
+        self,
+        labels: np.ndarray,
+        *,
+        public: float | int,
+        ranking: float,
+        distill: float,
+        validation: float | int,
+        seed: int,
+    ) -> Carved:
+        """What the file sets aside; refused if the config asks for another number of examples."""
+        for key, size, found in (
+            ("public.size", public, self.public),
+            ("validation.size", validation, self.validation),
+        ):
+            if (asked := count_of(key, size, len(labels))) != len(found):
+                raise ConfigError(
+                    f"{self.path} sets {counted(len(found), 'example')} aside, and {key} = {size} asks for {asked}. "
+                    f"Set {key} = {len(found)}, or save a split with this {key}."
+                )
+        rest = np.setdiff1d(np.arange(len(labels)), np.concatenate([self.public, self.validation]))
+        shared = share_out(self.public, ranking, distill)
+        return Carved(*shared, self.validation, rest, ranking, distill, seed, self.public)
+
+    def refuse_other_data(self, dataset: Dataset) -> None:
+        """Refuse data that the split was not drawn for: contents are compared."""
+        for name, part in (("training", dataset.train), ("test", dataset.test)):
+            then = self.splits[name.removesuffix("ing")]
+            if then["sha256"] != checksum(part.x.numpy(), part.y.numpy()):
+                raise ConfigError(
+                    f"{self.path} is a split of other data than dataset = {dataset.name!r}: its {name} part has "
+                    f"{counted(then['examples'], 'example')}, and this one {counted(len(part), 'example')} with other "
+                    "contents. Name the data that it was drawn for, or save a split of this data."
+                )
+
+    def refuse_changed(self, splits: Splits) -> None:
+        """Refuse a file whose parts do not belong together: what each client holds, or what validates."""
+        now = splits.manifest()
+        if splits.public_to == "nobody" and any(now[name] != self.splits[name] for name in ("clients", "validation")):
+            raise self._damaged("its clients or its validation data are not those that it was saved with")
+
+    def _damaged(self, why: str) -> ConfigError:
+        return damaged_split(self.path, why)
+
+
+def damaged_split(path: str, why: str) -> ConfigError:
+    """What to say of a file that is no split any more, or never was."""
+    return ConfigError(f"scenario = {path!r} is no split ({why}). Save it again with `fnrfl scenario save`.")
+
+
+def read_saved_split(path: str) -> SavedFile:
+    """A split that was written down; refused if anything in it was changed."""
+    file = Path(os.path.expanduser(path))
+    require_file(file)
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"scenario = {path!r} does not exist (looked from {Path.cwd()}). Save a split with `fnrfl scenario save`, "
+            "or name a scenario."
+        ) from error
+    except (*UNREADABLE, RecursionError) as error:
+        raise damaged_split(path, f"it cannot be read as JSON: {error}") from error
+    try:
+        partition = Partition.from_manifest({k: v for k, v in manifest.items() if k not in ("set_aside", "splits")})
+        if "set_aside" not in manifest:
+            raise damaged_split(path, "it was written by a version that did not say what is set aside")
+        public, validation = (np.array(manifest["set_aside"][key], dtype=np.int64) for key in ("public", "validation"))
+        splits = manifest["splits"]
+        sizes = [splits[part]["examples"] for part in ("train", "test")]
+        held = np.concatenate([public, validation, *partition.positions])
+        if len(held) != sizes[0] or (
+            len(held) and int(max(public.max(initial=0), validation.max(initial=0))) >= sizes[0]
+        ):
+            raise damaged_split(path, "it does not say of every training example where it is")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged_split(path, f"{type(error).__name__}: {error}") from error
+    return SavedFile(path, partition, public, validation, splits)

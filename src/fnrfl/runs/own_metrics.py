@@ -1,0 +1,99 @@
+"""Metrics of the user's own: `module:function(probabilities, labels)`, a number for the log."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fnrfl.config.refusals import refuse_metrics
+from fnrfl.core import own_code, trust
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import choices
+from fnrfl.core.quality import Answers
+
+TRIED_EXAMPLES = 1000  # on which a function is tried out before anything is trained
+
+
+@dataclass(frozen=True)
+class OwnMetric:
+    """A function of the user's; the metric has its name."""
+
+    words: str  # module:function
+    name: str
+    function: Callable[[Any, Any], object]
+
+    @property
+    def higher_is_better(self) -> bool:
+        """True unless the function has an attribute of this name that is not."""
+        return bool(getattr(self.function, "higher_is_better", True))
+
+    def as_json(self) -> dict[str, Any]:
+        """What the log's first line says about it."""
+        return {"function": self.words, "higher_is_better": self.higher_is_better}
+
+    def ask(self, answers: Answers) -> float | None:
+        """Its value; None if the probabilities were not kept, or the value is not finite."""
+        if answers.probabilities is None:
+            return None
+        said = f'metrics = "{self.words}"'
+        with trust.user_errors_in_words(f"{said} has failed", "it is called as function(probabilities, labels)."):
+            found = self.function(answers.probabilities.copy(), answers.labels.copy())  # which it may change
+        if not isinstance(found, Real) or isinstance(found, bool):
+            raise ConfigError(f"{said} has returned a {type(found).__name__}; it must return a number, as float(...).")
+        return float(found) if math.isfinite(found) else None
+
+
+def load_own_metrics(words: str) -> tuple[OwnMetric, ...]:
+    """The functions that `metrics` names, imported."""
+    return tuple(_load(str(one)) for one in own_code.each_name("metrics", words)) if words != "none" else ()
+
+
+def with_given(recorded: str, names: Sequence[str]) -> tuple[OwnMetric, ...]:
+    """The functions that a run's config names, and those among the `names` that a user has typed or passed in."""
+    given = [name for name in names if ":" in name]
+    words = dict.fromkeys([*([] if recorded == "none" else own_code.each_name("metrics", recorded)), *given])
+    together = ", ".join(map(str, words)) or "none"
+    if problems := list(refuse_metrics(together)):
+        raise ConfigError(" ".join(problems))
+    trust.given("metrics", ", ".join(given))
+    return load_own_metrics(together)
+
+
+def chosen(names: Sequence[str], own: Sequence[OwnMetric], known: Sequence[str]) -> tuple[str, ...]:
+    """The metrics that were asked for, each by its name; "all" is all of them. One that there is not is refused."""
+    found: dict[str, None] = {}
+    every = [*known, *(metric.name for metric in own)]
+    for name in names:
+        short = name.rpartition(":")[2]
+        if name != "all" and short not in every:
+            raise ConfigError(f'There is no metric "{name}" here. {choices(name, every)}, or give module:function.')
+        found |= dict.fromkeys(every if name == "all" else [short])
+    return tuple(found)
+
+
+def asked_own(metrics: Sequence[OwnMetric], answers: Answers) -> dict[str, float | None]:
+    """The value of each function, by its name."""
+    return {metric.name: metric.ask(answers) for metric in metrics}
+
+
+def _load(words: str) -> OwnMetric:
+    said, target = f'metrics = "{words}"', own_code.target("metrics", words)
+    function = trust.fetch_named_code(said, target)
+    if target is None or not callable(function):
+        raise ConfigError(f"{said} is a {type(function).__name__}; it must be a function(probabilities, labels).")
+    return OwnMetric(words, target.name, function)
+
+
+def try_out(metrics: Sequence[OwnMetric], labels: Tensor, num_classes: int) -> None:
+    """Ask each function about made-up probabilities: one that fails is refused before anything is trained."""
+    if metrics:
+        known = labels[:TRIED_EXAMPLES].cpu().numpy()
+        shares = 0.5 * np.eye(num_classes)[known] + 0.5 / num_classes
+        for metric in metrics:
+            metric.ask(Answers.of_probabilities(shares, known))

@@ -1,0 +1,599 @@
+"""Data, models, methods and weights that are passed in as Python objects: the same run as by name, or a sentence."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from typer.testing import CliRunner
+
+import fnrfl
+from fnrfl.algorithms.fednova import FedNova
+from fnrfl.algorithms.fedprox import FedProx
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.cli import app
+from fnrfl.core.algorithm import Algorithm, Objective, option
+from fnrfl.core.errors import ConfigError, FnrflError
+from fnrfl.core.object_hash import module_hash, object_hash
+from fnrfl.core.types import Engine, LocalTask, State
+from fnrfl.data.in_memory import source_in_memory, values_hash, values_in_memory
+
+DRAWS = np.random.default_rng(0)
+X = DRAWS.normal(size=(160, 5)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 0.8)
+KEYS: dict[str, Any] = {
+    **{"rounds": 2, "clients": 3, "scenario": "iid", "validation": {"size": 0}, "public": {"size": 0.1}},
+    "client": {"epochs": 1, "batch": 16},
+}
+
+
+class Net(nn.Module):
+    """A small net with state of every kind."""
+
+    def __init__(self, num_classes: int = 3, hidden: int = 8) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(5, hidden), nn.BatchNorm1d(hidden)
+        self.drop, self.last = nn.Dropout(0.2), nn.Linear(hidden, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.drop(self.norm(self.first(x)).relu()))  # type: ignore[no-any-return]
+
+
+class Items(Dataset[Any]):
+    """A map-style data set like torchvision's."""
+
+    def __init__(self, x: Any = X, y: Any = Y, item: Callable[[Any, Any], Any] = lambda x, y: (x, y)) -> None:
+        self.x, self.y, self.item = x, y, item
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.item(self.x[place], self.y[place])
+
+
+class Columns:
+    """A data set like Hugging Face's: no torch Dataset, items as dicts, and features that name the classes."""
+
+    column_names = ("idx", "x", "label")
+
+    def __init__(self, names: list[str] | None = None) -> None:
+        self.features = {"label": type("ClassLabel", (), {"names": names})()} if names else {}
+
+    def __len__(self) -> int:
+        return len(Y)
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return {"idx": place, "x": X[place].tolist(), "label": int(Y[place])}
+
+
+@dataclass(frozen=True)
+class Halving(Algorithm):
+    """FedAvg whose server goes a part of the way."""
+
+    part: float = option(0.5, "how far the server goes", gt=0, le=1)
+
+    def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
+        got = engine.fold(cohort, LocalTask(Objective(), "local", state), mean=lambda r: {"x": r.params})
+        return state.step(got, state.params + self.part * (got.mean["x"] - state.params))
+
+
+def run(**given: Any) -> fnrfl.Result:
+    return fnrfl.run(**{"dataset": (X, Y), "model": "mlp(hidden=8)", "out": None, **KEYS, **given})
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def by_name(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("data") / "mine.npz"
+    np.savez(path, x=X, y=Y)
+    return run(dataset=str(path)).model_sha256
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+SAME_DATA: dict[str, Any] = {
+    "arrays": (X, Y),
+    "tensors": (torch.tensor(X), torch.tensor(Y)),
+    "lists": (X.tolist(), Y.tolist()),
+    "four arrays": lambda: None,  # see below
+    "a function": lambda: (X, Y),
+    "a tensor data set": TensorDataset(torch.tensor(X), torch.tensor(Y)),
+    "pairs": Items(),
+    "named values": Items(item=lambda x, y: {"image": x, "label": y}),
+    "a transform": Items(2 * X, item=lambda x, y: (torch.tensor(x) / 2, int(y))),
+    "columns": Columns(),
+    "a section": {"name": (X, Y), "scale": "standard"},
+    "a part by name": {"train": Items()},
+}
+
+
+@pytest.mark.parametrize("form", SAME_DATA)
+def test_data_in_memory_trains_the_same_model_as_in_a_file(form: str, by_name: str) -> None:
+    given = SAME_DATA[form]
+    if form == "four arrays":
+        made = source_in_memory((X, Y), "dataset").dataset()
+        given = (made.train.x, made.train.y, made.test.x, made.test.y)
+    if form == "lists":  # Python's numbers are float64
+        source = source_in_memory(given, "dataset").dataset()
+        assert source.train.x.dtype == torch.float64
+    assert run(dataset=given).model_sha256 == by_name
+
+
+def test_what_pandas_gives_is_an_array(by_name: str) -> None:
+    class Frame:  # of pandas nothing but this is used
+        def __init__(self, values: np.ndarray) -> None:
+            self.values = values
+
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+            return self.values
+
+        def __len__(self) -> int:
+            return len(self.values)
+
+        def __getitem__(self, column: str) -> object:
+            raise KeyError(column)
+
+    assert run(dataset=(Frame(X), Frame(Y))).model_sha256 == by_name
+
+
+def test_train_and_test_may_be_a_pair() -> None:
+    one, other = Items(X[:100], Y[:100]), Items(X[100:], Y[100:])
+    arrays = run(dataset=(X[:100], Y[:100], X[100:], Y[100:]))
+    pair, named = run(dataset=(one, other)), run(dataset={"train": one, "test": other})
+    assert arrays.data.examples == (100, 60)
+    assert arrays.model_sha256 == pair.model_sha256 == named.model_sha256
+    assert arrays.data.sha256 == pair.data.sha256
+
+
+def test_the_same_content_is_the_same_data_in_every_form() -> None:
+    forms = [
+        (X, Y),
+        (torch.tensor(X), torch.tensor(Y)),
+        Items(),
+        TensorDataset(*map(torch.tensor, (X, Y))),
+        lambda: (X, Y),
+    ]
+    hashes = {values_hash(values_in_memory(form, "dataset")) for form in forms}
+    assert len(hashes) == 1
+    others = [(X + 1, Y), (X, Y + 1), (X, Y, X, Y), (X.astype(float), Y), (X, np.array(["a", "b", "c"], object)[Y])]
+    assert len(hashes | {values_hash(values_in_memory(form, "dataset")) for form in others}) == 6
+
+
+def test_data_is_no_recipe() -> None:
+    with pytest.raises(ConfigError, match="The recipe is a tuple; it must be a name or a TOML file. Data and models"):
+        fnrfl.run((X, Y))  # type: ignore[arg-type]
+
+
+def test_names_of_classes_are_taken_over() -> None:
+    assert run(dataset=Columns(["low", "middle", "high"])).classes == ("low", "middle", "high")
+    named = Items()
+    named.classes = ["a", "b", "c"]  # type: ignore[attr-defined]
+    assert run(dataset=named).classes == ("a", "b", "c")
+    assert run(dataset=(X, np.array(["no", "maybe", "yes"])[Y])).classes == ("maybe", "no", "yes")
+
+
+def test_transforms_that_draw_draw_the_same_each_time_and_leave_the_callers_stream() -> None:
+    noisy = Items(item=lambda x, y: (torch.tensor(x) + torch.rand(5), y))
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    first = run(dataset=noisy)
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.manual_seed(2)
+    assert run(dataset=noisy).data.sha256 == first.data.sha256
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+def failing(x: Any, y: Any) -> Any:
+    raise OSError("no such picture")
+
+
+WRONG_DATA: dict[str, tuple[Any, str]] = {
+    "lengths": ((X, Y[:-1]), "160 examples and 159 labels; there must be one label for each"),
+    "iterable": (Endless(), "iterable data set (Endless), which has no length"),
+    "shapes": (Items([np.zeros(3), np.zeros(4)], [0, 1]), "Item 1 of dataset is float64[4], and item 0 is float64[3]"),
+    "empty": (Items([], []), "dataset has no items"),
+    "one value": (Items(item=lambda x, y: x), "are a ndarray; they must be pairs (x, y)"),
+    "three values": (Items(item=lambda x, y: (x, y, 0)), "are a tuple of 3; they must be pairs"),
+    "names": (Items(item=lambda x, y: {"a": x, "b": x, "label": y}), "are named a, b, label; they must be pairs"),
+    "failing": (Items(item=failing), "Item 0 of dataset could not be read (OSError: no such picture)"),
+    "labels": (Items(item=lambda x, y: (x, [0, 1])), "has the shape [160, 2]; labels are a list of one class each"),
+    "parts": ({"train": Items(), "validation": Items()}, "has the parts train, validation"),
+    "a number of arrays": ((X, Y, X, Y, X), "dataset is tuple of 5"),
+    "a list": ([X, Y], "dataset is list"),
+    "a function": (lambda: 1 / 0, "The function given as dataset failed (ZeroDivisionError"),
+    "not finite": ((X * np.nan, Y), "not finite"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_DATA)
+def test_wrong_data_is_refused_in_a_sentence(case: str) -> None:
+    given, words = WRONG_DATA[case]
+    with pytest.raises(ConfigError) as refused:
+        run(dataset=given, out=True)
+    assert words in str(refused.value)
+    assert not Path("runs").exists()
+
+
+# -- models and weights ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_module_is_the_function_that_makes_it_with_its_weights(engine: str, threads: int, folder: Path) -> None:
+    """A module starts from its own weights; a factory, given or named, is called under the run's seed."""
+    keys = {"engine": {"name": engine, "threads": threads}}
+    source = "import sys\nfrom test_given import Net\ndef make(num_classes):\n    return Net(num_classes)\n"
+    (folder / "own_nets.py").write_text(source)
+    named, factory = run(model="own_nets:make", **keys), run(model=Net, **keys)
+    assert named.model_sha256 == factory.model_sha256
+    torch.manual_seed(5)
+    module = Net()
+    given = run(model=module, **keys)
+    assert given.model_sha256 == run(model=Net, init=module.state_dict(), **keys).model_sha256
+    assert given.model_sha256 == run(model="own_nets:make", init=module.state_dict(), **keys).model_sha256
+    assert given.model_sha256 != factory.model_sha256
+    assert given.model_sha256 != run(model=Net(), **keys).model_sha256
+
+
+def test_what_the_caller_has_stays_as_it_is() -> None:
+    module = Net().eval()
+    before = copy.deepcopy(module.state_dict())
+    torch.manual_seed(3)
+    stream = torch.random.get_rng_state()
+    with torch.no_grad():
+        result = run(model=module)
+        assert not torch.is_grad_enabled()
+    assert torch.equal(stream, torch.random.get_rng_state())
+    assert not module.training
+    assert all(torch.equal(before[name], now) for name, now in module.state_dict().items())
+    assert type(module.drop) is nn.Dropout
+    with torch.no_grad():
+        module.first.weight.zero_()  # nor does the run notice what happens to the module later
+    assert result.model.state_dict().keys() == before.keys()
+    assert run(model=result.model).model_sha256 == run(model=result.model).model_sha256
+
+
+def test_a_model_may_be_trained_on_from_where_another_run_ended() -> None:
+    first = run(rounds=1)
+    start = {name: tensor.clone() for name, tensor in first.weights.items()}
+    again = run(rounds=1, init=start, client={"epochs": 1, "lr": 1e-12})
+    assert all(torch.allclose(start[name], again.weights[name], atol=1e-6) for name in start)
+
+
+def small(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor[:1] if name == "last.bias" else tensor for name, tensor in state.items()}
+
+
+WRONG_MODELS: dict[str, tuple[dict[str, Any], str]] = {
+    "outputs": ({"model": Net(2)}, "has 2 outputs and dataset"),
+    "inputs": ({"model": nn.Linear(4, 3)}, "cannot be called with examples of shape [5]"),
+    "an object": ({"model": object()}, "model is a object; it must be a name, a torch.nn.Module"),
+    "a factory": ({"model": lambda: 3}, "returned an object of type int; it must return a torch.nn.Module"),
+    "a failing factory": ({"model": lambda width: Net()}, "could not be built (TypeError"),
+    "random": ({"model": nn.Sequential(nn.Linear(5, 3), nn.RReLU())}, "RReLU"),
+    "missing": ({"model": Net, "init": {}}, "init has no first.weight, which the model has with shape [8, 5]"),
+    "unknown": ({"model": Net, "init": Net().state_dict() | {"b": X}}, "init has b, which the model has not"),
+    "shape": (
+        {"model": Net, "init": small(Net().state_dict())},
+        "init has last.bias with shape [1], and the model has",
+    ),
+    "a module": ({"model": Net, "init": Net()}, "init is a Net; it must be a state_dict"),
+    "no tensors": ({"model": Net, "init": {"a": "b"}}, "init holds something that is no tensor"),
+    "a name": ({"model": {"name": "mlp", "init": "best.pt"}}, 'model.init = "best.pt" is not known'),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_MODELS)
+def test_wrong_models_are_refused_in_a_sentence(case: str) -> None:
+    given, words = WRONG_MODELS[case]
+    with pytest.raises(FnrflError) as refused:
+        run(**given, out=True)
+    assert words in str(refused.value)
+    assert not Path("runs").exists()
+
+
+# -- methods -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_method_of_the_package_is_its_name() -> None:
+    named = run(algorithm={"name": "fedprox", "mu": 0.5}, out="named")
+    given = run(algorithm=FedProx(mu=0.5), out="given")
+    assert named.model_sha256 == given.model_sha256
+    assert named.config.sha256 == given.config.sha256
+    assert run(algorithm=FedNova).config.algorithm.name == "fednova"
+    assert fnrfl.resume("given", dataset=(X, Y), algorithm=FedProx(mu=0.5)).config == given.config
+    with pytest.raises(ConfigError, match="begun with another algorithm"):
+        fnrfl.resume("given", dataset=(X, Y), algorithm=FedProx(mu=0.4))
+
+
+def test_a_method_of_ones_own_runs_bare_and_under_fnr(folder: Path) -> None:
+    lines = Path(__file__).read_text().partition("@dataclass(frozen=True)\nclass Halving")[2].partition("\n\n\n")[0]
+    head = "from dataclasses import dataclass\nfrom fnrfl.core.algorithm import Algorithm, Objective, option\n"
+    head += "from fnrfl.core.types import Engine, LocalTask, State\nfrom torch import Tensor\n\n"
+    (folder / "own_method.py").write_text(f"{head}@dataclass(frozen=True)\nclass Halving{lines}\n")
+    for fnr in ("off", "on"):
+        named = run(algorithm={"name": "own_method:Halving", "part": 0.25}, fnr=fnr)
+        assert named.model_sha256 == run(algorithm=Halving(part=0.25), fnr=fnr).model_sha256
+
+
+def test_wrong_methods_are_refused_in_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="algorithm.mu is given twice"):
+        run(algorithm={"name": FedProx(mu=0.5), "mu": 0.4})
+    with pytest.raises(ConfigError, match="algorithm is FNR, which wraps any method"):
+        run(algorithm=FNR(FedProx()))
+    with pytest.raises(ConfigError, match="algorithm is a object; it must be a name, or a method"):
+        run(algorithm=object())
+    with pytest.raises(ConfigError, match="Unknown key algorithm.part"):
+        run(algorithm={"name": Halving(), "part": 0.1})
+
+
+# -- run directories ---------------------------------------------------------------------------------------------------
+
+
+class Stop(Exception):
+    """Somebody stops the run between two rounds."""
+
+
+def stopped(**given: Any) -> None:
+    def stop(event: dict[str, Any]) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        run(out="stopped", progress=stop, **given)
+
+
+def test_a_run_goes_on_with_what_it_was_begun_with_and_nothing_else() -> None:
+    torch.manual_seed(0)
+    module, method = Net(), Halving(0.75)
+    given: dict[str, Any] = {"dataset": (X, Y), "model": module, "algorithm": method}
+    whole = run(**given)
+    stopped(**given)
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        other.last.bias += 1
+    wrong: dict[str, Any] = {"dataset": (X + 1, Y), "model": Net(hidden=9), "algorithm": Halving(0.5)}
+    for argument, value in wrong.items():
+        with pytest.raises(ConfigError, match=f"^{argument} is not what the run was begun with"):
+            fnrfl.resume("stopped", **given | {argument: value})
+        with pytest.raises(ConfigError, match=f"the run was given its .* in Python, .* with {argument}="):
+            fnrfl.resume("stopped", **{key: value for key, value in given.items() if key != argument})
+    with pytest.raises(ConfigError, match="^init is not what the run was begun with"):
+        fnrfl.resume("stopped", **given | {"model": other})
+    assert fnrfl.resume("stopped", **given).model_sha256 == whole.model_sha256
+
+
+def test_a_run_that_was_given_nothing_takes_nothing() -> None:
+    run(dataset="digits", out="named", rounds=1)
+    with pytest.raises(ConfigError, match="named was begun with another dataset, which its config.toml names"):
+        fnrfl.resume("named", dataset=(X, Y))
+    assert fnrfl.resume("named", dataset="digits").rounds
+
+
+def test_the_run_directory_says_what_was_given() -> None:
+    result = run(model=Net, algorithm=Halving(0.75), out="given")
+    config, log = (Path("given", name).read_text() for name in ("config.toml", "events.jsonl"))
+    header = json.loads(log.partition("\n")[0])
+    assert config.startswith("# Part of it was given in Python, so this file alone cannot run.")
+    assert "dataset=..., model=..., algorithm=..." in config.partition("\n")[0]
+    assert header["given"]["dataset"] == {"what": "arrays", "sha256": values_hash((X, Y))}
+    assert header["data"]["sha256"] == result.data.sha256
+    assert header["given"]["algorithm"]["fields"] == {"part": "0.75"}
+    assert all(header["given"][key]["sha256"][:8] in config for key in ("dataset", "model", "algorithm"))
+    for command in (["run", "given/config.toml"], ["resume", "given"], ["run", "given/config.toml", "--dry-run"]):
+        if command[0] == "resume":
+            Path("given/model.safetensors").unlink()
+        said = CliRunner().invoke(app, command)
+        assert said.exit_code == 2
+        assert "the run was given its data in Python, and a config cannot hold that. Use fnrfl.run" in said.stderr
+    assert fnrfl.report("given").exists()
+
+
+def test_a_finished_run_is_read_without_the_objects_and_its_model_with_the_model() -> None:
+    module = Net()
+    result = run(model=module, out="done")
+    found = fnrfl.load("done")
+    assert (found.accuracy, found.rounds, found.model_sha256) == (result.accuracy, result.rounds, result.model_sha256)
+    with pytest.raises(ConfigError, match="the run was given its model in Python"):
+        found.model  # noqa: B018
+    x = torch.tensor(X[:3])
+    assert torch.equal(fnrfl.load("done", model=Net()).model(x), result.model(x))
+    with pytest.raises(ConfigError, match="model is not what the run was begun with"):
+        fnrfl.load("done", model=Net(hidden=7))
+
+
+def test_weights_that_are_not_trained_come_from_the_first_ones() -> None:
+    module = Net()
+    module.first.weight.requires_grad_(False)
+    result = run(model=module, out="frozen")
+    x = torch.tensor(X[:3])
+    assert torch.equal(result.model.state_dict()["first.weight"], module.first.weight)
+    assert torch.equal(fnrfl.load("frozen", model=module).model(x), result.model(x))
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        other.first.weight += 1
+    with pytest.raises(ConfigError, match="init is not what the run was begun with"):
+        fnrfl.load("frozen", model=other).model  # noqa: B018
+
+
+# -- hashes ------------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+from test_given import Net, Halving, make
+from fnrfl.core.object_hash import module_hash, object_hash
+print(module_hash(Net()), object_hash(Halving(0.3)), object_hash(make(4)), object_hash(Net))
+"""
+
+
+def make(width: int) -> Callable[[int], nn.Module]:
+    return lambda num_classes: Net(num_classes, width)
+
+
+def test_another_process_finds_the_same_hashes() -> None:
+    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert found == [module_hash(Net()), object_hash(Halving(0.3)), object_hash(make(4)), object_hash(Net)]
+
+
+def test_hashes_tell_apart_what_computes_something_else() -> None:
+    class Other(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(2 * x)
+
+    nets = (Net(), Net(hidden=9), Other(), nn.Sequential(nn.Linear(5, 3)), nn.Sequential(nn.Linear(5, 3), nn.ReLU()))
+    assert len({module_hash(net) for net in nets}) == len(nets)
+    assert module_hash(Net()) == module_hash(Net())
+    functions = (make(3), make(4), lambda: Net(), lambda: Net(3), lambda a=1: Net(), lambda a=2: Net())
+    assert len({object_hash(function) for function in functions}) == len(functions)
+    one, two = (object_hash(made) for made in (lambda: Net(4), lambda: Net(4)))
+    assert one == two
+
+
+# -- what the commands do ----------------------------------------------------------------------------------------------
+
+
+def test_evaluate_and_predict_are_the_commands(folder: Path) -> None:
+    np.savez(folder / "mine.npz", x=X, y=Y)
+    result = run(dataset="mine.npz", out="done")
+    for data in ("mine.npz", folder / "mine.npz", (X, Y), Items()):
+        for one in (result, "done"):
+            scored = fnrfl.evaluate(one, data)
+            assert scored.accuracy == pytest.approx(result.accuracy)
+            assert scored.what == "the test part"
+    said = CliRunner().invoke(app, ["evaluate", "done", "mine.npz", "--json"])
+    assert json.loads(said.stdout)["accuracy"] == scored.accuracy
+    printed = CliRunner().invoke(app, ["predict", "done", "mine.npz"])
+    for data in (X, (X, Y), "mine.npz", X.tolist()):
+        found = fnrfl.predict("done", data)
+        assert found.to_csv() == printed.stdout
+        assert len(found) == len(X)
+        assert np.asarray(found.probabilities).shape == (160, 3)
+        assert found.labels == [found.classes[at] for at in np.asarray(found.probabilities).argmax(1)]
+    with pytest.raises(ConfigError, match="The data has no labels, so nothing can be scored"):
+        fnrfl.evaluate("done", X)
+    with pytest.raises(ConfigError, match="The data is no table, so it has no column 'a'"):
+        fnrfl.predict("done", X, id_column="a")
+
+
+def test_a_run_that_was_given_its_model_is_asked_with_the_model() -> None:
+    result = run(model=Net(), out="done")
+    assert fnrfl.predict("done", X, model=Net()).to_csv() == fnrfl.predict(result, X).to_csv()
+    with pytest.raises(ConfigError, match="the run was given its model in Python"):
+        fnrfl.predict("done", X)
+
+
+def test_compare_takes_objects_and_goes_on() -> None:
+    def compare(**given: Any) -> Any:
+        over = {"algorithm": [FedProx(), Halving(), FedProx(mu=0.9)], "client.batch": [8, 16]}
+        keys = {"over": over, "seeds": [0], "dataset": (X, Y), "model": lambda: nn.Linear(5, 3), "out": "grid"}
+        return fnrfl.compare(**keys | {"rounds": 1, "clients": 2, "scenario": "iid", **given})
+
+    with pytest.raises(Stop):
+        compare(progress=stop_after_one)
+    found = compare()
+    assert [len(column) for column in found.table().values()] == [6] * len(found.table())
+    assert not found.failed
+    assert found.table()["algorithm"][:2] == ["fedprox", "fedprox"]
+    assert len(set(found.table()["algorithm"])) == 3
+    assert {row.config.client.batch for row in found.rows} == {8, 16}
+    assert repr(found) == "Comparison(6 rows, 6 of 6 runs, kept in grid)"
+    assert "Halving" in str(found)
+    assert Path("grid/report.html") == fnrfl.report(found)
+    with pytest.raises(ConfigError, match="over varies model and holds a module"):
+        compare(over={"model": [Net()]})
+
+
+def stop_after_one(notice: Any) -> None:
+    if notice.what == "done":
+        raise Stop
+
+
+def test_compare_is_the_command() -> None:
+    keys = {"rounds": 1, "clients": 2, "client": {"epochs": 1}, "fnr": {"epochs": 1}}
+    found = fnrfl.compare("digits", over={"scenario": ["iid", "label-classes(5)"]}, seeds=[0, 1], **keys)
+    words = ["rounds=1", "clients=2", "client.epochs=1", "fnr.epochs=1", "--over", "scenario=iid,label-classes(5)"]
+    said = CliRunner().invoke(app, ["compare", "digits", *words, "--seeds", "0,1", "--json", "--no-report"])
+    assert said.exit_code == 0
+    assert str(found.folder) in said.stderr
+    assert said.stdout == found.to_json()
+
+
+def test_report_says_what_it_needs() -> None:
+    with pytest.raises(ConfigError, match="There is no run directory to report on"):
+        fnrfl.report(run(rounds=1))
+    with pytest.raises(ConfigError, match="There is no run directory to report on"):
+        fnrfl.report()
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_told_in_a_line_and_in_a_table() -> None:
+    result = run(name="<b>", out="a<b>")
+    assert repr(result).startswith("Result(fedavg on arrays (given in Python, ")
+    assert len(repr(result).splitlines()) == 1
+    html = result._repr_html_()
+    assert "a&lt;b&gt;" in html
+    assert "a<b>" not in html
+    assert fnrfl.load("a<b>")._repr_html_() == html
+
+
+def test_curves_are_columns_of_equal_length() -> None:
+    result = run(rounds=3)
+    curve = result.curve()
+    assert {len(column) for column in curve.values()} == {3}
+    assert curve["round"] == [1, 2, 3]
+    assert curve["accuracy"] == [event["accuracy"] for event in result.rounds]
+    assert curve["seconds"] == sorted(curve["seconds"])  # type: ignore[type-var]
+    assert all(value is None or isinstance(value, float | int) for column in curve.values() for value in column)
+
+
+def test_the_confusion_matrix_counts_the_test_set() -> None:
+    for keys in ({}, {"model": "mlp(norm=batch)", "algorithm": "fedbn"}):
+        result = run(out="kept", overwrite=True, **keys)
+        counts = np.array(result.confusion)
+        made = source_in_memory((X, Y), "dataset").dataset()
+        models = 3 if keys else 1
+        assert counts.sum(1).tolist() == (models * np.bincount(made.test.y, minlength=3)).tolist()
+        assert np.trace(counts) / counts.sum() == pytest.approx(result.accuracy)
+
+
+def test_plots_are_drawn_with_matplotlib() -> None:
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    result = run(rounds=3)
+    axes = result.plot()
+    assert axes.lines[0].get_ydata().tolist() == result.curve()["accuracy"]
+    assert result.plot("bytes_up", ax=axes) is axes
+    with pytest.raises(ConfigError, match='There is no curve "acuracy".*accuracy'):
+        result.plot("acuracy")
+
+
+def test_the_public_names_are_what_dir_shows() -> None:
+    assert dir(fnrfl) == sorted(fnrfl.__all__)
+    assert all(getattr(fnrfl, name) is not None for name in dir(fnrfl))
+    script = "import sys, fnrfl; dir(fnrfl); assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)

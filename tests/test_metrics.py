@@ -1,0 +1,305 @@
+"""Metrics equal scikit-learn's; what cannot be computed is None."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+from sklearn.calibration import calibration_curve
+from typer.testing import CliRunner
+
+import fnrfl
+from fnrfl import cli
+from fnrfl.config import load
+from fnrfl.core import quality
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.quality import TEST_METRICS, Answers
+from fnrfl.runs import round_metrics
+from fnrfl.runs.predict import evaluate
+
+CASES = 200
+EQUAL = dict(rel=1e-9, abs=1e-9)
+
+
+def case(seed: int) -> Answers:
+    """Random answers; by turns with ties, certain, all alike, of few classes, of one class, of one example."""
+    rng = np.random.default_rng(seed)
+    classes, n = int(rng.integers(2, 9)), int(rng.integers(1, 150))
+    present = (
+        rng.choice(classes, int(rng.integers(1, classes + 1)), replace=False) if seed % 3 == 0 else np.arange(classes)
+    )
+    if seed % 10 == 1:
+        present = present[:1]
+    labels = rng.choice(present, n)
+    raw = rng.gamma(0.3, size=(n, classes)) + 1e-12
+    raw[np.arange(n), labels] += rng.random() * 2
+    kind = seed % 5
+    if kind == 1:  # ties
+        raw = np.round(raw * 2) + 1
+    elif kind == 2:  # certain: the probabilities are 0 and 1
+        raw = np.eye(classes)[raw.argmax(1)]
+    elif kind == 3 and seed % 2:  # the same for every example
+        raw = np.ones_like(raw)
+    return Answers.of_probabilities(raw / raw.sum(1, keepdims=True), labels.astype(np.int64))
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn warns of what it cannot compute
+        yield
+
+
+def number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_metrics_equal_those_of_scikit_learn(seed: int) -> None:
+    answers = case(seed)
+    shares, labels, said = answers.probabilities, answers.labels, answers.predicted
+    classes = list(range(answers.num_classes))
+    assert quality.confusion_counts(answers) == sk.confusion_matrix(labels, said, labels=classes).tolist()
+    for ours, theirs in ((quality.precision_by_class, sk.precision_score), (quality.recall_by_class, sk.recall_score)):
+        expected = theirs(labels, said, labels=classes, average=None, zero_division=np.nan)
+        assert ours(answers) == [None if math.isnan(v) else pytest.approx(v, **EQUAL) for v in expected]
+    assert quality.f1_macro(answers) == pytest.approx(sk.f1_score(labels, said, average="macro"), **EQUAL)
+    assert quality.f1_weighted(answers) == pytest.approx(sk.f1_score(labels, said, average="weighted"), **EQUAL)
+    assert quality.log_loss(answers) == pytest.approx(sk.log_loss(labels, shares, labels=classes), **EQUAL)
+
+    areas = [number(sk.roc_auc_score(labels == c, shares[:, c])) for c in classes]
+    known = [area for area in areas if area is not None]
+    assert quality.auc(answers) == (pytest.approx(sum(known) / len(known), **EQUAL) if known else None)
+    if len(known) == len(classes) > 2:
+        whole = sk.roc_auc_score(labels, shares, multi_class="ovr", average="macro")
+        assert quality.auc(answers) == pytest.approx(whole, **EQUAL)
+
+    sure, right = shares.max(1), said == labels
+    often, expected = calibration_curve(right, sure, n_bins=15, strategy="uniform")
+    edges = np.linspace(0, 1, 16)
+    held = [np.sum((low < sure) & (sure <= high)) for low, high in zip(edges, edges[1:], strict=False)]
+    weights = np.array([count for count in held if count]) / len(sure)
+    assert quality.calibration_error(answers) == pytest.approx(weights @ np.abs(often - expected), **EQUAL)
+
+
+def test_the_cases_have_what_is_difficult() -> None:
+    cases = [case(seed) for seed in range(CASES)]
+    assert sum(len(set(a.labels)) == 1 for a in cases) > 10
+    assert sum(1 < len(set(a.labels)) < a.num_classes for a in cases) > 10
+    assert sum(bool((a.probabilities == 1).any()) for a in cases) > 10
+    assert sum(len(np.unique(a.probabilities)) < a.probabilities.size / 2 for a in cases) > 10
+    assert sum(len(a.labels) < 5 for a in cases) > 1
+
+
+def test_two_classes_have_the_area_of_either() -> None:
+    rng = np.random.default_rng(0)
+    one, labels = rng.random(100), rng.integers(0, 2, 100)
+    answers = Answers.of_probabilities(np.stack([1 - one, one], 1), labels)
+    assert quality.auc(answers) == pytest.approx(sk.roc_auc_score(labels, one), **EQUAL)
+
+
+def test_an_output_beyond_the_classes_is_wrong_and_in_no_column() -> None:
+    """resnet18(head=1000) on ten classes may answer 700."""
+    answers = Answers(np.array([0, 700, 1, 1]), np.array([0, 0, 1, 0]), 2)
+    assert quality.confusion_counts(answers) == [[1, 1], [0, 1]]
+    assert quality.recall_by_class(answers) == [1 / 3, 1.0]
+    assert quality.precision_by_class(answers) == [1.0, 0.5]
+    assert quality.f1_weighted(answers) == pytest.approx((3 * 2 / 4 + 1 * 2 / 3) / 4)
+
+
+@pytest.mark.parametrize("name", [name for name, metric in TEST_METRICS.items() if metric.compute])
+def test_what_cannot_be_computed_is_none_and_never_nan(name: str) -> None:
+    nobody = Answers(np.empty(0, np.int64), np.empty(0, np.int64), 3, np.empty((0, 3)))
+    broken = Answers(np.array([0]), np.array([0]), 2, np.array([[np.nan, np.nan]]))
+    unkept = Answers(np.array([0, 1]), np.array([0, 1]), 2)
+    for answers in (nobody, broken, unkept):
+        found = np.array(TEST_METRICS[name].compute(answers), dtype=object).ravel()
+        assert all(value is None or math.isfinite(value) for value in found)
+    needs_probabilities = name in ("auc", "log_loss", "calibration_error")
+    assert (TEST_METRICS[name].compute(unkept) is None) == needs_probabilities
+
+
+# -- in a run ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_about_metrics_has_every_metric_with_its_meaning_and_direction() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = [
+        [cell.strip().strip("`") for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line[:3] == "| `"
+    ]
+    direction = {True: "higher", False: "lower", None: ""}
+    assert rows == [[m.name, m.meaning, direction[m.higher_is_better]] for m in TEST_METRICS.values()]
+    assert f"into {quality.NUM_BINS} bins" in text
+    assert f"{round_metrics.NUMBERS_LAST_ROUND:,} in the last round" in text
+    assert f"with up to {round_metrics.CLASSES_EVERY_ROUND} classes" in text
+    assert f"than {round_metrics.CLASSES_OF_CONFUSION} classes" in " ".join(text.split())
+    assert round_metrics.NUMBERS_EVERY_ROUND == 1e6 and "Up to 1 million numbers" in text
+
+
+SMALL = dict(rounds=2, clients=3, client=dict(epochs=1), model="mlp(hidden=16)", out=None)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"scenario": "label-dirichlet(0.5) + feature-noise(0.5)"}, {"algorithm": "local-only"}, {"engine": "batched"}],
+    ids=["one model", "copies of the test set", "a model for each client", "batched"],
+)
+def test_a_round_has_the_metrics_of_the_answers_that_its_accuracy_is_of(settings: dict[str, str]) -> None:
+    """What is independent of the metrics, accuracy, recall and loss, agrees with them."""
+    found = fnrfl.run("digits", **SMALL, **settings)
+    for event in found.rounds:
+        counts = np.array(event["confusion"])
+        assert counts.trace() / counts.sum() == event["accuracy"]
+        assert event["recall"] == event["per_class"] == (counts.diagonal() / counts.sum(1)).tolist()
+        assert event["log_loss"] == pytest.approx(event["loss"], rel=1e-5)
+        assert 0 < event["calibration_error"] < 1 and 0 < event["auc"] <= 1
+        support = counts.sum(1)
+        f1 = 2 * counts.diagonal() / (support + counts.sum(0))
+        assert event["f1_macro"] == pytest.approx(f1.mean()) and event["f1_weighted"] == pytest.approx(
+            f1 @ support / support.sum()
+        )
+    summary = found.summary()
+    assert {name: summary[name] for name in ("auc", "f1_macro", "log_loss")} == {
+        name: found.rounds[-1][name] for name in ("auc", "f1_macro", "log_loss")
+    }
+
+
+def test_metrics_of_a_run_are_those_of_scikit_learn_on_its_model() -> None:
+    found = fnrfl.run("digits", **SMALL)
+    from fnrfl.runs.build import build
+
+    test = build(load("digits", {key: value for key, value in SMALL.items() if key != "out"})).splits.test
+    with torch.no_grad():
+        shares = (
+            found.model(test.x.float() / 255 if test.x.dtype == torch.uint8 else test.x).double().softmax(1).numpy()
+        )
+    event = found.rounds[-1]
+    labels = test.y.numpy()
+    assert event["confusion"] == sk.confusion_matrix(labels, shares.argmax(1)).tolist()
+    assert event["auc"] == pytest.approx(sk.roc_auc_score(labels, shares, multi_class="ovr"), rel=1e-6)
+    assert event["log_loss"] == pytest.approx(sk.log_loss(labels, shares), rel=1e-6)
+    assert event["f1_macro"] == pytest.approx(sk.f1_score(labels, shares.argmax(1), average="macro"))
+
+
+def test_what_costs_much_is_in_the_last_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_metrics, "NUMBERS_EVERY_ROUND", 100)
+    monkeypatch.setattr(round_metrics, "CLASSES_EVERY_ROUND", 5)
+    first, last = fnrfl.run("digits", **SMALL).rounds
+    assert first["auc"] is first["log_loss"] is first["calibration_error"] is None
+    assert not first.keys() & {"confusion", "precision", "recall"} and first["f1_macro"] is not None
+    assert last["auc"] is not None and len(last["confusion"]) == len(last["precision"]) == 10
+    monkeypatch.setattr(round_metrics, "NUMBERS_LAST_ROUND", 100)
+    monkeypatch.setattr(round_metrics, "CLASSES_OF_CONFUSION", 5)
+    last = fnrfl.run("digits", **SMALL).rounds[-1]
+    assert last["auc"] is None and "confusion" not in last and last["precision"] is not None
+
+
+# -- metrics of one's own ---------------------------------------------------------------------------------------------
+
+MINE = """
+import numpy as np
+def brier(probabilities, labels):
+    probabilities[np.arange(len(labels)), labels] -= 1  # its own copy
+    return (probabilities ** 2).sum(1).mean()
+brier.higher_is_better = False
+def right(probabilities, labels):
+    assert probabilities.dtype == np.float64 and labels.dtype == np.int64
+    return float((probabilities.argmax(1) == labels).mean())
+def undecided(probabilities, labels):
+    return float("inf")
+def text(probabilities, labels):
+    return "0.5"
+def yes(probabilities, labels):
+    return True
+def fails(probabilities, labels):
+    return probabilities[0, 99]
+number = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FNRFL_STATE", str(tmp_path / "state"))
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path
+
+
+def test_own_metrics_are_in_every_round_under_their_functions_names(mine: Path) -> None:
+    found = fnrfl.run("digits", **SMALL, metrics="mine:right, mine:brier,mine:undecided")
+    assert found.series("right") == found.series("accuracy")
+    assert found.own_metrics == found.rounds[-1]["own_metrics"] == found.summary()["own_metrics"]
+    assert list(found.own_metrics) == ["right", "brier", "undecided"] and found.own_metrics["undecided"] is None
+    assert found.rounds[-1]["log_loss"] == pytest.approx(
+        found.rounds[-1]["loss"], rel=1e-5
+    )  # nothing was changed by brier
+    assert found.model_sha256 == fnrfl.run("digits", **SMALL).model_sha256
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("mine:text", "has returned a str; it must return a number"),
+        ("mine:yes", "has returned a bool; it must return a number"),
+        ("mine:fails", r"has failed \(IndexError: .*; mine.py, line 17, in fails\)"),
+        ("mine:number", "is a int; it must be a function"),
+        ("mine:brier, mine", '"mine" is none'),
+        ("auc", '"auc" is in every log'),
+        ("other:auc", "auc is the name of a metric of fnrfl's"),
+        ("mine:brier, other:brier", "has two functions brier"),
+    ],
+)
+def test_a_metric_that_is_none_is_refused_before_anything_is_trained(words: str, says: str, mine: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        fnrfl.run("digits", **SMALL | {"out": "here"}, metrics=words)
+    assert not Path("here").exists()
+
+
+def test_a_file_that_names_a_metric_needs_trust(mine: Path) -> None:
+    (mine / "mine.py").write_text(MINE + "# nobody has allowed this file\n")
+    (mine / "my.toml").write_text('metrics = "mine:right, mine:brier"\nrounds = 1\n')
+    with pytest.raises(ConfigError) as caught:
+        load("my.toml")
+    assert str(caught.value).count("would run code") == 2 and "--trust" in str(caught.value)
+    assert load("my.toml", trust=True).metrics == "mine:right, mine:brier" == load("my.toml").metrics
+
+
+# -- evaluate ---------------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_gives_the_metrics_of_the_last_round_on_the_same_test_set(mine: Path) -> None:
+    run = fnrfl.run("digits", **SMALL | {"out": "here"}, metrics="mine:right")
+    found = evaluate("here", "digits", metrics=["mine:brier", "auc"])
+    last, summary = run.rounds[-1], found.summary()
+    names = [name for name, metric in TEST_METRICS.items() if not metric.in_runs_only]
+    assert {name: summary[name] for name in names} == {name: last[name] for name in names}
+    assert list(summary["own_metrics"]) == ["right", "brier"] and found.shown == ("brier", "auc")
+    assert evaluate("here", "digits", metrics=["all"]).shown == (*names, "right")
+    said = CliRunner().invoke(
+        cli.app, ["evaluate", "here", "digits", "--metric", "auc,confusion", "--metric", "recall"]
+    )
+    assert f"auc     {last['auc']:.4f}" in said.output and "class, answer" in said.output and "recall" in said.output
+    for wrong, says in (("aux", "Did you mean auc"), ("worst_client", "There is no metric"), ("mine:auc", "Rename")):
+        got = CliRunner().invoke(cli.app, ["evaluate", "here", "digits", "--metric", wrong])
+        assert got.exit_code == 2 and says in got.stderr
+
+
+def test_list_metrics_prints_every_metric() -> None:
+    got = CliRunner().invoke(cli.app, ["list", "metrics"])
+    assert [line.split()[0] for line in got.output.splitlines()] == list(TEST_METRICS)
+
+
+def test_metrics_of_clients_models_are_of_all_their_answers(mine: Path) -> None:
+    run = fnrfl.run("digits", **SMALL | {"out": "here"}, algorithm="local-only")
+    summary = evaluate("here", "digits").summary()
+    assert summary["confusion"] == run.rounds[-1]["confusion"] and np.sum(summary["confusion"]) == 3 * 360
+    assert summary["auc"] == run.rounds[-1]["auc"]
+    one = evaluate("here", "digits", client=1).summary()
+    assert np.sum(one["confusion"]) == 360 and one["auc"] != summary["auc"]

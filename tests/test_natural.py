@@ -1,0 +1,316 @@
+"""`scenario = "natural"`: the clients that the data names, exactly, whatever their names and the order of the rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.config import RunConfig
+from fnrfl.config import load as load_config
+from fnrfl.core.errors import ConfigError, FnrflError
+from fnrfl.core.rng import numpy_generator
+from fnrfl.core.words import printable
+from fnrfl.data.datasets import Dataset
+from fnrfl.data.datasets import load as load_data
+from fnrfl.data.holdings import Partition
+from fnrfl.data.natural import in_natural_order
+from fnrfl.data.scenarios import parse
+from fnrfl.data.splits import Splits
+from fnrfl.runs import build
+from fnrfl.runs.data import divide
+from fnrfl.runs.predict import evaluate, predict
+from fnrfl.runs.run import load as load_run
+from fnrfl.runs.run import resume
+from fnrfl.runs.run import run as run_config
+
+NATURAL = load_config(None, ["scenario=natural", "dataset=own.npz", "model=mlp"])
+ALONE = NATURAL.replace({"public": {"size": 0}, "validation": {"size": 0}})
+IDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=5)
+ROWS = st.lists(
+    st.tuples(st.one_of(IDS, st.sampled_from(["H1", "H2", "H10", " H1 ", "7", "07"])), st.integers(0, 4)),
+    min_size=1,
+    max_size=40,
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(ids: Sequence[object], labels: Sequence[int], numbers: Sequence[int] | None = None, **more: object) -> None:
+    """A data set whose first column numbers the examples."""
+    x = np.zeros((len(ids), 3))
+    x[:, 0] = range(len(ids)) if numbers is None else numbers
+    np.savez("own.npz", **({"x": x, "y": np.array(labels), "client": np.array(ids)} | more))
+
+
+def divided(config: RunConfig) -> tuple[Dataset, Partition, Splits]:
+    dataset = load_data(config.dataset.name, by_client=True)
+    return dataset, *divide(config, dataset, None, FedAvg())
+
+
+def numbers(part: Any) -> list[int]:
+    return [int(number) for number in part.x[:, 0]]
+
+
+def holdings(dataset: Dataset, partition: Partition, splits: Splits) -> dict[str, list[int]]:
+    """The numbers of the examples that each client holds, to train and to test."""
+    held = {}
+    for client, name in enumerate(partition.names):
+        own_test = splits.test.take(splits.site_tests[client])
+        held[name] = sorted(numbers(splits.private.take(splits.clients[client])) + numbers(own_test))
+    return held
+
+
+# -- who holds what ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=ROWS, seed=st.integers(0, 9))
+def test_a_split_is_the_one_that_the_data_names_or_it_is_refused(rows: list[tuple[str, int]], seed: int) -> None:
+    ids, labels = zip(*rows, strict=True)
+    config = NATURAL.replace({"seed": seed})
+    write(ids, labels)
+    try:
+        dataset, partition, splits = divided(config)
+    except FnrflError as error:
+        assert str(error).endswith(".")
+        return
+    named = [name.strip() for name in np.array(ids).tolist()]
+    held = holdings(dataset, partition, splits)
+    aside = [*numbers(splits.public), *numbers(splits.ranking), *numbers(splits.distill), *numbers(splits.validation)]
+    assert sorted([*aside, *(number for mine in held.values() for number in mine)]) == list(range(len(rows)))
+    assert all(named[number] == name for name, mine in held.items() for number in mine)
+    assert partition.names == tuple(in_natural_order(named))  # nobody is lost, by the test part or what is set aside
+    assert partition.sizes.min() >= 1
+    counts = [np.bincount(splits.private.y[mine], minlength=dataset.num_classes) for mine in splits.clients]
+    np.testing.assert_array_equal(partition.counts, counts)
+    assert Partition.from_manifest(json.loads(json.dumps(partition.manifest()))).ids == partition.ids
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=ROWS, random=st.randoms(use_true_random=False))
+def test_the_order_of_the_rows_does_not_matter_for_who_has_what(rows: list[tuple[str, int]], random: Any) -> None:
+    told = []
+    order = list(range(len(rows)))
+    for _ in range(2):
+        write([rows[at][0] for at in order], [rows[at][1] for at in order], order)
+        try:
+            told.append(holdings(*divided(ALONE)))
+        except FnrflError as error:
+            told.append({type(error).__name__: []})
+        random.shuffle(order)
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    "ids", [np.array([3, 3, 900, 900, -1, -1]), np.array([3.0, 3.0, 900.0, 900.0, -1.0, -1.0]), ["3", " 3"] * 3]
+)
+def test_numbers_with_gaps_are_names(ids: Any) -> None:
+    write(ids, [0, 1] * 3)
+    _, partition, _ = divided(ALONE)
+    assert partition.names == tuple(in_natural_order(str(one).strip().removesuffix(".0") for one in ids))
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        (["a", "", "b", "b"], "'' for example 1"),
+        ([0.5, 1, 1, 2], "0.5"),
+        ([np.nan, 1, 1, 2], "nan"),
+        (["a", "b", "b"], "[3] for 4 examples"),
+        ([["a"], ["b"], ["b"], ["c"]], "[4, 1]"),
+    ],
+)
+def test_ids_that_name_nobody_are_refused(ids: Any, said: str) -> None:
+    np.savez("own.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1], client=np.array(ids))
+    with pytest.raises(ConfigError, match="client") as error:
+        load_data("own.npz")
+    assert said in str(error.value)
+
+
+def test_two_arrays_cannot_both_name_the_clients() -> None:
+    write(["a"] * 4, [0, 1] * 2, clients=["b"] * 4)
+    with pytest.raises(ConfigError, match="client and clients"):
+        load_data("own.npz")
+
+
+def test_names_are_sorted_as_people_sort_them() -> None:
+    names = ["H10", "H2", "h1", "H02", "H", "2", "10", "9" * 5000, "H2b", "H2a"]
+    assert in_natural_order(names) == ["2", "10", "9" * 5000, "H", "H02", "H2", "H2a", "H2b", "H10", "h1"]
+
+
+# -- test parts and what is set aside ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8), seed=st.integers(0, 9))
+def test_a_missing_test_part_is_a_fifth_of_what_each_client_has(sizes: list[int], seed: int) -> None:
+    ids = np.repeat([f"H{client}" for client in range(len(sizes))], sizes)
+    write(ids, np.arange(len(ids)) % 2)
+    try:
+        dataset = load_data("own.npz", by_client=True, seed=seed)
+    except ConfigError as error:
+        assert max(sizes) == 1 or len(ids) < 4, error
+        return
+    assert dataset.test_clients is not None
+    for client, size in enumerate(sizes):
+        assert dataset.test_clients.count(f"H{client}") == (0 if size == 1 else max(1, round(0.2 * size)))
+    alone = ids == "H0"
+    write(ids[alone], (np.arange(len(ids)) % 2)[alone])
+    if sizes[0] > 3:  # a client draws its part without the others
+        mine = set(numbers(load_data("own.npz", by_client=True, seed=seed).test))
+        assert mine == {n for n, of in zip(numbers(dataset.test), dataset.test_clients, strict=True) if of == "H0"}
+
+
+def test_clients_give_public_data_in_proportion_and_keep_one_example() -> None:
+    sizes = {"large": 400, "middle": 200, "small": 5, "one": 1}
+    ids = np.repeat(list(sizes), list(sizes.values()))
+    y = numpy_generator(0, "labels").integers(0, 3, len(ids))
+    x = np.arange(len(ids), dtype=float)[:, None].repeat(2, 1)
+    np.savez("own.npz", x_train=x, y_train=y, client_train=ids, x_test=x[:9] + 0.5, y_test=y[:9])
+    dataset, partition, splits = divided(NATURAL.replace({"public": {"size": 0.3}, "validation": {"size": 0.1}}))
+    left = dict(zip(partition.names, partition.sizes, strict=True))
+    assert left["one"] == 1 and left["small"] >= 1
+    assert len(splits.public) + len(splits.ranking) == round(0.3 * 606) and len(splits.validation) == round(0.1 * 606)
+    assert abs(left["large"] - 240) <= 3 and abs(left["middle"] - 120) <= 3
+    given_by_class = np.bincount(torch.cat([splits.public.y, splits.ranking.y]), minlength=3)
+    np.testing.assert_allclose(given_by_class, 0.3 * np.bincount(y), atol=1.5)
+    with pytest.raises(ConfigError, match="each of 4 clients must keep one"):
+        divided(NATURAL.replace({"public": {"size": 600}, "validation": {"size": 5}}))
+
+
+# -- configs -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_data_counts_the_clients() -> None:
+    write(["a", "b", "b", "c"] * 10, [0, 1] * 20)
+    assert NATURAL.clients == 0
+    assert build.build(NATURAL).config.clients == 3
+    assert build.build(NATURAL.replace({"clients": 3})).config.clients == 3
+    with pytest.raises(ConfigError, match="clients is 5, and under scenario = 'natural' there are 3"):
+        build.build(NATURAL.replace({"clients": 5}))
+    with pytest.raises(ConfigError, match="clients = 0 stands for"):
+        load_config(None, ["clients=0"])
+    assert load_config(None, ["scenario=natural"]).replace({"scenario": "iid", "clients": 4}).clients == 4
+    assert NATURAL.replace({"seed": 3}).clients == 0
+
+
+def test_natural_is_a_whole_split() -> None:
+    assert str(parse("natural+feature-noise(0.10)")) == "natural + feature-noise(0.1)"
+    for text in ("natural + label-dirichlet(0.5)", "natural + iid", "natural + quantity-dirichlet(1)", "niid(natural)"):
+        with pytest.raises(ConfigError, match="keep one of them"):
+            parse(text)
+
+
+def test_data_that_names_nobody_is_refused_and_names_that_nobody_asked_for_are_said() -> None:
+    with pytest.raises(ConfigError, match="digits names none"):
+        build.build(load_config(None, ["scenario=natural"]))
+    write(["a", "b", "b", "c"] * 10, [0, 1] * 20)
+    notices = " ".join(build.build(load_config(None, ["scenario=iid", "dataset=own.npz", "clients=2"])).notices)
+    assert "own.npz names 3 clients (a, b, c)" in notices and 'scenario = "natural"' in notices
+    assert "names" not in " ".join(build.build(NATURAL).notices)
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def hospitals(path: str = "own.npz", *, test: bool = True, rows: int = 240, **more: object) -> None:
+    """Four sites with odd names, one of them with a single row; each may bring test rows of its own."""
+    dice = numpy_generator(0, "hospitals")
+    ids = dice.choice(["H2", "H10", "<b>Ä</b>\x1b[31m"], rows)
+    ids[0] = "one"
+    y = np.arange(rows) % 3
+    x = dice.normal(size=(rows, 4)) + 2 * np.eye(3, 4)[y]
+    if not test:
+        np.savez(path, x=x, y=y, client=ids, **more)  # type: ignore[arg-type]
+        return
+    parts = {"train": np.arange(rows) % 4 > 0, "test": np.arange(rows) % 4 == 0}
+    parts["train"][0], parts["test"][0] = True, False
+    arrays = {f"{kind}_{p}": v[rows_of] for p, rows_of in parts.items() for kind, v in (("x", x), ("y", y))}
+    np.savez(path, **arrays, **{f"client_{part}": ids[rows_of] for part, rows_of in parts.items()}, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("noise", ["", " + feature-noise(0.2)"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "local-only"])
+def test_sites_are_scored_on_the_test_data_that_they_brought(algorithm: str, noise: str) -> None:
+    hospitals()
+    config = load_config(
+        None, ["dataset=own.npz", f"scenario=natural{noise}", f"algorithm={algorithm}", "rounds=2", "model=mlp"]
+    )
+    result = run_config(config, out="run")
+    last = result.rounds[-1]
+    assert result.clients == ("<b>Ä</b>\x1b[31m", "H2", "H10", "one")
+    assert result.per_site is not None and tuple(result.per_site) == result.clients
+    data = load_data("own.npz", by_client=True)
+    assert data.test_clients is not None
+    for client, name in enumerate(result.clients):
+        mine = torch.tensor([of == name for of in data.test_clients])
+        if not mine.any():
+            assert name == "one" and last["per_site"][client] is None
+            continue
+        if noise and client:
+            continue  # the first client is clean
+        module = result.client_model(name) if algorithm == "local-only" else result.model
+        answers = module(data.test.x[mine].float()).argmax(1)
+        assert last["per_site"][client] == pytest.approx(float((answers == data.test.y[mine]).double().mean()))
+    known = [value for value in last["per_site"] if value is not None]
+    assert last["accuracy_site"] == pytest.approx(sum(known) / 3)
+    assert result.last("worst_site") == min(known) == result.summary()["worst_site"]
+    if algorithm == "fedavg" and not noise:
+        assert last["accuracy_site_pooled"] == pytest.approx(last["accuracy"])
+    again = load_run("run")
+    assert again.clients == result.clients and again.per_site == result.per_site
+    assert json.loads((Path("run") / "partition.json").read_text())["ids"] == list(result.clients)
+
+
+def test_a_natural_run_that_was_stopped_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    hospitals(test=False)
+    config = NATURAL.replace({"rounds": 3, "algorithm": "local-only"})
+    whole = run_config(config, out="whole")
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_config(config, out="stopped", progress=stop)
+    assert resume("stopped").model_sha256 == whole.model_sha256
+    hospitals(test=False, rows=241)
+    with pytest.raises(KeyboardInterrupt):
+        run_config(config, out="changed", progress=stop)
+    hospitals(test=False)
+    with pytest.raises(ConfigError, match="clients|not the data"):
+        resume("changed")
+
+
+def test_models_of_sites_are_asked_by_name() -> None:
+    hospitals()
+    run_config(NATURAL.replace({"rounds": 1, "algorithm": "local-only"}), out="run")
+    everybody = evaluate("run", "own.npz")
+    assert everybody.what == "the test part" and list(everybody.per_client or ()) == list(load_run("run").clients)
+    assert evaluate("run", "own.npz", client="H10").per_client == {"H10": (everybody.per_client or {})["H10"]}
+    asked = predict("run", "own.npz")
+    assert "client_H10" in asked.to_csv().splitlines()[0]
+    for wrong in ("H3", 0, "3", "H1\x1b"):
+        with pytest.raises(ConfigError, match=r"the run has 4, called .*H2, H10, one") as error:
+            evaluate("run", "own.npz", client=wrong)
+        assert printable(str(error.value)) == str(error.value)
+
+
+def test_the_run_knows_its_data_again_with_a_drawn_test_part() -> None:
+    hospitals(test=False)
+    result = run_config(NATURAL.replace({"rounds": 1}), out="run")
+    Path("own.npz").rename("elsewhere.npz")
+    found = evaluate("run", "elsewhere.npz")
+    assert found.what == "the test part" and found.score.accuracy == pytest.approx(result.accuracy)

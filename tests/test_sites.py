@@ -1,0 +1,369 @@
+"""A file or folder for each client, LEAF's files, and splits from files: read exactly, or refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fnrfl.config import load as load_config
+from fnrfl.core.errors import ConfigError, FnrflError
+from fnrfl.core.rng import numpy_generator
+from fnrfl.data.datasets import Dataset, read_source
+from fnrfl.data.datasets import load as load_data
+from fnrfl.data.reading import Reading
+from fnrfl.runs import build
+from fnrfl.runs.predict import evaluate
+from fnrfl.runs.run import resume
+from fnrfl.runs.run import run as run_config
+from fnrfl.runs.scores import site_scores
+
+SITES = ("H10", "H2", "Ähre <b>")
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def rows(site: int, count: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    """Examples that say whose they are in the first number, and who they are in the second."""
+    dice = numpy_generator(site, "rows")
+    y = np.arange(count) % 2
+    x = dice.normal(size=(count, 3)) + 3 * y[:, None]
+    x[:, 0], x[:, 1] = site, np.arange(count)
+    return x, y
+
+
+def write_csv(path: Path, site: int, columns: Sequence[str] = ("a", "b", "c", "label"), count: int = 12) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    x, y = rows(site, count)
+    named = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "label": np.array(["no", "yes"])[y]}
+    lines = [",".join(columns), *(",".join(str(named[name][row]) for name in columns) for row in range(len(y)))]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def write_images(path: Path, site: int, *, grey: bool = False, count: int = 4) -> None:
+    from PIL import Image
+
+    for row in range(count):
+        folder = path / ("cat", "dog")[row % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.full((4, 4) if grey else (4, 4, 3), 10 * site + row, np.uint8)
+        Image.fromarray(pixels).save(folder / f"{row}.png")
+
+
+def held_by(dataset: Dataset) -> dict[str, set[tuple[float, ...]]]:
+    """The examples of each client, of both parts."""
+    held: dict[str, set[tuple[float, ...]]] = {}
+    for part, clients in ((dataset.train, dataset.train_clients), (dataset.test, dataset.test_clients)):
+        assert clients is not None
+        for x, client in zip(part.x, clients, strict=True):
+            held.setdefault(client, set()).add(tuple(x.flatten()[:2].tolist()))
+    return held
+
+
+def write_layout(layout: str) -> dict[str, int]:
+    """A folder in one of the layouts; how many examples each site has."""
+    for number, site in enumerate(SITES):
+        at = Path("data") / site
+        if layout == "SITE.csv":
+            columns = (("label", "c", "a", "b"), ("a", "b", "c", "label"), ("c", "label", "b", "a"))[number]
+            write_csv(at.with_name(f"{site}.csv"), number, columns)
+        elif layout == "SITE/train.csv":
+            write_csv(at / "train.csv", number)
+            write_csv(at / "test.csv", number + 10, ("c", "a", "label", "b"), count=4)
+        elif layout == "SITE.npz":
+            at.parent.mkdir(exist_ok=True)
+            x, y = rows(number)
+            np.savez(at.with_name(f"{site}.npz"), x=x, y=y)
+        elif layout == "SITE/train.npz":
+            at.mkdir(parents=True)
+            for part, shift, count in (("train", 0, 12), ("test", 10, 4)):
+                x, y = rows(number + shift, count)
+                np.savez(at / f"{part}.npz", x=x, y=y)
+        elif layout == "SITE/CLASS":
+            write_images(at, number, grey=number == 1, count=12)
+        else:
+            write_images(at / "train", number, count=12)
+            write_images(at / "test", number + 10, count=4)
+    return dict.fromkeys(SITES, 16 if "train" in layout else 12)
+
+
+LAYOUTS = ["SITE.csv", "SITE/train.csv", "SITE.npz", "SITE/train.npz", "SITE/CLASS", "SITE/train/CLASS"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_folder_of_sites_names_its_clients(layout: str) -> None:
+    sizes = write_layout(layout)
+    dataset = load_data("data", by_client=True)
+    held = held_by(dataset)
+    assert {site: len(mine) for site, mine in held.items()} == sizes
+    for number, site in enumerate(SITES):
+        values = {value[0] for value in held[site]}
+        if "CLASS" in layout:
+            assert {round(v) // 10 for v in values} <= {number, number + 1, number + 10, number + 11}
+        else:
+            assert values <= {number, number + 10}
+    if "train" in layout:
+        assert len(dataset.train) == 36 and len(dataset.test) == 12
+    else:
+        assert dataset.test_clients is not None and sorted(dataset.test_clients) == sorted(SITES * 2)
+    config = load_config(None, ["dataset=data", "scenario=natural", "model=mlp", "client.augment=none"])
+    assert build.build(config).partition.names == ("H2", "H10", "Ähre <b>")
+    drawn = build.build(config.replace({"scenario": "iid", "clients": 2}))  # the same data, drawn anew: to compare with
+    assert any("names 3 clients (H2, H10, Ähre <b>)" in notice for notice in drawn.notices)
+
+
+def test_tables_of_sites_are_read_as_one_table_would_be() -> None:
+    write_layout("SITE.csv")
+    texts = []
+    for number, site in enumerate(("H2", "H10", "Ähre <b>")):
+        write_csv(Path("other.csv"), SITES.index(site))
+        header, *lines = Path("other.csv").read_text().splitlines()
+        texts += [f"{header},hospital"] * (number == 0) + [f"{line},{site}" for line in lines]
+    Path("whole.csv").write_text("\n".join(texts) + "\n")
+    one = load_data("whole.csv", by_client=True, reading=Reading(label="label", client="hospital"))
+    many = load_data("data", by_client=True, reading=Reading(label="label"))
+    assert one.checksum == many.checksum and one.classes == many.classes and one.columns == many.columns
+    assert (one.train_clients, one.test_clients) == (many.train_clients, many.test_clients)
+
+
+def test_columns_and_kinds_that_differ_are_refused() -> None:
+    write_csv(Path("data/A.csv"), 0)
+    Path("data/B.csv").write_text("a,b,d,label\n1,2,3,no\n4,5,6,yes\n")
+    with pytest.raises(FnrflError, match=r"B\.csv.*'c'"):
+        load_data("data")
+    Path("data/B.csv").unlink()
+    x, y = rows(0)
+    np.savez("data/B.npz", x=x, y=y)
+    with pytest.raises(ConfigError, match="the same kind"):
+        load_data("data")
+    Path("data/A.csv").unlink()
+    np.savez("data/A.npz", x=x[:, :2], y=y)
+    with pytest.raises(ConfigError, match=r"A has examples of float64\[2\] and B of float64\[3\]"):
+        load_data("data")
+    np.savez("data/A.npz", x=x, y=np.array(["no", "yes"])[y])
+    with pytest.raises(ConfigError, match="A has names as labels and B has numbers"):
+        load_data("data")
+    np.savez("data/A.npz", x=x, y=y, classes=["a", "b"])
+    np.savez("data/B.npz", x=x, y=y, classes=["b", "a"])
+    with pytest.raises(ConfigError, match="the same array `classes`"):
+        load_data("data")
+
+
+def test_train_and_test_are_parts_and_never_clients() -> None:
+    write_csv(Path("data/train.csv"), 0)
+    write_csv(Path("data/test.csv"), 1, ("label", "a", "b", "c"), count=4)
+    dataset = load_data("data")
+    assert (len(dataset.train), len(dataset.test), dataset.train_clients) == (12, 4, None)
+    with pytest.raises(ConfigError, match="names none"):
+        load_data("data", by_client=True)
+    write_images(Path("pictures/train"), 0)
+    write_images(Path("pictures/test"), 1)
+    assert load_data("pictures").train_clients is None
+    write_images(Path("pictures/H1"), 1)
+    with pytest.raises(ConfigError, match="train and test are names of parts"):
+        load_data("pictures")
+
+
+def test_a_folder_of_classes_names_nobody() -> None:
+    write_images(Path("pictures"), 0, count=8)
+    assert load_data("pictures").classes == ("cat", "dog")
+    with pytest.raises(ConfigError, match="names none"):
+        load_data("pictures", by_client=True)
+
+
+def test_one_client_has_one_place() -> None:
+    write_csv(Path("data/A.csv"), 0)
+    write_csv(Path("data/A/train.csv"), 1)
+    with pytest.raises(ConfigError, match="more than one file or folder for the client A"):
+        load_data("data")
+    Path("data/A/train.csv").rename("data/A/test.csv")
+    with pytest.raises(ConfigError, match=r"test\.csv but no train\.csv"):
+        load_data("data")
+
+
+def test_sites_without_a_test_part_beside_others_are_told_and_not_scored() -> None:
+    write_csv(Path("data/A/train.csv"), 0)
+    write_csv(Path("data/A/test.csv"), 10, count=4)
+    write_csv(Path("data/B.csv"), 1)
+    built = build.build(load_config(None, ["dataset=data", "scenario=natural", "model=mlp"]))
+    assert [len(mine) for mine in built.splits.site_tests] == [4, 0]
+    assert any("(B) has no test examples" in notice for notice in built.notices)
+
+
+def test_a_function_may_name_the_clients() -> None:
+    Path("mine_sites.py").write_text(
+        "import numpy as np\n"
+        "x, y, who = np.arange(40.0).reshape(20, 2), np.arange(20) % 2, ['b', 'a10', 'a9', 'b'] * 5\n"
+        "def one(): return x, y, who\n"
+        "def two(): return x, y, who, x + 0.5, y, who\n"
+        "def wrong(): return x, y, who, x, y\n"
+    )
+    for name in ("one", "two"):
+        config = load_config(None, [f"dataset=mine_sites:{name}", "scenario=natural", "model=mlp"])
+        assert build.build(config).partition.names == ("a9", "a10", "b")
+    with pytest.raises(ConfigError, match="tuple of 5"):
+        build.build(load_config(None, ["dataset=mine_sites:wrong", "model=mlp"]))
+
+
+# -- LEAF --------------------------------------------------------------------------------------------------------------
+
+
+def leaf_tree(users: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
+    data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
+    return {"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data}
+
+
+def write_leaf(path: Path, users: dict[str, tuple[Any, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(leaf_tree(users)))
+
+
+def test_leafs_folders_are_read() -> None:
+    users = {f"f{n}": tuple(part.tolist() for part in rows(n)) for n in range(4)}
+    write_leaf(Path("data/train/all_0.json"), dict(list(users.items())[:2]))
+    write_leaf(Path("data/train/all_1.json"), dict(list(users.items())[2:]))
+    tested = {user: tuple(part.tolist() for part in rows(n + 10, 4)) for n, user in enumerate(["f0", "f1", "new"])}
+    write_leaf(Path("data/test/all_0.json"), tested)
+    built = build.build(load_config(None, ["dataset=data", "scenario=natural", "model=mlp"]))
+    assert built.partition.names == ("f0", "f1", "f2", "f3")
+    held = held_by(built.dataset)
+    assert {user: len(held[user]) for user in held} == {"f0": 16, "f1": 16, "f2": 12, "f3": 12, "new": 4}
+    said = " ".join(built.notices)
+    assert "1 client without training examples (new)" in said and "(f2, f3) have no test examples" in said
+    one = load_data("data/train/all_0.json", by_client=True)
+    assert {*(one.train_clients or ())} == {"f0", "f1"}
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ([1], "list"),
+        ({"a": 1}, "users, num_samples and user_data"),
+        ({"users": ["u"], "num_samples": [1], "user_data": {}}, "no lists x and y"),
+        ({**leaf_tree({"u": ([[1.0]], [0])}), "num_samples": [2]}, "num_samples says 2"),
+        (leaf_tree({"u": ([[1.0], [2.0, 3.0]], [0, 1])}), "different lengths"),
+        (leaf_tree({"u": (["a tweet"], [0])}), "holds text"),
+        (leaf_tree({"u": ([[1.0]], [0]), "v": ([[1.0, 2.0]], [1])}), "must be alike"),
+        (leaf_tree({"u": ([], [])}), "no user with examples"),
+        (leaf_tree({"u": ([[float("nan")]], [0])}), "not finite"),
+    ],
+)
+def test_what_leaf_would_not_write_is_refused(tree: Any, said: str) -> None:
+    Path("own.json").write_text(json.dumps(tree))
+    with pytest.raises(ConfigError, match=said):
+        load_data("own.json")
+
+
+@settings(max_examples=30, deadline=None)
+@given(cut=st.integers(0, 60))
+def test_a_truncated_file_is_refused(cut: int) -> None:
+    text = json.dumps(leaf_tree({"u": ([[1.0]], [0])}))
+    Path("own.json").write_text(text[: -1 - cut])
+    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+        load_data("own.json")
+
+
+def test_pipes_are_not_waited_for() -> None:
+    os.mkfifo("own.json")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load_data("own.json")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        build.build(load_config(None, ["scenario=own.json"]))
+
+
+# -- splits from files -------------------------------------------------------------------------------------------------
+
+
+def save(scenario: str, *keys: str, path: str = "split.json") -> build.Built:
+    built = build.build(load_config(None, [f"scenario={scenario}", *keys]))
+    Path(path).write_text(json.dumps(built.manifest()))
+    return built
+
+
+@pytest.mark.parametrize("scenario", ["label-dirichlet(0.3) + feature-noise(0.2)", "natural"])
+def test_a_saved_split_is_taken_as_it_was(scenario: str) -> None:
+    write_layout("SITE.npz")
+    data = ["dataset=data", "model=mlp"] if scenario == "natural" else ["dataset=digits", "clients=6"]
+    before = save(scenario, *data, "seed=3")
+    config = load_config(None, ["scenario=split.json", *data[:1], "model=mlp", "seed=5"])
+    for algorithm in ("fedavg", "feddf"):  # the second one needs a share of the public data for itself
+        after = build.build(config.replace({"algorithm": algorithm}))
+        assert after.partition == before.partition and after.config.clients == len(before.partition.positions)
+        assert after.partition.noise == before.partition.noise and after.partition.ids == before.partition.ids
+        for mine, then in zip(after.splits.clients, before.splits.clients, strict=True):
+            assert mine.tolist() == then.tolist()
+        assert len(after.splits.public) + len(after.splits.ranking) + len(after.splits.distill) == len(
+            before.splits.public
+        ) + len(before.splits.ranking)
+        assert after.splits.manifest()["validation"] == before.splits.manifest()["validation"]
+    assert (
+        json.loads(json.dumps(after.manifest()))["set_aside"] == json.loads(json.dumps(before.manifest()))["set_aside"]
+    )
+
+
+def test_a_saved_split_of_other_data_or_sizes_is_refused() -> None:
+    save("iid", "clients=4")
+    write_layout("SITE.npz")
+    for keys, said in (
+        (["dataset=data"], "split.json is a split of other data"),
+        (["public.size=0.2"], "public.size = 0.2 asks for 287. Set public.size = 144"),
+        (["validation.size=0"], "validation.size = 0 asks for 0"),
+        (["clients=7"], "clients is 7, and under scenario = 'split.json' there are 4"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            build.build(load_config(None, ["scenario=split.json", *keys]))
+        assert said in str(error.value)
+    with pytest.raises(ConfigError, match=r"'gone\.json' does not exist"):
+        build.build(load_config(None, ["scenario=gone.json"]))
+
+
+@pytest.mark.parametrize("part", ["public", "validation"])
+def test_a_changed_split_is_refused(part: str) -> None:
+    save("iid", "clients=4")
+    manifest = json.loads(Path("split.json").read_text())
+    for change in (
+        {"positions": manifest["positions"][:3]},
+        {"set_aside": manifest["set_aside"] | {part: manifest["set_aside"][part][1:]}},
+        {"set_aside": manifest["set_aside"] | {part: [10**6, *manifest["set_aside"][part][1:]]}},
+        {"set_aside": {}},
+        {"splits": {}},
+        {"format": 0},
+    ):
+        Path("split.json").write_text(json.dumps(manifest | change))
+        with pytest.raises(ConfigError):
+            build.build(load_config(None, ["scenario=split.json"]))
+    aside = dict(manifest["set_aside"])
+    aside["public"], aside["validation"] = (
+        [*aside["public"][1:], aside["validation"][0]],
+        [
+            *aside["validation"][1:],
+            aside["public"][0],
+        ],
+    )
+    Path("split.json").write_text(json.dumps(manifest | {"set_aside": aside}))
+    with pytest.raises(ConfigError, match="not those that it was saved with"):
+        build.build(load_config(None, ["scenario=split.json"]))
+
+
+def test_a_run_of_a_saved_split_is_the_run_of_its_scenario() -> None:
+    keys = ["dataset=digits", "rounds=2", "clients=4", "model=mlp"]
+    drawn = run_config(load_config(None, ["scenario=label-dirichlet(0.3)", *keys]), out="drawn")
+    saved = run_config(load_config(None, ["scenario=drawn/partition.json", *keys]), out="saved")
+    assert saved.model_sha256 == drawn.model_sha256
+    assert resume("saved").model_sha256 == drawn.model_sha256
+    assert evaluate("saved", "digits").score.accuracy == pytest.approx(drawn.accuracy)
+
+
+def test_site_scores_of_nobody_are_nothing() -> None:
+    assert site_scores([], []) == {}
+    assert read_source("digits").raw.parts["train"].clients is None
