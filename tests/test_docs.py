@@ -427,7 +427,11 @@ def test_commands_are_accepted(page: str, command: str, folder: Path) -> None:
     _, verb, *rest = shlex.split(command)
     if verb in ("run", "compare"):
         overrides = [word for word in rest if re.match(r"[a-z_.]+=", word)]
-        options = {i + 1 for i, word in enumerate(rest) if word in ("-o", "--out", "--seeds", "--over", "--baseline")}
+        options = {
+            i + 1
+            for i, word in enumerate(rest)
+            if word in ("-o", "--out", "--seeds", "--over", "--baseline", "--metric")
+        }
         words = [w for i, w in enumerate(rest) if i not in options and not w.startswith("-") and w not in overrides]
         known = [word for word in words if not word.endswith(".toml")]  # a file of the reader's
         config.load(known[0] if known else None, [o for i, o in enumerate(rest) if i not in options and o in overrides])
@@ -497,10 +501,10 @@ def test_reading_the_report_goes_through_the_whole_page() -> None:
     told = PAGES["docs/reading-the-report.md"]
     templates = files("fnrfl.results.report").joinpath("sections")
     assert {path.name for path in templates.iterdir()} == {
-        f"{name}.html" for name in ("banners", "summary", *page.SECTIONS)
+        f"{name}.html" for name in ("banners", "summary", *page.PAGE_SECTIONS)
     }
     html = "".join(path.read_text(encoding="utf-8") for path in templates.iterdir())
-    sections = ["In short", *page.SECTIONS.values()]
+    sections = ["In short", *page.PAGE_SECTIONS.values()]
     assert [line.removeprefix("## ") for line in told.splitlines() if line.removeprefix("## ") in sections] == sections
     words = {column.name.removesuffix(", %") for column, _, _ in tables.MEASURES}
     words |= {name for _, name, _ in charts.CHARTED_METRICS} | {label.lower() for label in charts.PHASES.values()}

@@ -162,6 +162,22 @@ def test_train_and_test_may_be_a_pair() -> None:
     assert arrays.data.sha256 == pair.data.sha256
 
 
+def test_arrays_may_name_their_clients_and_have_gaps(folder: Path) -> None:
+    who = np.array(["north", "south", "a<b>", "east"])[np.arange(len(Y)) % 4]
+    gaps = np.where(X > 1.5, np.nan, X)
+    np.savez(folder / "mine.npz", x=gaps, y=Y, client=who)
+    keys: dict[str, Any] = {"scenario": "natural", "out": None, "rounds": 1, "client": KEYS["client"]}
+    named = fnrfl.run(dataset={"name": "mine.npz", "missing": "mean"}, **keys)
+    given = fnrfl.run(dataset={"name": (gaps, Y, who.tolist()), "missing": "mean"}, **keys)
+    assert given.model_sha256 == named.model_sha256
+    assert given.data.clients == named.data.clients
+    assert set(given.data.clients or ()) == set(who.tolist())
+    with pytest.raises(ConfigError, match="dataset.label names a column of a table"):
+        run(dataset={"name": (X, Y), "label": "b"})
+    with pytest.raises(ConfigError, match="clients"):
+        fnrfl.run(dataset=(X, Y, who[:-1]), **keys)
+
+
 def test_the_same_content_is_the_same_data_in_every_form() -> None:
     forms = [
         (X, Y),
@@ -270,7 +286,7 @@ def test_what_the_caller_has_stays_as_it_is() -> None:
     assert type(module.drop) is nn.Dropout
     with torch.no_grad():
         module.first.weight.zero_()  # nor does the run notice what happens to the module later
-    assert result.model.state_dict().keys() == before.keys()
+    assert result.model.get_submodule("model").state_dict().keys() == before.keys()
     assert run(model=result.model).model_sha256 == run(model=result.model).model_sha256
 
 
@@ -279,6 +295,8 @@ def test_a_model_may_be_trained_on_from_where_another_run_ended() -> None:
     start = {name: tensor.clone() for name, tensor in first.weights.items()}
     again = run(rounds=1, init=start, client={"epochs": 1, "lr": 1e-12})
     assert all(torch.allclose(start[name], again.weights[name], atol=1e-6) for name in start)
+    exported = run(rounds=1, init=first.model.state_dict(), client={"epochs": 1, "lr": 1e-12})
+    assert exported.model_sha256 == again.model_sha256
 
 
 def small(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -427,7 +445,7 @@ def test_weights_that_are_not_trained_come_from_the_first_ones() -> None:
     module.first.weight.requires_grad_(False)
     result = run(model=module, out="frozen")
     x = torch.tensor(X[:3])
-    assert torch.equal(result.model.state_dict()["first.weight"], module.first.weight)
+    assert torch.equal(result.model.get_submodule("model").state_dict()["first.weight"], module.first.weight)
     assert torch.equal(fnrfl.load("frozen", model=module).model(x), result.model(x))
     other = copy.deepcopy(module)
     with torch.no_grad():

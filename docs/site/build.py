@@ -27,8 +27,8 @@ CONTENTS = {
         "docs/compared-with-others",
     ],
     "Your data and model": [
-        "docs/own-model-and-data", "docs/time-series-and-text", "docs/scenarios", "docs/plain-pytorch",
-        "docs/reading-the-report",
+        "docs/own-data", "docs/own-model-and-data", "docs/python", "docs/time-series-and-text", "docs/scenarios",
+        "docs/metrics", "docs/plain-pytorch", "docs/reading-the-report",
     ],
     "Methods": ["docs/methods/README", "results/methods/README", "docs/correctness", "docs/performance"],
     "The paper": [

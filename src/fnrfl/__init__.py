@@ -9,7 +9,7 @@ fnrfl.load(result.run_dir)         # the same object from disk: runs/digits-scaf
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,12 +44,13 @@ def run(
     """Run a recipe (a packaged name or a TOML file; without one, the embedded example) with some keys changed.
 
     The keys are those of `fnrfl list keys`, sections as dicts: `algorithm="moon"`, `client=dict(lr=0.05)`. In the place
-    of a name, `dataset` may be arrays `(x, y)` or `(x_train, y_train, x_test, y_test)`, a torch Dataset or a pair of
-    them; `model` an nn.Module, which is copied and starts from its weights, or a function that returns one; `algorithm`
-    a method. `init` are first weights, a state_dict. What was given, `resume` asks for again. `out` is
-    the run directory, by default the first free one of runs/<name>-<method>-<seed>, the same with -2, with -3 and so
-    on (a run with FNR has <method>-fnr); with `overwrite` it is the first, free or not. None writes nothing. `trust`
-    allows code that a recipe names.
+    of a name, `dataset` may be arrays `(x, y)`, `(x, y, clients)` or `(x_train, y_train, x_test, y_test)`, a torch
+    Dataset or a pair of them; `model` an nn.Module, which is copied and starts from its weights, or a function that
+    returns one; `algorithm` a method. `init` are first weights, a state_dict. What was given, `resume` asks for again.
+
+    `out` is the run directory, by default the first free one of runs/<name>-<method>-<seed>, the same with -2, with -3
+    and so on (a run with FNR has <method>-fnr); with `overwrite` it is the first, free or not. None writes nothing.
+    `trust` allows code that a recipe names.
 
     >>> result = run("digits", algorithm="scaffold", fnr=dict(weight=0.1), rounds=2, seed=3, out=None)
     >>> len(result.rounds), 0 < result.accuracy < 1
@@ -179,7 +180,8 @@ def evaluate(
     run: str | Path | Result,
     data: Any,
     *,
-    client: int | None = None,
+    client: int | str | None = None,
+    metrics: Sequence[str] = (),
     model: Any = None,
     algorithm: Any = None,
     init: Mapping[str, Any] | None = None,
@@ -187,20 +189,21 @@ def evaluate(
 ) -> Evaluation:
     """Score the model of a finished run on any data, as `fnrfl evaluate` does.
 
-    `data` is what `dataset` of `run` may be. A run directory that was given its model needs it again.
+    `data` is what `dataset` of `run` may be, and `metrics` what `fnrfl list metrics` names, for `summary()`. A run
+    directory that was given its model needs it again.
     """
     from fnrfl.runs.given import objects_in
     from fnrfl.runs.predict import evaluate as score
 
     given = objects_in(model=model, algorithm=algorithm, init=init)
-    return score(run, data, client=client, trust=trust, given=given)
+    return score(run, data, client=client, metrics=metrics, trust=trust, given=given)
 
 
 def predict(
     run: str | Path | Result,
     data: Any,
     *,
-    client: int | None = None,
+    client: int | str | None = None,
     id_column: str | None = None,
     model: Any = None,
     algorithm: Any = None,

@@ -63,7 +63,7 @@ def list_(
             _list_methods(prefix, long=long, json=json)
             return
         columns, rows = _table(subject)
-        found = chosen([row[0] for row in rows], prefix, subject)
+        found = beginning_with([row[0] for row in rows], prefix, subject)
         _print_rows(columns, [row for row in rows if row[0] in found], json=json)
 
 
@@ -99,7 +99,7 @@ def _print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, json: 
         print_table([[(", ".join(c) or "-") if isinstance(c, tuple) else str(c) for c in row] for row in rows])
 
 
-def chosen(names: Iterable[str], prefix: str | None, subject: str) -> set[str]:
+def beginning_with(names: Iterable[str], prefix: str | None, subject: str) -> set[str]:
     """The names that a prefix stands for: a name or a section if it is one, else all that begin so."""
     known = list(dict.fromkeys(names))
     if prefix is None:
@@ -160,7 +160,7 @@ class KeyList:
 
 
 def _list_keys(listed: KeyList, prefix: str | None, *, long: bool, json: bool) -> None:
-    found = chosen([key.name for key in listed.keys], prefix, "keys")
+    found = beginning_with([key.name for key in listed.keys], prefix, "keys")
     listed = replace(listed, keys=tuple(key for key in listed.keys if key.name in found))
     screen = console()
     if json:
@@ -233,7 +233,7 @@ def _shown(value: object) -> str:
 def _list_methods(prefix: str | None, *, long: bool, json: bool) -> None:
     from fnrfl.config import registry
 
-    found = chosen([method.name for method in registry.methods()], prefix, "algorithms")
+    found = beginning_with([method.name for method in registry.methods()], prefix, "algorithms")
     methods = [method for method in registry.methods() if method.name in found]
     screen = console()
     if not json and (long or (prefix is not None and screen.is_terminal)):

@@ -22,6 +22,7 @@ from fnrfl.cli.common import (
     how_to_go_on,
     print_answer,
     print_leaks,
+    print_table,
     quoted,
     recipe_and_overrides,
 )
@@ -31,12 +32,13 @@ from fnrfl.cli.notices import notices
 from fnrfl.cli.pace import both, paced
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import FnrflError, from_system, out_of_memory, sentence
+from fnrfl.core.words import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fnrfl.config import RunConfig
-    from fnrfl.results.compare import Comparison
+    from fnrfl.results.compare import Cell, Comparison
     from fnrfl.runs.result import Result
 
 Recipe = Annotated[
@@ -64,11 +66,16 @@ Baseline = Annotated[
 TargetOption = Annotated[
     float | None, typer.Option("--target", metavar="ACCURACY", help="Also say what it takes to get there.")
 ]
+MetricOption = Annotated[
+    str,
+    typer.Option("--metric", metavar="NAME", help="What differences are of: `fnrfl list metrics`, or module:function."),
+]
 Control = Annotated[bool, typer.Option("--control/--no-control", help="Run FNR without its penalty beside every FNR.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the runs.")]
 PlanOnly = Annotated[
     bool, typer.Option("--dry-run", help="Say which runs there would be and how long they take, and stop.")
 ]
+MAX_SITES = 20  # clients of a run that are listed one by one
 HOW_TO_CONTINUE = "To go on, give the same command again: finished runs are kept."
 
 
@@ -149,6 +156,7 @@ def compare(
     seeds: Seeds = "0,1,2",
     out: GridOut = None,
     baseline: Baseline = None,
+    metric: MetricOption = "accuracy",
     target: TargetOption = None,
     control: Control = True,
     report: Report = True,
@@ -166,29 +174,27 @@ def compare(
     fnrfl compare digits rounds=5 --over "scenario=iid,label-dirichlet(0.1)" --seeds 0-4 --baseline iid
     fnrfl compare label-skew --over fnr.weight=0,0.1,1 --seeds 0,1 -o runs/weights --json
     fnrfl compare label-skew --over fnr=off,on --dry-run        the runs, and how long they take
+    fnrfl compare digits --over algorithm=fedavg,fedprox --metric log_loss
 
     Differences are paired by seed. Stopped, it goes on when the same command is given again: finished runs are kept.
     """
     with errors_in_words(debug, answers=json or dry_run):
         from fnrfl.results import compare as comparing
 
-        words = recipe_and_overrides(recipe, overrides)
+        words = _with_own_metric(metric, *recipe_and_overrides(recipe, overrides))
         cells = comparing.grid(*words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
         folder = out or comparing.default_out(cells)
         screen = console(quiet=quiet, stderr=json or dry_run)
         if (note := comparing.about_seeds(seeds)) is not None:
             screen.print(f"note: {note}")
         if dry_run:
-            with grid_display(screen) as show:
-                planned = comparing.plan_grid(cells, folder, baseline=baseline, progress=show, missing=missing_dataset)
-            print_plan(planned, folder, json=json)
+            _plan(cells, folder, baseline, screen, json=json)
             return
         screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
         with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show, paced(screen.print) as pace:
-            hear = both(show, pace.hear_grid(cells, folder))
-            found = comparing.compare(
-                cells, folder, baseline=baseline, target=target, progress=hear, checkpoint_every=checkpoint_every
-            )
+            told: dict[str, Any] = {"progress": both(show, pace.hear_grid(cells, folder))}
+            told["checkpoint_every"] = checkpoint_every
+            found = comparing.compare(cells, folder, baseline=baseline, metric=metric, target=target, **told)
         _show_comparison(found, screen, json=json)
         if report and found.runs:
             _report(folder, screen)
@@ -220,9 +226,27 @@ def _carry_out(
     screen.print(
         f"accuracy {summary['accuracy']:.4f} after {counted(summary['rounds'], 'round')}, kept in {result.run_dir}"
     )
+    if not json and not quiet:
+        _show_sites(result, screen)
     print_leaks(config.leaks_on, quiet=quiet, stderr=json)
     if json:
         print_answer(json_format.dumps(summary, allow_nan=False))
+
+
+def _show_sites(result: Result, screen: Console) -> None:
+    """Each client's accuracy on the test examples that it brought, if there are not too many of them."""
+    known = {name: share for name, share in (result.per_site or {}).items() if share is not None}
+    if not known:
+        return
+    worst = min(known, key=lambda name: known[name])
+    screen.print(
+        f"sites: {result.last('accuracy_site'):.4f} on average, each on the test examples that it brought; "
+        f"{result.last('accuracy_site_pooled'):.4f} over all of them; the lowest is {printable(worst)} with "
+        f"{known[worst]:.4f}"
+    )
+    if result.per_site and len(result.per_site) <= MAX_SITES:
+        shares = ("-" if share is None else f"{share:.4f}" for share in result.per_site.values())
+        print_table(list(zip(map(printable, result.per_site), shares, strict=True)))
 
 
 def _way_on(run_dir: Path, config: RunConfig) -> str:
@@ -233,6 +257,21 @@ def _way_on(run_dir: Path, config: RunConfig) -> str:
 
 
 # -- a comparison ------------------------------------------------------------------------------------------------------
+
+
+def _plan(cells: list[Cell], folder: Path, baseline: str | None, screen: Console, *, json: bool) -> None:
+    """Print which runs a comparison would have, and how long they take."""
+    from fnrfl.results.compare import plan_grid
+
+    with grid_display(screen) as show:
+        planned = plan_grid(cells, folder, baseline=baseline, progress=show, missing=missing_dataset)
+    print_plan(planned, folder, json=json)
+
+
+def _with_own_metric(metric: str, recipe: str | None, overrides: list[str]) -> tuple[str | None, list[str]]:
+    """The recipe and the changes to it; a metric module:function is one that the runs must log."""
+    logged = any(word.startswith("metrics=") for word in overrides)
+    return recipe, overrides if logged or ":" not in metric else [*overrides, f"metrics={metric}"]
 
 
 def _show_comparison(found: Comparison, screen: Console, *, json: bool) -> None:

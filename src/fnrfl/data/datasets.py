@@ -182,7 +182,7 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     """
     path = Path(os.path.expanduser(name))  # of an unknown user: as it is, where Path would raise
     if expected is None:
-        _refuse_keys_of_others(name, path, reading)
+        refuse_keys_of_others(name, path, reading)
     if name in NAMED_DATASETS:
         return _named_source(name, *load_named(name))
     if os.path.isfile(path / cifar10.BATCH_FILES[0]):
@@ -202,7 +202,7 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     return DataSource(name, str(path.resolve()), _checked(name, raw, reading))
 
 
-def _refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
+def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
     """Refuse keys that name columns where the data has none, and a size of pictures where it has no files of them."""
     if reading.image_size is not None and not path.is_dir():
         raise ConfigError(
@@ -217,7 +217,7 @@ def _refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
         )
 
 
-def source_of_values(name: str, made: object, told: str, reading: Reading = PLAIN_READING) -> DataSource:
+def source_of_values(name: str, made: object, told: str, reading: Reading) -> DataSource:
     """What a function of the user's returned, or what was passed in; `told` begins the sentence that refuses it."""
     if isinstance(made, RawData):
         return DataSource(name, name, _checked(name, made, reading))

@@ -57,11 +57,13 @@ def values_hash(values: object) -> str:
     """The sha256 of the content of values that were passed in, in whichever form."""
     parts: list[object]
     if isinstance(values, RawData):
-        parts = [array for part in values.parts.values() for array in (part.x, part.y)]
+        parts = [
+            array for part in values.parts.values() for array in (part.x, part.y, part.clients) if array is not None
+        ]
         parts += [] if values.classes is None else [list(values.classes)]
     elif isinstance(values, Dataset):
-        parts = [*(_plain(array) for part in (values.train, values.test) for array in (part.x, part.y)), values.classes]
-        parts += [list(named) for named in (values.train_clients, values.test_clients) if named is not None]
+        parts = [_plain(array) for part in (values.train, values.test) for array in (part.x, part.y)]
+        parts += [values.classes, values.train_clients, values.test_clients]
     else:
         parts = list(values) if isinstance(values, tuple) else [values]
     return object_hash(parts)

@@ -116,7 +116,7 @@ def _check_config(found: Origin, begun_with: Config) -> None:
 
 def _check_split(found: Origin, begun_with: str) -> None:
     """Compare partition.json with its own hashes, and with the first line of the log."""
-    content = {key: value for key, value in found.partition.items() if key not in ("sha256", "splits")}
+    content = {key: value for key, value in found.partition.items() if key not in ("sha256", "set_aside", "splits")}
     parts = {key: value for key, value in found.partition["splits"].items() if key != "sha256"}
     drawn = _hash(content, separators=(",", ":"))
     if {drawn, str(found.partition["sha256"])} != {begun_with} or _hash(parts) != found.partition["splits"]["sha256"]:

@@ -72,8 +72,7 @@ class Built:
 
     def manifest(self) -> dict[str, Any]:
         """Which example goes to whom, and what is set aside, with hashes: the content of partition.json."""
-        aside = {name: positions.tolist() for name, positions in self.splits.set_aside.items()}
-        return self.partition.manifest() | {"set_aside": aside, "splits": self.splits.manifest()}
+        return self.partition.manifest() | {"splits": self.splits.manifest()}
 
 
 def build(
@@ -109,11 +108,8 @@ def build(
         net = net.with_input_scale(scaling.layer(net.input_shape, net.dtype, scale=scale, fill=fill))
     engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
-    notices = (
-        *unused,
-        *notices_on_clients(config, dataset, partition),
-        *_notices(config, splits, asked, dataset.columns),
-    )
+    clients = notices_on_clients(config, dataset, partition)
+    notices = (*unused, *clients, *_notices(config, splits, asked, dataset.columns))
     return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, metrics, notices, given)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from fnrfl.core.words import counted
 from fnrfl.data import augment, natural, scenarios
 from fnrfl.data.batches import Pool
 from fnrfl.data.carving import carve
-from fnrfl.data.datasets import Dataset, load
+from fnrfl.data.datasets import Dataset, load, refuse_keys_of_others
 from fnrfl.data.holdings import Partition
 from fnrfl.data.in_memory import source_in_memory
 from fnrfl.data.partitions import draw
@@ -26,20 +27,20 @@ from fnrfl.data.reading import Expected, Reading
 from fnrfl.data.saved_splits import read_saved_split
 from fnrfl.data.splits import Splits
 from fnrfl.data.terms import Natural, SavedSplit, Scenario
-from fnrfl.runs.given import NOTHING, Given
+from fnrfl.runs.given import Given
 
 
-def load_data(config: RunConfig, given: Given = NOTHING) -> Dataset:
-    """The data set of a run: what its config names, or what was passed in.
+def load_data(config: RunConfig, given: Given) -> Dataset:
+    """The data set of a run, which its config names or which was passed in.
 
     Where the scenario takes the clients of the data, a missing test part is drawn client by client.
     """
-    name, split = config.dataset.name, scenarios.parse(config.scenario).split
+    split = scenarios.parse(config.scenario).split
     named = read_saved_split(split.path).partition.ids is not None if isinstance(split, SavedSplit) else False
-    by_client = named or isinstance(split, Natural)
-    reading = reading_of(config)
+    by_client, name, reading = named or isinstance(split, Natural), config.dataset.name, reading_of(config)
     if not registry.is_given(name):
         return load(name, reading=reading, by_client=by_client)
+    refuse_keys_of_others(name, Path(name), reading)
     source = source_in_memory(given.fetch("dataset", name), "dataset", reading)
     return replace(source.dataset(by_client=by_client), name=name, source=name)
 
@@ -96,8 +97,6 @@ def divide(
         public_to=algorithm.public_to,
         site_tests=_site_tests(dataset, partition),
     )
-    if saved is not None:
-        saved.refuse_changed(splits)
     return partition, splits
 
 

@@ -23,10 +23,11 @@ from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.isolation import isolated
 from fnrfl.core.object_hash import module_hash, object_hash, tensors_hash
 from fnrfl.core.options import values_of
-from fnrfl.core.trees import Tree
+from fnrfl.core.trees import Tree, under
+from fnrfl.core.words import INPUT_SCALE
 from fnrfl.data.in_memory import values_hash, values_in_memory
 
-SECTIONS = ("dataset", "model", "algorithm")  # whose name may be an object; and `init`
+OBJECT_SECTIONS = ("dataset", "model", "algorithm")  # whose name may be an object; and `init`
 INIT = "init"
 
 
@@ -128,7 +129,7 @@ _NOUNS = {"dataset": "its data", "model": "its model", "algorithm": "its method"
 def take_objects(keys: Mapping[str, object], init: object = None) -> tuple[dict[str, object], Given]:
     """(the keys with words in the place of objects, the objects)."""
     taken, objects, names = dict(keys), list[GivenObject](), dict[str, object]()
-    for section in SECTIONS:
+    for section in OBJECT_SECTIONS:
         values = _section(section, keys.get(section))
         value = values.get("name")
         if section == "algorithm" and not _is_name(value) and (packaged := _packaged_method(value)):
@@ -158,7 +159,7 @@ def take_axes(over: Mapping[str, Iterable[object]], given: Given) -> tuple[dict[
         axes[key] = list([values] if isinstance(values, str) else values)
         for place, value in enumerate(axes[key]):
             section = key.removesuffix(".name")
-            if _is_name(value) or section not in SECTIONS:
+            if _is_name(value) or section not in OBJECT_SECTIONS:
                 continue
             if isinstance(value, nn.Module):
                 raise ConfigError(
@@ -243,7 +244,11 @@ def _init(value: object) -> GivenObject:
 
 
 def put_first_weights(module: nn.Module, weights: Tree, model: str) -> None:
-    """Give a module the weights that were passed in, if they are exactly its own by name and shape."""
+    """Give a module the weights that were passed in, if they are exactly its own by name and shape.
+
+    What a trained model scales its inputs by is left aside: the clients of this run tell their own.
+    """
+    weights = weights if hasattr(module, INPUT_SCALE) else _without_scale(weights)
     wanted = {name: tuple(one.shape) for name, one in module.state_dict().items()}
     found = {name: tuple(one.shape) for name, one in weights.items()}
     way = f"Give the state_dict of a module like model = {model}."
@@ -259,6 +264,15 @@ def put_first_weights(module: nn.Module, weights: Tree, model: str) -> None:
             f"init has {name} with shape {list(found[name])}, and the model has it with {list(wanted[name])}. {way}"
         )
     module.load_state_dict(weights)
+
+
+def _without_scale(weights: Tree) -> Tree:
+    """The weights of a trained model without its first layer, which scales inputs, by the names of the module."""
+    if not under(INPUT_SCALE, weights):
+        return weights
+    rest = {name: one for name, one in weights.items() if not name.startswith(f"{INPUT_SCALE}.")}
+    inside = under("model", rest)  # an exported model has the module under this name
+    return inside if len(inside) == len(rest) else rest
 
 
 # -- method ------------------------------------------------------------------------------------------------------------

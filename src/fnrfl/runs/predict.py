@@ -19,10 +19,10 @@ from fnrfl.core.types import State
 from fnrfl.data.batches import scaled
 from fnrfl.data.datasets import DataSource, read_source
 from fnrfl.data.in_memory import source_in_memory, values_in_memory
-from fnrfl.data.reading import ONLY_PART, Expected
+from fnrfl.data.reading import ONLY_PART, Expected, Reading
 from fnrfl.runs import run as runs
 from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TEST, Evaluation, Prediction, TrainedRun
-from fnrfl.runs.data import load_data, reading_of
+from fnrfl.runs.data import reading_of
 from fnrfl.runs.evaluate import evaluate_model as score
 from fnrfl.runs.evaluate import pooled
 from fnrfl.runs.given import NOTHING, Given
@@ -61,7 +61,7 @@ def evaluate(
     trained = open_run(run, trust=trust, given=given)
     own = with_given(trained.config.metrics, metrics)
     shown = chosen(metrics, own, [name for name, metric in TEST_METRICS.items() if not metric.in_runs_only])
-    data, source = _read(data, expected_of(trained), trained)
+    data, source = _read(data, expected_of(trained), reading_of(trained.config))
     asked = own_test_part(trained, source)
     notes: tuple[str, ...] = ()
     if asked is not None:
@@ -108,7 +108,8 @@ def predict(
         raise ConfigError(
             f"{_title(data)} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
         )
-    data, source = _read(data, replace(expected_of(trained), carried=id_column), trained)
+    expected = replace(expected_of(trained), carried=id_column)
+    data, source = _read(data, expected, reading_of(trained.config))
     asked = {name: matched(trained, data, part, source.raw.classes) for name, part in source.raw.parts.items()}
     x = [part.x for part in asked.values()]
     mean, per_client = _ask(trained, torch.cat(x) if len(x) > 1 else x[0], client)
@@ -125,27 +126,13 @@ def predict(
     )
 
 
-@isolated()
-def count_confusions(result: Result) -> list[list[int]]:
-    """Examples of the run's test part by their class and by the class that a model gives, over all models in use."""
-    name = result.config.dataset.name
-    dataset = load_data(result.config, result.given)
-    if dataset.checksum != result.data.sha256:
-        raise ConfigError(f'dataset = "{name}" is not the data that the run was made with. Put it back as it was.')
-    trained, counts = open_run(result), torch.zeros(len(result.classes), len(result.classes), dtype=torch.int64)
-    for _, model in trained.models(None):
-        said = probabilities(trained, model, dataset.test.x).argmax(1)
-        counts.index_put_((dataset.test.y, said), torch.ones((), dtype=torch.int64), accumulate=True)
-    return counts.tolist()
-
-
-def _read(data: object, expected: Expected, trained: TrainedRun) -> tuple[str, DataSource]:
+def _read(data: object, expected: Expected, reading: Reading) -> tuple[str, DataSource]:
     """(what sentences call some data, the data): what a name stands for, or what was passed in."""
     if not isinstance(data, str | os.PathLike):
         values = values_in_memory(data, _title(data), labelled=False)
-        return _title(data), source_in_memory(values, _title(data), reading_of(trained.config))
+        return _title(data), source_in_memory(values, _title(data), reading)
     trusted.given("dataset.name", _title(data))
-    return _title(data), read_source(_title(data), expected, reading_of(trained.config))
+    return _title(data), read_source(_title(data), expected, reading)
 
 
 def _title(data: object) -> str:

@@ -72,13 +72,15 @@ class Result(RunMetrics):
         axes.set(xlabel="round", ylabel=metric)
         return axes
 
-    @cached_property
+    @property
     def confusion(self) -> list[list[int]]:
         """Test examples by their class (rows) and by the class that the model gives (columns), after the last round."""
-        from fnrfl.runs.predict import count_confusions
-
-        logged = self.rounds[-1].get("confusion")
-        return count_confusions(self) if logged is None else logged
+        logged: list[list[int]] | None = self.rounds[-1].get("confusion")
+        if logged is None:
+            raise ConfigError(
+                "The run's log has no confusion matrix, as in older versions. fnrfl.evaluate counts anew."
+            )
+        return logged
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -120,7 +122,8 @@ class Result(RunMetrics):
         """The clients' models where the method gives each its own, else None: all use `model`."""
         if self.keeper is None:
             return None
-        return personal.ClientModels(build_algorithm(self.config, self.given), self.net, self.clients, self.keeper)
+        algorithm = build_algorithm(self.config, self.given)
+        return personal.ClientModels(algorithm, self.net, self.clients, self.keeper)
 
     def client_model(self, client: int | str) -> nn.Module:
         """The model that a client uses, an ordinary module in eval mode, for methods that give each its own.

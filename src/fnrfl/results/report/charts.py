@@ -18,6 +18,8 @@ CHARTED_METRICS = (
     ("accuracy", "accuracy", "Share of right answers on the test set."),
     ("accuracy_clean", "clean", "Accuracy on the test set without feature noise."),
     ("accuracy_own", "own", "Mean over clients of the accuracy on each one's own test distribution."),
+    ("accuracy_site", "sites", "Mean over clients of the accuracy on the test examples that each one brought."),
+    ("worst_site", "worst site", "The lowest accuracy of a client on the test examples that it brought."),
     ("balanced_accuracy", "balanced", "Accuracy on the test set, every class counted alike."),
     ("worst_client", "worst client", "The lowest accuracy on a client's own mixture of classes, from the test set."),
     ("validation_accuracy", "validation", "Accuracy on validation data, which is there to choose by."),

@@ -40,6 +40,7 @@ def _client(run: Run, client: int) -> dict[str, Any]:
     known = [value for value in norms if value]  # 0: public data has none of this class
     return {
         "client": client,
+        "name": run.client_names[client],
         "examples": sum(run.counts[client]),
         "active": len(active),
         "ranking": chart_number(ranked[-1]) if ranked else None,
@@ -93,10 +94,10 @@ def _norms(run: Run, numbers: int) -> dict[str, Any] | None:
         return None
     kept = thinned(told, numbers // max(1, *map(_num_norms, told)))
     classes = max(len(row or ()) for event in kept for row in event["norms"])
-    values = [_norm_rows(event, classes) for event in kept]
+    values, names = [_norm_rows(event, classes) for event in kept], run.client_names
     return {
         "rounds": [event["round"] for event in kept],
-        "cohorts": [event["cohort"][:CLIENTS] for event in kept],
+        "cohorts": [[names[client] for client in event["cohort"][:CLIENTS]] for event in kept],
         "values": values,
         "range": _range(v for rows in values for row in rows for v in row if v is not None),
     }

@@ -82,7 +82,7 @@
   const plot = (name) => document.querySelector(`[data-inside-plot="${name}"]`);
   const run = () => data.inside[picker.value];
   const split = () => data.splits[run().split];
-  const clientNames = () => run().clients.map((client) => `client ${client.client}`);
+  const clientNames = () => run().clients.map((client) => client.name);
   const classNames = () => data.panels[run().panel].classes;
   const leak = () => run().leaks.length > 0;
   data.inside.forEach((one, i) => picker.append(h("option", { value: i }, `${one.label}, seed ${one.seed}${one.leaks.length ? " (leak)" : ""}`)));
@@ -92,7 +92,7 @@
       const [counts, { clients }] = [split(), run()];
       return heat(width, { rows: clientNames(), columns: classNames(), rowName: "", columnName: "class", range: [0, Math.max(...counts.flat())], leak: leak(),
         value: (r, c) => counts[r][c], text: String, beside: clients.map((client) => client.examples),
-        said: (r, c) => ({ title: `client ${r}, class ${classNames()[c]}`, rows: [{ label: "examples", value: String(counts[r][c]) },
+        said: (r, c) => ({ title: `${clients[r].name}, class ${classNames()[c]}`, rows: [{ label: "examples", value: String(counts[r][c]) },
           { label: "of all that it holds", value: percent(counts[r][c] / clients[r].examples) }] }) });
     }),
     keep(plot("refined"), (width) => {
@@ -101,7 +101,7 @@
       const words = ["not active in this round", "active", "refined"];
       return heat(width, { rows: clientNames(), columns: refined.rounds.map(String), rowName: "", columnName: "round", range: [0, 2], leak: leak(),
         value: (r, c) => [null, 0.3, 2][refined.grid[r][c]], text: () => "",
-        said: (r, c) => ({ title: `client ${r}, round ${refined.rounds[c]}`, rows: [{ label: words[refined.grid[r][c]], value: "" },
+        said: (r, c) => ({ title: `${clientNames()[r]}, round ${refined.rounds[c]}`, rows: [{ label: words[refined.grid[r][c]], value: "" },
           ...(refined.ranking[r][c] === null ? [] : [{ label: "ranking accuracy", value: percent(refined.ranking[r][c]) }])] }) });
     }),
     keep(plot("change"), (width) => (run().change ? change(width, { names: classNames(), leak: leak(), ...run().change }) : "")),
@@ -110,9 +110,9 @@
       if (!norms) return "";
       const here = norms.values[slider.value];
       document.getElementById("inside-round-name").textContent = `round ${norms.rounds[slider.value]}`;
-      return heat(width, { rows: norms.cohorts[slider.value].map((client) => `client ${client}`), columns: classNames(), rowName: "", columnName: "class",
+      return heat(width, { rows: norms.cohorts[slider.value], columns: classNames(), rowName: "", columnName: "class",
         range: norms.range, leak: leak(), value: (r, c) => here[r][c], text: (v) => v.toFixed(v < 10 ? 1 : 0),
-        said: (r, c) => ({ title: `client ${norms.cohorts[slider.value][r]}, class ${classNames()[c]}`, rows: [
+        said: (r, c) => ({ title: `${norms.cohorts[slider.value][r]}, class ${classNames()[c]}`, rows: [
           { label: `mean feature norm, round ${norms.rounds[slider.value]}`, value: number(here[r][c]) }] }) });
     }),
     keep(plot("gap"), (width) => {
@@ -138,7 +138,7 @@
     learned.tHead.rows[0].replaceChildren(...known.map(([, name]) => h("th", { scope: "col", class: "number" }, h("button", { type: "button" }, name))));
     learned.tBodies[0].replaceChildren(...clients.map((client) => h("tr", {}, ...known.map(([key, name, text], i) =>
       h("td", { class: i ? "number" : "number head", "data-label": name, "data-value": client[key] === null ? "" : client[key] },
-        client[key] === null ? "" : i ? text(client[key]) : h("span", {}, `client ${client.client}`))))));
+        client[key] === null ? "" : i ? text(client[key]) : h("span", {}, client.name))))));
     if (leak()) learned.dataset.leak = "leak";
     else delete learned.dataset.leak;
     sorting(learned);

@@ -18,16 +18,18 @@ from fnrfl.results.report.learned import learned
 from fnrfl.results.report.lines import COLOURS, LineGroup, Panel, panels_of
 from fnrfl.results.report.read import Run
 from fnrfl.results.report.relatives import is_control_line
+from fnrfl.results.report.site_table import site_table
 from fnrfl.rundir.outputs import check_output, write_output
 
 log = logging.getLogger("fnrfl")
 
 # What follows the summary, by name: each is a link, a part that folds, and the template sections/NAME.html.
-SECTIONS = {
+PAGE_SECTIONS = {
     "results": "Results",
     "convergence": "Convergence",
     "cost": "Cost",
     "classes": "Classes",
+    "sites": "Sites",
     "inside": "Clients and data",
     "learned": "What the server learned about each client",
     "again": "How to run it again",
@@ -80,16 +82,18 @@ def render(
     groups = [group for panel in panels for group in panel.groups]
     runs = [run for group in groups for run in group.runs]
     lead, told = sentences.summary(panels)
-    drawn = payload(panels)
+    drawn, told_of = payload(panels), [_panel(panel) for panel in panels]
     values = {
         "title": title or _title(panels),
         "dashes": DASHES,
-        "sections": SECTIONS,
+        "sections": {
+            name: text for name, text in PAGE_SECTIONS.items() if name != "sites" or any(p["sites"] for p in told_of)
+        },
         "what": sentences.what(panels),
         "lead": lead,
         "summary": told,
         "forests": drawn["forests"],
-        "panels": [_panel(panel) for panel in panels],
+        "panels": told_of,
         "learned": learned(groups),
         "groups": groups,
         "reruns": [_rerun(group) for group in groups],
@@ -124,6 +128,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "differences": tables.differences(panel),
         "every_run": tables.every_run(panel),
         "settings": tables.settings(panel),
+        "sites": site_table(panel),
     }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import printable
 from fnrfl.results.report import mixed, valid
 from fnrfl.rundir import directory, events, files, origin
 from fnrfl.rundir.configs import Config
@@ -47,6 +48,12 @@ class Run(RunMetrics):
     def seed(self) -> int:
         """The seed of all its randomness."""
         return int(self.config["seed"])
+
+    @property
+    def client_names(self) -> list[str]:
+        """What a page calls each client: its id in the data, or "client" and its number."""
+        ids = self.origin.partition.get("ids")
+        return [printable(name) for name in ids] if ids else [f"client {number}" for number in range(len(self.counts))]
 
     @property
     def refines(self) -> bool:

@@ -61,6 +61,9 @@ class Round(_Lines):
     accuracy: float
     accuracy_clean: Share = None
     accuracy_own: Share = None
+    accuracy_site: Share = None
+    accuracy_site_pooled: Share = None
+    per_site: list[Share] | None = None
     balanced_accuracy: Share
     loss: Share
     per_class: list[Share]
@@ -85,9 +88,10 @@ class Round(_Lines):
 
 
 class PartitionFile(_Lines):
-    """Of partition.json, how many examples each client has of each class."""
+    """Of partition.json, how many examples each client has of each class, and what the data calls the clients."""
 
     counts: list[list[int]] = Field(min_length=1)
+    ids: list[str] | None = None
 
 
 def check_run_files(
@@ -106,7 +110,8 @@ def check_run_files(
         lengths = {len(told.per_class), *map(len, filter(None, (told.refined_before, told.refined_after))), *classes}
         lengths |= set() if told.confusion is None else {len(told.confusion), *map(len, told.confusion)}
         rows = {len(told.cohort), *(len(rows) for rows in (told.ranking, told.norms) if rows is not None)}
-        if len(lengths) > 1 or len(rows) > 1:
+        sites = {len(partition["counts"]), *(len(names) for names in (told.per_site, partition.get("ids")) if names)}
+        if len(lengths) > 1 or len(rows) > 1 or len(sites) > 1:
             raise _damaged(where, f"{line}: lists for the same classes or clients have different lengths")
 
 
