@@ -101,3 +101,15 @@ def test_a_model_of_grey_pictures_does_not_take_colour(tmp_path: Path, monkeypat
 def test_sizes_of_what_is_no_folder_are_refused() -> None:
     with pytest.raises(ConfigError, match="resizes the images of a folder, and dataset = 'digits' is none"):
         read_source("digits", reading=Reading(image_size=(4, 4)))
+
+
+def test_a_site_with_grey_pictures_goes_with_one_that_has_colour(tmp_path: Path) -> None:
+    for number in range(8):
+        kind = "cat" if number % 2 else "dog"
+        picture(tmp_path / "clients" / "H0" / kind / f"{number}.png", number, mode="L")
+        picture(tmp_path / "clients" / "H1" / kind / f"{number}.png", number)
+    raw = read_source(str(tmp_path / "clients")).raw
+    (examples,) = raw.parts.values()
+    assert examples.x.shape == (16, 3, 9, 7) and "Of 8 images, 8 grey are taken as colour." in raw.notices
+    small = read_source(str(tmp_path / "clients"), reading=Reading(image_size=(4, 4))).raw
+    assert {part.x.shape for part in small.parts.values()} == {(16, 3, 4, 4)}

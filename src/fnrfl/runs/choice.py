@@ -9,6 +9,7 @@ import torch
 from fnrfl.config import RunConfig, registry
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
+from fnrfl.core.words import INPUT_SCALE
 from fnrfl.data.datasets import Dataset
 from fnrfl.data.splits import Splits
 from fnrfl.engines.gpus import clients_that_fit, found_devices
@@ -29,6 +30,7 @@ def choose_scale(config: RunConfig, dataset: Dataset, net: Net) -> RunConfig:
     if config.dataset.scale != "auto":
         return config
     own = dataset.name not in registry.DATASETS and net.input_dtype.is_floating_point
+    own = own and INPUT_SCALE not in dict(net.module.named_children())  # a trained model that scales by itself
     return config.replace({"dataset.scale": "standard" if own else "none"})
 
 

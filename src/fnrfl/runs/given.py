@@ -23,7 +23,8 @@ from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.isolation import isolated
 from fnrfl.core.object_hash import module_hash, object_hash, tensors_hash
 from fnrfl.core.options import values_of
-from fnrfl.core.trees import Tree
+from fnrfl.core.trees import Tree, under
+from fnrfl.core.words import INPUT_SCALE
 from fnrfl.data.in_memory import values_hash, values_in_memory
 
 OBJECT_SECTIONS = ("dataset", "model", "algorithm")  # whose name may be an object; and `init`
@@ -243,7 +244,11 @@ def _init(value: object) -> GivenObject:
 
 
 def put_first_weights(module: nn.Module, weights: Tree, model: str) -> None:
-    """Give a module the weights that were passed in, if they are exactly its own by name and shape."""
+    """Give a module the weights that were passed in, if they are exactly its own by name and shape.
+
+    What a trained model scales its inputs by is left aside: the clients of this run tell their own.
+    """
+    weights = weights if hasattr(module, INPUT_SCALE) else _without_scale(weights)
     wanted = {name: tuple(one.shape) for name, one in module.state_dict().items()}
     found = {name: tuple(one.shape) for name, one in weights.items()}
     way = f"Give the state_dict of a module like model = {model}."
@@ -259,6 +264,15 @@ def put_first_weights(module: nn.Module, weights: Tree, model: str) -> None:
             f"init has {name} with shape {list(found[name])}, and the model has it with {list(wanted[name])}. {way}"
         )
     module.load_state_dict(weights)
+
+
+def _without_scale(weights: Tree) -> Tree:
+    """The weights of a trained model without its first layer, which scales inputs, by the names of the module."""
+    if not under(INPUT_SCALE, weights):
+        return weights
+    rest = {name: one for name, one in weights.items() if not name.startswith(f"{INPUT_SCALE}.")}
+    inside = under("model", rest)  # an exported model has the module under this name
+    return inside if len(inside) == len(rest) else rest
 
 
 # -- method ------------------------------------------------------------------------------------------------------------
