@@ -171,8 +171,9 @@ def test_train_and_test_are_parts_and_never_clients() -> None:
     write_images(Path("pictures/test"), 1)
     assert load_data("pictures").train_clients is None
     write_images(Path("pictures/H1"), 1)
-    with pytest.raises(ConfigError, match="train and test are names of parts"):
-        load_data("pictures")
+    assert "H1, which are not used: only train and test are" in " ".join(load_data("pictures").notices)
+    with pytest.raises(ConfigError, match="names none"):
+        load_data("pictures", by_client=True)
 
 
 def test_a_folder_of_classes_names_nobody() -> None:

@@ -78,23 +78,12 @@ def find_sites(folder: Path) -> list[Site]:
         return []  # CLASS/*.png; folders that lie deeper are told of by whoever reads it
     found = [site for at in entries if (site := _site(at)) is not None]
     names = [site.name for site in found]
-    if set(names) <= set(PARTS):
-        return []  # train/CLASS/*.png: two parts of one data set
-    _refuse_strange_names(folder, names)
-    order = {name: at for at, name in enumerate(in_natural_order(names))}
-    return sorted(found, key=lambda site: order[site.name])
-
-
-def _refuse_strange_names(folder: Path, names: Sequence[str]) -> None:
-    """Refuse a part among clients, and a client that is there twice."""
-    if parts := [name for name in names if name in PARTS]:
-        client = next(name for name in names if name not in PARTS)
-        raise ConfigError(
-            f"{folder} has {parts[0]} beside clients such as {client}; train and test are names of parts. Give each "
-            "client its own train and test, as in SITE/train, or rename it."
-        )
+    if set(names) & set(PARTS):
+        return []  # train/CLASS/*.png: parts of one data set; whoever reads them says what lies beside them
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"{folder} has more than one file or folder for the client {twice[0]}. Leave one of them.")
+    order = {name: at for at, name in enumerate(in_natural_order(names))}
+    return sorted(found, key=lambda site: order[site.name])
 
 
 def _site(at: Path) -> Site | None:

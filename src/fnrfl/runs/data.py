@@ -146,13 +146,13 @@ def notices_on_clients(config: RunConfig, dataset: Dataset, partition: Partition
                 f'= "{config.scenario}" draws others. Set scenario = "natural" to take those of the data.'
             )
         return
-    tested = natural.in_natural_order(dataset.test_clients or ())
-    if strange := [name for name in tested if name not in set(partition.ids)]:
+    tested, trained = natural.in_natural_order(dataset.test_clients or ()), set(partition.ids)
+    if strange := [name for name in tested if name not in trained]:
         yield (
             f"{config.dataset.name} has test examples of {counted(len(strange), 'client')} without training examples "
             f"({natural.some_of(strange)}); they count for accuracy, and for no client's accuracy_site."
         )
-    if tested and (untested := [name for name in partition.ids if name not in set(tested)]):
+    if tested and (untested := natural.in_natural_order(trained.difference(tested))):
         yield (
             f"{counted(len(untested), 'client')} of {config.dataset.name} ({natural.some_of(untested)}) "
             f"{'has' if len(untested) == 1 else 'have'} no test examples, and so no accuracy_site."
