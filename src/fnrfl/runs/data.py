@@ -51,11 +51,13 @@ def reading_of(config: RunConfig) -> Reading:
     return Reading.from_text(**{key: getattr(config.dataset, key) for key in keys})
 
 
-def load_public(config: RunConfig, dataset: Dataset) -> Dataset | Literal["test"] | None:
+def load_public(config: RunConfig, dataset: Dataset, given: Given) -> Dataset | Literal["test"] | None:
     """Public data that is not carved out of the training set; a table's columns are matched by name."""
     source = config.public.source
     if source == "train":
         return None
+    if registry.is_given(source):
+        return source_in_memory(given.fetch("public", source), "public", reading_of(config)).dataset()
     return "test" if source == "test" else load(source, expected=Expected(dataset.columns), reading=reading_of(config))
 
 
