@@ -1,6 +1,7 @@
 """Chromium without a window, spoken to through its own protocol: no driver is needed, only `chromium`.
 
-`python tests/chromium.py page.html picture.png 1120 1000` photographs the top of a page, for a document.
+`python tests/chromium.py page.html picture.png 1120 1000` photographs the top of a page, for a document. More words at
+the end: `dark`, and `whole` for all of the page.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Chromium:
     """One page of a browser that this process started. Use it in a `with`."""
 
     def __init__(self, profile: Path) -> None:
-        import websocket  # a dependency of selenium
+        import websocket
 
         assert BINARY is not None
         self._process = subprocess.Popen(
@@ -89,6 +90,53 @@ class Chromium:
         while not self.run(f"location.href === {json.dumps(page.as_uri())} && document.readyState === 'complete'"):
             time.sleep(0.02)
 
+    def click(self, selector: str) -> None:
+        """Press what a selector finds first, as a pointer does: it must be there, and be seen."""
+        self.hover(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, **self._point, button="left", clickCount=1)
+
+    def hover(self, selector: str) -> None:
+        """Bring the middle of what a selector finds into view, and the pointer onto it."""
+        x, y = self.run(
+            f"""const one = document.querySelector({json.dumps(selector)});
+            one.scrollIntoView({{block: "center", behavior: "instant"}});
+            const box = one.getBoundingClientRect();
+            if (!box.width || !box.height) throw new Error("not to be seen");
+            return [box.x + box.width / 2, box.y + box.height / 2]"""
+        )
+        self._point = {"x": x, "y": y}
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", **self._point)
+
+    def press(self, selector: str, key: str) -> None:
+        """Type a key, such as ArrowRight, into what a selector finds."""
+        self.run(f"document.querySelector({json.dumps(selector)}).focus()")
+        code = {"ArrowLeft": 37, "ArrowRight": 39, "End": 35, "Escape": 27}[key]
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def text(self, selector: str) -> str:
+        """What is written there."""
+        return str(self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
+
+    def seen(self, selector: str) -> bool:
+        """Whether there is any such thing to be seen."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        return bool(self.run(f"Boolean({found}?.checkVisibility() && {found}.getClientRects().length)"))
+
+    def save(self, selector: str, folder: Path) -> Path:
+        """The file that a press on something saves."""
+        folder.mkdir(exist_ok=True)
+        before = set(folder.iterdir())
+        self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        self.click(selector)
+        for _ in range(500):
+            new = [path for path in set(folder.iterdir()) - before if path.suffix != ".crdownload"]
+            if new:
+                return new[0]
+            time.sleep(0.02)
+        raise TimeoutError(f"{selector} saved nothing")
+
     @property
     def requests(self) -> list[str]:
         """The addresses that the page has asked for, itself included."""
@@ -115,5 +163,6 @@ class Chromium:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder, Chromium(Path(folder)) as browser:
-        browser.show(Path(sys.argv[1]).resolve(), width=int(sys.argv[3]), height=int(sys.argv[4]))
-        browser.photograph(Path(sys.argv[2]))
+        words = sys.argv[5:]
+        browser.show(Path(sys.argv[1]).resolve(), width=int(sys.argv[3]), height=int(sys.argv[4]), dark="dark" in words)
+        browser.photograph(Path(sys.argv[2]), whole="whole" in words)

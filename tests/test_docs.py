@@ -433,12 +433,15 @@ def test_reading_the_report_goes_through_the_whole_page() -> None:
     """Every section, column, button and phase of the page is on the page about it."""
     from importlib.resources import files
 
-    from fnrfl.results.report import charts, tables
+    from fnrfl.results.report import charts, page, tables
 
     told = PAGES["docs/reading-the-report.md"]
-    html = files("fnrfl.results.report").joinpath("page.html").read_text(encoding="utf-8")
-    sections = re.findall(r"<h2>(.*?)</h2>", html)
-    assert len(sections) == 8
+    templates = files("fnrfl.results.report").joinpath("sections")
+    assert {path.name for path in templates.iterdir()} == {
+        f"{name}.html" for name in ("banners", "summary", *page.PAGE_SECTIONS)
+    }
+    html = "".join(path.read_text(encoding="utf-8") for path in templates.iterdir())
+    sections = ["In short", *page.PAGE_SECTIONS.values()]
     assert [line.removeprefix("## ") for line in told.splitlines() if line.removeprefix("## ") in sections] == sections
     words = {column.name.removesuffix(", %") for column, _, _ in tables.MEASURES}
     words |= {name for _, name, _ in charts.CHARTED_METRICS} | {label.lower() for label in charts.PHASES.values()}

@@ -12,8 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.cli import app
 from fnrfl.config import RunConfig
 from fnrfl.config import load as load_config
 from fnrfl.core.errors import ConfigError, FnrflError
@@ -25,6 +27,12 @@ from fnrfl.data.holdings import Partition
 from fnrfl.data.natural import in_natural_order
 from fnrfl.data.scenarios import parse
 from fnrfl.data.splits import Splits
+from fnrfl.results import compare as comparing
+from fnrfl.results.report.charts import payload
+from fnrfl.results.report.lines import panels_of
+from fnrfl.results.report.page import render
+from fnrfl.results.report.read import read_run
+from fnrfl.results.report.site_table import site_table
 from fnrfl.runs import build
 from fnrfl.runs.data import divide
 from fnrfl.runs.predict import evaluate, predict
@@ -314,3 +322,76 @@ def test_the_run_knows_its_data_again_with_a_drawn_test_part() -> None:
     Path("own.npz").rename("elsewhere.npz")
     found = evaluate("run", "elsewhere.npz")
     assert found.what == "the test part" and found.score.accuracy == pytest.approx(result.accuracy)
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_every_site_by_name_and_no_markup_from_the_data() -> None:
+    hospitals()
+    config = NATURAL.replace({"rounds": 1, "fnr": {"share": 0.5}})
+    for seed in (0, 1):
+        run_config(config.replace({"seed": seed}), out=f"run-{seed}")
+    runs = [read_run(Path(f"run-{seed}")) for seed in (0, 1)]
+    panels = panels_of(runs)
+    table = site_table(panels[0])
+    assert table is not None
+    assert [row[0].text for row in table.rows] == ["<b>Ä</b>\\x1b[31m", "H2", "H10", "one"]
+    assert table.rows[3][2].text == "" and table.rows[1][2].value == pytest.approx(
+        np.mean([run.rounds[-1]["per_site"][1] for run in runs])
+    )
+    page = render(panels)
+    assert "&lt;b&gt;Ä&lt;/b&gt;\\x1b[31m" in page and "<b>Ä" not in page and "\x1b" not in page
+    assert payload(panels)["inside"][0]["clients"][2]["name"] == "H10"
+    assert 'data-table="sites"' in page
+    run_config(load_config(None, ["rounds=1", "clients=2"]), out="plain")
+    assert 'data-table="sites"' not in render(panels_of([read_run(Path("plain"))]))
+
+
+def test_sites_can_be_compared_with_a_draw_of_the_same_data() -> None:
+    hospitals()
+    cells = comparing.grid(
+        None, ["dataset=own.npz", "model=mlp", "rounds=1", "clients=3"], ["scenario=iid"], [0]
+    ) + comparing.grid(None, ["dataset=own.npz", "model=mlp", "rounds=1"], ["scenario=natural"], [0])
+    assert [cell.config.clients for cell in cells] == [3, 0]
+    first = comparing.compare(cells, "grid")
+    again = comparing.compare(cells, "grid")  # the runs are known again, although their data has counted the clients
+    assert [run["model_sha256"] for run in again.runs] == [run["model_sha256"] for run in first.runs]
+    assert first.runs[1]["worst_site"] is not None and first.runs[0]["worst_site"] is None
+
+
+@pytest.mark.parametrize("answer", ["text", "json"])
+def test_a_natural_split_is_drawn(answer: str) -> None:
+    hospitals()
+    typed = ["scenario", "show", "natural + feature-noise(0.1)", "dataset=own.npz", "--png", "split.png"]
+    shown = CliRunner().invoke(app, typed + (["--json"] if answer == "json" else []))
+    assert shown.exit_code == 0 and Path("split.png").stat().st_size > 1000
+    if answer == "json":
+        assert json.loads(shown.stdout)["ids"][1:] == ["H2", "H10", "one"]
+    else:
+        assert "\x1b" not in shown.stdout and "<b>Ä</b>\\x1b[31m" in shown.stdout and "\nH10 " in shown.stdout
+
+
+def test_a_run_says_how_each_site_fares() -> None:
+    hospitals()
+    typed = ["run", "dataset=own.npz", "scenario=natural", "model=mlp", "rounds=1", "-o", "run"]
+    shown = CliRunner().invoke(app, typed)
+    assert shown.exit_code == 0 and "clients of the data" in shown.stdout and "\x1b" not in shown.stdout
+    assert "sites: " in shown.stdout and "\nH10 " in shown.stdout and "\none  " in shown.stdout
+
+
+def test_scaling_statistics_of_sites_are_those_of_the_pooled_data() -> None:
+    dice = numpy_generator(1, "sites")
+    ids = np.repeat([f"H{site}" for site in range(10)], dice.integers(1, 40, 10))
+    shift = np.array([int(name[1:]) for name in ids])[:, None]
+    x = 1e6 + dice.normal(size=(len(ids), 3)) * [1.0, 1e-2, 1e3] + shift
+    y = np.arange(len(ids)) % 2
+    np.savez("own.npz", x_train=x, y_train=y, client_train=ids, x_test=x[:4], y_test=y[:4])
+    built = build.build(
+        ALONE.replace({"dataset": {"scale": "standard"}, "engine": {"name": "loop", "precision": "float64"}})
+    )
+    assert built.scaling is not None and len(built.partition.names) == 10
+    scale = built.scaling.as_json()
+    exact = x.astype(np.longdouble)
+    np.testing.assert_allclose(scale["mean"], exact.mean(0).astype(float), rtol=1e-12)
+    np.testing.assert_allclose(scale["std"], exact.std(0).astype(float), rtol=1e-12)

@@ -25,9 +25,10 @@ from fnrfl.data.datasets import load as load_data
 from fnrfl.results.report import charts, read, relatives, report, sentences, tables
 from fnrfl.results.report import lines as report_lines
 from fnrfl.results.report.learned import learned, numbers_beside
+from fnrfl.results.report.page import PAGE_SECTIONS
+from fnrfl.results.report.references import least_span
 
 CLASSES = 4
-SECTIONS = ("summary", "results", "convergence", "cost", "classes", "inside", "learned", "again")
 Make = Callable[..., Path]
 
 
@@ -128,6 +129,11 @@ def groups_of(*paths: Path) -> list[report_lines.LineGroup]:
     ]
 
 
+def panel_of(*paths: Path) -> report_lines.Panel:
+    (panel,) = report_lines.panels_of([read.read_run(path) for path in paths])
+    return panel
+
+
 def payload(page: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found
@@ -174,9 +180,9 @@ def four(tmp_path: Path) -> list[Path]:
 def test_a_page_has_every_section_and_a_link_to_each(four: list[Path]) -> None:
     tags = Elements(page_of(*four)).tags
     ids = {attributes.get("id") for _, attributes in tags}
-    assert set(SECTIONS) <= ids
-    links = [attributes["href"] for tag, attributes in tags if tag == "a"]
-    assert len(links) == 7 and {str(link)[1:] for link in links} <= ids
+    sections = [name for name in PAGE_SECTIONS if name != "sites"]  # no client has brought test data of its own
+    assert {"summary", *sections} <= ids and "sites" not in ids
+    assert [attributes["href"] for tag, attributes in tags if tag == "a"] == [f"#{name}" for name in sections]
 
 
 def test_curves_are_means_and_ranges_over_seeds_of_the_events(four: list[Path]) -> None:
@@ -416,9 +422,21 @@ def test_labels_say_what_differs_and_no_more(tmp_path: Path) -> None:
         "fedprox",
     ]
     assert [label for label, _ in lines(paths[4], fake_run(tmp_path / "g", scenario="iid"))] == [
-        "fedavg, label-dirichlet(0.1)",
-        "fedavg, iid",
+        "label-dirichlet(0.1)",
+        "iid",
     ]
+
+
+def test_what_all_lines_share_is_left_out_of_their_names_and_said_once(tmp_path: Path) -> None:
+    slow = fake_run(tmp_path / "slow", client={"lr": 0.01})
+    fast = fake_run(tmp_path / "fast", client={"lr": 0.5})
+    weights = [fake_run(tmp_path / f"w{weight}", fnr={"weight": weight}) for weight in (0.0, 0.1, 1.0)]
+    assert [label for label, _ in lines(slow, fast)] == ["client.lr 0.01", "client.lr 0.5"]
+    assert [label for label, _ in lines(*weights)] == ["weight 0", "weight 0.1", "weight 1"]
+    assert [label for label, _ in lines(slow)] == ["fedavg"]
+    text = Elements(page_of(slow, fast)).text
+    assert "2 variants of fedavg on digits" in text and "2 runs by fedavg on digits" in text
+    assert "by fedavg" not in Elements(page_of(slow)).text
 
 
 def test_more_lines_than_colours_are_split_by_setting(tmp_path: Path) -> None:
@@ -470,7 +488,7 @@ def test_one_seed_cannot_tell(tmp_path: Path) -> None:
 
 def test_equal_lines_are_equal(tmp_path: Path) -> None:
     text = told(*seeds(tmp_path, "a", [0.5, 0.6]), *seeds(tmp_path, "b", [0.5, 0.6], algorithm="scaffold"))
-    assert "fedavg and scaffold came out best, with the same 55.0 % test accuracy" in text
+    assert "fedavg and scaffold are ahead with the same 55.0 % test accuracy" in text
 
 
 def test_the_penalty_is_judged_against_its_control(tmp_path: Path) -> None:
@@ -496,9 +514,137 @@ def test_fnr_around_many_methods_is_summed_up(tmp_path: Path) -> None:
         refined = [0.50 + gain, 0.52 + gain, 0.51 + gain]
         paths += seeds(tmp_path, f"{algorithm}-fnr", refined, algorithm=algorithm, fnr="on")
     assert (
-        "FNR against the plain method, 3 pairs of lines: 1 ahead by more than the spread over seeds (fedavg + FNR), "
-        "1 behind by more than the spread over seeds (scaffold + FNR), 1 not to be told apart."
+        "FNR against the plain method, 3 pairs of lines: 1 ahead after correction for their number (fedavg + FNR), "
+        "1 behind after correction for their number (scaffold + FNR), 1 not to be told apart."
     ) in told(*paths)
+
+
+def test_a_control_is_never_called_best(tmp_path: Path) -> None:
+    bare = seeds(tmp_path, "bare", [0.50, 0.51, 0.52])
+    fnr = seeds(tmp_path, "fnr", [0.60, 0.62, 0.61], fnr="on")
+    control = seeds(tmp_path, "control", [0.90, 0.91, 0.92], fnr={"weight": 0.0})
+    text = told(*bare, *fnr, *control)
+    assert text.startswith("fedavg + FNR came out best, with 61.0 %")
+    assert "Controls that are above it: fedavg + FNR, weight 0 with 91.0 % test accuracy." in text
+    assert told(*bare, *control).startswith("fedavg reached 51.0 %")
+    centralised = seeds(tmp_path, "centralised", [0.97, 0.98, 0.99], algorithm="centralised")
+    assert told(*bare, *fnr, *centralised).startswith("fedavg + FNR came out best, with 61.0 %")
+    other = seeds(tmp_path, "other", [0.1, 0.2], fnr={"weight": 0.0}, algorithm="moon")
+    assert told(*control, *other).startswith("All lines here are controls, so none is called best.")
+
+
+def test_a_leak_is_never_called_best_and_does_not_open_the_page(tmp_path: Path) -> None:
+    leaks = [leaky(tmp_path / f"l{s}", seed=s, accuracy=0.99, fnr="on") for s in range(3)]
+    leaks += [leaky(tmp_path / f"b{s}", seed=s, accuracy=0.4 + 0.01 * s) for s in range(3)]
+    text = told(*leaks)
+    assert text.startswith("With a leak none is called best. The highest is fedavg + FNR with 99.0 % test accuracy (le")
+    text = told(*leaks, *seeds(tmp_path, "honest", [0.5, 0.51]))
+    assert text.startswith("fedavg reached 50.5 %") and "came out best" not in text
+    assert "With a leak none is called best." in text
+
+
+def test_who_is_ahead_by_luck_is_not_called_best(tmp_path: Path) -> None:
+    a = seeds(tmp_path, "a", [0.50, 0.60, 0.55])
+    b = seeds(tmp_path, "b", [0.62, 0.52, 0.57], algorithm="scaffold")
+    assert told(*a, *b).startswith(
+        "scaffold is ahead with 57.0 % test accuracy after 3 rounds, but these runs do not show that it is better than "
+        "fedavg."
+    )
+
+
+def test_what_holds_after_correction_is_told_apart_from_what_does_not(tmp_path: Path) -> None:
+    paths = seeds(tmp_path, "fedavg", [0.50, 0.51, 0.52])
+    gains = {"scaffold": (0.20, 0.2001, 0.1999), "moon": (0.02, 0.035, 0.024), "fednova": (0.01, -0.01, 0.0)}
+    for method, gain in gains.items():
+        paths += seeds(tmp_path, method, [0.5 + 0.01 * s + one for s, one in enumerate(gain)], algorithm=method)
+    pairs = relatives.line_pairs(groups_of(*paths))
+    assert {pair.one.label: pair.verdict for pair in pairs} == {
+        "scaffold": "yes, after correction", "moon": "by its interval alone", "fednova": "cannot be told apart",
+    }  # fmt: skip
+    text = told(*paths)
+    assert "Against fedavg, seed by seed and corrected for 3 comparisons, these differences hold: ahead s" in text
+    assert "By their intervals alone, which may be luck among so many: ahead moon." in text
+    assert "Not to be told apart from it: fednova." in text
+
+
+# -- what a guess reaches ---------------------------------------------------------------------------------------------
+
+
+def say_test_counts(path: Path, counts: list[int]) -> Path:
+    head, _, rest = (path / "events.jsonl").read_text().partition("\n")
+    (path / "events.jsonl").write_text(json.dumps(json.loads(head) | {"test_counts": counts}) + "\n" + rest)
+    return path
+
+
+def test_chance_and_the_most_frequent_class_are_in_table_and_charts(tmp_path: Path) -> None:
+    old = fake_run(tmp_path / "old", accuracy=0.25)
+    assert [row[0].text for row in tables.results(panel_of(old)).rows] == ["fedavg", "chance"]
+    new = say_test_counts(fake_run(tmp_path / "new", accuracy=0.6), [24, 0, 8, 8])
+    table = tables.results(panel_of(new))
+    names = [column.name for column in table.columns]
+    rows = {row[0].text: dict(zip(names, (cell.value for cell in row), strict=True)) for row in table.rows}
+    assert rows["chance"]["accuracy, %"] == 0.25 and rows["majority class"]["accuracy, %"] == 0.6
+    assert rows["majority class"]["balanced, %"] == pytest.approx(1 / 3) and rows["chance"]["MiB"] is None
+    assert payload(page_of(new))["panels"][0]["references"][1] == {
+        "name": "majority class", "accuracy": 0.6, "balanced_accuracy": 0.33333,
+    }  # fmt: skip
+    assert "No better than one and the same answer to everything, which reaches 60.0 %: fedavg." in told(new)
+    even = say_test_counts(fake_run(tmp_path / "even"), [10, 10, 10, 10])
+    assert [row[0].text for row in tables.results(panel_of(even)).rows] == ["fedavg", "chance, majority class"]
+    assert "No better" not in told(even)
+
+
+@pytest.mark.parametrize("counts", [[1, 2], [-1, 1, 0, 0], ["a", 1, 2, 3]])
+def test_test_counts_that_cannot_be_are_damage(tmp_path: Path, counts: list[int]) -> None:
+    with pytest.raises(ConfigError, match="is damaged .events.jsonl, line 1"):
+        read.read_run(say_test_counts(fake_run(tmp_path / "run"), counts))
+
+
+def test_a_real_run_counts_its_test_set(compared: Path) -> None:
+    run = read.load_runs([compared]).runs[0]
+    labels = load_data("digits").test.y
+    assert run.test_counts == np.bincount(labels).tolist() and run.classes == [str(c) for c in range(10)]
+
+
+@pytest.mark.parametrize("examples", [1, 6, 360, 10_000])
+def test_no_axis_is_closer_than_a_test_set_can_measure(examples: int) -> None:
+    span = least_span(examples)
+    assert span == pytest.approx(min(1.0, 4 * (0.5 * 0.5 / examples) ** 0.5)) and span >= min(1.0, 2 / examples)
+
+
+# -- the figure of differences ----------------------------------------------------------------------------------------
+
+
+def test_the_forest_has_the_paired_differences_of_every_line(four: list[Path]) -> None:
+    (forest,) = payload(page_of(*four))["forests"]
+    groups = {group.label: group for group in groups_of(*four)}
+    titles = ["minus fedavg", "with FNR minus the same method without it"]
+    assert [block["title"] for block in forest["blocks"]] == titles
+    rows = [row for block in forest["blocks"] for row in block["rows"]]
+    assert [row["label"] for row in rows] == ["fedavg + FNR", "scaffold", "scaffold + FNR", "scaffold + FNR"]
+    for row in rows:
+        found = relatives.difference(groups[row["label"]], groups[row["other"]])
+        assert found is not None and row["seeds"] == found.n == 3
+        numbers = [found.mean, found.low, found.high]
+        assert [row[key] for key in ("mean", "low", "high")] == pytest.approx(numbers, rel=1e-4)
+    assert not forest["leak"] and forest["compared"] == 4
+
+
+def test_the_forest_is_there_only_where_there_are_pairs(tmp_path: Path) -> None:
+    a, b = fake_run(tmp_path / "a"), fake_run(tmp_path / "b", algorithm="moon", accuracy=0.9)
+    assert payload(page_of(a))["forests"] == [] and 'class="forest"' not in page_of(a)
+    (forest,) = payload(page_of(a, b))["forests"]
+    (row,) = forest["blocks"][0]["rows"]
+    assert (row["low"], row["seeds"], row["holds"]) == (None, 1, False)
+    assert "There is one seed, so there are no intervals" in Elements(page_of(a, b)).text
+    other = fake_run(tmp_path / "c", algorithm="moon", split="other")
+    assert payload(page_of(a, other))["forests"] == []
+
+
+def test_lines_with_leaks_have_a_forest_of_their_own(tmp_path: Path) -> None:
+    honest = [fake_run(tmp_path / "a"), fake_run(tmp_path / "b", algorithm="moon")]
+    leaks = [leaky(tmp_path / "c"), leaky(tmp_path / "d", fnr="on")]
+    assert [forest["leak"] for forest in payload(page_of(*honest, *leaks))["forests"]] == [False, True]
 
 
 def test_differences_are_paired_and_compared_within_a_setting(four: list[Path], tmp_path: Path) -> None:
@@ -512,7 +658,7 @@ def test_differences_are_paired_and_compared_within_a_setting(four: list[Path], 
         ["scaffold + FNR", "fedavg"],
         ["scaffold + FNR", "scaffold"],
     ]
-    assert rows[1][2] == "+6.1" and rows[1][5:] == ["3", "more than the spread"]
+    assert rows[1][2] == "+6.1" and rows[1][6:] == ["3", "yes, after correction"]
 
 
 # -- leaks ------------------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_runs_with_different_splits_are_not_paired(tmp_path: Path) -> None:
     ]
     (panel,) = panels(*made)
     (row,) = tables.differences(panel).rows
-    assert row[5].text == "2"
+    assert row[6].text == "2"
     text = text_of(*made)
     assert f"{made[2]} and {made[5]} have the same data, scenario, clients and seed, and different splits" in text
 
@@ -79,7 +79,7 @@ def test_runs_with_different_splits_are_not_paired(tmp_path: Path) -> None:
 def test_lines_without_a_split_in_common_are_called_so(tmp_path: Path) -> None:
     a, b = fake_run(tmp_path / "a"), fake_run(tmp_path / "b", algorithm="moon", split="other", accuracy=0.9)
     (row,) = tables.differences(panels(a, b)[0]).rows
-    assert (row[5].text, row[6].text) == ("0", "no seed and split in common")
+    assert (row[6].text, row[7].text) == ("0", "no seed and split in common")
     assert "they share no seed with the same split" in text_of(a, b)
 
 

@@ -19,6 +19,7 @@ from fnrfl.core.rng import numpy_generator
 from fnrfl.data.datasets import Dataset, read_source
 from fnrfl.data.datasets import load as load_data
 from fnrfl.data.reading import Reading
+from fnrfl.data.splits import splits_hash
 from fnrfl.runs import build
 from fnrfl.runs.predict import evaluate
 from fnrfl.runs.run import resume
@@ -191,6 +192,23 @@ def test_one_client_has_one_place() -> None:
         load_data("data")
 
 
+def test_what_no_client_is_read_from_is_said() -> None:
+    write_layout("SITE/train/CLASS")
+    Path("data/README.txt").touch()
+    Path("data/.hidden").touch()
+    Path("data/H7").mkdir()
+    assert "data also has H7, README.txt, which no client is read from." in load_data("data").notices
+    Path("data/H7").rmdir()
+    Path("data/README.txt").unlink()
+    assert load_data("data").notices == ()
+
+
+def test_a_folder_and_a_column_cannot_both_name_the_clients() -> None:
+    write_layout("SITE.csv")
+    with pytest.raises(ConfigError, match=r"one of them can say who holds a row"):
+        load_data("data", reading=Reading(client="a"))
+
+
 def test_sites_without_a_test_part_beside_others_are_told_and_not_scored() -> None:
     write_csv(Path("data/A/train.csv"), 0)
     write_csv(Path("data/A/test.csv"), 10, count=4)
@@ -255,6 +273,7 @@ def test_leafs_folders_are_read() -> None:
         (leaf_tree({"u": (["a tweet"], [0])}), "holds text"),
         (leaf_tree({"u": ([[1.0]], [0]), "v": ([[1.0, 2.0]], [1])}), "must be alike"),
         (leaf_tree({"u": ([], [])}), "no user with examples"),
+        (leaf_tree({"u": ([[1.0]], [0])}) | {"users": ["u", "u"], "num_samples": [1, 1]}, "more than once"),
         (leaf_tree({"u": ([[float("nan")]], [0])}), "not finite"),
     ],
 )
@@ -306,9 +325,8 @@ def test_a_saved_split_is_taken_as_it_was(scenario: str) -> None:
             before.splits.public
         ) + len(before.splits.ranking)
         assert after.splits.manifest()["validation"] == before.splits.manifest()["validation"]
-    assert (
-        json.loads(json.dumps(after.manifest()))["set_aside"] == json.loads(json.dumps(before.manifest()))["set_aside"]
-    )
+    for name in ("public_positions", "validation_positions"):
+        assert after.manifest()["splits"][name] == before.manifest()["splits"][name]
 
 
 def test_a_saved_split_of_other_data_or_sizes_is_refused() -> None:
@@ -327,32 +345,28 @@ def test_a_saved_split_of_other_data_or_sizes_is_refused() -> None:
         build.build(load_config(None, ["scenario=gone.json"]))
 
 
-@pytest.mark.parametrize("part", ["public", "validation"])
-def test_a_changed_split_is_refused(part: str) -> None:
+def test_a_changed_split_is_refused() -> None:
     save("iid", "clients=4")
     manifest = json.loads(Path("split.json").read_text())
+    splits = manifest["splits"]
+    swapped = {name: splits[name][::-1] for name in ("public_positions", "validation_positions")}
+    unknown = {key: value for key, value in splits.items() if not key.endswith("_positions")}
     for change in (
         {"positions": manifest["positions"][:3]},
-        {"set_aside": manifest["set_aside"] | {part: manifest["set_aside"][part][1:]}},
-        {"set_aside": manifest["set_aside"] | {part: [10**6, *manifest["set_aside"][part][1:]]}},
-        {"set_aside": {}},
+        {"splits": splits | swapped},
+        {"splits": unknown},
+        {"splits": unknown | {"sha256": splits_hash(unknown)}},
         {"splits": {}},
+        {"splits": None},
         {"format": 0},
     ):
         Path("split.json").write_text(json.dumps(manifest | change))
+        with pytest.raises(ConfigError, match="sha256|Save it again|Draw it again"):
+            build.build(load_config(None, ["scenario=split.json"]))
+    for text in ("[1]", "{}", "", "null", "{", "[" * 100_000):
+        Path("split.json").write_text(text)
         with pytest.raises(ConfigError):
             build.build(load_config(None, ["scenario=split.json"]))
-    aside = dict(manifest["set_aside"])
-    aside["public"], aside["validation"] = (
-        [*aside["public"][1:], aside["validation"][0]],
-        [
-            *aside["validation"][1:],
-            aside["public"][0],
-        ],
-    )
-    Path("split.json").write_text(json.dumps(manifest | {"set_aside": aside}))
-    with pytest.raises(ConfigError, match="not those that it was saved with"):
-        build.build(load_config(None, ["scenario=split.json"]))
 
 
 def test_a_run_of_a_saved_split_is_the_run_of_its_scenario() -> None:

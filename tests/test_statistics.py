@@ -16,6 +16,7 @@ from fnrfl.results.statistics import (
     _incomplete_beta,
     deviation,
     estimate,
+    holm,
     mean,
     paired,
     reached,
@@ -141,6 +142,17 @@ def test_one_pair_says_nothing_about_chance() -> None:
 
 def test_pairs_without_any_difference_have_p_one() -> None:
     assert paired({0: 0.9, 1: 0.7}, {0: 0.9, 1: 0.7}) == Difference(2, 0.0, 0.0, None, None, 1.0)
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holms_correction_stops_at_the_first_p_that_is_too_large(ps: list[float]) -> None:
+    """Step by step, as Holm wrote it: of m that are left, the smallest p must be at most level / m."""
+    for level in (0.01, 0.05, 0.3):
+        left, rejected = sorted(range(len(ps)), key=lambda i: ps[i]), set()
+        while left and ps[left[0]] * len(left) <= level:
+            rejected.add(left.pop(0))
+        assert {i for i, p in enumerate(holm(ps)) if p <= level} == rejected
+    assert all(p <= corrected <= 1 for p, corrected in zip(ps, holm(ps), strict=True))
 
 
 def test_pairs_that_differ_by_one_amount_prove_nothing() -> None:

@@ -22,6 +22,7 @@ from fnrfl.cli.common import (
     how_to_go_on,
     print_answer,
     print_leaks,
+    print_table,
     quoted,
     recipe_and_overrides,
 )
@@ -30,6 +31,7 @@ from fnrfl.cli.dry_run import print_forecast
 from fnrfl.cli.notices import notices
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import FnrflError, from_system, out_of_memory, sentence
+from fnrfl.core.words import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,6 +67,7 @@ TargetOption = Annotated[
 ]
 Control = Annotated[bool, typer.Option("--control/--no-control", help="Run FNR without its penalty beside every FNR.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the runs.")]
+MAX_SITES = 20  # clients of a run that are listed one by one
 HOW_TO_CONTINUE = "To go on, give the same command again: finished runs are kept."
 
 
@@ -204,9 +207,27 @@ def _carry_out(start: Callable[..., Result], config: RunConfig, run_dir: Path, *
     screen.print(
         f"accuracy {summary['accuracy']:.4f} after {counted(summary['rounds'], 'round')}, kept in {result.run_dir}"
     )
+    if not json and not quiet:
+        _show_sites(result, screen)
     print_leaks(config.leaks_on, quiet=quiet, stderr=json)
     if json:
         print_answer(json_format.dumps(summary, allow_nan=False))
+
+
+def _show_sites(result: Result, screen: Console) -> None:
+    """Each client's accuracy on the test examples that it brought, if there are not too many of them."""
+    known = {name: share for name, share in (result.per_site or {}).items() if share is not None}
+    if not known:
+        return
+    worst = min(known, key=lambda name: known[name])
+    screen.print(
+        f"sites: {result.last('accuracy_site'):.4f} on average, each on the test examples that it brought; "
+        f"{result.last('accuracy_site_pooled'):.4f} over all of them; the lowest is {printable(worst)} with "
+        f"{known[worst]:.4f}"
+    )
+    if result.per_site and len(result.per_site) <= MAX_SITES:
+        shares = ("-" if share is None else f"{share:.4f}" for share in result.per_site.values())
+        print_table(list(zip(map(printable, result.per_site), shares, strict=True)))
 
 
 def _way_on(run_dir: Path, config: RunConfig) -> str:

@@ -34,6 +34,16 @@ MODELS = {
     "cnn": "two 3x3 convolutions and one linear layer; cnn(norm=batch) has BatchNorm",
     "mlp": "linear layers with ReLU; mlp(hidden=128, depth=2, norm=batch) chooses width, depth and BatchNorm",
 }
+# Methods that are there to be compared with, and that no page calls best.
+CONTROLS = (
+    "bn-recalibrate",
+    "centralised",
+    "local-only",
+    "public-finetune",
+    "public-only",
+    "public-returned",
+    "public-share",
+)
 DATASETS = {
     "digits": "1,797 handwritten digits of 8x8 pixels, part of the package",
     "fashion-mnist": "70,000 grey images of clothes, 28x28 pixels",

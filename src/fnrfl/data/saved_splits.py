@@ -18,7 +18,7 @@ from fnrfl.data.datasets import Dataset
 from fnrfl.data.holdings import Partition
 from fnrfl.data.reading import UNREADABLE, require_file
 from fnrfl.data.sources.entry import checksum
-from fnrfl.data.splits import Splits
+from fnrfl.data.splits import splits_hash
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,15 +66,6 @@ class SavedFile:
                     "contents. Name the data that it was drawn for, or save a split of this data."
                 )
 
-    def refuse_changed(self, splits: Splits) -> None:
-        """Refuse a file whose parts do not belong together: what each client holds, or what validates."""
-        now = splits.manifest()
-        if splits.public_to == "nobody" and any(now[name] != self.splits[name] for name in ("clients", "validation")):
-            raise self._damaged("its clients or its validation data are not those that it was saved with")
-
-    def _damaged(self, why: str) -> ConfigError:
-        return damaged_split(self.path, why)
-
 
 def damaged_split(path: str, why: str) -> ConfigError:
     """What to say of a file that is no split any more, or never was."""
@@ -95,17 +86,13 @@ def read_saved_split(path: str) -> SavedFile:
     except (*UNREADABLE, RecursionError) as error:
         raise damaged_split(path, f"it cannot be read as JSON: {error}") from error
     try:
-        partition = Partition.from_manifest({k: v for k, v in manifest.items() if k not in ("set_aside", "splits")})
-        if "set_aside" not in manifest:
-            raise damaged_split(path, "it was written by a version that did not say what is set aside")
-        public, validation = (np.array(manifest["set_aside"][key], dtype=np.int64) for key in ("public", "validation"))
         splits = manifest["splits"]
-        sizes = [splits[part]["examples"] for part in ("train", "test")]
-        held = np.concatenate([public, validation, *partition.positions])
-        if len(held) != sizes[0] or (
-            len(held) and int(max(public.max(initial=0), validation.max(initial=0))) >= sizes[0]
-        ):
-            raise damaged_split(path, "it does not say of every training example where it is")
+        partition = Partition.from_manifest({key: value for key, value in manifest.items() if key != "splits"})
+        if splits_hash(splits) != splits["sha256"]:
+            raise damaged_split(path, "it does not match its sha256: it was changed after it was saved")
+        if "public_positions" not in splits:
+            raise damaged_split(path, "it is of a version that did not write down what is set aside")
+        public, validation = (np.array(splits[f"{name}_positions"], np.int64) for name in ("public", "validation"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged_split(path, f"{type(error).__name__}: {error}") from error
     return SavedFile(path, partition, public, validation, splits)

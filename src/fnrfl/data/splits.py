@@ -90,14 +90,24 @@ class Splits:
         )
 
     def manifest(self) -> dict[str, object]:
-        """Sizes and sha256 of every part's contents and every client's positions, and one sha256 over all that."""
+        """Sizes and sha256 of every part's contents and every client's positions, and one sha256 over all that.
+
+        What is set aside of the training set is there by position, so that the split can be taken up again.
+        """
         parts = ("train", "public", "ranking", "distill", "validation", "test")
         listed: dict[str, object] = {"num_classes": self.num_classes, "public_to": self.public_to}
         for name in parts:
             part: Part = getattr(self, name)
             listed[name] = {"examples": len(part), "sha256": checksum(part.x.numpy(), part.y.numpy())}
         listed["clients"] = [{"examples": len(held), "sha256": checksum(held.numpy())} for held in self.clients]
-        return {**listed, "sha256": hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()}
+        listed |= {f"{name}_positions": positions.tolist() for name, positions in self.set_aside.items()}
+        return {**listed, "sha256": splits_hash(listed)}
+
+
+def splits_hash(listed: Mapping[str, object]) -> str:
+    """The sha256 over all that a manifest lists."""
+    content = {key: value for key, value in listed.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _check_carved(carved: Carved, clients: Sequence[np.ndarray]) -> None:

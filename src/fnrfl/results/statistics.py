@@ -90,6 +90,21 @@ def paired(values: Mapping[int, float], baseline: Mapping[int, float], level: fl
     return Difference(found.n, found.mean, found.sd, found.low, found.high, p)
 
 
+def holm(ps: Sequence[float]) -> list[float]:
+    """p values corrected for their number, in the same order (Holm 1979).
+
+    To call every corrected p below 0.05 a difference is wrong about any of them in one case of twenty at most.
+
+    >>> holm([0.25, 0.01, 0.125])
+    [0.25, 0.03, 0.25]
+    """
+    corrected, least = [0.0] * len(ps), 0.0
+    for rank, place in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+        least = max(least, min(1.0, (len(ps) - rank) * ps[place]))
+        corrected[place] = least
+    return corrected
+
+
 def reached(rounds: Sequence[Event], target: float) -> Reached | None:
     """The first round at or above a target accuracy, and all traffic and time until then; None if there is none."""
     traffic, seconds = 0, 0.0

@@ -71,8 +71,7 @@ class Built:
 
     def manifest(self) -> dict[str, Any]:
         """Which example goes to whom, and what is set aside, with hashes: the content of partition.json."""
-        aside = {name: positions.tolist() for name, positions in self.splits.set_aside.items()}
-        return self.partition.manifest() | {"set_aside": aside, "splits": self.splits.manifest()}
+        return self.partition.manifest() | {"splits": self.splits.manifest()}
 
 
 def build(

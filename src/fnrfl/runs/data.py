@@ -96,8 +96,6 @@ def divide(
         public_to=algorithm.public_to,
         site_tests=_site_tests(dataset, partition),
     )
-    if saved is not None:
-        saved.refuse_changed(splits)
     return partition, splits
 
 
@@ -120,8 +118,8 @@ def _site_tests(dataset: Dataset, partition: Partition) -> list[np.ndarray]:
     """The positions of each client's own test examples, where the scenario takes the clients of the data."""
     if partition.ids is None or dataset.test_clients is None:
         return []
-    numbers = natural.client_numbers(dataset.test_clients, partition.ids)
-    return [np.flatnonzero(numbers == client) for client in range(len(partition.ids))]
+    held = natural.positions_by_client(dataset.test_clients)
+    return [held.get(name, np.array([], dtype=np.int64)) for name in partition.ids]
 
 
 def with_counted_clients(config: RunConfig, partition: Partition) -> RunConfig:
@@ -147,13 +145,13 @@ def notices_on_clients(config: RunConfig, dataset: Dataset, partition: Partition
                 f'= "{config.scenario}" draws others. Set scenario = "natural" to take those of the data.'
             )
         return
-    tested = natural.in_natural_order(dataset.test_clients or ())
-    if strange := [name for name in tested if name not in set(partition.ids)]:
+    tested, trained = natural.in_natural_order(dataset.test_clients or ()), set(partition.ids)
+    if strange := [name for name in tested if name not in trained]:
         yield (
             f"{config.dataset.name} has test examples of {counted(len(strange), 'client')} without training examples "
             f"({natural.some_of(strange)}); they count for accuracy, and for no client's accuracy_site."
         )
-    if tested and (untested := [name for name in partition.ids if name not in set(tested)]):
+    if tested and (untested := natural.in_natural_order(trained.difference(tested))):
         yield (
             f"{counted(len(untested), 'client')} of {config.dataset.name} ({natural.some_of(untested)}) "
             f"{'has' if len(untested) == 1 else 'have'} no test examples, and so no accuracy_site."

@@ -65,6 +65,7 @@ def _log_header(built: Built) -> Event:
         "git": _revision(),
         "device": _device(built.net.device),
         "data": built.facts.as_json(),
+        "test_counts": torch.bincount(built.splits.test.y, minlength=built.dataset.num_classes).tolist(),
         "partition": built.partition.sha256,
         "parameters": built.net.size,
         **({"given": given} if (given := built.given.as_json(built.config)) else {}),

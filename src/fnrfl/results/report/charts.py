@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fnrfl.results.report.forest import forests
 from fnrfl.results.report.inside import CLIENTS, inside
 from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.numbers import POINTS, chart_number, shown_mean, thinned
+from fnrfl.results.report.references import least_span, references
 from fnrfl.runs.metrics import LOOKING, MIB
 
 # Seven, so that with eight colours fifty-six lines differ.
@@ -16,6 +18,8 @@ CHARTED_METRICS = (
     ("accuracy", "accuracy", "Share of right answers on the test set."),
     ("accuracy_clean", "clean", "Accuracy on the test set without feature noise."),
     ("accuracy_own", "own", "Mean over clients of the accuracy on each one's own test distribution."),
+    ("accuracy_site", "sites", "Mean over clients of the accuracy on the test examples that each one brought."),
+    ("worst_site", "worst site", "The lowest accuracy of a client on the test examples that it brought."),
     ("balanced_accuracy", "balanced", "Accuracy on the test set, every class counted alike."),
     ("worst_client", "worst client", "The lowest accuracy on a client's own mixture of classes, from the test set."),
     ("validation_accuracy", "validation", "Accuracy on validation data, which is there to choose by."),
@@ -54,9 +58,14 @@ def payload(panels: Sequence[Panel]) -> dict[str, Any]:
     return {
         "dashes": DASHES,
         "metrics": [{"key": key, "name": name, "help": text} for key, name, text in CHARTED_METRICS],
+        "forests": forests(panels),
         "panels": [_panel(panel) for panel in panels],
         "splits": splits,
-        "inside": [inside(group, NUMBERS // refining) for group in groups],
+        "inside": [
+            inside(group, NUMBERS // refining) | {"panel": number}
+            for number, panel in enumerate(panels)
+            for group in panel.groups
+        ],
         "first": max(range(len(groups)), key=lambda i: (bool(groups[i].config.get("fnr.weight")), -i)),
     }
 
@@ -68,9 +77,16 @@ def _panel(panel: Panel) -> dict[str, Any]:
         return {name: {"label": PHASES.get(name, name), "tone": TONES.get(name, "c4")} for name in names}
 
     traffic, time = phases("bytes"), phases("seconds")
+    run = panel.groups[0].runs[0]
+    test, classes = run.examples["test"], len(run.counts[0])
     return {
         "leaks": panel.leaks,
-        "classes": [str(c) for c in range(len(panel.groups[0].runs[0].counts[0]))],
+        "classes": run.classes,
+        "least": {"accuracy": least_span(test), "classes": least_span(test / classes)},
+        "references": [
+            {"name": one.name, "accuracy": chart_number(one.accuracy), "balanced_accuracy": chart_number(one.balanced)}
+            for one in references(panel)
+        ],
         "phases": {"bytes": list(traffic.values()), "time": list(time.values())},
         "groups": [_group(group, list(traffic), list(time)) for group in panel.groups],
     }

@@ -44,6 +44,17 @@ const drawing = (() => {
   }
   // Percentages on an axis have decimals only where they differ in them.
   const whole = (values, text) => (text === percent && values.every((v) => Math.abs(100 * v - Math.round(100 * v)) < 1e-6) ? (v) => percent(v, 0) : text);
+  // An axis of shares: as wide as the values, and no narrower than `least`, since few test examples say no more than that.
+  function shares(values, least = 0, margin = 0.06) {
+    let [low, high] = [Math.min(...values), Math.max(...values)];
+    const pad = (high - low || 0.05) * margin;
+    [low, high] = [low - pad, high + pad];
+    const missing = Math.max(0, Math.min(1, least) - (high - low)) / 2;
+    [low, high] = [low - missing, high + missing];
+    if (low < 0) [low, high] = [0, Math.min(1, high + (missing ? -low : 0))];
+    if (high > 1) [low, high] = [Math.max(0, low - (missing ? high - 1 : 0)), 1];
+    return [low, high];
+  }
   const scale = (from, to, start, end) => (v) => start + ((v - from) / (to - from || 1)) * (end - start);
 
   // -- the value under a pointer, a finger or the arrow keys -------------------------------------------------------------
@@ -59,7 +70,9 @@ const drawing = (() => {
     tip.style.left = `${Math.max(8, Math.min(left, root.clientWidth - box.width - 8))}px`;
     tip.style.top = `${Math.max(8, Math.min(y - box.height - 10, innerHeight - box.height - 8))}px`;
   }
-  function listen(svg, targets, { columns = 0 } = {}) {
+  // `legend` and `leak` go with a figure that is saved: its lines' names, and whether they have a leak.
+  function listen(svg, targets, { columns = 0, legend = [], leak = false } = {}) {
+    Object.assign(svg, { legend, leak });
     if (!targets.length) return svg;
     const over = s("g", { "pointer-events": "none" });
     svg.append(over);
@@ -130,16 +143,16 @@ const drawing = (() => {
   }
 
   // Lines with bands. `shared`: all lines have values at the same x, so one guide tells all of them.
-  function lines(width, { series, xName, yName, x: xText, y: yText, shared, leak, bounded, range }) {
+  function lines(width, { series, xName, yName, x: xText, y: yText, shared, leak, bounded, range, least, references = [] }) {
     const height = Math.round(Math.max(230, Math.min(400, width * 0.52)));
     const svg = canvas(width, height, `${yName} by ${xName}`);
     const points = series.flatMap((one) => one.points.filter((p) => p.y !== null));
     if (!points.length) return svg;
     const xs = points.map((p) => p.x);
-    const all = points.flatMap((p) => [p.y, p.low, p.high]);
+    const all = [...points.flatMap((p) => [p.y, p.low, p.high]), ...references.map(({ value }) => value)];
     let [low, high] = [Math.min(...all), Math.max(...all)];
     const pad = (high - low || Math.abs(high) || 1) * 0.06;
-    [low, high] = range || (bounded ? [Math.max(0, low - pad), Math.min(1, high + pad)] : [Math.max(0, low - pad), high + pad]);
+    [low, high] = range || (bounded ? shares(all, least) : [Math.max(0, low - pad), high + pad]);
     const yTicks = ticks(low, high, height / 55);
     const tickText = whole(yTicks, yText);
     const left = 14 + 6.8 * Math.max(...yTicks.map((v) => tickText(v).length));
@@ -158,10 +171,11 @@ const drawing = (() => {
     if (leak) {
       svg.append(s("text", { class: "watermark", x: (left + right) / 2, y: (top + bottom) / 2 + 14, "text-anchor": "middle" }, "leak"));
     }
+    rules(svg, references.map(({ name, value }) => ({ name, at: py(value), text: yText(value) })), left, right);
     for (const one of series) {
       const there = one.points.filter((p) => p.y !== null);
       const edge = (key) => there.map((p) => `${px(p.x).toFixed(1)} ${py(p[key]).toFixed(1)}`);
-      if (there.some((p) => p.low !== p.high)) {
+      if (series.length <= 8 && there.some((p) => p.low !== p.high)) {
         svg.append(s("path", { d: `M${[...edge("low"), ...edge("high").reverse()].join("L")}Z`, fill: colour(one.mark), opacity: 0.13 }));
       }
       svg.append(s("path", { class: "line", d: `M${edge("y").join("L")}`, stroke: colour(one.mark),
@@ -183,19 +197,83 @@ const drawing = (() => {
         box: [px(p.x), py(p.y), px(p.x), py(p.y)], at: [px(p.x), py(p.y)], title: `${one.label}, round ${p.round}`,
         rows: [{ label: yName, ...told(p) }, { label: xName, value: xText(p.x) }], marks: [[px(p.x), py(p.y), one.mark]] })));
     }
-    return listen(svg, targets);
+    return listen(svg, targets, { leak, legend: series.map(({ label, mark }) => ({ label, mark })) });
+  }
+
+  // Horizontal lines with their names: those too close to each other share one name.
+  function rules(svg, found, left, right) {
+    const named = [];
+    for (const one of found.sort((a, b) => a.at - b.at)) {
+      svg.append(s("line", { class: "rule", x1: left, x2: right, y1: one.at, y2: one.at }));
+      const near = named.find((other) => Math.abs(other.at - one.at) < 15);
+      if (near) near.words.push(`${one.name} ${one.text}`);
+      else named.push({ at: one.at, words: [`${one.name} ${one.text}`] });
+    }
+    for (const { at, words } of named) svg.append(s("text", { class: "rule-name", x: right - 4, y: at - 5, "text-anchor": "end" }, words.join(", ")));
+  }
+
+  // Paired differences: the mean a dot, full if it holds after correction; the interval a bar; zero a line.
+  function forest(width, { blocks, least, leak }) {
+    const wide = width >= 640;
+    const [step, head, top] = [wide ? 26 : 44, 34, 2];
+    const rows = blocks.flatMap((block) => block.rows);
+    const height = top + blocks.length * head + rows.length * step + 40;
+    const svg = canvas(width, height, "paired differences of test accuracy");
+    const points = (v) => `${v < 0 ? "\u2212" : "+"}${Math.abs(100 * v).toFixed(1)}`.replace("\u22120.0", "0.0").replace("+0.0", "0.0");
+    const told = (row) => `${points(row.mean)}${row.low === null ? "" : ` [${points(row.low)}, ${points(row.high)}]`}, ${
+      row.seeds === 1 ? "one seed" : `${row.seeds} seeds`}`;
+    const [left, right] = wide ? [Math.min(width * 0.36, 16 + 7 * Math.max(...rows.map((row) => row.label.length))), width - 14 - 6.7 * Math.max(...rows.map((row) => told(row).length))] : [10, width - 10];
+    // Intervals far wider than the others are cut off, with an arrow, so that one line does not hide the rest.
+    const half = rows.filter((row) => row.low !== null).map((row) => (row.high - row.low) / 2).sort((a, b) => a - b);
+    const most = Math.min(1, Math.max(least / 2, 1.3 * Math.max(...rows.map((row) => Math.abs(row.mean))), 3 * (half[Math.floor(half.length / 2)] || 0)));
+    const low = Math.max(-most, Math.min(-least / 2, ...rows.map((row) => (row.low === null ? row.mean : row.low) - least / 20)));
+    const high = Math.min(most, Math.max(least / 2, ...rows.map((row) => (row.high === null ? row.mean : row.high) + least / 20)));
+    const px = scale(low, high, left, right);
+    const bottom = height - 34;
+    const shown = ticks(100 * low, 100 * high, Math.min(8, (right - left) / 70));
+    for (const v of shown) {
+      svg.append(s("line", { class: v === 0 ? "zero" : "grid", x1: px(v / 100), x2: px(v / 100), y1: top, y2: bottom }),
+        s("text", { x: px(v / 100), y: bottom + 16, "text-anchor": "middle" }, v === 0 ? "0" : `${v < 0 ? "\u2212" : "+"}${+Math.abs(v).toPrecision(6)}`));
+    }
+    svg.append(s("text", { x: right, y: height - 2, "text-anchor": "end" }, "points of accuracy: to the right is better"));
+    if (leak) svg.append(s("text", { class: "watermark", x: (left + right) / 2, y: height / 2, "text-anchor": "middle" }, "leak"));
+    const targets = [];
+    let y = top;
+    for (const block of blocks) {
+      svg.append(s("text", { class: "heading", x: 0, y: y + 22 }, clip(block.title, width - 8)));
+      y += head;
+      for (const row of block.rows) {
+        const at = wide ? y + step / 2 : y + 31;
+        const tone = colour(row.mark);
+        svg.append(s("text", { class: "name", x: 0, y: wide ? at + 4 : at - 13 }, clip(row.label, wide ? left - 8 : width - 6.4 * told(row).length - 10)),
+          s("text", { x: width, y: wide ? at + 4 : at - 13, "text-anchor": "end", class: row.holds ? "amount" : "" }, told(row)));
+        if (row.low !== null) {
+          const [from, to] = [Math.max(low, row.low), Math.min(high, row.high)];
+          svg.append(s("line", { x1: px(from), x2: px(to), y1: at, y2: at, stroke: tone, "stroke-width": row.holds ? 3.5 : 2 }));
+          for (const [cut, x, way] of [[row.low < low, left, 1], [row.high > high, right, -1]]) {
+            if (cut) svg.append(s("path", { d: `M${x + 7 * way} ${at - 5}L${x} ${at}L${x + 7 * way} ${at + 5}`, fill: "none", stroke: tone, "stroke-width": 2 }));
+          }
+        }
+        svg.append(s("circle", { cx: px(row.mean), cy: at, r: 5, fill: row.holds ? tone : "var(--paper)", stroke: tone, "stroke-width": 2 }));
+        targets.push({ box: [0, at - step / 2, width, at + step / 2], at: [px(row.mean), at - 8], title: `${row.label} minus ${row.other}`, rows: [
+          { label: "points", value: points(row.mean) },
+          ...(row.low === null ? [] : [{ label: "95 % interval", value: `${points(row.low)} to ${points(row.high)}` }]),
+          { label: "seeds with the same split", value: String(row.seeds) }, { label: "more than luck?", value: row.verdict }] });
+        y += step;
+      }
+    }
+    return listen(svg, targets, { leak });
   }
 
   // A row for each line: every seed a dot, the mean a bar.
-  function dots(width, { rows, name, leak }) {
+  function dots(width, { rows, name, leak, least, references = [] }) {
     const [step, top] = [46, 4];
-    const height = top + rows.length * step + 34;
+    const height = top + rows.length * step + 52;
     const svg = canvas(width, height, `${name}, every seed`);
     const all = rows.flatMap((row) => row.values);
-    const pad = (Math.max(...all) - Math.min(...all) || 0.05) * 0.08;
-    const [low, high] = [Math.max(0, Math.min(...all) - pad), Math.min(1, Math.max(...all) + pad)];
+    const [low, high] = shares(all, least);
     const px = scale(low, high, 24, width - 24);
-    const bottom = height - 30;
+    const bottom = height - 48;
     const shown = ticks(low, high, Math.min(8, width / 90));
     const tickText = whole(shown, percent);
     for (const v of shown) {
@@ -203,6 +281,18 @@ const drawing = (() => {
         s("text", { x: px(v), y: bottom + 18, "text-anchor": "middle" }, tickText(v)));
     }
     if (leak) svg.append(s("text", { class: "watermark", x: width / 2, y: top + rows.length * step / 2 + 14, "text-anchor": "middle" }, "leak"));
+    // What a guess reaches: a line where the axis has it, else its value with an arrow to where it lies.
+    const beyond = { left: [], right: [] };
+    for (const { name: what, value } of references) {
+      if (value < low) beyond.left.push(`${what} ${percent(value)}`);
+      else if (value > high) beyond.right.push(`${what} ${percent(value)}`);
+      else {
+        svg.append(s("line", { class: "rule", x1: px(value), x2: px(value), y1: top, y2: bottom }),
+          s("text", { class: "rule-name", x: px(value), y: height, "text-anchor": value > (low + high) / 2 ? "end" : "start" }, `${what} ${percent(value)}`));
+      }
+    }
+    if (beyond.left.length) svg.append(s("text", { class: "rule-name", x: 0, y: height }, `\u2190 ${beyond.left.join(", ")}`));
+    if (beyond.right.length) svg.append(s("text", { class: "rule-name", x: width, y: height, "text-anchor": "end" }, `${beyond.right.join(", ")} \u2192`));
     const targets = [];
     rows.forEach((row, index) => {
       const y = top + index * step + 31;
@@ -217,30 +307,37 @@ const drawing = (() => {
         { label: "mean", value: percent(row.mean, 2) },
         ...row.seeds.map((seed, i) => ({ label: `seed ${seed}`, value: percent(row.values[i], 2) }))] });
     });
-    return listen(svg, targets);
+    return listen(svg, targets, { leak });
   }
 
   // Cells from pale to full. `beside`: a number for each row, as a bar at the right.
-  function heat(width, { rows, columns, value, text, said, rowName, columnName, max, beside, beyond, leak }) {
+  function heat(width, { rows, columns, value, text, said, rowName, columnName, range, beside, beyond, leak }) {
     const labelWidth = Math.min(width * 0.42, 18 + 6.8 * Math.max(rowName.length, ...rows.map((row) => row.length)));
     const barWidth = beside ? Math.min(120, width * 0.2) : 0;
     const room = width - labelWidth - barWidth - (beside ? 12 : 0);
     const w = Math.min(room / columns.length, beyond ? 90 : 64);
     const h0 = Math.max(9, Math.min(28, 900 / rows.length));
-    const top = 38;
-    const height = top + rows.length * h0 + 6;
-    const svg = canvas(width, height, `${columnName} by ${rowName}`);
+    // Names of columns that are wider than a column lean over.
+    const wordy = Math.max(...columns.map((name) => name.length));
+    const lean = wordy > 3 && 7.5 * wordy + 4 > w && w >= 12;
+    const top = lean ? 34 + 4.7 * Math.min(wordy, 18) : 38;
+    const height = top + rows.length * h0 + 30;
+    const svg = canvas(width, height, `${columnName} by ${rowName || "line"}`);
     const everyRow = Math.ceil(13 / h0);
-    const everyColumn = Math.ceil((7.5 * Math.max(...columns.map((name) => name.length)) + 4) / w);
-    svg.append(s("text", { x: 0, y: top - 10 }, rowName), s("text", { x: labelWidth, y: 12 }, columnName));
+    const everyColumn = lean ? 1 : Math.ceil((7.5 * wordy + 4) / w);
+    svg.append(s("text", { x: 0, y: top - 10 }, rowName), s("text", { x: lean ? 0 : labelWidth, y: 12 }, columnName));
     columns.forEach((name, c) => {
-      if (c % everyColumn === 0) svg.append(s("text", { x: labelWidth + (c + 0.5) * w, y: top - 8, "text-anchor": "middle" }, name));
+      if (c % everyColumn) return;
+      const [x, y] = [labelWidth + (c + 0.5) * w, top - 8];
+      svg.append(s("text", lean ? { x, y, transform: `rotate(-40 ${x} ${y})` } : { x, y, "text-anchor": "middle" }, clip(name, 18 * 6.6)));
     });
+    const values = rows.flatMap((_, r) => columns.map((_, c) => value(r, c))).filter((v) => v !== null);
+    const [least, most] = range || [Math.min(...values), Math.max(...values)];
     const targets = [];
     // All cells have their number or none has, and a small one rather than none.
     const longest = Math.max(0, ...rows.flatMap((_, r) => columns.map((_, c) => (value(r, c) === null ? 0 : text(value(r, c)).length))));
     const size = [12, 10.5, 9].find((points) => h0 >= 16 && w >= 0.6 * points * longest + 3);
-    const most = beside ? Math.max(...beside) : 0;
+    const longestBar = beside ? Math.max(...beside) : 0;
     rows.forEach((name, r) => {
       const y = top + r * h0;
       if (r % everyRow === 0) svg.append(s("text", { class: rowName === "" ? "name" : "", x: 0, y: y + h0 / 2 + 4 }, clip(name, labelWidth - 6)));
@@ -248,12 +345,13 @@ const drawing = (() => {
         const v = value(r, c);
         const gap = w > 8 && h0 > 8 ? 1 : 0;
         const box = [labelWidth + c * w + gap, y + gap, labelWidth + (c + 1) * w - gap, y + h0 - gap];
-        const share = v === null ? 0 : Math.max(0, Math.min(1, v / (max || 1)));
+        const share = v === null ? 0 : Math.max(0, Math.min(1, (v - least) / (most - least || 1)));
         const place = { x: box[0], y: box[1], width: box[2] - box[0], height: box[3] - box[1], rx: gap ? 2 : 0 };
         svg.append(s("rect", { class: "empty", ...place }));
-        if (share > 0) svg.append(s("rect", { class: "cell", ...place, "fill-opacity": (0.06 + 0.94 * share).toFixed(3) }));
+        const opacity = v === null || (v === 0 && least === 0) ? 0 : 0.06 + 0.94 * share;
+        if (opacity) svg.append(s("rect", { class: "cell", ...place, "fill-opacity": opacity.toFixed(3) }));
         if (size && v !== null) {
-          const cell = s("text", { class: share > 0.5 ? "dark" : "light", x: (box[0] + box[2]) / 2, y: y + h0 / 2 + 4, "text-anchor": "middle" }, text(v));
+          const cell = s("text", { class: `in-cell ${opacity > 0.83 ? "dark" : opacity > 0.63 ? "middle" : "light"}`, x: (box[0] + box[2]) / 2, y: y + h0 / 2 + 4, "text-anchor": "middle" }, text(v));
           cell.style.fontSize = `${size}px`;
           svg.append(cell);
         }
@@ -261,17 +359,30 @@ const drawing = (() => {
       });
       if (beside) {
         const x = labelWidth + columns.length * w + 12;
-        svg.append(s("rect", { x, y: y + h0 * 0.22, width: Math.max(1, (beside[r] / most) * (barWidth - 44)), height: h0 * 0.56, rx: 2,
+        svg.append(s("rect", { x, y: y + h0 * 0.22, width: Math.max(1, (beside[r] / longestBar) * (barWidth - 44)), height: h0 * 0.56, rx: 2,
           fill: "var(--soft)", opacity: 0.5 }));
         if (r % everyRow === 0) {
-          svg.append(s("text", { x: x + (beside[r] / most) * (barWidth - 44) + 6, y: y + h0 / 2 + 4 }, number(beside[r])));
+          svg.append(s("text", { x: x + (beside[r] / longestBar) * (barWidth - 44) + 6, y: y + h0 / 2 + 4 }, number(beside[r])));
         }
       }
     });
     if (beside) svg.append(s("text", { x: labelWidth + columns.length * w + 12, y: top - 8 }, "examples"));
     if (leak) svg.append(s("text", { class: "watermark", x: labelWidth + (columns.length * w) / 2, y: top + (rows.length * h0) / 2 + 14,
       "text-anchor": "middle" }, "leak"));
-    return listen(svg, targets, { columns: columns.length });
+    colours(svg, labelWidth, height - 8, least, most, text);
+    return listen(svg, targets, { leak, columns: columns.length });
+  }
+
+  // What the colours of a heat-map mean: from its lowest to its highest value.
+  function colours(svg, x, y, least, most, text) {
+    if (!text(most) || least === most) return;
+    const name = text(least);
+    const start = x + 7 * name.length + 6;
+    for (let i = 0; i < 10; i++) {
+      svg.append(s("rect", { class: "empty", x: start + 9 * i, y: y - 9, width: 9, height: 10 }),
+        s("rect", { class: "cell", x: start + 9 * i, y: y - 9, width: 9, height: 10, "fill-opacity": (0.06 + (0.94 * i) / 9).toFixed(3) }));
+    }
+    svg.append(s("text", { x, y }, name), s("text", { x: start + 96, y }, text(most)));
   }
 
   // Bars made of phases; a row may have several bars (down, up).
@@ -309,11 +420,11 @@ const drawing = (() => {
       });
       y += heights[index];
     });
-    return listen(svg, targets);
+    return listen(svg, targets, { leak, legend: phases });
   }
 
   // Before and after, class by class: a hollow dot, a line, a full dot.
-  function change(width, { names, before, after }) {
+  function change(width, { names, before, after, leak }) {
     const height = 250;
     const svg = canvas(width, height, "accuracy of refined clients before and after refinement, by class");
     const [left, right, top, bottom] = [52, width - 8, 12, height - 42];
@@ -323,12 +434,14 @@ const drawing = (() => {
         s("text", { x: left - 8, y: py(v) + 4, "text-anchor": "end" }, percent(v, 0)));
     }
     svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "class"));
+    if (leak) svg.append(s("text", { class: "watermark", x: (left + right) / 2, y: (top + bottom) / 2 + 14, "text-anchor": "middle" }, "leak"));
     const step = (right - left) / names.length;
     const every = Math.ceil(26 / step);
+    const letters = Math.max(3, Math.floor((every * step) / 6.6));
     const targets = [];
     names.forEach((name, c) => {
       const x = left + (c + 0.5) * step;
-      if (c % every === 0) svg.append(s("text", { x, y: bottom + 18, "text-anchor": "middle" }, name));
+      if (c % every === 0) svg.append(s("text", { x, y: bottom + 18, "text-anchor": "middle" }, clip(name, letters * 6.6)));
       if (before[c] === null || after[c] === null) return;
       const tone = after[c] >= before[c] ? "var(--c0)" : "var(--c1)";
       svg.append(s("line", { x1: x, x2: x, y1: py(before[c]), y2: py(after[c]), stroke: tone, "stroke-width": 3, opacity: 0.45 }),
@@ -337,7 +450,7 @@ const drawing = (() => {
       targets.push({ box: [x, top, x, bottom], at: [x, py(Math.max(before[c], after[c])) - 6], guide: false, title: `class ${name}`, rows: [
         { label: "before refinement", value: percent(before[c]) }, { label: "after", value: percent(after[c]) }] });
     });
-    return listen(svg, targets);
+    return listen(svg, targets, { leak });
   }
 
   // -- tables that sort -----------------------------------------------------------------------------------------------------
@@ -377,5 +490,17 @@ const drawing = (() => {
   system.addEventListener("change", name);
   name();
 
-  return { data, h, s, colour, swatch, block, percent, number, ticks, whole, scale, listen, keep, canvas, clip, lines, dots, heat, bars, change, sorting };
+  // -- parts that fold: on a narrow screen all but the results are folded at first, and a link opens the part it leads to ---
+  const folds = [...document.querySelectorAll("details.fold")];
+  if (matchMedia("(max-width: 720px)").matches) folds.forEach((fold) => (fold.open = "first" in fold.dataset));
+  function unfold(address) {
+    const fold = address.length > 1 ? document.querySelector(`section[id="${CSS.escape(address.slice(1))}"] > details.fold`) : null;
+    if (fold) fold.open = true;
+  }
+  document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", () => unfold(link.hash)));
+  addEventListener("hashchange", () => unfold(location.hash));
+  unfold(location.hash);
+  addEventListener("beforeprint", () => folds.forEach((fold) => (fold.open = true)));
+
+  return { data, h, s, colour, swatch, block, percent, number, shares, ticks, whole, scale, listen, keep, canvas, clip, lines, dots, forest, heat, bars, change, sorting };
 })();

@@ -32,7 +32,8 @@ def fill(template: str, package: str, data: object, values: Mapping[str, Any]) -
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(part)
     )
-    style, script = part("page.css"), part("drawing.js") + part(f"{template}.js")
+    style = part("page.css")
+    script = "".join(part(name) for name in ("drawing.js", f"{template}.js", "exports.js"))
     ours = {
         "style": Markup(style),
         "script": Markup(script),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fnrfl.results.report.lines import LineGroup
@@ -39,6 +40,7 @@ def _client(run: Run, client: int) -> dict[str, Any]:
     known = [value for value in norms if value]  # 0: public data has none of this class
     return {
         "client": client,
+        "name": run.client_names[client],
         "examples": sum(run.counts[client]),
         "active": len(active),
         "ranking": chart_number(ranked[-1]) if ranked else None,
@@ -92,13 +94,19 @@ def _norms(run: Run, numbers: int) -> dict[str, Any] | None:
         return None
     kept = thinned(told, numbers // max(1, *map(_num_norms, told)))
     classes = max(len(row or ()) for event in kept for row in event["norms"])
-    values = [_norm_rows(event, classes) for event in kept]
+    values, names = [_norm_rows(event, classes) for event in kept], run.client_names
     return {
         "rounds": [event["round"] for event in kept],
-        "cohorts": [event["cohort"][:CLIENTS] for event in kept],
+        "cohorts": [[names[client] for client in event["cohort"][:CLIENTS]] for event in kept],
         "values": values,
-        "max": max((v for rows in values for row in rows for v in row if v is not None), default=None),
+        "range": _range(v for rows in values for row in rows for v in row if v is not None),
     }
+
+
+def _range(values: Iterable[float]) -> tuple[float, float] | None:
+    """The lowest and the highest value, which the colours of all rounds are scaled to."""
+    known = list(values)
+    return (min(known), max(known)) if known else None
 
 
 def _num_norms(event: Event) -> int:

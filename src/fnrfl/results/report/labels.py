@@ -19,18 +19,32 @@ def varying(configs: Sequence[Config]) -> list[str]:
 
 def method(config: Config) -> str:
     """A method's name, with FNR if it is on; weight 0 is said, because that is the control and not FNR."""
-    if config["fnr"] == "off":
-        return str(config["algorithm.name"])
-    return f"{config['algorithm.name']} + FNR" + (", weight 0" if config["fnr.weight"] == 0 else "")
+    return _with_or_without_fnr(config) + (", weight 0" if config.get("fnr.weight") == 0 else "")
+
+
+def shared_method(configs: Sequence[Config]) -> str | None:
+    """The method that all lines have in common, whatever its weight; it may be left out of their names."""
+    methods = {_with_or_without_fnr(config) for config in configs}
+    return methods.pop() if len(methods) == 1 else None
+
+
+def _with_or_without_fnr(config: Config) -> str:
+    return str(config["algorithm.name"]) + (" + FNR" if config["fnr"] == "on" else "")
 
 
 def line_labels(configs: Sequence[Config], finished: Sequence[bool]) -> list[str]:
-    """Short names that differ: the method, the setting if it varies, and as few other keys as it takes."""
+    """Short names that differ: the method, the setting if it varies, and as few other keys as it takes.
+
+    What all lines share is left out, the method too where something else tells them apart.
+    """
     differing = varying(configs)
     found = [_label(config, differing, whole) for config, whole in zip(configs, finished, strict=True)]
     for key in differing:
         if key not in TELLING and not key.startswith("leaks."):
             found = _told_apart(found, configs, key)
+    shared = f"{_with_or_without_fnr(configs[0])}, "
+    if len(set(found)) > 1 and all(label.startswith(shared) for label in found):
+        found = [label.removeprefix(shared) for label in found]
     seen: dict[str, int] = {}
     for i, label in enumerate(found):  # the same run twice
         seen[label] = seen.get(label, 0) + 1

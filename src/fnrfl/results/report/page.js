@@ -1,11 +1,13 @@
 "use strict";
 (() => {
-  const { data, h, swatch, block, percent, number, keep, lines, dots, heat, bars, change, sorting } = drawing;
+  const { data, h, swatch, block, percent, number, shares, keep, lines, dots, forest, heat, bars, change, sorting } = drawing;
 
   // -- what is on the page ------------------------------------------------------------------------------------------------
   const METRICS = data.metrics;
   const metricName = (key) => METRICS.find((metric) => metric.key === key).name;
   const isShare = (key) => key !== "loss";
+
+  data.forests.forEach((one, f) => keep(document.querySelector(`[data-forest="${f}"]`), (width) => forest(width, one)));
 
   data.panels.forEach((panel, p) => {
     const hidden = new Set();
@@ -15,6 +17,9 @@
     const leak = panel.leaks.length > 0;
     const curve = (group, key, at) => ({ label: group.label, mark: group.mark, points: group.curves[key].mean.map((y, i) => ({
       x: at(group, i), round: group.rounds[i], y, low: group.curves[key].low[i], high: group.curves[key].high[i] })) });
+
+    const references = (key) => panel.references.flatMap((one) => (one[key] === undefined ? [] : [{ name: one.name, value: one[key] }]));
+    const classRange = shares(panel.groups.flatMap((group) => group.classes).filter((v) => v !== null), panel.least.classes, 0);
 
     function legend(target) {
       const buttons = panel.groups.map((group, i) => {
@@ -50,16 +55,17 @@
     paints.push(keep(place("rounds"), (width) => {
       said.textContent = METRICS.find(({ key }) => key === metric).help;
       return lines(width, { series: visible().filter((group) => group.curves[metric]).map((group) => curve(group, metric, (g, i) => g.rounds[i])),
-        xName: "round", yName: metricName(metric), x: String, y: yText(metric), shared: true, leak, bounded: isShare(metric) });
+        xName: "round", yName: metricName(metric), x: String, y: yText(metric), shared: true, leak, bounded: isShare(metric),
+        least: panel.least.accuracy, references: references(metric) });
     }));
     for (const [name, key, xName] of [["mib", "mib", "MiB sent, both directions"], ["seconds", "seconds", "seconds of training"]]) {
       paints.push(keep(place(name), (width) => lines(width, { series: visible().map((group) => curve(group, "accuracy", (g, i) => g[key][i])),
-        xName, yName: "accuracy", x: number, y: percent, shared: false, leak, bounded: true })));
+        xName, yName: "accuracy", x: number, y: percent, shared: false, leak, bounded: true, least: panel.least.accuracy })));
     }
-    keep(place("seeds"), (width) => dots(width, { name: "accuracy", leak, rows: panel.groups.map((group) => ({ label: group.label, mark: group.mark,
+    keep(place("seeds"), (width) => dots(width, { name: "accuracy", leak, least: panel.least.accuracy, references: references("accuracy"), rows: panel.groups.map((group) => ({ label: group.label, mark: group.mark,
       values: group.final, seeds: group.seeds, mean: group.final.reduce((a, b) => a + b, 0) / group.final.length })) }));
     keep(place("classes"), (width) => heat(width, { rows: panel.groups.map((group) => group.label), columns: panel.classes, rowName: "", columnName: "class",
-      leak, max: 1, value: (r, c) => panel.groups[r].classes[c], text: (v) => (100 * v).toFixed(0), beyond: true,
+      leak, range: classRange, value: (r, c) => panel.groups[r].classes[c], text: (v) => (100 * v).toFixed(0), beyond: true,
       said: (r, c) => ({ title: panel.groups[r].label, rows: [{ label: `class ${panel.classes[c]}`, value: percent(panel.groups[r].classes[c]) }] }) }));
     for (const [name, unit, show] of [["bytes", "MiB", (v) => `${number(v)} MiB`], ["time", "seconds", (v) => `${number(v)} s`]]) {
       const phases = panel.phases[name];
@@ -76,42 +82,43 @@
   const plot = (name) => document.querySelector(`[data-inside-plot="${name}"]`);
   const run = () => data.inside[picker.value];
   const split = () => data.splits[run().split];
-  const clientNames = () => run().clients.map((client) => `client ${client.client}`);
-  const classNames = () => split()[0].map((_, c) => String(c));
+  const clientNames = () => run().clients.map((client) => client.name);
+  const classNames = () => data.panels[run().panel].classes;
+  const leak = () => run().leaks.length > 0;
   data.inside.forEach((one, i) => picker.append(h("option", { value: i }, `${one.label}, seed ${one.seed}${one.leaks.length ? " (leak)" : ""}`)));
   picker.value = data.first;
   const paints = [
     keep(plot("split"), (width) => {
       const [counts, { clients }] = [split(), run()];
-      return heat(width, { rows: clientNames(), columns: classNames(), rowName: "", columnName: "class", max: Math.max(...counts.flat()),
+      return heat(width, { rows: clientNames(), columns: classNames(), rowName: "", columnName: "class", range: [0, Math.max(...counts.flat())], leak: leak(),
         value: (r, c) => counts[r][c], text: String, beside: clients.map((client) => client.examples),
-        said: (r, c) => ({ title: `client ${r}, class ${c}`, rows: [{ label: "examples", value: String(counts[r][c]) },
+        said: (r, c) => ({ title: `${clients[r].name}, class ${classNames()[c]}`, rows: [{ label: "examples", value: String(counts[r][c]) },
           { label: "of all that it holds", value: percent(counts[r][c] / clients[r].examples) }] }) });
     }),
     keep(plot("refined"), (width) => {
       const { refined } = run();
       if (!refined) return "";
       const words = ["not active in this round", "active", "refined"];
-      return heat(width, { rows: clientNames(), columns: refined.rounds.map(String), rowName: "", columnName: "round", max: 2,
+      return heat(width, { rows: clientNames(), columns: refined.rounds.map(String), rowName: "", columnName: "round", range: [0, 2], leak: leak(),
         value: (r, c) => [null, 0.3, 2][refined.grid[r][c]], text: () => "",
-        said: (r, c) => ({ title: `client ${r}, round ${refined.rounds[c]}`, rows: [{ label: words[refined.grid[r][c]], value: "" },
+        said: (r, c) => ({ title: `${clientNames()[r]}, round ${refined.rounds[c]}`, rows: [{ label: words[refined.grid[r][c]], value: "" },
           ...(refined.ranking[r][c] === null ? [] : [{ label: "ranking accuracy", value: percent(refined.ranking[r][c]) }])] }) });
     }),
-    keep(plot("change"), (width) => (run().change ? change(width, { names: classNames(), ...run().change }) : "")),
+    keep(plot("change"), (width) => (run().change ? change(width, { names: classNames(), leak: leak(), ...run().change }) : "")),
     keep(plot("norms"), (width) => {
       const { norms } = run();
       if (!norms) return "";
       const here = norms.values[slider.value];
       document.getElementById("inside-round-name").textContent = `round ${norms.rounds[slider.value]}`;
-      return heat(width, { rows: norms.cohorts[slider.value].map((client) => `client ${client}`), columns: classNames(), rowName: "", columnName: "class",
-        max: norms.max, value: (r, c) => here[r][c], text: (v) => v.toFixed(v < 10 ? 1 : 0),
-        said: (r, c) => ({ title: `client ${norms.cohorts[slider.value][r]}, class ${c}`, rows: [
+      return heat(width, { rows: norms.cohorts[slider.value], columns: classNames(), rowName: "", columnName: "class",
+        range: norms.range, leak: leak(), value: (r, c) => here[r][c], text: (v) => v.toFixed(v < 10 ? 1 : 0),
+        said: (r, c) => ({ title: `${norms.cohorts[slider.value][r]}, class ${classNames()[c]}`, rows: [
           { label: `mean feature norm, round ${norms.rounds[slider.value]}`, value: number(here[r][c]) }] }) });
     }),
     keep(plot("gap"), (width) => {
       const { gap } = run();
       return gap ? lines(width, { series: gap.map((one, mark) => ({ ...one, mark })), xName: "round", yName: "feature norm", x: String, y: number,
-        shared: true }) : "";
+        shared: true, leak: leak() }) : "";
     }),
   ];
   const learned = document.getElementById("learned-clients");
@@ -131,7 +138,9 @@
     learned.tHead.rows[0].replaceChildren(...known.map(([, name]) => h("th", { scope: "col", class: "number" }, h("button", { type: "button" }, name))));
     learned.tBodies[0].replaceChildren(...clients.map((client) => h("tr", {}, ...known.map(([key, name, text], i) =>
       h("td", { class: i ? "number" : "number head", "data-label": name, "data-value": client[key] === null ? "" : client[key] },
-        client[key] === null ? "" : i ? text(client[key]) : h("span", {}, `client ${client.client}`))))));
+        client[key] === null ? "" : i ? text(client[key]) : h("span", {}, client.name))))));
+    if (leak()) learned.dataset.leak = "leak";
+    else delete learned.dataset.leak;
     sorting(learned);
     document.getElementById("learned-of").textContent = picker.selectedOptions[0].textContent;
   }

@@ -13,13 +13,27 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.results.report import mixed, read, sentences, tables
 from fnrfl.results.report.charts import DASHES, payload
 from fnrfl.results.report.filled import SHARED, fill
-from fnrfl.results.report.labels import method
+from fnrfl.results.report.labels import method, shared_method
 from fnrfl.results.report.learned import learned
-from fnrfl.results.report.lines import LineGroup, Panel, panels_of
+from fnrfl.results.report.lines import COLOURS, LineGroup, Panel, panels_of
 from fnrfl.results.report.read import Run
+from fnrfl.results.report.relatives import is_control_line
+from fnrfl.results.report.site_table import site_table
 from fnrfl.rundir.outputs import check_output, write_output
 
 log = logging.getLogger("fnrfl")
+
+# What follows the summary, by name: each is a link, a part that folds, and the template sections/NAME.html.
+PAGE_SECTIONS = {
+    "results": "Results",
+    "convergence": "Convergence",
+    "cost": "Cost",
+    "classes": "Classes",
+    "sites": "Sites",
+    "inside": "Clients and data",
+    "learned": "What the server learned about each client",
+    "again": "How to run it again",
+}
 
 
 def report(run_dirs: Sequence[Path], out: Path | None = None, *, title: str | None = None, plots: bool = True) -> Path:
@@ -68,13 +82,18 @@ def render(
     groups = [group for panel in panels for group in panel.groups]
     runs = [run for group in groups for run in group.runs]
     lead, told = sentences.summary(panels)
+    drawn, told_of = payload(panels), [_panel(panel) for panel in panels]
     values = {
         "title": title or _title(panels),
         "dashes": DASHES,
+        "sections": {
+            name: text for name, text in PAGE_SECTIONS.items() if name != "sites" or any(p["sites"] for p in told_of)
+        },
         "what": sentences.what(panels),
         "lead": lead,
         "summary": told,
-        "panels": [_panel(panel) for panel in panels],
+        "forests": drawn["forests"],
+        "panels": told_of,
         "learned": learned(groups),
         "groups": groups,
         "reruns": [_rerun(group) for group in groups],
@@ -82,7 +101,7 @@ def render(
         "failed": failed,
         "damaged": damaged,
     }
-    return fill("page", SHARED, payload(panels), values | _banners(groups, runs, waiting))
+    return fill("page", SHARED, drawn, values | _banners(groups, runs, waiting))
 
 
 def _banners(groups: Sequence[LineGroup], runs: Sequence[Run], waiting: Sequence[Run]) -> dict[str, Any]:
@@ -104,20 +123,25 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "measured_on": sentences.measured_on(panel),
         "seconds_of": sentences.seconds_of(panel),
         "several_seeds": any(len(group.runs) > 1 for group in panel.groups),
+        "many_lines": len(panel.groups) > COLOURS,
         "results": tables.results(panel),
         "differences": tables.differences(panel),
         "every_run": tables.every_run(panel),
         "settings": tables.settings(panel),
+        "sites": site_table(panel),
     }
 
 
 def _title(panels: Sequence[Panel]) -> str:
     groups = [group for panel in panels for group in panel.groups]
     data = ", ".join(dict.fromkeys(str(group.config["dataset.name"]) for group in groups))
-    methods = {method(group.config) for group in groups}
     if len(groups) == 1:
         return f"{groups[0].label} on {data}"
-    return f"{len(groups)} {'methods' if len(methods) == len(groups) else 'variants'} on {data}"
+    methods = {method(group.config) for group in groups if not is_control_line(group)}
+    if len(methods) == sum(not is_control_line(group) for group in groups):
+        return f"{counted(len(methods), 'method')} on {data}"
+    shared = shared_method([group.config for group in groups])
+    return f"{len(groups)} variants{f' of {shared}' if shared else ''} on {data}"
 
 
 # -- how to get there again -------------------------------------------------------------------------------------------

@@ -148,8 +148,8 @@ def split(panel: Panel) -> Figure:
     """How the first run's data is spread over the clients."""
     counts = panel.groups[0].runs[0].counts
     figure, axes = _figure(panel, height=min(12.0, 1.2 + 0.3 * len(counts)))
-    names = [f"client {client}" for client in range(len(counts))]
-    draw_heat(axes, counts, names, lambda v: f"{v:.0f}", max(map(max, counts)))
+    names = panel.groups[0].runs[0].client_names
+    draw_heat(axes, counts, [name.replace("$", r"\$") for name in names], lambda v: f"{v:.0f}", max(map(max, counts)))
     run = panel.groups[0].runs[0]
     axes.set_xlabel(f"class; examples under {run.config['scenario']}, seed {run.seed}")
     return figure

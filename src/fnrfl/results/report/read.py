@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import printable
 from fnrfl.results.report import mixed, valid
 from fnrfl.rundir import directory, events, files, origin
 from fnrfl.rundir.configs import Config
@@ -25,6 +26,7 @@ class Run(RunMetrics):
     counts: list[list[int]]  # [clients][classes], from partition.json
     examples: dict[str, int]  # of each part of the data: test, validation, public, ...
     finished: bool
+    test_counts: list[int]  # examples of each class in the test set; empty for runs of versions that did not say
     baseline: tuple[str, ...]  # run directories that its comparison takes for the baseline, by name
 
     @property
@@ -48,9 +50,20 @@ class Run(RunMetrics):
         return int(self.config["seed"])
 
     @property
+    def client_names(self) -> list[str]:
+        """What a page calls each client: its id in the data, or "client" and its number."""
+        ids = self.origin.partition.get("ids")
+        return [printable(name) for name in ids] if ids else [f"client {number}" for number in range(len(self.counts))]
+
+    @property
     def refines(self) -> bool:
         """Whether it was an FNR run."""
         return bool(self.config["fnr"] == "on")
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes; their numbers, if the log has no names."""
+        return self.about["data"].get("classes") or [str(c) for c in range(len(self.counts[0]))]
 
     @property
     def leaks(self) -> tuple[str, ...]:
@@ -138,5 +151,6 @@ def read_run(path: Path, baseline: tuple[str, ...] = ()) -> Run:
         counts=about.partition["counts"],
         examples={k: v["examples"] for k, v in about.partition["splits"].items() if isinstance(v, dict)},
         finished=(path / "model.safetensors").exists(),
+        test_counts=about.header.get("test_counts", []),
         baseline=baseline,
     )

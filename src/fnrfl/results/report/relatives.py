@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
+from fnrfl.config.registry import CONTROLS
 from fnrfl.results.report.lines import LineGroup, setting
-from fnrfl.results.statistics import Difference, paired
+from fnrfl.results.statistics import LEVEL, Difference, holm, paired
 from fnrfl.rundir.configs import Config, is_control, is_without_fnr
 
 FREE = ("seed", "name", "leaks", "engine")  # in which relatives may differ: an engine changes the time, not the result
@@ -25,6 +27,72 @@ def difference(one: LineGroup, other: LineGroup) -> Difference | None:
     splits = {run.seed: run.origin.split for run in other.runs}
     seeds = [run.seed for run in one.runs if splits.get(run.seed) == run.origin.split]
     return paired({seed: one.accuracy[seed] for seed in seeds}, {seed: other.accuracy[seed] for seed in seeds})
+
+
+def is_control_line(group: LineGroup) -> bool:
+    """Whether a line is there to be compared with: one of the controls, or refinement without its penalty."""
+    return group.config["algorithm.name"] in CONTROLS or group.config.get("fnr.weight") == 0
+
+
+@dataclass(frozen=True)
+class LinePair:
+    """A line, one that it is compared with, and why; p is corrected for all pairs of the setting that have one."""
+
+    one: LineGroup
+    other: LineGroup
+    why: str  # "baseline", "plain" or "control"
+    found: Difference | None
+    corrected: float | None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the difference is more than luck, in a few words."""
+        return difference_in_words(self.found, self.corrected)
+
+
+HOLDS = "yes, after correction"
+ALONE = "by its interval alone"
+SAME = "cannot be told apart"
+
+
+def difference_in_words(found: Difference | None, corrected: float | None) -> str:
+    """Whether a difference is more than luck, in a few words."""
+    if found is None:
+        return "no seed and split in common"
+    if found.n == 1:
+        return "one seed: cannot be told"
+    if found.low is None or found.high is None:
+        return "no difference" if found.mean == 0 else "the same with every seed: cannot be told"
+    if found.low <= 0 <= found.high:
+        return SAME
+    return HOLDS if corrected is not None and corrected < 1 - LEVEL else ALONE
+
+
+def line_pairs(lines: Sequence[LineGroup]) -> list[LinePair]:
+    """Each line of a setting with the baseline, with its method without FNR and with its control, each pair once."""
+    chosen = list(_relatives(lines))
+    return judged([(one, other, why, difference(one, other)) for one, other, why in chosen])
+
+
+def judged(pairs: Sequence[tuple[LineGroup, LineGroup, str, Difference | None]]) -> list[LinePair]:
+    """Pairs with p corrected for their number."""
+    ps = [found.p for _, _, _, found in pairs if found is not None and found.p is not None]
+    corrected = iter(holm(ps))
+    return [
+        LinePair(one, other, why, found, None if found is None or found.p is None else next(corrected))
+        for one, other, why, found in pairs
+    ]
+
+
+def _relatives(lines: Sequence[LineGroup]) -> Iterable[tuple[LineGroup, LineGroup, str]]:
+    base = baseline(lines)
+    for group in lines:
+        without = plain(group, lines) if group.runs[0].refines else None
+        seen = [group]
+        for other, why in ((base, "baseline"), (without, "plain"), (control(group, lines), "control")):
+            if other is not None and not any(other is met for met in seen):
+                seen.append(other)
+                yield group, other, why
 
 
 def baseline(groups: Sequence[LineGroup]) -> LineGroup:

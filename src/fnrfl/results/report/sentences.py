@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fnrfl.config.spelling import counted
+from fnrfl.results.report.labels import shared_method
 from fnrfl.results.report.lines import LineGroup, Panel
-from fnrfl.results.report.relatives import control, difference, plain, ranked
+from fnrfl.results.report.references import best_guess
+from fnrfl.results.report.relatives import (
+    ALONE,
+    HOLDS,
+    LinePair,
+    control,
+    difference,
+    is_control_line,
+    judged,
+    line_pairs,
+    plain,
+    ranked,
+)
 from fnrfl.results.statistics import Difference, mean
 
 MOST = 2  # methods whose FNR gets a sentence each
-CLEAR = "more than the spread"
+NAMES = 5  # in a sentence; of more, the rest is counted
 SPACE = "\N{NO-BREAK SPACE}"
 LEAKS = {
     "public_is_test": "models were refined on the test set and its labels",
@@ -32,53 +45,138 @@ def what(panels: Sequence[Panel]) -> str:
     def many(key: str, what: str) -> str:
         return f"{each(key)} {what if each(key) == '1' else what + 's'}"
 
+    shared = shared_method([group.config for group in groups])
+    by = f" by {shared}" if shared and len(groups) > 1 else ""
     return (
-        f"{counted(runs, 'run')} on {each('dataset.name')}: {each('scenario')} over {many('clients', 'client')}, "
+        f"{counted(runs, 'run')}{by} on {each('dataset.name')}: {each('scenario')} over {many('clients', 'client')}, "
         f"{many('rounds', 'round')}, model {each('model.name')}, {'seed' if len(seeds) == 1 else 'seeds'} "
         f"{listed([str(seed) for seed in seeds])}."
     )
 
 
 def summary(panels: Sequence[Panel]) -> tuple[str, list[str]]:
-    """The first sentence and paragraphs: who was best, whether that is more than luck, and what FNR did."""
+    """The first sentence and paragraphs: who was best, whether that is more than luck, and what FNR did.
+
+    A line with a leak is never called best, and the page does not open with it unless all lines have leaks.
+    """
     settings = [(panel, lines) for panel in panels for lines in ranked(panel.groups)]
-    lead, told = f"There are {len(settings)} settings here, and each is ranked by itself.", []
+    honest = [lines for panel, lines in settings if not panel.leaks]
+    first = honest if len(honest) == 1 else [lines for _, lines in settings]
     if not settings:
-        lead = "No run is finished, so there is nothing to rank yet."
-    if len(settings) == 1:
-        lines = settings[0][1]
-        lead, *told = [*_best(lines), *_about_fnr(lines)]
+        lead, told = "No run is finished, so there is nothing to rank yet.", []
+    elif len(first) == 1:
+        lead, *told = _about(first[0])
     else:
-        for panel, lines in settings:
-            where = f"{panel.title}, {lines[0].config['scenario']}"
-            told += [f"{where}: {' '.join(_best(lines))}", *([" ".join(about)] if (about := _about_fnr(lines)) else [])]
+        lead, told = f"There are {len(settings)} settings here, and each is ranked by itself.", []
+    for panel, lines in settings:
+        if len(first) > 1 or lines is not first[0]:
+            told.append(f"{panel.title}, {lines[0].config['scenario']}: {' '.join(_about(lines))}")
+    return lead, told + _not_ranked(panels)
+
+
+def _not_ranked(panels: Sequence[Panel]) -> list[str]:
+    """What is on the page and in no ranking, or in one of its own."""
+    told = []
     if late := [group.label for panel in panels for group in panel.groups if not group.finished]:
         told.append(f"Not finished, so shown as far as it went and not ranked: {listed(late)}.")
     if len(panels) > 1 and any(panel.leaks for panel in panels):
         told.append("Lines with a leak are ranked among themselves only: they saw what an honest run does not see.")
-    return lead, told
+    return told
+
+
+def _about(lines: Sequence[LineGroup]) -> list[str]:
+    """All sentences about the lines of one setting."""
+    return [*_best(lines), *_what_holds(lines), *_about_fnr(lines), *_no_better_than_a_guess(lines)]
 
 
 def _best(lines: Sequence[LineGroup]) -> list[str]:
-    order = sorted(lines, key=lambda group: -mean(list(group.accuracy.values())))
-    first = order[0]
-    values = list(first.accuracy.values())
-    leak = " (leak)" if first.leaks else ""
-    after = f"{percent(mean(values))} test accuracy{leak} after {counted(first.config['rounds'], 'round')}"
-    spread = f"That is the mean of {len(values)} seeds, {percent(min(values))} to {percent(max(values))}. "
-    if len(values) == 1:
-        spread = "That is one seed. "
+    order = sorted(lines, key=lambda group: -_mean(group))
+    methods = [group for group in order if not is_control_line(group)]
+    first = (methods or order)[0]
+    after = f"{_reached(first)} after {counted(first.config['rounds'], 'round')}"
     if len(order) == 1:
-        return [f"{first.label} reached {after}.", spread + "There is nothing here to compare it with."]
-    second = order[1]
-    ahead = mean(values) - mean(list(second.accuracy.values()))
-    if round(ahead, 12) == 0:
-        return [f"{first.label} and {second.label} came out best, with the same {after}.", spread.strip()]
-    luck = _luck(difference(first, second))
-    return [
-        f"{first.label} came out best, with {after}.",
-        f"{spread}The next is {second.label}, {100 * ahead:.1f} points behind: {luck}.",
-    ]
+        return [f"{first.label} reached {after}.", f"{_spread(first)} There is nothing here to compare it with."]
+    if not methods:
+        return [f"All lines here are controls, so none is called best. The highest is {first.label} with {after}."]
+    above = _controls_above(first, order)
+    if len(methods) == 1:
+        return [f"{first.label} reached {after}.", _spread(first) + (above or " All other lines are controls.")]
+    second = methods[1]
+    ahead = _mean(first) - _mean(second)
+    if tied := [group.label for group in methods[1:] if round(_mean(first) - _mean(group), 12) == 0]:
+        return [f"{named([first.label, *tied])} are ahead with the same {after}.", _spread(first) + above]
+    next_one = f"The next is {second.label}, {100 * ahead:.1f} points behind: {_luck(difference(first, second))}."
+    return [_lead(first, methods[1:], after), f"{_spread(first)} {next_one}{above}"]
+
+
+def _controls_above(first: LineGroup, order: Sequence[LineGroup]) -> str:
+    higher = [group for group in order if is_control_line(group) and _mean(group) > _mean(first)]
+    said = named([f"{group.label} with {_reached(group)}" for group in higher])
+    return f" Controls that are above it: {said}." if higher else ""
+
+
+def _lead(first: LineGroup, others: Sequence[LineGroup], after: str) -> str:
+    """Who has the highest mean, and whether that is more than luck; nobody is called best who has a leak."""
+    if first.leaks:
+        return f"With a leak none is called best. The highest is {first.label} with {after}."
+    pairs = judged([(first, other, "", difference(first, other)) for other in others])
+    if all(pair.verdict == HOLDS for pair in pairs):
+        return f"{first.label} came out best, with {after}."
+    close = [pair.other.label for pair in pairs if pair.verdict != HOLDS]
+    than = named(close)
+    if len(close) > 2:
+        than = "any other method" if len(close) == len(others) else f"{len(close)} of the {len(others)} other methods"
+    corrected = f" after correction for {counted(len(pairs), 'comparison')}" if len(pairs) > 1 else ""
+    return f"{first.label} is ahead with {after}, but these runs do not show{corrected} that it is better than {than}."
+
+
+def _reached(group: LineGroup) -> str:
+    return f"{percent(_mean(group))} test accuracy{' (leak)' if group.leaks else ''}"
+
+
+def _mean(group: LineGroup) -> float:
+    return mean(list(group.accuracy.values()))
+
+
+def _spread(group: LineGroup) -> str:
+    values = list(group.accuracy.values())
+    if len(values) == 1:
+        return "That is one seed."
+    return f"That is the mean of {len(values)} seeds, {percent(min(values))} to {percent(max(values))}."
+
+
+def _what_holds(lines: Sequence[LineGroup]) -> list[str]:
+    """Which differences to the baseline remain once they are corrected for their number."""
+    pairs = line_pairs(lines)
+    against = [pair for pair in pairs if pair.why == "baseline"]
+    if len(against) < 2:
+        return []
+    tested = sum(pair.corrected is not None for pair in pairs)
+    base = against[0].other.label
+    if not tested:
+        return [f"No difference to {base} can be tested: that takes two seeds in common, and differences that vary."]
+
+    text = f"Against {base}, seed by seed and corrected for {counted(tested, 'comparison')}, "
+    hold, alone = _both_ways(against, HOLDS), _both_ways(against, ALONE)
+    text += f"these differences hold: {hold}." if hold else "no difference holds."
+    text += f" By their intervals alone, which may be luck among so many: {alone}." if alone else ""
+    rest = [pair.one.label for pair in against if pair.verdict not in (HOLDS, ALONE)]
+    return [text + (f" Not to be told apart from it: {named(rest)}." if rest else "")]
+
+
+def _both_ways(pairs: Sequence[LinePair], verdict: str) -> str:
+    """The lines with this verdict, those ahead and then those behind."""
+    met = [(pair.one.label, pair.found.mean) for pair in pairs if pair.verdict == verdict and pair.found is not None]
+    ahead, behind = named([label for label, by in met if by > 0]), named([label for label, by in met if by < 0])
+    return "; ".join(part for part in (ahead and f"ahead {ahead}", behind and f"behind {behind}") if part)
+
+
+def _no_better_than_a_guess(lines: Sequence[LineGroup]) -> list[str]:
+    weak = [group.label for group in lines if _mean(group) <= mean([best_guess(run) for run in group.runs])]
+    if not weak:
+        return []
+    guess = percent(best_guess(lines[0].runs[0]))
+    return [f"No better than one and the same answer to everything, which reaches {guess}: {named(weak)}."]
 
 
 def _luck(found: Difference | None) -> str:
@@ -88,9 +186,8 @@ def _luck(found: Difference | None) -> str:
     if found.n == 1:
         return "with one seed in common it cannot be told whether that is more than luck"
     if found.low is None or found.high is None:
-        return (
-            "the same with every seed, which is too little to tell from luck" if found.mean else "with no seed at all"
-        )
+        known = "the same with every seed, which is too little to tell from luck"
+        return known if found.mean else "the same accuracy with every seed"
     interval = f"(95{SPACE}% interval {signed(found.low)} to {signed(found.high)} points, {found.n} seeds)"
     if round(found.mean, 3) == 0:
         return f"no difference to be seen {interval}"
@@ -131,23 +228,13 @@ def _against(
 
 
 def _in_sum(what: str, found: Sequence[tuple[LineGroup, LineGroup, Difference]]) -> str:
-    better = [a.label for a, _, d in found if difference_in_words(d) == CLEAR and d.mean > 0]
-    worse = [a.label for a, _, d in found if difference_in_words(d) == CLEAR and d.mean < 0]
+    clear = [pair for pair in judged([(a, b, "", d) for a, b, d in found]) if pair.verdict == HOLDS]
+    better = [pair.one.label for pair in clear if pair.found is not None and pair.found.mean > 0]
+    worse = [pair.one.label for pair in clear if pair.found is not None and pair.found.mean < 0]
     text = f"{what}, {counted(len(found), 'pair')} of lines: "
     for names, word in ((better, "ahead"), (worse, "behind")):
-        text += f"{len(names)} {word} by more than the spread over seeds{f' ({listed(names)})' if names else ''}, "
+        text += f"{len(names)} {word} after correction for their number{f' ({named(names)})' if names else ''}, "
     return f"{text}{len(found) - len(better) - len(worse)} not to be told apart."
-
-
-def difference_in_words(found: Difference | None) -> str:
-    """A difference in a few words."""
-    if found is None:
-        return "no seed and split in common"
-    if found.n == 1:
-        return "one seed: cannot be told"
-    if found.low is None or found.high is None:
-        return "no difference" if found.mean == 0 else "the same with every seed: cannot be told"
-    return "cannot be told apart" if found.low <= 0 <= found.high else CLEAR
 
 
 def measured_on(panel: Panel) -> str:
@@ -157,7 +244,7 @@ def measured_on(panel: Panel) -> str:
     text = f"Accuracy is the share of right answers on the {counted(test, 'test example')} of {dataset}"
     if any("accuracy_clean" in group.runs[0].rounds[0] for group in panel.groups):
         text += ", scored once under each client's noise where a scenario has feature noise; clean: without noise"
-    text += ", after the last round."
+    text += f", after the last round; one of them is {100 / test:.{1 if test < 100 else 2}f} points."
     if "public_is_test" in panel.leaks:
         text += " FNR refined its models on these very examples, labels included: a leak."
     if "clean_test_for_fnr" in panel.leaks:
@@ -188,6 +275,15 @@ def signed(share: float) -> str:
     return f"{round(100 * share, 1) + 0.0:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
+def named(labels: Sequence[str]) -> str:
+    """Lines by name, as a list in a sentence; of many, the first ones and how many more there are."""
+    more = len(labels) - NAMES
+    return listed(labels if more < 2 else [*labels[:NAMES], f"{more} more"])
+
+
 def listed(words: Sequence[str]) -> str:
-    """Words as a list in a sentence."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    """Words as a list in a sentence; names that have commas of their own are parted by semicolons."""
+    if len(words) < 2:
+        return "".join(words)
+    between = "; " if any(", " in word for word in words) else ", "
+    return f"{between.join(words[:-1])}{';' if between == '; ' else ''} and {words[-1]}"

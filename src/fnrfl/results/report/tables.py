@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from fnrfl.results.report.labels import varying
 from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.read import Run
-from fnrfl.results.report.relatives import baseline, control, difference, plain, ranked
-from fnrfl.results.report.sentences import difference_in_words, signed
+from fnrfl.results.report.references import references
+from fnrfl.results.report.relatives import LinePair, is_control_line, line_pairs, ranked
+from fnrfl.results.report.sentences import signed
 from fnrfl.results.statistics import deviation, mean
 from fnrfl.runs.metrics import MIB
 
@@ -53,7 +54,8 @@ class Table:
 METHOD_COLUMN = Column("method", number=False)
 
 
-def _percent(value: float) -> str:
+def as_percent(value: float) -> str:
+    """A share as it stands in a table."""
     return f"{100 * value:.2f}"
 
 
@@ -63,22 +65,32 @@ def _size(value: float) -> str:
 
 
 MEASURES: tuple[tuple[Column, Callable[[Run], float | None], Callable[[float], str]], ...] = (
-    (Column("accuracy, %", "on the test set after the last round"), lambda run: run.accuracy, _percent),
-    (Column("clean, %", "on the test set without noise"), lambda run: run.last("accuracy_clean"), _percent),
+    (Column("accuracy, %", "on the test set after the last round"), lambda run: run.accuracy, as_percent),
+    (Column("clean, %", "on the test set without noise"), lambda run: run.last("accuracy_clean"), as_percent),
     (
         Column("own, %", "mean over clients, each on its own test distribution"),
         lambda run: run.last("accuracy_own"),
-        _percent,
+        as_percent,
+    ),
+    (
+        Column("sites, %", "mean over clients, each on the test examples that it brought"),
+        lambda run: run.last("accuracy_site"),
+        as_percent,
+    ),
+    (
+        Column("worst site, %", "the lowest accuracy of a client on the test examples that it brought"),
+        lambda run: run.last("worst_site"),
+        as_percent,
     ),
     (
         Column("balanced, %", "mean over the classes of the accuracy in each"),
         lambda run: run.last("balanced_accuracy"),
-        _percent,
+        as_percent,
     ),
     (
         Column("worst client, %", "the lowest accuracy on a client's own mixture of classes"),
         lambda run: run.last("worst_client"),
-        _percent,
+        as_percent,
     ),
     (Column("MiB", "traffic in both directions, all rounds"), lambda run: run.mib[-1], _size),
     (Column("seconds", "training, norm pass, refinement and server"), lambda run: run.seconds[-1], _size),
@@ -93,14 +105,25 @@ def results(panel: Panel) -> Table:
     columns = (METHOD_COLUMN, Column("seeds", "how many"), *(column for column, _, _ in kept))
     rows = []
     for group in panel.groups:
-        row = [TableCell(group.label, group.label, group=group), TableCell(str(len(group.runs)), len(group.runs))]
+        role = "control" if is_control_line(group) else ""
+        row = [TableCell(group.label, group.label, role, group), TableCell(str(len(group.runs)), len(group.runs))]
         for _, measure, text in kept:
             found = [value for value in map(measure, group.runs) if value is not None]
-            sd = deviation(found) if found and text is _percent else None
+            sd = deviation(found) if found and text is as_percent else None
             spread = "" if sd is None else f"\N{PLUS-MINUS SIGN} {text(sd)}"
             row.append(TableCell(text(mean(found)), mean(found), spread) if found else TableCell(""))
         rows.append(tuple(row))
-    return Table(columns, tuple(rows))
+    return Table(columns, (*rows, *_references(panel, columns)))
+
+
+def _references(panel: Panel, columns: Sequence[Column]) -> Iterable[tuple[TableCell, ...]]:
+    """Rows of answers that nobody learned, which every accuracy is measured against."""
+    for one in references(panel):
+        known = {"accuracy, %": one.accuracy, "clean, %": one.accuracy, "balanced, %": one.balanced}
+        yield (
+            TableCell(one.name, one.name, one.meaning),
+            *(_cell(known.get(column.name), as_percent) for column in columns[1:]),
+        )
 
 
 def differences(panel: Panel) -> Table:
@@ -110,41 +133,33 @@ def differences(panel: Panel) -> Table:
         Column("compared with", number=False),
         Column("points", "mean difference of accuracy, in percentage points"),
         Column("95 % interval", "of the mean difference, by Student's t"),
-        Column("p", "of the paired t test, two-sided, not corrected for the number of rows"),
+        Column("p", "of the paired t test, two-sided"),
+        Column("p corrected", "for the number of pairs of this setting, by Holm's method"),
         Column("seeds", "that both have, with the same split"),
         Column("more than luck?", number=False),
     )
-    rows = []
-    for one, other in _pairs(panel.groups):
-        found = difference(one, other)
-        told = [TableCell(one.label, one.label, group=one), TableCell(other.label, other.label)]
-        if found is None:
-            told += [TableCell("")] * 3 + [TableCell("0", 0.0)]
-        else:
-            interval = "" if found.low is None or found.high is None else f"{signed(found.low)} to {signed(found.high)}"
-            p = (
-                TableCell("")
-                if found.p is None
-                else TableCell("<0.001" if found.p < 0.001 else f"{found.p:.3f}", found.p)
-            )
-            told += [
-                TableCell(signed(found.mean), found.mean),
-                TableCell(interval, found.low),
-                p,
-                TableCell(str(found.n), found.n),
-            ]
-        rows.append((*told, TableCell(difference_in_words(found), difference_in_words(found))))
-    return Table(columns, tuple(rows))
+    return Table(columns, tuple(_difference_row(pair) for lines in ranked(panel.groups) for pair in line_pairs(lines)))
 
 
-def _pairs(groups: Sequence[LineGroup]) -> Iterable[tuple[LineGroup, LineGroup]]:
-    """Each line with its relatives, each pair once."""
-    for lines in ranked(groups):
-        base = baseline(lines)
-        for group in lines:
-            others = [base, plain(group, lines) if group.runs[0].refines else None, control(group, lines)]
-            for other in dict.fromkeys(id(o) for o in others if o is not None and o is not group):
-                yield group, next(o for o in others if o is not None and id(o) == other)
+def _difference_row(pair: LinePair) -> tuple[TableCell, ...]:
+    found = pair.found
+    names = (TableCell(pair.one.label, pair.one.label, group=pair.one), _text(pair.other.label))
+    if found is None:
+        return (*names, *[TableCell("")] * 4, TableCell("0", 0.0), _text(pair.verdict))
+    interval = "" if found.low is None or found.high is None else f"{signed(found.low)} to {signed(found.high)}"
+    return (
+        *names,
+        TableCell(signed(found.mean), found.mean),
+        TableCell(interval, found.low),
+        _cell(found.p, _probability),
+        _cell(pair.corrected, _probability),
+        TableCell(str(found.n), found.n),
+        _text(pair.verdict),
+    )
+
+
+def _probability(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def every_run(panel: Panel) -> Table:
@@ -170,10 +185,10 @@ def every_run(panel: Panel) -> Table:
                 (
                     TableCell(group.label, group.label, str(run.path), group),
                     TableCell(str(run.seed), run.seed),
-                    _cell(run.accuracy, _percent),
-                    _cell(run.accuracy_last3, _percent),
-                    _cell(run.accuracy_best, _percent),
-                    _cell(run.last("worst_client"), _percent),
+                    _cell(run.accuracy, as_percent),
+                    _cell(run.accuracy_last3, as_percent),
+                    _cell(run.accuracy_best, as_percent),
+                    _cell(run.last("worst_client"), as_percent),
                     _cell(run.last("loss"), lambda v: f"{v:.3f}"),
                     _cell(run.bytes_up / MIB, _size),
                     _cell(run.bytes_down / MIB, _size),

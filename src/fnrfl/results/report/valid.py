@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from fnrfl.core.errors import ConfigError
 
@@ -36,6 +36,7 @@ class HeaderData(_Lines):
 
     source: str
     sha256: str
+    classes: list[str] = []
 
 
 class Header(_Lines):
@@ -49,6 +50,7 @@ class Header(_Lines):
     data: HeaderData
     partition: str
     parameters: int
+    test_counts: list[NonNegativeInt] = []
 
 
 class Round(_Lines):
@@ -59,6 +61,9 @@ class Round(_Lines):
     accuracy: float
     accuracy_clean: Share = None
     accuracy_own: Share = None
+    accuracy_site: Share = None
+    accuracy_site_pooled: Share = None
+    per_site: list[Share] | None = None
     balanced_accuracy: Share
     loss: Share
     per_class: list[Share]
@@ -83,9 +88,10 @@ class Round(_Lines):
 
 
 class PartitionFile(_Lines):
-    """Of partition.json, how many examples each client has of each class."""
+    """Of partition.json, how many examples each client has of each class, and what the data calls the clients."""
 
     counts: list[list[int]] = Field(min_length=1)
+    ids: list[str] | None = None
 
 
 def check_run_files(
@@ -94,15 +100,18 @@ def check_run_files(
     """Refuse a run whose files do not say what a page needs, with the file, the line and the value that is wrong."""
     _check(where, "config.toml", Settings, config)
     _check(where, "partition.json", PartitionFile, partition)
-    _check(where, "events.jsonl, line 1", Header, header)
+    began = _check(where, "events.jsonl, line 1", Header, header)
     classes = {len(row) for row in partition["counts"]}
+    if {len(told) for told in (began.test_counts, began.data.classes) if told} - classes:
+        raise _damaged(where, "events.jsonl, line 1: it has another number of classes than partition.json")
     for number, event in enumerate(rounds, 2):
         line = f"events.jsonl, line {number}"
         told = _check(where, line, Round, event)
         lengths = {len(told.per_class), *map(len, filter(None, (told.refined_before, told.refined_after))), *classes}
         lengths |= set() if told.confusion is None else {len(told.confusion), *map(len, told.confusion)}
         rows = {len(told.cohort), *(len(rows) for rows in (told.ranking, told.norms) if rows is not None)}
-        if len(lengths) > 1 or len(rows) > 1:
+        sites = {len(partition["counts"]), *(len(names) for names in (told.per_site, partition.get("ids")) if names)}
+        if len(lengths) > 1 or len(rows) > 1 or len(sites) > 1:
             raise _damaged(where, f"{line}: lists for the same classes or clients have different lengths")
 
 

@@ -69,7 +69,7 @@
     const { title, classes, counts } = data.splits[place.dataset.split];
     const examples = counts.map((row) => row.reduce((a, b) => a + b, 0));
     keep(place, (width) => heat(width, { rows: counts.map((_, i) => `client ${i + 1}`), columns: classes, rowName: "", columnName: "class",
-      max: Math.max(...counts.flat()), value: (r, c) => counts[r][c], text: String, beside: examples,
+      range: [0, Math.max(...counts.flat())], value: (r, c) => counts[r][c], text: String, beside: examples,
       said: (r, c) => ({ title: `${title}: client ${r + 1}, ${classes[c]}`, rows: [{ label: "examples", value: String(counts[r][c]) },
         { label: "of all that it holds", value: percent(counts[r][c] / (examples[r] || 1)) }] }) }));
   }

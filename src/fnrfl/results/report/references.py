@@ -1,0 +1,49 @@
+"""What accuracies are measured against: answers that nobody learned, and how fine a test set can measure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fnrfl.results.report.lines import Panel
+from fnrfl.results.report.read import Run
+from fnrfl.results.statistics import mean
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An answer that needs no model, and what it scores."""
+
+    name: str
+    meaning: str
+    accuracy: float
+    balanced: float | None
+
+
+def references(panel: Panel) -> list[Reference]:
+    """Guessing, and always answering the most frequent class; the second is not known of runs of older versions."""
+    runs = [run for group in panel.groups for run in group.runs]
+    classes = len(runs[0].counts[0])
+    found = [Reference("chance", "a class drawn at random", 1 / classes, 1 / classes)]
+    known = [run.test_counts for run in runs if any(run.test_counts)]
+    if not known:
+        return found
+    share = mean([max(counts) / sum(counts) for counts in known])
+    balanced = mean([1 / sum(map(bool, counts)) for counts in known])
+    if math.isclose(share, 1 / classes) and math.isclose(balanced, 1 / classes):
+        return [Reference("chance, majority class", "a class drawn at random, or always the same", share, balanced)]
+    return [*found, Reference("majority class", "always the most frequent class of the test set", share, balanced)]
+
+
+def best_guess(run: Run) -> float:
+    """The accuracy that a model must exceed to have learned anything: that of the best answer without a model."""
+    counts = run.test_counts
+    return max(counts) / sum(counts) if any(counts) else 1 / len(run.counts[0])
+
+
+def least_span(examples: float) -> float:
+    """How much of an accuracy axis is shown at least: four standard errors of an accuracy of one half.
+
+    Two models of the same accuracy may well be that far apart on so few examples, so no axis is closer than that.
+    """
+    return min(1.0, 2 / math.sqrt(max(1.0, examples)))

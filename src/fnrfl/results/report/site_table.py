@@ -1,0 +1,35 @@
+"""Each client's accuracy on the test examples that it brought, line by line."""
+
+from __future__ import annotations
+
+from fnrfl.results.report.inside import CLIENTS
+from fnrfl.results.report.lines import Panel
+from fnrfl.results.report.tables import Column, Table, TableCell, as_percent
+from fnrfl.results.statistics import deviation, mean
+
+
+def site_table(panel: Panel) -> Table | None:
+    """A row for each client and a column for each line; None where no client brought test examples.
+
+    Lines of one data set have the same clients where the scenario takes those of the data.
+    """
+    scored = [group for group in panel.groups if group.runs[0].rounds[-1].get("per_site")]
+    if not scored:
+        return None
+    first = scored[0].runs[0]
+    scored = [group for group in scored if group.runs[0].client_names == first.client_names]
+    columns = (
+        Column("client", number=False),
+        Column("examples", "with which it trains"),
+        *(Column(group.label, "accuracy, % on the test examples that the client brought") for group in scored),
+    )
+    rows = []
+    for client, name in enumerate(first.client_names[:CLIENTS]):
+        row = [TableCell(name, client), TableCell(f"{sum(first.counts[client]):,}", sum(first.counts[client]))]
+        for group in scored:
+            found = [value for run in group.runs if (value := run.rounds[-1]["per_site"][client]) is not None]
+            sd = deviation(found) if found else None
+            spread = "" if sd is None else f"\N{PLUS-MINUS SIGN} {as_percent(sd)}"
+            row.append(TableCell(as_percent(mean(found)), mean(found), spread) if found else TableCell(""))
+        rows.append(tuple(row))
+    return Table(columns, tuple(rows))
