@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test quick test-all test-gpu lint types format setup clean
+DOCS := .venv-docs
+CHECKED := src tests benchmarks docs/site
+
+.PHONY: demo test quick test-all test-gpu lint types format docs setup clean
 
 demo: $(READY)
 	$(BIN)/python -m fnrfl.cli.demo
@@ -28,15 +31,26 @@ test-gpu: $(READY)
 	$(BIN)/python benchmarks/gpu.py headline forward
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
 
 types: $(READY)
 	$(BIN)/mypy
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+# The documents as a site, build/site/index.html. Its packages have an environment of their own, without torch: the
+# pages about Python are made from the source.
+docs: $(DOCS)/.ready
+	$(DOCS)/bin/python docs/site/build.py
+
+EXTRA := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+$(DOCS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(PYTHON) -c '$(EXTRA)' | xargs $(DOCS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
+	@touch $@
 
 setup: $(READY)
 
@@ -49,4 +63,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(DOCS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

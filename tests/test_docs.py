@@ -7,6 +7,7 @@ import dataclasses
 import doctest
 import importlib
 import inspect
+import json
 import re
 import runpy
 import shlex
@@ -142,13 +143,41 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+LINKING = [
+    *(ROOT / page for page in (*PROSE, "SECURITY.md", "docs/tutorial.ipynb")),
+    *sorted((ROOT / "results").glob("*/README.md")),
+    ROOT / "src/fnrfl/data/files/README.md",
+]  # every page of the site
+
+
 def test_links_lead_somewhere() -> None:
-    for page, text in PROSE.items():
+    for path in LINKING:
+        page, text = path.relative_to(ROOT).as_posix(), FENCE.sub("", path.read_text(encoding="utf-8"))
         for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
             if not target.startswith("http"):
                 there = (ROOT / page).parent / target if target else ROOT / page
                 assert there.exists(), f"{page} links to {target}"
                 assert not anchor or anchor in headings(there), f"{page} links to {target}#{anchor}"
+
+
+def test_the_site_has_every_page_and_no_other() -> None:
+    """Of what `make docs` builds: a page that is not in the contents would stop it."""
+    site = runpy.run_path(str(ROOT / "docs/site/build.py"))
+    pages = {path.relative_to(ROOT).with_suffix("").as_posix() for path in LINKING}
+    listed = [page for pages in site["CONTENTS"].values() for page in pages]
+    methods = {page for page in pages if page.startswith("docs/methods/")}
+    assert sorted({*listed, "README"} | methods) == sorted(pages | {page for page in listed if page.startswith("api/")})
+    assert len(set(listed)) == len(listed)
+    laid_out = {path for pattern in site["PAGES"] for path in ROOT.glob(pattern)}
+    assert laid_out == set(LINKING) - {ROOT / "docs/tutorial.ipynb"}
+
+
+def test_pages_of_the_site_link_to_its_other_names() -> None:
+    site = runpy.run_path(str(ROOT / "docs/site/build.py"))
+    text = "[a](../../README.md#two-commands) [b](README.md) [c](../tutorial.ipynb) ```"
+    assert site["as_page"](text, "docs/methods/fnr.md") == (
+        "[a](../../index.md#two-commands) [b](README.md) [c](../../docs/tutorial.md) ```"
+    )
 
 
 def test_every_file_spoken_of_exists() -> None:
@@ -321,7 +350,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     before = set(sys.modules)
     yield tmp_path
-    for name in {"mine", "steady"} & (set(sys.modules) - before):
+    for name in {"mine", "steady", "series", "text"} & (set(sys.modules) - before):
         del sys.modules[name]
 
 
@@ -357,6 +386,15 @@ def test_own_model_and_data_beat_three_times_chance(folder: Path) -> None:
     assert fnrfl.load("runs/mine-fedavg-fnr-0").model_sha256 == result.model_sha256
 
 
+@pytest.mark.parametrize("file", ["series.py", pytest.param("text.py", marks=pytest.mark.slow)])
+def test_sequences_beat_twice_chance(file: str, folder: Path) -> None:
+    (body,) = [body for page, files, body in EXAMPLES if files == [file]]
+    (folder / file).write_text(body, encoding="utf-8")
+    result = runpy.run_path(file, run_name="__main__")["result"]
+    assert result.rounds[-1]["refined"]
+    assert result.accuracy > 2 / len(result.per_class)
+
+
 def test_the_toy_method_learns_and_does_not_depend_on_the_engine(folder: Path) -> None:
     body = example("CONTRIBUTING.md")
     assert len(body.splitlines()) < 40
@@ -389,7 +427,11 @@ def test_commands_are_accepted(page: str, command: str, folder: Path) -> None:
     _, verb, *rest = shlex.split(command)
     if verb in ("run", "compare"):
         overrides = [word for word in rest if re.match(r"[a-z_.]+=", word)]
-        options = {i + 1 for i, word in enumerate(rest) if word in ("-o", "--out", "--seeds", "--over", "--baseline")}
+        options = {
+            i + 1
+            for i, word in enumerate(rest)
+            if word in ("-o", "--out", "--seeds", "--over", "--baseline", "--metric")
+        }
         words = [w for i, w in enumerate(rest) if i not in options and not w.startswith("-") and w not in overrides]
         known = [word for word in words if not word.endswith(".toml")]  # a file of the reader's
         config.load(known[0] if known else None, [o for i, o in enumerate(rest) if i not in options and o in overrides])
@@ -405,7 +447,28 @@ def test_every_command_is_in_the_readme() -> None:
     assert listed == registered | {group.name for group in cli.app.registered_groups}
 
 
+def test_the_readme_can_be_read_aloud_in_two_minutes() -> None:
+    """Without its tables, code, headings and pictures: 200 words a minute."""
+    lines = [line for line in PROSE["README.md"].splitlines() if not line.startswith(("|", "#", "!"))]
+    assert len(re.sub(r"\]\([^)]*\)", "]", "\n".join(lines)).split()) <= 400
+
+
+def test_the_readme_gives_the_papers_numbers_as_printed_and_its_own_as_committed() -> None:
+    from fnrfl.results.reproduce.printed import PRINTED
+
+    rows = {row[0]: row[1:] for row in table("README.md", "About the paper")}
+    lines = [
+        json.loads(line) for path in sorted((ROOT / "results/reproduction").glob("*.jsonl")) for line in path.open()
+    ]
+    committed = {line["id"]: f"{line['accuracy']:.4f}" for line in lines if line.get("accuracy") is not None}
+    for name, method in (("FedAvg", "fedavg"), ("FedAvg + FNR", "fedavg+fnr")):
+        cells = [f"resnet18/label/{protocol}/{method}/seed0@quick" for protocol in ("paper", "honest")]
+        printed = f"{PRINTED['accuracy', 'resnet18', 'label', method].value:.4f}"
+        assert rows[name] == [printed, *(committed.get(cell, "not run") for cell in cells)]
+
+
 def test_the_changelog_and_citation_name_this_version() -> None:
+    assert f"fnrfl-{fnrfl.__version__}-py3-none-any.whl" in PAGES["README.md"]
     assert f"## [{fnrfl.__version__}]" in PAGES["CHANGELOG.md"]
     assert f"version: {fnrfl.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 

@@ -119,7 +119,7 @@ SAME_DATA: dict[str, Any] = {
     "named values": Items(item=lambda x, y: {"image": x, "label": y}),
     "a transform": Items(2 * X, item=lambda x, y: (torch.tensor(x) / 2, int(y))),
     "columns": Columns(),
-    "a section": {"name": (X, Y), "scale": "none"},
+    "a section": {"name": (X, Y), "scale": "standard"},
     "a part by name": {"train": Items()},
 }
 
@@ -302,7 +302,7 @@ def test_what_the_caller_has_stays_as_it_is() -> None:
     assert type(module.drop) is nn.Dropout
     with torch.no_grad():
         module.first.weight.zero_()  # nor does the run notice what happens to the module later
-    assert result.model.state_dict().keys() == before.keys()
+    assert result.model.get_submodule("model").state_dict().keys() == before.keys()
     assert run(model=result.model).model_sha256 == run(model=result.model).model_sha256
 
 
@@ -318,6 +318,8 @@ def test_a_model_may_be_trained_on_from_where_another_run_ended() -> None:
     start = {name: tensor.clone() for name, tensor in first.weights.items()}
     again = run(rounds=1, init=start, client={"epochs": 1, "lr": 1e-12})
     assert all(torch.allclose(start[name], again.weights[name], atol=1e-6) for name in start)
+    exported = run(rounds=1, init=first.model.state_dict(), client={"epochs": 1, "lr": 1e-12})
+    assert exported.model_sha256 == again.model_sha256
 
 
 class Noise(nn.Module):
@@ -473,7 +475,7 @@ def test_weights_that_are_not_trained_come_from_the_first_ones() -> None:
     module.first.weight.requires_grad_(False)
     result = run(model=module, out="frozen")
     x = torch.tensor(X[:3])
-    assert torch.equal(result.model.state_dict()["first.weight"], module.first.weight)
+    assert torch.equal(result.model.get_submodule("model").state_dict()["first.weight"], module.first.weight)
     assert torch.equal(fnrfl.load("frozen", model=module).model(x), result.model(x))
     other = copy.deepcopy(module)
     with torch.no_grad():

@@ -127,8 +127,9 @@ def refuse_random(module: nn.Module, example: Tensor, dropouts: Shapes) -> None:
             trial.train(mode)(example)
     if culprits:
         raise CompatibilityError(
-            f"{culprits[0]} draws random numbers of its own, so runs could not be repeated. "
-            "Use nn.Dropout, whose masks fnrfl draws itself, or remove the layer."
+            f"{culprits[0]} draws random numbers of its own, so runs could not be repeated. Use nn.Dropout, whose "
+            "masks fnrfl draws itself, or remove the layer; of an LSTM or GRU set its own dropout to 0 and put "
+            "nn.Dropout after it."
         )
 
 

@@ -167,10 +167,15 @@ def read_site(site: Site, expected: Expected | None, reading: Reading) -> RawDat
 
 
 def read_sites(sites: Sequence[Site], expected: Expected | None, reading: Reading) -> dict[str, RawData]:
-    """What every client reads; for tables they agree on columns, categories and classes first."""
+    """What every client reads; they agree on columns, categories and classes of tables, and on colour, first."""
     if sites[0].kind == ".csv":
         return dict(zip((site.name for site in sites), _tables_of(sites, expected, reading), strict=True))
-    return {site.name: read_site(site, expected, reading) for site in sites}
+    read = {site.name: read_site(site, expected, reading) for site in sites}
+    channels = {site.name: {part.x.shape[1] for part in read[site.name].parts.values()} for site in sites}
+    if sites[0].kind == "images" and {1} in channels.values() and {3} in channels.values():
+        colour = replace(expected or Expected(), colour=True)
+        read |= {site.name: read_site(site, colour, reading) for site in sites if channels[site.name] == {1}}
+    return read
 
 
 def _tables_of(sites: Sequence[Site], expected: Expected | None, reading: Reading) -> list[RawData]:

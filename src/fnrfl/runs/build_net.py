@@ -43,7 +43,7 @@ def build_net(
     named = None if config.model.features == "auto" else config.model.features
     with seeded(config.seed, "init"), of_model(config, f"cannot be called with examples of shape {list(input_shape)}"):
         # Two examples: a few models need more than one to compute their shapes.
-        module = _build_module(config, input_shape, num_classes, given)
+        module = _keeping_padding(_build_module(config, input_shape, num_classes, given))
         example = torch.zeros(2, *input_shape, dtype=torch.int64)
         tokens = integers and _takes(copy.deepcopy(module).to(dtype), example)
         first = example if tokens else example.float()
@@ -76,6 +76,18 @@ def _build_module(config: RunConfig, input_shape: tuple[int, ...], num_classes: 
     if isinstance(model, nn.Module):
         return copy.deepcopy(model).float()
     return build_model(name, input_shape, num_classes, model)
+
+
+def _keeping_padding(module: nn.Module) -> nn.Module:
+    """The module, whose transformers compute the same in eval mode as in train mode.
+
+    In eval mode alone torch's TransformerEncoder cuts padding out: it answers 0 there, fails where an example is
+    nothing but padding, and cannot be batched over clients. The model that comes out of a run has this off as well.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.TransformerEncoder):
+            layer.use_nested_tensor = False
+    return module
 
 
 @torch.no_grad()

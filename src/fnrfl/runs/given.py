@@ -24,11 +24,12 @@ from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.isolation import isolated
 from fnrfl.core.object_hash import module_hash, object_hash, tensors_hash
 from fnrfl.core.options import values_of
-from fnrfl.core.trees import Tree
+from fnrfl.core.trees import Tree, under
+from fnrfl.core.words import INPUT_SCALE
 from fnrfl.data.in_memory import values_hash, values_in_memory
 
 # The sections that may be given as an object, and the key that has words for it.
-SECTIONS = {"dataset": "name", "model": "name", "algorithm": "name", "public": "source"}
+OBJECT_SECTIONS = {"dataset": "name", "model": "name", "algorithm": "name", "public": "source"}
 INIT = "init"  # the argument of first weights
 
 
@@ -102,7 +103,7 @@ NOTHING = Given()
 
 def words_in(config: RunConfig) -> dict[str, str]:
     """The words of a config that stand for objects, by the argument that each was passed as."""
-    named = {section: getattr(getattr(config, section), key) for section, key in SECTIONS.items()}
+    named = {section: getattr(getattr(config, section), key) for section, key in OBJECT_SECTIONS.items()}
     return {key: words for key, words in (named | {INIT: config.model.init}).items() if registry.is_given(words)}
 
 
@@ -131,7 +132,7 @@ _NOUNS[INIT] = "its first weights"
 def take_objects(keys: Mapping[str, object], init: object = None) -> tuple[dict[str, object], Given]:
     """(the keys with words in the place of objects, the objects)."""
     taken, objects, names = dict(keys), list[GivenObject](), dict[str, object]()
-    for section, key in SECTIONS.items():
+    for section, key in OBJECT_SECTIONS.items():
         values = _section(section, keys.get(section))
         value = values.get(key)
         if section == "algorithm" and not _is_name(value) and (packaged := _packaged_method(value)):
@@ -162,7 +163,7 @@ def take_axes(over: Mapping[str, Iterable[object]], given: Given) -> tuple[dict[
             raise ConfigError(f"over has {values!r} for {key}; it must be a list of values, as in [{values!r}].")
         axes[key], section = list(values), key.removesuffix(".name")
         for place, value in enumerate(axes[key]):
-            if _is_name(value) or SECTIONS.get(section) != "name":
+            if _is_name(value) or OBJECT_SECTIONS.get(section) != "name":
                 continue
             if isinstance(value, nn.Module):
                 raise ConfigError(
@@ -182,7 +183,7 @@ def _section(section: str, value: object) -> dict[str, object]:
     """What was passed in as a section of the config: by key, or the name alone, which may be data by part."""
     if isinstance(value, Mapping) and not (section == "dataset" and "train" in value):
         return dict(value)
-    return {} if value is None else {SECTIONS[section]: value}
+    return {} if value is None else {OBJECT_SECTIONS[section]: value}
 
 
 def _is_name(value: object) -> bool:
@@ -247,7 +248,11 @@ def _init(value: object) -> GivenObject:
 
 
 def put_first_weights(module: nn.Module, weights: Tree, model: str) -> None:
-    """Give a module the weights that were passed in, if they are exactly its own by name and shape."""
+    """Give a module the weights that were passed in, if they are exactly its own by name and shape.
+
+    What a trained model scales its inputs by is left aside: the clients of this run tell their own.
+    """
+    weights = weights if hasattr(module, INPUT_SCALE) else _without_scale(weights)
     wanted = {name: tuple(one.shape) for name, one in module.state_dict().items()}
     found = {name: tuple(one.shape) for name, one in weights.items()}
     way = f"Give the state_dict of a module like model = {model}."
@@ -263,6 +268,15 @@ def put_first_weights(module: nn.Module, weights: Tree, model: str) -> None:
             f"init has {name} with shape {list(found[name])}, and the model has it with {list(wanted[name])}. {way}"
         )
     module.load_state_dict(weights)
+
+
+def _without_scale(weights: Tree) -> Tree:
+    """The weights of a trained model without its first layer, which scales inputs, by the names of the module."""
+    if not under(INPUT_SCALE, weights):
+        return weights
+    rest = {name: one for name, one in weights.items() if not name.startswith(f"{INPUT_SCALE}.")}
+    inside = under("model", rest)  # an exported model has the module under this name
+    return inside if len(inside) == len(rest) else rest
 
 
 # -- method ------------------------------------------------------------------------------------------------------------
