@@ -173,8 +173,7 @@ def compare(
     fnrfl compare digits --over algorithm=fedavg,scaffold --over fnr=off,on
     fnrfl compare digits rounds=5 --over "scenario=iid,label-dirichlet(0.1)" --seeds 0-4 --baseline iid
     fnrfl compare label-skew --over fnr.weight=0,0.1,1 --seeds 0,1 -o runs/weights --json
-    fnrfl compare label-skew --over fnr=off,on --dry-run        the runs, and how long they take
-    fnrfl compare digits --over algorithm=fedavg,fedprox --metric log_loss
+    fnrfl compare digits --over algorithm=fedavg,fedprox --metric log_loss --dry-run
 
     Differences are paired by seed. Stopped, it goes on when the same command is given again: finished runs are kept.
     """
@@ -188,13 +187,9 @@ def compare(
         if (note := comparing.about_seeds(seeds)) is not None:
             screen.print(f"note: {note}")
         if dry_run:
-            _plan(cells, folder, baseline, screen, json=json)
-            return
-        screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
-        with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show, paced(screen.print) as pace:
-            told: dict[str, Any] = {"progress": both(show, pace.hear_grid(cells, folder))}
-            told["checkpoint_every"] = checkpoint_every
-            found = comparing.compare(cells, folder, baseline=baseline, metric=metric, target=target, **told)
+            return _plan(cells, folder, baseline, screen, json=json)
+        judged = {"baseline": baseline, "metric": metric, "target": target}
+        found = _run_grid(cells, folder, screen, checkpoint_every=checkpoint_every, **judged)
         _show_comparison(found, screen, json=json)
         if report and found.runs:
             _report(folder, screen)
@@ -257,6 +252,15 @@ def _way_on(run_dir: Path, config: RunConfig) -> str:
 
 
 # -- a comparison ------------------------------------------------------------------------------------------------------
+
+
+def _run_grid(cells: list[Cell], folder: Path, screen: Console, **options: Any) -> Comparison:
+    """Run the cells, and show how they proceed."""
+    from fnrfl.results.compare import compare
+
+    screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
+    with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show, paced(screen.print) as pace:
+        return compare(cells, folder, progress=both(show, pace.hear_grid(cells, folder)), **options)
 
 
 def _plan(cells: list[Cell], folder: Path, baseline: str | None, screen: Console, *, json: bool) -> None:

@@ -54,8 +54,7 @@ def compare(
     One after another, because seconds are among the results. Called again, finished runs are kept and unfinished ones
     go on, those that failed before after all others. A run that fails, for whatever reason, is recorded and the others
     go on. `baseline` names a group, or some of the words of one: "fedavg" compares each group with the one that has
-    fedavg and is otherwise the same. Differences are of `metric`. Nothing is written unless every group can be built.
-    `given` are passed-in objects.
+    fedavg and is otherwise the same, by `metric`. Nothing is written unless every group can be built.
     """
     out = Path(out)
     chosen = find_baseline([cell.group for cell in cells], baseline), _compared_metric(cells, metric)
@@ -76,9 +75,8 @@ def compare(
         else:
             if not kept:
                 members.add(cell)  # data that changed while the comparison went on ends it
-            summaries[cell.name] = summary
-            if not kept:
                 tell(replace(notice, what="done", event=result.rounds[-1]))
+            summaries[cell.name] = summary
         if not kept:
             with suppress(OSError):  # the last table counts, and says so if it cannot be written
                 write_tables(out, summarise(cells, summaries, failures, *chosen))
