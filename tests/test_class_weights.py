@@ -120,8 +120,8 @@ def test_the_server_counts_everybodys_examples() -> None:
 def test_weights_are_read_however_they_are_written() -> None:
     plain = loads("", ["client.class_weights=1,2,0.5"])
     assert plain.client.class_weights == "1.0, 2.0, 0.5"
-    for other in ({"class_weights": [1, 2, 0.5]}, {"class_weights": (1, 2.0, 0.5)}, {"class_weights": "[1, 2, .5]"}):
-        assert loads("", {"client": other}).sha256 == plain.sha256
+    for other in ([1, 2, 0.5], (1, 2.0, 0.5), "[1, 2, .5]", np.array([1, 2, 0.5])):
+        assert loads("", {"client": {"class_weights": other}}).sha256 == plain.sha256
     assert loads("client.class_weights = [1, 2, 0.5]").sha256 == plain.sha256
     assert loads(plain.to_toml()) == plain
     assert loads("", ["client.class_weights=Balanced"]).client.class_weights == "balanced"

@@ -33,7 +33,7 @@ DRAWS = np.random.default_rng(0)
 X = DRAWS.normal(size=(160, 5)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 0.8)
 KEYS: dict[str, Any] = {
-    **{"rounds": 2, "clients": 3, "scenario": "iid", "validation": {"size": 0}, "public": {"size": 0.1}},
+    **{"rounds": 1, "clients": 3, "scenario": "iid", "validation": {"size": 0}, "public": {"size": 0.1}},
     "client": {"epochs": 1, "batch": 16},
 }
 
@@ -178,6 +178,20 @@ def test_arrays_may_name_their_clients_and_have_gaps(folder: Path) -> None:
         fnrfl.run(dataset=(X, Y, who[:-1]), **keys)
 
 
+def test_public_data_may_be_passed_in(folder: Path) -> None:
+    more = np.random.default_rng(5).normal(size=(40, 5)).astype(np.float32)
+    np.savez(folder / "public.npz", x=more, y=Y[:40])
+    fnr: dict[str, Any] = {"fnr": {"epochs": 1}, "rounds": 1}
+    named = run(public={"source": "public.npz", "ranking": 0.5}, **fnr)
+    given = run(public={"source": (more, Y[:40]), "ranking": 0.5}, **fnr, out="given")
+    assert given.model_sha256 == named.model_sha256
+    assert run(public=(more, Y[:40]), **fnr).config.public.source == given.config.public.source
+    Path("given/model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="the run was given its public data in Python"):
+        fnrfl.resume("given", dataset=(X, Y))
+    assert fnrfl.resume("given", dataset=(X, Y), public=(more, Y[:40])).model_sha256 == given.model_sha256
+
+
 def test_the_same_content_is_the_same_data_in_every_form() -> None:
     forms = [
         (X, Y),
@@ -239,6 +253,8 @@ WRONG_DATA: dict[str, tuple[Any, str]] = {
     "a list": ([X, Y], "dataset is list"),
     "a function": (lambda: 1 / 0, "The function given as dataset failed (ZeroDivisionError"),
     "not finite": ((X * np.nan, Y), "not finite"),
+    "sparse": ((torch.tensor(X).to_sparse(), Y), "is a sparse tensor; it must be dense"),
+    "ragged": (([[1.0], [1.0, 2.0]], [0, 1]), "all its rows must have the same shape"),
 }
 
 
@@ -290,6 +306,13 @@ def test_what_the_caller_has_stays_as_it_is() -> None:
     assert run(model=result.model).model_sha256 == run(model=result.model).model_sha256
 
 
+def test_a_module_that_waits_for_an_example_is_drawn_under_the_seed() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(3))
+
+    assert run(model=make()).model_sha256 == run(model=make).model_sha256
+
+
 def test_a_model_may_be_trained_on_from_where_another_run_ended() -> None:
     first = run(rounds=1)
     start = {name: tensor.clone() for name, tensor in first.weights.items()}
@@ -297,6 +320,13 @@ def test_a_model_may_be_trained_on_from_where_another_run_ended() -> None:
     assert all(torch.allclose(start[name], again.weights[name], atol=1e-6) for name in start)
     exported = run(rounds=1, init=first.model.state_dict(), client={"epochs": 1, "lr": 1e-12})
     assert exported.model_sha256 == again.model_sha256
+
+
+class Noise(nn.Module):
+    """A layer that draws for itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x) if self.training else x
 
 
 def small(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -309,7 +339,7 @@ WRONG_MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "an object": ({"model": object()}, "model is a object; it must be a name, a torch.nn.Module"),
     "a factory": ({"model": lambda: 3}, "returned an object of type int; it must return a torch.nn.Module"),
     "a failing factory": ({"model": lambda width: Net()}, "could not be built (TypeError"),
-    "random": ({"model": nn.Sequential(nn.Linear(5, 3), nn.RReLU())}, "RReLU"),
+    "random": ({"model": nn.Sequential(nn.Linear(5, 3), Noise())}, "Noise"),
     "missing": ({"model": Net, "init": {}}, "init has no first.weight, which the model has with shape [8, 5]"),
     "unknown": ({"model": Net, "init": Net().state_dict() | {"b": X}}, "init has b, which the model has not"),
     "shape": (
@@ -385,8 +415,8 @@ def test_a_run_goes_on_with_what_it_was_begun_with_and_nothing_else() -> None:
     torch.manual_seed(0)
     module, method = Net(), Halving(0.75)
     given: dict[str, Any] = {"dataset": (X, Y), "model": module, "algorithm": method}
-    whole = run(**given)
-    stopped(**given)
+    whole = run(**given, rounds=3)
+    stopped(**given, rounds=3)
     other = copy.deepcopy(module)
     with torch.no_grad():
         other.last.bias += 1
@@ -459,9 +489,9 @@ def test_weights_that_are_not_trained_come_from_the_first_ones() -> None:
 SCRIPT = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
-from test_given import Net, Halving, make
+from test_given import Net, Halving, hooked, make
 from fnrfl.core.object_hash import module_hash, object_hash
-print(module_hash(Net()), object_hash(Halving(0.3)), object_hash(make(4)), object_hash(Net))
+print(module_hash(Net()), object_hash(Halving(0.3)), object_hash(make(4)), object_hash(Net), module_hash(hooked()))
 """
 
 
@@ -469,10 +499,17 @@ def make(width: int) -> Callable[[int], nn.Module]:
     return lambda num_classes: Net(num_classes, width)
 
 
+def hooked() -> nn.Module:
+    net = nn.Sequential(nn.LazyLinear(4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
+    net.register_forward_hook(lambda module, inputs, out: out)
+    return net
+
+
 def test_another_process_finds_the_same_hashes() -> None:
     command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent)]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert found == [module_hash(Net()), object_hash(Halving(0.3)), object_hash(make(4)), object_hash(Net)]
+    ours = [module_hash(Net()), object_hash(Halving(0.3)), object_hash(make(4)), object_hash(Net)]
+    assert found == [*ours, module_hash(hooked())]
 
 
 def test_hashes_tell_apart_what_computes_something_else() -> None:
@@ -541,6 +578,10 @@ def test_compare_takes_objects_and_goes_on() -> None:
     assert Path("grid/report.html") == fnrfl.report(found)
     with pytest.raises(ConfigError, match="over varies model and holds a module"):
         compare(over={"model": [Net()]})
+    with pytest.raises(ConfigError, match="over has 0.1 for client.lr; it must be a list of values"):
+        compare(over={"client.lr": 0.1})
+    with pytest.raises(ConfigError, match="seeds is 3; it must be a list of whole numbers"):
+        compare(seeds=3)
 
 
 def stop_after_one(notice: Any) -> None:

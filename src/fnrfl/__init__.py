@@ -81,6 +81,7 @@ def resume(
     model: Any = None,
     algorithm: Any = None,
     init: Mapping[str, Any] | None = None,
+    public: Any = None,
     trust: bool = False,
     progress: Callable[[dict[str, Any]], None] | None = None,
     checkpoint_every: float = 30.0,
@@ -93,7 +94,7 @@ def resume(
     from fnrfl.runs.given import objects_in
     from fnrfl.runs.run import resume as go_on
 
-    given = objects_in(dataset=dataset, model=model, algorithm=algorithm, init=init)
+    given = objects_in(dataset=dataset, model=model, algorithm=algorithm, init=init, public=public)
     return go_on(run_dir, given=given, trust=trust, progress=progress, checkpoint_every=checkpoint_every)
 
 
@@ -147,7 +148,7 @@ def compare(
     words, given = take_objects(keys | {key: value for key, value in named.items() if value is not None}, init)
     axes, given = take_axes(over, given)
     overrides, lists = comparing.overrides_in_words(words), comparing.axes_in_words(axes)
-    cells = comparing.grid(recipe, overrides, lists, list(seeds), control=control, trust=trust)
+    cells = comparing.grid(recipe, overrides, lists, comparing.seeds_in_list(seeds), control=control, trust=trust)
     return comparing.compare(
         cells,
         out or comparing.default_out(cells),

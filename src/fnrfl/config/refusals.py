@@ -103,7 +103,7 @@ def _unknown_names(config: RunConfig) -> Iterator[str]:
     if dataset not in registry.DATASETS and not is_own_data(dataset) and not registry.is_given(dataset):
         yield f'dataset = "{shown}" is not known. {choices(dataset, registry.DATASETS)}, or give {forms}.'
     source = config.public.source
-    if source not in ("train", "test") and not is_own_data(source):
+    if source not in ("train", "test") and not is_own_data(source) and not registry.is_given(source):
         yield f'public.source = "{shortened(source)}" is not known. Choose "train", or give {forms}.'
     model = config.model.name.partition("(")[0].strip()
     if ":" not in model and model not in registry.MODELS and not registry.is_given(config.model.name):

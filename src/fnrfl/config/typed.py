@@ -115,7 +115,7 @@ def _plain(value: object) -> object:
         return os.fspath(value)
     if isinstance(value, list):
         return [_plain(one.value if isinstance(one, Typed) else one) for one in value]
-    return value.item() if isinstance(value, np.generic) else value
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def _switch(value: object) -> bool:

@@ -16,6 +16,8 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
 from fnrfl.core.fingerprint import content
 
@@ -48,7 +50,7 @@ def module_hash(module: nn.Module) -> str:
 def tensors_hash(named: Mapping[str, Tensor]) -> str:
     """The sha256 of some tensors: names, types, shapes and numbers."""
     return hashlib.sha256(
-        repr([(name, content(tensor)) for name, tensor in sorted(named.items())]).encode()
+        repr([(name, None if is_lazy(one) else content(one)) for name, one in sorted(named.items())]).encode()
     ).hexdigest()
 
 
@@ -68,11 +70,8 @@ def _told_anew(value: object, seen: dict[int, object]) -> Iterator[str]:
     match value:
         case Tensor():
             yield repr(content(value))
-        case np.ndarray() if value.dtype.hasobject:
-            yield from _told(value.tolist(), seen)
         case np.ndarray():
-            yield f"array {value.dtype} {value.shape}"
-            yield hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+            yield from _told_array(value, seen)
         case tuple() | list():
             yield f"{type(value).__name__} of {len(value)}"
             yield from (line for one in value for line in _told(one, seen))
@@ -86,6 +85,14 @@ def _told_anew(value: object, seen: dict[int, object]) -> Iterator[str]:
             yield tensors_hash(dict(value.named_parameters()) | dict(value.named_buffers()))
         case _:
             yield from _told_code(value, seen)
+
+
+def _told_array(array: np.ndarray, seen: dict[int, object]) -> Iterator[str]:
+    yield f"array {array.dtype} {array.shape}"
+    if array.dtype.hasobject:
+        yield from _told(array.tolist(), seen)
+    else:
+        yield hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def _told_code(value: object, seen: dict[int, object]) -> Iterator[str]:
@@ -107,6 +114,8 @@ def _told_code(value: object, seen: dict[int, object]) -> Iterator[str]:
             yield from _told((value.func, value.args, value.keywords), seen)
         case BuiltinFunctionType():
             yield f"{value.__module__}.{value.__qualname__}"
+        case RemovableHandle():
+            yield "hook"
         case _:
             yield from _told(type(value), seen)
             if (
@@ -150,13 +159,20 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _told_module(module: nn.Module, seen: dict[int, object]) -> Iterator[str]:
+    seen |= {id(layer): layer for layer in module.modules()}  # a hook may be a method of a layer
     for name, layer in module.named_modules(remove_duplicate=False):
         yield name
         yield from _told(type(layer), seen)
         own = {key: one for key, one in sorted(vars(layer).items()) if key not in _SEEN_ELSEWHERE}
+        own |= {key: list(own[key].values()) for key in own if "_hooks" in key}  # numbered by the process
         own |= {key: layer._buffers[key] for key in sorted(layer._non_persistent_buffers_set)}  # in no state_dict
         yield from _told(own, seen)
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        yield f"{name} {tuple(parameter.shape)} {parameter.requires_grad}"
+        yield f"{name} {_shape(parameter)} {parameter.requires_grad}"
     for name, buffer in module.named_buffers(remove_duplicate=False):
-        yield f"{name} {tuple(buffer.shape)}"
+        yield f"{name} {_shape(buffer)}"
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...] | None:
+    """A tensor's shape; None if that will be known when the module sees an example."""
+    return None if is_lazy(tensor) else tuple(tensor.shape)

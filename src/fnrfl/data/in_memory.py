@@ -66,7 +66,7 @@ def values_hash(values: object) -> str:
         parts += [values.classes, values.train_clients, values.test_clients]
     else:
         parts = list(values) if isinstance(values, tuple) else [values]
-    return object_hash(parts)
+    return object_hash([part if isinstance(part, np.ndarray | list | tuple) else type(part) for part in parts])
 
 
 def _array_or_itself(values: object) -> object:

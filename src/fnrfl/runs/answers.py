@@ -16,6 +16,7 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.net import Net
 from fnrfl.core.quality import TEST_METRICS
 from fnrfl.core.types import State
+from fnrfl.core.words import counted
 from fnrfl.data.datasets import Facts
 from fnrfl.runs.evaluate import Score
 from fnrfl.runs.metrics import OWN
@@ -75,7 +76,7 @@ class Evaluation:
         return self.score.accuracy
 
     def __repr__(self) -> str:
-        return f"Evaluation(accuracy {self.accuracy:.4f} on {self.examples} examples: {self.where})"
+        return f"Evaluation(accuracy {self.accuracy:.4f} on {counted(self.examples, 'example')}: {self.where})"
 
     @property
     def models(self) -> int:
@@ -143,7 +144,7 @@ class Prediction:
 
     def __repr__(self) -> str:
         shown = ", ".join(self.labels[:5]) + (", ..." if len(self) > 5 else "")
-        return f"Prediction({len(self)} examples: {shown})"
+        return f"Prediction({counted(len(self), 'example')}: {shown})"
 
     def to_csv(self) -> str:
         """A line per example: where it is, the likeliest class, the probability of each, and what each client says."""

@@ -90,7 +90,7 @@ def build(
     metrics = load_own_metrics(config.metrics)
     dataset = load_data(config, given)
     algorithm = build_algorithm(config, given)
-    public = load_public(config, dataset)
+    public = load_public(config, dataset, given)
     partition, splits = divide(config, dataset, public, algorithm)
     config = with_counted_clients(config, partition)
     net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers, given=given)

@@ -51,13 +51,15 @@ def reading_of(config: RunConfig) -> Reading:
     return Reading.from_text(**{key: getattr(config.dataset, key) for key in keys})
 
 
-def load_public(config: RunConfig, dataset: Dataset) -> Dataset | Literal["test"] | None:
+def load_public(config: RunConfig, dataset: Dataset, given: Given) -> Dataset | Literal["test"] | None:
     """Public data that is not carved out of the training set; a table's columns are matched by name."""
     source = config.public.source
     if source == "train":
         return None
     if source == "test":
         return "test"
+    if registry.is_given(source):
+        return source_in_memory(given.fetch("public", source), "public", reading_of(config)).dataset()
     expected = Expected(dataset.columns, colour=dataset.facts().colour)
     return load(source, expected=expected, reading=reading_of(config))
 

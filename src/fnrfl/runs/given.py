@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.config import RunConfig, registry
@@ -27,8 +28,9 @@ from fnrfl.core.trees import Tree, under
 from fnrfl.core.words import INPUT_SCALE
 from fnrfl.data.in_memory import values_hash, values_in_memory
 
-OBJECT_SECTIONS = ("dataset", "model", "algorithm")  # whose name may be an object; and `init`
-INIT = "init"
+# The sections that may be given as an object, and the key that has words for it.
+OBJECT_SECTIONS = {"dataset": "name", "model": "name", "algorithm": "name", "public": "source"}
+INIT = "init"  # the argument of first weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +103,7 @@ NOTHING = Given()
 
 def words_in(config: RunConfig) -> dict[str, str]:
     """The words of a config that stand for objects, by the argument that each was passed as."""
-    named = {"dataset": config.dataset.name, "model": config.model.name, "algorithm": config.algorithm.name}
+    named = {section: getattr(getattr(config, section), key) for section, key in OBJECT_SECTIONS.items()}
     return {key: words for key, words in (named | {INIT: config.model.init}).items() if registry.is_given(words)}
 
 
@@ -122,16 +124,17 @@ def check_given(run_dir: Path, config: RunConfig, given: Given) -> None:
 
 
 _BYTECODE = " Functions count by their bytecode, which another version of Python may write in another way."
-_NOUNS = {"dataset": "its data", "model": "its model", "algorithm": "its method", INIT: "its first weights"}
+_NOUNS = {"dataset": "its data", "model": "its model", "algorithm": "its method", "public": "its public data"}
+_NOUNS[INIT] = "its first weights"
 
 
 @isolated()
 def take_objects(keys: Mapping[str, object], init: object = None) -> tuple[dict[str, object], Given]:
     """(the keys with words in the place of objects, the objects)."""
     taken, objects, names = dict(keys), list[GivenObject](), dict[str, object]()
-    for section in OBJECT_SECTIONS:
+    for section, key in OBJECT_SECTIONS.items():
         values = _section(section, keys.get(section))
-        value = values.get("name")
+        value = values.get(key)
         if section == "algorithm" and not _is_name(value) and (packaged := _packaged_method(value)):
             if twice := values.keys() & packaged.keys() - {"name"}:
                 raise ConfigError(
@@ -140,7 +143,7 @@ def take_objects(keys: Mapping[str, object], init: object = None) -> tuple[dict[
             values |= packaged
         elif not _is_name(value):
             objects += _TAKERS[section](value)
-            taken[section] = values | {"name": objects[-1].words}
+            taken[section] = values | {key: objects[-1].words}
             continue
         if values:
             taken[section] = names[section] = values
@@ -156,10 +159,11 @@ def take_axes(over: Mapping[str, Iterable[object]], given: Given) -> tuple[dict[
     """(the lists of values that keys take in turn, with words in the place of objects, all objects)."""
     axes, objects = dict[str, list[object]](), list(given.objects)
     for key, values in over.items():
-        axes[key] = list([values] if isinstance(values, str) else values)
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ConfigError(f"over has {values!r} for {key}; it must be a list of values, as in [{values!r}].")
+        axes[key], section = list(values), key.removesuffix(".name")
         for place, value in enumerate(axes[key]):
-            section = key.removesuffix(".name")
-            if _is_name(value) or section not in OBJECT_SECTIONS:
+            if _is_name(value) or OBJECT_SECTIONS.get(section) != "name":
                 continue
             if isinstance(value, nn.Module):
                 raise ConfigError(
@@ -179,7 +183,7 @@ def _section(section: str, value: object) -> dict[str, object]:
     """What was passed in as a section of the config: by key, or the name alone, which may be data by part."""
     if isinstance(value, Mapping) and not (section == "dataset" and "train" in value):
         return dict(value)
-    return {} if value is None else {"name": value}
+    return {} if value is None else {OBJECT_SECTIONS[section]: value}
 
 
 def _is_name(value: object) -> bool:
@@ -195,11 +199,11 @@ def objects_in(*, init: object = None, **arguments: object) -> Given:
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
-def _dataset(value: object) -> list[GivenObject]:
-    values = values_in_memory(value, "dataset")
+def _dataset(value: object, argument: str = "dataset") -> list[GivenObject]:
+    values = values_in_memory(value, argument)
     first = value[0] if isinstance(value, tuple) and value else value
     arrays = isinstance(value, tuple) and (isinstance(first, list | Tensor) or hasattr(first, "__array__"))
-    return [GivenObject("dataset", "arrays" if arrays else _name_of(first), values_hash(values), values)]
+    return [GivenObject(argument, "arrays" if arrays else _name_of(first), values_hash(values), values)]
 
 
 def _name_of(value: object) -> str:
@@ -228,7 +232,7 @@ def _model(value: object) -> list[GivenObject]:
             "function that makes it."
         ) from error
     given = [GivenObject("model", _name_of(value), module_hash(module), module)]
-    if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
+    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         return given  # its weights are drawn when it sees an example
     return [replace(_init(module.state_dict()), implied=True), *given]
 
@@ -309,4 +313,9 @@ def _method(value: object) -> list[GivenObject]:
     return [GivenObject("algorithm", type(method).__name__, object_hash(method), method, {"fields": fields})]
 
 
-_TAKERS = {"dataset": _dataset, "model": _model, "algorithm": _method}
+_TAKERS: dict[str, Callable[[object], list[GivenObject]]] = {
+    "dataset": _dataset,
+    "model": _model,
+    "algorithm": _method,
+    "public": lambda value: _dataset(value, "public"),
+}

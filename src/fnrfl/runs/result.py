@@ -19,6 +19,7 @@ from fnrfl.core.nearest import choices
 from fnrfl.core.net import Net
 from fnrfl.core.quality import NUMBER_METRICS
 from fnrfl.core.types import Tree
+from fnrfl.core.words import counted
 from fnrfl.data.datasets import Facts
 from fnrfl.rundir.events import Event
 from fnrfl.runs import personal
@@ -43,7 +44,8 @@ class Result(RunMetrics):
     def __repr__(self) -> str:
         where = "" if self.run_dir is None else f", kept in {self.run_dir}"
         leak = "leak, " if self.config.leaks_on else ""
-        return f"Result({leak}{self._what}: accuracy {self.accuracy:.4f} after {len(self.rounds)} rounds{where})"
+        after = counted(len(self.rounds), "round")
+        return f"Result({leak}{self._what}: accuracy {self.accuracy:.4f} after {after}{where})"
 
     def _repr_html_(self) -> str:
         """The same for a notebook: what was run, and the numbers of the last round."""

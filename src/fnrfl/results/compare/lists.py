@@ -46,6 +46,13 @@ def about_seeds(text: str) -> str | None:
     return f"--seeds {number} is the one seed {number}; {number} seeds are 0-{number - 1}." if number > 1 else None
 
 
+def seeds_in_list(seeds: object) -> list[int]:
+    """Seeds that were passed in."""
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise ConfigError(f"seeds is {seeds!r}; it must be a list of whole numbers, as in [0, 1, 2] or range(3).")
+    return [int(seed) for seed in seeds]
+
+
 def overrides_in_words(values: Mapping[str, object]) -> list[str]:
     """Keys that were passed in as values, as they would be typed."""
     return [f"{key}={_typed(value)}" for key, value in flatten(values).items() if value != {}]
