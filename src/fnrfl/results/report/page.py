@@ -16,6 +16,7 @@ from fnrfl.results.report.filled import SHARED, fill
 from fnrfl.results.report.labels import method, shared_method
 from fnrfl.results.report.learned import learned
 from fnrfl.results.report.lines import COLOURS, LineGroup, Panel, panels_of
+from fnrfl.results.report.metric_tables import confusion_over_seeds, lower_is_better, metrics_table
 from fnrfl.results.report.read import Run
 from fnrfl.results.report.relatives import is_control_line
 from fnrfl.rundir.outputs import check_output, write_output
@@ -27,6 +28,7 @@ SECTIONS = {
     "results": "Results",
     "convergence": "Convergence",
     "cost": "Cost",
+    "metrics": "Metrics",
     "classes": "Classes",
     "inside": "Clients and data",
     "learned": "What the server learned about each client",
@@ -122,6 +124,9 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "differences": tables.differences(panel),
         "every_run": tables.every_run(panel),
         "settings": tables.settings(panel),
+        "metrics": metrics_table(panel),
+        "lower_is_better": lower_is_better(panel),
+        "confusion": any(confusion_over_seeds(group) for group in panel.groups),
     }
 
 
