@@ -21,6 +21,10 @@ from fnrfl.core import quality
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.quality import TEST_METRICS, Answers
 from fnrfl.results.compare import Comparison, grid, summarise, table
+from fnrfl.results.report import metric_tables
+from fnrfl.results.report.lines import panels_of
+from fnrfl.results.report.page import report
+from fnrfl.results.report.read import load_runs, read_run
 from fnrfl.runs import round_metrics
 from fnrfl.runs.predict import evaluate
 
@@ -354,3 +358,37 @@ def test_compare_takes_a_metric_of_ones_own_and_another_one_later(mine: Path) ->
     for wrong, says in (("confusion", "is not one number"), ("all", "is not one number"), ("brier", "no metric")):
         got = CliRunner().invoke(cli.app, ["compare", *small, "-o", "there", "--metric", wrong])
         assert got.exit_code == 2 and says in got.stderr and not Path("there").exists()
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_a_table_of_metrics_and_the_confusion_matrix(mine: Path) -> None:
+    runs = [
+        fnrfl.run("digits", **SMALL | {"out": f"runs/{seed}"}, seed=seed, metrics="mine:brier, mine:right")
+        for seed in (0, 1)
+    ]
+    (panel,) = panels_of(load_runs([Path("runs")]).runs)
+    told = metric_tables.metrics_table(panel)
+    assert [column.name for column in told.columns] == ["method", *metric_tables.TABLED_METRICS, "brier", "right"]
+    assert metric_tables.lower_is_better(panel) == ["log_loss", "calibration_error", "brier"]
+    for column, cell in zip(told.columns[1:], told.rows[0][1:], strict=True):
+        assert cell.value == pytest.approx(np.mean([run.last(column.name) for run in runs]))
+    counts = metric_tables.confusion_over_seeds(panel.groups[0])
+    assert counts == np.sum([run.rounds[-1]["confusion"] for run in runs], 0).tolist()
+    text = report([Path("runs")], Path("page.html"), plots=False).read_text()
+    assert 'id="confusion-0"' in text and json.dumps(counts, separators=(",", ":")) in text
+    log = Path("runs/0/events.jsonl")
+    for good, bad in (('"confusion": [[', '"confusion": [[1], ['), ('"function": "mine:brier"', '"function": 3')):
+        before = log.read_text()
+        assert good in before
+        log.write_text(before.replace(good, bad))
+        with pytest.raises(ConfigError, match="is damaged"):
+            read_run(Path("runs/0"))
+        log.write_text(before)
+
+
+def test_the_page_of_a_run_without_metrics_says_so(mine: Path) -> None:
+    old = Path(__file__).parent / "fixtures" / "0.1.0" / "finished"
+    text = report([old], mine / "page.html", plots=False).read_text()
+    assert "have no metrics" in text and 'id="confusion-0"' not in text

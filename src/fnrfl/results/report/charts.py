@@ -8,6 +8,7 @@ from typing import Any
 from fnrfl.results.report.forest import forests
 from fnrfl.results.report.inside import CLIENTS, inside
 from fnrfl.results.report.lines import LineGroup, Panel
+from fnrfl.results.report.metric_tables import confusion_over_seeds
 from fnrfl.results.report.numbers import POINTS, chart_number, shown_mean, thinned
 from fnrfl.results.report.references import least_span, references
 from fnrfl.runs.metrics import LOOKING, MIB
@@ -111,6 +112,7 @@ def _group(group: LineGroup, traffic: Sequence[str], time: Sequence[str]) -> dic
         "mib": [shown_mean(run.mib[t] for run in group.runs) for t in rounds],
         "seconds": [shown_mean(run.seconds[t] for run in group.runs) for t in rounds],
         "classes": [shown_mean(values) for values in zip(*per_class, strict=True)],
+        "confusion": confusion_over_seeds(group),
         "bytes": [{"name": way, "parts": [_mib(group, phase, way) for phase in traffic]} for way in ("down", "up")],
         "time": [{"name": "", "parts": [_seconds(group, phase) for phase in time]}],
     }

@@ -67,6 +67,17 @@
     keep(place("classes"), (width) => heat(width, { rows: panel.groups.map((group) => group.label), columns: panel.classes, rowName: "", columnName: "class",
       leak, range: classRange, value: (r, c) => panel.groups[r].classes[c], text: (v) => (100 * v).toFixed(0), beyond: true,
       said: (r, c) => ({ title: panel.groups[r].label, rows: [{ label: `class ${panel.classes[c]}`, value: percent(panel.groups[r].classes[c]) }] }) }));
+    const confused = panel.groups.filter((group) => group.confusion);
+    if (confused.length) {
+      const chooser = document.getElementById(`confusion-${p}`);
+      confused.forEach((group, i) => chooser.append(h("option", { value: i }, group.label)));
+      const counts = () => confused[chooser.value].confusion;
+      const share = (r, c) => { const all = counts()[r].reduce((a, b) => a + b, 0); return all ? counts()[r][c] / all : null; };
+      chooser.addEventListener("change", keep(place("confusion"), (width) => heat(width, { rows: panel.classes, columns: panel.classes, rowName: "true class",
+        columnName: "answer", leak, range: [0, 1], value: share, text: (v) => (100 * v).toFixed(0),
+        said: (r, c) => ({ title: `class ${panel.classes[r]}, answer ${panel.classes[c]}`, rows: [{ label: "examples", value: String(counts()[r][c]) },
+          { label: "of this class", value: percent(share(r, c)) }] }) })));
+    }
     for (const [name, unit, show] of [["bytes", "MiB", (v) => `${number(v)} MiB`], ["time", "seconds", (v) => `${number(v)} s`]]) {
       const phases = panel.phases[name];
       keep(place(name), (width) => bars(width, { phases, unit, show, leak, rows: panel.groups.map((group) => ({ label: group.label, bars: group[name] })) }));

@@ -16,6 +16,7 @@ from fnrfl.results.report.filled import SHARED, fill
 from fnrfl.results.report.labels import method, shared_method
 from fnrfl.results.report.learned import learned
 from fnrfl.results.report.lines import COLOURS, LineGroup, Panel, panels_of
+from fnrfl.results.report.metric_tables import confusion_over_seeds, lower_is_better, metrics_table
 from fnrfl.results.report.read import Run
 from fnrfl.results.report.relatives import is_control_line
 from fnrfl.results.report.site_table import site_table
@@ -28,6 +29,7 @@ PAGE_SECTIONS = {
     "results": "Results",
     "convergence": "Convergence",
     "cost": "Cost",
+    "metrics": "Metrics",
     "classes": "Classes",
     "sites": "Sites",
     "inside": "Clients and data",
@@ -129,6 +131,9 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "every_run": tables.every_run(panel),
         "settings": tables.settings(panel),
         "sites": site_table(panel),
+        "metrics": metrics_table(panel),
+        "lower_is_better": lower_is_better(panel),
+        "confusion": any(confusion_over_seeds(group) for group in panel.groups),
     }
 
 

@@ -39,6 +39,13 @@ class HeaderData(_Lines):
     classes: list[str] = []
 
 
+class HeaderMetric(_Lines):
+    """What a log's first line says about a metric of the user's own."""
+
+    function: str
+    higher_is_better: bool
+
+
 class Header(_Lines):
     """A log's first line."""
 
@@ -50,6 +57,7 @@ class Header(_Lines):
     data: HeaderData
     partition: str
     parameters: int
+    own_metrics: dict[str, HeaderMetric] = {}
     test_counts: list[NonNegativeInt] = []
 
 
