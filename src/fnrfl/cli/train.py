@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from fnrfl.cli.common import (
     Checkpoints,
     Debug,
     Json,
+    Log,
     OverridesArgument,
     Quiet,
     RunDirArgument,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fnrfl.config import RunConfig
-    from fnrfl.results.compare import Comparison
+    from fnrfl.results.compare import Cell, Comparison
     from fnrfl.runs.result import Result
 
 Recipe = Annotated[
@@ -81,6 +82,7 @@ def run(
     trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
+    log: Log = None,
     checkpoint_every: Checkpoints = 30.0,
     debug: Debug = False,
 ) -> None:
@@ -99,17 +101,20 @@ def run(
     with errors_in_words(debug, answers=json or dry_run):
         from fnrfl.config import load
         from fnrfl.rundir.places import choose_run_dir
+        from fnrfl.runs.loggers import named_loggers
 
         config = load(*recipe_and_overrides(recipe, overrides), trust=trust)
         if dry_run:
             print_forecast(config, json=json)
             return
+        told_too = named_loggers(log or ())
         run_dir = choose_run_dir(config, out, overwrite=overwrite)
 
         def start(**told: Any) -> Result:
             from fnrfl.runs.run import run
 
-            return run(config, out=run_dir, overwrite=overwrite, checkpoint_every=checkpoint_every, **told)
+            how: dict[str, Any] = {"overwrite": overwrite, "checkpoint_every": checkpoint_every}
+            return run(config, out=run_dir, callbacks=told_too, **how, **told)
 
         _carry_out(start, config, run_dir, fresh=True, quiet=quiet, json=json)
 
@@ -119,6 +124,7 @@ def resume(
     trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
+    log: Log = None,
     checkpoint_every: Checkpoints = 30.0,
     debug: Debug = False,
 ) -> None:
@@ -130,14 +136,16 @@ def resume(
     with errors_in_words(debug, answers=json):
         from fnrfl.config import load
         from fnrfl.rundir import directory
+        from fnrfl.runs.loggers import named_loggers
 
+        told_too = named_loggers(log or ())
         directory.check_is_run(run_dir)
         config = load(run_dir / "config.toml", trust=trust)
 
         def start(**told: Any) -> Result:
             from fnrfl.runs.run import resume
 
-            return resume(run_dir, trust=trust, checkpoint_every=checkpoint_every, **told)
+            return resume(run_dir, trust=trust, callbacks=told_too, checkpoint_every=checkpoint_every, **told)
 
         _carry_out(start, config, run_dir, fresh=False, quiet=quiet, json=json)
 
@@ -156,6 +164,7 @@ def compare(
     trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
+    log: Log = None,
     checkpoint_every: Checkpoints = 30.0,
     debug: Debug = False,
 ) -> None:
@@ -179,16 +188,9 @@ def compare(
         if (note := comparing.about_seeds(seeds)) is not None:
             screen.print(f"note: {note}")
         if dry_run:
-            with grid_display(screen) as show:
-                planned = comparing.plan_grid(cells, folder, baseline=baseline, progress=show, missing=missing_dataset)
-            print_plan(planned, folder, json=json)
+            _plan(cells, folder, baseline, screen, json=json)
             return
-        screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
-        with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show, paced(screen.print) as pace:
-            hear = both(show, pace.hear_grid(cells, folder))
-            found = comparing.compare(
-                cells, folder, baseline=baseline, target=target, progress=hear, checkpoint_every=checkpoint_every
-            )
+        found = _run_grid(cells, folder, screen, log or (), (baseline, target, checkpoint_every))
         _show_comparison(found, screen, json=json)
         if report and found.runs:
             _report(folder, screen)
@@ -233,6 +235,40 @@ def _way_on(run_dir: Path, config: RunConfig) -> str:
 
 
 # -- a comparison ------------------------------------------------------------------------------------------------------
+
+
+def _plan(cells: Sequence[Cell], folder: Path, baseline: str | None, screen: Console, *, json: bool) -> None:
+    from fnrfl.results import compare as comparing
+
+    with grid_display(screen) as show:
+        planned = comparing.plan_grid(cells, folder, baseline=baseline, progress=show, missing=missing_dataset)
+    print_plan(planned, folder, json=json)
+
+
+def _run_grid(
+    cells: Sequence[Cell],
+    folder: Path,
+    screen: Console,
+    log: Sequence[str],
+    how: tuple[str | None, float | None, float],
+) -> Comparison:
+    """Run a grid, and show how it goes on; `how` is the baseline, the target and the seconds between checkpoints."""
+    from fnrfl.results import compare as comparing
+    from fnrfl.runs.loggers import named_loggers
+
+    callbacks, (baseline, target, every) = named_loggers(log), how
+    screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
+    with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show, paced(screen.print) as pace:
+        hear = both(show, pace.hear_grid(cells, folder))
+        return comparing.compare(
+            cells,
+            folder,
+            baseline=baseline,
+            target=target,
+            progress=hear,
+            callbacks=callbacks,
+            checkpoint_every=every,
+        )
 
 
 def _show_comparison(found: Comparison, screen: Console, *, json: bool) -> None:
