@@ -6,10 +6,11 @@ import importlib.util
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -259,16 +260,31 @@ def without_seconds(curves: Curves) -> Curves:
 # -- Weights & Biases --------------------------------------------------------------------------------------------------
 
 
+def wandb_records(content: bytes) -> Iterator[bytes]:
+    """The records of a .wandb file: seven bytes of header, then LevelDB's log format in blocks of 32 KiB."""
+    assert content[:4] == b":W&B"
+    place, whole = 7, b""
+    while place + 7 <= len(content):
+        left = 32768 - place % 32768
+        if left < 7:  # the rest of a block is empty
+            place += left
+            continue
+        length, kind = struct.unpack("<HB", content[place + 4 : place + 7])
+        whole += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # a full record, or its last part
+            yield whole
+            whole = b""
+
+
 def read_wandb(folder: Path) -> list[dict[str, Any]]:
     """Every offline run, first begun first: its curves, config, tags, summary and exit code."""
     from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
 
     found = []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        store, run = DataStore(), {"curves": defaultdict(list), "config": {}, "summary": {}, "tags": [], "name": ""}
-        store.open_for_scan(str(path))
-        while (data := store.scan_data()) is not None:
+        run: dict[str, Any] = {"curves": defaultdict(list), "config": {}, "summary": {}, "tags": [], "name": ""}
+        for data in wandb_records(path.read_bytes()):
             record = Record()
             record.ParseFromString(data)
             kind = record.WhichOneof("record_type")
@@ -276,12 +292,10 @@ def read_wandb(folder: Path) -> list[dict[str, Any]]:
                 run["name"], run["tags"] = record.run.display_name, list(record.run.tags)
                 run["config"] |= _items(record.run.config.update)
             elif kind == "history":
-                items = {
-                    (item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item
-                }
-                for key, value in items.items():
-                    if not key.startswith("_"):
-                        run["curves"][key].append((items.get("_step", record.history.step.num), value))
+                items = _items(record.history.item)
+                step = items.get("_step", record.history.step.num)
+                for key in items.keys() - {key for key in items if key.startswith("_")}:
+                    run["curves"][key].append((step, items[key]))
             elif kind == "summary":
                 run["summary"] |= _items(record.summary.update)
             elif kind == "exit":
