@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 DOCS := .venv-docs
 CHECKED := src tests benchmarks docs/site
 
-.PHONY: demo test quick test-all test-gpu lint types format docs setup clean
+.PHONY: demo test quick test-all test-gpu test-loggers lint types format docs setup clean
 
 demo: $(READY)
 	$(BIN)/python -m fnrfl.cli.demo
@@ -29,6 +29,11 @@ test-all: lint types
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -q tests/test_gpu.py tests/test_client_convolutions.py tests/test_compiled.py
 	$(BIN)/python benchmarks/gpu.py headline forward
+
+# TensorBoard, MLflow and W&B into .venv, about 270 MB, and the loggers against them. Not part of test-all for that reason.
+test-loggers: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorboard,mlflow,wandb]'
+	$(PYTEST) tests/test_loggers.py
 
 lint: $(READY)
 	$(BIN)/ruff check $(CHECKED)

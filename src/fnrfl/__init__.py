@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from fnrfl.results.compare import Comparison, Notice
+    from fnrfl.runs import loggers
     from fnrfl.runs.answers import Evaluation, Prediction
+    from fnrfl.runs.callbacks import Callback
     from fnrfl.runs.own_loop import class_norms, norm_targets, refine, weakest
     from fnrfl.runs.result import Result
 
 __version__ = "0.2.0.dev0"
 __all__ = [
-    "Result", "__version__", "class_norms", "compare", "evaluate", "load", "norm_targets", "predict", "refine",
-    "report", "resume", "run", "weakest",
+    "Callback", "Result", "__version__", "class_norms", "compare", "evaluate", "load", "loggers", "norm_targets",
+    "predict", "refine", "report", "resume", "run", "weakest",
 ]  # fmt: skip
-_HOMES = {"Result": "result"} | dict.fromkeys(("class_norms", "norm_targets", "refine", "weakest"), "own_loop")
+_HOMES = dict.fromkeys(("class_norms", "norm_targets", "refine", "weakest"), "own_loop")
+_HOMES |= {"Callback": "callbacks", "Result": "result"}
 
 
 def run(
@@ -38,6 +41,7 @@ def run(
     overwrite: bool = False,
     trust: bool = False,
     progress: Callable[[dict[str, Any]], None] | None = None,
+    callbacks: Sequence[Any] = (),
     checkpoint_every: float = 30.0,
     **keys: object,
 ) -> Result:
@@ -50,7 +54,8 @@ def run(
 
     `out` is the run directory, by default the first free one of runs/<name>-<method>-<seed>, the same with -2, with -3
     and so on (a run with FNR has <method>-fnr); with `overwrite` it is the first, free or not. None writes nothing.
-    `trust` allows code that a recipe names.
+    `trust` allows code that a recipe names. `progress` is called after every round; `callbacks` are objects such as
+    `fnrfl.loggers.TensorBoard()`.
 
     >>> result = run("digits", algorithm="scaffold", fnr=dict(weight=0.1), rounds=2, seed=3, out=None)
     >>> len(result.rounds), 0 < result.accuracy < 1
@@ -64,14 +69,9 @@ def run(
 
     named = {"dataset": dataset, "model": model, "algorithm": algorithm}
     words, given = take_objects(keys | {key: value for key, value in named.items() if value is not None}, init)
-    return start(
-        config(recipe, words, trust=trust),
-        given=given,
-        out=out,
-        overwrite=overwrite,
-        progress=progress,
-        checkpoint_every=checkpoint_every,
-    )
+    told: dict[str, Any] = {"progress": progress, "callbacks": callbacks}
+    how: dict[str, Any] = {"out": out, "overwrite": overwrite, "checkpoint_every": checkpoint_every}
+    return start(config(recipe, words, trust=trust), given=given, **how, **told)
 
 
 def resume(
@@ -84,6 +84,7 @@ def resume(
     public: Any = None,
     trust: bool = False,
     progress: Callable[[dict[str, Any]], None] | None = None,
+    callbacks: Sequence[Any] = (),
     checkpoint_every: float = 30.0,
 ) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit.
@@ -95,7 +96,8 @@ def resume(
     from fnrfl.runs.run import resume as go_on
 
     given = objects_in(dataset=dataset, model=model, algorithm=algorithm, init=init, public=public)
-    return go_on(run_dir, given=given, trust=trust, progress=progress, checkpoint_every=checkpoint_every)
+    told: dict[str, Any] = {"progress": progress, "callbacks": callbacks}
+    return go_on(run_dir, given=given, trust=trust, checkpoint_every=checkpoint_every, **told)
 
 
 def load(
@@ -132,6 +134,7 @@ def compare(
     control: bool = True,
     trust: bool = False,
     progress: Callable[[Notice], None] | None = None,
+    callbacks: Sequence[Any] = (),
     checkpoint_every: float = 30.0,
     **keys: object,
 ) -> Comparison:
@@ -155,6 +158,7 @@ def compare(
         baseline=baseline,
         target=target,
         progress=progress,
+        callbacks=callbacks,
         checkpoint_every=checkpoint_every,
         given=given,
     )
@@ -225,6 +229,8 @@ def predict(
 
 def __getattr__(name: str) -> Any:
     """Names that need torch are imported when they are first asked for."""
+    if name == "loggers":
+        return importlib.import_module("fnrfl.runs.loggers")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"fnrfl.runs.{_HOMES[name]}"), name)

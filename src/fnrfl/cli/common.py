@@ -51,6 +51,12 @@ Checkpoints = Annotated[
 ]
 
 
+Log = Annotated[
+    list[str] | None,
+    typer.Option("--log", metavar="LOGGER", help="Also log to tensorboard, mlflow or wandb, offline; may be repeated."),
+]
+
+
 def _version(asked: bool) -> None:
     if asked:
         from fnrfl import __version__

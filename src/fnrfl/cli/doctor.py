@@ -20,6 +20,9 @@ OPTIONAL = {  # package: (what Python calls it, what it is for)
     "matplotlib": ("matplotlib", "figures"),
     "jinja2": ("jinja2", "the report page"),
     "pillow": ("PIL", "folders of images, and one way to get cifar10"),
+    "tensorboard": ("tensorboard", "--log tensorboard"),
+    "mlflow": ("mlflow", "--log mlflow"),
+    "wandb": ("wandb", "--log wandb, offline"),
 }
 GIB = 2**30
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from fnrfl.cli.common import (
     Checkpoints,
     Debug,
     Json,
+    Log,
     OverridesArgument,
     Quiet,
     RunDirArgument,
@@ -88,6 +89,7 @@ def run(
     trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
+    log: Log = None,
     checkpoint_every: Checkpoints = 30.0,
     debug: Debug = False,
 ) -> None:
@@ -106,17 +108,20 @@ def run(
     with errors_in_words(debug, answers=json or dry_run):
         from fnrfl.config import load
         from fnrfl.rundir.places import choose_run_dir
+        from fnrfl.runs.loggers import named_loggers
 
         config = load(*recipe_and_overrides(recipe, overrides), trust=trust)
         if dry_run:
             print_forecast(config, json=json)
             return
+        told_too = named_loggers(log or ())
         run_dir = choose_run_dir(config, out, overwrite=overwrite)
 
         def start(**told: Any) -> Result:
             from fnrfl.runs.run import run
 
-            return run(config, out=run_dir, overwrite=overwrite, checkpoint_every=checkpoint_every, **told)
+            how: dict[str, Any] = {"overwrite": overwrite, "checkpoint_every": checkpoint_every}
+            return run(config, out=run_dir, callbacks=told_too, **how, **told)
 
         _carry_out(start, config, run_dir, fresh=True, quiet=quiet, json=json)
 
@@ -126,6 +131,7 @@ def resume(
     trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
+    log: Log = None,
     checkpoint_every: Checkpoints = 30.0,
     debug: Debug = False,
 ) -> None:
@@ -137,14 +143,16 @@ def resume(
     with errors_in_words(debug, answers=json):
         from fnrfl.config import load
         from fnrfl.rundir import directory
+        from fnrfl.runs.loggers import named_loggers
 
+        told_too = named_loggers(log or ())
         directory.check_is_run(run_dir)
         config = load(run_dir / "config.toml", trust=trust)
 
         def start(**told: Any) -> Result:
             from fnrfl.runs.run import resume
 
-            return resume(run_dir, trust=trust, checkpoint_every=checkpoint_every, **told)
+            return resume(run_dir, trust=trust, callbacks=told_too, checkpoint_every=checkpoint_every, **told)
 
         _carry_out(start, config, run_dir, fresh=False, quiet=quiet, json=json)
 
@@ -164,6 +172,7 @@ def compare(
     trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
+    log: Log = None,
     checkpoint_every: Checkpoints = 30.0,
     debug: Debug = False,
 ) -> None:
@@ -189,7 +198,7 @@ def compare(
         if dry_run:
             return _plan(cells, folder, baseline, screen, json=json)
         judged = {"baseline": baseline, "metric": metric, "target": target}
-        found = _run_grid(cells, folder, screen, checkpoint_every=checkpoint_every, **judged)
+        found = _run_grid(cells, folder, screen, log or (), checkpoint_every=checkpoint_every, **judged)
         _show_comparison(found, screen, json=json)
         if report and found.runs:
             _report(folder, screen)
@@ -254,10 +263,12 @@ def _way_on(run_dir: Path, config: RunConfig) -> str:
 # -- a comparison ------------------------------------------------------------------------------------------------------
 
 
-def _run_grid(cells: list[Cell], folder: Path, screen: Console, **options: Any) -> Comparison:
-    """Run the cells, and show how they proceed."""
+def _run_grid(cells: list[Cell], folder: Path, screen: Console, log: Sequence[str], **options: Any) -> Comparison:
+    """Run the cells, and show how they proceed; `log` names the loggers that hear of it."""
     from fnrfl.results.compare import compare
+    from fnrfl.runs.loggers import named_loggers
 
+    options["callbacks"] = named_loggers(log)
     screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
     with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show, paced(screen.print) as pace:
         return compare(cells, folder, progress=both(show, pace.hear_grid(cells, folder)), **options)

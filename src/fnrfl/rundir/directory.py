@@ -27,6 +27,8 @@ log = logging.getLogger("fnrfl")
 WRITTEN = ("config.toml", "partition.json", "events.jsonl", "checkpoint.json", "model.safetensors", "report.html")
 CHECKPOINT_FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")  # below rounds/
 FILE = re.compile(r"(server|client-\d+)\.safetensors")
+TENSORBOARD = "tensorboard"  # the folder of the logger
+TENSORBOARD_FILE = re.compile(r"events\.out\.tfevents\.\d+\.fnrfl")
 FIGURE_NAMES = ("convergence", "traffic", "time", "seeds", "classes", "split")
 
 
@@ -243,7 +245,7 @@ def checkpoint_files(run_dir: Path) -> Iterator[Path]:
 
 
 def _written(folder: Path) -> Iterator[Path]:
-    """What a run and a report have written into a folder, files before the folders that they are in; no links.
+    """What a run, a logger and a report have written into a folder, files before their folders; no links.
 
     The files that make a folder a run come first: a run that is half removed is none.
     """
@@ -251,6 +253,12 @@ def _written(folder: Path) -> Iterator[Path]:
         yield from (path for path in (folder / name, folder / f"{name}.part") if files.is_plain_file(path))
     yield from checkpoint_files(folder)
     yield folder / "rounds"
+    logged = folder / TENSORBOARD
+    if files.is_folder(logged):
+        for path in sorted(logged.iterdir()):
+            if TENSORBOARD_FILE.fullmatch(path.name) and files.is_plain_file(path):
+                yield path
+        yield logged
     plots = folder / "plots"
     if files.is_folder(plots):
         for path in sorted(plots.iterdir()):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import shlex
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
@@ -29,6 +30,7 @@ from fnrfl.rundir.interrupt import interruptible, stoppable
 from fnrfl.runs import personal, run_files
 from fnrfl.runs.blame import of_method, of_model
 from fnrfl.runs.build import Built, build
+from fnrfl.runs.callbacks import Listeners
 from fnrfl.runs.cohorts import cohort
 from fnrfl.runs.finite import check_scores, check_shapes, check_state, for_json
 from fnrfl.runs.given import NOTHING, Given, check_given
@@ -50,6 +52,7 @@ def run(
     out: str | Path | None | Literal[True] = True,
     overwrite: bool = False,
     progress: Progress | None = None,
+    callbacks: Sequence[Any] = (),
     phase: Phase | None = None,
     checkpoint_every: float = 30.0,
     runs_alike: int = 1,
@@ -59,22 +62,22 @@ def run(
 
     `out` is the run directory; by default the first free one of runs/<name>-<method>-<seed>, then -2 and so on; None
     writes nothing. With `overwrite` a run that has this directory keeps it until the new one has its first checkpoint.
-    `progress` hears of every round when it has ended, `phase` the name of each phase of a round as it begins. This is
-    one of `runs_alike` runs of this process: what is prepared for it serves the others too. `given` are the objects
-    that the config has words for.
+    `progress` hears of every round when it has ended, `callbacks` of the beginning and the end too, `phase` the name of
+    each phase of a round as it begins. This is one of `runs_alike` runs of this process: what is prepared for it serves
+    the others too. `given` are the objects that the config has words for.
     """
+    told = Listeners(progress, callbacks)
     names = () if out is None else run_files.possible_run_dirs(config, out, overwrite)
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         built = build(config, Path(scratch), runs_alike, given=given)
         for notice in built.notices:
             log.warning(notice)
         if out is None:
-            return _train_rounds(built, RunWriter(None, checkpoint_every), Begun(), progress, phase)
+            return _train_rounds(built, RunWriter(None, checkpoint_every), Begun(), told, phase)
         with ExitStack() as stack:
             place, header = run_files.create_run_dir(stack, names, built, overwrite=overwrite)
-            recorder = RunWriter(place, checkpoint_every, header)
-            result = _train_rounds(built, recorder, Begun(), progress, phase)
-            return replace(result, run_dir=place.given)
+            recorder = RunWriter(place, checkpoint_every, events.line(header))
+            return _train_rounds(built, recorder, Begun(header), told, phase)
 
 
 @stoppable()
@@ -84,13 +87,14 @@ def resume(
     *,
     trust: bool = False,
     progress: Progress | None = None,
+    callbacks: Sequence[Any] = (),
     phase: Phase | None = None,
     checkpoint_every: float = 30.0,
     runs_alike: int = 1,
     given: Given = NOTHING,
 ) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
-    run_dir = Path(run_dir)
+    run_dir, told = Path(run_dir), Listeners(progress, callbacks)
     directory.check_is_run(run_dir)
     if (run_dir / "model.safetensors").exists():
         return load(run_dir, trust=trust, given=given)
@@ -107,8 +111,7 @@ def resume(
             check_shapes(run_dir, state, built.engine)
         files.write(run_dir / "events.jsonl", found.log)
         recorder = RunWriter(place, checkpoint_every, found.log)
-        result = _train_rounds(built, recorder, Begun(rounds, state), progress, phase)
-    return replace(result, run_dir=run_dir)
+        return _train_rounds(built, recorder, Begun(header, rounds, state, True), told, phase)
 
 
 @isolated()
@@ -142,8 +145,18 @@ def load(run_dir: str | Path, *, trust: bool = False, given: Given = NOTHING) ->
 class Begun:
     """How far a run has come: nothing yet, or what a checkpoint holds."""
 
+    header: Event | None = None  # the first line of the log; None: there is no log
     rounds: list[Event] = field(default_factory=list)
     state: State | None = None
+    resumed: bool = False
+
+    def facts(self, built: Built, place: RunDir | None) -> dict[str, Any]:
+        """What a callback is told when the run begins."""
+        header = run_files.log_header(built) if self.header is None else self.header
+        read = json.loads(events.line(header))  # as a resumed run has it
+        known = {key: value for key, value in read.items() if key != "config"}
+        where = {"run_dir": None, "folder": None} if place is None else {"run_dir": place.given, "folder": place.path}
+        return known | where | {"rounds_done": len(self.rounds), "resumed": self.resumed}
 
 
 class RunWriter:
@@ -184,10 +197,18 @@ class RunWriter:
         self.restart_clock()
 
 
-def _train_rounds(
-    built: Built, recorder: RunWriter, begun: Begun, progress: Progress | None, phase: Phase | None
-) -> Result:
+def _train_rounds(built: Built, recorder: RunWriter, begun: Begun, told: Listeners, phase: Phase | None) -> Result:
     """Train all rounds that are still to come."""
+    with told.hearing(built.config, lambda: begun.facts(built, recorder.place)):
+        rounds, state = _loop(built, recorder, begun, told, phase)
+        result = _result(built, recorder.place, rounds, state)
+    told.end(result)
+    return result
+
+
+def _loop(
+    built: Built, recorder: RunWriter, begun: Begun, told: Listeners, phase: Phase | None
+) -> tuple[list[Event], State]:
     config, engine = built.config, built.engine
     metered = Metered(engine, phase or (lambda name: None), engine.clock)
     rounds, state = list(begun.rounds), begun.state
@@ -207,15 +228,14 @@ def _train_rounds(
             if due:
                 recorder.save(built, rounds, state)
             try:
-                if progress is not None:
-                    progress(event | {"seconds": sum(event["seconds"].values())})
+                told.round(event)
             except BaseException:  # whoever listens may stop a run as well, such as a pipe that was closed
                 if not due:
                     recorder.save(built, rounds, state)
                 raise
             if stopping:
                 raise stopping
-    return _result(built, recorder.place, rounds, state)
+    return rounds, state
 
 
 def _result(built: Built, place: RunDir | None, rounds: list[Event], state: State) -> Result:
@@ -227,7 +247,9 @@ def _result(built: Built, place: RunDir | None, rounds: list[Event], state: Stat
     else:
         ended = checkpoint.finish(place.path, weights)
         keeper = personal.on_disk(place.path, ended) if personalised else None
-    return Result(built.config, rounds, weights, built.facts, None, keeper, built.given)
+    return Result(
+        built.config, rounds, weights, built.facts, None if place is None else place.given, keeper, built.given
+    )
 
 
 def _train_round(built: Built, metered: Metered, state: State, t: int) -> tuple[State, Event]:

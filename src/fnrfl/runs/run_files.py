@@ -43,18 +43,19 @@ def possible_run_dirs(config: RunConfig, out: str | Path | Literal[True], overwr
     return [run_dir]
 
 
-def create_run_dir(stack: ExitStack, names: Iterable[Path], built: Built, *, overwrite: bool) -> tuple[RunDir, bytes]:
-    """(run directory, its log so far) of a run that begins, under the first of the names that can be had."""
-    header = events.line(_log_header(built))
+def create_run_dir(stack: ExitStack, names: Iterable[Path], built: Built, *, overwrite: bool) -> tuple[RunDir, Event]:
+    """(run directory, the first line of its log) of a run that begins, under the first of the names that can be had."""
+    header = log_header(built)
     contents: dict[str, str | bytes] = {
         "config.toml": built.given.heading(built.config) + built.config.to_toml(),
         "partition.json": json.dumps(built.manifest()) + "\n",
-        "events.jsonl": header,
+        "events.jsonl": events.line(header),
     }
     return directory.create_first(stack, names, contents, overwrite=overwrite), header
 
 
-def _log_header(built: Built) -> Event:
+def log_header(built: Built) -> Event:
+    """The first line of a run's log: what it is, on what data, by which versions."""
     return {
         "config": built.config.as_dict(),
         "config_sha256": built.config.sha256,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fnrfl.core.errors import ConfigError, sentence
 from fnrfl.core.quality import NUMBER_METRICS, TEST_METRICS, Metric
@@ -46,6 +46,7 @@ def compare(
     metric: str = "accuracy",
     target: float | None = None,
     progress: Callable[[Notice], None] | None = None,
+    callbacks: Sequence[Any] = (),
     checkpoint_every: float = 30.0,
     given: Given | None = None,
 ) -> Comparison:
@@ -54,20 +55,20 @@ def compare(
     One after another, because seconds are among the results. Called again, finished runs are kept and unfinished ones
     go on, those that failed before after all others. A run that fails, for whatever reason, is recorded and the others
     go on. `baseline` names a group, or some of the words of one: "fedavg" compares each group with the one that has
-    fedavg and is otherwise the same, by `metric`. Nothing is written unless every group can be built.
+    fedavg and is otherwise the same, by `metric`. Nothing is written unless every group can be built. `callbacks` hear
+    of every run that is not finished.
     """
     out = Path(out)
     chosen = find_baseline([cell.group for cell in cells], baseline), _compared_metric(cells, metric)
     tell = progress or (lambda notice: None)
     members = _prepare(cells, out, tell, given)
-    summaries: dict[str, Summary] = {}
-    failures: dict[str, str] = {}
+    summaries, failures = dict[str, Summary](), dict[str, str]()
     for number, cell in enumerate(_failed_last(cells, out), 1):
         kept = (out / cell.name / "model.safetensors").exists()
         notice = Notice("kept" if kept else "start", cell, number, len(cells))
         tell(notice)
         try:
-            result = _carry_out(notice, out / cell.name, tell, checkpoint_every, given)
+            result = _carry_out(notice, out / cell.name, tell, given, callbacks, checkpoint_every)
             summary = _summary(result, target)
         except (Exception, SystemExit) as error:  # a full memory or disk, or a user's own code: the others may still do
             failures[cell.name] = sentence(error)
@@ -120,7 +121,12 @@ def _failed_last(cells: Sequence[Cell], out: Path) -> list[Cell]:
 
 
 def _carry_out(
-    notice: Notice, folder: Path, tell: Callable[[Notice], None], checkpoint_every: float, given: Given | None
+    notice: Notice,
+    folder: Path,
+    tell: Callable[[Notice], None],
+    given: Given | None,
+    callbacks: Sequence[Any],
+    checkpoint_every: float,
 ) -> Result:
     """Run the cell that a notice is about, or go on with it if its folder is there."""
     from fnrfl.runs import run as runs
@@ -129,11 +135,15 @@ def _carry_out(
     def show(event: Event) -> None:
         tell(replace(notice, what="round", event=event))
 
-    config, alike = notice.cell.config, notice.total
-    used = (given or NOTHING).used_by(config)
-    if folder.exists():
-        return runs.resume(folder, progress=show, checkpoint_every=checkpoint_every, runs_alike=alike, given=used)
-    return runs.run(config, out=folder, progress=show, checkpoint_every=checkpoint_every, runs_alike=alike, given=used)
+    config = notice.cell.config
+    how: dict[str, Any] = {
+        "progress": show,
+        "callbacks": callbacks,
+        "checkpoint_every": checkpoint_every,
+        "runs_alike": notice.total,
+        "given": (given or NOTHING).used_by(config),
+    }
+    return runs.resume(folder, **how) if folder.exists() else runs.run(config, out=folder, **how)
 
 
 def _summary(result: Result, target: float | None) -> Summary:
