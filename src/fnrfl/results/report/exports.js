@@ -86,13 +86,13 @@ const exporting = (() => {
       `\\begin{tabular}{${columns.map(({ number }) => (number ? "r" : "l")).join("")}}`,
       "\\toprule", line(columns.map((column) => tex(column.name))), "\\midrule",
       ...rows.map((row) => line(row.map((one, c) =>
-        `${tex(one.text)}${one.beside ? ` ${tex(one.beside)}` : ""}${one.leak || (everywhere && c === 0) ? mark : ""}`))),
+        `${tex(one.text)}${one.beside ? ` ${tex(one.beside.startsWith("\u00b1") ? one.beside : `(${one.beside})`)}` : ""}${one.leak || (everywhere && c === 0) ? mark : ""}`))),
       "\\bottomrule", "\\end{tabular}", ""].join("\n");
   }
 
   // -- figures ----------------------------------------------------------------------------------------------------------
   const LOOKS = { fill: "rgb(0, 0, 0)", "fill-opacity": "1", stroke: "none", "stroke-width": "1px", "stroke-dasharray": "none", "stroke-linecap": "butt",
-    "stroke-linejoin": "miter", opacity: "1", "font-size": "", "font-weight": "400" };
+    "stroke-linejoin": "miter", opacity: "1", "paint-order": "normal", "font-size": "", "font-weight": "400" };
   // Every element's looks, as the style sheet of the page has them in light colours, become attributes of the copy.
   function dressed(element) {
     const copy = element.cloneNode(false);
@@ -165,7 +165,11 @@ const exporting = (() => {
       ["LaTeX", "save this table for a paper", () => save(file("tex"), latex(table), "application/x-tex")]));
   }
   for (const place of document.querySelectorAll(".plot:not(.samples)")) {
-    const caption = () => (place.closest("figure").querySelector("figcaption") || place).textContent.replace(/\s+/g, " ");
+    function caption() {
+      const said = place.closest("figure").querySelector("figcaption").cloneNode(true);
+      said.querySelectorAll(".tag").forEach((tag) => tag.remove());
+      return said.textContent.replace(/\s+/g, " ").replace(/ ([:.,])/g, "$1");
+    }
     const name = unique(slug(place.dataset.chart || place.dataset.insidePlot || Object.keys(place.dataset)[0] || "figure"));
     place.after(toolbar(["SVG", "save this figure, in light colours", () => {
       const drawn = place.querySelector("svg");
