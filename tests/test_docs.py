@@ -497,10 +497,10 @@ def test_reading_the_report_goes_through_the_whole_page() -> None:
     told = PAGES["docs/reading-the-report.md"]
     templates = files("fnrfl.results.report").joinpath("sections")
     assert {path.name for path in templates.iterdir()} == {
-        f"{name}.html" for name in ("banners", "summary", *page.SECTIONS)
+        f"{name}.html" for name in ("banners", "summary", *page.PAGE_SECTIONS)
     }
     html = "".join(path.read_text(encoding="utf-8") for path in templates.iterdir())
-    sections = ["In short", *page.SECTIONS.values()]
+    sections = ["In short", *page.PAGE_SECTIONS.values()]
     assert [line.removeprefix("## ") for line in told.splitlines() if line.removeprefix("## ") in sections] == sections
     words = {column.name.removesuffix(", %") for column, _, _ in tables.MEASURES}
     words |= {name for _, name, _ in charts.CHARTED_METRICS} | {label.lower() for label in charts.PHASES.values()}

@@ -192,6 +192,23 @@ def test_one_client_has_one_place() -> None:
         load_data("data")
 
 
+def test_what_no_client_is_read_from_is_said() -> None:
+    write_layout("SITE/train/CLASS")
+    Path("data/README.txt").touch()
+    Path("data/.hidden").touch()
+    Path("data/H7").mkdir()
+    assert "data also has H7, README.txt, which no client is read from." in load_data("data").notices
+    Path("data/H7").rmdir()
+    Path("data/README.txt").unlink()
+    assert load_data("data").notices == ()
+
+
+def test_a_folder_and_a_column_cannot_both_name_the_clients() -> None:
+    write_layout("SITE.csv")
+    with pytest.raises(ConfigError, match=r"one of them can say who holds a row"):
+        load_data("data", reading=Reading(client="a"))
+
+
 def test_sites_without_a_test_part_beside_others_are_told_and_not_scored() -> None:
     write_csv(Path("data/A/train.csv"), 0)
     write_csv(Path("data/A/test.csv"), 10, count=4)
@@ -256,6 +273,7 @@ def test_leafs_folders_are_read() -> None:
         (leaf_tree({"u": (["a tweet"], [0])}), "holds text"),
         (leaf_tree({"u": ([[1.0]], [0]), "v": ([[1.0, 2.0]], [1])}), "must be alike"),
         (leaf_tree({"u": ([], [])}), "no user with examples"),
+        (leaf_tree({"u": ([[1.0]], [0])}) | {"users": ["u", "u"], "num_samples": [1, 1]}, "more than once"),
         (leaf_tree({"u": ([[float("nan")]], [0])}), "not finite"),
     ],
 )

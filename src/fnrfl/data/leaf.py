@@ -60,6 +60,9 @@ def _users(path: Path) -> Iterator[tuple[str, Examples]]:
             f"{path} has {', '.join(tree) or 'nothing'} at its top; LEAF's files have users, num_samples and "
             "user_data. Write it as LEAF does, or give another format."
         )
+    if len(set(users)) < len(users):
+        twice = next(user for user in users if users.count(user) > 1)
+        raise ConfigError(f"{path} has the user {printable(twice)} more than once. Leave one of them.")
     said = dict(zip(users, sizes, strict=False)) if isinstance(sizes, list) else {}
     for user in users:
         x, y = _lists_of(path, user, data.get(user), said.get(user))

@@ -22,7 +22,7 @@ import numpy as np
 from fnrfl.core.errors import ConfigError
 from fnrfl.data import arrays, leaf
 from fnrfl.data.csv_tables import read_csv, read_tables
-from fnrfl.data.natural import in_natural_order
+from fnrfl.data.natural import in_natural_order, some_of
 from fnrfl.data.readers import IMAGE_ENDINGS, PARTS, read_images, read_npz
 from fnrfl.data.reading import ONLY_PART, Examples, Expected, RawData, Reading
 
@@ -60,14 +60,20 @@ def read_folder(folder: Path, expected: Expected | None, reading: Reading) -> Ra
             f"{folder} has {one.name} as {_kind_in_words(one)} and {other.name} as {_kind_in_words(other)}; all "
             "clients must bring the same kind. Convert one of them."
         )
-    return put_together(str(folder), read_sites(sites, expected, reading))
+    if reading.client and sites[0].name:
+        raise ConfigError(
+            f"dataset.client = {reading.client!r} names a column, and {folder} has a file or folder for each client, such "
+            f"as {sites[0].name}; one of them can say who holds a row. Leave the key out, or name the column in "
+            "dataset.ignore."
+        )
+    return put_together(str(folder), read_sites(sites, expected, reading)).with_notices(*_unused(folder, sites))
 
 
 def find_sites(folder: Path) -> list[Site]:
     """The clients that a folder has a file or folder for, in natural order; empty if it has none."""
     if (alone := _site(folder)) is not None and alone.kind != "images":  # train.csv and test.csv of no client
         return [replace(alone, name="")]
-    entries = sorted(at for at in folder.iterdir() if at.name[0] != ".")
+    entries = _entries(folder)
     if any(at.is_dir() and _has_images(at) for at in entries):
         return []  # CLASS/*.png; folders that lie deeper are told of by whoever reads it
     found = [site for at in entries if (site := _site(at)) is not None]
@@ -104,6 +110,18 @@ def _site(at: Path) -> Site | None:
             return Site(at.name, kind, parts if len(parts) == 2 else {ONLY_PART: parts["train"]})
     classes = [*_folders(at), *(inside for part in PARTS for inside in _folders(at / part))]
     return Site(at.name, "images", {ONLY_PART: at}) if any(map(_has_images, classes)) else None
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What lies in a folder, hidden files aside."""
+    return sorted(at for at in folder.iterdir() if at.name[0] != ".")
+
+
+def _unused(folder: Path, sites: Sequence[Site]) -> list[str]:
+    """A sentence about files and folders that no client is read from."""
+    used = {path for site in sites for at in site.parts.values() for path in (at, *at.parents)}
+    others = [at.name for at in _entries(folder) if at not in used]
+    return [f"{folder} also has {some_of(others)}, which no client is read from."] if others else []
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -21,8 +21,8 @@ def stratified_order(labels: np.ndarray, rng: np.random.Generator, holders: Ints
     """
     shuffled = rng.permutation(len(labels))
     if holders is not None:
-        _, of_both = np.unique(np.stack([_codes(labels), holders])[:, shuffled], axis=1, return_inverse=True)
-        shuffled = shuffled[np.lexsort((rng.random(len(labels)), _places(of_both.ravel())))]
+        of_both = _codes(labels) * (holders.max(initial=0) + 1) + holders
+        shuffled = shuffled[np.lexsort((rng.random(len(labels)), _places(of_both[shuffled])))]
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     places = _places(labels[by_class])
     return by_class[np.lexsort((rng.random(len(labels)), places))]

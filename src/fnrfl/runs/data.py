@@ -116,8 +116,8 @@ def _site_tests(dataset: Dataset, partition: Partition) -> list[np.ndarray]:
     """The positions of each client's own test examples, where the scenario takes the clients of the data."""
     if partition.ids is None or dataset.test_clients is None:
         return []
-    numbers = natural.client_numbers(dataset.test_clients, partition.ids)
-    return [np.flatnonzero(numbers == client) for client in range(len(partition.ids))]
+    held = natural.positions_by_client(dataset.test_clients)
+    return [held.get(name, np.array([], dtype=np.int64)) for name in partition.ids]
 
 
 def with_counted_clients(config: RunConfig, partition: Partition) -> RunConfig:

@@ -105,7 +105,8 @@ def site_scores(scores: Sequence[Score], site_tests: Sequence[Tensor]) -> Event:
     """
     if not site_tests:
         return {}
-    right = [(score.predicted == score.labels)[mine] for score, mine in zip(scores, site_tests, strict=True)]
+    hits = {id(score): score.predicted == score.labels for score in scores}  # clients may share a model, and so a score
+    right = [hits[id(score)][mine] for score, mine in zip(scores, site_tests, strict=True)]
     per_site = [float(answers.double().mean()) for answers in right]
     return {
         "accuracy_site": _mean(per_site),

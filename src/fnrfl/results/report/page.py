@@ -24,7 +24,7 @@ from fnrfl.rundir.outputs import check_output, write_output
 log = logging.getLogger("fnrfl")
 
 # What follows the summary, by name: each is a link, a part that folds, and the template sections/NAME.html.
-SECTIONS = {
+PAGE_SECTIONS = {
     "results": "Results",
     "convergence": "Convergence",
     "cost": "Cost",
@@ -87,7 +87,7 @@ def render(
         "title": title or _title(panels),
         "dashes": DASHES,
         "sections": {
-            name: text for name, text in SECTIONS.items() if name != "sites" or any(p["sites"] for p in told_of)
+            name: text for name, text in PAGE_SECTIONS.items() if name != "sites" or any(p["sites"] for p in told_of)
         },
         "what": sentences.what(panels),
         "lead": lead,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fnrfl.results.report.inside import CLIENTS
 from fnrfl.results.report.lines import Panel
-from fnrfl.results.report.tables import Column, Table, TableCell, percent
+from fnrfl.results.report.tables import Column, Table, TableCell, as_percent
 from fnrfl.results.statistics import deviation, mean
 
 
@@ -29,7 +29,7 @@ def site_table(panel: Panel) -> Table | None:
         for group in scored:
             found = [value for run in group.runs if (value := run.rounds[-1]["per_site"][client]) is not None]
             sd = deviation(found) if found else None
-            spread = "" if sd is None else f"\N{PLUS-MINUS SIGN} {percent(sd)}"
-            row.append(TableCell(percent(mean(found)), mean(found), spread) if found else TableCell(""))
+            spread = "" if sd is None else f"\N{PLUS-MINUS SIGN} {as_percent(sd)}"
+            row.append(TableCell(as_percent(mean(found)), mean(found), spread) if found else TableCell(""))
         rows.append(tuple(row))
     return Table(columns, tuple(rows))

@@ -54,7 +54,7 @@ class Table:
 METHOD_COLUMN = Column("method", number=False)
 
 
-def percent(value: float) -> str:
+def as_percent(value: float) -> str:
     """A share as it stands in a table."""
     return f"{100 * value:.2f}"
 
@@ -65,32 +65,32 @@ def _size(value: float) -> str:
 
 
 MEASURES: tuple[tuple[Column, Callable[[Run], float | None], Callable[[float], str]], ...] = (
-    (Column("accuracy, %", "on the test set after the last round"), lambda run: run.accuracy, percent),
-    (Column("clean, %", "on the test set without noise"), lambda run: run.last("accuracy_clean"), percent),
+    (Column("accuracy, %", "on the test set after the last round"), lambda run: run.accuracy, as_percent),
+    (Column("clean, %", "on the test set without noise"), lambda run: run.last("accuracy_clean"), as_percent),
     (
         Column("own, %", "mean over clients, each on its own test distribution"),
         lambda run: run.last("accuracy_own"),
-        percent,
+        as_percent,
     ),
     (
         Column("sites, %", "mean over clients, each on the test examples that it brought"),
         lambda run: run.last("accuracy_site"),
-        percent,
+        as_percent,
     ),
     (
         Column("worst site, %", "the lowest accuracy of a client on the test examples that it brought"),
         lambda run: run.last("worst_site"),
-        percent,
+        as_percent,
     ),
     (
         Column("balanced, %", "mean over the classes of the accuracy in each"),
         lambda run: run.last("balanced_accuracy"),
-        percent,
+        as_percent,
     ),
     (
         Column("worst client, %", "the lowest accuracy on a client's own mixture of classes"),
         lambda run: run.last("worst_client"),
-        percent,
+        as_percent,
     ),
     (Column("MiB", "traffic in both directions, all rounds"), lambda run: run.mib[-1], _size),
     (Column("seconds", "training, norm pass, refinement and server"), lambda run: run.seconds[-1], _size),
@@ -109,7 +109,7 @@ def results(panel: Panel) -> Table:
         row = [TableCell(group.label, group.label, role, group), TableCell(str(len(group.runs)), len(group.runs))]
         for _, measure, text in kept:
             found = [value for value in map(measure, group.runs) if value is not None]
-            sd = deviation(found) if found and text is percent else None
+            sd = deviation(found) if found and text is as_percent else None
             spread = "" if sd is None else f"\N{PLUS-MINUS SIGN} {text(sd)}"
             row.append(TableCell(text(mean(found)), mean(found), spread) if found else TableCell(""))
         rows.append(tuple(row))
@@ -122,7 +122,7 @@ def _references(panel: Panel, columns: Sequence[Column]) -> Iterable[tuple[Table
         known = {"accuracy, %": one.accuracy, "clean, %": one.accuracy, "balanced, %": one.balanced}
         yield (
             TableCell(one.name, one.name, one.meaning),
-            *(_cell(known.get(column.name), percent) for column in columns[1:]),
+            *(_cell(known.get(column.name), as_percent) for column in columns[1:]),
         )
 
 
@@ -185,10 +185,10 @@ def every_run(panel: Panel) -> Table:
                 (
                     TableCell(group.label, group.label, str(run.path), group),
                     TableCell(str(run.seed), run.seed),
-                    _cell(run.accuracy, percent),
-                    _cell(run.accuracy_last3, percent),
-                    _cell(run.accuracy_best, percent),
-                    _cell(run.last("worst_client"), percent),
+                    _cell(run.accuracy, as_percent),
+                    _cell(run.accuracy_last3, as_percent),
+                    _cell(run.accuracy_best, as_percent),
+                    _cell(run.last("worst_client"), as_percent),
                     _cell(run.last("loss"), lambda v: f"{v:.3f}"),
                     _cell(run.bytes_up / MIB, _size),
                     _cell(run.bytes_down / MIB, _size),
