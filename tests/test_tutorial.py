@@ -105,7 +105,7 @@ def steps(page: str) -> Iterator[tuple[str, str]]:
             case ["python", "runnable"]:
                 yield "typed.py", body
                 yield "$", "python typed.py"
-            case ["python", "runnable", name]:
+            case ["python", "runnable", name] | ["toml", name]:
                 yield name, body
             case ["console"] | []:
                 dollar = r"\$ " if info else ""

@@ -14,7 +14,7 @@ FENCE = "````"  # longer than those of code inside
 PAGES = {
     "fnrfl": (
         "# The package\n\nWhat `import fnrfl` gives, and what a run returns.",
-        ["fnrfl", "fnrfl.runs.result.Result"],
+        ["fnrfl"],
     ),
     "own-loop": (
         "# A loop of your own\n\nFNR for a training loop in [plain PyTorch](../docs/plain-pytorch.md).",

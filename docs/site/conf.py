@@ -16,7 +16,10 @@ release = re.findall(
 extensions = ["myst_parser"]
 myst_heading_anchors = 4  # the anchors that a forge gives to headings
 myst_links_external_new_tab = False
-suppress_warnings = ["misc.highlighting_failure"]  # a block of code may be a sketch
+suppress_warnings = [
+    "misc.highlighting_failure",  # a block of code may be a sketch
+    "ref.python",  # a type may be on two pages
+]
 highlight_language = "text"  # of a block that names none
 pygments_style, pygments_dark_style = "tango", "monokai"
 add_module_names = False
