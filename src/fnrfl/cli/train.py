@@ -186,9 +186,9 @@ def compare(
 
     Differences are paired by seed. Stopped, it goes on when the same command is given again: finished runs are kept.
     """
-    with errors_in_words(debug, answers=json or dry_run):
-        from fnrfl.results import compare as comparing
+    from fnrfl.results import compare as comparing
 
+    with errors_in_words(debug, answers=json or dry_run):
         words = _with_own_metric(metric, *recipe_and_overrides(recipe, overrides))
         cells = comparing.grid(*words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
         folder = out or comparing.default_out(cells)
@@ -197,8 +197,8 @@ def compare(
             screen.print(f"note: {note}")
         if dry_run:
             return _plan(cells, folder, baseline, screen, json=json)
-        judged = {"baseline": baseline, "metric": metric, "target": target}
-        found = _run_grid(cells, folder, screen, log or (), checkpoint_every=checkpoint_every, **judged)
+        options = {"baseline": baseline, "metric": metric, "target": target, "checkpoint_every": checkpoint_every}
+        found = _run_grid(cells, folder, screen, log or (), options)
         _show_comparison(found, screen, json=json)
         if report and found.runs:
             _report(folder, screen)
@@ -263,12 +263,14 @@ def _way_on(run_dir: Path, config: RunConfig) -> str:
 # -- a comparison ------------------------------------------------------------------------------------------------------
 
 
-def _run_grid(cells: list[Cell], folder: Path, screen: Console, log: Sequence[str], **options: Any) -> Comparison:
+def _run_grid(
+    cells: list[Cell], folder: Path, screen: Console, log: Sequence[str], options: dict[str, Any]
+) -> Comparison:
     """Run the cells, and show how they proceed; `log` names the loggers that hear of it."""
     from fnrfl.results.compare import compare
     from fnrfl.runs.loggers import named_loggers
 
-    options["callbacks"] = named_loggers(log)
+    options |= {"callbacks": named_loggers(log)}
     screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
     with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show, paced(screen.print) as pace:
         return compare(cells, folder, progress=both(show, pace.hear_grid(cells, folder)), **options)

@@ -55,8 +55,7 @@ def compare(
     One after another, because seconds are among the results. Called again, finished runs are kept and unfinished ones
     go on, those that failed before after all others. A run that fails, for whatever reason, is recorded and the others
     go on. `baseline` names a group, or some of the words of one: "fedavg" compares each group with the one that has
-    fedavg and is otherwise the same, by `metric`. Nothing is written unless every group can be built. `callbacks` hear
-    of every run that is not finished.
+    fedavg and is otherwise the same, by `metric`. Nothing is written unless every group can be built.
     """
     out = Path(out)
     chosen = find_baseline([cell.group for cell in cells], baseline), _compared_metric(cells, metric)
@@ -81,9 +80,9 @@ def compare(
         if not kept:
             with suppress(OSError):  # the last table counts, and says so if it cannot be written
                 write_tables(out, summarise(cells, summaries, failures, *chosen))
-    found = summarise(cells, summaries, failures, *chosen)
+    found = replace(summarise(cells, summaries, failures, *chosen), folder=out)
     write_tables(out, found)
-    return replace(found, folder=out)
+    return found
 
 
 def _compared_metric(cells: Sequence[Cell], name: str) -> Metric:
