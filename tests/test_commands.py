@@ -112,7 +112,9 @@ def test_a_dry_run_prints_a_config_that_runs_and_writes_nothing(folder: Path) ->
     got = command("run", "fnr=on", "rounds=2", "--dry-run")
     resolved = loads(got.stdout)
     assert resolved.engine.name == "batched"
-    assert resolved.replace({"engine": asdict(load().engine)}) == load(None, ["fnr=on", "rounds=2"])
+    assert resolved.replace({"engine": asdict(load().engine), "dataset.scale": "auto"}) == load(
+        None, ["fnr=on", "rounds=2"]
+    )
     for word in ("steps", "up", "down", "memory", "time", "engine"):
         assert f"\n# {word} " in got.stdout
     assert "about" in got.stdout

@@ -181,7 +181,7 @@ def test_a_run_is_that_on_data_scaled_by_hand_to_the_bit(dataset: str, keys: dic
     name = str(table(tmp_path / "t.npz")) if dataset == "table" else dataset
     scaled = fnrfl.run(None, out=tmp_path / "run", **EXACT | keys | {"dataset": {"name": name, **STANDARD}})
     hand = by_hand(tmp_path / "hand.npz", name, header(tmp_path / "run")["scale"])
-    plain = fnrfl.run(None, out=None, **EXACT | keys | {"dataset": str(hand)})
+    plain = fnrfl.run(None, out=None, **EXACT | keys | {"dataset": {"name": str(hand), "scale": "none"}})
     assert all(torch.equal(plain.weights[name], scaled.weights[name]) for name in plain.weights)
     assert scaled.weights.keys() - plain.weights.keys() == {"input_scale.mean", "input_scale.std"}
     scores = ("accuracy", "loss", "per_client", "validation_accuracy", "norms", "ranking")
@@ -196,7 +196,7 @@ def test_no_method_notices(method: str, tmp_path: Path) -> None:
     keys |= {"fnr": {"epochs": 1}} if trains else {}
     scaled = run_config(load_config(None, keys | {"dataset": {"name": "digits", **STANDARD}}), out=tmp_path / "run")
     hand = by_hand(tmp_path / "hand.npz", "digits", header(tmp_path / "run")["scale"])
-    plain = run_config(load_config(None, keys | {"dataset": str(hand)}), out=None)
+    plain = run_config(load_config(None, keys | {"dataset": {"name": str(hand), "scale": "none"}}), out=None)
     assert all(torch.equal(plain.weights[name], scaled.weights[name]) for name in plain.weights)
 
 
@@ -210,7 +210,7 @@ def test_noise_is_laid_over_inputs_before_they_are_scaled(tmp_path: Path) -> Non
     scale = header(tmp_path / "run")["scale"]
     hand = by_hand(tmp_path / "hand.npz", "digits", scale)
     noise = f"iid + feature-noise({0.2 / scale['std'][0]!r})"  # one channel: all noise is scaled alike
-    plain = fnrfl.run(None, out=None, **keys | {"dataset": str(hand), "scenario": noise})
+    plain = fnrfl.run(None, out=None, **keys | {"dataset": {"name": str(hand), "scale": "none"}, "scenario": noise})
     for name in plain.weights:
         torch.testing.assert_close(scaled.weights[name], plain.weights[name], rtol=0, atol=1e-9)
     clean = load_data("digits").train.x.double() / 255
