@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -304,6 +305,16 @@ def test_what_the_caller_has_stays_as_it_is() -> None:
         module.first.weight.zero_()  # nor does the run notice what happens to the module later
     assert result.model.get_submodule("model").state_dict().keys() == before.keys()
     assert run(model=result.model).model_sha256 == run(model=result.model).model_sha256
+
+
+def test_runs_at_once_may_share_a_module() -> None:
+    module, found = Net(), list[str]()
+    threads = [threading.Thread(target=lambda: found.append(run(model=module).model_sha256)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [run(model=module).model_sha256] * 3
 
 
 def test_a_module_that_waits_for_an_example_is_drawn_under_the_seed() -> None:
