@@ -120,10 +120,12 @@ def _unknown_names(config: RunConfig) -> Iterator[str]:
 
 def refuse_metrics(words: str) -> Iterator[str]:
     """Metrics that are no functions of the user's, or whose names are taken."""
-    from fnrfl.core.quality import TEST_METRICS
+    if words == "none":
+        return
+    from fnrfl.core.quality import TEST_METRICS  # numpy takes a while
 
     names: list[str] = []
-    for one in () if words == "none" else own_code.each_name("metrics", words):
+    for one in own_code.each_name("metrics", words):
         said = f"metrics = {show_value(words)}"
         target = own_code.target("metrics", one)
         if target is None:

@@ -42,7 +42,9 @@ class OwnMetric:
         if answers.probabilities is None:
             return None
         said = f'metrics = "{self.words}"'
-        with trust.user_errors_in_words(f"{said} has failed", "it is called as function(probabilities, labels)."):
+        with trust.user_errors_in_words(
+            f"{said} has failed", "correct it; it is called as function(probabilities, labels)."
+        ):
             found = self.function(answers.probabilities.copy(), answers.labels.copy())  # which it may change
         if not isinstance(found, Real) or isinstance(found, bool):
             raise ConfigError(f"{said} has returned a {type(found).__name__}; it must return a number, as float(...).")
