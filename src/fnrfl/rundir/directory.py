@@ -27,7 +27,7 @@ log = logging.getLogger("fnrfl")
 WRITTEN = ("config.toml", "partition.json", "events.jsonl", "checkpoint.json", "model.safetensors", "report.html")
 CHECKPOINT_FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")  # below rounds/
 FILE = re.compile(r"(server|client-\d+)\.safetensors")
-FIGURE_NAMES = ("convergence", "traffic", "time", "seeds", "classes", "split")
+FIGURE_NAMES = ("differences", "convergence", "traffic", "time", "seeds", "classes", "split")
 
 
 class Taken(ConfigError):
