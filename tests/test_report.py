@@ -569,6 +569,23 @@ def test_what_holds_after_correction_is_told_apart_from_what_does_not(tmp_path: 
     assert "Not to be told apart from it: fednova." in text
 
 
+def test_who_is_called_best_is_ahead_in_every_comparison_of_the_page(tmp_path: Path) -> None:
+    """What is told first is corrected for no fewer comparisons than the figure below it."""
+    paths = seeds(tmp_path, "fedavg", [0.50, 0.51, 0.52])
+    paths += seeds(tmp_path, "fnr", [0.60, 0.62, 0.61], fnr="on")
+    paths += seeds(tmp_path, "control", [0.60, 0.615, 0.62], fnr={"weight": 0.0})
+    paths += seeds(tmp_path, "scaffold", [0.80, 0.83, 0.81], algorithm="scaffold")
+    lines = groups_of(*paths)
+    first = next(group for group in lines if group.label == "scaffold")
+    others = [group for group in lines if group is not first]
+    pairs, compared = relatives.against_all(first, others, lines)
+    known = relatives.line_pairs(lines)
+    assert len(pairs) == 3 and compared == len(known) + 2  # fedavg is the baseline, and already there
+    (same,) = [pair for pair in known if pair.one is first]
+    (mine,) = [pair for pair in pairs if pair.other is same.other]
+    assert mine.found == same.found and (mine.corrected or 0) >= (same.corrected or 1)
+
+
 # -- what a guess reaches ---------------------------------------------------------------------------------------------
 
 

@@ -180,7 +180,7 @@ def compare(
 
     \b
     fnrfl compare digits --over algorithm=fedavg,scaffold --over fnr=off,on
-    fnrfl compare digits rounds=5 --over "scenario=iid,label-dirichlet(0.1)" --seeds 0-4 --baseline iid
+    fnrfl compare digits --over "scenario=iid,label-dirichlet(0.1)" --seeds 0-4 --baseline iid
     fnrfl compare label-skew --over fnr.weight=0,0.1,1 --seeds 0,1 -o runs/weights --json
     fnrfl compare digits --over algorithm=fedavg,fedprox --metric log_loss --dry-run
 
@@ -197,8 +197,8 @@ def compare(
             screen.print(f"note: {note}")
         if dry_run:
             return _plan(cells, folder, baseline, screen, json=json)
-        options = {"baseline": baseline, "metric": metric, "target": target, "checkpoint_every": checkpoint_every}
-        found = _run_grid(cells, folder, screen, log or (), options)
+        judged = {"baseline": baseline, "metric": metric, "target": target}
+        found = _run_grid(cells, folder, screen, log or (), judged | {"checkpoint_every": checkpoint_every})
         _show_comparison(found, screen, json=json)
         if report and found.runs:
             _report(folder, screen)

@@ -29,7 +29,7 @@ CHECKPOINT_FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")  # below rounds/
 FILE = re.compile(r"(server|client-\d+)\.safetensors")
 TENSORBOARD = "tensorboard"  # the folder of the logger
 TENSORBOARD_FILE = re.compile(r"events\.out\.tfevents\.\d+\.fnrfl")
-FIGURE_NAMES = ("convergence", "traffic", "time", "seeds", "classes", "split")
+FIGURE_NAMES = ("differences", "convergence", "traffic", "time", "seeds", "classes", "split")
 
 
 class Taken(ConfigError):

@@ -226,7 +226,9 @@ const drawing = (() => {
     const [left, right] = wide ? [Math.min(width * 0.36, 16 + 7 * Math.max(...rows.map((row) => row.label.length))), width - 14 - 6.7 * Math.max(...rows.map((row) => told(row).length))] : [10, width - 10];
     // Intervals far wider than the others are cut off, with an arrow, so that one line does not hide the rest.
     const half = rows.filter((row) => row.low !== null).map((row) => (row.high - row.low) / 2).sort((a, b) => a - b);
-    const most = Math.min(1, Math.max(least / 2, 1.3 * Math.max(...rows.map((row) => Math.abs(row.mean))), 3 * (half[Math.floor(half.length / 2)] || 0)));
+    const widest = Math.max(...rows.map((row) => Math.max(Math.abs(row.low), Math.abs(row.high), Math.abs(row.mean)))) + least / 20;
+    const usual = Math.min(1, Math.max(least / 2, 1.3 * Math.max(...rows.map((row) => Math.abs(row.mean))), 3 * (half[Math.floor(half.length / 2)] || 0)));
+    const most = widest <= 2 * usual ? Math.max(widest, least / 2) : usual;
     const low = Math.max(-most, Math.min(-least / 2, ...rows.map((row) => (row.low === null ? row.mean : row.low) - least / 20)));
     const high = Math.min(most, Math.max(least / 2, ...rows.map((row) => (row.high === null ? row.mean : row.high) + least / 20)));
     const px = scale(low, high, left, right);

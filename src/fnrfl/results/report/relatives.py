@@ -84,6 +84,21 @@ def judged(pairs: Sequence[tuple[LineGroup, LineGroup, str, Difference | None]])
     ]
 
 
+def against_all(
+    first: LineGroup, others: Sequence[LineGroup], lines: Sequence[LineGroup]
+) -> tuple[list[LinePair], int]:
+    """One line's pairs with some others, and how many comparisons p is corrected for: these and all of the setting.
+
+    So no difference holds here that does not hold among the pairs of the setting.
+    """
+    known = [(pair.one, pair.other, pair.why, pair.found) for pair in line_pairs(lines)]
+    met = {frozenset((id(one), id(other))) for one, other, _, _ in known}
+    new = [other for other in others if frozenset((id(first), id(other))) not in met]
+    pairs = judged([*known, *((first, other, "", difference(first, other)) for other in new)])
+    mine = [pair for pair in pairs if any({id(pair.one), id(pair.other)} == {id(first), id(other)} for other in others)]
+    return mine, sum(pair.corrected is not None for pair in pairs)
+
+
 def _relatives(lines: Sequence[LineGroup]) -> Iterable[tuple[LineGroup, LineGroup, str]]:
     base = baseline(lines)
     for group in lines:

@@ -12,6 +12,7 @@ from fnrfl.results.report.relatives import (
     ALONE,
     HOLDS,
     LinePair,
+    against_all,
     control,
     difference,
     is_control_line,
@@ -106,7 +107,7 @@ def _best(lines: Sequence[LineGroup]) -> list[str]:
     if tied := [group.label for group in methods[1:] if round(_mean(first) - _mean(group), 12) == 0]:
         return [f"{named([first.label, *tied])} are ahead with the same {after}.", _spread(first) + above]
     next_one = f"The next is {second.label}, {100 * ahead:.1f} points behind: {_luck(difference(first, second))}."
-    return [_lead(first, methods[1:], after), f"{_spread(first)} {next_one}{above}"]
+    return [_lead(first, methods[1:], lines, after), f"{_spread(first)} {next_one}{above}"]
 
 
 def _controls_above(first: LineGroup, order: Sequence[LineGroup]) -> str:
@@ -115,18 +116,18 @@ def _controls_above(first: LineGroup, order: Sequence[LineGroup]) -> str:
     return f" Controls that are above it: {said}." if higher else ""
 
 
-def _lead(first: LineGroup, others: Sequence[LineGroup], after: str) -> str:
+def _lead(first: LineGroup, others: Sequence[LineGroup], lines: Sequence[LineGroup], after: str) -> str:
     """Who has the highest mean, and whether that is more than luck; nobody is called best who has a leak."""
     if first.leaks:
         return f"With a leak none is called best. The highest is {first.label} with {after}."
-    pairs = judged([(first, other, "", difference(first, other)) for other in others])
+    pairs, compared = against_all(first, others, lines)
     if all(pair.verdict == HOLDS for pair in pairs):
         return f"{first.label} came out best, with {after}."
-    close = [pair.other.label for pair in pairs if pair.verdict != HOLDS]
+    close = [(pair.one if pair.other is first else pair.other).label for pair in pairs if pair.verdict != HOLDS]
     than = named(close)
     if len(close) > 2:
         than = "any other method" if len(close) == len(others) else f"{len(close)} of the {len(others)} other methods"
-    corrected = f" after correction for {counted(len(pairs), 'comparison')}" if len(pairs) > 1 else ""
+    corrected = f" after correction for {counted(compared, 'comparison')}" if compared > 1 else ""
     return f"{first.label} is ahead with {after}, but these runs do not show{corrected} that it is better than {than}."
 
 
