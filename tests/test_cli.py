@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from fnrfl import cli
-from fnrfl.cli import display, look
+from fnrfl.cli import display, listing
 from fnrfl.config import RunConfig, load, registry
 from fnrfl.core.errors import ClientError
 
@@ -234,7 +234,7 @@ def test_resume_of_something_else_is_refused(runs: Runs, tmp_path: Path) -> None
 # ---- list ----
 
 
-@pytest.mark.parametrize("subject", look.SUBJECTS)
+@pytest.mark.parametrize("subject", listing.SUBJECTS)
 def test_lists_print_one_row_per_line(subject: str) -> None:
     got = fnrfl("list", subject)
     assert got.exit_code == 0
@@ -310,7 +310,7 @@ def test_help_lists_and_typos_do_not_import_torch() -> None:
 import sys
 from typer.testing import CliRunner
 from fnrfl.cli import app
-from fnrfl.cli.look import SUBJECTS
+from fnrfl.cli.listing import SUBJECTS
 lines = [["--help"], ["--version"], ["run", "--help"], ["run", "client.lrr=1"], ["rnu"], ["data", "list"]]
 for line in lines + [["list", subject] for subject in SUBJECTS]:
     CliRunner().invoke(app, line, catch_exceptions=False)

@@ -24,6 +24,7 @@ from fnrfl.core.training import Training
 PAGE = """
     name seed rounds clients participation protocol scenario metrics fnr
     dataset.name dataset.scale dataset.label dataset.client dataset.ignore dataset.categories dataset.missing
+    dataset.image_size
     model.name model.features
     client.optimizer client.lr client.lr_decay client.momentum client.weight_decay client.batch client.epochs
     client.last_batch client.augment client.stragglers client.dropout client.nonfinite

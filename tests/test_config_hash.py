@@ -27,7 +27,8 @@ INTRODUCED = json.loads((Path(__file__).parent / "introduced.json").read_text())
 
 OTHER: dict[str, Any] = {  # a value that is allowed and not the default, where the type does not say one
     "name": "other", "protocol": "paper", "dataset.name": "digits", "dataset.label": "kind", "dataset.client": "site",
-    "dataset.ignore": "id", "dataset.categories": "ward", "scenario": "iid", "model.name": "mlp",
+    "dataset.ignore": "id", "dataset.categories": "ward", "dataset.image_size": "8", "scenario": "iid",
+    "model.name": "mlp",
     "model.features": "0", "client.optimizer": "adam", "client.last_batch": "keep", "client.augment": "none",
     "client.lr_decay": 0.5, "client.nonfinite": "skip", "participation": 0.5, "public.source": "public.npz",
     "public.distill": 0.1, "engine.name": "loop", "engine.precision": "float64", "engine.clients_at_once": 3,
@@ -162,7 +163,7 @@ def test_the_data_set_is_in_the_hash_under_the_name_that_its_key_had_first() -> 
     told = {"dataset": json.dumps("digits"), "seed": "3"}
     expected = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
     spellings = ['dataset = "digits"', 'dataset.name = "digits"', '[dataset]\nname = "digits"']
-    first = ["seed=3", "engine.precision=float32"]  # a first default is not in the hash
+    first = ["seed=3", "engine.precision=float32", "dataset.scale=none"]  # a first default is not in the hash
     assert {loads(text, first).sha256 for text in spellings} == {expected}
 
 

@@ -427,7 +427,11 @@ def test_commands_are_accepted(page: str, command: str, folder: Path) -> None:
     _, verb, *rest = shlex.split(command)
     if verb in ("run", "compare"):
         overrides = [word for word in rest if re.match(r"[a-z_.]+=", word)]
-        options = {i + 1 for i, word in enumerate(rest) if word in ("-o", "--out", "--seeds", "--over", "--baseline")}
+        options = {
+            i + 1
+            for i, word in enumerate(rest)
+            if word in ("-o", "--out", "--seeds", "--over", "--baseline", "--metric")
+        }
         words = [w for i, w in enumerate(rest) if i not in options and not w.startswith("-") and w not in overrides]
         known = [word for word in words if not word.endswith(".toml")]  # a file of the reader's
         config.load(known[0] if known else None, [o for i, o in enumerate(rest) if i not in options and o in overrides])

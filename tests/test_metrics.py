@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from pathlib import Path
@@ -19,6 +20,7 @@ from fnrfl.config import load
 from fnrfl.core import quality
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.quality import TEST_METRICS, Answers
+from fnrfl.results.compare import Comparison, grid, summarise, table
 from fnrfl.runs import round_metrics
 from fnrfl.runs.predict import evaluate
 
@@ -234,7 +236,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_own_metrics_are_in_every_round_under_their_functions_names(mine: Path) -> None:
     found = fnrfl.run("digits", **SMALL, metrics="mine:right, mine:brier,mine:undecided")
-    assert found.curve("right") == found.curve("accuracy")
+    assert found.series("right") == found.series("accuracy")
     assert found.own_metrics == found.rounds[-1]["own_metrics"] == found.summary()["own_metrics"]
     assert list(found.own_metrics) == ["right", "brier", "undecided"] and found.own_metrics["undecided"] is None
     assert found.rounds[-1]["log_loss"] == pytest.approx(
@@ -303,3 +305,52 @@ def test_metrics_of_clients_models_are_of_all_their_answers(mine: Path) -> None:
     assert summary["auc"] == run.rounds[-1]["auc"]
     one = evaluate("here", "digits", client=1).summary()
     assert np.sum(one["confusion"]) == 360 and one["auc"] != summary["auc"]
+
+
+# -- compare ----------------------------------------------------------------------------------------------------------
+
+
+def compared(metric: str, values: dict[str, list[float | None]]) -> Comparison:
+    """A comparison of two methods with these values of a metric, one for each seed."""
+    cells = grid("digits", [], ["algorithm=fedavg,scaffold"], range(len(values["fedavg"])))
+    summaries = {
+        cell.name: {"accuracy": 0.5, metric: values[cell.group.label][cell.seed], "own_metrics": {}} for cell in cells
+    }
+    return summarise(cells, summaries, {}, cells[0].group.parts, TEST_METRICS[metric])
+
+
+def test_differences_are_of_the_metric_and_their_direction_is_said() -> None:
+    ours, theirs = [0.5, 0.7, 0.2], [0.4, 0.65, 0.3]
+    for metric, better in (("log_loss", False), ("f1_macro", True)):
+        found = compared(metric, {"fedavg": ours, "scaffold": theirs})
+        assert found.rows[1].difference.mean == pytest.approx(np.mean(theirs) - np.mean(ours))
+        assert found.rows[0].metrics[metric].mean == pytest.approx(np.mean(ours))
+        text, tree = found.to_markdown(), json.loads(found.to_json())
+        assert ("Lower is better: a negative difference is an improvement." in text) != better
+        assert tree["metric"] == metric and tree["higher_is_better"] is better
+        assert text.startswith(f"| run | n | {metric} | difference | p | accuracy |")
+        assert table(found, 60).columns[2].header == metric
+
+
+def test_runs_without_the_metric_are_in_no_pair_and_counted() -> None:
+    found = compared("auc", {"fedavg": [None, 0.8, 0.9], "scaffold": [0.9, 0.9, None]})
+    assert found.rows[1].difference.n == 1 and found.rows[1].difference.mean == pytest.approx(0.1)
+    assert found.rows[0].metrics["auc"].n == 2 and found.rows[0].seeds == (0, 1, 2)
+    assert "2 finished runs without a value of auc: left out here." in found.to_markdown()
+
+
+def test_compare_takes_a_metric_of_ones_own_and_another_one_later(mine: Path) -> None:
+    small = ["digits", "rounds=1", "clients=3", "client.epochs=1", "--over", "algorithm=fedavg,fedavgm", "--seeds", "0"]
+    keep = ["--no-report", "-o", "here", "--json"]
+    first = CliRunner().invoke(cli.app, ["compare", *small, *keep, "--metric", "mine:brier"])
+    assert first.exit_code == 0, first.output
+    tree = json.loads(first.stdout)
+    assert tree["metric"] == "brier" and tree["higher_is_better"] is False
+    assert tree["rows"][0]["brier"]["mean"] == tree["runs"][0]["own_metrics"]["brier"]
+    models = {path: path.stat().st_mtime_ns for path in mine.rglob("model.safetensors")}
+    again = CliRunner().invoke(cli.app, ["compare", *small, *keep, "metrics=mine:brier", "--metric", "auc"])
+    assert json.loads(again.stdout)["rows"][1]["auc"]["mean"] == tree["runs"][1]["auc"]
+    assert models == {path: path.stat().st_mtime_ns for path in mine.rglob("model.safetensors")}
+    for wrong, says in (("confusion", "is not one number"), ("all", "is not one number"), ("brier", "no metric")):
+        got = CliRunner().invoke(cli.app, ["compare", *small, "-o", "there", "--metric", wrong])
+        assert got.exit_code == 2 and says in got.stderr and not Path("there").exists()

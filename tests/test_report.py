@@ -17,16 +17,18 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fnrfl import run as run_for_real
-from fnrfl.config import load
+from fnrfl.config import load, registry
 from fnrfl.core.errors import ConfigError
 from fnrfl.data.datasets import load as load_data
 from fnrfl.results.report import charts, read, relatives, report, sentences, tables
 from fnrfl.results.report import lines as report_lines
 from fnrfl.results.report.learned import learned, numbers_beside
 from fnrfl.results.report.page import PAGE_SECTIONS
-from fnrfl.results.report.references import least_span
+from fnrfl.results.report.references import least_span, share_range
 
 CLASSES = 4
 Make = Callable[..., Path]
@@ -606,6 +608,18 @@ def test_a_real_run_counts_its_test_set(compared: Path) -> None:
     assert run.test_counts == np.bincount(labels).tolist() and run.classes == [str(c) for c in range(10)]
 
 
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0, 1), st.sampled_from([0.0, 0.06]))
+def test_an_axis_holds_its_values_and_is_wide_enough(values: list[float], least: float, margin: float) -> None:
+    low, high = share_range(values, least, margin)
+    assert 0 <= low <= min(values) + 1e-9 and max(values) - 1e-9 <= high <= 1
+    assert high - low >= least - 1e-9
+
+
+def test_controls_are_the_methods_that_call_themselves_so() -> None:
+    said = {name for name, text in registry.algorithms().items() if "a control" in text}
+    assert set(registry.CONTROLS) == said | {"public-returned"}  # "what setting it aside costs"
+
+
 @pytest.mark.parametrize("examples", [1, 6, 360, 10_000])
 def test_no_axis_is_closer_than_a_test_set_can_measure(examples: int) -> None:
     span = least_span(examples)
@@ -765,18 +779,21 @@ def test_figures_are_pictures_of_every_panel(tmp_path: Path) -> None:
 
     paths = [
         *seeds(tmp_path, "a", [0.5, 0.6]),
+        fake_run(tmp_path / "b", algorithm="moon"),
         leaky(tmp_path / "leak", fnr="on"),
         fake_run(tmp_path / "half", done=1, seed=7),
     ]
     with plots.mpl.rc_context({"text.usetex": True}):  # as a matplotlibrc in the working folder may ask for
         report([tmp_path], tmp_path / "page.html")
     names = {path.name for path in (tmp_path / "plots").iterdir()}
-    assert names == {f"{n}{p}.{s}" for n in plots.FIGURES for p in ("", "-2") for s in ("png", "svg")}
+    paired = {f"differences.{suffix}" for suffix in ("png", "svg")}  # the leak is alone
+    drawn = {f"{n}{p}.{s}" for n in plots.FIGURES if n != "differences" for p in ("", "-2") for s in ("png", "svg")}
+    assert names == drawn | paired
     assert (tmp_path / "plots" / "seeds.png").read_bytes().startswith(b"\x89PNG")
     for path in (tmp_path / "plots").glob("*.svg"):
         text = "".join(ElementTree.parse(path).getroot().itertext())
         assert ("leak" in text) == path.stem.endswith("-2")
-    assert len(paths) == 4
+    assert len(paths) == 5
 
 
 def test_figures_take_names_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from fnrfl.algorithms.feddf import FedDF
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Moon
 from fnrfl.config import load as load_config
-from fnrfl.config import registry
+from fnrfl.config import loads, registry
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.modules import InputScale
@@ -32,7 +32,7 @@ from fnrfl.core.net import Net
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.types import Batch, Out, Tree
 from fnrfl.data.datasets import load as load_data
-from fnrfl.data.scaling import InputMoments, Scaling, merged
+from fnrfl.data.scaling import InputMoments, Scaling, looks_unscaled, merged
 from fnrfl.results.report.learned import learned
 from fnrfl.results.report.lines import panels_of
 from fnrfl.results.report.read import read_run
@@ -329,7 +329,7 @@ def test_a_client_with_one_row_is_named(tmp_path: Path, caplog: pytest.LogCaptur
     assert "of each client that holds one example (" in caplog.text and "every column" in caplog.text
     assert all(np.isfinite(event["loss"]) for event in result.rounds)
     caplog.clear()
-    fnrfl.run(None, out=None, dataset=str(data), **keys)
+    fnrfl.run(None, out=None, dataset={"name": str(data), "scale": "none"}, **keys)
     assert "one example" not in caplog.text
 
 
@@ -359,7 +359,9 @@ def test_numbers_too_large_to_be_squared_are_refused(tmp_path: Path) -> None:
 
 
 def test_words_that_are_no_scale_are_refused_in_a_sentence() -> None:
-    with pytest.raises(ConfigError, match='dataset.scale = "minmax" is not allowed: it must be "none" or "standard"'):
+    with pytest.raises(
+        ConfigError, match='dataset.scale = "minmax" is not allowed: it must be "auto", "none" or "standard"'
+    ):
         load_config(None, ["dataset.scale=minmax"])
     assert load_config(None, ["dataset.scale=Standard"]).dataset.scale == "standard"
     assert load_config(None, ["protocol=paper"]).dataset.scale == "none"
@@ -380,3 +382,66 @@ def test_weights_or_a_log_without_the_scale_are_refused(finished: Result) -> Non
     for damaged in ({"mean": [1.0]}, {"mean": ["x"], "std": [1.0], "bytes": {}}, 3):
         with pytest.raises(ConfigError, match="does not say how inputs are scaled"):
             Scaling.from_json(damaged)
+
+
+# -- auto, and inputs that look unscaled -------------------------------------------------------------------------------
+
+
+def resolved(dataset: str, **keys: Any) -> str:
+    """What the scale of a run is, once nothing is left to choose."""
+    return build(load_config(None, SMALL | {"dataset": dataset, "scenario": "iid"} | keys)).config.dataset.scale
+
+
+def test_auto_scales_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(
+        "from torch import nn\n\ndef bag():\n    return nn.Sequential(nn.EmbeddingBag(300, 4), nn.Linear(4, 3))\n"
+    )
+    dice = numpy_generator(0, "auto")
+    assert load_config(None).dataset.scale == "auto" and resolved("digits") == "none"
+    assert resolved(str(table(tmp_path / "t.npz"))) == "standard"
+    whole = str(table(tmp_path / "whole.npz", x=dice.integers(0, 300, size=(240, 5))))
+    assert resolved(whole) == "standard" and resolved(whole, model="nets:bag") == "none"
+    series = str(table(tmp_path / "series.npz", x=dice.normal(size=(240, 2, 9))))
+    pixels = str(table(tmp_path / "pixels.npz", x=dice.integers(0, 255, size=(240, 6, 6)).astype(np.uint8)))
+    assert resolved(series) == resolved(pixels) == "standard"
+
+
+def test_what_auto_chose_is_the_config_of_the_run(tmp_path: Path) -> None:
+    keys = SMALL | {"dataset": str(table(tmp_path / "t.npz"))}
+    chosen = fnrfl.run(None, out=tmp_path / "auto", **keys)
+    said = fnrfl.run(None, out=tmp_path / "said", **keys | {"dataset": {"name": keys["dataset"], **STANDARD}})
+    assert chosen.config.sha256 == said.config.sha256 != load_config(None, keys).sha256
+    assert chosen.model_sha256 == said.model_sha256
+    assert load_config(tmp_path / "auto" / "config.toml").dataset.scale == "standard"
+
+
+def test_a_run_of_a_version_without_the_key_has_its_first_value() -> None:
+    text = 'dataset = "mine.csv"\n'
+    assert loads(text, of_run=True).dataset.scale == "none" and loads(text).dataset.scale == "auto"
+    assert loads('dataset = {name = "mine.csv", scale = "standard"}', of_run=True).dataset.scale == "standard"
+
+
+@pytest.mark.parametrize(
+    ("factor", "offset", "words"),
+    [
+        ([1.0, 1.0, 0.0], [0.0, 3.0, 1e9], None),
+        ([1.0, 99.0, 0.0], [0.0, 0.0, 0.0], None),
+        ([1.0, 5e3, 0.0], [0.0, 0.0, 0.0], "column or channel 1 spreads 5,000 times as far as column or channel 0"),
+        ([1.0, 1.0, 1.0], [0.0, 2e4, 0.0], "column or channel 1 has the mean 2e+04 and the spread 1"),
+    ],
+)
+def test_inputs_that_look_unscaled_are_told(factor: list[float], offset: list[float], words: str | None) -> None:
+    x = torch.tensor([[-1.0], [1.0]] * 50).double() * torch.tensor(factor).double() + torch.tensor(offset).double()
+    said = looks_unscaled(torch.cat([x, torch.full((1, 3), torch.nan)]), None)
+    assert said is None if words is None else words in (said or "")
+
+
+def test_a_run_warns_of_unscaled_inputs_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = SMALL | {"rounds": 1}
+    data = str(table(tmp_path / "t.npz"))
+    for scale, count in (("none", 1), ("auto", 0)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "fnrfl"):
+            fnrfl.run(None, out=None, dataset={"name": data, "scale": scale}, **keys)
+        assert caplog.text.count("Inputs look unscaled") == count

@@ -41,6 +41,7 @@ ORDER = {
         "belonging",
         "folder",
         "running",
+        "planning",
         "__init__",
     ],
     "results.reproduce": [

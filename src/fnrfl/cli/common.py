@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from fnrfl.rundir.interrupt import OutputClosed, exit_code, stoppable
 if TYPE_CHECKING:
     from rich.console import Console
 
+WIDEST = 100  # columns of a paragraph, however wide the terminal is
 HELP = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
@@ -106,6 +108,17 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
+    """Text in lines that fit, the first and the others with these indents; a word that does not fit is broken."""
+    return textwrap.wrap(
+        text,
+        max(20, min(width, WIDEST)),
+        initial_indent=first,
+        subsequent_indent=first if rest is None else rest,
+        break_on_hyphens=False,
+    )
+
+
 def print_leaks(leaks: Sequence[str], *, quiet: bool = False, stderr: bool = False) -> None:
     """Whatever comes from a run with leaks says so."""
     if leaks:
@@ -124,6 +137,11 @@ _answers: list[TextIO] = []  # where the answer goes while stdout is kept free f
 def print_answer(text: str) -> None:
     """Print what was asked for: the JSON object, the table, the config."""
     typer.echo(text.removesuffix("\n"), file=_answers[-1] if _answers else None)
+
+
+def is_terminal() -> bool:
+    """Whether people read the answer as it comes."""
+    return (_answers[-1] if _answers else sys.stdout).isatty()
 
 
 @contextmanager

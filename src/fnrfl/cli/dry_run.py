@@ -1,25 +1,27 @@
-"""A dry run: what a run would take, and its config."""
+"""A dry run: what a run would take, and its config; what a comparison would take."""
 
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fnrfl.cli.common import print_answer
+from fnrfl.cli.common import is_terminal, paragraph, print_answer
 from fnrfl.cli.display import title
+from fnrfl.cli.pace import LONG, SHORTER, duration
 from fnrfl.config.spelling import counted
 from fnrfl.runs.metrics import MIB
 
 if TYPE_CHECKING:
     from fnrfl.config import RunConfig
+    from fnrfl.results.compare import PlannedRun
 
 
 def print_forecast(config: RunConfig, *, json: bool) -> None:
     """What a run would take, as comments above its config, so that the whole is a TOML file that runs."""
-    from fnrfl.data.sources import available
-
-    missing = next((entry.name for entry in available() if entry.name == config.dataset.name and not entry.found), None)
+    missing = missing_dataset(config)
     if missing is not None:
         lines = [f"{missing} is not on this machine, so nothing can be counted. To get it: fnrfl data get {missing}"]
         summary: dict[str, Any] = {"missing": missing, "leaks": list(config.leaks_on), "config": config.to_toml()}
@@ -38,6 +40,13 @@ def print_forecast(config: RunConfig, *, json: bool) -> None:
     print_answer(f"\n{config.to_toml()}")
 
 
+def missing_dataset(config: RunConfig) -> str | None:
+    """The data set of a run if it is one that has to be fetched first."""
+    from fnrfl.data.sources import available
+
+    return next((entry.name for entry in available() if entry.name == config.dataset.name and not entry.found), None)
+
+
 def _forecast_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     phases = ", ".join(f"{count:,} {phase}" for phase, count in summary["steps_by_phase"].items())
     yield f"steps   {summary['steps']:,}: {phases}"
@@ -46,17 +55,71 @@ def _forecast_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"{way:6}  {counted(each, 'byte')} a round, {total:,} in all ({total / MIB:.1f} MiB)"
     memory = summary["memory_estimate"]
     yield f"memory  {'unknown' if memory is None else f'about {memory / MIB:.0f} MiB'}"
-    yield f"time    about {_duration(summary['seconds_estimate'])} here, judging by a few steps that were thrown away"
+    yield f"time    about {duration(summary['seconds_estimate'])} here, judging by a few steps that were thrown away"
     place = "GPU" if summary["engine"] == "gpu" else "thread"
     yield (
         f"engine  {summary['engine']}, {counted(summary['clients_at_once'], 'client')} at once on "
         f"{counted(summary['threads'], place)}, {counted(summary['parameters'], 'parameter')}"
     )
     yield from (f"note    {notice}" for notice in summary["notices"])
+    if summary["seconds_estimate"] > LONG:
+        yield f"note    more than an hour; {SHORTER}"
 
 
-def _duration(seconds: float) -> str:
-    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:.1f} {name}"
-    return f"{max(1, round(seconds))} s"
+# -- a comparison ------------------------------------------------------------------------------------------------------
+
+
+def print_plan(planned: Sequence[PlannedRun], folder: Path, *, json: bool) -> None:
+    """What a comparison would take: a line for each group, and the sum."""
+    known = [run.seconds for run in planned if run.seconds is not None]
+    total = sum(known) if len(known) == len(planned) else None
+    if json:
+        runs = [run.summary() for run in planned]
+        print_answer(json_format.dumps({"out": str(folder), "runs": runs, "seconds_estimate": total}, allow_nan=False))
+        return
+    for line in _group_lines(planned):
+        print_answer(line)
+    print_answer(_sum_line(planned, folder, total))
+    for name in sorted({missing for run in planned if (missing := missing_dataset(run.cell.config)) is not None}):
+        print_answer(f"note: {name} is not on this machine. To get it: fnrfl data get {name}")
+    if total is not None and total > LONG:
+        print_answer(f"note: more than an hour; {SHORTER}, or fewer --seeds.")
+
+
+def _sum_line(planned: Sequence[PlannedRun], folder: Path, total: float | None) -> str:
+    reused = sum(run.state == "finished" for run in planned)
+    kept = f", {reused} of them finished already" if reused else ""
+    time = "no time can be told" if total is None else f"about {duration(total)} here" if total else "nothing to do"
+    return f"{counted(len(planned), 'run')} in {folder}{kept}, {time}. Nothing was written."
+
+
+def _group_lines(planned: Sequence[PlannedRun]) -> Iterator[str]:
+    """A line for each group; on a terminal a long name is folded."""
+    groups: dict[str, list[PlannedRun]] = {}
+    for run in planned:
+        groups.setdefault(run.cell.group.label, []).append(run)
+    lines = [_group_line(label, runs) for label, runs in groups.items()]
+    times, states = (max(len(line[place]) for line in lines) for place in (0, 1))
+    for time, state, label in lines:
+        first = f"{time:{times}}  {state:{states}}  "
+        folded = paragraph(label, shutil.get_terminal_size().columns, first, " " * min(len(first), 40))
+        yield "\n".join(folded) if is_terminal() else first + label
+
+
+def _group_line(label: str, runs: Sequence[PlannedRun]) -> tuple[str, str, str]:
+    """(how long its runs take, how far they are, the group)."""
+    leak = " leak" if runs[0].cell.config.leaks_on else ""
+    states = []
+    if finished := sum(run.state == "finished" for run in runs):
+        states.append(f"{finished} finished")
+    states += [
+        f"seed {run.cell.seed} goes on after round {run.rounds_done} of {run.cell.config.rounds}"
+        for run in runs
+        if run.state == "begun"
+    ]
+    if new := sum(run.state == "new" for run in runs):
+        states.append(f"{new} new")
+    left = [run.seconds for run in runs if run.state != "finished"]
+    known = [seconds for seconds in left if seconds is not None]
+    time = "-" if not left else "unknown" if not known else f"about {duration(sum(known))}"
+    return time, ", ".join(states), f"{label}{leak}"

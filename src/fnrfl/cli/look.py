@@ -1,10 +1,10 @@
-"""Commands that look at what there is: scenario, data, list, doctor."""
+"""Commands that look at what there is: scenario, data, doctor."""
 
 from __future__ import annotations
 
 import json as json_format
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,6 @@ from fnrfl.cli.common import (
 from fnrfl.cli.keywords import KeyValueCommand
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.nearest import choices
 from fnrfl.core.words import printable
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from fnrfl.results.skew import Skew
     from fnrfl.runs.build import Built
 
-SUBJECTS = ("algorithms", "models", "datasets", "scenarios", "penalties", "engines", "recipes", "metrics", "keys")
 ROWS = 40  # clients shown of a split
 
 scenario = typer.Typer(
@@ -243,61 +241,6 @@ def data_get(
 
         path = fetch(name)
         console(quiet=quiet).print(f"{name} is verified: {path}")
-
-
-# -- lists -------------------------------------------------------------------------------------------------------------
-
-
-def list_(
-    subject: Annotated[str, typer.Argument(metavar="SUBJECT", show_default=False, help=", ".join(SUBJECTS))],
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Say what there is, by name.
-
-    \b
-    fnrfl list algorithms
-    fnrfl list keys
-
-    Of a method: its idea, what it needs, and what a client receives and sends in a round.
-    """
-    with errors_in_words(debug):
-        columns, rows = _rows(subject)
-        if json:
-            typer.echo(json_format.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
-            return
-        print_table([[(", ".join(c) or "-") if isinstance(c, tuple) else str(c) for c in row] for row in rows])
-
-
-def _rows(subject: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """(names of the columns, the rows) of a list."""
-    from fnrfl.config import registry
-
-    tables: dict[str, Callable[[], Mapping[str, str]]] = {
-        "models": lambda: registry.MODELS,
-        "datasets": lambda: registry.DATASETS | registry.DATASET_FORMS,
-        "scenarios": registry.scenarios,
-        "penalties": lambda: registry.PENALTIES,
-        "engines": lambda: registry.ENGINES,
-        "recipes": registry.recipes,
-    }
-    if subject == "keys":
-        from fnrfl.config import describe_keys
-
-        columns: tuple[str, ...] = ("name", "type", "default", "range", "meaning")
-        return columns, [(key.name, key.type, key.default, key.range, key.meaning) for key in describe_keys()]
-    if subject == "metrics":
-        from fnrfl.core.quality import TEST_METRICS
-
-        better = {True: "higher", False: "lower", None: ""}
-        rows = [(m.name, better[m.higher_is_better], m.shape, m.meaning) for m in TEST_METRICS.values()]
-        return ("name", "better", "shape", "meaning"), rows
-    if subject == "algorithms":
-        columns = ("name", "idea", "needs", "traffic")
-        return columns, [(method.name, method.idea, method.needs, method.traffic) for method in registry.methods()]
-    if subject not in tables:
-        raise ConfigError(f'There is no list of "{subject}". {choices(subject, SUBJECTS)}.')
-    return ("name", "meaning"), list(tables[subject]().items())
 
 
 # -- doctor ------------------------------------------------------------------------------------------------------------

@@ -27,8 +27,9 @@ from fnrfl.cli.common import (
     recipe_and_overrides,
 )
 from fnrfl.cli.display import display, grid_display, title
-from fnrfl.cli.dry_run import print_forecast
+from fnrfl.cli.dry_run import missing_dataset, print_forecast, print_plan
 from fnrfl.cli.notices import notices
+from fnrfl.cli.pace import both, paced
 from fnrfl.config.spelling import counted
 from fnrfl.core.errors import FnrflError, from_system, out_of_memory, sentence
 from fnrfl.core.words import printable
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fnrfl.config import RunConfig
-    from fnrfl.results.compare import Comparison
+    from fnrfl.results.compare import Cell, Comparison
     from fnrfl.runs.result import Result
 
 Recipe = Annotated[
@@ -65,8 +66,15 @@ Baseline = Annotated[
 TargetOption = Annotated[
     float | None, typer.Option("--target", metavar="ACCURACY", help="Also say what it takes to get there.")
 ]
+MetricOption = Annotated[
+    str,
+    typer.Option("--metric", metavar="NAME", help="What differences are of: `fnrfl list metrics`, or module:function."),
+]
 Control = Annotated[bool, typer.Option("--control/--no-control", help="Run FNR without its penalty beside every FNR.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the runs.")]
+PlanOnly = Annotated[
+    bool, typer.Option("--dry-run", help="Say which runs there would be and how long they take, and stop.")
+]
 MAX_SITES = 20  # clients of a run that are listed one by one
 HOW_TO_CONTINUE = "To go on, give the same command again: finished runs are kept."
 
@@ -110,7 +118,7 @@ def run(
 
             return run(config, out=run_dir, overwrite=overwrite, checkpoint_every=checkpoint_every, **told)
 
-        _carry_out(start, config, run_dir, quiet=quiet, json=json)
+        _carry_out(start, config, run_dir, fresh=True, quiet=quiet, json=json)
 
 
 def resume(
@@ -138,7 +146,7 @@ def resume(
 
             return resume(run_dir, trust=trust, checkpoint_every=checkpoint_every, **told)
 
-        _carry_out(start, config, run_dir, quiet=quiet, json=json)
+        _carry_out(start, config, run_dir, fresh=False, quiet=quiet, json=json)
 
 
 def compare(
@@ -148,9 +156,11 @@ def compare(
     seeds: Seeds = "0,1,2",
     out: GridOut = None,
     baseline: Baseline = None,
+    metric: MetricOption = "accuracy",
     target: TargetOption = None,
     control: Control = True,
     report: Report = True,
+    dry_run: PlanOnly = False,
     trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -163,23 +173,23 @@ def compare(
     fnrfl compare digits --over algorithm=fedavg,scaffold --over fnr=off,on
     fnrfl compare digits rounds=5 --over "scenario=iid,label-dirichlet(0.1)" --seeds 0-4 --baseline iid
     fnrfl compare label-skew --over fnr.weight=0,0.1,1 --seeds 0,1 -o runs/weights --json
+    fnrfl compare digits --over algorithm=fedavg,fedprox --metric log_loss --dry-run
 
     Differences are paired by seed. Stopped, it goes on when the same command is given again: finished runs are kept.
     """
-    with errors_in_words(debug, answers=json):
+    with errors_in_words(debug, answers=json or dry_run):
         from fnrfl.results import compare as comparing
 
-        words = recipe_and_overrides(recipe, overrides)
+        words = _with_own_metric(metric, *recipe_and_overrides(recipe, overrides))
         cells = comparing.grid(*words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
         folder = out or comparing.default_out(cells)
-        screen = console(quiet=quiet, stderr=json)
+        screen = console(quiet=quiet, stderr=json or dry_run)
         if (note := comparing.about_seeds(seeds)) is not None:
             screen.print(f"note: {note}")
-        screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
-        with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show:
-            found = comparing.compare(
-                cells, folder, baseline=baseline, target=target, progress=show, checkpoint_every=checkpoint_every
-            )
+        if dry_run:
+            return _plan(cells, folder, baseline, screen, json=json)
+        judged = {"baseline": baseline, "metric": metric, "target": target}
+        found = _run_grid(cells, folder, screen, checkpoint_every=checkpoint_every, **judged)
         _show_comparison(found, screen, json=json)
         if report and found.runs:
             _report(folder, screen)
@@ -189,16 +199,20 @@ def compare(
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
-def _carry_out(start: Callable[..., Result], config: RunConfig, run_dir: Path, *, quiet: bool, json: bool) -> None:
-    """Start a run or go on with one, show how it proceeds and what comes out; `start` is given who is told."""
+def _carry_out(
+    start: Callable[..., Result], config: RunConfig, run_dir: Path, *, fresh: bool, quiet: bool, json: bool
+) -> None:
+    """Start a run (`fresh`) or go on with one, show how it proceeds and what comes out; `start` gets who is told."""
     screen = console(quiet=quiet, stderr=json)
     leak = "leak" if config.leaks_on else ""
     try:
         with how_to_go_on(lambda: _way_on(run_dir, config) or "Nothing was written."):
             screen.print(title(config))
             print_leaks(config.leaks_on, quiet=quiet, stderr=json)
-            with notices(screen), display(screen, leak) as shown:
-                result = start(progress=shown.round, phase=shown.phase)
+            with notices(screen), display(screen, leak) as shown, paced(screen.print) as pace:
+                if fresh:
+                    pace.begin(config.rounds)
+                result = start(progress=both(shown.round, pace.hear_round), phase=shown.phase)
     except Exception as error:
         if (out_of_memory(error) or from_system(error) is not None) and _way_on(run_dir, config):
             raise FnrflError(sentence(error, _way_on(run_dir, config))) from error
@@ -238,6 +252,30 @@ def _way_on(run_dir: Path, config: RunConfig) -> str:
 
 
 # -- a comparison ------------------------------------------------------------------------------------------------------
+
+
+def _run_grid(cells: list[Cell], folder: Path, screen: Console, **options: Any) -> Comparison:
+    """Run the cells, and show how they proceed."""
+    from fnrfl.results.compare import compare
+
+    screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
+    with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show, paced(screen.print) as pace:
+        return compare(cells, folder, progress=both(show, pace.hear_grid(cells, folder)), **options)
+
+
+def _plan(cells: list[Cell], folder: Path, baseline: str | None, screen: Console, *, json: bool) -> None:
+    """Print which runs a comparison would have, and how long they take."""
+    from fnrfl.results.compare import plan_grid
+
+    with grid_display(screen) as show:
+        planned = plan_grid(cells, folder, baseline=baseline, progress=show, missing=missing_dataset)
+    print_plan(planned, folder, json=json)
+
+
+def _with_own_metric(metric: str, recipe: str | None, overrides: list[str]) -> tuple[str | None, list[str]]:
+    """The recipe and the changes to it; a metric module:function is one that the runs must log."""
+    logged = any(word.startswith("metrics=") for word in overrides)
+    return recipe, overrides if logged or ":" not in metric else [*overrides, f"metrics={metric}"]
 
 
 def _show_comparison(found: Comparison, screen: Console, *, json: bool) -> None:

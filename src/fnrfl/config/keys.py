@@ -27,6 +27,7 @@ class Key:
     meaning: str
     rule: str  # type and range as the end of a sentence: "it must be ..."
     choices: tuple[str, ...] = ()  # words that it may be
+    method: str = ""  # whose option it is; "" for keys of every run
 
 
 def keys_of(options: Mapping[str, Option]) -> dict[str, Key]:

@@ -13,7 +13,9 @@ from fnrfl.config.schema import RunConfig, counts_clients
 from fnrfl.config.spelling import same_key
 from fnrfl.config.typed import FlatValues, shortened, show_value
 from fnrfl.core import own_code
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices, nearest
+from fnrfl.data.reading import parse_image_size
 
 LONGEST_NAME = 150  # bytes: a folder's name has the method and the seed as well, and at most 255
 
@@ -72,6 +74,10 @@ def _is_utf8(text: str) -> bool:
 def refuse_config(config: RunConfig, known: Mapping[str, Key]) -> Iterator[str]:
     """What is wrong although every value has the right type: unknown names, leaks, and values against each other."""
     yield from _bad_run_name(config.name)
+    try:
+        parse_image_size(config.dataset.image_size)
+    except ConfigError as error:
+        yield str(error)
     yield from _unknown_names(config)
     yield from refuse_metrics(config.metrics)
     yield from _leaks_refused(config, known)

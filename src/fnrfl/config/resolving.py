@@ -48,14 +48,25 @@ def load(recipe: str | Path | None = None, overrides: Overrides = (), *, trust: 
 
 
 def loads(
-    text: str, overrides: Overrides = (), *, name: str = "run", origin: str = "The config", trust: bool = False
+    text: str,
+    overrides: Overrides = (),
+    *,
+    name: str = "run",
+    origin: str = "The config",
+    trust: bool = False,
+    of_run: bool = False,
 ) -> RunConfig:
-    """The same from TOML text; `name` is the run's name unless the text or an override says another."""
+    """The same from TOML text; `name` is the run's name unless the text or an override says another.
+
+    A text that is `of_run` was written by a run, with every key of its version: one that it lacks is newer, and has the
+    value that it was introduced with.
+    """
     try:
         recipe = flatten(parse_toml(text), schema.text_keys())
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ConfigError(f"{origin} is not valid TOML: {reason}.") from error
+    recipe = schema.FIRST_DEFAULTS[""] | recipe if of_run else recipe
     given = read_overrides(overrides, schema.text_keys())
     named = {key: recipe[key] for key in own_code.KEYS if key in recipe and key not in given}
     trusted.check_allowed(named, given, origin=origin, trust=trust)  # before anything is imported

@@ -27,7 +27,7 @@ Size = Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0)]
 
 # A key whose default has changed since it was introduced: the first default, which stays out of the hash for ever. By
 # method, as in {"fedprox": {"algorithm.mu": 0.01}}; "" is for the keys of every run, [fnr] included.
-FIRST_DEFAULTS: dict[str, FlatValues] = {"": {"engine.precision": "float32"}}
+FIRST_DEFAULTS: dict[str, FlatValues] = {"": {"engine.precision": "float32", "dataset.scale": "none"}}
 
 
 # A key that had another name once: hashes have the first one for ever, and files of older versions may say it.
@@ -39,8 +39,10 @@ class DatasetOptions:
     """The examples that everybody trains on and is judged by."""
 
     name: str = option("cifar10", "a data set, file.npz, file.csv, folder/ or module:function")
-    scale: Literal["none", "standard"] = option(
-        "none", "standard: each column, or channel of an image, gets mean 0 and spread 1 over the clients' examples"
+    scale: Literal["auto", "none", "standard"] = option(
+        "auto",
+        "standard: each column, or channel of an image, gets mean 0 and spread 1 over the clients' examples; "
+        "auto: standard for data of your own, none for the named data sets and tokens",
     )
     label: str = option("", "a table's column of classes; by default label, class, target or y, else the last")
     client: str = option("", "a table's column that says which client holds a row; never an input")
@@ -49,6 +51,7 @@ class DatasetOptions:
     missing: Literal["refuse", "mean", "drop"] = option(
         "refuse", "missing values; mean: that of the clients' known values, drop: leave such examples out"
     )
+    image_size: str = option("", "size that pictures of a folder get: 32, or height x width as 48x64")
 
     @property
     def asks_for_means(self) -> bool:
@@ -235,7 +238,7 @@ def describe_keys() -> tuple[Key, ...]:
     """Every key there is, those of all methods included."""
     common = keys_of(options_by_key())
     methods = [
-        replace(key, meaning=f"{entry.name}: {key.meaning}")
+        replace(key, meaning=f"{entry.name}: {key.meaning}", method=entry.name)
         for entry in registry.methods()
         for key in keys_of({f"algorithm.{option.name}": option for option in entry.options}).values()
     ]

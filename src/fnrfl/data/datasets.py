@@ -58,6 +58,11 @@ class Facts:
     examples: tuple[int, int] | None = None  # of the training and the test part
     clients: tuple[str, ...] | None = None  # what the data calls them, where the scenario takes its clients
 
+    @property
+    def colour(self) -> bool:
+        """Whether the examples are pictures in colour."""
+        return self.pixels and len(self.input_shape) == 3 and self.input_shape[0] == 3
+
     def as_json(self) -> dict[str, Any]:
         """The facts as plain values."""
         return vars(self) | {"columns": None if self.columns is None else self.columns.as_json()}
@@ -177,7 +182,7 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     """
     path = Path(os.path.expanduser(name))  # of an unknown user: as it is, where Path would raise
     if expected is None:
-        refuse_keys_of_tables(name, path, reading)
+        refuse_keys_of_others(name, path, reading)
     if name in NAMED_DATASETS:
         return _named_source(name, *load_named(name))
     if os.path.isfile(path / cifar10.BATCH_FILES[0]):
@@ -197,8 +202,13 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     return DataSource(name, str(path.resolve()), _checked(name, raw, reading))
 
 
-def refuse_keys_of_tables(name: str, path: Path, reading: Reading) -> None:
-    """Refuse keys that name columns where the data has none."""
+def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
+    """Refuse keys that name columns where the data has none, and a size of pictures where it has no files of them."""
+    if reading.image_size is not None and not path.is_dir():
+        raise ConfigError(
+            f"dataset.image_size resizes the images of a folder, and dataset = {name!r} is none. Leave the key out, or "
+            "resize the arrays yourself."
+        )
     given = [key for key in ("label", "client", "ignore", "categories") if getattr(reading, key)]
     if given and path.suffix.lower() != ".csv" and not sites.has_tables(path):
         raise ConfigError(

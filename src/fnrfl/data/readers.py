@@ -99,24 +99,28 @@ def read_images(folder: Path, expected: Expected | None = None, reading: Reading
     part_folders = [folder / part for part in PARTS if _subfolders(folder / part)] or [folder]
     files = [[file for class_ in _subfolders(part) for file in _images(class_)] for part in part_folders]
     if expected is not None and not expected.labelled and loose:
-        return _unlabelled_images(folder, loose, files)
+        return _unlabelled_images(folder, loose, files, expected, reading)
     _check_part_folders(folder, part_folders, files)
-    pixels = np.split(_stack([file for of_part in files for file in of_part]), np.cumsum([len(f) for f in files])[:-1])
+    stack, converted = _stack([file for of_part in files for file in of_part], expected, reading)
+    pixels = np.split(stack, np.cumsum([len(of_part) for of_part in files])[:-1])
     parts = {
         ONLY_PART if len(part_folders) == 1 else part.name: _labelled_images(folder, x, of_part)
         for part, x, of_part in zip(part_folders, pixels, files, strict=True)
     }
-    return RawData(parts).with_notices(*_passed_over(folder, part_folders, loose))
+    return RawData(parts).with_notices(*converted, *_passed_over(folder, part_folders, loose))
 
 
-def _unlabelled_images(folder: Path, loose: list[Path], files: list[list[Path]]) -> RawData:
+def _unlabelled_images(
+    folder: Path, loose: list[Path], files: list[list[Path]], expected: Expected | None, reading: Reading
+) -> RawData:
     """The images that lie in the folder itself, for a model that is only asked."""
     if inside := [file for of_part in files for file in of_part]:
         raise ConfigError(
             f"{folder} has images of its own, such as {loose[0].name}, and others in folders, such as "
             f"{inside[0].relative_to(folder)}. Ask about one kind at a time."
         )
-    return RawData({ONLY_PART: Examples(_stack(loose), names=[file.name for file in loose])})
+    pixels, converted = _stack(loose, expected, reading)
+    return RawData({ONLY_PART: Examples(pixels, names=[file.name for file in loose])}, notices=converted)
 
 
 def _labelled_images(folder: Path, x: np.ndarray, files: list[Path]) -> Examples:
@@ -167,25 +171,29 @@ def _images(folder: Path) -> list[Path]:
     return sorted(at for at in folder.iterdir() if at.suffix.lower() in IMAGE_ENDINGS)
 
 
-def _stack(files: list[Path]) -> np.ndarray:
-    """The images as uint8 [n, C, H, W]; C is 1 only if all of them are grey."""
+def _stack(files: list[Path], expected: Expected | None, reading: Reading) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The images as uint8 [n, C, H, W], and a notice if grey ones became coloured; C is 1 only if all are grey."""
     images = []
     for file in files:
         require_file(file)
         try:
-            images.append(read_image(file))
+            images.append(read_image(file, reading.image_size))
         except UNREADABLE as error:
             raise unreadable(file, "an image", error) from error
         (height, width), (this_height, this_width) = images[0].shape[:2], images[-1].shape[:2]
         if (this_height, this_width) != (height, width):
             raise ConfigError(
                 f"{file} is {this_width} x {this_height} pixels and {files[0]} is {width} x {height}; all images must "
-                "have one size. Resize them first."
+                f'have one size. Set dataset.image_size = "{height}x{width}", or resize them first.'
             )
-    if all(image.ndim == 2 for image in images):
-        return np.stack(images)[:, None]
+    num_grey = sum(image.ndim == 2 for image in images)
+    if num_grey == len(images) and not (expected and expected.colour):
+        return np.stack(images)[:, None], ()
     colour = [image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2) for image in images]
-    return np.ascontiguousarray(np.stack(colour).transpose(0, 3, 1, 2))
+    notice = (
+        f"Of {counted(len(images), 'image')}, {num_grey:,} grey {'is' if num_grey == 1 else 'are'} taken as colour."
+    )
+    return np.ascontiguousarray(np.stack(colour).transpose(0, 3, 1, 2)), (notice,) if num_grey else ()
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------

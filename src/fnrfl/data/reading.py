@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import pickle
+import re
 import tarfile
 import zipfile
 import zlib
@@ -24,6 +25,8 @@ UNREADABLE = (
 
 Categories = dict[str, tuple[str, ...]]  # of the columns of a table that have some, by the column's name
 
+LARGEST_SIDE = 10_000  # of a picture, in pixels
+
 ONLY_PART = ""  # the name of the part where data has just one; otherwise the parts are called train and test
 
 
@@ -36,11 +39,29 @@ class Reading:
     ignore: tuple[str, ...] = ()  # a table's columns that are no inputs
     categories: tuple[str, ...] = ()  # a table's columns whose numbers are names of categories
     missing: str = "refuse"  # what becomes of missing values: refuse, mean or drop
+    image_size: tuple[int, int] | None = None  # the height and width that pictures get; None: as they are
 
     @classmethod
-    def from_text(cls, *, label: str, client: str, ignore: str, categories: str, missing: str) -> Reading:
+    def from_text(
+        cls, *, label: str, client: str, ignore: str, categories: str, missing: str, image_size: str
+    ) -> Reading:
         """From the values of the keys; names of columns with a comma in them stand in quotes, as in a table."""
-        return cls(label.strip(), client.strip(), _names(ignore), _names(categories), missing)
+        size = parse_image_size(image_size)
+        return cls(label.strip(), client.strip(), _names(ignore), _names(categories), missing, size)
+
+
+def parse_image_size(text: str) -> tuple[int, int] | None:
+    """A height and a width: 32, or 48x64; None if the text is empty."""
+    if not text.strip():
+        return None
+    found = re.fullmatch(r"([0-9]{1,5})(?:\s*[xX]\s*([0-9]{1,5}))?", text.strip())
+    size = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not all(1 <= side <= LARGEST_SIDE for side in size):
+        raise ConfigError(
+            f'dataset.image_size = "{text[:40]}" is not allowed: it must be a number of pixels, as 64, or a height and '
+            f"a width, as 48x64, each from 1 to {LARGEST_SIDE}."
+        )
+    return size
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -96,6 +117,7 @@ class Expected:
     columns: Columns | None = None  # of the table that it was trained on; None: columns are matched by position
     num_inputs: int | None = None  # for that: how many columns of a table without labels are inputs
     carried: str | None = None  # a column of ids that is copied into the answers and is no input
+    colour: bool = False  # whether pictures must have three channels, so that grey ones are converted
     labelled: bool = True  # whether there must be labels
     whose: str = "the training data"  # who has those columns
 

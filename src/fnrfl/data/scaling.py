@@ -25,6 +25,7 @@ from fnrfl.core.modules import InputScale
 from fnrfl.core.types import Batch, Out, Tree
 from fnrfl.data.reading import Columns
 
+UNEQUAL = 100  # how many times a spread, or a mean in spreads, may be another before inputs look unscaled
 TOLD = 4  # bytes of each number that goes down: a mean or a spread, as float32
 
 
@@ -139,6 +140,32 @@ def ask_clients(engine: Engine, what: str, *, gaps: bool = False, columns: Colum
     headers = answers["count"].numel() * answers["count"].element_size()
     down = len(everybody) * 2 * TOLD * len(std)
     return Scaling(tuple(total["mean"].tolist()), tuple(std.tolist()), {"down": down, "up": sent, "headers": headers})
+
+
+def looks_unscaled(x: Tensor, columns: Columns | None) -> str | None:
+    """A sentence about columns of numbers, [n, columns], that differ much in spread or lie far from 0; None if none do.
+
+    It is for the person who runs a simulation: no client says any of it.
+    """
+    known = x.double()
+    mean = known.nanmean(0)
+    std = (known - mean).square().nanmean(0).sqrt()
+    varied = (std > 0).nonzero()[:, 0]
+    if not len(varied):
+        return None
+    least, most = (int(varied[at]) for at in (std[varied].argmin(), std[varied].argmax()))
+    far = int(varied[(mean.abs() / std)[varied].argmax()])
+    if (times := float(std[most] / std[least])) > UNEQUAL:
+        return (
+            f"Inputs look unscaled: {_named_input(most, columns)} spreads {times:,.0f} times as far as "
+            f"{_named_input(least, columns)}."
+        )
+    if mean[far].abs() > UNEQUAL * std[far]:
+        return (
+            f"Inputs look unscaled: {_named_input(far, columns)} has the mean {float(mean[far]):.4g} and the spread "
+            f"{float(std[far]):.4g}."
+        )
+    return None
 
 
 def _named_input(place: int, columns: Columns | None) -> str:

@@ -62,8 +62,8 @@ def read_folder(folder: Path, expected: Expected | None, reading: Reading) -> Ra
         )
     if reading.client and sites[0].name:
         raise ConfigError(
-            f"dataset.client = {reading.client!r} names a column, and {folder} has a file or folder for each client, such "
-            f"as {sites[0].name}; one of them can say who holds a row. Leave the key out, or name the column in "
+            f"dataset.client = {reading.client!r} names a column, and {folder} has a file or folder for each client, "
+            f"such as {sites[0].name}; one of them can say who holds a row. Leave the key out, or name the column in "
             "dataset.ignore."
         )
     return put_together(str(folder), read_sites(sites, expected, reading)).with_notices(*_unused(folder, sites))

@@ -51,12 +51,12 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def differing_from_plan(planned: Config, written: Config) -> list[str]:
-    """Keys in which the config of a run is not the one that was planned; what an engine chose by itself does not count.
+    """Keys in which the config of a run is not the one that was planned; what a run chose for `auto` does not count.
 
     A config of an older version lacks keys: they have the value that they were introduced with. "fnr" stands for all
     keys of that section if one of the two has none.
     """
-    free = {key for key, value in planned.items() if key.startswith("engine.") and value == "auto"}
+    free = {key for key, value in planned.items() if key.startswith(("engine.", "dataset.scale")) and value == "auto"}
     free |= {"clients"} if planned.get("clients") == 0 else set()  # the data has counted them
     keys = [key for key in differing(_complete(planned), _complete(written)) if key not in free]
     return ["fnr"] if "fnr" in keys else keys

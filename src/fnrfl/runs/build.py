@@ -19,13 +19,14 @@ from fnrfl.data import augment
 from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset, Facts
 from fnrfl.data.holdings import Partition
-from fnrfl.data.scaling import Scaling
+from fnrfl.data.reading import Columns
+from fnrfl.data.scaling import Scaling, looks_unscaled
 from fnrfl.data.splits import Splits
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import found_devices, kernel_settings
 from fnrfl.runs.build_engine import ask_for_scaling, build_engine
 from fnrfl.runs.build_net import build_net, check_values
-from fnrfl.runs.choice import choose_engine
+from fnrfl.runs.choice import choose_engine, choose_scale
 from fnrfl.runs.cohorts import cohort_size, num_answers
 from fnrfl.runs.data import (
     build_pool,
@@ -93,6 +94,7 @@ def build(
     partition, splits = divide(config, dataset, public, algorithm)
     config = with_counted_clients(config, partition)
     net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers, given=given)
+    config = choose_scale(config, dataset, net)
     augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image
     check_needs(config, algorithm, net, splits, partition)
     check_values(config, net, splits)
@@ -106,7 +108,8 @@ def build(
         net = net.with_input_scale(scaling.layer(net.input_shape, net.dtype, scale=scale, fill=fill))
     engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
-    notices = (*unused, *notices_on_clients(config, dataset, partition), *_notices(config, splits, asked))
+    clients = notices_on_clients(config, dataset, partition)
+    notices = (*unused, *clients, *_notices(config, splits, asked, dataset.columns))
     return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, metrics, notices, given)
 
 
@@ -120,7 +123,7 @@ def _on_device(config: RunConfig, net: Net) -> Net:
     return net.copy(found_devices()[0], compute=compute).with_shared_kernels()
 
 
-def _notices(config: RunConfig, splits: Splits, asked: str) -> tuple[str, ...]:
+def _notices(config: RunConfig, splits: Splits, asked: str, columns: Columns | None) -> tuple[str, ...]:
     """What a user should know once, before the first round; `asked` is the engine that was asked for."""
     said = []
     if asked == "auto" and config.engine.name == "loop" and not torch.cuda.is_available():
@@ -137,7 +140,15 @@ def _notices(config: RunConfig, splits: Splits, asked: str) -> tuple[str, ...]:
         said.append(f"fnr.share = {config.fnr.share} of {whom} {cohort} is nobody: no client will be refined.")
     if config.fnr is not None and splits.public_to != "nobody":
         said.append(f"with {config.algorithm.name}, FNR ranks and refines on examples that clients have trained on.")
-    return (*said, *_rows_that_sums_tell(config, splits))
+    return (*said, *_rows_that_sums_tell(config, splits), *_unscaled_inputs(config, splits, columns))
+
+
+def _unscaled_inputs(config: RunConfig, splits: Splits, columns: Columns | None) -> tuple[str, ...]:
+    """A notice if columns of numbers are not scaled and look as if they should be."""
+    x = splits.train.x
+    found = looks_unscaled(x, columns) if config.dataset.scale == "none" and x.ndim == 2 else None
+    tokens = x.dtype == torch.int64  # perhaps
+    return (f'{found} Training is easier with dataset.scale = "standard".',) if found and not tokens else ()
 
 
 def _rows_that_sums_tell(config: RunConfig, splits: Splits) -> tuple[str, ...]:

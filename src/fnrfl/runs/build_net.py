@@ -69,6 +69,15 @@ def build_net(
     return net
 
 
+def _build_module(config: RunConfig, input_shape: tuple[int, ...], num_classes: int, given: Given) -> nn.Module:
+    """The module that a config names, or that was given: then it is a copy, in float32 as all modules are at first."""
+    name = config.model.name
+    model = given.fetch("model", name) if registry.is_given(name) else None
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model).float()
+    return build_model(name, input_shape, num_classes, model)
+
+
 def _keeping_padding(module: nn.Module) -> nn.Module:
     """The module, whose transformers compute the same in eval mode as in train mode.
 
@@ -79,15 +88,6 @@ def _keeping_padding(module: nn.Module) -> nn.Module:
         if isinstance(layer, nn.TransformerEncoder):
             layer.use_nested_tensor = False
     return module
-
-
-def _build_module(config: RunConfig, input_shape: tuple[int, ...], num_classes: int, given: Given) -> nn.Module:
-    """The module that a config names, or that was given: then it is a copy, in float32 as all modules are at first."""
-    name = config.model.name
-    model = given.fetch("model", name) if registry.is_given(name) else None
-    if isinstance(model, nn.Module):
-        return copy.deepcopy(model).float()
-    return build_model(name, input_shape, num_classes, model)
 
 
 @torch.no_grad()

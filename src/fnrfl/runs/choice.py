@@ -1,4 +1,4 @@
-"""What `auto` stands for: the engine, its precision, how many clients it trains at once, whether it records steps."""
+"""What `auto` stands for: how inputs are scaled, the engine, its precision, how many clients it trains at once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 
 import torch
 
-from fnrfl.config import RunConfig
+from fnrfl.config import RunConfig, registry
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
+from fnrfl.data.datasets import Dataset
 from fnrfl.data.splits import Splits
 from fnrfl.engines.gpus import clients_that_fit, found_devices
 from fnrfl.engines.groups import GROUP_SIZE
@@ -18,6 +19,17 @@ SMALL = 1_000_000  # parameters times batch of a dense net up to which clients s
 WORTH_RECORDING = 300  # steps of groups of clients in a run, on a CPU
 WORTH_CAPTURING = 100  # steps of groups of clients in a run, on a GPU
 CHUNK_BYTES = 4 << 30  # what the models of clients trained together may take, eight copies each
+
+
+def choose_scale(config: RunConfig, dataset: Dataset, net: Net) -> RunConfig:
+    """What `dataset.scale = "auto"` stands for: a user's own numbers and pixels are scaled, tokens cannot be.
+
+    The named data sets are not, so that results can be compared with those that others have printed.
+    """
+    if config.dataset.scale != "auto":
+        return config
+    own = dataset.name not in registry.DATASETS and net.input_dtype.is_floating_point
+    return config.replace({"dataset.scale": "standard" if own else "none"})
 
 
 def choose_engine(config: RunConfig, net: Net) -> RunConfig:

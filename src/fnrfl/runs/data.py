@@ -19,7 +19,7 @@ from fnrfl.core.words import counted
 from fnrfl.data import augment, natural, scenarios
 from fnrfl.data.batches import Pool
 from fnrfl.data.carving import carve
-from fnrfl.data.datasets import Dataset, load, refuse_keys_of_tables
+from fnrfl.data.datasets import Dataset, load, refuse_keys_of_others
 from fnrfl.data.holdings import Partition
 from fnrfl.data.in_memory import source_in_memory
 from fnrfl.data.partitions import draw
@@ -40,14 +40,14 @@ def load_data(config: RunConfig, given: Given) -> Dataset:
     by_client, name, reading = named or isinstance(split, Natural), config.dataset.name, reading_of(config)
     if not registry.is_given(name):
         return load(name, reading=reading, by_client=by_client)
-    refuse_keys_of_tables(name, Path(), reading)
+    refuse_keys_of_others(name, Path(name), reading)
     source = source_in_memory(given.fetch("dataset", name), "dataset", reading)
     return replace(source.dataset(by_client=by_client), name=name, source=name)
 
 
 def reading_of(config: RunConfig) -> Reading:
     """How a run reads its data, and all other data that it is held against."""
-    keys = ("label", "client", "ignore", "categories", "missing")
+    keys = ("label", "client", "ignore", "categories", "missing", "image_size")
     return Reading.from_text(**{key: getattr(config.dataset, key) for key in keys})
 
 
@@ -56,7 +56,10 @@ def load_public(config: RunConfig, dataset: Dataset) -> Dataset | Literal["test"
     source = config.public.source
     if source == "train":
         return None
-    return "test" if source == "test" else load(source, expected=Expected(dataset.columns), reading=reading_of(config))
+    if source == "test":
+        return "test"
+    expected = Expected(dataset.columns, colour=dataset.facts().colour)
+    return load(source, expected=expected, reading=reading_of(config))
 
 
 def divide(

@@ -26,7 +26,7 @@ from fnrfl.core.options import values_of
 from fnrfl.core.trees import Tree
 from fnrfl.data.in_memory import values_hash, values_in_memory
 
-SECTIONS = ("dataset", "model", "algorithm")  # whose name may be an object; and `init`
+OBJECT_SECTIONS = ("dataset", "model", "algorithm")  # whose name may be an object; and `init`
 INIT = "init"
 
 
@@ -128,7 +128,7 @@ _NOUNS = {"dataset": "its data", "model": "its model", "algorithm": "its method"
 def take_objects(keys: Mapping[str, object], init: object = None) -> tuple[dict[str, object], Given]:
     """(the keys with words in the place of objects, the objects)."""
     taken, objects, names = dict(keys), list[GivenObject](), dict[str, object]()
-    for section in SECTIONS:
+    for section in OBJECT_SECTIONS:
         values = _section(section, keys.get(section))
         value = values.get("name")
         if section == "algorithm" and not _is_name(value) and (packaged := _packaged_method(value)):
@@ -158,7 +158,7 @@ def take_axes(over: Mapping[str, Iterable[object]], given: Given) -> tuple[dict[
         axes[key] = list([values] if isinstance(values, str) else values)
         for place, value in enumerate(axes[key]):
             section = key.removesuffix(".name")
-            if _is_name(value) or section not in SECTIONS:
+            if _is_name(value) or section not in OBJECT_SECTIONS:
                 continue
             if isinstance(value, nn.Module):
                 raise ConfigError(

@@ -36,7 +36,8 @@ class Asked:
 
 def expected_of(trained: TrainedRun) -> Expected:
     """What a model expects of other data."""
-    return Expected(trained.data.columns, num_inputs=prod(trained.data.input_shape), labelled=False)
+    facts = trained.data
+    return Expected(facts.columns, num_inputs=prod(facts.input_shape), colour=facts.colour, labelled=False)
 
 
 def own_test_part(trained: TrainedRun, source: DataSource) -> Asked | None:

@@ -121,7 +121,7 @@ class Verified:
 def verify(run_dir: Path, *, trust: bool) -> Verified:
     """What a run directory holds; refused if its files do not belong together."""
     text = files.read(run_dir / "config.toml", "it must be the config that the run was begun with")
-    config = loads(text, origin=str(run_dir / "config.toml"), trust=trust)
+    config = loads(text, origin=str(run_dir / "config.toml"), trust=trust, of_run=True)
     saved = checkpoint.index(run_dir)
     path = run_dir / "events.jsonl"
     content = files.read(path, "a run directory has an events.jsonl").encode()

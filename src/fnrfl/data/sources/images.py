@@ -11,8 +11,11 @@ import numpy as np
 from fnrfl.core.errors import ConfigError
 
 
-def read_image(file: Path | io.BytesIO) -> np.ndarray:
-    """The 8-bit pixels of an image file: [H, W] where it is grey, [H, W, 3] otherwise."""
+def read_image(file: Path | io.BytesIO, size: tuple[int, int] | None = None) -> np.ndarray:
+    """The 8-bit pixels of an image file: [H, W] where it is grey, [H, W, 3] otherwise; resized to a height and width.
+
+    The filter is Pillow's bilinear one: a pixel is an average over all that it stands for.
+    """
     try:
         from PIL import Image
     except ImportError as error:
@@ -21,6 +24,7 @@ def read_image(file: Path | io.BytesIO) -> np.ndarray:
         with Image.open(file) as image:
             if image.mode[0] in "IF":
                 raise ValueError(f"its pixels are of mode {image.mode}, not 8 bits deep")
-            return np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
+            plain = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+            return np.asarray(plain if size is None else plain.resize(size[::-1], Image.Resampling.BILINEAR))
     except (SyntaxError, struct.error, Image.DecompressionBombError) as error:  # what pillow makes of broken files
         raise ValueError(str(error)) from error

@@ -10,12 +10,14 @@ from __future__ import annotations
 from fnrfl.results.compare.cells import Cell, Group, grid
 from fnrfl.results.compare.folder import default_out
 from fnrfl.results.compare.lists import about_seeds, axes_in_words, overrides_in_words, read_seeds, split_commas
+from fnrfl.results.compare.planning import PlannedRun, plan_grid
 from fnrfl.results.compare.rows import METRICS, FailedCell, Row
 from fnrfl.results.compare.running import Notice, compare
 from fnrfl.results.compare.summary import summarise
 from fnrfl.results.compare.tables import Comparison, notes, table
 
 __all__ = [
-    "METRICS", "Cell", "Comparison", "FailedCell", "Group", "Notice", "Row", "about_seeds", "axes_in_words",
-    "compare", "default_out", "grid", "notes", "overrides_in_words", "read_seeds", "split_commas", "summarise", "table",
+    "METRICS", "Cell", "Comparison", "FailedCell", "Group", "Notice", "PlannedRun", "Row", "about_seeds",
+    "axes_in_words", "compare", "default_out", "grid", "notes", "overrides_in_words", "plan_grid", "read_seeds",
+    "split_commas", "summarise", "table",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fnrfl.config import RunConfig
+from fnrfl.core.quality import NUMBER_METRICS
 from fnrfl.results.statistics import Difference, Estimate
 
 Summary = Mapping[str, Any]
@@ -14,6 +15,7 @@ Summary = Mapping[str, Any]
 METRICS = (
     "accuracy", "accuracy_last3", "accuracy_best", "balanced_accuracy", "worst_client", "bytes_up", "bytes_down",
     "seconds_train", "kappa", "rho", "rounds_to_target", "bytes_to_target", "seconds_to_target",
+    *(name for name in NUMBER_METRICS if name not in ("accuracy", "balanced_accuracy", "worst_client")),
 )  # fmt: skip
 
 
@@ -24,11 +26,12 @@ class Row:
     group: str
     config: RunConfig  # of the first seed
     seeds: tuple[int, ...]  # that are finished
-    metrics: dict[str, Estimate | None]  # by the names of METRICS, as far as there are any
+    metrics: dict[str, Estimate | None]  # by the names of METRICS and of the user's own, as far as there are any
     baseline: str | None
-    difference: Difference | None  # of accuracy, to the baseline
+    difference: Difference | None  # of the metric that is compared, to the baseline
     control: str | None
-    penalty: Difference | None  # of accuracy, to the control: what the penalty adds to refinement
+    penalty: Difference | None  # of the same, to the control: what the penalty adds to refinement
+    metric: str = "accuracy"  # the metric that is compared
 
     @property
     def leaks(self) -> tuple[str, ...]:
@@ -65,8 +68,10 @@ def as_line(row: Row) -> dict[str, Any]:
     }
     for name, value in row.metrics.items():
         flat |= {name: value and value.mean, f"{name}_sd": value and value.sd}
-    accuracy = row.metrics["accuracy"]
-    flat |= {"accuracy_low": accuracy and accuracy.low, "accuracy_high": accuracy and accuracy.high}
+    for name in dict.fromkeys(("accuracy", row.metric)):
+        value = row.metrics[name]
+        flat |= {f"{name}_low": value and value.low, f"{name}_high": value and value.high}
+    flat["metric"] = row.metric
     paired = (("difference", row.baseline, row.difference), ("penalty", row.control, row.penalty))
     for name, other, value in paired:
         flat |= {f"{name}_to": other, name: value and value.mean}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fnrfl.core.errors import ConfigError, sentence
+from fnrfl.core.quality import NUMBER_METRICS, TEST_METRICS, Metric
 from fnrfl.results.compare.baselines import find_baseline
 from fnrfl.results.compare.belonging import Members
 from fnrfl.results.compare.cells import Cell
@@ -42,6 +43,7 @@ def compare(
     out: str | Path,
     *,
     baseline: str | None = None,
+    metric: str = "accuracy",
     target: float | None = None,
     progress: Callable[[Notice], None] | None = None,
     checkpoint_every: float = 30.0,
@@ -52,10 +54,10 @@ def compare(
     One after another, because seconds are among the results. Called again, finished runs are kept and unfinished ones
     go on, those that failed before after all others. A run that fails, for whatever reason, is recorded and the others
     go on. `baseline` names a group, or some of the words of one: "fedavg" compares each group with the one that has
-    fedavg and is otherwise the same. Nothing is written unless every group can be built. `given` are passed-in objects.
+    fedavg and is otherwise the same, by `metric`. Nothing is written unless every group can be built.
     """
     out = Path(out)
-    chosen = find_baseline([cell.group for cell in cells], baseline)
+    chosen = find_baseline([cell.group for cell in cells], baseline), _compared_metric(cells, metric)
     tell = progress or (lambda notice: None)
     members = _prepare(cells, out, tell, given)
     summaries: dict[str, Summary] = {}
@@ -73,15 +75,29 @@ def compare(
         else:
             if not kept:
                 members.add(cell)  # data that changed while the comparison went on ends it
-            summaries[cell.name] = summary
-            if not kept:
                 tell(replace(notice, what="done", event=result.rounds[-1]))
+            summaries[cell.name] = summary
         if not kept:
             with suppress(OSError):  # the last table counts, and says so if it cannot be written
-                write_tables(out, summarise(cells, summaries, failures, chosen))
-    found = summarise(cells, summaries, failures, chosen)
+                write_tables(out, summarise(cells, summaries, failures, *chosen))
+    found = summarise(cells, summaries, failures, *chosen)
     write_tables(out, found)
     return replace(found, folder=out)
+
+
+def _compared_metric(cells: Sequence[Cell], name: str) -> Metric:
+    """The metric that is compared: one that is a number and that every run will have."""
+    from fnrfl.runs.own_metrics import chosen, load_own_metrics
+
+    shared = [load_own_metrics(words) for words in dict.fromkeys(cell.config.metrics for cell in cells)]
+    own = [metric for metric in shared[0] if all(metric in others for others in shared)]
+    if name in {"all", *TEST_METRICS} - set(NUMBER_METRICS):
+        raise ConfigError(
+            f"{name} is not one number, so it cannot be compared. Choose one of {', '.join(NUMBER_METRICS)}."
+        )
+    (found,) = chosen([name], own, NUMBER_METRICS)
+    mine = next((metric for metric in own if metric.name == found), None)
+    return TEST_METRICS[found] if mine is None else Metric(found, mine.words, mine.higher_is_better)
 
 
 def _prepare(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], None], given: Given | None) -> Members:

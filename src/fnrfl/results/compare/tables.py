@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fnrfl.config.spelling import counted
+from fnrfl.core.quality import TEST_METRICS, Metric
 from fnrfl.results.compare.rows import FailedCell, Row, Summary, as_line, as_tree
 from fnrfl.results.statistics import Difference, Estimate
 from fnrfl.runs.metrics import MIB
@@ -33,6 +34,7 @@ class Comparison:
     failed: tuple[FailedCell, ...]
     runs: tuple[Summary, ...]  # the finished ones: the summary of each with its cell and group
     cells: int
+    metric: Metric = TEST_METRICS["accuracy"]  # what is compared
     folder: Path | None = None  # with the runs
 
     def table(self) -> dict[str, list[Any]]:
@@ -65,6 +67,8 @@ class Comparison:
             "cells": self.cells,
             "done": len(self.runs),
             "leaks": self.leaks,
+            "metric": self.metric.name,
+            "higher_is_better": self.metric.higher_is_better,
             "rows": [as_tree(row) for row in self.rows],
             "failed": self.failed,
             "runs": self.runs,
@@ -98,7 +102,7 @@ def table(comparison: Comparison, width: int = 120) -> Table:
     columns = _columns(comparison, digits=3)
     widths = {name: max(map(len, [*cells, *name.split()])) for name, cells in columns.items()}
     widths["run"] = min(widths["run"], 40)  # longer ones are folded
-    for name in DISPENSABLE:
+    for name in (*DISPENSABLE, *({"accuracy"} - {comparison.metric.name})):
         if sum(widths.values()) + 3 * len(widths) + 1 > width:
             widths.pop(name, None)
     made = Table(box=box.SIMPLE_HEAD)
@@ -111,9 +115,13 @@ def table(comparison: Comparison, width: int = 120) -> Table:
 
 def notes(comparison: Comparison) -> list[str]:
     """What must be known to read the table, one sentence or two each."""
+    metric = comparison.metric
+    plain = metric.name == "accuracy"
+    what = "Accuracy on the test set" if plain else f"{metric.name}, {metric.meaning},"
+    better = "" if metric.higher_is_better else " Lower is better: a negative difference is an improvement."
     said = [
-        "Accuracy on the test set after the last round: mean ± standard deviation over n seeds.",
-        "Differences of accuracy are paired by seed, to the baseline of the same task: mean ± half of the 95 % "
+        f"{what} after the last round: mean ± standard deviation over n seeds.{better}",
+        f"Differences of {metric.name} are paired by seed, to the baseline of the same task: mean ± half of the 95 % "
         "interval (Student t), and p of the paired t test, not corrected for the number of rows.",
         "Seconds are of training, without evaluation; they and kappa compare only within one device.",
     ]
@@ -121,6 +129,10 @@ def notes(comparison: Comparison) -> list[str]:
         said.insert(2, "Penalty: FNR minus the same refinement with fnr.weight = 0, paired in the same way.")
     if comparison.leaks:
         said.insert(0, f"leak: {', '.join(comparison.leaks)}. Rows marked so are no honest results.")
+    known = [row.metrics[metric.name] for row in comparison.rows]
+    without = len(comparison.runs) - sum(value.n for value in known if value is not None)
+    if without:
+        said.insert(1, f"{counted(without, 'finished run')} without a value of {metric.name}: left out here.")
     if len(comparison.runs) < comparison.cells:
         are = "is" if comparison.cells == 1 else "are"
         said.insert(0, f"{len(comparison.runs)} of {counted(comparison.cells, 'run')} {are} finished.")
@@ -133,7 +145,7 @@ def _columns(comparison: Comparison, digits: int) -> dict[str, list[str]]:
     columns = {
         "run": [row.group + (" (leak)" if row.leaks else "") for row in rows],
         "n": [str(len(row.seeds)) for row in rows],
-        "accuracy": [_spread(row.metrics["accuracy"], plain) for row in rows],
+        comparison.metric.name: _spreads(rows, comparison.metric.name, plain),
         "difference": [_difference(row, plain) for row in rows],
         "p": [_p(row.difference) for row in rows],
     }
@@ -141,6 +153,7 @@ def _columns(comparison: Comparison, digits: int) -> dict[str, list[str]]:
         columns["penalty"] = [_reach(row.penalty, plain) for row in rows]
         columns["p of penalty"] = [_p(row.penalty) for row in rows]
     columns |= {
+        "accuracy": _spreads(rows, "accuracy", plain),
         "last 3": _means(rows, "accuracy_last3", plain),
         "best": _means(rows, "accuracy_best", plain),
         "worst client": _means(rows, "worst_client", plain),
@@ -172,7 +185,7 @@ def _means(rows: Sequence[Row], name: str, form: str, scale: float = 1.0) -> lis
 
 
 def _difference(row: Row, form: str) -> str:
-    """What a row is better by than its baseline."""
+    """A row minus its baseline."""
     return "baseline" if row.baseline == row.group else _reach(row.difference, form)
 
 
@@ -180,6 +193,11 @@ def _traffic(row: Row) -> str:
     """MiB in both directions."""
     up, down = row.metrics["bytes_up"], row.metrics["bytes_down"]
     return "-" if up is None or down is None else f"{(up.mean + down.mean) / MIB:.1f}"
+
+
+def _spreads(rows: Sequence[Row], name: str, form: str) -> list[str]:
+    """The mean of a number in every row, and its spread."""
+    return [_spread(row.metrics[name], form) for row in rows]
 
 
 def _spread(value: Estimate | None, form: str) -> str:

@@ -46,6 +46,7 @@ const drawing = (() => {
   const whole = (values, text) => (text === percent && values.every((v) => Math.abs(100 * v - Math.round(100 * v)) < 1e-6) ? (v) => percent(v, 0) : text);
   // An axis of shares: as wide as the values, and no narrower than `least`, since few test examples say no more than that.
   function shares(values, least = 0, margin = 0.06) {
+    if (!values.length) return [0, 1];
     let [low, high] = [Math.min(...values), Math.max(...values)];
     const pad = (high - low || 0.05) * margin;
     [low, high] = [low - pad, high + pad];
@@ -332,7 +333,7 @@ const drawing = (() => {
       svg.append(s("text", lean ? { x, y, transform: `rotate(-40 ${x} ${y})` } : { x, y, "text-anchor": "middle" }, clip(name, 18 * 6.6)));
     });
     const values = rows.flatMap((_, r) => columns.map((_, c) => value(r, c))).filter((v) => v !== null);
-    const [least, most] = range || [Math.min(...values), Math.max(...values)];
+    const [least, most] = range || (values.length ? [Math.min(...values), Math.max(...values)] : [0, 1]);
     const targets = [];
     // All cells have their number or none has, and a small one rather than none.
     const longest = Math.max(0, ...rows.flatMap((_, r) => columns.map((_, c) => (value(r, c) === null ? 0 : text(value(r, c)).length))));

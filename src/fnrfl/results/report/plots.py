@@ -12,6 +12,8 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.results.report.charts import DASHES
 from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.numbers import chart_number, known_mean
+from fnrfl.results.report.references import least_span, references, share_range
+from fnrfl.results.report.relatives import HOLDS, LinePair, line_pairs, ranked
 from fnrfl.results.statistics import mean
 from fnrfl.rundir.outputs import write_output
 
@@ -53,6 +55,8 @@ def draw_figures(panels: Sequence[Panel], folder: Path) -> list[Path]:
             for name, figure in FIGURES.items():
                 stem = name if number == 1 else f"{name}-{number}"
                 made = figure(panel)
+                if made is None:
+                    continue
                 for suffix in ("png", "svg"):
                     path = folder / f"{stem}.{suffix}"
                     date = {"Date": None} if suffix == "svg" else None  # the same figure is the same file
@@ -84,6 +88,7 @@ def _curves(panel: Panel, across: Callable[[LineGroup, int], float], name: str) 
         axes.plot(x, [mean(v) for v in at], color=colour, linestyle=style, marker="o" if len(x) == 1 else "")
         if len(group.runs) > 1:
             axes.fill_between(x, [min(v) for v in at], [max(v) for v in at], color=colour, alpha=0.13, linewidth=0)
+    _add_guesses(axes, panel)
     axes.set_xlabel(name)
     axes.set_ylabel("test accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -91,8 +96,22 @@ def _curves(panel: Panel, across: Callable[[LineGroup, int], float], name: str) 
     # Below the axes, where it cannot hide a line; labels by hand, because one that starts with _ would be left out.
     labels = _labels(panel)
     columns = 1 if max(map(len, labels)) > 40 else 2
-    figure.legend(axes.get_lines(), labels, loc="outside lower center", ncols=columns, frameon=False)
+    figure.legend(axes.get_lines()[: len(labels)], labels, loc="outside lower center", ncols=columns, frameon=False)
     return figure
+
+
+def _add_guesses(axes: Axes, panel: Panel) -> None:
+    """What answers without a model reach, as lines, and an axis that is no narrower than the test set can measure."""
+    guesses = {one.name: one.accuracy for one in references(panel)}
+    runs = [(run, group.num_rounds) for group in panel.groups for run in group.runs]
+    met = [event["accuracy"] for run, rounds in runs for event in run.rounds[:rounds]]
+    axes.set_ylim(*share_range([*met, *guesses.values()], _least(panel)))
+    for guess in guesses.values():
+        axes.axhline(guess, color=SOFT, linewidth=0.8, linestyle=(0, (5, 4)), zorder=0.5)
+    said = ", ".join(f"{name} {100 * guess:.1f} %" for name, guess in guesses.items())
+    place, shift = (1, max(guesses.values())), (0, 3)
+    style: dict[str, Any] = {"ha": "right", "fontsize": 8, "color": SOFT}
+    axes.annotate(said, place, shift, ("axes fraction", "data"), "offset points", **style)
 
 
 def convergence(panel: Panel) -> Figure:
@@ -126,7 +145,13 @@ def seeds(panel: Panel) -> Figure:
         axes.plot([mean(values)] * 2, [row - 0.2, row + 0.2], color=INK, linewidth=2)
     axes.set_yticks(range(len(panel.groups)), _labels(panel, 28), color=INK)
     axes.set_ylim(len(panel.groups) - 0.5, -0.5)
-    axes.set_xlabel("test accuracy; a dot is a seed, the bar is the mean")
+    low, high = share_range([run.accuracy for group in panel.groups for run in group.runs], _least(panel))
+    axes.set_xlim(low, high)
+    for one in references(panel):
+        if low <= one.accuracy <= high:
+            axes.axvline(one.accuracy, color=SOFT, linewidth=0.8, linestyle=(0, (5, 4)), zorder=0.5)
+    said = ", ".join(f"{one.name} {100 * one.accuracy:.1f} %" for one in references(panel))
+    axes.set_xlabel(f"test accuracy; a dot is a seed, the bar is the mean; {said}")
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(axis="x", color=LINE)
     return figure
@@ -139,7 +164,13 @@ def classes(panel: Panel) -> Figure:
         for group in panel.groups
     ]
     figure, axes = _figure(panel, height=1.2 + 0.4 * len(rows))
-    draw_heat(axes, rows, _labels(panel, 28), lambda v: f"{100 * v:.0f}", 1.0)
+    known = [value for row in rows for value in row if value is not None]
+    run = panel.groups[0].runs[0]
+    low, high = share_range(known or [0.0, 1.0], least_span(run.examples["test"] / len(run.classes)), 0.0)
+    draw_heat(axes, rows, _labels(panel, 28), lambda v: f"{100 * v:.0f}", high, low)
+    if len(run.classes) <= 20:
+        axes.set_xticks(range(len(run.classes)), [textwrap.shorten(name, 18) for name in run.classes])
+        axes.tick_params(axis="x", rotation=40 if max(map(len, run.classes)) > 3 else 0)
     axes.set_xlabel("class; test accuracy in percent")
     return figure
 
@@ -156,13 +187,17 @@ def split(panel: Panel) -> Figure:
 
 
 def draw_heat(
-    axes: Axes, rows: Sequence[Sequence[float | None]], names: list[str], text: Callable[[float], str], top: float
+    axes: Axes,
+    rows: Sequence[Sequence[float | None]],
+    names: list[str],
+    text: Callable[[float], str],
+    top: float,
+    low: float = 0.0,
 ) -> None:
-    """A table of numbers as coloured cells, with the numbers in them if they are not too many."""
+    """Numbers as coloured cells, pale at `low` and full at `top`, and as text in them if they are not too many."""
     colours = mpl.colors.LinearSegmentedColormap.from_list("fnrfl", ["#f4f4f1", HEAT])
-    axes.imshow(
-        [[float("nan") if v is None else v for v in row] for row in rows], cmap=colours, vmin=0, vmax=top, aspect="auto"
-    )
+    known = [[float("nan") if v is None else v for v in row] for row in rows]
+    axes.imshow(known, cmap=colours, vmin=low, vmax=top, aspect="auto")
     if len(rows) <= 40:
         axes.set_yticks(range(len(rows)), names, color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=20))
@@ -173,8 +208,41 @@ def draw_heat(
     for y, row in enumerate(rows):
         for x, value in enumerate(row):
             if (shown := chart_number(value)) is not None:
-                colour = "white" if shown > top / 2 else INK
+                colour = "white" if shown - low > 0.83 * (top - low) else "black"
                 axes.text(x, y, text(shown), ha="center", va="center", fontsize=8, color=colour)
+
+
+def paired_differences(panel: Panel) -> Figure | None:
+    """Paired differences with their intervals; None where there is nothing to pair."""
+    pairs = [pair for lines in ranked(panel.groups) for pair in line_pairs(lines) if pair.found is not None]
+    if not pairs:
+        return None
+    figure, axes = _figure(panel, height=1.2 + 0.32 * len(pairs))
+    axes.axvline(0, color=INK, linewidth=1)
+    for row, pair in enumerate(pairs):
+        found, colour = pair.found, PALETTE[pair.one.colour % len(PALETTE)]
+        assert found is not None
+        if found.low is not None and found.high is not None:
+            axes.plot([100 * found.low, 100 * found.high], [row, row], color=colour, linewidth=1.6)
+        full = colour if pair.verdict == HOLDS else "white"
+        axes.plot(100 * found.mean, row, "o", color=colour, markerfacecolor=full)
+    names = [f"{pair.one.label} minus {pair.other.label} (n = {_seeds(pair)})" for pair in pairs]
+    axes.set_yticks(range(len(pairs)), [textwrap.fill(name, 44) for name in names], color=INK, fontsize=8)
+    axes.set_ylim(len(pairs) - 0.5, -0.5)
+    low, high = axes.get_xlim()
+    reach = 50 * _least(panel)
+    axes.set_xlim(min(low, -reach), max(high, reach))
+    axes.set_xlabel(f"points of test accuracy, 95 % intervals; full: {HOLDS.removeprefix('yes, ')}")
+    axes.grid(axis="x", color=LINE)
+    return figure
+
+
+def _seeds(pair: LinePair) -> int:
+    return 0 if pair.found is None else pair.found.n
+
+
+def _least(panel: Panel) -> float:
+    return least_span(panel.groups[0].runs[0].examples["test"])
 
 
 def _labels(panel: Panel, width: int = 80) -> list[str]:
@@ -182,7 +250,8 @@ def _labels(panel: Panel, width: int = 80) -> list[str]:
     return [textwrap.fill(label, width) for label in labels]
 
 
-FIGURES: dict[str, Callable[[Panel], Figure]] = {
+FIGURES: dict[str, Callable[[Panel], Figure | None]] = {
+    "differences": paired_differences,
     "convergence": convergence,
     "traffic": traffic,
     "time": time,

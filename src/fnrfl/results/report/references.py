@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fnrfl.results.report.lines import Panel
@@ -47,3 +48,22 @@ def least_span(examples: float) -> float:
     Two models of the same accuracy may well be that far apart on so few examples, so no axis is closer than that.
     """
     return min(1.0, 2 / math.sqrt(max(1.0, examples)))
+
+
+def share_range(values: Sequence[float], least: float, margin: float = 0.06) -> tuple[float, float]:
+    """The ends of an axis of shares: as wide as the values, no narrower than `least`, and within 0 to 1.
+
+    >>> share_range([0.5, 0.5], 0.2)
+    (0.4, 0.6)
+    >>> share_range([1.0], 0.2)
+    (0.8, 1.0)
+    """
+    pad = margin * (max(values) - min(values) or 0.05)
+    low, high = min(values) - pad, max(values) + pad
+    missing = max(0.0, least - (high - low)) / 2
+    low, high = low - missing, high + missing
+    if low < 0:
+        low, high = 0.0, high - (low if missing else 0.0)
+    if high > 1:
+        low, high = low - (high - 1 if missing else 0.0), 1.0
+    return max(0.0, round(low, 12)), min(1.0, round(high, 12))

@@ -1,0 +1,103 @@
+"""Folders of pictures: resized by a key, grey among colour, in training and in use alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fnrfl
+from fnrfl.config import load as load_config
+from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.rng import numpy_generator
+from fnrfl.data.datasets import load, read_source
+from fnrfl.data.reading import Reading, parse_image_size
+from fnrfl.runs.predict import evaluate, predict
+
+QUICK: dict[str, Any] = {"clients": 2, "rounds": 1, "scenario": "iid", "model": "mlp"}
+
+
+def picture(path: Path, seed: int, size: tuple[int, int] = (9, 7), mode: str = "RGB") -> Path:
+    """A picture of noise, of this height and width."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = numpy_generator(seed, "picture").integers(0, 256, (*size, 3)).astype(np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+    return path
+
+
+def pets(folder: Path, **sizes: tuple[int, int]) -> Path:
+    """Cats and dogs, of one size or of several."""
+    for number in range(20):
+        kind = "cat" if number % 2 else "dog"
+        picture(folder / kind / f"{number:02}.png", number, sizes.get(kind, (9, 7)))
+    return folder
+
+
+@pytest.mark.parametrize(("text", "size"), [("", None), ("8", (8, 8)), ("6x4", (6, 4)), (" 6 X 4 ", (6, 4))])
+def test_a_size_is_a_number_or_a_height_and_a_width(text: str, size: tuple[int, int] | None) -> None:
+    assert parse_image_size(text) == size
+    assert load_config(None, {"dataset.image_size": text}).dataset.image_size == text
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "8x", "x8", "8x8x8", "4.5", "big", "8x0", "99999", "٣"])
+def test_other_sizes_are_refused_at_once(text: str) -> None:
+    with pytest.raises(ConfigError, match="dataset.image_size = .* it must be a number of pixels, as 64, or a height"):
+        load_config(None, {"dataset.image_size": text})
+
+
+def test_pictures_are_resized_by_pillows_bilinear_filter(tmp_path: Path) -> None:
+    folder = pets(tmp_path / "pets", cat=(12, 5))
+    with pytest.raises(ConfigError, match='must have one size. Set dataset.image_size = "12x5"'):
+        load(str(folder))
+    raw = read_source(str(folder), reading=Reading(image_size=(6, 4))).raw
+    (examples,) = raw.parts.values()
+    assert examples.x.shape == (20, 3, 6, 4) and examples.x.dtype == np.uint8
+    for name, x in zip(examples.names or [], examples.x, strict=True):
+        with Image.open(folder / name) as image:
+            np.testing.assert_array_equal(x.transpose(1, 2, 0), image.resize((4, 6), Image.Resampling.BILINEAR))
+    same = read_source(str(pets(tmp_path / "same")), reading=Reading(image_size=(9, 7))).raw.parts[""]
+    np.testing.assert_array_equal(same.x, read_source(str(tmp_path / "same")).raw.parts[""].x)
+
+
+def test_grey_among_colour_is_converted_with_a_notice(tmp_path: Path) -> None:
+    folder = pets(tmp_path / "pets")
+    grey = picture(folder / "cat" / "grey.png", 99, mode="L")
+    raw = read_source(str(folder)).raw
+    assert raw.notices == ("Of 21 images, 1 grey is taken as colour.",)
+    examples = raw.parts[""]
+    x = examples.x[list(examples.names or []).index("cat/grey.png")]
+    with Image.open(grey) as image:
+        np.testing.assert_array_equal(x, np.stack([np.asarray(image)] * 3))
+
+
+def test_a_run_and_its_use_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pets(Path("pets"), cat=(12, 5))
+    fnrfl.run(None, out="run", dataset={"name": "pets", "image_size": "6x4"}, **QUICK)
+    assert evaluate("run", "pets").what == "the test part"
+    for number in range(4):
+        picture(Path(f"grey/{number}.png"), number, (10, 10), mode="L")
+        picture(Path(f"colour/{number}.png"), number, (10, 10), mode="L")
+        with Image.open(f"colour/{number}.png") as image:
+            image.convert("RGB").save(f"colour/{number}.png")
+    grey, colour = predict("run", "grey"), predict("run", "colour")
+    np.testing.assert_array_equal(grey.probabilities, colour.probabilities)
+    assert "Of 4 images, 4 grey are taken as colour." in grey.notes and not colour.notes
+
+
+def test_a_model_of_grey_pictures_does_not_take_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(20):
+        picture(Path(f"pets/{'cat' if number % 2 else 'dog'}/{number}.png"), number, mode="L")
+    fnrfl.run(None, out="run", dataset="pets", **QUICK)
+    picture(Path("new/a.png"), 1)
+    with pytest.raises(CompatibilityError, match="must be alike"):
+        predict("run", "new")
+
+
+def test_sizes_of_what_is_no_folder_are_refused() -> None:
+    with pytest.raises(ConfigError, match="resizes the images of a folder, and dataset = 'digits' is none"):
+        read_source("digits", reading=Reading(image_size=(4, 4)))
