@@ -53,5 +53,5 @@ def _without_gaps(name: str, raw: RawData, gaps: dict[str, np.ndarray]) -> RawDa
         total, left_out = total + len(known), left_out + int((~known).sum())
     return replace(raw, parts=parts).with_notices(
         f"{name}: {left_out:,} of {counted(total, 'example')} {'has' if left_out == 1 else 'have'} missing values and "
-        'are left out (dataset.missing = "drop").'
+        f'{"is" if left_out == 1 else "are"} left out (dataset.missing = "drop").'
     )
