@@ -193,7 +193,7 @@ def read_mlflow() -> list[tuple[Any, Curves]]:
     """Every run in the store, first begun first, with its curves."""
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient("sqlite:///mlflow.db")
+    client = MlflowClient(f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("fnrfl")
     runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
     return [(run, {name: _history(client, run.info.run_id, name) for name in run.data.metrics}) for run in runs]

@@ -153,8 +153,10 @@ class MLflow(Callback):
     rounds that it has already are not logged again.
     """
 
-    def __init__(self, store: str = "sqlite:///mlflow.db", experiment: str = "fnrfl") -> None:
+    def __init__(self, store: str | None = None, experiment: str = "fnrfl") -> None:
         _refuse_missing("mlflow", "mlflow")
+        if store is None:  # with the whole path: MLflow remembers a store by these words
+            store = f"sqlite:///{Path.cwd() / 'mlflow.db'}"
         if store.startswith("sqlite:") and importlib.util.find_spec("alembic") is None:
             raise ConfigError("MLflow's database needs sqlalchemy and alembic. Run `pip install sqlalchemy alembic`.")
         self.store, self.experiment = store, experiment
