@@ -181,8 +181,7 @@ def compare(
     \b
     fnrfl compare digits --over algorithm=fedavg,scaffold --over fnr=off,on
     fnrfl compare digits --over "scenario=iid,label-dirichlet(0.1)" --seeds 0-4 --baseline iid
-    fnrfl compare label-skew --over fnr.weight=0,0.1,1 --seeds 0,1 -o runs/weights --json
-    fnrfl compare digits --over algorithm=fedavg,fedprox --metric log_loss --dry-run
+    fnrfl compare label-skew --over fnr.weight=0,0.1,1 --seeds 0,1 -o runs/weights --metric log_loss --dry-run
 
     Differences are paired by seed. Stopped, it goes on when the same command is given again: finished runs are kept.
     """
