@@ -29,6 +29,7 @@ class Outcome:
     """Stands in for what a run returns."""
 
     run_dir = Path("runs/fake")
+    per_site = None
 
     def summary(self) -> dict[str, Any]:
         return SUMMARY
@@ -77,7 +78,13 @@ def fnrfl(*arguments: str) -> Result:
 def test_run_without_arguments_is_the_embedded_example(runs: Runs) -> None:
     assert fnrfl("run").exit_code == 0
     assert runs.calls == [
-        {"config": load(), "out": Path("runs/digits-fedavg-0"), "overwrite": False, "checkpoint_every": 30.0}
+        {
+            "config": load(),
+            "out": Path("runs/digits-fedavg-0"),
+            "overwrite": False,
+            "callbacks": [],
+            "checkpoint_every": 30.0,
+        }
     ]
 
 
@@ -85,7 +92,9 @@ def test_run_hands_everything_on(runs: Runs) -> None:
     got = fnrfl("run", "label-skew", "seed=3", "-o", "there", "fnr=on", "--overwrite", "--checkpoint-every", "5")
     assert got.exit_code == 0, got.output
     config = load("label-skew", ["seed=3", "fnr=on"])
-    assert runs.calls == [{"config": config, "out": Path("there"), "overwrite": True, "checkpoint_every": 5.0}]
+    assert runs.calls == [
+        {"config": config, "out": Path("there"), "overwrite": True, "callbacks": [], "checkpoint_every": 5.0}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +230,7 @@ def test_resume_hands_the_folder_on(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(load("paper-label-skew").to_toml())
     got = fnrfl("resume", str(tmp_path))
     assert got.exit_code == 0, got.output
-    assert runs.calls == [{"run_dir": tmp_path, "trust": False, "checkpoint_every": 30.0}]
+    assert runs.calls == [{"run_dir": tmp_path, "trust": False, "callbacks": [], "checkpoint_every": 30.0}]
     assert got.stdout.splitlines()[-1].startswith("leak: public_is_test")
 
 

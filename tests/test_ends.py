@@ -112,7 +112,7 @@ def test_the_second_signal_stops_at_once(number: signal.Signals, folder: Path, a
 def test_a_signal_while_building_leaves_nothing(
     words: tuple[str, ...], number: signal.Signals, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def building(*given: object) -> None:
+    def building(*given: object, **named: object) -> None:
         os.kill(os.getpid(), number)
         time.sleep(5)
 

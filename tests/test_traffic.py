@@ -43,7 +43,7 @@ class Sent:
 
 def traffic(**keys: object) -> Sent:
     built: list[Any] = []
-    with mock.patch.object(runs, "build", lambda *a: built.append(build(*a)) or built[0]):
+    with mock.patch.object(runs, "build", lambda *a, **k: built.append(build(*a, **k)) or built[0]):
         result = fnrfl.run(
             "digits", out=None, model="mlp(norm=batch)", rounds=ROUNDS, clients=CLIENTS, engine="loop",
             client={"epochs": 1, "batch": 128}, **keys,
