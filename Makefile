@@ -19,7 +19,7 @@ test: lint types quick
 PYTEST := OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -n 2 --dist loadgroup -q
 
 quick: $(READY)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" --hypothesis-profile repeatable
 
 test-all: lint types
 	$(PYTEST)

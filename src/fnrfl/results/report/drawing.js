@@ -49,11 +49,11 @@ const drawing = (() => {
     if (!values.length) return [0, 1];
     let [low, high] = [Math.min(...values), Math.max(...values)];
     const pad = (high - low || 0.05) * margin;
-    [low, high] = [low - pad, high + pad];
+    [low, high] = [Math.max(0, low - pad), Math.min(1, high + pad)];
     const missing = Math.max(0, Math.min(1, least) - (high - low)) / 2;
     [low, high] = [low - missing, high + missing];
-    if (low < 0) [low, high] = [0, Math.min(1, high + (missing ? -low : 0))];
-    if (high > 1) [low, high] = [Math.max(0, low - (missing ? high - 1 : 0)), 1];
+    if (low < 0) [low, high] = [0, Math.min(1, high - low)];
+    if (high > 1) [low, high] = [Math.max(0, low - (high - 1)), 1];
     return [low, high];
   }
   const scale = (from, to, start, end) => (v) => start + ((v - from) / (to - from || 1)) * (end - start);

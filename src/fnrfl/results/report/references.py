@@ -59,11 +59,11 @@ def share_range(values: Sequence[float], least: float, margin: float = 0.06) -> 
     (0.8, 1.0)
     """
     pad = margin * (max(values) - min(values) or 0.05)
-    low, high = min(values) - pad, max(values) + pad
+    low, high = max(0.0, min(values) - pad), min(1.0, max(values) + pad)
     missing = max(0.0, least - (high - low)) / 2
     low, high = low - missing, high + missing
     if low < 0:
-        low, high = 0.0, high - (low if missing else 0.0)
+        low, high = 0.0, high - low
     if high > 1:
-        low, high = low - (high - 1 if missing else 0.0), 1.0
+        low, high = low - (high - 1), 1.0
     return max(0.0, round(low, 12)), min(1.0, round(high, 12))
