@@ -58,6 +58,7 @@ def build_engine(
         ),
         rounds=config.rounds * (1 if alone else runs_alike),
         participation=cohort_size(config) / config.clients,
+        network=config.network,
     )
 
 
