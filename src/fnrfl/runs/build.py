@@ -24,6 +24,7 @@ from fnrfl.data.scaling import Scaling, looks_unscaled
 from fnrfl.data.splits import Splits
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import found_devices, kernel_settings
+from fnrfl.engines.letters import Connection
 from fnrfl.runs.build_engine import ask_for_scaling, build_engine
 from fnrfl.runs.build_net import build_net, check_values
 from fnrfl.runs.choice import choose_engine, choose_scale
@@ -59,6 +60,7 @@ class Built:
     metrics: tuple[OwnMetric, ...]  # of the user
     notices: tuple[str, ...]
     given: Given = NOTHING
+    connection: Connection | None = None
 
     @property
     def facts(self) -> Facts:
@@ -81,11 +83,13 @@ def build(
     runs_alike: int = 1,
     scaling: Scaling | None = None,
     given: Given = NOTHING,
+    connection: Connection | None = None,
 ) -> Built:
     """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory.
 
     `runs_alike` is how many runs of this process are about like this one. `scaling` is what clients have answered
     before, if the run goes on; else they are asked. `given` are the objects that the config has words for.
+    `connection` leads to clients on other machines.
     """
     metrics = load_own_metrics(config.metrics)
     dataset = load_data(config, given)
@@ -106,11 +110,13 @@ def build(
         scaling = scaling or ask_for_scaling(config, net, pool, dataset.columns)
         scale, fill = config.dataset.scale == "standard", config.dataset.missing == "mean"
         net = net.with_input_scale(scaling.layer(net.input_shape, net.dtype, scale=scale, fill=fill))
-    engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
+    engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike, connection)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
     clients = notices_on_clients(config, dataset, partition)
     notices = (*unused, *clients, *_notices(config, splits, asked, dataset.columns))
-    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, metrics, notices, given)
+    return Built(
+        config, dataset, partition, splits, algorithm, net, pool, engine, scaling, metrics, notices, given, connection
+    )
 
 
 def _on_device(config: RunConfig, net: Net) -> Net:

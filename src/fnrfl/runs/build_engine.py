@@ -18,6 +18,8 @@ from fnrfl.data.splits import Splits
 from fnrfl.engines.assemble import Layout, assemble
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import found_devices
+from fnrfl.engines.letters import Connection
+from fnrfl.engines.remote_clients import RemoteClients
 from fnrfl.runs.choice import records_steps
 from fnrfl.runs.cohorts import cohort_size
 
@@ -30,12 +32,15 @@ def build_engine(
     splits: Splits,
     scratch: Path | None,
     runs_alike: int = 1,
+    connection: Connection | None = None,
 ) -> Federation:
     """The engine that a resolved config names; `scratch` is a folder for what does not fit in memory.
 
     Of `runs_alike` runs each uses what is compiled for one. But a run that is to be the same to the last bit, alone or
-    among others, decides alone.
+    among others, decides alone. `connection` leads to clients on other machines.
     """
+    if config.engine.name == "flower":
+        return _remote_engine(config, algorithm, net, pool, connection)
     alone = config.engine.deterministic or config.engine.name != "gpu"
     at_once = config.engine.clients_at_once
     on_gpu = config.engine.name == "gpu"
@@ -59,6 +64,36 @@ def build_engine(
         rounds=config.rounds * (1 if alone else runs_alike),
         participation=cohort_size(config) / config.clients,
         network=config.network,
+    )
+
+
+def _remote_engine(
+    config: RunConfig, algorithm: Algorithm, net: Net, pool: Pool, connection: Connection | None
+) -> Federation:
+    """An engine whose clients are on other machines; what the server does itself, it does as the loop engine."""
+    if connection is None:
+        raise CompatibilityError(
+            'engine = "flower" needs clients on a network, and there is none here. `fnrfl deploy init FOLDER RECIPE` '
+            "makes a Flower app of a recipe. To simulate the clients on this machine, leave engine out."
+        )
+    here = assemble("loop", net, pool, config.client, seed=config.seed, rounds=config.rounds)
+    clients = RemoteClients(
+        connection.network,
+        connection.run,
+        here.server.initial,
+        algorithm.client_state(net),
+        pool.examples,
+        config.network,
+        reads_memory=algorithm.personalised,
+    )
+    return Federation(
+        clients,
+        here.server,
+        config.client,
+        seed=config.seed,
+        rounds=config.rounds,
+        network=config.network,
+        simulated=False,
     )
 
 
