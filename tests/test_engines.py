@@ -35,7 +35,7 @@ from fnrfl.core.net import Model, Net
 from fnrfl.core.rng import generator
 from fnrfl.core.step import Carry, Memory
 from fnrfl.core.store import ClientStore
-from fnrfl.core.types import Batch, Decorator, Engine, Flat, LocalTask, Out, State, Training, Tree
+from fnrfl.core.types import Batch, Decorator, Engine, Flat, LocalTask, Out, Replies, State, Training, Tree
 from fnrfl.data.batches import Pool, plan
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import Gpus
@@ -799,6 +799,25 @@ def test_buffers_of_the_caller_are_never_written() -> None:
 
 
 # -- Metered ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("most", [1e-3, 0.05, 1e9])
+def test_no_client_moves_further_than_its_update_may(engine: str, most: float) -> None:
+    def replies(clip: float) -> tuple[State, Replies]:
+        played = Run(FedAvg(), engine, training=replace(classification().training, clip_update=clip))
+        start = played.state
+        return start, played.engine.train(played.cohort(0), LocalTask(Objective(), "local", start))
+
+    start, free = replies(0.0)
+    _, bound = replies(most)
+    moved = free.params - start.params
+    lengths = moved.norm(dim=1, keepdim=True)
+    assert torch.allclose(bound.params, start.params + moved * (most / lengths).clamp(max=1.0), atol=1e-12)
+    assert ((bound.params - start.params).norm(dim=1) <= most * (1 + 1e-9)).all()
+    public = LocalTask(Objective(), "refine", start, data="public", remember=False)
+    played = Run(FedAvg(), engine, training=replace(classification().training, clip_update=1e-6))
+    assert (played.engine.train(played.cohort(0), public).params - start.params).norm() > 1e-3  # private training alone
 
 
 def test_a_start_sent_twice_is_counted_once() -> None:

@@ -15,7 +15,7 @@ from fnrfl.algorithms.cfedfn import CFedFN
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fednova import FedNova
 from fnrfl.algorithms.fedprox import FedProx
-from fnrfl.algorithms.fnr import FNR, Refining
+from fnrfl.algorithms.fnr import FNR, Refining, _with_models
 from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.parts.norms import (
     Accuracy,
@@ -862,7 +862,7 @@ MUTANTS = [
         refines_on_private_data=("data='public'", "data='private'"),
     ),
     *mutants(
-        Refining._refine_chunk,
+        _with_models,
         trained_is_the_refined=(
             "replace(chunk, params=got.params[order], buffers=...)",
             "replace(chunk, params=got.params[order], trained=got.params[order], buffers=...)",

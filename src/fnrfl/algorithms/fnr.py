@@ -28,10 +28,10 @@ from fnrfl.algorithms.parts.penalties import Penalised
 from fnrfl.algorithms.parts.watching import RefinementWatch
 from fnrfl.core import trees
 from fnrfl.core.algorithm import Algorithm, MethodWrapper, Objective
-from fnrfl.core.errors import ClientError, FnrflError
+from fnrfl.core.errors import ClientError, FnrflError, MissingClients
 from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.spilled import SpilledReplies
-from fnrfl.core.types import Decorator, Engine, LocalTask, Replies, State, Training, Tree
+from fnrfl.core.types import Data, Decorator, Engine, LocalTask, Probe, Replies, State, Training, Tree
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ class Refining(Decorator):
         self.norms: Tensor | None = None  # [M, C] of everybody who has been streamed
         self._noted: dict[str, dict[int, object]] = {}
         self._refined: list[int] = []
+        self._not_refined: list[int] = []
         self._without_target: list[int] = []
         self._observed: dict[str, list[Tensor]] = {}  # [R, C] of refined clients, before and after
         self._watched: list[object] = []
@@ -95,19 +96,28 @@ class Refining(Decorator):
         uploads_before_refining = task.send_model and needs_both
         local = replace(self._local(task), hold_model=True, send_model=uploads_before_refining)
         trained = SpilledReplies(self.engine.stream(cohort, local), keep_models=uploads_before_refining)
-        norms = self._measure_norms(trained.clients)
+        clients, norms = self._measure_norms(trained.clients)
         if refines:
-            yield from self._refine_weakest(cohort, trained, norms, task, uploads_before_refining)
+            yield from self._refine_weakest(cohort, trained, clients, norms, task, uploads_before_refining)
         else:
-            self._note_per_client(trained.clients, norms=norms)
+            self._note_per_client(clients, norms=norms)
             yield from trained
 
-    def _measure_norms(self, clients: Tensor) -> Tensor:
-        """The class norms of each client, [M, C]; under the leak those of a pass in train mode, taken first."""
+    def _measure(self, clients: Tensor, probe: Probe, data: Data = "public") -> tuple[Tensor, Tree]:
+        """The clients that have answered, and their answers."""
+        try:
+            return clients, self.engine.measure(clients, probe, data=data)
+        except MissingClients as gone:
+            there = [client not in gone.reasons for client in clients.tolist()]
+            return self._measure(clients[torch.tensor(there)], probe, data)
+
+    def _measure_norms(self, clients: Tensor) -> tuple[Tensor, Tensor]:
+        """Who has answered, and their class norms, [M, C]; under the leak those of an earlier pass in train mode."""
         if self.fnr.norm_pass_train_mode:
             for _ in self.engine.stream(clients, self._norm_pass()):
                 pass
-        norms = self.engine.measure(clients, self._norm_probe())["norms"].cpu()
+        clients, answers = self._measure(clients, self._norm_probe())
+        norms = answers["norms"].cpu()
         bad = (~norms.isfinite().all(1)).nonzero()
         if len(bad):  # targets are made of all norms: one that is not finite would spoil every refinement
             raise ClientError(
@@ -118,15 +128,25 @@ class Refining(Decorator):
                 stage="measure",
             )
         self.norms = norms if self.norms is None else torch.cat([self.norms, norms])
-        return norms
+        return clients, norms
 
     def _refine_weakest(
-        self, cohort: Tensor, trained: SpilledReplies, norms: Tensor, task: LocalTask, uploads_before_refining: bool
+        self,
+        cohort: Tensor,
+        trained: SpilledReplies,
+        measured: Tensor,
+        norms: Tensor,
+        task: LocalTask,
+        uploads_before_refining: bool,
     ) -> Iterator[Replies]:
-        """Rank the clients, refine the weakest of them, and let everybody hand over a model."""
-        fnr, clients = self.fnr, trained.clients
+        """Rank the clients, refine the weakest of them, and let everybody hand over a model.
+
+        Whoever has trained and does not answer a question is not refined, and hands over the model that it has.
+        """
+        fnr = self.fnr
         ranking = Recall(self.num_classes) if fnr.ranking == "recall" else Accuracy()
-        accuracy = self.engine.measure(clients, ranking, data="ranking")["accuracy"].cpu()
+        clients, answers = self._measure(measured, ranking, data="ranking")
+        accuracy, norms = answers["accuracy"].cpu(), norms[torch.isin(measured, clients)]
         by_index = clients.argsort()  # so that ties go to the lower client
         refined = by_index[weakest(accuracy[by_index], fnr.share)].sort().values
         target = (norm_differences if fnr.penalty == "constant" else norm_targets)(norms, refined, fnr.target)
@@ -134,34 +154,35 @@ class Refining(Decorator):
         self._note_per_client(clients, ranking=accuracy, norms=norms)
         self._note_refined(clients[refined], has_target=peers > 0)
         before = self._observe("refined_before", clients[refined])
-        watch = self._watch(cohort, clients, refined, task, norms) if fnr.watch and len(refined) else None
-        first = 0
+        watches = fnr.watch and self.simulated and len(refined)
+        watch = self._watch(cohort, clients, refined, task, norms) if watches else None
         for chunk in trained:
-            here = torch.where((refined >= first) & (refined < first + len(chunk.clients)))[0]
+            here = torch.isin(clients[refined], chunk.clients)
             refinement = self._refinement(task, peers, {"fnr.target": target[here]})
-            yield self._refine_chunk(chunk, refined[here] - first, refinement, uploads_before_refining)
-            first += len(chunk.clients)
+            delivered = self._refine_chunk(chunk, clients[refined[here]], refinement, uploads_before_refining)
+            if len(delivered.clients):
+                yield delivered
         after = self._observe("refined_after", clients[refined])
         if watch is not None:
             self._watched.append(watch.told(before, after))
             self.note(watched=self._watched)
 
-    def _refine_chunk(self, chunk: Replies, rows: Tensor, task: LocalTask, uploads_before_refining: bool) -> Replies:
-        """The chunk with the models that its clients hand over: refined ones, and the others as they are."""
-        parts = list(self.engine.stream(chunk.clients[rows], task)) if len(rows) else []
-        done = {c for part in parts for c in part.clients.tolist()}
-        rest = torch.tensor([m for m, c in enumerate(chunk.clients.tolist()) if c not in done], dtype=torch.int64)
+    def _refine_chunk(self, chunk: Replies, weak: Tensor, task: LocalTask, uploads_before_refining: bool) -> Replies:
+        """The chunk with the models that its clients hand over: refined ones, and the others as they are.
+
+        A client whose refinement does not come hands over the model that it had before.
+        """
+        parts = list(self.engine.stream(weak, task)) if len(weak) else []
+        done = torch.cat([weak[:0], *(part.clients for part in parts)])
+        self._note_not_refined(weak[~torch.isin(weak, done)].tolist())
         if not task.send_model:  # the models stay where they are
             return chunk
+        rest = (~torch.isin(chunk.clients, done)).nonzero().flatten()
         if uploads_before_refining and not self.fnr.norm_pass_train_mode:  # the server has them already
             parts.append(chunk.pick(rest))
         elif len(rest):
-            parts.append(self.engine.train(chunk.clients[rest], self._delivery(task)))
-        got = Replies.stack(parts)
-        row = {client: i for i, client in enumerate(got.clients.tolist())}
-        order = torch.tensor([row[client] for client in chunk.clients.tolist()])
-        # `trained` stays: what the server received before, or nothing at all, so that using it would be loud.
-        return replace(chunk, params=got.params[order], buffers=trees.rows(got.buffers, order))
+            parts += self.engine.stream(chunk.clients[rest], self._delivery(task))
+        return _with_models(chunk, parts)
 
     # -- the event log ------------------------------------------------------------------------------------------------
     def _note_per_client(self, clients: Tensor, **facts: Tensor) -> None:
@@ -178,8 +199,17 @@ class Refining(Decorator):
             self._without_target += clients.tolist()
             self.note(refined_without_target=self._without_target)
 
+    def _note_not_refined(self, clients: list[int]) -> None:
+        """Note weak clients whose refinement did not come, or not with finite numbers."""
+        if clients:
+            self._not_refined += clients
+            self._refined = [client for client in self._refined if client not in clients]
+            self.note(refined=self._refined, not_refined=self._not_refined)
+
     def _observe(self, name: str, clients: Tensor) -> Tensor:
         """Note the mean over all refined clients of each class's accuracy on ranking data; these clients' is given."""
+        if not self.simulated:
+            return torch.zeros(0, self.num_classes)
         observed = self._observed.setdefault(name, [])
         if len(clients):  # not if their replies were lost
             observed.append(self.observe(clients, ClassAccuracy(self.num_classes), data="ranking")["accuracy"])
@@ -214,7 +244,7 @@ class Refining(Decorator):
         training = replace(self._training(), frozen=task.never_sent)
         return LocalTask(
             objective, "refine", own=own, data="public", training=training, remember=False, send_model=task.send_model,
-            hold_model=True, never_sent=task.never_sent,
+            hold_model=True, optional=True, never_sent=task.never_sent,
         )  # fmt: skip
 
     def _training(self) -> Training:
@@ -249,3 +279,18 @@ class Refining(Decorator):
         return LocalTask(
             Objective(), "deliver", training=training, private=False, remember=False, never_sent=task.never_sent
         )
+
+
+def _with_models(chunk: Replies, parts: list[Replies]) -> Replies:
+    """The chunk with the models that came in these parts, of the clients that have handed one over.
+
+    `trained` stays: what the server received before, or nothing at all, so that using it would be loud.
+    """
+    row = {client: i for i, client in enumerate(c for part in parts for c in part.clients.tolist())}
+    if len(row) < len(chunk.clients):
+        there = [m for m, client in enumerate(chunk.clients.tolist()) if client in row]
+        chunk = chunk.pick(torch.tensor(there, dtype=torch.int64))
+    if not len(chunk.clients):
+        return chunk
+    got, order = Replies.stack(parts), torch.tensor([row[client] for client in chunk.clients.tolist()])
+    return replace(chunk, params=got.params[order], buffers=trees.rows(got.buffers, order))

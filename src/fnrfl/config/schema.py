@@ -19,6 +19,7 @@ from pydantic import Field
 from fnrfl.config import registry
 from fnrfl.config.keys import Key, checked, keys_of
 from fnrfl.config.typed import FlatValues, Overrides, flatten, toml
+from fnrfl.core.network import NetworkOptions
 from fnrfl.core.options import Option, Value, option, options_of, values_of
 from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.training import ClientOptions
@@ -140,6 +141,7 @@ class RunConfig:
     public: PublicOptions
     validation: ValidationOptions
     engine: EngineOptions
+    network: NetworkOptions
     leaks: LeakOptions
 
     @property

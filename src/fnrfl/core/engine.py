@@ -66,6 +66,7 @@ class Engine(Protocol):
     examples: Tensor  # [N] private examples of every client
     training: Training  # the client's own, at this round's learning rate
     round: int
+    simulated: bool = True  # whether the event log can look at clients, which a real server cannot
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         """Train, a chunk of the cohort at a time, in cohort order. Lazy: consume once, to the end."""
@@ -142,6 +143,10 @@ class Decorator(Engine):
     @property
     def round(self) -> int:  # type: ignore[override]
         return self.engine.round
+
+    @property
+    def simulated(self) -> bool:  # type: ignore[override]
+        return self.engine.simulated
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]

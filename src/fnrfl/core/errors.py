@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Mapping
 
 
 class FnrflError(Exception):
@@ -32,6 +33,15 @@ class ClientError(FnrflError):
         self.reason, self.client, self.round, self.stage, self.step = reason, client, round, stage, step
         where = f"client {client}, round {round}, stage {stage}" + ("" if step is None else f", step {step}")
         super().__init__(f"{where}: {reason}")
+
+
+class MissingClients(FnrflError):
+    """Clients that have not answered, where the round may go on without them."""
+
+    def __init__(self, reasons: Mapping[int, str], *, round: int, stage: str) -> None:
+        self.reasons, self.round, self.stage = dict(reasons), round, stage
+        told = "; ".join(f"client {client}: {reason}" for client, reason in sorted(self.reasons.items()))
+        super().__init__(f"round {round}, stage {stage}: no answer from {told}")
 
 
 # -- errors of others, in words ----------------------------------------------------------------------------------------

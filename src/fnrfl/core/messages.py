@@ -45,6 +45,7 @@ class TrainReply:
     replies: Replies  # of the clients whose numbers are finite
     not_finite: dict[int, int] = field(default_factory=dict)  # every other client -> the step at which it went wrong
     notes: dict[str, Any] = field(default_factory=dict)  # facts for the event log
+    missing: dict[int, str] = field(default_factory=dict)  # clients that have not answered, and why
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class ClientSide(Protocol):
         ...
 
     def measure(self, request: MeasureRequest) -> Tree:
-        """Every client's answer, [M, ...]."""
+        """Every client's answer, [M, ...]; `MissingClients` where some have not answered."""
         ...
 
 

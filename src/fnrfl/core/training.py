@@ -54,6 +54,7 @@ class Training:
     shuffle: bool = True
     batchnorm: BatchNormMode = "updating"
     frozen: frozenset[str] = frozenset()  # parameters that stay as they are
+    clip_update: float = 0.0  # of private training; 0: no bound
     class_weights: str = NONE  # in the cross-entropy of steps on the client's own data
 
     def but(self, **options: object) -> Training:
@@ -77,6 +78,9 @@ class ClientOptions(Training):
     class_weights: str = option(
         "none",
         "in the loss: none, balanced (each client by its own counts), or a number for each class: 1, 2, 0.5",
+    )
+    clip_update: float = option(
+        0.0, "largest length of what a client's training of a round may change of its model; 0: no bound", ge=0
     )
     stragglers: float = option(0.0, "share of a cohort that does a random part of the epochs", ge=0, lt=1)
     dropout: float = option(0.0, "share of a cohort whose replies are lost", ge=0, lt=1)

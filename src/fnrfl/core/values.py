@@ -98,6 +98,7 @@ class LocalTask:
     remember: bool = True  # read and write the client's memory
     send_model: bool = True  # False: the model stays with the client
     hold_model: bool = False  # keep the end model for a following probe or task of this round
+    optional: bool = False  # the round goes on with the model that a client had before, if it does not answer
     never_sent: frozenset[str] = frozenset()  # parameters and buffers that belong to the client alone
 
     @property

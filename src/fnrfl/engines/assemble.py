@@ -19,6 +19,7 @@ import torch
 from fnrfl.core.feed import Feed
 from fnrfl.core.fold import FOLD_ROWS
 from fnrfl.core.net import Net
+from fnrfl.core.network import NetworkOptions
 from fnrfl.core.store import CPU, ClientStore
 from fnrfl.core.training import ClientOptions
 from fnrfl.core.trees import Tree
@@ -64,6 +65,7 @@ def assemble(
     layout: Layout | None = None,
     rounds: int = 1,
     participation: float = 1.0,
+    network: NetworkOptions | None = None,
 ) -> Federation:
     """An engine, from its parts; `client_memory` is what a client remembers before its first round."""
     layout = layout or Layout()
@@ -76,7 +78,7 @@ def assemble(
         block=_block(net, layout.threads) if name == "loop" else None,
         num_devices=max(1, len(layout.devices)),
     )
-    return Federation(clients, trainer, options, seed=seed, rounds=rounds)
+    return Federation(clients, trainer, options, seed=seed, rounds=rounds, network=network)
 
 
 def assemble_trainer(

@@ -15,10 +15,11 @@ from torch import Tensor
 from fnrfl.core import trees
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.engine import Engine, Probe, Step, run_steps
-from fnrfl.core.errors import ClientError
+from fnrfl.core.errors import ClientError, MissingClients
 from fnrfl.core.fingerprint import content
 from fnrfl.core.messages import ClientSide, MeasureRequest, TrainReply, TrainRequest, rows_without
 from fnrfl.core.net import Net
+from fnrfl.core.network import NetworkOptions
 from fnrfl.core.rng import generator
 from fnrfl.core.store import ClientMemory
 from fnrfl.core.training import ClientOptions, Training
@@ -41,7 +42,11 @@ class Federation(Engine):
         *,
         seed: int = 0,
         rounds: int = 1,
+        network: NetworkOptions | None = None,
+        simulated: bool = True,
     ) -> None:
+        """`network` says what becomes of clients that do not answer; `simulated`, whether the log can look at them."""
+        self.network, self.simulated = network or NetworkOptions(), simulated
         self.clients, self.server, self.seed, self.rounds = clients, server, seed, rounds
         self.options = options
         self.net, self.num_classes = server.net, server.feed.num_classes
@@ -63,8 +68,11 @@ class Federation(Engine):
         rows = rows_without(lost, cohort)
         if rows is not None:  # lost clients are as if they had not been asked
             cohort, task = cohort[rows], task.rows(rows)
+        missing: dict[int, str] = {}
         for reply in self.clients.train(self.request(cohort, task, slow)):
             self._check_finite(reply, task.purpose)
+            missing |= reply.missing
+            self._check_missing(missing, len(cohort), task.purpose, optional=task.optional)
             self.notes.update(reply.notes)
             if len(reply.replies.clients):
                 yield reply.replies
@@ -77,7 +85,11 @@ class Federation(Engine):
         return TrainRequest(clients, self.round, task, training, epochs)
 
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
-        return self.clients.measure(MeasureRequest(cohort.tolist(), self.round, probe, data, at))
+        try:
+            return self.clients.measure(MeasureRequest(cohort.tolist(), self.round, probe, data, at))
+        except MissingClients as gone:
+            self._check_missing(gone.reasons, len(cohort), "measure")
+            raise
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
         return self.measure(cohort, probe, data=data)  # the simulation can look; a real server could not
@@ -122,6 +134,16 @@ class Federation(Engine):
             )
         if reply.not_finite:
             self._note_clients("skipped", set(reply.not_finite))
+
+    def _check_missing(self, missing: dict[int, str], asked: int, purpose: str, *, optional: bool = False) -> None:
+        """Clients that have not answered are an error, or the round goes on without them and the log says so."""
+        answered, network = asked - len(missing), self.network
+        for client, reason in missing.items():
+            if not optional and not network.may_proceed(answered, asked):
+                few = f"{answered} of {asked} clients have answered, and network.min_share = {network.min_share:g}."
+                reason = f"{reason} {few}" if network.on_missing == "proceed" else reason
+                raise ClientError(reason, client=client, round=self.round + 1, stage=purpose)
+            self.notes.setdefault("missing", {})[client] = f"{purpose}: {reason}"
 
     def _note_clients(self, name: str, clients: set[int]) -> None:
         self.notes[name] = sorted({*self.notes.get(name, ()), *clients})

@@ -137,7 +137,7 @@ class Trainer:
 
     # -- after the steps ----------------------------------------------------------------------------------------------
     def _trained(self, job: Job, losses: list[Tensor]) -> Trained:
-        end, steps, cohort = State(job.carry.params, job.carry.buffers), job.steps, torch.tensor(job.clients)
+        end, steps, cohort = _clipped(job), job.steps, torch.tensor(job.clients)
         travel = {n: optim.travel(job.training, n) for n in set(steps)}
         replies = Replies(
             clients=cohort,
@@ -203,6 +203,15 @@ def _draws(shapes: Callable[[int], Shapes], stream: RandomStream, net: Net) -> C
         return {k: torch.rand(steps, *shape, generator=streams[k]).to(net.dtype) for k, shape in wanted.items()}
 
     return draw
+
+
+def _clipped(job: Job) -> State:
+    """The models that the steps came to, none of them further away from its start than `clip_update` allows."""
+    params, most = job.carry.params, job.training.clip_update
+    if most and job.task.is_private_training:
+        update = params - job.start.params
+        params = job.start.params + update * (most / update.norm(dim=1, keepdim=True)).clamp(max=1.0)
+    return State(params, job.carry.buffers)
 
 
 @contextmanager

@@ -46,6 +46,7 @@ def build_engine(
         layout=_layout(config, net, pool, scratch),
         rounds=config.rounds * (1 if alone else runs_alike),
         participation=cohort_size(config) / config.clients,
+        network=config.network,
     )
 
 
