@@ -53,6 +53,7 @@ class Pool:
         shards: Sequence[Tensor],
         num_classes: int,
         *,
+        sizes: Sequence[int] | None = None,
         dtype: torch.dtype = torch.float32,
         noise: Callable[[int, Tensor, torch.Generator], Tensor] | None = None,
         redraw: bool = True,
@@ -62,10 +63,11 @@ class Pool:
         """`parts` has "private" (what `shards` index), "public", "ranking", "distill", "validation".
 
         They lie on `device`, as bytes if they are bytes. `noise(client, x, stream)` lays a client's feature noise over
-        a batch: each time that the examples are used (`redraw`), or once, when the pool is made.
+        a batch: each time that the examples are used (`redraw`), or once, when the pool is made. Where the examples of
+        some clients are elsewhere, their shards are empty, and `sizes` says how many everybody has.
         """
         self.num_classes, self.dtype, self.shards = num_classes, dtype, list(shards)
-        self.examples = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
+        self.examples = torch.tensor(sizes or [len(shard) for shard in shards], dtype=torch.float64)
         self.device = torch.device(device)
         self._parts = {k: (x.to(self.device), y.to(self.device)) for k, (x, y) in parts.items()}
         self._noise = noise if redraw else None
@@ -91,6 +93,14 @@ class Pool:
         other.dtype = dtype
         return other
 
+    def only(self, client: int) -> Pool:
+        """The pool of a machine that has the private examples of one client, and knows how many the others have."""
+        other, (x, y) = copy(self), self._parts["private"]
+        mine = self._shard(client).to(self.device)
+        other.shards = [torch.arange(len(mine) if one == client else 0) for one in range(len(self.shards))]
+        other._parts = self._parts | {"private": (x[mine], y[mine])}
+        return other
+
     def take(self, data: Data, positions: Tensor, crops: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(x, y) at these positions, pixels as numbers in [0, 1]."""
         x, y = self._parts[data]
@@ -113,12 +123,19 @@ class Pool:
         return Plan(shard[made.order], made.sizes, crops, noise)
 
     def _shard(self, client: int) -> Tensor:
+        wanted = range(len(self.shards)) if client == SERVER else [client]
+        if any(len(self.shards[one]) < self.examples[one] for one in wanted):
+            whose = "the clients" if client == SERVER else f"client {client}"
+            raise CompatibilityError(
+                f"The private examples of {whose} are not on this machine: on a network each client keeps its own. "
+                "Choose a method that trains at the clients, or run it in the simulator."
+            )
         return torch.cat(self.shards) if client == SERVER else self.shards[client]
 
     def probe_batches(self, client: int, data: Data, stream: RandomStream) -> Iterator[Batch]:
         """All of a client's data, as a probe sees it: no augmentation, but the client's own noise."""
         private = data == "private"
-        positions = self.shards[client] if private else torch.arange(len(self._parts[data][1]))
+        positions = self._shard(client) if private else torch.arange(len(self._parts[data][1]))
         noise = self._noise_of(client, stream) if private else None
         for chunk in positions.to(self.device).split(forward_batch(self.device)):
             x, y = self.take(data, chunk)
