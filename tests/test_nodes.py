@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fnrfl.config import RunConfig
+from fnrfl.config import RunConfig, loads
 from fnrfl.config import load as load_config
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.engine import Probe
@@ -22,21 +23,16 @@ from fnrfl.core.store import ClientStore
 from fnrfl.core.training import Training
 from fnrfl.core.trees import leaves
 from fnrfl.core.types import Data, LocalTask
-from fnrfl.data.agreement import Agreement, SiteFacts, as_plain, from_plain
+from fnrfl.data.agreement import Agreement, SiteFacts, agree_on_experiment, as_plain, from_plain
 from fnrfl.data.batches import Pool
 from fnrfl.data.node_config import NodeConfig
-from fnrfl.data.scaling import InputMoments
+from fnrfl.data.scaling import InputMoments, Scaling
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.trainer import Trainer
 from fnrfl.runs.build import Built, build
-from fnrfl.runs.node_data import (
-    BuiltNode,
-    agree_as_server,
-    build_node,
-    describe_node,
-    recipe_at_node,
-    recipe_for_nodes,
-)
+from fnrfl.runs.build_engine import build_engine
+from fnrfl.runs.meeting import Ask, Meeting, answer_question, meet
+from fnrfl.runs.node_data import BuiltNode, build_node, recipe_at_node, recipe_for_nodes
 from fnrfl.runs.parts import gather_parts
 
 SKEWED = "label-dirichlet(0.5, min=5) + feature-noise(0.3)"
@@ -54,15 +50,22 @@ def digits(*words: str) -> RunConfig:
     return load_config("digits", [*DIGITS, *words])
 
 
-def meet(config: RunConfig, nodes: list[NodeConfig]) -> tuple[Built, list[BuiltNode]]:
-    """The simulator's run, and the clients that nodes make of what is sent to them as JSON."""
-    parts = gather_parts(config)
-    text = recipe_for_nodes(parts.config)
-    facts = [sent(describe_node(recipe_at_node(text, node), node)) for node in nodes]
-    agreement = sent(agree_as_server(parts, facts))
+def asking(nodes: Sequence[NodeConfig]) -> Ask:
+    """A network that carries JSON."""
+    plain = lambda value: json.loads(json.dumps(value))  # noqa: E731
+    return lambda question: [plain(answer_question(plain(question), node)) for node in nodes]
+
+
+def clients_of(met: Meeting, nodes: Sequence[NodeConfig], scaling: Scaling | None) -> list[BuiltNode]:
+    """The client of every node, by its number."""
+    agreement = sent(replace(met.agreement, scaling=scaling))
+    return [build_node(recipe_at_node(met.recipe, nodes[seat]), nodes[seat], agreement) for seat in met.seats]
+
+
+def both(config: RunConfig, nodes: Sequence[NodeConfig]) -> tuple[Built, list[BuiltNode]]:
+    """The simulator's run, and the clients that nodes make of what is sent to them."""
     simulated = build(config)
-    agreement = sent(replace(agreement, scaling=simulated.scaling))
-    return simulated, [build_node(recipe_at_node(text, node), node, agreement) for node in nodes]
+    return simulated, clients_of(meet(config, asking(nodes)), nodes, simulated.scaling)
 
 
 def sent(message: Any) -> Any:
@@ -86,11 +89,16 @@ def batches(pool: Pool, client: int, data: Data, training: Training) -> list[tor
     return [tensor for pair in seen for tensor in pair] + [t for batch in probed for t in (batch.x, batch.y)]
 
 
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal to the bit; what is missing in one is missing in the other."""
+    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.is_floating_point())
+
+
 def assert_same_client(simulated: Built, node: BuiltNode) -> None:
     training, client = simulated.engine.training, node.client
     for data in ("private", *(part for part in PARTS if len(simulated.pool.all(part)[1]))):
         ours, theirs = (batches(pool, client, data, training) for pool in (simulated.pool, node.parts.pool))
-        assert all(map(torch.equal, ours, theirs)) and len(ours) == len(theirs) > 0
+        assert all(map(same, ours, theirs)) and len(ours) == len(theirs) > 0
     assert torch.equal(simulated.pool.examples, node.parts.pool.examples)
     assert torch.equal(simulated.pool.class_counts(client), node.parts.pool.class_counts(client))
     memory = simulated.algorithm.client_state(simulated.net)
@@ -111,8 +119,8 @@ def assert_same_client(simulated: Built, node: BuiltNode) -> None:
 )
 def test_a_node_has_the_client_of_the_simulator_to_the_bit(words: tuple[str, ...]) -> None:
     config = digits(*words)
-    simulated, nodes = meet(config, [NodeConfig(data="digits", partition=k) for k in (2, 0, 3, 1)])
-    assert [node.client for node in nodes] == [2, 0, 3, 1]
+    simulated, nodes = both(config, [NodeConfig(data="digits", partition=k) for k in (2, 0, 3, 1)])
+    assert [node.client for node in nodes] == [0, 1, 2, 3]
     for node in nodes:
         assert_same_client(simulated, node)
 
@@ -130,16 +138,18 @@ def test_a_node_takes_its_own_copies_of_data_split_and_public_data() -> None:
         Path("there", name).write_bytes(Path(name).read_bytes())
     here = {"data": "there/server.npz", "public": "there/public.npz", "split": "there/split.json"}
     saved = own.replace({"scenario": "split.json", "clients": 0})
-    simulated, nodes = meet(saved, [NodeConfig.from_values(here | {"partition": k}) for k in range(3)])
+    simulated, nodes = both(saved, [NodeConfig.from_values(here | {"partition": k}) for k in range(3)])
     for node in nodes:
         assert_same_client(simulated, node)
         assert node.parts.config.dataset.name.startswith("there/")
 
 
 def test_a_pool_answers_for_its_own_client_alone() -> None:
-    simulated, (node, *_) = meet(digits(), [NodeConfig(data="digits", partition=k) for k in range(4)])
+    simulated, (node, *_) = both(digits(), [NodeConfig(data="digits", partition=k) for k in range(4)])
     pool, stream = node.parts.pool, lambda name: generator(0, name)
-    assert len(pool.all("private")[1]) == int(pool.examples[0]) < len(simulated.pool.all("private")[1])
+    assert len(pool.take("private", torch.arange(int(pool.examples[0])))[1]) == len(pool._parts["private"][1])
+    with pytest.raises(CompatibilityError, match="private examples of the clients are not on this machine"):
+        pool.all("private")
     for client, who in ((1, "client 1"), (-1, "the clients")):
         with pytest.raises(CompatibilityError, match=f"private examples of {who} are not on this machine"):
             pool.plan(client, "private", simulated.engine.training, stream)
@@ -152,11 +162,8 @@ def test_a_pool_answers_for_its_own_client_alone() -> None:
 
 def test_before_inputs_are_scaled_a_node_tells_the_sums_of_the_simulator() -> None:
     config = digits("dataset.scale=standard", f"scenario={SKEWED}")
-    parts = gather_parts(config)
-    text = recipe_for_nodes(parts.config)
     nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
-    agreement = agree_as_server(parts, [describe_node(recipe_at_node(text, node), node) for node in nodes])
-    node = build_node(recipe_at_node(text, nodes[3]), nodes[3], agreement)
+    parts, node = gather_parts(config), clients_of(meet(config, asking(nodes)), nodes, None)[3]
     assert not node.answers_tasks
     probe: Probe = InputMoments()
     ask = MeasureRequest([3], 0, probe, "private")
@@ -241,7 +248,7 @@ def test_a_loader_of_the_nodes_own_configuration_runs_and_one_of_the_recipe_does
         "    return d['x_train'], d['y_train'], d['x_test'], d['y_test']\n"
     )
     config = digits("dataset=whole.npz", "clients=2", "dataset.scale=none")
-    simulated, nodes = meet(config, [NodeConfig(data="mine:rows", partition=k) for k in range(2)])
+    simulated, nodes = both(config, [NodeConfig(data="mine:rows", partition=k) for k in range(2)])
     assert_same_client(simulated, nodes[1])
 
 
@@ -253,8 +260,6 @@ def told(partition: int | None, **changed: Any) -> SiteFacts:
 
 
 def agreed(*facts: SiteFacts, clients: int = 2) -> Agreement:
-    from fnrfl.data.agreement import agree_on_experiment
-
     return agree_on_experiment(facts, clients, "data", "split")
 
 
@@ -270,7 +275,7 @@ def agreed(*facts: SiteFacts, clients: int = 2) -> Agreement:
             [told(0), told(1, versions={"fnrfl": "2"})],
             "partition = 0 has fnrfl 1 and the node with partition = 1 has 2",
         ),
-        ([told(0), told(None, name="Aachen")], "the node 'Aachen' brings data of its own"),
+        ([told(0), told(None, name="Aachen")], "The node 'Aachen' brings data of its own"),
     ],
 )
 def test_nodes_that_do_not_fit_are_refused_by_name(facts: list[SiteFacts], words: str) -> None:
@@ -291,14 +296,25 @@ def test_a_first_message_of_another_shape_is_refused(values: Any) -> None:
 
 
 def test_data_that_changed_after_the_first_message_is_refused() -> None:
-    parts = gather_parts(digits())
-    agreement = agree_as_server(
-        parts, [told(k, data=parts.dataset.checksum, split=describe(k).split) for k in range(4)]
-    )
+    nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
+    met = meet(digits(), asking(nodes))
+    changed = replace(met, agreement=replace(met.agreement, data="other"))
     with pytest.raises(CompatibilityError, match="partition = 0 has other data"):
-        build_node(recipe_at_node(recipe_for_nodes(parts.config), NODE), NODE, replace(agreement, data="other"))
+        clients_of(changed, nodes, None)
 
 
-def describe(partition: int) -> SiteFacts:
-    node = replace(NODE, partition=partition)
-    return describe_node(recipe_at_node(recipe_for_nodes(gather_parts(digits()).config), node), node)
+def test_the_server_of_a_network_uses_no_private_example() -> None:
+    """Also where it could, as in an experiment."""
+    nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
+    met = meet(digits("algorithm=centralised", "engine=loop"), asking(nodes))
+    engine = build_engine(met.parts.config, met.parts.algorithm, met.parts.net, met.parts.pool, None)
+    with pytest.raises(CompatibilityError, match="private examples of the clients are not on this machine"):
+        met.parts.algorithm.round(met.parts.algorithm.init(met.parts.net), torch.arange(4), engine)
+
+
+def test_nobody_there_and_objects_of_python_are_refused() -> None:
+    with pytest.raises(CompatibilityError, match="No node has answered"):
+        meet(digits(), asking([]))
+    given = digits().to_toml().replace('"mlp(hidden=8)"', '"Sequential (given in Python, 0123abcd)"')
+    with pytest.raises(CompatibilityError, match="model = .* was given in Python, and nodes cannot be sent it"):
+        recipe_for_nodes(loads(given))
