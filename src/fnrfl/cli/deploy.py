@@ -86,13 +86,8 @@ def up(
         there = _there(folder)
         from fnrfl.flower import federating
 
-        try:
-            federating.start_federation(
-                there, nodes or len(there.nodes), port, secure=not insecure, tell=console().print
-            )
-        except BaseException:
-            federating.end_federation(there)
-            raise
+        count = nodes or len(there.nodes)
+        federating.start_federation(there, count, port, secure=not insecure, tell=console().print)
 
 
 @deploy.command()
@@ -115,15 +110,16 @@ def run(
         link = _running(folder)
         told = {"overrides": shlex.join(overrides or ())}
         told |= {"out": str(out.resolve()) if out else "", "resume": str(resume.resolve()) if resume else ""}
-        number = link.start(told)
-        try:
-            for text in link.log(number):
-                typer.echo(text, nl=False)
-        except KeyboardInterrupt as stop:
-            link.stop(number)
-            stop.add_note("The run was stopped; `fnrfl deploy run DIR --resume RUN_DIR` goes on with it.")
-            raise
-        status, how, why = link.status(number)
+        with link.reached():
+            number = link.start(told)
+            try:
+                for text in link.log(number):
+                    typer.echo(text, nl=False)
+            except KeyboardInterrupt as stop:
+                link.stop(number)
+                stop.add_note("The run was stopped; `fnrfl deploy run DIR --resume RUN_DIR` goes on with it.")
+                raise
+            status, how, why = link.status(number)
         if how != "completed":
             raise FnrflError(f"The run has not completed ({status}, {how or 'no end'}): {why or 'no reason given'}")
 
@@ -141,7 +137,9 @@ def status(folder: Folder, debug: Debug = False) -> None:
             raise typer.Exit(1)
         print_table([(one.name, str(one.pid), "running" if one.alive else "has ended") for one in records])
         if any(one.name == "superlink" and one.alive for one in records):
-            nodes = _running(folder).nodes()
+            link = _running(folder)
+            with link.reached():
+                nodes = link.nodes()
             online = sum(node.status == "online" for node in nodes)
             console().print(f"nodes online: {online} of {len(nodes)}")
         raise typer.Exit(0 if all(one.alive for one in records) else 1)

@@ -38,6 +38,7 @@ clientapp = "{package}.client_app:app"
 overrides = ""  # keys of the recipe, as `fnrfl run` takes them: "algorithm=scaffold fnr=on"
 out = ""  # the run's folder; empty: runs/, below the folder in which the SuperLink was started
 resume = ""  # the folder of a run that goes on
+test = ""  # the server's test set, where nodes bring data of their own
 """
 
 SERVER_TEXT = '''"""The server: the recipe, over the nodes of the federation."""

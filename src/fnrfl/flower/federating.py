@@ -35,7 +35,15 @@ def start_federation(
     for one in range(port, port + nodes + 1):
         _check_free(one)
     deployment.quiet_here()
-    address = Address(HOST, port, secure)
+    try:
+        _start(deployment, nodes, Address(HOST, port, secure), tell)
+    except BaseException:
+        end_federation(deployment)  # half of it is of no use
+        raise
+
+
+def _start(deployment: Deployment, nodes: int, address: Address, tell: Callable[[str], None]) -> None:
+    here = processes(deployment)
     address.write(deployment)
     begun = here.start(
         "superlink", _superlink(deployment, address), log=deployment.logs / "superlink.log",
@@ -43,8 +51,8 @@ def start_federation(
     )  # fmt: skip
     superlink = SuperLink(deployment, address)
     _wait(begun, deployment, lambda: _answers(superlink))
-    tell(f"SuperLink  {address}  {'TLS' if secure else 'without TLS'}")
-    if secure:
+    tell(f"SuperLink  {address}  {'TLS' if address.secure else 'without TLS'}")
+    if address.secure:
         for folder in map(deployment.node, range(nodes)):
             superlink.register(OwnConfig.of({"folder": str(folder)}).label, (folder / "node.pub").read_bytes())
     for client in range(nodes):

@@ -9,15 +9,17 @@ from pathlib import Path
 from fnrfl.core.errors import FnrflError, sentence
 from fnrfl.core.isolation import isolated
 from fnrfl.core.messages import Failure
+from fnrfl.core.words import printable
 from fnrfl.data.agreement import Agreement, as_plain, from_plain
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.engines.letters import Letter, LetterAnswer, check_run_id
 from fnrfl.engines.node import Node, Participant
 from fnrfl.engines.wire import from_bytes, to_bytes
-from fnrfl.flower.meeting import AGREED, read_message
+from fnrfl.flower.agreed_network import read_question
 from fnrfl.flower.own_config import OwnConfig
 from fnrfl.rundir import files
-from fnrfl.runs.node_data import build_node, describe_node, recipe_at_node
+from fnrfl.runs.meeting import answer_question
+from fnrfl.runs.node_data import build_node, recipe_at_node
 
 
 @dataclass
@@ -41,15 +43,14 @@ class NodeService:
             return self._meet(told) if told[:1] == b"{" else self._letter(told)
 
     def _meet(self, told: bytes) -> bytes:
+        """The answer to a question before the first letter."""
         try:
-            said = read_message(told)
-            recipe = recipe_at_node(said["recipe"], self.config)
-            if said["fnrfl"] == AGREED:
-                run = check_run_id(said.get("run"))
-                agreement = from_plain(Agreement, said.get("agreement"), "the server")
-                self._keep(run, said["recipe"], agreement)
-                return b"{}"
-            return json.dumps(as_plain(describe_node(recipe, self.config))).encode()
+            question = read_question(told)
+            if "run" not in question:
+                return json.dumps(answer_question(question, self.config)).encode()
+            agreement = from_plain(Agreement, question.get("agreement"), "the server")
+            self._keep(check_run_id(question["run"]), str(question.get("recipe")), agreement)
+            return b"{}"
         except Exception as error:
             return json.dumps({"error": sentence(error)}).encode()
 
@@ -71,6 +72,7 @@ class NodeService:
             if not isinstance(letter, Letter):
                 raise FnrflError("A message is no letter of fnrfl. It was refused.")
             node = self._node(check_run_id(letter.run))
+            print(f"round {int(letter.round) + 1}  {printable(str(letter.phase))}", flush=True)  # into worker.log
         except Exception as error:
             return to_bytes(LetterAnswer("", -1, Failure(sentence(error))))
         return node.answer(told)

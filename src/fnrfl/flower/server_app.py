@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
     from fnrfl.config import RunConfig
+    from fnrfl.flower.agreed_network import AgreedNetwork
     from fnrfl.flower.grid_network import GridNetwork
-    from fnrfl.flower.meeting import AgreedNetwork
     from fnrfl.rundir.events import Event
     from fnrfl.runs.result import Result
 
@@ -40,14 +40,16 @@ def server_app(file: str) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        told = {key: str(context.run_config.get(key, "")) for key in ("overrides", "out", "resume")}
+        told = {key: str(context.run_config.get(key, "")) for key in ("overrides", "out", "resume", "test")}
         run_over(grid, folder / "recipe.toml", **told)
 
     return app
 
 
-def run_over(grid: Grid, recipe: Path, *, overrides: str = "", out: str = "", resume: str = "") -> Result:
-    """Run a recipe over the nodes of a Grid, or go on with a run."""
+def run_over(
+    grid: Grid, recipe: Path, *, overrides: str = "", out: str = "", resume: str = "", test: str = ""
+) -> Result:
+    """Run a recipe over the nodes of a Grid, or go on with a run; `test` is the server's own, if nodes are sites."""
     from fnrfl.config import load
     from fnrfl.flower.grid_network import GridNetwork
     from fnrfl.runs import run as runs
@@ -55,11 +57,11 @@ def run_over(grid: Grid, recipe: Path, *, overrides: str = "", out: str = "", re
 
     network = GridNetwork(grid)
     if resume:
-        network_of_run = _agreed(network, verify(Path(resume), trust=False).config)
-        result = runs.resume(resume, progress=_say, network=network_of_run)
+        config = verify(Path(resume), trust=False).config
+        result = runs.resume(resume, progress=_say, network=_agreed(network, config, test))
     else:
         config = load(recipe, [*shlex.split(overrides), "engine.name=flower"])
-        result = runs.run(config, out=out or True, progress=_say, network=_agreed(network, config))
+        result = runs.run(config, out=out or True, progress=_say, network=_agreed(network, config, test))
     print(result, flush=True)
     carried = network.carried
     told = asdict(carried) | {"overhead_percent": round(carried.overhead, 3)}
@@ -69,21 +71,22 @@ def run_over(grid: Grid, recipe: Path, *, overrides: str = "", out: str = "", re
     return result
 
 
-def _agreed(network: GridNetwork, config: RunConfig) -> AgreedNetwork:
-    """Meet the nodes, and agree with them on the data of an experiment, which the server has as well."""
-    from fnrfl.flower.meeting import AgreedNetwork, hear_facts
+def _agreed(network: GridNetwork, config: RunConfig, test: str) -> AgreedNetwork:
+    """Meet the nodes, and agree with them on data and columns."""
+    from fnrfl.flower.agreed_network import AgreedNetwork, ask_all
     from fnrfl.runs.build_engine import ask_for_scaling
-    from fnrfl.runs.node_data import agree_as_server, recipe_for_nodes
+    from fnrfl.runs.meeting import meet
     from fnrfl.runs.parts import gather_parts
 
-    parts = gather_parts(config)
-    recipe, clients = recipe_for_nodes(config), parts.config.clients
-    network.labels = [str(client) for client in range(clients)]
-    agreement = agree_as_server(parts, hear_facts(network, clients, recipe))
-    if parts.config.dataset.asks_for_means:
+    labels = network.labels = network.wait_for(config.clients)
+    met = meet(config, lambda question: ask_all(network, labels, question), test)
+    network.labels = [labels[seat] for seat in met.seats]
+    agreement = met.agreement
+    if met.parts.config.dataset.asks_for_means:
+        parts = gather_parts(config)
         scaling = ask_for_scaling(parts.config, parts.net, parts.pool, parts.dataset.columns)
         agreement = replace(agreement, scaling=scaling)
-    return AgreedNetwork(network, recipe, agreement, clients)
+    return AgreedNetwork(network, network.labels, met.recipe, agreement)
 
 
 def _say(event: Event) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,21 @@ class SuperLink:
         root = (self.deployment.certs / "ca.crt").read_bytes() if self.address.secure else None
         asking = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
         return ControlHttpClient.from_server_address(str(self.address), not self.address.secure, root, asking)
+
+    @contextmanager
+    def reached(self) -> Iterator[None]:
+        """Inside, a SuperLink that does not answer is an error in words."""
+        import httpx
+
+        try:
+            yield
+        except httpx.HTTPStatusError as error:
+            told = error.response.text[:200] or str(error)
+            raise FnrflError(f"The SuperLink at {self.address} has refused: {told}") from None
+        except httpx.TransportError as error:
+            raise FnrflError(
+                f"The SuperLink at {self.address} does not answer ({error}). `fnrfl deploy status` shows what runs."
+            ) from None
 
     def nodes(self) -> list[NodeInfo]:
         """Every node that is registered."""

@@ -92,7 +92,8 @@ def short_path(folder: Path) -> Iterator[str]:
 def send_frame(there: socket.socket, letter: bytes) -> None:
     """A letter after its length."""
     there.sendall(len(letter).to_bytes(8, "big"))
-    there.sendall(letter)
+    if letter:
+        there.sendall(letter)
 
 
 def receive_frame(there: socket.socket) -> bytes:
