@@ -15,10 +15,8 @@ from fnrfl.data.agreement import Agreement, as_plain
 from fnrfl.engines.letters import Letter, Network
 from fnrfl.engines.wire import from_bytes
 
-Question = Mapping[str, Any]
 
-
-def ask_all(network: Network, labels: Sequence[str], question: Question) -> list[dict[str, Any]]:
+def ask_all(network: Network, labels: Sequence[str], question: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every node's answer to a question, by the number of its label; an error of one node is an error here."""
     answers: dict[int, dict[str, Any]] = {}
     message = json.dumps(question).encode()
