@@ -14,12 +14,12 @@ from fnrfl.core.net import Net
 from fnrfl.data.batches import Pool
 from fnrfl.data.reading import Columns
 from fnrfl.data.scaling import Scaling, ask_clients
-from fnrfl.data.splits import Splits
-from fnrfl.engines.assemble import Layout, assemble
+from fnrfl.engines.assemble import Layout, assemble, assemble_trainer
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import found_devices
 from fnrfl.engines.letters import Connection
 from fnrfl.engines.remote_clients import RemoteClients
+from fnrfl.engines.trainer import Trainer
 from fnrfl.runs.choice import records_steps
 from fnrfl.runs.cohorts import cohort_size
 
@@ -29,7 +29,6 @@ def build_engine(
     algorithm: Algorithm,
     net: Net,
     pool: Pool,
-    splits: Splits,
     scratch: Path | None,
     runs_alike: int = 1,
     connection: Connection | None = None,
@@ -42,9 +41,6 @@ def build_engine(
     if config.engine.name == "flower":
         return _remote_engine(config, algorithm, net, pool, connection)
     alone = config.engine.deterministic or config.engine.name != "gpu"
-    at_once = config.engine.clients_at_once
-    on_gpu = config.engine.name == "gpu"
-    threads = min(int(config.engine.threads), max(int(at_once), os.cpu_count() or 1))  # each holds a net
     return assemble(
         config.engine.name,  # type: ignore[arg-type]
         net,
@@ -52,15 +48,7 @@ def build_engine(
         config.client,
         seed=config.seed,
         client_memory=algorithm.client_state(net),
-        layout=Layout(
-            threads=threads,
-            devices=_gpus(config) if on_gpu else (),
-            tf32=config.engine.precision == "tf32",
-            record=records_steps(config, net, splits),
-            clients_at_once=int(at_once),
-            folder=scratch if int(at_once) < cohort_size(config) and not on_gpu else None,
-            memory_on_host=on_gpu and int(at_once) < config.clients,
-        ),
+        layout=_layout(config, net, pool, scratch),
         rounds=config.rounds * (1 if alone else runs_alike),
         participation=cohort_size(config) / config.clients,
         network=config.network,
@@ -94,6 +82,33 @@ def _remote_engine(
         rounds=config.rounds,
         network=config.network,
         simulated=False,
+    )
+
+
+def build_trainer(config: RunConfig, net: Net, pool: Pool) -> Trainer:
+    """What takes the steps of clients on a machine of their own, as the engine that the config names does."""
+    return assemble_trainer(
+        config.engine.name,  # type: ignore[arg-type]
+        net,
+        pool,
+        seed=config.seed,
+        layout=_layout(config, net, pool, None),
+        rounds=config.rounds,
+        participation=cohort_size(config) / config.clients,
+    )
+
+
+def _layout(config: RunConfig, net: Net, pool: Pool, scratch: Path | None) -> Layout:
+    """How a resolved config uses the machine."""
+    at_once, on_gpu = int(config.engine.clients_at_once), config.engine.name == "gpu"
+    return Layout(
+        threads=min(int(config.engine.threads), max(at_once, os.cpu_count() or 1)),  # each holds a net
+        devices=_gpus(config) if on_gpu else (),
+        tf32=config.engine.precision == "tf32",
+        record=records_steps(config, net, int(pool.examples.max())),
+        clients_at_once=at_once,
+        folder=scratch if at_once < cohort_size(config) and not on_gpu else None,
+        memory_on_host=on_gpu and at_once < config.clients,
     )
 
 
