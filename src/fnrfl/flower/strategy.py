@@ -24,8 +24,8 @@ from fnrfl.flower.norm_letters import (
     LETTER,
     MEASURE,
     REFINE,
-    Letter,
     Measured,
+    NormLetter,
     RefinementOrder,
     RefinementTerms,
     num_classes_of,
@@ -161,7 +161,7 @@ class FeatureNormStrategy(Strategy):
     def _order(self, server_round: int, question: _Question, order: RefinementOrder) -> Message:
         """The message that asks a client to refine; it goes the way of the message that asked it to train."""
         terms = {name: value for name, value in vars(self.terms).items() if name not in ("share", "target")}
-        letter: Letter = {"phase": REFINE, "round": server_round, "question": question.name, **terms}
+        letter: NormLetter = {"phase": REFINE, "round": server_round, "question": question.name, **terms}
         letter |= {"targets": list(order.targets), "peers": order.peers}
         sent = question.messages[order.node].metadata
         return Message(
@@ -217,7 +217,7 @@ def _sorted(replies: list[Message]) -> list[Message]:
     return sorted(replies, key=place)
 
 
-def _letter(reply: Message) -> Letter:
+def _letter(reply: Message) -> NormLetter:
     return dict(reply.content.config_records.get(LETTER, {}))
 
 

@@ -100,8 +100,7 @@ def _notices(config: RunConfig, splits: Splits, asked: str, columns: Columns | N
 def _unscaled_inputs(config: RunConfig, splits: Splits, columns: Columns | None) -> tuple[str, ...]:
     """A notice if columns of numbers are not scaled and look as if they should be."""
     x = splits.train.x
-    shown = config.dataset.scale == "none" and x.ndim == 2 and not x.is_meta  # examples of sites are not here
-    found = looks_unscaled(x, columns) if shown else None
+    found = looks_unscaled(x, columns) if config.dataset.scale == "none" and x.ndim == 2 else None
     tokens = x.dtype == torch.int64  # perhaps
     return (f'{found} Training is easier with dataset.scale = "standard".',) if found and not tokens else ()
 
