@@ -25,8 +25,8 @@ from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.own_site import describe_site, read_agreed
 from fnrfl.data.reading import Reading
 from fnrfl.data.site_agreement import agree_on_sites
+from fnrfl.runs.agreeing import Meeting, meet
 from fnrfl.runs.build import Built, build
-from fnrfl.runs.meeting import Meeting, meet
 from test_nodes import asking, assert_same_client, clients_of, same, sent
 from test_sites import SITES, write_csv, write_images, write_layout
 
@@ -60,7 +60,7 @@ def met_and_simulated(
 ) -> tuple[Built, Meeting, list[Any]]:
     simulated = build(config)
     met = meet(config, asking(nodes), test)
-    return simulated, met, clients_of(met, nodes, simulated.scaling)
+    return simulated, met, clients_of(met, nodes)
 
 
 def assert_same_run(config: RunConfig, nodes: Sequence[NodeConfig], test: str = "test") -> tuple[Built, Meeting]:
