@@ -38,6 +38,7 @@ def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", show_default=False, help="A new folder.")],
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", show_default=False, help="A name or a TOML file.")],
     overrides: OverridesArgument = None,
+    nodes: Nodes = None,
     debug: Debug = False,
 ) -> None:
     """Write a ready Flower app from a recipe, and a folder for each node.
@@ -48,7 +49,7 @@ def init(
     from fnrfl.flower.app_files import write_app
 
     with errors_in_words(debug):
-        made = write_app(folder, load(recipe, overrides or ()))
+        made = write_app(folder, load(recipe, overrides or ()), nodes or 0)
         screen = console()
         screen.print(f"app    {quoted(folder / 'app')}")
         screen.print(f"nodes  {len(made.nodes)}, in {quoted(folder / 'nodes')}")
@@ -98,6 +99,9 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN_DIR", help="Go on with a run that was interrupted.")
     ] = None,
+    test: Annotated[
+        Path | None, typer.Option("--test", help="The server's test set, where nodes bring data of their own.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Sign the app, run it over the nodes and follow it.
@@ -109,7 +113,8 @@ def run(
     with errors_in_words(debug):
         link = _running(folder)
         told = {"overrides": shlex.join(overrides or ())}
-        told |= {"out": str(out.resolve()) if out else "", "resume": str(resume.resolve()) if resume else ""}
+        paths = {"out": out, "resume": resume, "test": test}
+        told |= {key: str(path.resolve()) if path else "" for key, path in paths.items()}
         with link.reached():
             number = link.start(told)
             try:

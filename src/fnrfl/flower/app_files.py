@@ -39,6 +39,7 @@ overrides = ""  # keys of the recipe, as `fnrfl run` takes them: "algorithm=scaf
 out = ""  # the run's folder; empty: runs/, below the folder in which the SuperLink was started
 resume = ""  # the folder of a run that goes on
 test = ""  # the server's test set, where nodes bring data of their own
+nodes = {waits}  # how many are waited for; 0: as many as the recipe has clients
 """
 
 SERVER_TEXT = '''"""The server: the recipe, over the nodes of the federation."""
@@ -66,7 +67,7 @@ A Flower app that runs the recipe `{recipe}` ({method}, {nodes} clients) over a 
 """
 
 NODE_TEXT = """# What this node says about itself. No message from the server can change or add anything here.
-partition = {client}
+{label}
 data = {data}
 """
 
@@ -75,16 +76,23 @@ def _method(config: RunConfig) -> str:
     return config.algorithm.name if config.fnr is None else f"FNR around {config.algorithm.name}"
 
 
-def write_app(folder: Path, config: RunConfig) -> Deployment:
-    """A folder with the app, and a folder for each node; refuses a folder that has something in it."""
+def write_app(folder: Path, config: RunConfig, nodes: int = 0) -> Deployment:
+    """A folder with the app, and a folder for each node; refuses a folder that has something in it.
+
+    A node takes a part of the recipe's data set, or, if the scenario is natural, brings data of its own.
+    """
     deployment = Deployment(folder.resolve())
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already, and not empty. Give the name of a new folder.")
+    own_data = config.scenario.strip() == "natural"
+    nodes = nodes or config.clients
+    if not nodes:
+        raise ConfigError("The recipe has clients = 0: those that the data names. Say how many nodes there will be.")
     name = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-") or "app"
     package = "app_" + name.replace("-", "_")
     words = {
-        "name": f"fnrfl-{name}", "package": package, "method": _method(config), "nodes": config.clients,
-        "recipe": RECIPE_FILE, "version": __version__, "file": NODE_FILE,
+        "name": f"fnrfl-{name}", "package": package, "method": _method(config), "nodes": nodes,
+        "waits": 0 if config.clients else nodes, "recipe": RECIPE_FILE, "version": __version__, "file": NODE_FILE,
     }  # fmt: skip
     texts = {
         "app/pyproject.toml": PROJECT_TEXT.format(**words),
@@ -96,10 +104,11 @@ def write_app(folder: Path, config: RunConfig) -> Deployment:
         ".gitignore": "*\n",
     }
     found = Path(config.dataset.name).exists()
-    data = json.dumps(str(Path(config.dataset.name).resolve()) if found else config.dataset.name)
-    texts |= {
-        f"nodes/{client}/{NODE_FILE}": NODE_TEXT.format(client=client, data=data) for client in range(config.clients)
-    }
+    data = str(Path(config.dataset.name).resolve()) if found else config.dataset.name
+    for client in range(nodes):
+        label = f'name = "site {client}"' if own_data else f"partition = {client}"
+        told = NODE_TEXT.format(label=label, data=json.dumps("" if own_data else data, ensure_ascii=False))
+        texts[f"nodes/{client}/{NODE_FILE}"] = told
     for relative, text in texts.items():
         path = deployment.root / relative
         path.parent.mkdir(parents=True, exist_ok=True)

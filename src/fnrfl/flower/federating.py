@@ -14,6 +14,7 @@ from fnrfl.flower.deployment import MARK, Address, Deployment
 from fnrfl.flower.own_config import OwnConfig
 from fnrfl.flower.processes import Processes, Recorded
 from fnrfl.flower.superlink import SuperLink
+from fnrfl.flower.supernode import TRY_UNTIL
 
 HOST = "127.0.0.1"
 START_SECONDS = 90.0  # seconds until a process must be up: two cores that start four of them are slow
@@ -67,7 +68,8 @@ def start_node(deployment: Deployment, client: int) -> Recorded:
     address = Address.read(deployment)
     return processes(deployment).start(
         f"node {client}", _supernode(deployment, address, client), log=deployment.logs / f"node-{client}.log",
-        environment=deployment.environment(), folder=deployment.node(client),
+        environment=deployment.environment() | {TRY_UNTIL: str(time.time() + START_SECONDS)},
+        folder=deployment.node(client),
     )  # fmt: skip
 
 

@@ -13,12 +13,12 @@ from fnrfl.core.words import printable
 from fnrfl.data.agreement import Agreement, as_plain, from_plain
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.engines.letters import Letter, LetterAnswer, check_run_id
-from fnrfl.engines.node import Node, Participant
+from fnrfl.engines.node import Node
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.flower.agreed_network import read_question
 from fnrfl.flower.own_config import OwnConfig
 from fnrfl.rundir import files
-from fnrfl.runs.meeting import answer_question
+from fnrfl.runs.agreeing import answer_question
 from fnrfl.runs.node_data import build_node, recipe_at_node
 
 
@@ -86,10 +86,7 @@ class NodeService:
             kept = json.loads(files.read(file, "what was agreed on must be there"))
             agreement = from_plain(Agreement, kept["agreement"], "the server")
             built = build_node(recipe_at_node(kept["recipe"], self.config), self.config, agreement)
-            participant = Participant(
-                built.client, built.trainer, built.client_memory, shares_memory=self.config.share_memory
-            )
-            self._open = {run: Node(participant, self.folder, run)}
+            self._open = {run: Node(built.participant, self.folder, run)}
         return self._open[run]
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fnrfl.core.errors import ConfigError
 from fnrfl.flower.short_waits import shorten_waits
 from fnrfl.rundir import files
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fnrfl.flower.agreed_network import AgreedNetwork
     from fnrfl.flower.grid_network import GridNetwork
     from fnrfl.rundir.events import Event
+    from fnrfl.runs.agreeing import Meeting
     from fnrfl.runs.result import Result
 
 CARRIED = "flower.json"  # in the run's folder: what Flower has carried
@@ -41,15 +43,19 @@ def server_app(file: str) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         told = {key: str(context.run_config.get(key, "")) for key in ("overrides", "out", "resume", "test")}
-        run_over(grid, folder / "recipe.toml", **told)
+        run_over(grid, folder / "recipe.toml", nodes=int(context.run_config.get("nodes", 0)), **told)
 
     return app
 
 
 def run_over(
-    grid: Grid, recipe: Path, *, overrides: str = "", out: str = "", resume: str = "", test: str = ""
+    grid: Grid, recipe: Path, *, overrides: str = "", out: str = "", resume: str = "", test: str = "", nodes: int = 0
 ) -> Result:
-    """Run a recipe over the nodes of a Grid, or go on with a run; `test` is the server's own, if nodes are sites."""
+    """Run a recipe over the nodes of a Grid, or go on with a run.
+
+    `test` is the server's own test set, where nodes bring data of their own. As many `nodes` are waited for; 0: as many
+    as the recipe has clients.
+    """
     from fnrfl.config import load
     from fnrfl.flower.grid_network import GridNetwork
     from fnrfl.runs import run as runs
@@ -58,10 +64,12 @@ def run_over(
     network = GridNetwork(grid)
     if resume:
         config = verify(Path(resume), trust=False).config
-        result = runs.resume(resume, progress=_say, network=_agreed(network, config, test))
+        met, agreed = _agreed(network, config, test, nodes)
+        result = runs.resume(resume, progress=_say, network=agreed, parts=met.parts)
     else:
         config = load(recipe, [*shlex.split(overrides), "engine.name=flower"])
-        result = runs.run(config, out=out or True, progress=_say, network=_agreed(network, config, test))
+        met, agreed = _agreed(network, config, test, nodes)
+        result = runs.run(config, out=out or True, progress=_say, network=agreed, parts=met.parts)
     print(result, flush=True)
     carried = network.carried
     told = asdict(carried) | {"overhead_percent": round(carried.overhead, 3)}
@@ -71,22 +79,18 @@ def run_over(
     return result
 
 
-def _agreed(network: GridNetwork, config: RunConfig, test: str) -> AgreedNetwork:
+def _agreed(network: GridNetwork, config: RunConfig, test: str, nodes: int) -> tuple[Meeting, AgreedNetwork]:
     """Meet the nodes, and agree with them on data and columns."""
     from fnrfl.flower.agreed_network import AgreedNetwork, ask_all
-    from fnrfl.runs.build_engine import ask_for_scaling
-    from fnrfl.runs.meeting import meet
-    from fnrfl.runs.parts import gather_parts
+    from fnrfl.runs.agreeing import meet
 
-    labels = network.labels = network.wait_for(config.clients)
+    count = nodes or config.clients
+    if not count:
+        raise ConfigError("The recipe has clients = 0, so it is not known how many nodes there are. Set nodes.")
+    labels = network.labels = network.wait_for(count)
     met = meet(config, lambda question: ask_all(network, labels, question), test)
     network.labels = [labels[seat] for seat in met.seats]
-    agreement = met.agreement
-    if met.parts.config.dataset.asks_for_means:
-        parts = gather_parts(config)
-        scaling = ask_for_scaling(parts.config, parts.net, parts.pool, parts.dataset.columns)
-        agreement = replace(agreement, scaling=scaling)
-    return AgreedNetwork(network, network.labels, met.recipe, agreement)
+    return met, AgreedNetwork(network, network.labels, met.recipe, met.agreement)
 
 
 def _say(event: Event) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 SHORTEST = 0.1  # seconds between two questions to the SuperLink while messages come
 IDLE_SHARE = 20.0  # an idle node waits a twentieth of the time for which it has been idle
+HEARTBEAT = 12  # seconds; a node that misses two is gone, and its key may come back. Flower's own is 30
 TRY_AGAIN = 0.05  # seconds after which a part of a message is fetched again; the wait doubles, as in Flower
 
 
@@ -35,10 +36,13 @@ class ShortWaits:
 
 def shorten_waits() -> None:
     """In this process: of a SuperNode for messages and replies, and of everybody for parts of a message."""
+    from flwr.supercore import heartbeat
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
-    from flwr.supernode import start_client_internal
+    from flwr.supernode import fleet_http_connection, start_client_internal
 
     start_client_internal.time = ShortWaits()  # type: ignore
+    for module in (fleet_http_connection, heartbeat):
+        module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT  # type: ignore[attr-defined]
     defaults = pull_objects.__kwdefaults__ or {}
     if "initial_backoff" in defaults:
         defaults["initial_backoff"] = TRY_AGAIN

@@ -58,20 +58,23 @@ def build(
     scaling: Scaling | None = None,
     given: Given = NOTHING,
     connection: Connection | None = None,
+    parts: RunParts | None = None,
 ) -> Built:
     """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory.
 
     `runs_alike` is how many runs of this process are about like this one. `scaling` is what clients have answered
     before, if the run goes on; else they are asked. `given` are the objects that the config has words for.
-    `connection` leads to clients on other machines.
+    `connection` leads to clients on other machines, and `parts` is what they and the server have agreed on.
     """
     metrics = load_own_metrics(config.metrics)
-    parts = gather_parts(config, given)
+    parts = parts or gather_parts(config, given)
     try_out(metrics, parts.splits.test.y, parts.dataset.num_classes)
     if parts.config.dataset.asks_for_means:
-        scaling = scaling or ask_for_scaling(parts.config, parts.net, parts.pool, parts.dataset.columns)
+        columns = parts.dataset.columns
+        scaling = scaling or ask_for_scaling(parts.config, parts.net, parts.pool, columns, connection)
         parts = parts.scaled_by(scaling)
-    engine = build_engine(parts.config, parts.algorithm, parts.net, parts.pool, scratch, runs_alike, connection)
+    made = (parts.config, parts.algorithm, parts.net, parts.pool)
+    engine = build_engine(*made, scratch, runs_alike, connection, scaling)
     notices = (*parts.notices, *_notices(parts.config, parts.splits, config.engine.name, parts.dataset.columns))
     told = vars(parts) | {"notices": notices}
     return Built(**told, engine=engine, scaling=scaling, metrics=metrics, given=given, connection=connection)
