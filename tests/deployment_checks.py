@@ -79,7 +79,7 @@ def test_every_method_equals_the_simulator_to_the_bit(made: Deployment, tmp_path
     real = carried["flower_down"] + carried["flower_up"]
     assert real > metered
     print(
-        f"\n{method}: metered {metered} bytes, letters {carried['letters_down'] + carried['letters_up']}, Flower {real} "
+        f"\n{method}: metered {metered} bytes, Flower {real} "
         f"(+{100 * (real / metered - 1):.1f} % of the metered, +{carried['overhead_percent']} % of the letters), "
         f"{seconds:.0f} s"
     )

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fnrfl.core.errors import CompatibilityError, FnrflError
 from fnrfl.data.agreement import Agreement, as_plain
-from fnrfl.engines.letters import Letter, Network
-from fnrfl.engines.wire import from_bytes
+from fnrfl.engines.letters import Network
+from fnrfl.engines.wire import plain_fields
 
 
 def ask_all(network: Network, labels: Sequence[str], question: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -36,15 +36,16 @@ class AgreedNetwork:
     labels: Sequence[str]  # of each client
     recipe: str
     agreement: Agreement
-    _told: set[str] = field(default_factory=set)  # runs
+    _told: bool = False
 
     def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
         """As the network does; the first letter's run is the one that the nodes are told about."""
-        first = from_bytes(next(iter(letters.values()))) if not self._told and letters else None
-        if isinstance(first, Letter):
-            agreed = {"run": first.run, "recipe": self.recipe, "agreement": as_plain(self.agreement)}
-            ask_all(self.network, self.labels, agreed)
-            self._told.add(first.run)
+        if letters and not self._told:
+            run = plain_fields(next(iter(letters.values())))["run"]
+            ask_all(
+                self.network, self.labels, {"run": run, "recipe": self.recipe, "agreement": as_plain(self.agreement)}
+            )
+            self._told = True
         yield from self.network.exchange(letters, seconds)
 
 

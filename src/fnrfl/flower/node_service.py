@@ -12,9 +12,9 @@ from fnrfl.core.messages import Failure
 from fnrfl.core.words import printable
 from fnrfl.data.agreement import Agreement, as_plain, from_plain
 from fnrfl.data.node_config import NodeConfig
-from fnrfl.engines.letters import Letter, LetterAnswer, check_run_id
+from fnrfl.engines.letters import LetterAnswer, check_run_id
 from fnrfl.engines.node import Node
-from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.engines.wire import plain_fields, to_bytes
 from fnrfl.flower.agreed_network import read_question
 from fnrfl.flower.own_config import OwnConfig
 from fnrfl.rundir import files
@@ -67,14 +67,16 @@ class NodeService:
         files.write(file, text)
 
     def _letter(self, told: bytes) -> bytes:
+        """The answer to a letter; the run is opened first, which imports the classes that the letter names."""
+        head: dict[str, object] = {}
         try:
-            letter = from_bytes(told)
-            if not isinstance(letter, Letter):
-                raise FnrflError("A message is no letter of fnrfl. It was refused.")
-            node = self._node(check_run_id(letter.run))
-            print(f"round {int(letter.round) + 1}  {printable(str(letter.phase))}", flush=True)  # into worker.log
+            head = plain_fields(told)
+            node = self._node(check_run_id(head.get("run")))
+            print(f"round {int(str(head['round'])) + 1}  {printable(str(head['phase']))}", flush=True)  # worker.log
         except Exception as error:
-            return to_bytes(LetterAnswer("", -1, Failure(sentence(error))))
+            client = head.get("client")
+            failure = Failure(sentence(error))
+            return to_bytes(LetterAnswer(str(head.get("id", "")), client if isinstance(client, int) else -1, failure))
         return node.answer(told)
 
     def _node(self, run: str) -> Node:
