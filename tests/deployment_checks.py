@@ -225,3 +225,22 @@ def test_down_leaves_nothing_even_after_a_crash(tmp_path: Path) -> None:
         os.kill(link.pid, 9)
         wait_until(lambda: start_of(link.pid) is None)
         assert "has ended" in fnrfl("deploy", "status", made.root, fails=True)
+
+
+# -- nothing leaves the machine ----------------------------------------------------------------------------------------
+
+
+def loopback_only(*command: str) -> subprocess.CompletedProcess[str]:
+    script = str(Path(__file__).with_name("loopback_only.py"))
+    inside = ["unshare", "-rn", sys.executable, script, *command]
+    return subprocess.run(inside, env=os.environ | HERE, capture_output=True, text=True, timeout=400)
+
+
+def test_a_federation_needs_loopback_alone_and_asks_for_nothing_else() -> None:
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rn", "true"]).returncode:
+        pytest.skip("this machine makes no network namespaces")
+    leaves = "import socket; s = socket.socket(); s.connect_ex(('192.0.2.1', 80)); s.close()"
+    assert loopback_only(sys.executable, "-c", leaves).returncode == 99  # it would be noticed
+    small = str(Path(__file__).with_name("test_deploy.py"))
+    done = loopback_only(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", small)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
