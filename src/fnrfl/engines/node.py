@@ -17,7 +17,7 @@ from fnrfl.core.messages import Failure, MeasureRequest, MemoryRequest, TrainRep
 from fnrfl.core.net import Net
 from fnrfl.core.store import ClientStore
 from fnrfl.core.trees import Tree, aligned
-from fnrfl.core.values import LocalTask, Replies
+from fnrfl.core.values import LocalTask, State
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.letters import Letter, LetterAnswer, Version, check_run_id
 from fnrfl.engines.trainer import Trainer
@@ -136,7 +136,7 @@ class Node:
         if request.task.hold_model and client in clients.held_models:
             held = self.models.write(new, clients.held_models.get(client))
             self.models.remove_all_but([letter.held, held])
-        content = uploaded(reply, request.task, trainer.net)
+        content = uploaded(reply, request.task, trainer.net, trainer.initial)
         return LetterAnswer(letter.id, client, content, written, held, lost)
 
     def _remembered(self, letter: Letter) -> tuple[Tree, bool]:
@@ -168,19 +168,17 @@ class Node:
         return memory
 
 
-def uploaded(reply: TrainReply, task: LocalTask, net: Net) -> TrainReply:
-    """What of a reply leaves the client: no model if it is to stay, and never what belongs to the client alone."""
+def uploaded(reply: TrainReply, task: LocalTask, net: Net, initial: State) -> TrainReply:
+    """What of a reply leaves the client: no model if it is to stay, and never what belongs to the client alone.
+
+    In the place of that stands what everybody knows from the start.
+    """
     replies = reply.replies
     if not task.send_model:
         gone = replies.params.new_zeros(len(replies.clients), 0)
         return replace(reply, replies=replace(replies, params=gone, trained=gone, buffers={}))
     if not task.never_sent:
         return reply
-    own = net.mask(task.never_sent)
-    params = replies.params.masked_fill(own, 0.0)
-    buffers = {k: torch.zeros_like(v) if k in task.never_sent else v for k, v in replies.buffers.items()}
-    return replace(reply, replies=_with_model(replies, params, buffers))
-
-
-def _with_model(replies: Replies, params: torch.Tensor, buffers: Tree) -> Replies:
-    return replace(replies, params=params, trained=params, buffers=buffers)
+    params = torch.where(net.mask(task.never_sent), initial.params, replies.params)
+    buffers = {k: initial.buffers[k].expand_as(v) if k in task.never_sent else v for k, v in replies.buffers.items()}
+    return replace(reply, replies=replace(replies, params=params, trained=params, buffers=buffers))
