@@ -20,13 +20,13 @@ from fnrfl.config import RunConfig
 from fnrfl.config import load as load_config
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.rng import numpy_generator
-from fnrfl.data.agreement import ColumnFacts, SiteFacts, SiteSchema
+from fnrfl.data.agreement import ColumnFacts, SiteFacts, SiteHolding, SiteSchema
 from fnrfl.data.datasets import load as load_data
 from fnrfl.data.natural import in_natural_order
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.own_site import describe_site, read_agreed
 from fnrfl.data.reading import Reading
-from fnrfl.data.site_agreement import agree_on_sites
+from fnrfl.data.site_agreement import agree_on_sites, settle
 from fnrfl.engines.node import Node
 from fnrfl.engines.wire import from_bytes
 from fnrfl.runs.agreeing import Meeting, meet
@@ -81,7 +81,7 @@ def assert_same_run(config: RunConfig, nodes: Sequence[NodeConfig], test: str = 
         mine = simulated.splits.test.take(simulated.splits.site_tests[client])
         x, y = node.parts.pool.all("test")
         assert torch.equal(y, mine.y) and len(x) == len(mine.x)
-        assert torch.equal(node.parts.splits.test.x, mine.x)
+        assert same(node.parts.splits.test.x, mine.x)
     assert np.array_equal(met.parts.partition.counts, simulated.partition.counts)
     assert torch.equal(met.parts.pool.examples, simulated.pool.examples)
     assert met.parts.dataset.classes == simulated.dataset.classes
@@ -337,11 +337,40 @@ def test_sites_that_do_not_fit_are_refused_by_name(one: SiteSchema, other: SiteS
         agree_on_sites(facts, Reading())
 
 
+def test_what_is_wrong_with_a_sites_data_stays_in_its_own_log(caplog: pytest.LogCaptureFixture) -> None:
+    write_gaps()
+    Path("data/H2.csv").write_text("age,ward,ill\n61,a,no\nMeyer,b,yes\n")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("Aachen", "H2")]
+    with pytest.raises(CompatibilityError, match="The node 'H2' cannot take part") as refused:
+        meet(recipe("public.source=public.csv", "dataset.missing=mean"), asking(nodes), "test.csv")
+    assert "Meyer" not in str(refused.value) and "data/H2.csv" not in str(refused.value)
+    assert "'Meyer' in column 'age'" in caplog.text
+
+
+def test_a_site_with_one_row_and_a_test_set_of_two_are_enough() -> None:
+    write_gaps()
+    Path("data/H2.csv").write_text("age,ward,ill\n61,a,no\n")
+    Path("test.csv").write_text("age,ward,ill\n61,a,no\n62,b,yes\n")
+    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    _, met = assert_same_run(config, nodes, "test.csv")
+    assert met.agreement.sizes[1] == 1 and len(met.parts.splits.test) == 2
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (3, -1), (1, 2, 3), (2**40, 1)])
+def test_counts_that_cannot_be_are_refused(counts: tuple[int, ...]) -> None:
+    agreement = agree_on_sites([SiteFacts("A", {}, schema=schema())], Reading())
+    with pytest.raises(CompatibilityError, match="The node 'A' says that it trains on"):
+        settle(agreement, [SiteHolding("A", counts, "", "")])
+
+
 def test_two_sites_of_one_name_and_a_node_without_one_are_refused() -> None:
     with pytest.raises(CompatibilityError, match="Two nodes are called 'A'"):
         agree_on_sites([SiteFacts("A", {}, schema=schema()), SiteFacts(" A ", {}, schema=schema())], Reading())
     with pytest.raises(CompatibilityError, match="The node with partition = 1 takes a part of a whole data set"):
         agree_on_sites([SiteFacts("A", {}, schema=schema()), SiteFacts("1", {}, 1)], Reading())
+    with pytest.raises(CompatibilityError, match="A node has no name"):
+        agree_on_sites([SiteFacts(" ", {}, schema=schema())], Reading())
 
 
 @pytest.mark.parametrize(
@@ -351,7 +380,7 @@ def test_two_sites_of_one_name_and_a_node_without_one_are_refused() -> None:
         (["public.source=test", "protocol=paper"], "public.source = .test. makes examples public"),
         (["validation.size=0.1"], "validation.size = 0.1 sets examples of the sites aside"),
         (["scenario=iid", "clients=2"], "scenario = 'iid' draws clients from one data set"),
-        (["dataset.client=ward"], "all rows of the node 'Aachen' are its own"),
+        (["dataset.client=ward"], "dataset.client = 'ward' names a column that says who holds a row"),
     ],
 )
 def test_a_recipe_that_sites_cannot_follow_is_refused(words: list[str], said: str) -> None:

@@ -15,7 +15,7 @@ from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data import arrays, readers, sites, strata
 from fnrfl.data.agreement import ColumnFacts, Schema, SiteSchema
 from fnrfl.data.csv_tables import describe_tables
-from fnrfl.data.datasets import Dataset, Part, checked_raw, read_source, source_of_values
+from fnrfl.data.datasets import Dataset, Part, checked_raw, read_source, refuse_keys_of_others, source_of_values
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.reading import Examples, Expected, RawData, Reading
 from fnrfl.data.sites import Site
@@ -71,7 +71,7 @@ def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
         columns=schema.columns,
         notices=raw.notices,
         train_clients=(name,) * len(train),
-        test_clients=(name,) * len(test),
+        test_clients=(name,) * len(test) or None,
     )
 
 
@@ -80,12 +80,8 @@ def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
 
 def _find(node: NodeConfig, reading: Reading) -> Site | None:
     """The file or folder of a site; None for a data set's name or a function."""
-    if reading.client:
-        raise CompatibilityError(
-            f"dataset.client = {reading.client!r} names a column that says who holds a row, and all rows of "
-            f"{node.label} are its own. Leave the key out of the recipe, or name the column in dataset.ignore."
-        )
     path = Path(os.path.expanduser(node.data))
+    refuse_keys_of_others(node.data, path, reading)
     if node.data in NAMED_DATASETS or (own_code.target("dataset.name", node.data) and not path.exists()):
         return None
     site = sites.site_at(path) if path.is_dir() or path.suffix.lower() in sites.TABLE_ENDINGS else None

@@ -5,12 +5,13 @@ Questions and answers are plain values that JSON has, so any network can carry t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fnrfl.config import RunConfig
-from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.errors import CompatibilityError, ConfigError, sentence
 from fnrfl.data.agreement import Agreement, SiteFacts, SiteHolding, agree_on_experiment, as_plain, from_plain
 from fnrfl.data.datasets import Dataset
 from fnrfl.data.node_config import NodeConfig
@@ -30,6 +31,7 @@ from fnrfl.runs.node_data import (
 )
 from fnrfl.runs.parts import RunParts, complete_parts, gather_parts
 
+log = logging.getLogger("fnrfl")
 Plain = dict[str, Any]
 Ask = Callable[[Plain], Sequence[Plain]]  # a question to every node -> their answers, always in one order
 
@@ -99,8 +101,22 @@ def _read(cls: type[Any], answer: Plain, seat: int) -> Any:
 
 
 def answer_question(question: Plain, node: NodeConfig) -> Plain:
-    """What a node answers before the first round: facts about its data, or what it holds of what was agreed on."""
+    """What a node answers before the first round: facts about its data, or what it holds of what was agreed on.
+
+    Whatever is wrong with a site's data stays in the site's own log: a sentence about it may quote a cell.
+    """
     recipe = recipe_at_node(str(question.get("recipe", "")), node)
-    if "agreement" not in question:
-        return as_plain(describe_node(recipe, node))
-    return as_plain(tell_holding(recipe, node, from_plain(Agreement, question["agreement"], "the server")))
+    if node.partition is None:
+        refuse_what_sites_cannot(recipe)
+    try:
+        if "agreement" not in question:
+            return as_plain(describe_node(recipe, node))
+        return as_plain(tell_holding(recipe, node, from_plain(Agreement, question["agreement"], "the server")))
+    except Exception as error:
+        if node.partition is not None:
+            raise
+        log.error("%s cannot take part: %s", node.opened, sentence(error))
+        raise CompatibilityError(
+            f"{node.opened} cannot take part: something is wrong with its data. The node's own log says what, and the "
+            "server is not told, because that may quote the data. Correct the data, or leave the node out."
+        ) from None

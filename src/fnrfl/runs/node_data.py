@@ -87,7 +87,6 @@ def describe_node(recipe: RunConfig, node: NodeConfig) -> SiteFacts:
     if node.partition is not None:
         parts = _experiment(recipe, node)
         return SiteFacts(str(node.partition), versions(), node.partition, parts.dataset.checksum, split_hash(parts))
-    refuse_what_sites_cannot(recipe)
     return SiteFacts(node.name.strip(), versions(), schema=describe_site(node, reading_of(recipe)))
 
 
@@ -122,6 +121,11 @@ def refuse_what_sites_cannot(recipe: RunConfig) -> None:
         raise CompatibilityError(
             f'public.source = "{source}" makes examples public that lie with the sites or decide the score. Set '
             "public.source to data of its own, of which every node has a copy, or public.size = 0."
+        )
+    if recipe.dataset.client:
+        raise CompatibilityError(
+            f"dataset.client = {recipe.dataset.client!r} names a column that says who holds a row, and all rows of a "
+            "node are its own. Leave the key out of the recipe, or name the column in dataset.ignore."
         )
     if recipe.validation.size:
         raise CompatibilityError(
@@ -211,7 +215,6 @@ def _site_splits(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> S
         raise CompatibilityError(
             f"{node.opened} is not among those that the server has agreed with. Begin again, with this node there."
         )
-    refuse_what_sites_cannot(recipe)
     dataset = read_agreed(node, reading_of(recipe), agreement.schema)
     algorithm = build_algorithm(recipe)
     _, splits = divide(recipe, dataset, load_public(recipe, dataset, NOTHING), algorithm)
