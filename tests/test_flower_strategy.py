@@ -40,6 +40,7 @@ from flwr.clientapp.mod import (  # noqa: E402
     fixedclipping_mod,
     message_size_mod,
 )
+from flwr.common.serde import recorddict_to_proto  # noqa: E402
 from flwr.server.workflow import SecAggPlusWorkflow  # noqa: E402
 from flwr.serverapp import strategy as flower  # noqa: E402
 
@@ -382,6 +383,24 @@ def test_the_model_is_the_record_that_is_named_as_the_servers() -> None:
 
     result = played(FeatureNormStrategy(Two(), share=0.4), grid_of(with_norms(function=two)), rounds=1)
     assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
+
+
+def test_letters_are_as_small_as_the_page_says() -> None:
+    letters: dict[tuple[str, str], int] = {}
+
+    def tamper(message: Message, reply: Message) -> list[Message]:
+        for way, one in (("down", message), ("up", reply)):
+            letter = one.content.config_records.get(LETTER)
+            if letter is not None:
+                classes = len(letter.get("norms", letter.get("targets", [])))
+                size = recorddict_to_proto(RecordDict({LETTER: letter})).ByteSize() - 8 * classes
+                letters[way, letter["phase"]] = max(size, letters.get((way, letter["phase"]), 0))
+        return [reply]
+
+    played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid_of(tamper=tamper))
+    said = {("down", "measure"): 100, ("up", "measure"): 170, ("down", "refine"): 280, ("up", "refine"): 100}
+    assert letters.keys() == said.keys()
+    assert all(0.9 * said[one] <= size <= said[one] for one, size in letters.items()), letters
 
 
 def test_a_server_without_fnr_does_not_notice_the_mod() -> None:
