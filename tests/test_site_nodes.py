@@ -16,9 +16,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fnrfl.algorithms.parts.norms import Accuracy
 from fnrfl.config import RunConfig
 from fnrfl.config import load as load_config
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
+from fnrfl.core.messages import MeasureRequest
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data.agreement import ColumnFacts, SiteFacts, SiteHolding, SiteSchema
 from fnrfl.data.datasets import load as load_data
@@ -27,10 +29,12 @@ from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.own_site import describe_site, read_agreed
 from fnrfl.data.reading import Reading
 from fnrfl.data.site_agreement import agree_on_sites, settle
+from fnrfl.engines.letters import Letter
 from fnrfl.engines.node import Node
-from fnrfl.engines.wire import from_bytes
+from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.runs.agreeing import Meeting, meet
 from fnrfl.runs.build import Built, build
+from fnrfl.runs.evaluate import evaluate_model
 from fnrfl.runs.predict import evaluate
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import resume, run
@@ -418,19 +422,48 @@ def test_other_public_data_no_test_set_and_server_work_on_private_data_are_refus
         over_network(config, nodes, "test.csv")
 
 
-def test_a_function_of_the_nodes_own_configuration_brings_tokens() -> None:
-    """Whole numbers, in another shape than a table's, and one site's labels are a part of the classes."""
-    Path("mine.py").write_text(
-        "import numpy as np\n\n\ndef left():\n    return np.arange(40).reshape(10, 4) % 9, np.arange(10) % 2\n\n\n"
-        "def right():\n    return np.arange(60).reshape(15, 4) % 7, np.arange(15) % 3\n"
-    )
+def test_functions_of_the_nodes_own_configuration_bring_tokens() -> None:
+    """Whole numbers for a model of the user's own, which each node allows; one site has a part of the classes."""
     whole = {"left": (np.arange(40).reshape(10, 4) % 9, np.arange(10) % 2)}
     whole["right"] = (np.arange(60).reshape(15, 4) % 7, np.arange(15) % 3)
     Path("data").mkdir()
     for name, (x, y) in whole.items():
         np.savez(f"data/{name}.npz", x=x, y=y)
+    Path("mine.py").write_text(
+        "import numpy as np\nfrom torch import nn\n\n\n"
+        "def left():\n    d = np.load('data/left.npz')\n    return d['x'], d['y']\n\n\n"
+        "def right():\n    d = np.load('data/right.npz')\n    return d['x'], d['y']\n\n\n"
+        "def net(num_classes):\n"
+        "    return nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, num_classes))\n"
+    )
     np.savez("test.npz", x=np.arange(80).reshape(20, 4) % 5, y=np.arange(20) % 3)
-    config = recipe("public.source=train", "public.size=0")
-    nodes = [NodeConfig(data=f"mine:{name}", name=name) for name in whole]
+    config = recipe("public.source=train", "public.size=0", "model=mine:net")
+    nodes = [NodeConfig(data=f"mine:{name}", name=name, code="mine:net") for name in whole]
     simulated, met = assert_same_run(config, nodes, "test.npz")
-    assert simulated.dataset.integers and met.parts.dataset.integers and met.agreement.split
+    assert met.parts.net.input_dtype == simulated.net.input_dtype == torch.int64
+    np.savez("data/left.npz", x=whole["left"][0] + 1, y=whole["left"][1])
+    with pytest.raises(CompatibilityError, match="The node 'left' cannot take part"):  # a token that has no row
+        clients_of(meet(config, asking(nodes), "test.npz"), nodes)
+
+
+def test_a_node_answers_about_its_own_test_examples_and_not_to_unscaled_tasks() -> None:
+    write_gaps()
+    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    simulated, met, clients = met_and_simulated(config, nodes, "test.csv")
+    assert simulated.scaling is not None
+    node, model = Node(clients[1].participant, Path("state"), "run"), simulated.engine.server.initial
+    ask = MeasureRequest([1], 0, Accuracy(), "test", model)
+    letter = Letter("run", "1", 1, 0, 1, "measure", ask, scale=simulated.scaling.as_tree())
+    own = simulated.splits.test.take(simulated.splits.site_tests[1])
+    expected = evaluate_model(simulated.net, model, own.x, own.y, 2).accuracy
+    assert float(from_bytes(node.answer(to_bytes(letter))).content["accuracy"]) == pytest.approx(expected)
+    refused = from_bytes(node.answer(to_bytes(replace(letter, scale=None)))).content
+    assert "A letter does not say how inputs are scaled" in refused.reason
+    unscaled = Node(replace(clients[1].participant, scaled=None), Path("state"), "run")
+    assert "A letter says how inputs are scaled" in from_bytes(unscaled.answer(to_bytes(letter))).content.reason
+
+
+def test_without_a_network_a_run_over_sites_says_so_before_it_looks_for_data() -> None:
+    with pytest.raises(CompatibilityError, match="needs clients on a network"):
+        run(recipe("engine.name=flower", "dataset=nowhere/", "public.source=nowhere.csv"), out=None)

@@ -5,13 +5,12 @@ Questions and answers are plain values that JSON has, so any network can carry t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fnrfl.config import RunConfig
-from fnrfl.core.errors import CompatibilityError, ConfigError, sentence
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data.agreement import Agreement, SiteFacts, SiteHolding, agree_on_experiment, as_plain, from_plain
 from fnrfl.data.datasets import Dataset
 from fnrfl.data.node_config import NodeConfig
@@ -22,6 +21,7 @@ from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.node_data import (
     describe_node,
+    kept_at_the_site,
     public_hash,
     recipe_at_node,
     recipe_for_nodes,
@@ -31,7 +31,6 @@ from fnrfl.runs.node_data import (
 )
 from fnrfl.runs.parts import RunParts, complete_parts, gather_parts
 
-log = logging.getLogger("fnrfl")
 Plain = dict[str, Any]
 Ask = Callable[[Plain], Sequence[Plain]]  # a question to every node -> their answers, always in one order
 
@@ -101,22 +100,11 @@ def _read(cls: type[Any], answer: Plain, seat: int) -> Any:
 
 
 def answer_question(question: Plain, node: NodeConfig) -> Plain:
-    """What a node answers before the first round: facts about its data, or what it holds of what was agreed on.
-
-    Whatever is wrong with a site's data stays in the site's own log: a sentence about it may quote a cell.
-    """
+    """What a node answers before the first round: facts about its data, or what it holds of what was agreed on."""
     recipe = recipe_at_node(str(question.get("recipe", "")), node)
     if node.partition is None:
         refuse_what_sites_cannot(recipe)
-    try:
+    with kept_at_the_site(node):
         if "agreement" not in question:
             return as_plain(describe_node(recipe, node))
         return as_plain(tell_holding(recipe, node, from_plain(Agreement, question["agreement"], "the server")))
-    except Exception as error:
-        if node.partition is not None:
-            raise
-        log.error("%s cannot take part: %s", node.opened, sentence(error))
-        raise CompatibilityError(
-            f"{node.opened} cannot take part: something is wrong with its data. The node's own log says what, and the "
-            "server is not told, because that may quote the data. Correct the data, or leave the node out."
-        ) from None
