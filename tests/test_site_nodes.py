@@ -200,6 +200,26 @@ def test_tables_of_sites_are_read_alike(made: Any, dice: Any) -> None:
             assert missing == "drop" and "no example without a missing value" in str(error)
 
 
+def test_columns_that_a_node_keeps_to_itself_are_as_if_they_were_not_there() -> None:
+    write_gaps()
+    reading = Reading(missing="mean", label="ill")
+    plain = NodeConfig(data="data/H2.csv", name="H2")
+    lines = Path("data/H2.csv").read_text().splitlines()
+    names = ['"name, first"', *(f"Meyer {number}" for number in range(len(lines) - 1))]
+    Path("with.csv").write_text("\n".join(f"{name},{line}" for name, line in zip(names, lines, strict=True)) + "\n")
+    node = replace(plain, data="with.csv", ignore='"name, first"')
+    assert describe_site(node, reading) == describe_site(plain, reading)
+    schema = agree_on_sites([SiteFacts("H2", {}, schema=describe_site(node, reading))], reading).schema
+    assert schema is not None
+    one, other = (read_agreed(each, reading, schema) for each in (node, plain))
+    assert one.checksum == other.checksum
+    for asks in (Reading(missing="mean", label="ill", categories=("name, first",)), Reading(label="name, first")):
+        with pytest.raises(ConfigError, match="dataset.categories names|both name the column"):
+            describe_site(node, asks)
+    with pytest.raises(ConfigError, match="dataset.ignore names the column 'nome', and"):
+        describe_site(replace(plain, ignore="nome"), Reading(label="ill", ignore=("age",)))
+
+
 # -- a whole run -------------------------------------------------------------------------------------------------------
 
 

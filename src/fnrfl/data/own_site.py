@@ -27,6 +27,7 @@ KINDS = {".csv": "table", "images": "pictures", ".npz": "arrays"}
 
 def describe_site(node: NodeConfig, reading: Reading) -> SiteSchema:
     """What a site's data is like, before anything is agreed on."""
+    reading = _own_reading(node, reading)
     site = _find(node, reading)
     if site is not None and site.kind == ".csv":
         return _describe_table(site, reading)
@@ -53,6 +54,7 @@ def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
     Where nobody brings a test part, the site draws its own as the simulator does: by its own examples and name alone.
     """
     expected = Expected(schema.columns, colour=schema.colour, classes=schema.classes)
+    reading = _own_reading(node, reading)
     raw = _read(node, _find(node, reading), expected, reading)
     parts = [raw.parts[part] for part in raw.parts]
     if len(parts) == 1:
@@ -73,6 +75,11 @@ def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
         train_clients=(name,) * len(train),
         test_clients=(name,) * len(test) or None,
     )
+
+
+def _own_reading(node: NodeConfig, reading: Reading) -> Reading:
+    """How the recipe reads data, without the columns that this node keeps to itself."""
+    return replace(reading, ignore=(*reading.ignore, *node.ignored_columns))
 
 
 # -- where it lies -----------------------------------------------------------------------------------------------------
