@@ -21,7 +21,9 @@ PYTEST := OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -n 2 --di
 quick: $(READY)
 	$(PYTEST) -m "not slow" --hypothesis-profile repeatable
 
+# Ray and Flower into .venv, about 300 MB: tests that need them are skipped where they are missing.
 test-all: lint types
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[flower,ray]'
 	$(PYTEST)
 	$(BIN)/python tests/mutants.py
 

@@ -69,15 +69,7 @@ def assemble(
 ) -> Federation:
     """An engine, from its parts; `client_memory` is what a client remembers before its first round."""
     layout = layout or Layout()
-    on_gpu = name == "gpu"
-    place: Place = Gpus(net, feed, layout.devices, tf32=layout.tf32) if on_gpu else Threads(net, feed, layout.threads)
-    recorder = Recorder(_backend(net), net.fingerprint()) if layout.record else None
-    expected = ExpectedWork([int(n) for n in feed.examples.tolist()], rounds, participation)
-    group_size = _group_size(layout) if on_gpu else GROUP_SIZE
-    runner: Runner = (
-        OneByOne(recorder, expected) if name == "loop" else Vectorised(recorder, expected, group_size=group_size)
-    )
-    trainer = Trainer(place, runner, seed=seed)
+    trainer = assemble_trainer(name, net, feed, seed=seed, layout=layout, rounds=rounds, participation=participation)
     clients = KeptClients(
         trainer,
         _store(layout, "memory", net, client_memory or {}, CPU if layout.memory_on_host else None),
@@ -87,6 +79,28 @@ def assemble(
         num_devices=max(1, len(layout.devices)),
     )
     return Federation(clients, trainer, options, seed=seed, rounds=rounds, network=network)
+
+
+def assemble_trainer(
+    name: EngineName,
+    net: Net,
+    feed: Feed,
+    *,
+    seed: int = 0,
+    layout: Layout,
+    rounds: int = 1,
+    participation: float = 1.0,
+) -> Trainer:
+    """What takes the steps of clients, here or on a machine of their own."""
+    on_gpu = name == "gpu"
+    place: Place = Gpus(net, feed, layout.devices, tf32=layout.tf32) if on_gpu else Threads(net, feed, layout.threads)
+    recorder = Recorder(_backend(net), net.fingerprint()) if layout.record else None
+    expected = ExpectedWork([int(n) for n in feed.examples.tolist()], rounds, participation)
+    group_size = _group_size(layout) if on_gpu else GROUP_SIZE
+    runner: Runner = (
+        OneByOne(recorder, expected) if name == "loop" else Vectorised(recorder, expected, group_size=group_size)
+    )
+    return Trainer(place, runner, seed=seed)
 
 
 def _block(net: Net, threads: int) -> int:

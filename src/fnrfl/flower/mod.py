@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.rng import stream_kept
 from fnrfl.flower.guarantees import refuse_callers, refuse_mods_inside
-from fnrfl.flower.norm_letters import LETTER, MEASURE, REFINE, REFINE_OPTIONS, Letter
+from fnrfl.flower.norm_letters import LETTER, MEASURE, REFINE, REFINE_OPTIONS, NormLetter
 from fnrfl.runs.own_loop import Loader, accuracy_on, class_norms, refine
 
 HELD = "fnrfl.held"  # the trained model, in the context's state until the next round
@@ -53,14 +53,14 @@ class FeatureNormMod:
             return call_next(message, context)
         refuse_callers()
         refuse_mods_inside(call_next)
-        letter: Letter = dict(message.content.config_records[LETTER])
+        letter: NormLetter = dict(message.content.config_records[LETTER])
         if letter.get("phase") == REFINE:
             return self._refined(message, context, letter)
         message.content = RecordDict({name: record for name, record in message.content.items() if name != LETTER})
         asked_with = list(message.content.array_records)
         return self._measured(call_next(message, context), context, letter, asked_with)
 
-    def _measured(self, reply: Message, context: Context, letter: Letter, asked_with: list[str]) -> Message:
+    def _measured(self, reply: Message, context: Context, letter: NormLetter, asked_with: list[str]) -> Message:
         """The app's reply to training, with class norms and accuracy of its model in a letter beside it.
 
         What goes wrong here is written into the letter: the app's training is not lost for it.
@@ -68,7 +68,7 @@ class FeatureNormMod:
         context.state.pop(HELD, None)
         if reply.has_error():
             return reply
-        answer: Letter = {"phase": MEASURE, "round": letter["round"], "question": letter["question"]}
+        answer: NormLetter = {"phase": MEASURE, "round": letter["round"], "question": letter["question"]}
         number = context.node_config.get("partition-id")
         if isinstance(number, int):
             answer["client"] = number
@@ -86,7 +86,7 @@ class FeatureNormMod:
         reply.content = RecordDict({**reply.content, LETTER: ConfigRecord(answer)})
         return reply
 
-    def _refined(self, message: Message, context: Context, letter: Letter) -> Message:
+    def _refined(self, message: Message, context: Context, letter: NormLetter) -> Message:
         """The model that this client holds, refined; an error goes back as an error does in any Flower app."""
         held_for: Mapping[str, object] = context.state.config_records.get(HELD_LETTER, {})
         if HELD not in context.state or held_for.get("question") != letter["question"]:
@@ -100,7 +100,7 @@ class FeatureNormMod:
             targets = torch.tensor(letter["targets"], dtype=torch.float64)
             options = {name: letter[name] for name in REFINE_OPTIONS}
             refine(model, self.public_loader(), targets, features=self.features, **options)
-        answer: Letter = {"phase": REFINE, "round": letter["round"], "question": letter["question"]}
+        answer: NormLetter = {"phase": REFINE, "round": letter["round"], "question": letter["question"]}
         content = RecordDict({"arrays": _as_arrays(model, arrays), LETTER: ConfigRecord(answer)})
         return Message(content, reply_to=message)
 

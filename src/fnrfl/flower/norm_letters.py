@@ -25,7 +25,7 @@ LETTER = "fnrfl"  # the name of the record
 MEASURE, REFINE = "measure", "refine"  # the phases of a round
 REFINE_OPTIONS = ("penalty", "weight", "epochs", "lr", "momentum", "weight_decay", "batchnorm", "peers")  # of `refine`
 
-Letter = dict[str, Any]
+NormLetter = dict[str, Any]
 
 _STEPS = {option.name: option for option in options_of(Training) if option.name in ("lr", "momentum", "weight_decay")}
 _OPTIONS = {option.name: option for option in options_of(FnrOptions)} | _STEPS
@@ -71,7 +71,7 @@ class RefinementOrder:
     peers: int
 
 
-def read_measured(node: int, letter: Letter) -> Measured:
+def read_measured(node: int, letter: NormLetter) -> Measured:
     """The class norms and the accuracy in a client's letter; refused if they cannot be such."""
     if "problem" in letter:
         raise FnrflError(str(letter["problem"]))

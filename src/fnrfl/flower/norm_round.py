@@ -16,8 +16,8 @@ from fnrfl.flower.norm_letters import (
     LETTER,
     MEASURE,
     REFINE,
-    Letter,
     Measured,
+    NormLetter,
     RefinementOrder,
     RefinementTerms,
     num_classes_of,
@@ -46,7 +46,7 @@ class NormRound:
             message.content = RecordDict({**message.content, LETTER: letter})
 
     def _letter(self, phase: str, **more: object) -> ConfigRecord:
-        letter: Letter = {"phase": phase, "round": self.number, "question": self.question, **more}
+        letter: NormLetter = {"phase": phase, "round": self.number, "question": self.question, **more}
         return ConfigRecord(letter)
 
     # -- replies to training ------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class NormRound:
         return counts
 
 
-def letter_of(reply: Message) -> Letter:
+def letter_of(reply: Message) -> NormLetter:
     """The letter in a reply; nothing if it has none."""
     return dict(reply.content.config_records.get(LETTER, {}))
 

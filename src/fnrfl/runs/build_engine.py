@@ -14,10 +14,12 @@ from fnrfl.core.net import Net
 from fnrfl.data.batches import Pool
 from fnrfl.data.reading import Columns
 from fnrfl.data.scaling import Scaling, ask_clients
-from fnrfl.data.splits import Splits
-from fnrfl.engines.assemble import Layout, assemble
+from fnrfl.engines.assemble import Layout, assemble, assemble_trainer
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import found_devices
+from fnrfl.engines.letters import Connection
+from fnrfl.engines.remote_clients import RemoteClients
+from fnrfl.engines.trainer import Trainer
 from fnrfl.runs.choice import records_steps
 from fnrfl.runs.cohorts import cohort_size
 
@@ -27,19 +29,19 @@ def build_engine(
     algorithm: Algorithm,
     net: Net,
     pool: Pool,
-    splits: Splits,
     scratch: Path | None,
     runs_alike: int = 1,
+    connection: Connection | None = None,
+    scaling: Scaling | None = None,
 ) -> Federation:
     """The engine that a resolved config names; `scratch` is a folder for what does not fit in memory.
 
     Of `runs_alike` runs each uses what is compiled for one. But a run that is to be the same to the last bit, alone or
-    among others, decides alone.
+    among others, decides alone. `connection` leads to clients on other machines, who are told `scaling`.
     """
+    if config.engine.name == "flower":
+        return _remote_engine(config, algorithm, net, pool, connection, scaling)
     alone = config.engine.deterministic or config.engine.name != "gpu"
-    at_once = config.engine.clients_at_once
-    on_gpu = config.engine.name == "gpu"
-    threads = min(int(config.engine.threads), max(int(at_once), os.cpu_count() or 1))  # each holds a net
     return assemble(
         config.engine.name,  # type: ignore[arg-type]
         net,
@@ -47,25 +49,85 @@ def build_engine(
         config.client,
         seed=config.seed,
         client_memory=algorithm.client_state(net),
-        layout=Layout(
-            threads=threads,
-            devices=_gpus(config) if on_gpu else (),
-            tf32=config.engine.precision == "tf32",
-            record=records_steps(config, net, splits),
-            clients_at_once=int(at_once),
-            folder=scratch if int(at_once) < cohort_size(config) and not on_gpu else None,
-            memory_on_host=on_gpu and int(at_once) < config.clients,
-        ),
+        layout=_layout(config, net, pool, scratch),
         rounds=config.rounds * (1 if alone else runs_alike),
         participation=cohort_size(config) / config.clients,
         network=config.network,
     )
 
 
-def ask_for_scaling(config: RunConfig, net: Net, pool: Pool, columns: Columns | None) -> Scaling:
+def build_trainer(config: RunConfig, net: Net, pool: Pool) -> Trainer:
+    """What takes the steps of clients on a machine of their own, as the engine that the config names does."""
+    return assemble_trainer(
+        config.engine.name,  # type: ignore[arg-type]
+        net,
+        pool,
+        seed=config.seed,
+        layout=_layout(config, net, pool, None),
+        rounds=config.rounds,
+        participation=cohort_size(config) / config.clients,
+    )
+
+
+def _layout(config: RunConfig, net: Net, pool: Pool, scratch: Path | None) -> Layout:
+    """How a resolved config uses the machine."""
+    at_once, on_gpu = int(config.engine.clients_at_once), config.engine.name == "gpu"
+    return Layout(
+        threads=min(int(config.engine.threads), max(at_once, os.cpu_count() or 1)),  # each holds a net
+        devices=_gpus(config) if on_gpu else (),
+        tf32=config.engine.precision == "tf32",
+        record=records_steps(config, net, int(pool.examples.max())),
+        clients_at_once=at_once,
+        folder=scratch if at_once < cohort_size(config) and not on_gpu else None,
+        memory_on_host=on_gpu and at_once < config.clients,
+    )
+
+
+def _remote_engine(
+    config: RunConfig,
+    algorithm: Algorithm,
+    net: Net,
+    pool: Pool,
+    connection: Connection | None,
+    scaling: Scaling | None,
+) -> Federation:
+    """An engine whose clients are on other machines; what the server does itself, it does as the loop engine."""
+    if connection is None:
+        raise CompatibilityError(
+            'engine = "flower" needs clients on a network, and there is none here. `fnrfl deploy init FOLDER RECIPE` '
+            "makes a Flower app of a recipe. To simulate the clients on this machine, leave engine out."
+        )
+    here = assemble("loop", net, pool, config.client, seed=config.seed, rounds=config.rounds)
+    clients = RemoteClients(
+        connection.network,
+        connection.run,
+        here.server.initial,
+        algorithm.client_state(net),
+        pool.examples,
+        config.network,
+        reads_memory=algorithm.personalised,
+        scale=None if scaling is None else scaling.as_tree(),
+    )
+    return Federation(
+        clients,
+        here.server,
+        config.client,
+        seed=config.seed,
+        rounds=config.rounds,
+        network=config.network,
+        simulated=False,
+    )
+
+
+def ask_for_scaling(
+    config: RunConfig, net: Net, pool: Pool, columns: Columns | None, connection: Connection | None = None
+) -> Scaling:
     """What the clients answer about their inputs, before there is a model that could be trained."""
     layout = Layout(threads=1 if config.engine.name == "gpu" else int(config.engine.threads))
     with assemble("loop", net, pool.in_type(torch.float64), config.client, seed=config.seed, layout=layout) as engine:
+        if connection is not None:
+            run, initial = connection.run, engine.server.initial
+            engine.clients = RemoteClients(connection.network, run, initial, {}, pool.examples, config.network)
         gaps = config.dataset.missing == "mean"
         return ask_clients(engine, f'dataset = "{config.dataset.name}"', gaps=gaps, columns=columns)
 

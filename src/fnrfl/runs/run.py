@@ -8,6 +8,7 @@ import logging
 import shlex
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from fnrfl.core.trees import aligned, moved
 from fnrfl.core.types import State
 from fnrfl.data.datasets import Facts
 from fnrfl.data.scaling import Scaling
+from fnrfl.engines.letters import Connection, Network
 from fnrfl.engines.metered import Metered
 from fnrfl.rundir import checkpoint, directory, events, files
 from fnrfl.rundir.directory import RunDir
@@ -35,6 +37,7 @@ from fnrfl.runs.cohorts import cohort
 from fnrfl.runs.finite import check_scores, check_shapes, check_state, for_json
 from fnrfl.runs.given import NOTHING, Given, check_given
 from fnrfl.runs.method import build_algorithm
+from fnrfl.runs.parts import RunParts
 from fnrfl.runs.result import Result
 from fnrfl.runs.scores import score_models
 
@@ -57,6 +60,8 @@ def run(
     checkpoint_every: float = 30.0,
     runs_alike: int = 1,
     given: Given = NOTHING,
+    network: Network | None = None,
+    parts: RunParts | None = None,
 ) -> Result:
     """Run a config from the start.
 
@@ -64,12 +69,15 @@ def run(
     writes nothing. With `overwrite` a run that has this directory keeps it until the new one has its first checkpoint.
     `progress` hears of every round when it has ended, `callbacks` of the beginning and the end too, `phase` the name of
     each phase of a round as it begins. This is one of `runs_alike` runs of this process: what is prepared for it serves
-    the others too. `given` are the objects that the config has words for.
+    the others too. `given` are the objects that the config has words for. `network` leads to clients on other machines,
+    which keep two rounds, so that every round ends with a checkpoint; `parts` is what `meet` has agreed on with them.
     """
     told = Listeners(progress, callbacks)
     names = () if out is None else run_files.possible_run_dirs(config, out, overwrite)
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
-        built = build(config, Path(scratch), runs_alike, given=given)
+        connection = None if network is None else Connection(network, uuid.uuid4().hex)
+        checkpoint_every = checkpoint_every if network is None else 0.0
+        built = build(config, Path(scratch), runs_alike, given=given, connection=connection, parts=parts)
         for notice in built.notices:
             log.warning(notice)
         if out is None:
@@ -92,6 +100,8 @@ def resume(
     checkpoint_every: float = 30.0,
     runs_alike: int = 1,
     given: Given = NOTHING,
+    network: Network | None = None,
+    parts: RunParts | None = None,
 ) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
     run_dir, told = Path(run_dir), Listeners(progress, callbacks)
@@ -102,7 +112,10 @@ def resume(
         found = run_files.verify(run_dir, trust=trust)
         header, *rounds = found.events_so_far
         check_given(run_dir, found.config, given)
-        built = build(found.config, Path(scratch), runs_alike, Scaling.from_json(header.get("scale")), given)
+        connection = None if network is None else Connection(network, header.get("run_at_nodes", ""))
+        checkpoint_every = checkpoint_every if network is None else 0.0
+        scaling = Scaling.from_json(header.get("scale"))
+        built = build(found.config, Path(scratch), runs_alike, scaling, given, connection, parts)
         run_files.refuse_changed_inputs(run_dir, header, built)
         run_files.warn_of_other_versions(run_dir, header)
         state = None

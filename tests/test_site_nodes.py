@@ -1,0 +1,407 @@
+"""Sites that bring data of their own: what nodes read one by one is what the simulator reads from a folder of sites."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fnrfl.config import RunConfig
+from fnrfl.config import load as load_config
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
+from fnrfl.core.rng import numpy_generator
+from fnrfl.data.agreement import ColumnFacts, SiteFacts, SiteSchema
+from fnrfl.data.datasets import load as load_data
+from fnrfl.data.natural import in_natural_order
+from fnrfl.data.node_config import NodeConfig
+from fnrfl.data.own_site import describe_site, read_agreed
+from fnrfl.data.reading import Reading
+from fnrfl.data.site_agreement import agree_on_sites
+from fnrfl.engines.node import Node
+from fnrfl.engines.wire import from_bytes
+from fnrfl.runs.agreeing import Meeting, meet
+from fnrfl.runs.build import Built, build
+from fnrfl.runs.predict import evaluate
+from fnrfl.runs.result import Result
+from fnrfl.runs.run import resume, run
+from fnrfl.runs.run_files import verify
+from test_nodes import asking, assert_same_client, clients_of, same, sent
+from test_sites import SITES, write_csv, write_images, write_layout
+
+WORDS = (
+    "scenario=natural",
+    "dataset=data",
+    "public.source=public",
+    "validation.size=0",
+    "model=mlp(hidden=4)",
+    "engine=loop",
+    "engine.threads=1",
+    "client.augment=none",
+    "client.batch=4",
+    "clients=0",
+    "rounds=2",
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FNRFL_STATE", str(tmp_path / "state"))
+
+
+def recipe(*words: str) -> RunConfig:
+    return load_config(None, [*WORDS, *words])
+
+
+def met_and_simulated(
+    config: RunConfig, nodes: Sequence[NodeConfig], test: str = "test"
+) -> tuple[Built, Meeting, list[Any]]:
+    simulated = build(config)
+    met = meet(config, asking(nodes), test)
+    return simulated, met, clients_of(met, nodes)
+
+
+def assert_same_run(config: RunConfig, nodes: Sequence[NodeConfig], test: str = "test") -> tuple[Built, Meeting]:
+    """Every node's client is the simulator's, and the server knows as much as it may."""
+    simulated, met, clients = met_and_simulated(config, nodes, test)
+    assert met.agreement.sites == simulated.partition.ids
+    for client, node in enumerate(clients):
+        assert node.client == client
+        assert_same_client(simulated, node)
+        mine = simulated.splits.test.take(simulated.splits.site_tests[client])
+        x, y = node.parts.pool.all("test")
+        assert torch.equal(y, mine.y) and len(x) == len(mine.x)
+        assert torch.equal(node.parts.splits.test.x, mine.x)
+    assert np.array_equal(met.parts.partition.counts, simulated.partition.counts)
+    assert torch.equal(met.parts.pool.examples, simulated.pool.examples)
+    assert met.parts.dataset.classes == simulated.dataset.classes
+    assert met.parts.dataset.columns == simulated.dataset.columns
+    assert met.parts.config.dataset == simulated.config.dataset
+    for part in ("public", "ranking", "distill"):
+        assert torch.equal(getattr(met.parts.splits, part).x, getattr(simulated.splits, part).x)
+    return simulated, met
+
+
+def site_nodes(kind: str, public: str = "public") -> list[NodeConfig]:
+    """Nodes in another order than the clients'."""
+    at = {site: next(path for path in Path("data").iterdir() if path.stem == site) for site in SITES}
+    return [NodeConfig(data=str(at[site]), name=f" {site} ", public=f"{public}{kind}") for site in SITES]
+
+
+LAYOUTS = {
+    "SITE.csv": ".csv",
+    "SITE/train.csv": ".csv",
+    "SITE.npz": ".npz",
+    "SITE/train.npz": ".npz",
+    "SITE/CLASS": "",
+    "SITE/train/CLASS": "",
+}
+
+
+def write_shared(kind: str) -> None:
+    """Public data and the server's test set, in the form that the sites have."""
+    for number, name in ((50, "public"), (60, "test")):
+        if kind == ".csv":
+            write_csv(Path(f"{name}.csv"), number, ("c", "label", "b", "a"), count=20)
+        elif kind == ".npz":
+            x, y = numpy_generator(number, "rows").normal(size=(20, 3)), np.arange(20) % 2
+            np.savez(f"{name}.npz", x=x, y=y)
+        else:
+            write_images(Path(name), number // 3, count=20)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("words", [(), ("algorithm=public-share", "fnr=on", "scenario=natural + feature-noise(0.2)")])
+def test_what_sites_read_one_by_one_is_what_the_simulator_reads(layout: str, words: tuple[str, ...]) -> None:
+    kind = LAYOUTS[layout]
+    write_layout(layout)
+    write_shared(kind)
+    assert_same_run(recipe(f"public.source=public{kind}", *words), site_nodes(kind), f"test{kind}")
+
+
+# -- tables of any kind ------------------------------------------------------------------------------------------------
+
+NAMES = ["Aachen", "H2", "H10", "Ähre <b>", "ü\u2028x"]
+CELLS = {
+    "number": st.one_of(st.integers(-5, 5).map(str), st.floats(-9, 9, width=32).map(str), st.sampled_from(["", "NA"])),
+    "word": st.sampled_from(["rot", "grün", "", "?", "blau,hell", "東"]),
+    "whole": st.integers(0, 3).map(str),
+}
+LABELS = st.one_of(
+    st.just(["yes", "no"]), st.just(["1", "2", "10"]), st.just(["-1", "1"]), st.just(["9", "10", "none"])
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[dict[str, list[dict[str, str]]], str]:
+    """Rows for each site, and what becomes of missing values."""
+    labels, missing = draw(LABELS), draw(st.sampled_from(["mean", "drop"]))
+    sites = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
+    row = st.fixed_dictionaries({**CELLS, "label": st.sampled_from(labels)})
+    rows = {site: draw(st.lists(row, min_size=1, max_size=9)) for site in sites}
+    return rows, missing
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows([row[name] for name in columns] for row in rows)
+
+
+def assert_read_alike(folder: Path, reading: Reading, sites: Sequence[str]) -> None:
+    """What nodes read by themselves, once they have agreed, is what the simulator reads from the folder."""
+    whole = load_data(str(folder), by_client=True, reading=reading)
+    nodes = {site: NodeConfig(data=str(folder / f"{site}.csv"), name=site) for site in sites}
+    facts = [SiteFacts(site, {}, schema=describe_site(node, reading)) for site, node in nodes.items()]
+    agreement = sent(agree_on_sites([sent(one) for one in facts], reading))
+    schema = agreement.schema
+    assert agreement.sites == tuple(in_natural_order(sites))
+    assert (schema.classes, schema.columns, schema.input_shape) == (whole.classes, whole.columns, whole.input_shape)
+    for site, node in nodes.items():
+        mine = read_agreed(node, reading, schema)
+        for part, clients in (("train", whole.train_clients), ("test", whole.test_clients)):
+            at = torch.tensor([position for position, client in enumerate(clients or ()) if client == site]).long()
+            theirs, ours = getattr(whole, part).take(at), getattr(mine, part)
+            assert same(theirs.x, ours.x) and same(theirs.y, ours.y)
+
+
+@settings(max_examples=80, deadline=None)
+@given(made=tables(), dice=st.randoms(use_true_random=False))
+def test_tables_of_sites_are_read_alike(made: Any, dice: Any) -> None:
+    rows, missing = made
+    with TemporaryDirectory() as folder:
+        for site, mine in rows.items():
+            columns = [*CELLS, "label"]
+            dice.shuffle(columns)
+            write_table(Path(folder) / f"{site}.csv", mine, columns)
+        try:
+            load_data(folder, by_client=True, reading=Reading(missing=missing))
+        except FnrflError:  # the simulator must set a test part aside, and needs as many examples as classes
+            return
+        try:
+            assert_read_alike(Path(folder), Reading(missing=missing), list(rows))
+        except ConfigError as error:  # of a site nothing is left, which the simulator leaves out
+            assert missing == "drop" and "no example without a missing value" in str(error)
+
+
+# -- a whole run -------------------------------------------------------------------------------------------------------
+
+
+class Nodes:
+    """A network of nodes, each in its own folder; every letter finds a node that knows nothing but its folder."""
+
+    def __init__(self, met: Meeting, nodes: Sequence[NodeConfig]) -> None:
+        self.clients = {node.client: node for node in clients_of(met, nodes)}
+        self.seen: list[Any] = []
+
+    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
+        for client, letter in letters.items():
+            self.seen.append(from_bytes(letter))
+            participant = self.clients[client].participant
+            yield client, Node(participant, Path(f"node-{client}"), self.seen[-1].run).answer(letter)
+
+
+def over_network(config: RunConfig, nodes: Sequence[NodeConfig], test: str) -> tuple[Result, Nodes]:
+    config = config.replace({"engine.name": "flower"})
+    met = meet(config, asking(nodes), test)
+    network = Nodes(met, nodes)
+    return run(config, out="there", network=network, parts=met.parts), network
+
+
+def write_gaps() -> None:
+    """Tables with categories, missing values and columns in other orders, at each site and at the server."""
+    dice = numpy_generator(0, "gaps")
+    for place, count in (("data/Aachen", 30), ("data/H2", 25), ("data/H10", 20), ("public", 24), ("test", 24)):
+        rows = [
+            {
+                "age": "" if dice.random() < 0.2 and "/" in place else f"{dice.normal(60, 9):.3f}",
+                "ward": str(dice.choice(["a", "b"] if place.endswith("H2") else ["b", "c", "\u00e4"])),
+                "ill": str(dice.choice(["no", "yes"])),
+            }
+            for _ in range(count)
+        ]
+        columns = ["ward", "ill", "age"] if place.endswith("H2") else ["age", "ward", "ill"]
+        write_table(Path(f"{place}.csv"), rows, columns)
+
+
+@pytest.mark.parametrize("words", [(), ("fnr=on", "algorithm=scaffold", "dataset.scale=none")])
+def test_a_run_over_sites_is_the_simulators_and_asks_them_for_means(words: tuple[str, ...]) -> None:
+    write_gaps()
+    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", *words)
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    result, network = over_network(config, nodes, "test.csv")
+    simulated = run(config, out="here")
+    assert result.rounds[0]["bytes"] == simulated.rounds[0]["bytes"] and "scale" in result.rounds[0]["bytes"]
+    for name, tensor in simulated.weights.items():
+        assert torch.equal(tensor, result.weights[name])
+    asked = [letter for letter in network.seen if letter.scale is None]
+    assert [type(letter.request.probe).__name__ for letter in asked] == ["InputMoments"] * 3
+    manifest = json.loads(Path("there/partition.json").read_text())
+    assert manifest["ids"] == ["Aachen", "H2", "H10"] and manifest["splits"]["train"]["sha256"] == ""
+    assert result.rounds[-1]["accuracy"] == evaluate("there", "test.csv").accuracy
+
+
+def test_a_run_over_sites_goes_on_to_the_same_end_and_not_with_other_data() -> None:
+    write_gaps()
+    config = recipe("public.source=public.csv", "dataset.missing=drop", "dataset.label=ill", "engine.name=flower")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+
+    class Stop(Exception):
+        pass
+
+    def stop(event: dict[str, Any]) -> None:
+        raise Stop
+
+    met = meet(config, asking(nodes), "test.csv")
+    whole = run(config, out="whole", network=Nodes(met, nodes), parts=met.parts)
+    with pytest.raises(Stop):
+        run(config, out="part", network=Nodes(met, nodes), parts=met.parts, progress=stop)
+    again = meet(verify(Path("part"), trust=False).config, asking(nodes), "test.csv")
+    before = Nodes(again, nodes)
+    resumed = resume("part", network=before, parts=again.parts)
+    assert resumed.model_sha256 == whole.model_sha256
+    Path("data/H2.csv").write_text(Path("data/H2.csv").read_text().replace("yes", "no", 1))
+    changed = meet(config, asking(nodes), "test.csv")
+    with pytest.raises(Stop):
+        run(config, out="other", network=Nodes(changed, nodes), parts=changed.parts, progress=stop)
+    with pytest.raises(ConfigError, match="is not the data that other was begun with"):
+        resume("other", network=before, parts=again.parts)
+    with pytest.raises(CompatibilityError, match="The node 'H2' has other data"):
+        clients_of(again, nodes)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def schema(**changed: Any) -> SiteSchema:
+    columns = (ColumnFacts("age", "number", 9), ColumnFacts("ward", "category", 9, ("a", "b")))
+    table = SiteSchema("table", {"yes": 4, "no": 5}, True, False, columns=columns, label="ill")
+    return replace(table, **changed)
+
+
+def pictures(**changed: Any) -> SiteSchema:
+    return replace(SiteSchema("pictures", {"cat": 1}, True, False, input_shape=(1, 4, 4), dtype="uint8"), **changed)
+
+
+AGE, WARD = schema().columns
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (schema(), pictures(), "'A' brings table and the node 'B' brings pictures"),
+        (
+            schema(),
+            schema(label="sick"),
+            "column ill and the node 'B' has its classes in the column sick.*dataset.label",
+        ),
+        (schema(), schema(columns=(AGE,)), "'B' has other columns than the node 'A': it lacks 'ward'"),
+        (schema(columns=(AGE,)), schema(), "'B' has other columns than the node 'A': it has 'ward' more"),
+        (
+            schema(),
+            schema(columns=(AGE, ColumnFacts("ward", "integer", 3))),
+            "'ward' holds text at the node 'A' and numbers at the node 'B'.*dataset.categories",
+        ),
+        (
+            schema(columns=(AGE, replace(WARD, categories=tuple(f"a{i}" for i in range(15)), known=20))),
+            schema(columns=(AGE, replace(WARD, categories=tuple(f"b{i}" for i in range(15)), known=20))),
+            "Column 'ward' of all sites together holds 30 different texts in 40 rows",
+        ),
+        (schema(labels={"1": 2}), schema(labels={"1.0": 2}), "'A' writes the class '1' and the node 'B' writes '1.0'"),
+        (pictures(), pictures(input_shape=(1, 4, 5)), r"uint8\[1, 4, 5\].*Set dataset.image_size"),
+        (pictures(kind="arrays"), pictures(kind="arrays", dtype="float64"), "the node 'B' of float64.*one way"),
+        (pictures(), pictures(named=False), "'A' has names as labels and the node 'B' has numbers"),
+        (
+            pictures(classes=("cat",)),
+            pictures(classes=("dog", "cat")),
+            "'A' has the classes 'cat' and the node 'B' has the classes 'dog', 'cat'",
+        ),
+        (pictures(classes=("dog",)), pictures(classes=("dog",)), "'A' has the label 'cat', which is not among"),
+    ],
+)
+def test_sites_that_do_not_fit_are_refused_by_name(one: SiteSchema, other: SiteSchema, words: str) -> None:
+    facts = [SiteFacts("B", {}, schema=other), SiteFacts("A", {}, schema=one)]
+    with pytest.raises(FnrflError, match=words):
+        agree_on_sites(facts, Reading())
+
+
+def test_two_sites_of_one_name_and_a_node_without_one_are_refused() -> None:
+    with pytest.raises(CompatibilityError, match="Two nodes are called 'A'"):
+        agree_on_sites([SiteFacts("A", {}, schema=schema()), SiteFacts(" A ", {}, schema=schema())], Reading())
+    with pytest.raises(CompatibilityError, match="The node with partition = 1 takes a part of a whole data set"):
+        agree_on_sites([SiteFacts("A", {}, schema=schema()), SiteFacts("1", {}, 1)], Reading())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["public.source=train", "public.size=0.1"], "public.source = .train. makes examples public"),
+        (["public.source=test", "protocol=paper"], "public.source = .test. makes examples public"),
+        (["validation.size=0.1"], "validation.size = 0.1 sets examples of the sites aside"),
+        (["scenario=iid", "clients=2"], "scenario = 'iid' draws clients from one data set"),
+        (["dataset.client=ward"], "all rows of the node 'Aachen' are its own"),
+    ],
+)
+def test_a_recipe_that_sites_cannot_follow_is_refused(words: list[str], said: str) -> None:
+    write_gaps()
+    node = NodeConfig(data="data/Aachen.csv", name="Aachen", public="public.csv")
+    with pytest.raises(FnrflError, match=said):
+        meet(recipe("public.source=public.csv", *words), asking([node]), "test.csv")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("data", "is a folder without the data of one client"),
+        ("nowhere", "is no such file or folder"),
+        ("nowhere.csv", "does not exist"),
+        ("data/Aachen.json", "is no such file or folder"),
+    ],
+)
+def test_data_that_is_not_one_sites_own_is_refused(data: str, said: str) -> None:
+    write_gaps()
+    with pytest.raises(ConfigError, match=said):
+        describe_site(NodeConfig(data=data, name="Aachen"), Reading(missing="mean"))
+
+
+def test_other_public_data_no_test_set_and_server_work_on_private_data_are_refused() -> None:
+    write_gaps()
+    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "algorithm=centralised")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    with pytest.raises(ConfigError, match="the server has no test set"):
+        meet(config, asking(nodes))
+    Path("old.csv").write_text("\n".join(Path("public.csv").read_text().splitlines()[:-1]) + "\n")
+    with pytest.raises(CompatibilityError, match="The node 'Aachen' has other public data than the server"):
+        meet(config, asking([nodes[0], replace(nodes[1], public="old.csv"), nodes[2]]), "test.csv")
+    with pytest.raises(CompatibilityError, match="private examples of the clients are not on this machine"):
+        over_network(config, nodes, "test.csv")
+
+
+def test_a_function_of_the_nodes_own_configuration_brings_tokens() -> None:
+    """Whole numbers, in another shape than a table's, and one site's labels are a part of the classes."""
+    Path("mine.py").write_text(
+        "import numpy as np\n\n\ndef left():\n    return np.arange(40).reshape(10, 4) % 9, np.arange(10) % 2\n\n\n"
+        "def right():\n    return np.arange(60).reshape(15, 4) % 7, np.arange(15) % 3\n"
+    )
+    whole = {"left": (np.arange(40).reshape(10, 4) % 9, np.arange(10) % 2)}
+    whole["right"] = (np.arange(60).reshape(15, 4) % 7, np.arange(15) % 3)
+    Path("data").mkdir()
+    for name, (x, y) in whole.items():
+        np.savez(f"data/{name}.npz", x=x, y=y)
+    np.savez("test.npz", x=np.arange(80).reshape(20, 4) % 5, y=np.arange(20) % 3)
+    config = recipe("public.source=train", "public.size=0")
+    nodes = [NodeConfig(data=f"mine:{name}", name=name) for name in whole]
+    simulated, met = assert_same_run(config, nodes, "test.npz")
+    assert simulated.dataset.integers and met.parts.dataset.integers and met.agreement.split
