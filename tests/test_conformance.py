@@ -57,7 +57,8 @@ NEUTRAL: dict[str, dict[str, Any]] = {  # settings at which a method must be Fed
     "public-returned": {},
 }
 IN_PROCESS = ("loop", "batched", "loop-fast", "batched-fast")  # fast: with every accelerator
-ENGINES = (*IN_PROCESS, "children")  # children: clients in child processes, nothing shared but messages
+# children: clients in child processes, nothing shared but messages; ray: clients trained in two Ray actors
+ENGINES = (*IN_PROCESS, "children", "ray")
 
 
 def method(label: str, **changes: Any) -> Algorithm:

@@ -80,6 +80,11 @@ def replaced(config: RunConfig, overrides: Overrides) -> RunConfig:
     return _resolve(config.flat(), given, config.name)
 
 
+def from_flat(values: FlatValues) -> RunConfig:
+    """The config that `RunConfig.flat` has written, in another process that works for the same run."""
+    return _resolve(values, {}, "run")
+
+
 def _find_recipe(recipe: str | Path) -> Path:
     """Where a recipe is; a bare word is a packaged one, anything with a suffix or a separator is a file."""
     if not isinstance(recipe, str | os.PathLike):

@@ -41,6 +41,7 @@ from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.needs import check_needs
 from fnrfl.runs.own_metrics import OwnMetric, load_own_metrics, try_out
+from fnrfl.runs.ray_run import ray_actors
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ def build(
         scaling = scaling or ask_for_scaling(config, net, pool, dataset.columns)
         scale, fill = config.dataset.scale == "standard", config.dataset.missing == "mean"
         net = net.with_input_scale(scaling.layer(net.input_shape, net.dtype, scale=scale, fill=fill))
-    engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike)
+    actors = ray_actors(config, dataset, partition, scaling, given) if config.engine.name == "ray" else None
+    engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike, actors)
     unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
     clients = notices_on_clients(config, dataset, partition)
     notices = (*unused, *clients, *_notices(config, splits, asked, dataset.columns))

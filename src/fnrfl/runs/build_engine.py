@@ -18,6 +18,7 @@ from fnrfl.data.splits import Splits
 from fnrfl.engines.assemble import Layout, assemble
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import found_devices
+from fnrfl.engines.ray_actors import RayActors
 from fnrfl.runs.choice import records_steps
 from fnrfl.runs.cohorts import cohort_size
 
@@ -30,11 +31,12 @@ def build_engine(
     splits: Splits,
     scratch: Path | None,
     runs_alike: int = 1,
+    actors: RayActors | None = None,
 ) -> Federation:
     """The engine that a resolved config names; `scratch` is a folder for what does not fit in memory.
 
     Of `runs_alike` runs each uses what is compiled for one. But a run that is to be the same to the last bit, alone or
-    among others, decides alone.
+    among others, decides alone. `actors` train the clients of the engine "ray".
     """
     alone = config.engine.deterministic or config.engine.name != "gpu"
     at_once = config.engine.clients_at_once
@@ -59,6 +61,7 @@ def build_engine(
         rounds=config.rounds * (1 if alone else runs_alike),
         participation=cohort_size(config) / config.clients,
         network=config.network,
+        actors=actors,
     )
 
 
