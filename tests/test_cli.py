@@ -255,7 +255,7 @@ def test_lists_say_what_there_is() -> None:
         return [line.split()[0] for line in fnrfl("list", subject).stdout.splitlines()]
 
     assert first_words("algorithms") == list(registry.algorithms())
-    assert first_words("engines") == ["auto", "loop", "batched", "gpu"]
+    assert first_words("engines") == ["auto", "loop", "batched", "gpu", "flower"]
     assert {"digits", "label-skew", "quantity-skew", "feature-skew", "mixed", "paper-label-skew"} <= set(
         first_words("recipes")
     )

@@ -328,8 +328,7 @@ REFUSED = {
     "dataset=cifar1": 'dataset = "cifar1" is not known. Did you mean cifar10? Choose one of digits, fashion-mnist',
     "public.source=trian": 'public.source = "trian" is not known. Choose "train", or give file.npz, ',
     "model=resnet1(head=10)": 'model = "resnet1" is not known. Did you mean resnet18?',
-    "engine=flower": 'engine = "flower" is not in this version. Choose one of auto, loop, batched, gpu, ray.',
-    "engine=lop": 'engine = "lop" is not known. Did you mean loop? Choose one of auto, loop, batched, gpu',
+    "engine=lop": 'engine = "lop" is not known. Did you mean loop? Choose one of auto, loop, batched, gpu, ray, ',
     "scenario=label-dirichle(0.1)": "Did you mean 'label-dirichlet'?",
     "rounds": '"rounds" is not an override; write key=value, as in client.lr=0.1.',
     "=3": '"=3" is not an override',
@@ -421,7 +420,7 @@ def test_tables_are_in_step_with_the_code() -> None:
     assert set(registry.MODELS) == set(importlib.import_module("fnrfl.models.catalogue").MODELS)
     assert set(registry.PENALTIES) == set(importlib.import_module("fnrfl.algorithms.parts.penalties").PENALTIES)
     known = get_args(importlib.import_module("fnrfl.engines.assemble").EngineName)
-    assert set(registry.ENGINES) == {"auto", *known}
+    assert set(registry.ENGINES) == {"auto", "flower", *known}  # flower: clients that are elsewhere
 
 
 METHOD = '''

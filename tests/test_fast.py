@@ -345,7 +345,9 @@ def test_on_a_gpu_steps_are_captured_if_the_groups_of_a_cohort_take_enough() -> 
     for clients, captured in ((10, False), (16, False), (17, True), (100, True)):
         keys = {"clients": clients, "rounds": choice.WORTH_CAPTURING - 1, "client": {"epochs": 1, "batch": 10_000}}
         assert (
-            choice.records_steps(few.config.replace({**keys, "engine": {"name": "gpu"}}), few.net, few.splits)
+            choice.records_steps(
+                few.config.replace({**keys, "engine": {"name": "gpu"}}), few.net, int(few.pool.examples.max())
+            )
             is captured
         )
 

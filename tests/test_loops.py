@@ -22,7 +22,7 @@ from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.rng import generator, seeded
 from fnrfl.core.types import LocalTask, State
 from fnrfl.data.batches import plan
-from fnrfl.runs.own_loop import class_norms, norm_targets, refine, weakest
+from fnrfl.runs.own_loop import accuracy_on, class_norms, norm_targets, refine, weakest
 from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Run, assert_near, classification, distance
 
 PUBLIC = 55
@@ -165,14 +165,31 @@ def test_any_iterable_will_do() -> None:
     assert torch.equal(flat(small), flat(refine(made(Without), [(x, y)], GOAL)))
 
 
+def test_accuracy_is_the_share_of_right_answers_and_leaves_the_model_as_it_was() -> None:
+    model = made()
+    before, (x, y) = snapshot(model), public()
+    right = float((copy.deepcopy(model).eval()(x).argmax(1) == y).double().mean())
+    assert accuracy_on(model, batches(7)) == pytest.approx(right, abs=1e-12)
+    assert model.training
+    assert unchanged(model, before)
+
+
+def test_a_batch_that_is_no_pair_is_refused_in_a_sentence() -> None:
+    x, y = public()
+    for batch in ({"image": x, "label": y}, (x, y, y), (x,)):
+        with pytest.raises(ConfigError, match=r"a batch must be \(x, y\)"):
+            class_norms(made(), [batch])  # type: ignore[list-item]
+
+
 # -- refinement -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batchnorm", MODES)
-@pytest.mark.parametrize("penalty", [p for p in PENALTIES if p not in ("literal", "constant")])
+@pytest.mark.parametrize("penalty", [p for p in PENALTIES if p != "constant"])
 def test_refine_is_the_refinement_of_fnr(penalty: str, batchnorm: Mode) -> None:
     """A whole round of FNR on the package's engine; then the models of its refined clients again, by `refine`."""
-    fnr = FNR(FedAvg(), penalty=penalty, batchnorm=batchnorm, epochs=3, batch=16, weight=0.7)  # type: ignore[arg-type]
+    weight = 0.05 if penalty == "literal" else 0.7
+    fnr = FNR(FedAvg(), penalty=penalty, batchnorm=batchnorm, epochs=3, batch=16, weight=weight)  # type: ignore[arg-type]
     module = Mlp if batchnorm == "frozen" else Without
     played = Run(fnr, world=classification(module=module))
     cohort = played.cohort(0)
@@ -200,11 +217,12 @@ def test_refine_is_the_refinement_of_fnr(penalty: str, batchnorm: Mode) -> None:
             loader,
             targets[m],
             penalty=penalty,
-            weight=0.7,
+            weight=weight,
             epochs=1,
             lr=training.lr,
             weight_decay=training.weight_decay,
             batchnorm=batchnorm,
+            peers=len(cohort) - len(refined),
         )
         got = State(flat(model), dict(model.named_buffers()))
         theirs = State(handed.params[m], {k: v[m] for k, v in handed.buffers.items()})

@@ -178,7 +178,7 @@ def test_what_pays_in_a_grid_is_prepared_unless_a_run_must_decide_alone(
     monkeypatch.setattr(build_engine, "assemble", lambda *_, **given: asked.append(given["rounds"]))
     monkeypatch.setattr(build_engine, "_gpus", lambda config: ())
     config = replace(built.config, engine=options)
-    build_engine.build_engine(config, built.algorithm, built.net, built.pool, built.splits, None, runs_alike=10)
+    build_engine.build_engine(config, built.algorithm, built.net, built.pool, None, runs_alike=10)
     assert asked == [rounds]
 
 

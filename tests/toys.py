@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from children import Children
+from fake_network import FakeNetwork
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.config import registry
 from fnrfl.core.algorithm import Algorithm, Objective
@@ -25,6 +28,7 @@ from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.messages import ClientSide
 from fnrfl.core.modules import InputScale
 from fnrfl.core.net import Model, Net
+from fnrfl.core.network import NetworkOptions
 from fnrfl.core.rng import generator, seeded
 from fnrfl.core.training import ClientOptions
 from fnrfl.core.types import Batch, Decorator, Flat, LocalTask, Out, Replies, State, Training, Tree
@@ -32,6 +36,8 @@ from fnrfl.data.batches import Pool
 from fnrfl.engines.assemble import Layout, assemble
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.metered import Metered
+from fnrfl.engines.node import Node, Participant
+from fnrfl.engines.remote_clients import RemoteClients
 from fnrfl.engines.wire import to_bytes
 from ray_toys import ToyActors
 
@@ -227,6 +233,7 @@ class Run:
     ) -> None:
         self.world = world = world or classification(dtype)
         self.algorithm, self.seed, self.t = algorithm, seed, 0
+        self.folder = TemporaryDirectory()  # of nodes
         self.active = active or world.active
         with seeded(1, "init"):
             module = algorithm.adapt(world.module(), world.example).to(world.example.dtype)
@@ -239,7 +246,7 @@ class Run:
             self.net = self.net.with_shared_kernels() if name == "gpu" else self.net
         self.state = algorithm.init(self.net)
         options = (FAST if fast else {}) | options
-        kind: Any = "loop" if name == "children" else name
+        kind: Any = "loop" if name in ("children", "network") else name
         plain = described(algorithm) | {"seed": seed, "scale": scale, "single": dtype == torch.float32}
         if name == "ray":
             options["actors"] = ToyActors(lambda: to_bytes(plain))
@@ -251,6 +258,18 @@ class Run:
         ))  # fmt: skip
         if name == "children":
             self.engine.clients = Children(plain)
+        if name == "network":
+            self.engine.clients = self._on_network(algorithm.client_state(self.net))
+
+    def _on_network(self, birth: Tree) -> RemoteClients:
+        """The same clients as nodes of a network inside this process."""
+        trainer = self.engine.server
+
+        def open_node(client: int, run: str) -> Node:
+            return Node(Participant(client, trainer, birth, shares_memory=True), Path(self.folder.name), run)
+
+        network, examples = FakeNetwork(open_node), self.world.pool.examples
+        return RemoteClients(network, "toys", trainer.initial, birth, examples, NetworkOptions(), reads_memory=True)
 
     def use(self, engine: Federation) -> None:
         """Play on an engine."""

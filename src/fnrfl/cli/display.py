@@ -39,6 +39,11 @@ class Display:
     phase: Callable[[str], None]  # its name, at the start of each
 
 
+def _absent(event: Event) -> str:
+    """How many clients have not answered in a round, if any."""
+    return f"  {counted(len(event['missing']), 'client')} missing" if event.get("missing") else ""
+
+
 @contextmanager
 def display(screen: Console, leak: str) -> Iterator[Display]:
     """Rounds as they come: a bar with the phase under way on a terminal, one line each in a pipe."""
@@ -47,7 +52,7 @@ def display(screen: Console, leak: str) -> Iterator[Display]:
         def line(event: Event) -> None:
             screen.print(
                 f"round {event['round']}/{event['rounds']}  accuracy {event['accuracy']:.4f}  "
-                f"loss {event['loss']:.4f}  {event['seconds']:.1f} s  {leak}".rstrip()
+                f"loss {event['loss']:.4f}  {event['seconds']:.1f} s{_absent(event)}  {leak}".rstrip()
             )
 
         yield Display(line, lambda name: None)
@@ -59,7 +64,7 @@ def display(screen: Console, leak: str) -> Iterator[Display]:
         task = bar.add_task("getting ready", total=None, phase="")
 
         def show(event: Event) -> None:
-            text = f"accuracy {event['accuracy']:.4f} {leak}".rstrip()
+            text = f"accuracy {event['accuracy']:.4f}{_absent(event)} {leak}".rstrip()
             if bar.tasks[task].total is None:  # a resumed run starts in the middle, which must not count as speed
                 bar.reset(task, total=event["rounds"], completed=event["round"], description=text)
             else:

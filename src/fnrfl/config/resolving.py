@@ -61,16 +61,21 @@ def loads(
     A text that is `of_run` was written by a run, with every key of its version: one that it lacks is newer, and has the
     value that it was introduced with.
     """
-    try:
-        recipe = flatten(parse_toml(text), schema.text_keys())
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ConfigError(f"{origin} is not valid TOML: {reason}.") from error
+    recipe = read_keys(text, origin=origin)
     recipe = schema.FIRST_DEFAULTS[""] | recipe if of_run else recipe
     given = read_overrides(overrides, schema.text_keys())
     named = {key: recipe[key] for key in own_code.KEYS if key in recipe and key not in given}
     trusted.check_allowed(named, given, origin=origin, trust=trust)  # before anything is imported
     return _resolve(recipe, given, name)
+
+
+def read_keys(text: str, *, origin: str) -> FlatValues:
+    """The values of TOML text by dotted key, before any is checked."""
+    try:
+        return flatten(parse_toml(text), schema.text_keys())
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"{origin} is not valid TOML: {reason}.") from error
 
 
 def replaced(config: RunConfig, overrides: Overrides) -> RunConfig:
@@ -81,7 +86,11 @@ def replaced(config: RunConfig, overrides: Overrides) -> RunConfig:
 
 
 def from_flat(values: FlatValues) -> RunConfig:
-    """The config that `RunConfig.flat` has written, in another process that works for the same run."""
+    """The config that `RunConfig.flat` has written, in another process that works for the same run and user.
+
+    The code that it names was allowed before the process was told of it.
+    """
+    trusted.check_allowed({}, {key: values[key] for key in own_code.KEYS if key in values}, origin="", trust=False)
     return _resolve(values, {}, "run")
 
 
@@ -182,7 +191,7 @@ def _spelled(flat: FlatValues) -> FlatValues:
     tables = {
         "algorithm.name": [*registry.algorithms(), "fnr"],
         "algorithm.inner": registry.algorithms(),
-        "engine.name": [*registry.ENGINES, *registry.LATER_ENGINES],
+        "engine.name": list(registry.ENGINES),
         "public.source": ["train", "test"],
     }
     spelled = dict(flat)

@@ -100,7 +100,7 @@ class ValidationOptions:
 class EngineOptions:
     """How the work is done; it changes the time, and the result by rounding alone."""
 
-    name: str = option("auto", "auto, loop, batched, gpu or ray; auto is a fixed rule")
+    name: str = option("auto", "auto, loop, batched, gpu, ray or flower; auto is a fixed rule")
     precision: Literal["auto", "float32", "tf32", "bf16", "float64"] = option(
         "auto",
         "of the layers' arithmetic; tf32, bf16: on a GPU alone; auto: bf16 for convolutions there, else float32",

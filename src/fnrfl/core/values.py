@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Flat = Tensor  # [P] trainable parameters of one model
 Shapes = dict[str, tuple[int, ...]]
-Data = Literal["private", "public", "ranking", "distill", "validation"]
+Data = Literal["private", "public", "ranking", "distill", "validation", "test"]
 RandomStream = Callable[[str], torch.Generator]  # a purpose -> the generator that its numbers come from
 SERVER = -1  # in the place of a client, where the server does a client's work
 

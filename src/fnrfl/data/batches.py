@@ -53,23 +53,25 @@ class Pool:
         shards: Sequence[Tensor],
         num_classes: int,
         *,
+        sizes: Sequence[int] | None = None,
         dtype: torch.dtype = torch.float32,
         noise: Callable[[int, Tensor, torch.Generator], Tensor] | None = None,
         redraw: bool = True,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`parts` has "private" (what `shards` index), "public", "ranking", "distill", "validation".
+        """`parts` has "private" (what `shards` index), "public", "ranking", "distill", "validation", or some of them.
 
         They lie on `device`, as bytes if they are bytes. `noise(client, x, stream)` lays a client's feature noise over
-        a batch: each time that the examples are used (`redraw`), or once, when the pool is made.
+        a batch: each time that the examples are used (`redraw`), or once, when the pool is made. Where the examples of
+        some clients are elsewhere, their shards are empty, and `sizes` says how many everybody has.
         """
         self.num_classes, self.dtype, self.shards = num_classes, dtype, list(shards)
-        self.examples = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
+        self.examples = torch.tensor(sizes or [len(shard) for shard in shards], dtype=torch.float64)
         self.device = torch.device(device)
         self._parts = {k: (x.to(self.device), y.to(self.device)) for k, (x, y) in parts.items()}
         self._noise = noise if redraw else None
-        if noise is not None and not redraw:
+        if noise is not None and not redraw and "private" in parts:
             x, y = self._parts["private"]
             x = scaled(x, torch.float32).clone()
             for client, shard in enumerate(shards):
@@ -89,6 +91,17 @@ class Pool:
         """The same examples, handed out as numbers of another type."""
         other = copy(self)
         other.dtype = dtype
+        return other
+
+    def only(self, client: int | None) -> Pool:
+        """The pool of a machine that has the private examples of one client, or of none: it knows how many there are.
+
+        Nothing else of the clients' examples is kept.
+        """
+        other, (x, y) = copy(self), self._parts["private"]
+        mine = torch.arange(0) if client is None else self._shard(client)
+        other.shards = [torch.arange(len(mine) if one == client else 0) for one in range(len(self.shards))]
+        other._parts = self._parts | {"private": (x[mine.to(self.device)], y[mine.to(self.device)])}
         return other
 
     def take(self, data: Data, positions: Tensor, crops: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -113,12 +126,20 @@ class Pool:
         return Plan(shard[made.order], made.sizes, crops, noise)
 
     def _shard(self, client: int) -> Tensor:
+        """The positions of a client's examples; of everybody's for the server. Refused if they are elsewhere."""
+        wanted = range(len(self.shards)) if client == SERVER else [client]
+        if any(len(self.shards[one]) < self.examples[one] for one in wanted):
+            whose = "the clients" if client == SERVER else f"client {client}"
+            raise CompatibilityError(
+                f"The private examples of {whose} are not on this machine: on a network each client keeps its own. "
+                "Choose a method that trains at the clients, or run it in the simulator."
+            )
         return torch.cat(self.shards) if client == SERVER else self.shards[client]
 
     def probe_batches(self, client: int, data: Data, stream: RandomStream) -> Iterator[Batch]:
         """All of a client's data, as a probe sees it: no augmentation, but the client's own noise."""
         private = data == "private"
-        positions = self.shards[client] if private else torch.arange(len(self._parts[data][1]))
+        positions = self._shard(client) if private else torch.arange(len(self._parts[data][1]))
         noise = self._noise_of(client, stream) if private else None
         for chunk in positions.to(self.device).split(forward_batch(self.device)):
             x, y = self.take(data, chunk)
@@ -126,11 +147,13 @@ class Pool:
 
     def class_counts(self, client: int) -> Tensor:
         """How many private examples of each class a client has, [C]; of the server's, which stands for everybody."""
-        labels = self._parts["private"][1]
-        return labels[self._shard(client).to(self.device)].bincount(minlength=self.num_classes)
+        mine = self._shard(client).to(self.device)
+        return self._parts["private"][1][mine].bincount(minlength=self.num_classes)
 
     def all(self, data: Data) -> tuple[Tensor, Tensor]:
         """(x, y) of a split, pixels as numbers in [0, 1]."""
+        if data == "private":
+            self._shard(SERVER)  # refused where some are elsewhere
         return self.take(data, torch.arange(len(self._parts[data][1])))
 
     def _noise_of(self, client: int, stream: RandomStream) -> Callable[[Tensor], Tensor] | None:

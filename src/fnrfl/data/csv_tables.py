@@ -31,6 +31,7 @@ from fnrfl.data.table_cells import (
     client_ids,
     find_categories,
     input_numbers,
+    is_missing,
     refuse_missing,
     unknown_categories,
 )
@@ -65,7 +66,7 @@ def read_tables(
     if reading.missing == "refuse":
         widths = [len(categories.get(name, "1")) for name in names]
         refuse_missing(tables, x, widths, training=expected is None)
-    y, classes = class_numbers(tables)
+    y, classes = class_numbers(tables, None if expected is None else expected.classes)
     carried = None if expected is None else expected.carried
     examples = [
         Examples(values.astype(np.float32), labels, carried=_carried(table, carried), clients=client_ids(table))
@@ -76,6 +77,28 @@ def read_tables(
         return TablesRead(examples, classes, known, tuple(unknown))
     columns = None if classes is None else _described(tables[0], categories, x)
     return TablesRead(examples, classes, columns, _category_notices(categories))
+
+
+@dataclass(frozen=True, eq=False)
+class TablesDescribed:
+    """What some tables hold, in words and counts, so that others can agree on columns and classes with them."""
+
+    columns: Columns
+    known_cells: dict[str, int]  # of each input column
+    labels: dict[str, int]  # each label as it is written, and how often
+
+
+def describe_tables(paths: Sequence[Path], reading: Reading) -> TablesDescribed:
+    """The columns and labels of tables that are read alike; refused as `read_tables` refuses them."""
+    columns = read_tables(paths, None, reading).columns
+    assert columns is not None
+    tables = _opened_alike(paths, None, reading)
+    known = {
+        name: sum(not is_missing(cell) for table in tables for cell in table.cells(table.at(name)))
+        for name in columns.inputs
+    }
+    labels = Counter(cell for table in tables for cell in table.cells(table.label_at))
+    return TablesDescribed(columns, known, dict(labels))
 
 
 def _opened_alike(paths: Sequence[Path], expected: Expected | None, reading: Reading) -> list[CsvTable]:

@@ -199,7 +199,7 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
             f"{', '.join(NAMED_DATASETS)}, a .npz, .csv or .json file, a folder of images or of clients, or "
             "module:function." + (did_you_mean(name, NAMED_DATASETS) or " Check the name.")
         )
-    return DataSource(name, str(path.resolve()), _checked(name, raw, reading))
+    return DataSource(name, str(path.resolve()), checked_raw(name, raw, reading))
 
 
 def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
@@ -220,13 +220,13 @@ def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
 def source_of_values(name: str, made: object, told: str, reading: Reading) -> DataSource:
     """What a function of the user's returned, or what was passed in; `told` begins the sentence that refuses it."""
     if isinstance(made, RawData):
-        return DataSource(name, name, _checked(name, made, reading))
+        return DataSource(name, name, checked_raw(name, made, reading))
     if isinstance(made, Dataset):
         parts = {
             "train": Examples(made.train.x, made.train.y, clients=made.train_clients),
             "test": Examples(made.test.x, made.test.y, clients=made.test_clients),
         }
-        return DataSource(made.name, made.source, _checked(made.name, RawData(parts, made.classes), reading))
+        return DataSource(made.name, made.source, checked_raw(made.name, RawData(parts, made.classes), reading))
     if not isinstance(made, tuple) or len(made) not in (2, 3, 4, 6):
         length = f" of {len(made)}" if isinstance(made, tuple) else ""
         raise ConfigError(
@@ -239,7 +239,7 @@ def source_of_values(name: str, made: object, told: str, reading: Reading) -> Da
     else:
         half = len(made) // 2
         parts = {"train": _as_returned(made[:half]), "test": _as_returned(made[half:])}
-    return DataSource(name, name, _checked(name, RawData(parts), reading))
+    return DataSource(name, name, checked_raw(name, RawData(parts), reading))
 
 
 def _as_returned(values: tuple[object, ...]) -> Examples:
@@ -263,10 +263,10 @@ def from_arrays(
     whole numbers become int64. Labels are class numbers from 0, or names, which are numbered in sorted order.
     """
     parts = {"train": Examples(x_train, y_train), "test": Examples(x_test, y_test)}
-    return DataSource(name, source, _checked(name, RawData(parts, classes), PLAIN_READING)).dataset()
+    return DataSource(name, source, checked_raw(name, RawData(parts, classes), PLAIN_READING)).dataset()
 
 
-def _checked(name: str, raw: RawData, reading: Reading) -> RawData:
+def checked_raw(name: str, raw: RawData, reading: Reading) -> RawData:
     """The same data, its arrays checked: they hold numbers, and one label for each example if there are labels."""
     parts = {}
     for part, examples in raw.parts.items():

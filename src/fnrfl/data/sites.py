@@ -71,12 +71,12 @@ def read_folder(folder: Path, expected: Expected | None, reading: Reading) -> Ra
 
 def find_sites(folder: Path) -> list[Site]:
     """The clients that a folder has a file or folder for, in natural order; empty if it has none."""
-    if (alone := _site(folder)) is not None and alone.kind != "images":  # train.csv and test.csv of no client
+    if (alone := site_at(folder)) is not None and alone.kind != "images":  # train.csv and test.csv of no client
         return [replace(alone, name="")]
     entries = _entries(folder)
     if any(at.is_dir() and _has_images(at) for at in entries):
         return []  # CLASS/*.png; folders that lie deeper are told of by whoever reads it
-    found = [site for at in entries if (site := _site(at)) is not None]
+    found = [site for at in entries if (site := site_at(at)) is not None]
     names = [site.name for site in found]
     if set(names) & set(PARTS):
         return []  # train/CLASS/*.png: parts of one data set; whoever reads them says what lies beside them
@@ -86,7 +86,7 @@ def find_sites(folder: Path) -> list[Site]:
     return sorted(found, key=lambda site: order[site.name])
 
 
-def _site(at: Path) -> Site | None:
+def site_at(at: Path) -> Site | None:
     """What a file or folder holds of a client, if anything."""
     if not at.is_dir():
         kind = at.suffix.lower()

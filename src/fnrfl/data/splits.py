@@ -98,7 +98,8 @@ class Splits:
         listed: dict[str, object] = {"num_classes": self.num_classes, "public_to": self.public_to}
         for name in parts:
             part: Part = getattr(self, name)
-            listed[name] = {"examples": len(part), "sha256": checksum(part.x.numpy(), part.y.numpy())}
+            known = "" if part.x.is_meta else checksum(part.x.numpy(), part.y.numpy())  # of examples that are here
+            listed[name] = {"examples": len(part), "sha256": known}
         listed["clients"] = [{"examples": len(held), "sha256": checksum(held.numpy())} for held in self.clients]
         listed |= {f"{name}_positions": positions.tolist() for name, positions in self.set_aside.items()}
         return {**listed, "sha256": splits_hash(listed)}
@@ -133,7 +134,7 @@ def _handed_out(
         return private, clients
     if public_to == "everybody":
         if pool is not dataset.train:
-            private = Part(torch.cat([private.x, pool.x]), torch.cat([private.y, pool.y]))
+            private = Part(torch.cat([private.x, pool.x.to(private.x.device)]), torch.cat([private.y, pool.y]))
             public = public + len(dataset.train)
         given = [public] * len(clients)
     else:
@@ -200,7 +201,9 @@ def check_disjoint(
 
 
 def _fingerprints(part: Part) -> list[bytes]:
-    """A fingerprint of each example's bytes, labels aside."""
+    """A fingerprint of each example's bytes, labels aside; none of examples that are elsewhere."""
+    if part.x.is_meta:
+        return []
     examples = np.ascontiguousarray(part.x.numpy()).reshape(len(part), -1)
     return [hashlib.blake2b(example.data, digest_size=16).digest() for example in examples]
 
@@ -222,7 +225,7 @@ def _public_from_other_source(
             "leaks.public_is_test = true makes the test set public, but public.source names other data; one of them "
             'can be public. Set public.source = "test" or turn the leak off.'
         )
-    pool = _both_parts(public, dataset.classes) if isinstance(public, Dataset) else public
+    pool = both_parts(public, dataset.classes) if isinstance(public, Dataset) else public
     like = dataset.train.x
     pixels = [x.dtype == torch.uint8 for x in (pool.x, like)]
     if pool.x.shape[1:] != like.shape[1:] or pixels[0] != pixels[1]:
@@ -248,20 +251,20 @@ def _type_and_shape(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape[1:])}"
 
 
-def _both_parts(public: Dataset, classes: tuple[str, ...]) -> Part:
-    """All examples of another data set, its classes matched by name.
+def both_parts(other: Dataset, classes: tuple[str, ...], what: str = "public.source") -> Part:
+    """All examples of another data set, its classes matched by name; `what` begins the sentence that refuses it.
 
     Where it only numbers its classes and `classes` are words, the numbers are taken for positions in `classes`.
     """
-    x, y = torch.cat([public.train.x, public.test.x]), torch.cat([public.train.y, public.test.y])
-    unknown = [name for name in public.classes if name not in classes]
+    x, y = torch.cat([other.train.x, other.test.x]), torch.cat([other.train.y, other.test.y])
+    unknown = [name for name in other.classes if name not in classes]
     if not unknown:
-        return Part(x, torch.tensor([classes.index(name) for name in public.classes])[y])
-    numbers = [int(name) for name in public.classes if name.isdecimal()]
-    numbered = len(numbers) == len(public.classes) and max(numbers) < len(classes)
+        return Part(x, torch.tensor([classes.index(name) for name in other.classes])[y])
+    numbers = [int(name) for name in other.classes if name.isdecimal()]
+    numbered = len(numbers) == len(other.classes) and max(numbers) < len(classes)
     if numbered and not any(name.isdecimal() for name in classes):
         return Part(x, torch.tensor(numbers)[y])
     raise CompatibilityError(
-        f"public.source has the class {unknown[0]!r}, which dataset does not; its classes are {', '.join(classes)}. "
-        "Rename the classes of the public data or leave the others out."
+        f"{what} has the class {unknown[0]!r}, which dataset does not; its classes are {', '.join(classes)}. "
+        "Rename the classes of that data or leave the others out."
     )

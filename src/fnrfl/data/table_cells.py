@@ -6,7 +6,7 @@ missing is NaN in all inputs of its column.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -152,7 +152,7 @@ def find_categories(tables: Sequence[CsvTable], reading: Reading) -> Categories:
         elif not all(is_number(cell) for cell in cells):
             _check_mixed(tables, name)
             found[name] = tuple(sorted(set(cells)))
-            _check_repeated(tables, name, len(found[name]), len(cells))
+            refuse_free_text(str(tables[0].path), name, len(found[name]), len(cells))
     return found
 
 
@@ -171,12 +171,12 @@ def _check_mixed(tables: Sequence[CsvTable], name: str) -> None:
                 )
 
 
-def _check_repeated(tables: Sequence[CsvTable], name: str, num_categories: int, num_cells: int) -> None:
+def refuse_free_text(whose: str, name: str, num_categories: int, num_cells: int) -> None:
     """Refuse text that is no category, such as names, dates and remarks."""
     if num_categories <= FEW_CATEGORIES or (num_categories <= MAX_CATEGORIES and 2 * num_categories <= num_cells):
         return
     raise ConfigError(
-        f"Column {name!r} of {tables[0].path} holds {counted(num_categories, 'different text')} in "
+        f"Column {name!r} of {whose} holds {counted(num_categories, 'different text')} in "
         f"{counted(num_cells, 'row')}; categories must repeat, twice on average, and be {MAX_CATEGORIES:,} at most. "
         f'Set dataset.ignore = "{name}" if it is an id, a date or a remark, or dataset.categories = "{name}" if it '
         "does hold categories."
@@ -243,31 +243,52 @@ def client_ids(table: CsvTable) -> np.ndarray | None:
     return np.array(ids)
 
 
-def class_numbers(tables: Sequence[CsvTable]) -> tuple[Sequence[np.ndarray | None], list[str] | None]:
-    """Class numbers and names; labels in tables are names even where they look like numbers, as 1, 2, 3 or -1, 1."""
+def class_numbers(
+    tables: Sequence[CsvTable], agreed: Sequence[str] | None = None
+) -> tuple[Sequence[np.ndarray | None], list[str] | None]:
+    """Class numbers and names; labels in tables are names even where they look like numbers, as 1, 2, 3 or -1, 1.
+
+    Classes that were `agreed` on are numbered in their order.
+    """
     if tables[0].roles.label is None:
         return [None] * len(tables), None
     labels = [(table, row, label) for table in tables for row, label in enumerate(table.cells(table.label_at))]
-    numeric = all(is_number(label) for _, _, label in labels)
+    numeric = all(map(is_number, agreed or [label for _, _, label in labels]))
     spelling: dict[str, str] = {}
     names = []
     for table, row, label in labels:
-        if is_missing(label) or (numeric and not float(label).is_integer()):
+        if is_missing(label) or (numeric and not (is_number(label) and float(label).is_integer())):
             raise ConfigError(
                 f"{table.place(row, table.label_at)}; a label must be a whole number or a name, and is never filled "
                 "in. Correct that line or leave it out, or say with dataset.label which column has the classes."
             )
-        name = str(_whole_number(label)) if numeric else label
+        name = class_name(label, numeric=numeric)
         if spelling.setdefault(name, label) != label:
             raise ConfigError(
                 f"{table.place(row, table.label_at)}, and another line has {spelling[name]!r}, which is the same "
                 "number. Write a class in one way, or give the classes names."
             )
         names.append(name)
-    known = sorted(spelling, key=int if numeric else None)
+    known = list(agreed or sorted_classes(spelling))
+    if unknown := [name for name in spelling if name not in known]:
+        raise ConfigError(
+            f"{tables[0].path} has the class {unknown[0]!r}, which nobody had when the classes were agreed on. Put the "
+            "table back as it was, or begin again."
+        )
     index = {name: at for at, name in enumerate(known)}
     numbers = np.array([index[name] for name in names], dtype=np.int64)
     return np.split(numbers, np.cumsum([len(table.lines) for table in tables])[:-1]), known
+
+
+def class_name(label: str, *, numeric: bool) -> str:
+    """What a class is called: its label, or where all labels are numbers, the whole number."""
+    return str(_whole_number(label)) if numeric else label
+
+
+def sorted_classes(names: Iterable[str]) -> list[str]:
+    """The names of classes in their order: as numbers where all are, else as text."""
+    known = list(names)
+    return sorted(known, key=int if all(map(is_number, known)) else None)
 
 
 def _whole_number(label: str) -> int:

@@ -76,6 +76,29 @@ def assemble(
     The clients of the engine "ray" train in `actors`.
     """
     layout, network = layout or Layout(), network or NetworkOptions()
+    trainer = assemble_trainer(name, net, feed, seed=seed, layout=layout, rounds=rounds, participation=participation)
+    clients = KeptClients(
+        trainer if actors is None else RayTrainer(trainer, actors, network, in_groups=network.gpus > 0),
+        _store(layout, "memory", net, client_memory or {}, CPU if layout.memory_on_host else None),
+        _store(layout, "held", net, {}),
+        clients_at_once=layout.clients_at_once,
+        block=_block(net, layout.threads) if name in ("loop", "ray") else None,
+        num_devices=max(1, len(layout.devices)),
+    )
+    return Federation(clients, trainer, options, seed=seed, rounds=rounds, network=network, workers=actors)
+
+
+def assemble_trainer(
+    name: EngineName,
+    net: Net,
+    feed: Feed,
+    *,
+    seed: int = 0,
+    layout: Layout,
+    rounds: int = 1,
+    participation: float = 1.0,
+) -> Trainer:
+    """What takes the steps of clients, here or on a machine of their own."""
     on_gpu = name == "gpu"
     place: Place = Gpus(net, feed, layout.devices, tf32=layout.tf32) if on_gpu else Threads(net, feed, layout.threads)
     recorder = Recorder(_backend(net), net.fingerprint()) if layout.record else None
@@ -86,16 +109,7 @@ def assemble(
         if name in ("loop", "ray")
         else Vectorised(recorder, expected, group_size=group_size)
     )
-    trainer = Trainer(place, runner, seed=seed)
-    clients = KeptClients(
-        trainer if actors is None else RayTrainer(trainer, actors, network, in_groups=network.gpus > 0),
-        _store(layout, "memory", net, client_memory or {}, CPU if layout.memory_on_host else None),
-        _store(layout, "held", net, {}),
-        clients_at_once=layout.clients_at_once,
-        block=_block(net, layout.threads) if name in ("loop", "ray") else None,
-        num_devices=max(1, len(layout.devices)),
-    )
-    return Federation(clients, trainer, options, seed=seed, rounds=rounds, network=network, workers=actors)
+    return Trainer(place, runner, seed=seed)
 
 
 def _block(net: Net, threads: int) -> int:

@@ -34,11 +34,15 @@ class KeptClients:
         clients_at_once: int | None = None,
         block: int | None = None,
         num_devices: int = 1,
+        round: int = -1,
     ) -> None:
-        """`block` clients are enough to train at once where nobody holds a model: the method folds them meanwhile."""
+        """`block` clients are enough to train at once where nobody holds a model: the method folds them meanwhile.
+
+        `held_models` are those of `round`.
+        """
         self.trainer, self.memory, self.held_models = trainer, memory, held_models
         self.clients_at_once, self.block, self.num_devices = clients_at_once, block, num_devices
-        self._round = -1
+        self._round = round
         self._was_full = False  # whether memory was too small once
 
     # -- requests -----------------------------------------------------------------------------------------------------

@@ -10,19 +10,18 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fnrfl.core.errors import CompatibilityError, FnrflError, sentence
+from fnrfl.core.errors import FnrflError
 from fnrfl.core.isolation import isolated
 from fnrfl.core.messages import Failure
 from fnrfl.core.network import NetworkOptions
 from fnrfl.engines.actor_trainer import ActorTrainer
-from fnrfl.engines.ray_session import connected
+from fnrfl.engines.ray_session import LOOK, check_room, connected, last_line, why_not_answered
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 
 log = logging.getLogger("fnrfl")
 STARTS = 3  # of actors that die before they have their data, one after another
 SECONDS_FOR_ROOM = 60.0  # seconds until it is said that Ray has no room for an actor
-LOOK = 1.0  # seconds between two looks at the clock
 
 
 class Actor:
@@ -103,13 +102,7 @@ class RayActors:
     def _start(self) -> None:
         need = {"CPU": self.count * self._network.cpus, "GPU": self.count * self._network.gpus}
         self._ray = self._open.enter_context(connected(self._network.address, need["CPU"]))
-        there = self._ray.cluster_resources()
-        for what, key in (("CPU", "network.cpus"), ("GPU", "network.gpus")):
-            if need[what] > there.get(what, 0.0) + 1e-9:
-                raise CompatibilityError(
-                    f"engine.threads = {self.count} Ray actors need {need[what]:g} {what}s ({key} each), and the Ray "
-                    f"cluster has {there.get(what, 0.0):g}. Set a smaller engine.threads or {key}, or add machines."
-                )
+        check_room(self._ray, f"engine.threads = {self.count} Ray actors", need["CPU"], need["GPU"])
         self._described_there = self._ray.put(self._described())
         for _ in range(self.count):
             self._add_actor()
@@ -142,13 +135,17 @@ class RayActors:
         actor = self._starting.pop(answer)
         try:
             failure = from_bytes(self._ray.get(answer))
+        except self._ray.exceptions.RayTaskError as error:
+            raise FnrflError(
+                f"A Ray actor could not begin: {last_line(error)} Install the same version of fnrfl on every machine."
+            ) from None
         except self._ray.exceptions.RayError as error:
             self._failed_starts += 1
             self._end(actor)
             if self._failed_starts >= STARTS:
                 raise FnrflError(
                     f"Ray actors die while they load the run's data, {STARTS} times one after another: "
-                    f"{_reason(error)} Set a smaller engine.threads, or give each machine more memory."
+                    f"{why_not_answered(error)} Set a smaller engine.threads, or give each machine more memory."
                 ) from None
             self._add_actor()
             return
@@ -205,7 +202,7 @@ class RayActors:
                 got = self._ray.get(answer)
             except self._ray.exceptions.RayError as error:
                 self._replace(part.actor)
-                yield part, None, _reason(error)
+                yield part, None, why_not_answered(error)
             else:
                 self._idle.append(part.actor)
                 yield part, got, ""
@@ -218,13 +215,3 @@ class RayActors:
     def _replace(self, actor: Any) -> None:
         self._end(actor)
         self._add_actor()
-
-
-def _reason(error: Any) -> str:
-    """Why an actor has not answered, in words."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, Exception):  # raised inside
-        return str(cause) if isinstance(cause, MemoryError) else sentence(cause)
-    if type(error).__name__ == "OutOfMemoryError":
-        return "Ray has ended its actor, because the machine's memory was full."
-    return "its Ray actor died before it answered."

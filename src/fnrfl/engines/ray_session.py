@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from fnrfl.core.errors import FnrflError
+from fnrfl.core.errors import CompatibilityError, FnrflError
 
 # What Ray's processes are told: report nothing, and let nobody in who does not have the token.
 _TOKEN = secrets.token_hex(32)
@@ -24,6 +24,10 @@ QUIET = {
     "RAY_ENABLE_AUTO_CONNECT": "0",  # no call starts a Ray by itself
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no line about what later versions will do
 }
+
+
+LOOK = 1.0  # seconds between two looks at the clock, and at whether somebody wants to stop
+LONGEST_PATH = 24  # characters of a temporary folder: names of sockets below it must have at most 107
 
 
 class _Started:
@@ -62,6 +66,32 @@ def connected(address: str, cpus: float) -> Iterator[Any]:
                 _started.open.close()
 
 
+def check_room(ray: Any, who: str, cpus: float, gpus: float) -> None:
+    """Refuse what the cluster has no room for: Ray would wait for it for ever."""
+    there = ray.cluster_resources()
+    for what, need, key in (("CPU", cpus, "network.cpus"), ("GPU", gpus, "network.gpus")):
+        if need > there.get(what, 0.0) + 1e-9:
+            raise CompatibilityError(
+                f"{who} need {need:g} {what}s ({key} each), and the Ray cluster has {there.get(what, 0.0):g}. Set a "
+                f"smaller engine.threads or {key}, or add machines."
+            )
+
+
+def last_line(error: object) -> str:
+    """What an error of Python says at its end."""
+    return next((line.strip() for line in reversed(str(error).splitlines()) if len(line.strip()) > 1), "no reason.")
+
+
+def why_not_answered(error: Any) -> str:
+    """Why a process of Ray has not answered, in words."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, Exception):  # raised inside
+        return str(cause) if isinstance(cause, MemoryError) else last_line(error)
+    if type(error).__name__ == "OutOfMemoryError":
+        return "Ray has ended its process, because the machine's memory was full."
+    return "its Ray process died before it answered."
+
+
 def _is_initialized() -> bool:
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
@@ -90,7 +120,8 @@ def _joined(address: str) -> Iterator[None]:
 @contextmanager
 def _local(cpus: float) -> Iterator[None]:
     """Ray on this machine alone, without dashboard; its files go when it ends."""
-    folder = tempfile.mkdtemp(prefix="fnrfl-ray-")
+    where = tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="fnrfl-ray-", dir=where if len(where) <= LONGEST_PATH else "/tmp")
     with ExitStack() as open:
         open.callback(shutil.rmtree, folder, ignore_errors=True)
         with _environment(QUIET | _token()):
@@ -98,14 +129,17 @@ def _local(cpus: float) -> Iterator[None]:
 
             with _signals_as_before(), _no_dashboard_process():
                 open.callback(ray.shutdown)
-                ray.init(
-                    address="local",
-                    num_cpus=max(os.cpu_count() or 1, math.ceil(cpus)),
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    _temp_dir=folder,
-                )
+                try:
+                    ray.init(
+                        address="local",
+                        num_cpus=max(os.cpu_count() or 1, math.ceil(cpus)),
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                        _temp_dir=folder,
+                    )
+                except Exception as error:  # of many kinds: no room on a disk or in memory, no free port
+                    raise FnrflError(f"Ray could not be started on this machine: {last_line(error)}") from error
         yield
 
 

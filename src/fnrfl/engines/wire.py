@@ -20,6 +20,7 @@ from fnrfl.core.errors import FnrflError
 from fnrfl.core.messages import ClientSide, Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
 from fnrfl.core.training import Training
 from fnrfl.core.values import LocalTask, Replies, State
+from fnrfl.engines.letters import Letter, LetterAnswer, Version
 
 _MESSAGES: dict[str, type] = {
     cls.__name__: cls
@@ -33,6 +34,9 @@ _MESSAGES: dict[str, type] = {
         Training,
         State,
         Replies,
+        Letter,
+        LetterAnswer,
+        Version,
     )
 }
 
@@ -70,8 +74,7 @@ def _plain(value: Any, tensors: list[Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
-        tensors.append(value)
-        return {"tensor": len(tensors) - 1}
+        return {"tensor": _place(value, tensors)}
     if isinstance(value, list):
         return [_plain(one, tensors) for one in value]
     if isinstance(value, tuple | frozenset):
@@ -80,6 +83,15 @@ def _plain(value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, dict):
         return {"dict": [[k, _plain(v, tensors)] for k, v in value.items()]}
     return _plain_object(value, tensors)
+
+
+def _place(tensor: Tensor, tensors: list[Tensor]) -> int:
+    """The number of a tensor among those put aside; a model that is two fields of a reply is there once."""
+    for i, known in enumerate(tensors):
+        if known is tensor:
+            return i
+    tensors.append(tensor)
+    return len(tensors) - 1
 
 
 def _plain_object(value: Any, tensors: list[Tensor]) -> dict[str, Any]:

@@ -12,54 +12,30 @@ from torch import Tensor
 from fnrfl.algorithms.parts.norms import num_refined
 from fnrfl.config import RunConfig
 from fnrfl.config.schema import PublicOptions
-from fnrfl.core.algorithm import Algorithm
-from fnrfl.core.isolation import until_left
-from fnrfl.core.net import Net
-from fnrfl.data import augment
-from fnrfl.data.batches import Pool
-from fnrfl.data.datasets import Dataset, Facts
-from fnrfl.data.holdings import Partition
+from fnrfl.data.datasets import Facts
 from fnrfl.data.reading import Columns
 from fnrfl.data.scaling import Scaling, looks_unscaled
 from fnrfl.data.splits import Splits
 from fnrfl.engines.federation import Federation
-from fnrfl.engines.gpus import found_devices, kernel_settings
+from fnrfl.engines.letters import Connection
 from fnrfl.runs.build_engine import ask_for_scaling, build_engine
-from fnrfl.runs.build_net import build_net, check_values
-from fnrfl.runs.choice import choose_engine, choose_scale
 from fnrfl.runs.cohorts import cohort_size, num_answers
-from fnrfl.runs.data import (
-    build_pool,
-    divide,
-    feature_noise,
-    load_data,
-    load_public,
-    notices_on_clients,
-    with_counted_clients,
-)
+from fnrfl.runs.data import feature_noise
 from fnrfl.runs.given import NOTHING, Given
-from fnrfl.runs.method import build_algorithm
-from fnrfl.runs.needs import check_needs
 from fnrfl.runs.own_metrics import OwnMetric, load_own_metrics, try_out
+from fnrfl.runs.parts import RunParts, gather_parts
 from fnrfl.runs.ray_run import ray_actors
 
 
 @dataclass(frozen=True)
-class Built:
+class Built(RunParts):
     """Everything a run needs, and the config with nothing left to choose."""
 
-    config: RunConfig
-    dataset: Dataset
-    partition: Partition
-    splits: Splits
-    algorithm: Algorithm
-    net: Net
-    pool: Pool
     engine: Federation
     scaling: Scaling | None
     metrics: tuple[OwnMetric, ...]  # of the user
-    notices: tuple[str, ...]
     given: Given = NOTHING
+    connection: Connection | None = None
 
     @property
     def facts(self) -> Facts:
@@ -82,47 +58,25 @@ def build(
     runs_alike: int = 1,
     scaling: Scaling | None = None,
     given: Given = NOTHING,
+    connection: Connection | None = None,
 ) -> Built:
     """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory.
 
     `runs_alike` is how many runs of this process are about like this one. `scaling` is what clients have answered
     before, if the run goes on; else they are asked. `given` are the objects that the config has words for.
+    `connection` leads to clients on other machines.
     """
     metrics = load_own_metrics(config.metrics)
-    dataset = load_data(config, given)
-    algorithm = build_algorithm(config, given)
-    public = load_public(config, dataset, given)
-    partition, splits = divide(config, dataset, public, algorithm)
-    config = with_counted_clients(config, partition)
-    net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers, given=given)
-    config = choose_scale(config, dataset, net)
-    augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image
-    check_needs(config, algorithm, net, splits, partition)
-    check_values(config, net, splits)
-    try_out(metrics, splits.test.y, dataset.num_classes)
-    asked, config = config.engine.name, choose_engine(config, net)
-    net = _on_device(config, net)
-    pool = build_pool(config, dataset, partition, splits, net)
-    if config.dataset.asks_for_means:
-        scaling = scaling or ask_for_scaling(config, net, pool, dataset.columns)
-        scale, fill = config.dataset.scale == "standard", config.dataset.missing == "mean"
-        net = net.with_input_scale(scaling.layer(net.input_shape, net.dtype, scale=scale, fill=fill))
-    actors = ray_actors(config, dataset, partition, scaling, given) if config.engine.name == "ray" else None
-    engine = build_engine(config, algorithm, net, pool, splits, scratch, runs_alike, actors)
-    unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
-    clients = notices_on_clients(config, dataset, partition)
-    notices = (*unused, *clients, *_notices(config, splits, asked, dataset.columns))
-    return Built(config, dataset, partition, splits, algorithm, net, pool, engine, scaling, metrics, notices, given)
-
-
-def _on_device(config: RunConfig, net: Net) -> Net:
-    """The net where the engine computes; for a GPU, torch is set up until the run has ended."""
-    if config.engine.name != "gpu":
-        return net
-    precision = config.engine.precision
-    until_left(kernel_settings(deterministic=config.engine.deterministic, tf32=precision == "tf32"))
-    compute = torch.bfloat16 if precision == "bf16" else net.dtype
-    return net.copy(found_devices()[0], compute=compute).with_shared_kernels()
+    parts = gather_parts(config, given)
+    try_out(metrics, parts.splits.test.y, parts.dataset.num_classes)
+    if parts.config.dataset.asks_for_means:
+        scaling = scaling or ask_for_scaling(parts.config, parts.net, parts.pool, parts.dataset.columns)
+        parts = parts.scaled_by(scaling)
+    there = ray_actors(parts, scaling, given) if parts.config.engine.name == "ray" else connection
+    engine = build_engine(parts.config, parts.algorithm, parts.net, parts.pool, scratch, runs_alike, there)
+    notices = (*parts.notices, *_notices(parts.config, parts.splits, config.engine.name, parts.dataset.columns))
+    told = vars(parts) | {"notices": notices}
+    return Built(**told, engine=engine, scaling=scaling, metrics=metrics, given=given, connection=connection)
 
 
 def _notices(config: RunConfig, splits: Splits, asked: str, columns: Columns | None) -> tuple[str, ...]:

@@ -14,11 +14,13 @@ from fnrfl.core.net import Net
 from fnrfl.data.batches import Pool
 from fnrfl.data.reading import Columns
 from fnrfl.data.scaling import Scaling, ask_clients
-from fnrfl.data.splits import Splits
-from fnrfl.engines.assemble import Layout, assemble
+from fnrfl.engines.assemble import Layout, assemble, assemble_trainer
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import found_devices
+from fnrfl.engines.letters import Connection
 from fnrfl.engines.ray_actors import RayActors
+from fnrfl.engines.remote_clients import RemoteClients
+from fnrfl.engines.trainer import Trainer
 from fnrfl.runs.choice import records_steps
 from fnrfl.runs.cohorts import cohort_size
 
@@ -28,20 +30,18 @@ def build_engine(
     algorithm: Algorithm,
     net: Net,
     pool: Pool,
-    splits: Splits,
     scratch: Path | None,
     runs_alike: int = 1,
-    actors: RayActors | None = None,
+    there: Connection | RayActors | None = None,
 ) -> Federation:
     """The engine that a resolved config names; `scratch` is a folder for what does not fit in memory.
 
     Of `runs_alike` runs each uses what is compiled for one. But a run that is to be the same to the last bit, alone or
-    among others, decides alone. `actors` train the clients of the engine "ray".
+    among others, decides alone. `there` is the way to clients on other machines, or the actors that train clients.
     """
+    if config.engine.name == "flower":
+        return _remote_engine(config, algorithm, net, pool, there if isinstance(there, Connection) else None)
     alone = config.engine.deterministic or config.engine.name != "gpu"
-    at_once = config.engine.clients_at_once
-    on_gpu = config.engine.name == "gpu"
-    threads = min(int(config.engine.threads), max(int(at_once), os.cpu_count() or 1))  # each holds a net
     return assemble(
         config.engine.name,  # type: ignore[arg-type]
         net,
@@ -49,19 +49,68 @@ def build_engine(
         config.client,
         seed=config.seed,
         client_memory=algorithm.client_state(net),
-        layout=Layout(
-            threads=threads,
-            devices=_gpus(config) if on_gpu else (),
-            tf32=config.engine.precision == "tf32",
-            record=records_steps(config, net, splits),
-            clients_at_once=int(at_once),
-            folder=scratch if int(at_once) < cohort_size(config) and not on_gpu else None,
-            memory_on_host=on_gpu and int(at_once) < config.clients,
-        ),
+        layout=_layout(config, net, pool, scratch),
         rounds=config.rounds * (1 if alone else runs_alike),
         participation=cohort_size(config) / config.clients,
         network=config.network,
-        actors=actors,
+        actors=there if isinstance(there, RayActors) else None,
+    )
+
+
+def _remote_engine(
+    config: RunConfig, algorithm: Algorithm, net: Net, pool: Pool, connection: Connection | None
+) -> Federation:
+    """An engine whose clients are on other machines; what the server does itself, it does as the loop engine."""
+    if connection is None:
+        raise CompatibilityError(
+            'engine = "flower" needs clients on a network, and there is none here. `fnrfl deploy init FOLDER RECIPE` '
+            "makes a Flower app of a recipe. To simulate the clients on this machine, leave engine out."
+        )
+    here = assemble("loop", net, pool, config.client, seed=config.seed, rounds=config.rounds)
+    clients = RemoteClients(
+        connection.network,
+        connection.run,
+        here.server.initial,
+        algorithm.client_state(net),
+        pool.examples,
+        config.network,
+        reads_memory=algorithm.personalised,
+    )
+    return Federation(
+        clients,
+        here.server,
+        config.client,
+        seed=config.seed,
+        rounds=config.rounds,
+        network=config.network,
+        simulated=False,
+    )
+
+
+def build_trainer(config: RunConfig, net: Net, pool: Pool) -> Trainer:
+    """What takes the steps of clients on a machine of their own, as the engine that the config names does."""
+    return assemble_trainer(
+        config.engine.name,  # type: ignore[arg-type]
+        net,
+        pool,
+        seed=config.seed,
+        layout=_layout(config, net, pool, None),
+        rounds=config.rounds,
+        participation=cohort_size(config) / config.clients,
+    )
+
+
+def _layout(config: RunConfig, net: Net, pool: Pool, scratch: Path | None) -> Layout:
+    """How a resolved config uses the machine."""
+    at_once, on_gpu = int(config.engine.clients_at_once), config.engine.name == "gpu"
+    return Layout(
+        threads=min(int(config.engine.threads), max(at_once, os.cpu_count() or 1)),  # each holds a net
+        devices=_gpus(config) if on_gpu else (),
+        tf32=config.engine.precision == "tf32",
+        record=records_steps(config, net, int(pool.examples.max())),
+        clients_at_once=at_once,
+        folder=scratch if at_once < cohort_size(config) and not on_gpu else None,
+        memory_on_host=on_gpu and at_once < config.clients,
     )
 
 

@@ -11,7 +11,6 @@ from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.core.words import INPUT_SCALE
 from fnrfl.data.datasets import Dataset
-from fnrfl.data.splits import Splits
 from fnrfl.engines.gpus import clients_that_fit, found_devices
 from fnrfl.engines.groups import GROUP_SIZE
 from fnrfl.runs.cohorts import cohort_size
@@ -85,9 +84,12 @@ def _chosen_precision(config: RunConfig, net: Net, engine: str) -> str:
     return precision
 
 
-def records_steps(config: RunConfig, net: Net, splits: Splits) -> bool:
-    """Whether steps are recorded: recording one takes as long as some hundred steps, and large steps gain nothing."""
-    steps = config.rounds * -(-config.client.epochs * max(map(len, splits.clients)) // config.client.batch)
+def records_steps(config: RunConfig, net: Net, most_examples: int) -> bool:
+    """Whether steps are recorded: recording one takes as long as some hundred steps, and large steps gain nothing.
+
+    `most_examples` is what the client with the most holds.
+    """
+    steps = config.rounds * -(-config.client.epochs * most_examples // config.client.batch)
     steps *= -(-cohort_size(config) // GROUP_SIZE)
     on_gpu = config.engine.name == "gpu"
     pays = steps >= WORTH_CAPTURING if on_gpu else steps >= WORTH_RECORDING and not net.convolutional

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -181,19 +181,29 @@ def feature_noise(partition: Partition, client: int, x: Tensor, stream: torch.Ge
     return augment.add_noise(x, float(partition.levels[client]), noise.mean, mask, generator=stream)
 
 
-def build_pool(config: RunConfig, dataset: Dataset, partition: Partition, splits: Splits, net: Net) -> Pool:
-    """What clients and server are fed with, where the net is."""
-    noise = partition.noise
+def build_pool(
+    config: RunConfig, dataset: Dataset, partition: Partition, splits: Splits, net: Net, client: int | None = None
+) -> Pool:
+    """What clients and server are fed with, where the net is.
+
+    Of clients whose examples are elsewhere it knows how many they have. With `client`, the splits are this one's alone.
+    """
+    noise, names = partition.noise, ("private", "public", "ranking", "distill", "validation")
+    parts = {name: part for name in names if not (part := getattr(splits, name)).x.is_meta}
+    shards: Sequence[Tensor] = splits.clients
+    sizes = [len(mine) for mine in shards]
+    if client is not None:
+        handed_out = len(splits.clients[0]) - len(splits.train)  # public examples that everybody gets
+        sizes = [int(size) + handed_out for size in partition.sizes]
+        shards = [splits.clients[0] if one == client else torch.arange(0) for one in range(len(sizes))]
+        parts["test"] = splits.test
+    elif "private" not in parts:
+        shards = [torch.arange(0)] * len(shards)
     return Pool(
-        {
-            "private": (splits.private.x, splits.private.y),
-            "public": (splits.public.x, splits.public.y),
-            "ranking": (splits.ranking.x, splits.ranking.y),
-            "distill": (splits.distill.x, splits.distill.y),
-            "validation": (splits.validation.x, splits.validation.y),
-        },
-        splits.clients,
+        {name: (part.x, part.y) for name, part in parts.items()},
+        shards,
         dataset.num_classes,
+        sizes=sizes,
         dtype=net.input_dtype,
         noise=None if noise is None else lambda client, x, stream: feature_noise(partition, client, x, stream),
         redraw=noise is None or noise.redraw,

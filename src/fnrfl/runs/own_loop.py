@@ -14,14 +14,14 @@ they are called, inside `torch.no_grad` and `torch.inference_mode` too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
-from fnrfl.algorithms.parts.norms import ClassNorms, norm_targets, weakest
+from fnrfl.algorithms.parts.norms import Accuracy, ClassNorms, norm_targets, weakest
 from fnrfl.algorithms.parts.penalties import PENALTIES, Penalised
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
@@ -30,7 +30,7 @@ from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.rng import stream_kept
 from fnrfl.core.step import Carry, by_autograd, local_step
 from fnrfl.core.training import BatchNormMode, Training
-from fnrfl.core.types import Batch, State, Tree
+from fnrfl.core.types import Batch, Probe, State, Tree
 
 __all__ = ["class_norms", "norm_targets", "refine", "weakest"]
 
@@ -48,19 +48,37 @@ def class_norms(
     they were. The features are the input of the Linear that is called last, or the output of the layer that `features`
     names. `num_classes` is the number of logits unless said.
     """
+    return _asked(model, loader, lambda logits: ClassNorms(num_classes or logits), num_classes, features)["norms"]
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def accuracy_on(model: nn.Module, loader: Loader, *, features: str | None = None) -> float:
+    """The share of right answers on some data, by which clients are ranked; the model is left as it was."""
+    return float(_asked(model, loader, lambda _: Accuracy(), None, features)["accuracy"])
+
+
+def _asked(
+    model: nn.Module,
+    loader: Loader,
+    probe_of: Callable[[int], Probe],
+    num_classes: int | None,
+    features: str | None,
+) -> Tree:
+    """The answer to a probe, which is made for the model's number of logits."""
     net: Net | None = None
     total: Tree = {}
     with _borrowed(model), stream_kept():  # a DataLoader draws a number even if it shuffles nothing
         for batch in _batches(model, loader):
             if net is None:
                 net = _net(model, batch.x, features)
-                probe = ClassNorms(num_classes or net.num_logits)
+                probe = probe_of(net.num_logits)
                 params, buffers = net.flatten()
-            _check_labels(batch.y, probe.num_classes)
+            _check_labels(batch.y, num_classes or net.num_logits)
             total = probe.add(total, probe(net.eval_forward(params, buffers, batch.x), batch))
     if net is None:
-        raise ConfigError("The loader gave no batch to measure norms on. Give at least one batch of (x, y).")
-    return probe.finish(total)["norms"]
+        raise ConfigError("The loader gave no batch to measure the model on. Give at least one batch of (x, y).")
+    return probe.finish(total)
 
 
 @torch.inference_mode(False)
@@ -78,6 +96,7 @@ def refine(
     weight_decay: float = 0.0,
     batchnorm: BatchNormMode = FnrOptions.batchnorm,
     features: str | None = None,
+    peers: int = 1,
 ) -> nn.Module:
     """Train a model on public data towards the class norms `targets` [C], in place; returns it too.
 
@@ -85,25 +104,24 @@ def refine(
     "updating" (plain train mode), "batch" (batch statistics, none stored) or "frozen" (eval mode, dropout included).
     Only parameters with `requires_grad` move; train and eval modes are as before. An error leaves the model untouched.
 
-    The order of the examples is the loader's. Dropout, if it is not frozen, draws from torch's global stream as in any
-    loop of yours. The penalty "literal" counts one peer.
+    The loader says the order of the examples. Dropout draws from torch's global stream, unless it is frozen. The
+    penalty "literal" counts `peers`: the clients that the targets were averaged over.
     """
     _check_options(penalty, weight, epochs, lr, batchnorm, targets)
     _check_readable(public_loader, epochs)
-    objective = Penalised(Objective(), penalty, weight, peers=1)
+    objective = Penalised(Objective(), penalty, weight, peers)
     training = Training(lr=lr, momentum=momentum, weight_decay=weight_decay, batchnorm=batchnorm)
     net: Net | None = None
     losses: list[Tensor] = []
     with _borrowed(model):
-        for _ in range(epochs):
-            for batch in _batches(model, public_loader):
-                if net is None:
-                    net = _net(model, batch.x, features)
-                    start = State(*net.flatten())
-                    carry = Carry.new(training, start.params, start.buffers)
-                    own = {"fnr.target": targets.to(start.params)}
-                _check_labels(batch.y, len(targets))
-                losses.append(local_step(net, objective, training, carry, start, batch, {}, own, lr, by_autograd))
+        for batch in (batch for _ in range(epochs) for batch in _batches(model, public_loader)):
+            if net is None:
+                net = _net(model, batch.x, features)
+                start = State(*net.flatten())
+                carry = Carry.new(training, start.params, start.buffers)
+                own = {"fnr.target": targets.to(start.params)}
+            _check_labels(batch.y, len(targets))
+            losses.append(local_step(net, objective, training, carry, start, batch, {}, own, lr, by_autograd))
     if net is None and epochs:
         raise ConfigError("public_loader gave no batch to refine on. Give at least one batch of (x, y).")
     if net is not None:
@@ -115,7 +133,13 @@ def refine(
 def _batches(model: nn.Module, loader: Loader) -> Iterator[Batch]:
     """The loader's batches, where the model is."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    for x, y in loader:
+    for batch in loader:
+        if isinstance(batch, Mapping) or len(batch) != 2:
+            raise ConfigError(
+                f"The loader gave a {type(batch).__name__} of {len(batch)}, and a batch must be (x, y): inputs and "
+                "labels. Give a list such as [(batch['image'], batch['label']) for batch in loader]."
+            )
+        x, y = batch
         x = x.clone() if x.is_inference() else x  # which no gradient can go through
         yield Batch(x.to(device), y.to(device, torch.int64), torch.arange(len(y), device=device))
 

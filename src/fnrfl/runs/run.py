@@ -8,6 +8,7 @@ import logging
 import shlex
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from fnrfl.core.trees import aligned, moved
 from fnrfl.core.types import State
 from fnrfl.data.datasets import Facts
 from fnrfl.data.scaling import Scaling
+from fnrfl.engines.letters import Connection, Network
 from fnrfl.engines.metered import Metered
 from fnrfl.rundir import checkpoint, directory, events, files
 from fnrfl.rundir.directory import RunDir
@@ -57,6 +59,7 @@ def run(
     checkpoint_every: float = 30.0,
     runs_alike: int = 1,
     given: Given = NOTHING,
+    network: Network | None = None,
 ) -> Result:
     """Run a config from the start.
 
@@ -64,12 +67,15 @@ def run(
     writes nothing. With `overwrite` a run that has this directory keeps it until the new one has its first checkpoint.
     `progress` hears of every round when it has ended, `callbacks` of the beginning and the end too, `phase` the name of
     each phase of a round as it begins. This is one of `runs_alike` runs of this process: what is prepared for it serves
-    the others too. `given` are the objects that the config has words for.
+    the others too. `given` are the objects that the config has words for. `network` leads to clients on other machines,
+    which keep two rounds, so that every round ends with a checkpoint.
     """
     told = Listeners(progress, callbacks)
     names = () if out is None else run_files.possible_run_dirs(config, out, overwrite)
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
-        built = build(config, Path(scratch), runs_alike, given=given)
+        connection = None if network is None else Connection(network, uuid.uuid4().hex)
+        checkpoint_every = checkpoint_every if network is None else 0.0
+        built = build(config, Path(scratch), runs_alike, given=given, connection=connection)
         for notice in built.notices:
             log.warning(notice)
         if out is None:
@@ -92,6 +98,7 @@ def resume(
     checkpoint_every: float = 30.0,
     runs_alike: int = 1,
     given: Given = NOTHING,
+    network: Network | None = None,
 ) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
     run_dir, told = Path(run_dir), Listeners(progress, callbacks)
@@ -102,7 +109,10 @@ def resume(
         found = run_files.verify(run_dir, trust=trust)
         header, *rounds = found.events_so_far
         check_given(run_dir, found.config, given)
-        built = build(found.config, Path(scratch), runs_alike, Scaling.from_json(header.get("scale")), given)
+        connection = None if network is None else Connection(network, header.get("run_at_nodes", ""))
+        checkpoint_every = checkpoint_every if network is None else 0.0
+        scaling = Scaling.from_json(header.get("scale"))
+        built = build(found.config, Path(scratch), runs_alike, scaling, given, connection)
         run_files.refuse_changed_inputs(run_dir, header, built)
         run_files.warn_of_other_versions(run_dir, header)
         state = None

@@ -71,6 +71,7 @@ def log_header(built: Built) -> Event:
         "parameters": built.net.size,
         **({"given": given} if (given := built.given.as_json(built.config)) else {}),
         **({} if built.scaling is None else {"scale": built.scaling.as_json()}),
+        **({} if built.connection is None else {"run_at_nodes": built.connection.run}),
         **({"own_metrics": {one.name: one.as_json() for one in built.metrics}} if built.metrics else {}),
     }
 

@@ -135,9 +135,14 @@ def numbers_beside(run: Run) -> int:
     return math.floor(most / NUMBER + 1e-6)
 
 
+def _missing_from_training(event: Event) -> int:
+    """How many clients have not answered a task, refinement and questions aside."""
+    return sum(not why.startswith(("refine:", "measure:")) for why in event.get("missing", {}).values())
+
+
 def _bytes_beside(event: Event, parameters: int, saved: int | None) -> float:
     """Bytes that a client has sent in a round beside its model and what FNR has asked for; `saved` is the model's."""
-    senders = max(1, len(event["cohort"]) - len(event.get("dropped", ())))
+    senders = max(1, len(event["cohort"]) - len(event.get("dropped", ())) - _missing_from_training(event))
     replies: float = _model_up(event)
     answers = max(0, _up(event, "measure") - _fnr_bytes(event)) / senders
     if event.get("refined") and (refined := _up(event, "refine")):  # such a client sends its model and nothing else

@@ -89,6 +89,9 @@ class Round(_Lines):
     confusion: list[list[int]] | None = None
     own_metrics: dict[str, Share] = {}
     refined: list[int] = []
+    not_refined: list[int] = []
+    dropped: list[int] = []
+    missing: dict[int, str] = {}  # client -> phase and reason
     ranking: list[Share] | None = None
     norms: list[list[Share] | None] | None = None
     refined_before: list[Share] | None = None

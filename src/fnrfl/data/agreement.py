@@ -1,0 +1,197 @@
+"""What nodes and server tell each other before the first round, as plain values, and what they agree on.
+
+A node tells facts about its data; the server compares them, refuses what cannot go together, and tells every node what
+was agreed. No example crosses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.words import counted, printable
+from fnrfl.data.reading import Columns
+from fnrfl.data.scaling import Scaling
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ColumnFacts:
+    """One column of a site's table."""
+
+    name: str
+    type: str  # "integer", "number" or "category"
+    known: int  # cells that are not missing
+    categories: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SiteSchema:
+    """What a site's own data is like: no example, but the names of columns, categories and classes, and counts."""
+
+    kind: str  # "table", "pictures" or "arrays"
+    labels: dict[str, int]  # each label as it is written, and how many examples have it
+    named: bool  # labels are names, and not numbers
+    tested: bool  # it comes with a test part
+    classes: tuple[str, ...] | None = None  # those that an array `classes` names, in its order
+    input_shape: tuple[int, ...] = ()  # of arrays and pictures
+    dtype: str = ""
+    columns: tuple[ColumnFacts, ...] = ()  # of a table
+    label: str = ""  # of a table: the column of the classes
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What a node tells the server about itself and its data."""
+
+    name: str  # of the site; of an experiment, the number of its partition
+    versions: dict[str, str]
+    partition: int | None = None  # of an experiment
+    data: str = ""  # of an experiment: the sha256 of the whole data set
+    split: str = ""  # of an experiment: the sha256 of the split, with all parts that it sets aside
+    schema: SiteSchema | None = None  # of a site
+
+    @property
+    def label(self) -> str:
+        """The node in a sentence."""
+        if self.partition is not None:
+            return f"the node with partition = {self.partition}"
+        return f"the node {printable(self.name)!r}"
+
+    @property
+    def opened(self) -> str:
+        """The node at the beginning of a sentence."""
+        return self.label[0].upper() + self.label[1:]
+
+
+@dataclass(frozen=True)
+class SiteHolding:
+    """What a node of a site tells the server once columns and classes are agreed on."""
+
+    name: str
+    counts: tuple[int, ...]  # of each class, how many examples it trains on
+    data: str  # the sha256 of its examples
+    public: str  # the sha256 of its copy of the public data
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the data of all sites is like."""
+
+    kind: str
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    dtype: str
+    tested: bool  # some site comes with a test part: then nobody draws one
+    columns: Columns | None = None  # of tables
+
+    @property
+    def colour(self) -> bool:
+        """Whether the examples are pictures in colour."""
+        return self.dtype == "uint8" and len(self.input_shape) == 3 and self.input_shape[0] == 3
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all nodes and the server go by."""
+
+    sites: tuple[str, ...]  # the name of every client, by its number
+    data: str = ""  # the sha256 of the data
+    split: str = ""  # the sha256 of the split; of sites, of the public data
+    schema: Schema | None = None  # of sites
+    sizes: tuple[int, ...] = ()  # of sites: how many examples each trains on
+    hashes: tuple[str, ...] = ()  # of sites: the sha256 of the examples of each
+    scaling: Scaling | None = None  # None: the clients have not been asked, or inputs are not scaled
+    notices: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def sha256(self) -> str:
+        """The same for two agreements exactly when they say the same."""
+        content = {key: value for key, value in as_plain(self).items() if key != "notices"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def as_plain(value: SiteFacts | SiteHolding | Agreement) -> dict[str, Any]:
+    """A message as plain values that JSON has."""
+    plain: dict[str, Any] = TypeAdapter(type(value)).dump_python(value, mode="json")
+    return plain
+
+
+def from_plain(cls: type[T], values: Any, whose: str) -> T:
+    """The inverse of `as_plain`; values of another shape are refused, and `whose` says who sent them."""
+    try:
+        return TypeAdapter(cls).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise ConfigError(
+            f"The first message of {whose} is not as it must be ({where}: {first['msg']}). Install the same version of "
+            "fnrfl on both sides."
+        ) from error
+
+
+def agree_on_experiment(facts: Sequence[SiteFacts], clients: int, data: str, split: str) -> Agreement:
+    """Nodes that each take a part of one data set; `data` and `split` are the server's own hashes."""
+    notices = versions_alike(facts)
+    holder: dict[int, SiteFacts] = {}
+    for one in facts:
+        if one.partition is None:
+            raise CompatibilityError(
+                f"{one.opened} brings data of its own, and the recipe's scenario draws clients from one data set. Set "
+                'scenario = "natural" and name every node, or give each node a partition.'
+            )
+        if one.partition >= clients:
+            raise CompatibilityError(
+                f"A node has partition = {one.partition}, and the recipe has {counted(clients, 'client')}, numbered "
+                "from 0. Correct the node's partition, or the recipe's clients."
+            )
+        if one.partition in holder:
+            raise CompatibilityError(
+                f"Two nodes have partition = {one.partition}; each must have one of its own. Correct one of them."
+            )
+        holder[one.partition] = one
+        _same_data_and_split(one, data, split)
+    if missing := [client for client in range(clients) if client not in holder]:
+        raise CompatibilityError(
+            f"No node has partition = {missing[0]}, and the recipe has {counted(clients, 'client')}, of which "
+            f"{len(missing)} are missing. Start a node for each, or set clients in the recipe."
+        )
+    return Agreement(tuple(str(client) for client in range(clients)), data, split, notices=notices)
+
+
+def _same_data_and_split(one: SiteFacts, data: str, split: str) -> None:
+    if one.data != data:
+        raise CompatibilityError(
+            f"{one.opened} has another data set than the server: its sha256 begins with {one.data[:8]}, the server's "
+            f"with {data[:8]}. Copy the server's data there, or correct data in the node's configuration."
+        )
+    if one.split != split:
+        raise CompatibilityError(
+            f"{one.opened} divides the data in another way than the server: the sha256 of its split begins with "
+            f"{one.split[:8]}, the server's with {split[:8]}. Use the same versions and the same public data, and copy "
+            "a saved split there if the scenario is one."
+        )
+
+
+def versions_alike(facts: Sequence[SiteFacts]) -> tuple[str, ...]:
+    """Refuse another version of fnrfl than the first node's; sentences about other packages that differ."""
+    return tuple(_other_packages(facts))
+
+
+def _other_packages(facts: Sequence[SiteFacts]) -> Iterator[str]:
+    for one in facts[1:]:
+        for package, version in facts[0].versions.items():
+            other = one.versions.get(package, "none")
+            if other == version:
+                continue
+            told = f"{facts[0].opened} has {package} {version} and {one.label} has {other}"
+            if package == "fnrfl":
+                raise CompatibilityError(f"{told}; all must have the same. Install one version everywhere.")
+            yield f"{told}: numbers may differ by rounding from those of a simulation."

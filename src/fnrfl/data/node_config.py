@@ -1,0 +1,131 @@
+"""What a node is told on its own machine: where its data lies and what it may run. No message can change any of it."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from fnrfl.core import own_code
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import did_you_mean
+from fnrfl.core.words import printable
+from fnrfl.data.reading import require_file
+from fnrfl.data.sources import NAMED_DATASETS
+
+PATH_KEYS = ("data", "public", "split", "folder")  # of them, words that are paths may be relative to node.toml
+NODE_ENGINES = ("loop", "batched", "gpu")
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """One node: a client on a machine of its own.
+
+    With `partition` it takes a part of a data set that everybody has, as the simulator would draw it; with `name` all
+    of `data` is its own.
+    """
+
+    data: str = ""  # a data set's name, a file, a folder or module:function
+    partition: int | None = None  # the client's number in the split of the recipe
+    name: str = ""  # what the site is called
+    public: str = ""  # this node's copy of the public data, where that is no part of the data set
+    split: str = ""  # this node's copy of a saved split, where the recipe's scenario is one
+    folder: str = ""  # where the client's memory is kept
+    share_memory: bool = False  # whether the server may read what the client remembers
+    code: str = ""  # code that a recipe may name here, such as nets:make; several are joined by commas
+    engine: str = "loop"  # how it computes: loop, batched or gpu
+
+    @property
+    def label(self) -> str:
+        """The node in a sentence."""
+        return (
+            f"the node {printable(self.name)!r}"
+            if self.partition is None
+            else f"the node with partition = {self.partition}"
+        )
+
+    @property
+    def opened(self) -> str:
+        """The node at the beginning of a sentence."""
+        return self.label[0].upper() + self.label[1:]
+
+    @property
+    def allowed_code(self) -> frozenset[str]:
+        """Code of the user's own that a recipe may name here."""
+        return frozenset(name.strip() for name in self.code.split(",") if name.strip())
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, object], origin: str = "The node's configuration") -> NodeConfig:
+        """From plain values, as Flower hands a node its own; keys may have hyphens. `origin` begins the refusals."""
+        given = {key.replace("-", "_"): value for key, value in values.items()}
+        known = {field.name: field for field in fields(cls)}
+        for key in values:
+            if key.replace("-", "_") not in known:
+                raise ConfigError(
+                    f"{origin} has the key {key!r}, which a node has not.{did_you_mean(key, known)} The keys are "
+                    f"{', '.join(known)}."
+                )
+        for key, value in given.items():
+            _check_type(origin, key, value)
+        made = cls(**given)  # type: ignore[arg-type]
+        _check_together(origin, made)
+        return made
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> NodeConfig:
+        """From a node.toml; paths in it are relative to the folder that it lies in."""
+        path = Path(path)
+        require_file(path)
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{path} does not exist (looked from {Path.cwd()}). Name a node.toml that does."
+            ) from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read as TOML ({error}). Correct the file.") from error
+        beside = {key: _beside(path, value) if key in PATH_KEYS else value for key, value in values.items()}
+        return cls.from_values(beside, str(path))
+
+    def as_values(self) -> dict[str, object]:
+        """The keys that say something, as plain values."""
+        return {key: value for key, value in asdict(self).items() if value not in ("", None)}
+
+
+def _check_type(origin: str, key: str, value: object) -> None:
+    rules: dict[str, tuple[type, str]] = {"partition": (int, "a whole number"), "share_memory": (bool, "true or false")}
+    kind, rule = rules.get(key, (str, "text"))
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{origin} has {key} = {value!r}; it must be {rule}. Correct it.")
+
+
+def _check_together(origin: str, node: NodeConfig) -> None:
+    """Refuse a node that nobody can be sure about."""
+    if not node.data.strip():
+        raise ConfigError(
+            f"{origin} has no key data, and a recipe's dataset.name is not followed by a node. Set data to a file, a "
+            "folder, a data set's name or module:function."
+        )
+    if (node.partition is None) == (not node.name.strip()):
+        has = "neither" if node.partition is None else "both"
+        raise ConfigError(
+            f"{origin} has {has} of the keys partition and name; a node must have one of them. Set name if all of data "
+            "is this client's own, or partition, a number from 0, if it is to take a part of a whole data set."
+        )
+    if node.partition is not None and node.partition < 0:
+        raise ConfigError(f"{origin} has partition = {node.partition}; clients are numbered from 0. Correct it.")
+    if node.engine not in NODE_ENGINES:
+        raise ConfigError(
+            f"{origin} has engine = {node.engine!r}; it must be one of {', '.join(NODE_ENGINES)}."
+            + did_you_mean(node.engine, NODE_ENGINES)
+        )
+
+
+def _beside(file: Path, words: object) -> object:
+    """A path that is relative to the folder of a file; names of data sets and of code stay as they are."""
+    named = words in NAMED_DATASETS or own_code.target("dataset.name", words) is not None
+    if named or not words or not isinstance(words, str):
+        return words
+    return str(file.absolute().parent / os.path.expanduser(words))

@@ -1,0 +1,172 @@
+"""A site's own data, read by the node that keeps it: described for the others first, then read as all have agreed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fnrfl.core import own_code, trust
+from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.data import arrays, readers, sites, strata
+from fnrfl.data.agreement import ColumnFacts, Schema, SiteSchema
+from fnrfl.data.csv_tables import describe_tables
+from fnrfl.data.datasets import Dataset, Part, checked_raw, read_source, source_of_values
+from fnrfl.data.node_config import NodeConfig
+from fnrfl.data.reading import Examples, Expected, RawData, Reading
+from fnrfl.data.sites import Site
+from fnrfl.data.sources import NAMED_DATASETS
+from fnrfl.data.sources.entry import checksum
+
+KINDS = {".csv": "table", "images": "pictures", ".npz": "arrays"}
+
+
+def describe_site(node: NodeConfig, reading: Reading) -> SiteSchema:
+    """What a site's data is like, before anything is agreed on."""
+    site = _find(node, reading)
+    if site is not None and site.kind == ".csv":
+        return _describe_table(site, reading)
+    raw = _read(node, site, None, reading)
+    held = [arrays.class_labels(part.y, f"y of {node.data}") for part in raw.parts.values() if part.y is not None]
+    if len(held) < len(raw.parts):
+        raise ConfigError(f"{node.data} has no labels, and they are needed here. Add the labels.")
+    labels = Counter(str(label) for y in held for label in y.tolist())
+    x = next(iter(raw.parts.values())).x
+    return SiteSchema(
+        kind=KINDS.get(".npz" if site is None else site.kind, "arrays"),
+        labels=dict(labels),
+        named=held[0].dtype.kind == "U",
+        tested="test" in raw.parts,
+        classes=None if raw.classes is None else tuple(map(str, raw.classes)),
+        input_shape=x.shape[1:],
+        dtype=str(x.dtype),
+    )
+
+
+def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
+    """All examples of a site in the shape, with the columns and the class numbers that were agreed on.
+
+    Where nobody brings a test part, the site draws its own as the simulator does: by its own examples and name alone.
+    """
+    expected = Expected(schema.columns, colour=schema.colour, classes=schema.classes)
+    raw = _read(node, _find(node, reading), expected, reading)
+    parts = [raw.parts[part] for part in raw.parts]
+    if len(parts) == 1:
+        parts = _with_test_part(node, parts[0], schema)
+    x = [_in_agreed_form(part.x, schema, node) for part in parts]
+    y = [_class_numbers(part.y, raw.classes, schema.classes, node) for part in parts]
+    train, test = (Part(arrays.tensor(xs), arrays.tensor(ys)) for xs, ys in zip(x, y, strict=True))
+    name = node.name.strip()
+    return Dataset(
+        node.data,
+        train,
+        test,
+        schema.classes,
+        node.data,
+        checksum(x[0], y[0], x[1], y[1]),
+        columns=schema.columns,
+        notices=raw.notices,
+        train_clients=(name,) * len(train),
+        test_clients=(name,) * len(test),
+    )
+
+
+# -- where it lies -----------------------------------------------------------------------------------------------------
+
+
+def _find(node: NodeConfig, reading: Reading) -> Site | None:
+    """The file or folder of a site; None for a data set's name or a function."""
+    if reading.client:
+        raise CompatibilityError(
+            f"dataset.client = {reading.client!r} names a column that says who holds a row, and all rows of "
+            f"{node.label} are its own. Leave the key out of the recipe, or name the column in dataset.ignore."
+        )
+    path = Path(os.path.expanduser(node.data))
+    if node.data in NAMED_DATASETS or (own_code.target("dataset.name", node.data) and not path.exists()):
+        return None
+    site = sites.site_at(path) if path.is_dir() or path.suffix.lower() in sites.TABLE_ENDINGS else None
+    if site is None:
+        what = "is a folder without the data of one client" if path.is_dir() else "is no such file or folder"
+        raise ConfigError(
+            f"data = {node.data!r} of {node.label} {what}; it must be a .csv or .npz file, a folder with train.csv and "
+            "test.csv, a folder of images by class, or module:function. Correct data in the node's configuration."
+        )
+    return replace(site, name=node.name.strip())
+
+
+def _read(node: NodeConfig, site: Site | None, expected: Expected | None, reading: Reading) -> RawData:
+    """A site's examples, checked; missing values are treated as the recipe says."""
+    if site is not None:
+        raw = sites.read_site(site, expected, reading)
+    elif node.data in NAMED_DATASETS:
+        raw = read_source(node.data).raw
+    else:
+        trust.given("dataset.name", node.data)  # it stands in the node's own configuration
+        made = readers.call_function(node.data)
+        raw = source_of_values(node.data, made, f"data = {node.data!r} returned", reading).raw
+    together = sites.put_together(node.data, {node.name.strip(): raw})
+    return checked_raw(node.data, together, reading)
+
+
+def _describe_table(site: Site, reading: Reading) -> SiteSchema:
+    found = describe_tables(list(site.parts.values()), reading)
+    columns = found.columns
+    return SiteSchema(
+        kind="table",
+        labels=found.labels,
+        named=True,
+        tested="test" in site.parts,
+        columns=tuple(
+            ColumnFacts(name, kind, found.known_cells[name], columns.categories.get(name, ()))
+            for name, kind in zip(columns.inputs, columns.types, strict=True)
+        ),
+        label=columns.label,
+    )
+
+
+# -- in the form that was agreed on ------------------------------------------------------------------------------------
+
+
+def _with_test_part(node: NodeConfig, examples: Examples, schema: Schema) -> list[Examples]:
+    """Examples that come without a test part, in two."""
+    count = len(examples.x)
+    if schema.tested:  # others bring one: this site trains with all that it has
+        return [examples, examples.take(np.arange(0))]
+    held = {node.name.strip(): np.arange(count)}
+    test = strata.draw_test_part_by_client(np.asarray(examples.y), held, seed=0)
+    return [examples.take(np.setdiff1d(np.arange(count), test)), examples.take(test)]
+
+
+def _in_agreed_form(x: np.ndarray, schema: Schema, node: NodeConfig) -> np.ndarray:
+    if x.dtype == np.int64 and schema.dtype == "float32":
+        x = x.astype(np.float32)
+    if schema.colour and x.dtype == np.uint8 and x.shape[1] == 1:
+        x = x.repeat(3, axis=1)
+    if (tuple(x.shape[1:]), str(x.dtype)) != (schema.input_shape, schema.dtype):
+        raise changed_since(node, f"examples of {x.dtype}{list(x.shape[1:])}")
+    return x
+
+
+def _class_numbers(
+    labels: object, listed: Sequence[str] | None, classes: Sequence[str], node: NodeConfig
+) -> np.ndarray:
+    """Labels as places among the classes: numbers of a list of classes are that already."""
+    y = arrays.class_labels(labels, f"y of {node.data}")
+    if y.dtype.kind != "U" and listed is not None:
+        return y
+    place = {name: at for at, name in enumerate(classes)}
+    if unknown := sorted({str(label) for label in y.tolist()} - set(place)):
+        raise changed_since(node, f"the class {unknown[0]!r}")
+    return np.array([place[str(label)] for label in y.tolist()], dtype=np.int64)
+
+
+def changed_since(node: NodeConfig, has: str) -> CompatibilityError:
+    """A site whose data is not what it told the others at first."""
+    return CompatibilityError(
+        f"{node.opened} has {has}, and told the server something else at first. Put the data back as it was, or run "
+        "again."
+    )

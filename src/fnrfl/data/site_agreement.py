@@ -1,0 +1,209 @@
+"""What sites with data of their own agree on: the columns, categories and classes that the simulator would give them.
+
+Each function takes the facts of all sites in the order of their client numbers, and refuses by the name of a site.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.words import printable
+from fnrfl.data.agreement import Agreement, ColumnFacts, Schema, SiteFacts, SiteHolding, SiteSchema, versions_alike
+from fnrfl.data.natural import in_natural_order
+from fnrfl.data.reading import Categories, Columns, Reading
+from fnrfl.data.table_cells import class_name, refuse_free_text, sorted_classes
+from fnrfl.data.table_columns import is_number, listed_columns
+
+Described = tuple[SiteFacts, SiteSchema]
+
+
+def agree_on_sites(facts: Sequence[SiteFacts], reading: Reading) -> Agreement:
+    """The clients in the natural order of their names, and what their data is like together."""
+    notices = versions_alike(facts)
+    by_name: dict[str, Described] = {}
+    for one in facts:
+        if one.schema is None:
+            raise CompatibilityError(
+                f"{one.opened} takes a part of a whole data set, and others bring data of their own. Give every node a "
+                "name, or every node a partition."
+            )
+        if (name := one.name.strip()) in by_name:
+            raise CompatibilityError(
+                f"Two nodes are called {printable(name)!r}; names must differ. Rename one in its configuration."
+            )
+        by_name[name] = (one, one.schema)
+    names = in_natural_order(by_name)
+    sites = [by_name[name] for name in names]
+    return Agreement(tuple(names), schema=_schema(sites, reading), notices=notices)
+
+
+def settle(agreement: Agreement, holdings: Sequence[SiteHolding]) -> Agreement:
+    """The agreement with what each client holds; `holdings` are in the order of the clients."""
+    hashes = tuple(one.data for one in holdings)
+    sizes = tuple(sum(one.counts) for one in holdings)
+    whole = hashlib.sha256(" ".join(hashes).encode()).hexdigest()
+    return replace(agreement, data=whole, split=holdings[0].public, sizes=sizes, hashes=hashes)
+
+
+def refuse_other_public(agreement: Agreement, holdings: Sequence[SiteHolding], own: str) -> None:
+    """Refuse a node whose public data is not the server's, of which `own` is the sha256."""
+    for name, one in zip(agreement.sites, holdings, strict=True):
+        if one.public != own:
+            raise CompatibilityError(
+                f"The node {printable(name)!r} has other public data than the server: its sha256 begins with "
+                f"{one.public[:8]}, the server's with {own[:8]}. Copy the server's public data there, and set public "
+                "in the node's configuration."
+            )
+
+
+def _schema(sites: Sequence[Described], reading: Reading) -> Schema:
+    _all_the_same(sites, "kind", "brings", "all must bring the same kind", "Convert one of them")
+    kind, tested = sites[0][1].kind, any(mine.tested for _, mine in sites)
+    if kind == "table":
+        columns = _columns(sites, reading)
+        return Schema(kind, _table_classes(sites), (len(columns.encoded),), "float32", tested, columns)
+    return Schema(kind, _classes(sites), *_shape_and_type(sites), tested)
+
+
+def _all_the_same(sites: Sequence[Described], fact: str, verb: str, rule: str, way_out: str) -> None:
+    """Refuse the first site that differs from the first of all in a fact."""
+    for one, mine in sites[1:]:
+        if (ours := getattr(sites[0][1], fact)) != (theirs := getattr(mine, fact)):
+            raise CompatibilityError(
+                f"{sites[0][0].opened} {verb} {_told(ours)} and {one.label} {verb} {_told(theirs)}; {rule}. {way_out}."
+            )
+
+
+def _told(value: object) -> str:
+    """A fact in a sentence."""
+    if isinstance(value, tuple):
+        return f"the classes {listed_columns(value)}"
+    return "no list of classes" if value is None else printable(str(value))
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def _columns(sites: Sequence[Described], reading: Reading) -> Columns:
+    """The columns in the order of the first site's table, with the categories of all sites."""
+    way_out = "Set dataset.label in the recipe to the column of the classes"
+    _all_the_same(sites, "label", "has its classes in the column", "all must have them in one column", way_out)
+    first = sites[0][1]
+    names = [column.name for column in first.columns]
+    for one, mine in sites[1:]:
+        _same_columns(sites[0][0], names, one, [column.name for column in mine.columns])
+    types, categories = [], Categories()
+    for name in names:
+        held = [(one, column) for one, mine in sites for column in mine.columns if column.name == name]
+        known = [(one, column) for one, column in held if column.known]
+        _same_kind_of_cells(name, known)
+        of_column = [column for _, column in known]
+        if any(column.type == "category" for column in of_column):
+            categories[name] = _categories(name, of_column, reading)
+        types.append(_type(of_column))
+    return Columns(tuple(names), tuple(types), first.label, categories)
+
+
+def _same_columns(first: SiteFacts, names: Sequence[str], one: SiteFacts, others: Sequence[str]) -> None:
+    missing = [name for name in names if name not in others]
+    more = [name for name in others if name not in names]
+    if missing or more:
+        lacks = f"lacks {listed_columns(missing)}" if missing else ""
+        has = f"has {listed_columns(more)} more" if more else ""
+        raise CompatibilityError(
+            f"{one.opened} has other columns than {first.label}: it {' and '.join(filter(None, (lacks, has)))}. Add, "
+            "rename or leave out columns until they are the same, or name those that are no inputs in dataset.ignore."
+        )
+
+
+def _same_kind_of_cells(name: str, known: Sequence[tuple[SiteFacts, ColumnFacts]]) -> None:
+    kinds = {column.type == "category": one for one, column in reversed(known)}
+    if len(kinds) == 2:
+        raise CompatibilityError(
+            f"Column {name!r} holds text at {kinds[True].label} and numbers at {kinds[False].label}; it must hold one "
+            f'kind everywhere. Correct the cells, or set dataset.categories = "{name}" if its numbers are names of '
+            "categories too."
+        )
+
+
+def _categories(name: str, columns: Sequence[ColumnFacts], reading: Reading) -> tuple[str, ...]:
+    """The categories of all sites, sorted."""
+    found = tuple(sorted({category for column in columns for category in column.categories}))
+    if name not in reading.categories:
+        refuse_free_text("all sites together", name, len(found), sum(column.known for column in columns))
+    return found
+
+
+def _type(columns: Sequence[ColumnFacts]) -> str:
+    types = {column.type for column in columns}
+    return "category" if "category" in types else "number" if "number" in types else "integer"
+
+
+def _table_classes(sites: Sequence[Described]) -> tuple[str, ...]:
+    """The classes of all tables; where all labels are numbers, 1 and 1.0 are one class, which must be written alike."""
+    numeric = all(is_number(label) for _, mine in sites for label in mine.labels)
+    written: dict[str, tuple[SiteFacts, str]] = {}
+    for one, mine in sites:
+        for label in mine.labels:
+            first, spelled = written.setdefault(class_name(label, numeric=numeric), (one, label))
+            if spelled != label:
+                raise CompatibilityError(
+                    f"{first.opened} writes the class {spelled!r} and {one.label} writes {label!r}, which is the same "
+                    "number. Write a class in one way, or give the classes names."
+                )
+    return tuple(sorted_classes(written))
+
+
+# -- arrays and pictures -----------------------------------------------------------------------------------------------
+
+
+def _classes(sites: Sequence[Described]) -> tuple[str, ...]:
+    """The classes that an array names, or those that occur at some site, sorted."""
+    for (first, ours), (one, theirs) in pairwise(sites):
+        if ours.named != theirs.named:
+            kinds = ["names" if mine.named else "numbers" for mine in (ours, theirs)]
+            raise CompatibilityError(
+                f"{first.opened} has {kinds[0]} as labels and {one.label} has {kinds[1]}; all must have one kind. "
+                "Write all as names, or all as numbers."
+            )
+    way_out = "Name all classes in one order at every site"
+    _all_the_same(sites, "classes", "has", "the number of a class must mean the same everywhere", way_out)
+    if (listed := sites[0][1].classes) is not None:
+        _refuse_unlisted(sites, listed)
+        return listed
+    labels: Iterable[str] = {label for _, mine in sites for label in mine.labels}
+    return tuple(sorted(labels, key=None if sites[0][1].named else int))
+
+
+def _refuse_unlisted(sites: Sequence[Described], listed: Sequence[str]) -> None:
+    """Refuse a label that is not among the classes that all sites list."""
+    numbers = {str(number) for number in range(len(listed))}
+    for one, mine in sites:
+        if unknown := sorted(set(mine.labels) - (set(listed) if mine.named else numbers)):
+            raise CompatibilityError(
+                f"{one.opened} has the label {unknown[0]!r}, which is not among its classes {listed_columns(listed)}. "
+                "Add it to the classes of every site, or correct the label."
+            )
+
+
+def _shape_and_type(sites: Sequence[Described]) -> tuple[tuple[int, ...], str]:
+    """The shape and the type of every example, once whole numbers and grey pictures are as those of the others."""
+    floating = any(mine.dtype.startswith("float") for _, mine in sites)
+    coloured = any(mine.dtype == "uint8" and mine.input_shape[0] == 3 for _, mine in sites)
+    alike = []
+    for _, mine in sites:
+        grey = mine.dtype == "uint8" and mine.input_shape[0] == 1
+        shape = (3, *mine.input_shape[1:]) if coloured and grey else mine.input_shape
+        alike.append((shape, "float32" if floating and mine.dtype == "int64" else mine.dtype))
+    for (one, mine), (shape, dtype) in zip(sites, alike, strict=True):
+        if (shape, dtype) != alike[0]:
+            size = ' Set dataset.image_size in the recipe, such as "64".' if mine.kind == "pictures" else ""
+            raise CompatibilityError(
+                f"{sites[0][0].opened} has examples of {alike[0][1]}{list(alike[0][0])} and {one.label} of "
+                f"{dtype}{list(shape)}; those of all sites must be alike.{size or ' Prepare them in one way.'}"
+            )
+    return alike[0]

@@ -1,0 +1,281 @@
+"""Clients on other machines, behind a network: the server's letters to them, and what it believes of what they keep."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fnrfl.core import trees
+from fnrfl.core.errors import FnrflError, MissingClients
+from fnrfl.core.fold import FOLD_ROWS
+from fnrfl.core.messages import Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
+from fnrfl.core.network import NetworkOptions
+from fnrfl.core.trees import Tree
+from fnrfl.core.values import Replies, State
+from fnrfl.engines.letters import Letter, LetterAnswer, Network, Version, check_run_id
+from fnrfl.engines.reply_checks import Check, check_reply, check_tree, odd_ones_out
+from fnrfl.engines.wire import from_bytes, to_bytes
+
+PAUSE = 1.0  # seconds before a client that could not be reached is asked again
+
+
+class RemoteMemory:
+    """What the server knows of the clients' memories: which version each has, not what is in it.
+
+    Checkpoints keep the versions, so that a server that goes on asks its clients to go on from the same. With `fetch`,
+    for methods with personal models, the content is asked for as well.
+    """
+
+    def __init__(self, birth: Tree, fetch: Callable[[int], Tree] | None = None) -> None:
+        self.birth, self.fetch = birth, fetch
+        self.changed: set[int] = set()
+        self._versions: dict[int, Version] = {}
+        self._at_start: dict[int, Version] = {}  # of the round
+        self._fetched: dict[int, tuple[Version, Tree]] = {}
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._versions
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._versions))
+
+    def begin_round(self) -> None:
+        """Remember what clients have now: a server that is started again may have to go back to it."""
+        self._at_start = dict(self._versions)
+
+    def version(self, client: int) -> Version | None:
+        """What a client has written last, as far as the server has heard."""
+        return self._versions.get(client)
+
+    def version_at_start(self, client: int) -> Version | None:
+        """What it had written when the round began."""
+        return self._at_start.get(client)
+
+    def heard(self, client: int, version: Version) -> None:
+        """A client has written its memory."""
+        self._versions[client] = version
+        self.changed.add(client)
+
+    def get(self, client: int) -> Tree:
+        """The version as tensors, for a checkpoint; with `fetch`, beside the memory itself."""
+        version = self._versions.get(client)
+        if version is None:
+            return self.birth
+        return (self._content(client, version) if self.fetch is not None else {}) | {
+            "node.version": torch.tensor([version.round, version.number]),
+            "node.sha256": torch.tensor(list(bytes.fromhex(version.sha256)), dtype=torch.uint8),
+        }
+
+    def put(self, client: int, memory: Tree) -> None:
+        """What a checkpoint has: the version that the client must go on from."""
+        if "node.version" not in memory:
+            raise FnrflError(
+                f"The checkpoint holds the memory of client {client} itself, so it is of a run on another engine. "
+                "Go on with it there."
+            )
+        round, number = memory["node.version"].tolist()
+        self._versions[client] = Version(round, number, bytes(memory["node.sha256"].tolist()).hex())
+
+    def _content(self, client: int, version: Version) -> Tree:
+        if self._fetched.get(client, (None,))[0] != version:
+            assert self.fetch is not None
+            self._fetched[client] = version, self.fetch(client)
+        return self._fetched[client][1]
+
+
+class RemoteClients:
+    """A client side over a network: one letter for each client, asked again or given up as the options say.
+
+    An answer counts if it has the id of the letter that is waited for, so late and repeated ones do not. An answer
+    with numbers that are not finite, or in other shapes than the model's, is refused, and the client counts as missing.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        run: str,
+        initial: State,
+        birth: Tree,
+        examples: Tensor,
+        options: NetworkOptions,
+        *,
+        reads_memory: bool = False,
+    ) -> None:
+        """`examples` [N] is how many each client has agreed to have.
+
+        `reads_memory`: the method has personal models, which the server makes of clients' memories to score them.
+        """
+        self.network, self.run, self.initial, self.options = network, check_run_id(run), initial, options
+        self.examples = examples
+        self.memory = RemoteMemory(birth, self._fetch if reads_memory else None)
+        self._server = uuid.uuid4().hex  # no two servers send the same letter, not even of one run
+        self._letters = count()
+        self._round, self._number = -1, 0
+        self._held: dict[int, Version] = {}
+        self._bytes = {"down": 0, "up": 0}  # of this round, as they are sent
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+    def train(self, request: TrainRequest) -> Iterator[TrainReply]:
+        self._enter_round(request.round)
+        seconds = self.options.deadline(private=request.task.data == "private")
+
+        def check(client: int, content: Any) -> str | None:
+            return check_reply(content, client, request, self.initial, float(self.examples[client]))
+
+        answers, missing = self._ask(request, request.task.purpose, seconds, check, _extras)
+        if missing:
+            yield TrainReply(_nobody(self.initial), missing=missing)
+        there = [client for client in request.clients if client in answers]
+        for first in range(0, len(there), FOLD_ROWS):  # as many as are summed at once
+            yield self._joined([answers.pop(client) for client in there[first : first + FOLD_ROWS]])
+
+    def measure(self, request: MeasureRequest) -> Tree:
+        self._enter_round(request.round)
+        seconds = self.options.measure_deadline or None
+        answers, missing = self._ask(request, "measure", seconds, check_tree, lambda tree: tree)
+        if missing:
+            raise MissingClients(missing, round=request.round + 1, stage="measure")
+        return trees.joined([answers[client].content for client in request.clients])
+
+    def _fetch(self, client: int) -> Tree:
+        seconds = self.options.measure_deadline or None
+        answers, missing = self._ask(MemoryRequest(client), "memory", seconds, check_tree, lambda tree: tree)
+        if missing:
+            raise MissingClients(missing, round=self._round + 1, stage="memory")
+        content: Tree = answers[client].content
+        return content
+
+    def _enter_round(self, round: int) -> None:
+        if round != self._round:
+            self._round, self._number = round, 0
+            self._held.clear()
+            self._bytes = {"down": 0, "up": 0}
+            self.memory.begin_round()
+
+    def _joined(self, answers: list[LetterAnswer]) -> TrainReply:
+        """Some clients' replies as one; from here on the server knows what these clients keep."""
+        for answer in answers:
+            if answer.memory is not None:
+                self.memory.heard(answer.client, answer.memory)
+            if answer.held is not None:
+                self._held[answer.client] = answer.held
+        lost = sorted(answer.client for answer in answers if answer.lost_memory)
+        notes = {"wire_bytes": dict(self._bytes)} | ({"lost_memory": lost} if lost else {})
+        replies = trees.joined([answer.content.replies for answer in answers])
+        not_finite = {k: v for answer in answers for k, v in answer.content.not_finite.items()}
+        return TrainReply(replies, not_finite, notes)
+
+    # -- letters ------------------------------------------------------------------------------------------------------
+    def _ask(
+        self, request: Any, phase: str, seconds: float | None, check: Check, trees_of: Callable[[Any], Tree]
+    ) -> tuple[dict[int, LetterAnswer], dict[int, str]]:
+        """The answers that count, and why others have none."""
+        self._number += 1
+        waiting = {letter.client: letter for letter in self._written(request, phase)}
+        answers: dict[int, LetterAnswer] = {}
+        reasons = dict.fromkeys(waiting, "it has not answered in time.")
+        refused: dict[int, str] = {}  # whoever answers so would do it again
+        for attempt in count():
+            sent = {client: to_bytes(letter) for client, letter in waiting.items()}
+            self._bytes["down"] += sum(map(len, sent.values()))
+            unreachable = False
+            for client, message in self.network.exchange(sent, seconds):
+                if isinstance(message, str):
+                    reasons[client], unreachable = message, True
+                    continue
+                self._bytes["up"] += len(message)
+                self._open(client, message, waiting, answers, refused, check)
+            if not waiting or (attempt >= self.options.retries and self.options.on_missing != "wait"):
+                odd = odd_ones_out(answers, trees_of)
+                there = {client: answer for client, answer in answers.items() if client not in odd}
+                return there, refused | odd | {client: reasons[client] for client in waiting}
+            if unreachable:
+                time.sleep(PAUSE)
+        raise AssertionError("a count has no end")
+
+    def _open(
+        self,
+        client: int,
+        message: bytes,
+        waiting: dict[int, Letter],
+        answers: dict[int, LetterAnswer],
+        refused: dict[int, str],
+        check: Check,
+    ) -> None:
+        """Take an answer, if it is one to a letter that waits for it."""
+        try:
+            answer = from_bytes(message)
+        except Exception:
+            answer = None
+        if not isinstance(answer, LetterAnswer):
+            wrong: str | None = "its answer cannot be read."
+        elif client not in waiting or answer.id != waiting[client].id or answer.client != client:
+            return  # late, or a second time
+        else:
+            wrong = answer.content.reason if isinstance(answer.content, Failure) else check(client, answer.content)
+        if client not in waiting:
+            return
+        del waiting[client]
+        if wrong is not None:
+            refused[client] = wrong
+        else:
+            assert isinstance(answer, LetterAnswer)
+            answers[client] = answer
+
+    def _written(self, request: Any, phase: str) -> Iterator[Letter]:
+        clients = [request.client] if isinstance(request, MemoryRequest) else request.clients
+        for m, client in enumerate(clients):
+            yield Letter(
+                run=self.run,
+                id=f"{self._server}-{next(self._letters)}",
+                client=client,
+                round=self._round,
+                number=self._number,
+                phase=phase,
+                request=_for_one(request, m),
+                memory=self.memory.version(client),
+                kept=self.memory.version_at_start(client),
+                held=self._held.get(client),
+            )
+
+
+def _for_one(request: Any, m: int) -> Any:
+    """The request to the client in row m, with nothing of the server's state but the model."""
+    if isinstance(request, MemoryRequest):
+        return request
+    mine = request.rows(slice(m, m + 1))
+    if isinstance(mine, TrainRequest):
+        return replace(mine, task=replace(mine.task, start=_model(mine.task.start)))
+    return replace(mine, at=_model(mine.at))
+
+
+def _model(state: State | None) -> State | None:
+    return None if state is None else State(state.params, state.buffers)
+
+
+def _extras(content: TrainReply) -> Tree:
+    return content.replies.extras
+
+
+def _nobody(model: State) -> Replies:
+    """Replies of no client."""
+    empty = torch.zeros(0, dtype=torch.float64)
+    params = model.params[None][:0]
+    return Replies(
+        clients=torch.zeros(0, dtype=torch.int64),
+        examples=empty,
+        steps=torch.zeros(0, dtype=torch.int64),
+        travel=params.new_zeros(0),
+        loss=params.new_zeros(0),
+        trained=params,
+        params=params,
+        buffers={name: value[None][:0] for name, value in model.buffers.items()},
+        extras={},
+    )

@@ -1,0 +1,73 @@
+"""What an answer from another machine must look like; the server uses nothing that does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fnrfl.core.messages import TrainReply, TrainRequest
+from fnrfl.core.trees import Tree
+from fnrfl.core.values import Replies, State
+from fnrfl.engines.letters import LetterAnswer
+
+Check = Callable[[int, Any], str | None]  # a client and its answer -> what is wrong with it
+
+
+def check_tree(client: int, content: Any) -> str | None:
+    """What is wrong with a client's answer to a question; None: nothing."""
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        return "its answer is no set of tensors."
+    return None
+
+
+def check_reply(content: Any, client: int, request: TrainRequest, model: State, examples: float) -> str | None:
+    """What is wrong with a client's reply to a task; None: nothing."""
+    if not isinstance(content, TrainReply) or not isinstance(content.replies, Replies):
+        return "its answer is no reply to a task."
+    replies = content.replies
+    if content.not_finite and list(content.not_finite) == [client] and not len(replies.clients):
+        return None  # it says so itself
+    if replies.clients.tolist() != [client] or replies.examples.tolist() != [examples]:
+        return f"it speaks of other clients, or of another number of examples than the {examples:g} that it has."
+    if any(len(value) != 1 for value in replies.extras.values()):
+        return "what it sends beside the model is not of one client."
+    named = _named_tensors(replies, model, request)
+    if isinstance(named, str):
+        return named
+    return next((wrong for name, (value, like) in named.items() if (wrong := _unlike(name, value, like))), None)
+
+
+def _named_tensors(replies: Replies, model: State, request: TrainRequest) -> dict[str, tuple[Tensor, Tensor]] | str:
+    """Each tensor of a reply with one that it should look like; a text says why there is no such thing."""
+    expected = State(model.params, model.buffers) if request.task.send_model else State(model.params[:0], {})
+    if replies.buffers.keys() != expected.buffers.keys():
+        return "its model has other buffers than this run's."
+    named = {"params": (replies.params, expected.params), "trained": (replies.trained, expected.params)}
+    named |= {name: (replies.buffers[name], value) for name, value in expected.buffers.items()}
+    named |= {"loss": (replies.loss, model.params.new_zeros(())), "steps": (replies.steps, replies.steps.new_zeros(()))}
+    return named | {f"extra {name}": (value, value[0]) for name, value in replies.extras.items()}
+
+
+def _unlike(name: str, value: Tensor, like: Tensor) -> str | None:
+    """What is wrong with a tensor of one client that should look like another; None: nothing."""
+    if list(value.shape) != [1, *like.shape] or value.dtype != like.dtype:
+        return f"its {name} has the shape {list(value.shape)} of {value.dtype}; {[1, *like.shape]} is right."
+    unusual = name.startswith("extra ") or bool(like.isfinite().all())  # some buffers are infinite from the start
+    return f"its {name} is not finite, and it did not say so." if unusual and not value.isfinite().all() else None
+
+
+def odd_ones_out(answers: Mapping[int, LetterAnswer], trees_of: Callable[[Any], Tree]) -> dict[int, str]:
+    """Clients whose tensors have other names or shapes than those of most clients, and what is wrong."""
+    looks = {
+        client: tuple((name, tuple(value.shape)) for name, value in sorted(trees_of(answer.content).items()))
+        for client, answer in answers.items()
+    }
+    usual = Counter(looks.values()).most_common(1)[0][0] if looks else ()
+    return {
+        client: f"it sends {dict(look)}, and most clients send {dict(usual)}."
+        for client, look in looks.items()
+        if look != usual
+    }

@@ -1,0 +1,141 @@
+"""The client's line: a mod that measures what the app has trained, and refines it when the server asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from torch import Tensor, nn
+
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
+from fnrfl.core.rng import stream_kept
+from fnrfl.flower.guarantees import refuse_callers, refuse_mods_inside
+from fnrfl.flower.norm_letters import LETTER, MEASURE, REFINE, REFINE_OPTIONS, NormLetter
+from fnrfl.runs.own_loop import Loader, accuracy_on, class_norms, refine
+
+HELD = "fnrfl.held"  # the trained model, in the context's state until the next round
+HELD_LETTER = "fnrfl.letter"  # for which question it is held
+
+
+class FeatureNormMod:
+    """A mod for `ClientApp(mods=[...])` that answers a `FeatureNormStrategy`; other servers do not notice it.
+
+    `model()` makes the app's model, whatever its weights; where it puts the model is where FNR computes.
+    `public_loader()` gives batches (x, y) of public data, to measure class norms on and to refine on.
+    `ranking_loader()` gives other public batches, by which clients are ranked; without it the same ones rank. Features
+    are the input of the Linear that is called last, or the output of the layer that `features` names.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module],
+        public_loader: Callable[[], Loader],
+        ranking_loader: Callable[[], Loader] | None = None,
+        *,
+        features: str | None = None,
+    ) -> None:
+        self.model, self.public_loader, self.features = model, public_loader, features
+        self.ranking_loader = ranking_loader or public_loader
+        for name in ("model", "public_loader", "ranking_loader"):
+            given = getattr(self, name)
+            if isinstance(given, nn.Module) or not callable(given):
+                raise ConfigError(
+                    f"{name} must be a function without arguments, and is a {type(given).__name__}. Give the class or "
+                    "the function that makes it, without calling it."
+                )
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer a message of FNR's; hand every other to the app."""
+        if not message.has_content() or LETTER not in message.content.config_records:
+            return call_next(message, context)
+        refuse_callers()
+        refuse_mods_inside(call_next)
+        letter: NormLetter = dict(message.content.config_records[LETTER])
+        if letter.get("phase") == REFINE:
+            return self._refined(message, context, letter)
+        message.content = RecordDict({name: record for name, record in message.content.items() if name != LETTER})
+        asked_with = list(message.content.array_records)
+        return self._measured(call_next(message, context), context, letter, asked_with)
+
+    def _measured(self, reply: Message, context: Context, letter: NormLetter, asked_with: list[str]) -> Message:
+        """The app's reply to training, with class norms and accuracy of its model in a letter beside it.
+
+        What goes wrong here is written into the letter: the app's training is not lost for it.
+        """
+        context.state.pop(HELD, None)
+        if reply.has_error():
+            return reply
+        answer: NormLetter = {"phase": MEASURE, "round": letter["round"], "question": letter["question"]}
+        number = context.node_config.get("partition-id")
+        if isinstance(number, int):
+            answer["client"] = number
+        try:
+            name = _model_record(list(reply.content.array_records), asked_with)
+            arrays = reply.content.array_records[name]
+            with stream_kept():  # the app's own random numbers are what they would have been
+                model = self._loaded(arrays)
+                norms = class_norms(model, self.public_loader(), features=self.features).tolist()
+                accuracy = accuracy_on(model, self.ranking_loader(), features=self.features)
+            context.state[HELD], context.state[HELD_LETTER] = arrays, ConfigRecord(answer)
+            answer |= {"arrays": name, "norms": norms, "accuracy": accuracy}
+        except Exception as error:
+            answer["problem"] = f"{type(error).__name__}: {error}"
+        reply.content = RecordDict({**reply.content, LETTER: ConfigRecord(answer)})
+        return reply
+
+    def _refined(self, message: Message, context: Context, letter: NormLetter) -> Message:
+        """The model that this client holds, refined; an error goes back as an error does in any Flower app."""
+        held_for: Mapping[str, object] = context.state.config_records.get(HELD_LETTER, {})
+        if HELD not in context.state or held_for.get("question") != letter["question"]:
+            raise FnrflError(
+                f"This node holds no model of round {letter['round']} to refine: it was restarted, or has trained "
+                "another since. The server goes on with the model that it was sent."
+            )
+        arrays = context.state.array_records.pop(HELD)
+        with stream_kept():
+            model = self._loaded(arrays)
+            targets = torch.tensor(letter["targets"], dtype=torch.float64)
+            options = {name: letter[name] for name in REFINE_OPTIONS}
+            refine(model, self.public_loader(), targets, features=self.features, **options)
+        answer: NormLetter = {"phase": REFINE, "round": letter["round"], "question": letter["question"]}
+        content = RecordDict({"arrays": _as_arrays(model, arrays), LETTER: ConfigRecord(answer)})
+        return Message(content, reply_to=message)
+
+    def _loaded(self, arrays: ArrayRecord) -> nn.Module:
+        """The app's model with these weights, which have the names of its state_dict or are listed in its order."""
+        model = self.model()
+        model.load_state_dict(dict(zip(_names(model, arrays), _tensors(arrays), strict=True)))
+        return model
+
+
+def _model_record(replied: list[str], asked_with: list[str]) -> str:
+    """Which of the reply's ArrayRecords is the model: the only one, or the one that is named as the server's."""
+    same = [name for name in replied if name in asked_with]
+    for candidates in (replied, same):
+        if len(candidates) == 1:
+            return candidates[0]
+    raise CompatibilityError(
+        f"The reply to training has the ArrayRecords {replied}, and FNR cannot tell which is the model. Name it as the "
+        "server's message does, or send it alone."
+    )
+
+
+def _names(model: nn.Module, arrays: ArrayRecord) -> list[str]:
+    listed = [str(place) for place in range(len(arrays))] == list(arrays)
+    own = list(model.state_dict())
+    return own if listed and len(own) == len(arrays) else list(arrays)
+
+
+def _tensors(arrays: ArrayRecord) -> list[Tensor]:
+    return [torch.from_numpy(array.numpy().copy()) for array in arrays.values()]
+
+
+def _as_arrays(model: nn.Module, like: ArrayRecord) -> ArrayRecord:
+    """The model's weights under the names, in the order and of the types of what was trained."""
+    state: Mapping[str, Tensor] = model.state_dict()
+    values = [state[name].detach().cpu().numpy() for name in _names(model, like)]
+    pairs = zip(like.items(), values, strict=True)
+    return ArrayRecord({name: Array(np.asarray(value, dtype=array.dtype)) for (name, array), value in pairs})

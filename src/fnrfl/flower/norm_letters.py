@@ -1,0 +1,103 @@
+"""What FNR writes between a Flower server and its clients, and whom the server refines; Flower is not needed here.
+
+A letter is a dict of numbers, names and lists of numbers, and travels as one ConfigRecord beside the records of the
+app, under the name `LETTER`. It carries no code: penalties and modes are names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeGuard
+
+import torch
+
+from fnrfl.algorithms.parts.norms import norm_differences, norm_targets, num_peers, weakest
+from fnrfl.config.keys import checked, keys_of
+from fnrfl.core.errors import ConfigError, FnrflError
+from fnrfl.core.options import options_of
+from fnrfl.core.refinement import FnrOptions
+from fnrfl.core.training import BatchNormMode, Training
+
+LETTER = "fnrfl"  # the name of the record
+MEASURE, REFINE = "measure", "refine"  # the phases of a round
+REFINE_OPTIONS = ("penalty", "weight", "epochs", "lr", "momentum", "weight_decay", "batchnorm", "peers")  # of `refine`
+
+NormLetter = dict[str, Any]
+
+_STEPS = {option.name: option for option in options_of(Training) if option.name in ("lr", "momentum", "weight_decay")}
+_OPTIONS = {option.name: option for option in options_of(FnrOptions)} | _STEPS
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefinementTerms:
+    """Whom the server refines, towards what, and how a refined client takes its steps."""
+
+    share: float
+    weight: float
+    penalty: str
+    target: Literal["others", "all"]
+    epochs: int
+    lr: float
+    momentum: float
+    weight_decay: float
+    batchnorm: BatchNormMode
+
+    def __post_init__(self) -> None:
+        for name, key in keys_of({name: _OPTIONS[name] for name in vars(self)}).items():
+            try:
+                checked(_OPTIONS[name], getattr(self, name))
+            except ValueError as error:
+                raise ConfigError(f"{name} = {getattr(self, name)!r} is not allowed: it must be {key.rule}.") from error
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a client says of the model that it has trained."""
+
+    node: int
+    norms: tuple[float, ...]  # of each class, on public data
+    accuracy: float  # on ranking data
+
+
+@dataclass(frozen=True)
+class RefinementOrder:
+    """What a client that is refined is sent beside the terms."""
+
+    node: int
+    targets: tuple[float, ...]
+    peers: int
+
+
+def read_measured(node: int, letter: NormLetter) -> Measured:
+    """The class norms and the accuracy in a client's letter; refused if they cannot be such."""
+    if "problem" in letter:
+        raise FnrflError(str(letter["problem"]))
+    norms, accuracy = letter.get("norms"), letter.get("accuracy")
+    if not isinstance(norms, list) or not norms or not all(_is_number(norm) and norm >= 0 for norm in norms):
+        raise FnrflError("its class norms are not a list of finite numbers that are 0 or more")
+    if not _is_number(accuracy) or not 0 <= accuracy <= 1:
+        raise FnrflError("its accuracy is not a number from 0 to 1")
+    return Measured(node, tuple(map(float, norms)), float(accuracy))
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def num_classes_of(measured: Sequence[Measured]) -> int:
+    """How many classes most clients have, so that one with another number can be left out."""
+    return Counter(len(one.norms) for one in measured).most_common(1)[0][0]
+
+
+def refinement_orders(measured: Sequence[Measured], terms: RefinementTerms) -> list[RefinementOrder]:
+    """Who is refined, towards which norms; of clients with equal accuracy the one that comes first."""
+    norms = torch.tensor([one.norms for one in measured], dtype=torch.float64)  # [M, C]
+    refined = weakest(torch.tensor([one.accuracy for one in measured], dtype=torch.float64), terms.share)
+    towards = norm_differences if terms.penalty == "constant" else norm_targets
+    targets = towards(norms, refined, terms.target)
+    peers = num_peers(len(measured), len(refined), terms.target)
+    rows = zip(refined.tolist(), targets.tolist(), strict=True)
+    return [RefinementOrder(measured[row].node, tuple(target), peers) for row, target in rows]

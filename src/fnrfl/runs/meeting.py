@@ -1,0 +1,106 @@
+"""Before the first round of a network: the server asks the nodes about their data, and all agree.
+
+Questions and answers are plain values that JSON has, so any network can carry them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fnrfl.config import RunConfig
+from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.data.agreement import Agreement, SiteFacts, SiteHolding, agree_on_experiment, as_plain, from_plain
+from fnrfl.data.datasets import Dataset
+from fnrfl.data.node_config import NodeConfig
+from fnrfl.data.site_agreement import agree_on_sites, refuse_other_public, settle
+from fnrfl.data.stand_in import load_test_set, stand_in
+from fnrfl.runs.data import divide, load_public, reading_of
+from fnrfl.runs.given import NOTHING, Given
+from fnrfl.runs.method import build_algorithm
+from fnrfl.runs.node_data import (
+    describe_node,
+    public_hash,
+    recipe_at_node,
+    recipe_for_nodes,
+    refuse_what_sites_cannot,
+    split_hash,
+    tell_holding,
+)
+from fnrfl.runs.parts import RunParts, complete_parts, gather_parts
+
+Plain = dict[str, Any]
+Ask = Callable[[Plain], Sequence[Plain]]  # a question to every node -> their answers, always in one order
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What came of it: the server's parts of the run, and what every node needs to build its client."""
+
+    parts: RunParts  # its pool has no private examples
+    agreement: Agreement
+    seats: tuple[int, ...]  # for each client, which of the answers was its node's
+    recipe: str  # for nodes, with nothing left to choose
+
+
+def meet(config: RunConfig, ask: Ask, test: str = "", given: Given = NOTHING) -> Meeting:
+    """Ask every node about its data, and agree; `test` is the server's own test set, where nodes are sites.
+
+    Nodes of an experiment take a part each of a data set that the server has as well.
+    """
+    facts = [_read(SiteFacts, answer, seat) for seat, answer in enumerate(ask({"recipe": recipe_for_nodes(config)}))]
+    if not facts:
+        raise CompatibilityError("No node has answered, so there is nobody to train. Start the nodes first.")
+    if any(one.partition is None for one in facts) and any(one.schema is not None for one in facts):
+        return _meet_sites(config, ask, facts, test, given)
+    parts = gather_parts(config, given)
+    agreement = agree_on_experiment(facts, parts.config.clients, parts.dataset.checksum, split_hash(parts))
+    seat_of = {one.partition: seat for seat, one in enumerate(facts)}
+    seats = tuple(seat_of[client] for client in range(parts.config.clients))
+    parts = replace(parts, pool=parts.pool.only(None))  # a server does without, also where it could look
+    return Meeting(parts, agreement, seats, recipe_for_nodes(parts.config))
+
+
+def _meet_sites(config: RunConfig, ask: Ask, facts: Sequence[SiteFacts], test: str, given: Given) -> Meeting:
+    """Nodes that bring data of their own agree on columns, categories and classes, and tell what they hold."""
+    refuse_what_sites_cannot(config)
+    if not test:
+        raise ConfigError(
+            "Nodes bring data of their own, and the server has no test set to score the model with. Name a file or "
+            "folder on the server's machine as its test set."
+        )
+    agreement = agree_on_sites(facts, reading_of(config))
+    seat_of = {one.name.strip(): seat for seat, one in enumerate(facts)}
+    seats = tuple(seat_of[name] for name in agreement.sites)
+    answers = ask({"recipe": recipe_for_nodes(config), "agreement": as_plain(agreement)})
+    holdings = [_read(SiteHolding, answers[seat], seat) for seat in seats]
+    agreement = settle(agreement, holdings)
+    parts = _parts_without_examples(config, agreement, holdings, test, given)
+    refuse_other_public(agreement, holdings, public_hash(parts.splits))
+    return Meeting(parts, agreement, seats, recipe_for_nodes(parts.config))
+
+
+def _parts_without_examples(
+    config: RunConfig, agreement: Agreement, holdings: Sequence[SiteHolding], test: str, given: Given
+) -> RunParts:
+    """The server's parts of a run whose examples stay with the sites."""
+    scored = load_test_set(test, agreement, reading_of(config))
+    dataset = stand_in(agreement, [one.counts for one in holdings], scored)
+    algorithm = build_algorithm(config, given)
+    public = load_public(config, dataset, given)
+    partition, splits = divide(config, dataset, public, algorithm)
+    notices = (*agreement.notices, *(public.notices if isinstance(public, Dataset) else ()))
+    return complete_parts(config, algorithm, dataset, partition, splits, notices, given)
+
+
+def _read(cls: type[Any], answer: Plain, seat: int) -> Any:
+    return from_plain(cls, answer, f"node {seat}")
+
+
+def answer_question(question: Plain, node: NodeConfig) -> Plain:
+    """What a node answers before the first round: facts about its data, or what it holds of what was agreed on."""
+    recipe = recipe_at_node(str(question.get("recipe", "")), node)
+    if "agreement" not in question:
+        return as_plain(describe_node(recipe, node))
+    return as_plain(tell_holding(recipe, node, from_plain(Agreement, question["agreement"], "the server")))

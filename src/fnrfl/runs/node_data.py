@@ -1,0 +1,215 @@
+"""From a recipe and a node's own configuration to all that the node's client needs to train."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fnrfl.config import RunConfig, loads
+from fnrfl.config.resolving import read_keys
+from fnrfl.core import own_code, trust
+from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.trees import Tree
+from fnrfl.data import scenarios
+from fnrfl.data.agreement import Agreement, SiteFacts, SiteHolding
+from fnrfl.data.datasets import Dataset
+from fnrfl.data.node_config import NodeConfig
+from fnrfl.data.own_site import changed_since, describe_site, read_agreed
+from fnrfl.data.sources.entry import checksum
+from fnrfl.data.splits import Splits
+from fnrfl.data.stand_in import stand_in_partition
+from fnrfl.data.terms import Natural, SavedSplit
+from fnrfl.engines.trainer import Trainer
+from fnrfl.runs.build_engine import build_trainer
+from fnrfl.runs.build_net import check_values
+from fnrfl.runs.choice import choose_engine
+from fnrfl.runs.data import build_pool, divide, load_public, reading_of, with_counted_clients
+from fnrfl.runs.given import NOTHING, words_in
+from fnrfl.runs.method import build_algorithm
+from fnrfl.runs.parts import RunParts, fitting_net, gather_parts, on_device
+from fnrfl.runs.run_files import versions
+
+# -- the recipe on its way ---------------------------------------------------------------------------------------------
+
+
+def recipe_for_nodes(config: RunConfig) -> str:
+    """A recipe as it is sent to nodes; objects that were given in Python cannot be sent."""
+    for argument, words in words_in(config).items():
+        if argument not in ("dataset", "public"):  # nodes have their own
+            raise CompatibilityError(
+                f"{argument} = {words!r} was given in Python, and nodes cannot be sent it. Put it into a module that "
+                "every node has, name it as module:name, and list that name as code in each node's configuration."
+            )
+    return config.to_toml()
+
+
+def recipe_at_node(text: str, node: NodeConfig) -> RunConfig:
+    """The recipe that a server sent, with this node's own data, paths and engine in the place of the server's."""
+    told = read_keys(text, origin="The server's recipe")
+    own: dict[str, object] = {
+        "dataset.name": node.data,
+        "metrics": "none",
+        "engine": {"name": node.engine, "threads": 1, "clients_at_once": 1},
+    }
+    if told.get("public.source", "train") not in ("train", "test"):
+        own["public.source"] = _copy_here(node, "public", "the public data")
+    if isinstance(scenarios.parse(str(told.get("scenario", ""))).split, SavedSplit):
+        own["scenario"] = _copy_here(node, "split", "the saved split that the scenario names")
+    for key in ("model.name", "algorithm.name"):
+        if str(own_code.target(key, words := told.get(key))) in node.allowed_code:
+            trust.given(key, str(words))
+    return loads(text, own, origin="The server's recipe", of_run=True)
+
+
+def _copy_here(node: NodeConfig, key: str, what: str) -> str:
+    """The path of this node's copy of something that the server has."""
+    if not (path := getattr(node, key)):
+        raise ConfigError(
+            f"{node.opened} has no key {key}, and paths in a recipe are not followed by a node. Copy {what} to this "
+            f"machine, and set {key} to it in the node's configuration."
+        )
+    return str(path)
+
+
+# -- what a node tells -------------------------------------------------------------------------------------------------
+
+
+def describe_node(recipe: RunConfig, node: NodeConfig) -> SiteFacts:
+    """What a node tells the server first; `recipe` is the one at this node."""
+    if node.partition is not None:
+        parts = _experiment(recipe, node)
+        return SiteFacts(str(node.partition), versions(), node.partition, parts.dataset.checksum, split_hash(parts))
+    refuse_what_sites_cannot(recipe)
+    return SiteFacts(node.name.strip(), versions(), schema=describe_site(node, reading_of(recipe)))
+
+
+def tell_holding(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> SiteHolding:
+    """What a site tells the server once columns and classes are agreed on: what it trains on, and its public data."""
+    site = _site_splits(recipe, node, agreement)
+    counts = np.bincount(site.dataset.train.y.numpy(), minlength=site.dataset.num_classes)
+    return SiteHolding(node.name.strip(), tuple(counts.tolist()), site.dataset.checksum, public_hash(site.splits))
+
+
+def split_hash(parts: RunParts) -> str:
+    """The sha256 of who holds what, and of all parts that are set aside."""
+    both = f"{parts.partition.sha256} {parts.splits.manifest()['sha256']}"
+    return hashlib.sha256(both.encode()).hexdigest()
+
+
+def public_hash(splits: Splits) -> str:
+    """The sha256 of all public data, in the shares that it is used in."""
+    shares = [(part.x.numpy(), part.y.numpy()) for part in (splits.public, splits.ranking, splits.distill)]
+    return checksum(*(array for share in shares for array in share))
+
+
+def refuse_what_sites_cannot(recipe: RunConfig) -> None:
+    """Refuse a recipe that would have the server set private examples aside, where sites keep their own."""
+    if not isinstance(scenarios.parse(recipe.scenario).split, Natural):
+        raise CompatibilityError(
+            f"Nodes bring data of their own, and scenario = {recipe.scenario!r} draws clients from one data set. Set "
+            'scenario = "natural" in the recipe, or give every node a partition of a whole data set.'
+        )
+    source, size = recipe.public.source, recipe.public.size
+    if source == "test" or (source == "train" and size):
+        raise CompatibilityError(
+            f'public.source = "{source}" makes examples public that lie with the sites or decide the score. Set '
+            "public.source to data of its own, of which every node has a copy, or public.size = 0."
+        )
+    if recipe.validation.size:
+        raise CompatibilityError(
+            f"validation.size = {recipe.validation.size} sets examples of the sites aside for the server, and they do "
+            "not leave the sites. Set validation.size = 0."
+        )
+
+
+# -- the node's client -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BuiltNode:
+    """All that a node's one client needs; its pool refuses other clients."""
+
+    client: int  # its number among all clients
+    parts: RunParts
+    trainer: Trainer
+    client_memory: Tree  # what it remembers before its first round
+    answers_tasks: bool  # False: inputs are to be scaled and nobody has said how, so it can only be asked for sums
+
+
+def build_node(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> BuiltNode:
+    """The client of a node, as the simulator would have it; `recipe` is the one at this node."""
+    client, parts = _own_client(recipe, node, agreement)
+    waiting = parts.config.dataset.asks_for_means and agreement.scaling is None
+    if waiting:  # sums of inputs are taken in float64, as the simulator takes them
+        parts = replace(parts, pool=parts.pool.in_type(torch.float64))
+    elif agreement.scaling is not None:
+        parts = parts.scaled_by(agreement.scaling)
+    trainer = build_trainer(parts.config, parts.net, parts.pool)
+    return BuiltNode(client, parts, trainer, parts.algorithm.client_state(parts.net), not waiting)
+
+
+def _own_client(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tuple[int, RunParts]:
+    """(the client's number, what it trains with); refused if that is not what the node told the server at first."""
+    if node.partition is not None:
+        parts, client = _experiment(recipe, node), node.partition
+        if (parts.dataset.checksum, split_hash(parts)) != (agreement.data, agreement.split):
+            raise changed_since(node, "other data, or divides it in another way")
+        return client, replace(parts, pool=parts.pool.only(client))
+    site, client = _site_splits(recipe, node, agreement), agreement.sites.index(node.name.strip())
+    if (site.dataset.checksum, public_hash(site.splits)) != (agreement.hashes[client], agreement.split):
+        raise changed_since(node, "other data, or other public data")
+    return client, _site_parts(recipe, site, agreement, client)
+
+
+def _experiment(recipe: RunConfig, node: NodeConfig) -> RunParts:
+    """The parts of a run of which this node takes one client's."""
+    if node.partition is None:
+        raise CompatibilityError(
+            f"{node.opened} brings data of its own, and the recipe's scenario = {recipe.scenario!r} draws clients from "
+            'one data set. Set scenario = "natural" in the recipe, or give the node a partition.'
+        )
+    parts = gather_parts(recipe)
+    if node.partition >= parts.config.clients:
+        raise CompatibilityError(
+            f"{node.opened} asks for a client that there is not: the recipe has {parts.config.clients}, numbered from "
+            "0. Correct the node's partition."
+        )
+    return parts
+
+
+@dataclass(frozen=True)
+class SiteSplits:
+    """A site's own examples, beside its copy of the public data."""
+
+    dataset: Dataset
+    splits: Splits
+    algorithm: Algorithm
+
+
+def _site_splits(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> SiteSplits:
+    """What a site has, read as all sites have agreed."""
+    if agreement.schema is None or node.name.strip() not in agreement.sites:
+        raise CompatibilityError(
+            f"{node.opened} is not among those that the server has agreed with. Begin again, with this node there."
+        )
+    refuse_what_sites_cannot(recipe)
+    dataset = read_agreed(node, reading_of(recipe), agreement.schema)
+    algorithm = build_algorithm(recipe)
+    _, splits = divide(recipe, dataset, load_public(recipe, dataset, NOTHING), algorithm)
+    return SiteSplits(dataset, splits, algorithm)
+
+
+def _site_parts(recipe: RunConfig, site: SiteSplits, agreement: Agreement, client: int) -> RunParts:
+    """The parts of a run as one site has them; the server has checked what concerns all clients."""
+    dataset, own = site.dataset, np.bincount(site.dataset.train.y.numpy(), minlength=site.dataset.num_classes)
+    partition = stand_in_partition(agreement, client, own, scenarios.parse(recipe.scenario), recipe.seed)
+    config, net = fitting_net(with_counted_clients(recipe, partition), dataset, site.algorithm)
+    check_values(config, net, site.splits)
+    config = choose_engine(config, net)
+    net = on_device(config, net)
+    pool = build_pool(config, dataset, partition, site.splits, net, client)
+    return RunParts(config, dataset, partition, site.splits, site.algorithm, net, pool, dataset.notices)

@@ -1,0 +1,104 @@
+"""The data, the method and the model of a run: what a server, a node and an actor make alike from a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from fnrfl.config import RunConfig
+from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.isolation import until_left
+from fnrfl.core.net import Net
+from fnrfl.data import augment
+from fnrfl.data.batches import Pool
+from fnrfl.data.datasets import Dataset
+from fnrfl.data.holdings import Partition
+from fnrfl.data.scaling import Scaling
+from fnrfl.data.splits import Splits
+from fnrfl.engines.gpus import found_devices, kernel_settings
+from fnrfl.runs.build_net import build_net, check_values
+from fnrfl.runs.choice import choose_engine, choose_scale
+from fnrfl.runs.data import (
+    build_pool,
+    divide,
+    load_data,
+    load_public,
+    notices_on_clients,
+    with_counted_clients,
+)
+from fnrfl.runs.given import NOTHING, Given
+from fnrfl.runs.method import build_algorithm
+from fnrfl.runs.needs import check_needs
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """All that a trainer of a run's clients is made from, and the config with nothing left to choose."""
+
+    config: RunConfig
+    dataset: Dataset
+    partition: Partition
+    splits: Splits
+    algorithm: Algorithm
+    net: Net
+    pool: Pool
+    notices: tuple[str, ...]  # about the data
+
+    def scaled_by(self, scaling: Scaling) -> RunParts:
+        """The same with a net that scales its inputs, and fills in missing ones, as the config says."""
+        options, net = self.config.dataset, self.net
+        scale, fill = options.scale == "standard", options.missing == "mean"
+        layer = scaling.layer(net.input_shape, net.dtype, scale=scale, fill=fill)
+        return replace(self, net=net.with_input_scale(layer))
+
+
+def gather_parts(config: RunConfig, given: Given = NOTHING) -> RunParts:
+    """Load, draw, split, build and check; `given` are the objects that the config has words for."""
+    dataset = load_data(config, given)
+    algorithm = build_algorithm(config, given)
+    public = load_public(config, dataset, given)
+    partition, splits = divide(config, dataset, public, algorithm)
+    unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
+    return complete_parts(config, algorithm, dataset, partition, splits, unused, given)
+
+
+def complete_parts(
+    config: RunConfig,
+    algorithm: Algorithm,
+    dataset: Dataset,
+    partition: Partition,
+    splits: Splits,
+    notices: tuple[str, ...] = (),
+    given: Given = NOTHING,
+) -> RunParts:
+    """The parts of a run whose data is divided: the model is built, and what cannot go together is refused."""
+    config = with_counted_clients(config, partition)
+    config, net = fitting_net(config, dataset, algorithm, given)
+    check_needs(config, algorithm, net, splits, partition)
+    check_values(config, net, splits)
+    config = choose_engine(config, net)
+    net = on_device(config, net)
+    pool = build_pool(config, dataset, partition, splits, net)
+    notices = (*notices, *notices_on_clients(config, dataset, partition))
+    return RunParts(config, dataset, partition, splits, algorithm, net, pool, notices)
+
+
+def fitting_net(
+    config: RunConfig, dataset: Dataset, algorithm: Algorithm, given: Given = NOTHING
+) -> tuple[RunConfig, Net]:
+    """The model for a data set, and the config that says whether its inputs are scaled."""
+    net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers, given=given)
+    config = choose_scale(config, dataset, net)
+    augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image
+    return config, net
+
+
+def on_device(config: RunConfig, net: Net) -> Net:
+    """The net where the engine computes; for a GPU, torch is set up until the run has ended."""
+    if config.engine.name != "gpu":
+        return net
+    precision = config.engine.precision
+    until_left(kernel_settings(deterministic=config.engine.deterministic, tf32=precision == "tf32"))
+    compute = torch.bfloat16 if precision == "bf16" else net.dtype
+    return net.copy(found_devices()[0], compute=compute).with_shared_kernels()

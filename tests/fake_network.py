@@ -1,0 +1,109 @@
+"""A network inside one process: nodes with folders of their own, and faults that are drawn beforehand.
+
+Time is counted, not waited for: an answer that takes longer than the deadline comes late, into a later exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fnrfl.engines.assemble import assemble
+from fnrfl.engines.letters import LetterAnswer
+from fnrfl.engines.node import Node, Participant
+from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.runs.build import build
+
+# What a node may do with a letter, beside answering it.
+FAULTS = ("dies-before", "dies-after", "hangs", "twice", "nan", "shape", "garbage", "forgets", "somebody-else")
+
+
+class ServerKilled(BaseException):
+    """The server dies in the middle of an exchange."""
+
+
+@dataclass
+class FakeNetwork:
+    """Carries letters to nodes; `faults` names what happens at the n-th letter, counted over all clients."""
+
+    open_node: Callable[[int, str], Node]  # client, run id -> a node that has only its folder
+    faults: dict[int, str] = field(default_factory=dict)
+    kills_server_at: set[int] = field(default_factory=set)
+    letters: int = 0
+    late: list[tuple[int, bytes]] = field(default_factory=list)
+    met: list[tuple[int, str, str, str]] = field(default_factory=list)  # faults that have happened
+
+    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
+        yield from self.late
+        self.late = []
+        for client, message in letters.items():
+            number, self.letters = self.letters, self.letters + 1
+            letter = from_bytes(message)
+            if number in self.kills_server_at:
+                self.kills_server_at.discard(number)
+                self.open_node(client, letter.run).answer(message)  # the node has worked, and nobody hears of it
+                raise ServerKilled
+            fault = self.faults.get(number, "")
+            if fault:
+                self.met.append((client, letter.run, f"{letter.round + 1}", f"{letter.phase}: {fault}"))
+            yield from self._answers(client, letter, message, fault, seconds)
+
+    def _answers(
+        self, client: int, letter: Any, message: bytes, fault: str, seconds: float | None
+    ) -> Iterator[tuple[int, bytes | str]]:
+        node = self.open_node(client, letter.run)
+        if fault == "dies-before":
+            yield client, "its node is gone."
+            return
+        if fault == "forgets":
+            for folder in (node.memories, node.models):
+                folder.remove_all_but([])
+        answer = node.answer(message)
+        if fault == "dies-after":
+            yield client, "its node is gone."
+        elif fault == "hangs":
+            self.late.append((client, answer))
+            if seconds is None:
+                yield client, "its connection was lost."
+        elif fault == "garbage":
+            yield client, answer[: len(answer) // 2]
+        elif fault in ("nan", "shape", "somebody-else"):
+            yield client, to_bytes(_spoilt(from_bytes(answer), fault))
+        else:
+            yield client, answer
+            if fault == "twice":
+                yield client, answer
+                self.late.append((client, answer))
+
+
+def _spoilt(answer: LetterAnswer, how: str) -> LetterAnswer:
+    if how == "somebody-else":
+        return replace(answer, client=answer.client + 1)
+    content = answer.content
+    spoil = (lambda t: t * torch.nan) if how == "nan" else (lambda t: torch.cat([t, t], -1))
+    if isinstance(content, dict):
+        name = next(iter(content))
+        return replace(answer, content=content | {name: spoil(content[name].double())})
+    if not hasattr(content, "replies"):
+        return answer
+    replies = content.replies
+    if replies.params.shape[1]:
+        return replace(answer, content=replace(content, replies=replace(replies, params=spoil(replies.params))))
+    return replace(answer, content=replace(content, replies=replace(replies, loss=spoil(replies.loss))))
+
+
+def nodes_of(config: Any, folder: Path) -> Callable[[int, str], Node]:
+    """Nodes that have read the data of an experiment, each with a folder of its own."""
+    built = build(config.replace({"engine": {"name": "loop", "threads": 1}}))
+    birth = built.algorithm.client_state(built.net)
+
+    def open_node(client: int, run: str) -> Node:
+        trainer = assemble("loop", built.net, built.pool, config.client, seed=config.seed).server
+        shares = built.algorithm.personalised
+        return Node(Participant(client, trainer, birth, shares_memory=shares), folder / f"node-{client}", run)
+
+    return open_node

@@ -1,0 +1,119 @@
+"""What FNR writes between a Flower server and its clients, without Flower."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fnrfl.algorithms.parts.norms import norm_targets, weakest
+from fnrfl.core.errors import ConfigError, FnrflError
+from fnrfl.flower.norm_letters import Measured, RefinementTerms, num_classes_of, read_measured, refinement_orders
+
+USUAL: dict[str, Any] = {
+    "share": 0.5, "weight": 0.1, "penalty": "relative", "target": "others", "epochs": 5, "lr": 0.01, "momentum": 0.9,
+    "weight_decay": 0.0, "batchnorm": "updating",
+}  # fmt: skip
+
+
+def terms(**changed: Any) -> RefinementTerms:
+    return RefinementTerms(**USUAL | changed)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.lists(st.floats(0, 100), min_size=3, max_size=3)), min_size=1, max_size=8),
+    st.floats(0, 1),
+    st.sampled_from(["others", "all"]),
+)
+def test_orders_are_the_packages_ranking_and_targets(
+    clients: list[tuple[float, list[float]]], share: float, target: Any
+) -> None:
+    measured = [Measured(100 + row, tuple(norms), accuracy) for row, (accuracy, norms) in enumerate(clients)]
+    refined = weakest(torch.tensor([accuracy for accuracy, _ in clients], dtype=torch.float64), share)
+    targets = norm_targets(torch.tensor([norms for _, norms in clients], dtype=torch.float64), refined, target)
+    orders = refinement_orders(measured, terms(share=share, target=target))
+    assert [order.node - 100 for order in orders] == refined.tolist()
+    assert [list(order.targets) for order in orders] == targets.tolist()
+
+
+def test_the_constant_penalty_is_sent_differences() -> None:
+    measured = [Measured(1, (2.0, 1.0), 0.1), Measured(2, (4.0, 1.0), 0.8), Measured(3, (6.0, 4.0), 0.9)]
+    (order,) = refinement_orders(measured, terms(penalty="constant"))
+    assert (order.node, order.targets, order.peers) == (1, (6.0, 3.0), 2)
+
+
+@pytest.mark.parametrize(
+    "letter",
+    [
+        {},
+        {"norms": [1.0]},
+        {"accuracy": 0.5},
+        {"norms": [], "accuracy": 0.5},
+        {"norms": 3.0, "accuracy": 0.5},
+        {"norms": [float("nan")], "accuracy": 0.5},
+        {"norms": [float("inf")], "accuracy": 0.5},
+        {"norms": [-1.0], "accuracy": 0.5},
+        {"norms": ["1"], "accuracy": 0.5},
+        {"norms": [1.0], "accuracy": float("nan")},
+        {"norms": [1.0], "accuracy": 1.5},
+        {"norms": [1.0], "accuracy": "0.5"},
+        {"norms": [1.0], "accuracy": [0.5]},
+        {"norms": [1.0], "accuracy": 0.5, "problem": "no public data"},
+    ],
+)
+def test_a_letter_without_sound_numbers_is_refused(letter: dict[str, Any]) -> None:
+    with pytest.raises(FnrflError):
+        read_measured(1, letter)
+
+
+def test_most_clients_say_how_many_classes_there_are() -> None:
+    assert num_classes_of([Measured(1, (1.0,), 0.5), Measured(2, (1.0, 2.0), 0.5), Measured(3, (1.0, 2.0), 0.5)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("share", 1.5, "1"),
+        ("share", "half", "number"),
+        ("weight", -1.0, "0"),
+        ("weight", float("nan"), "number"),
+        ("penalty", "relativ", "relative"),
+        ("target", "both", "others"),
+        ("epochs", 1.5, "whole number"),
+        ("lr", 0.0, "0"),
+        ("lr", "client", "number"),
+        ("momentum", 1.0, "1"),
+        ("weight_decay", -0.1, "0"),
+        ("batchnorm", "eval", "frozen"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_by_name(name: str, value: object, rule: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} = .* is not allowed: it must be .*{rule}"):
+        terms(**{name: value})
+
+
+def test_importing_the_room_imports_neither_torch_nor_flower() -> None:
+    code = "import sys, fnrfl.flower; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_without_flower_the_names_say_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["flwr"] = None  # as if it were not installed
+import fnrfl.flower
+assert not hasattr(fnrfl.flower, "nonsense")
+try:
+    fnrfl.flower.FeatureNormStrategy
+except ImportError as error:
+    assert "pip install 'fnrfl[flower]'" in str(error), error
+else:
+    sys.exit("it was found")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,730 @@
+"""FNR around Flower's strategies, with Flower's own apps and messages, in this process."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fnrfl.algorithms.fedavg import FedAvg as PackageFedAvg
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.algorithms.parts.penalties import PENALTIES
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
+from fnrfl.core.isolation import one_intra_op_thread
+from fnrfl.core.rng import generator
+from fnrfl.core.types import LocalTask, State
+from fnrfl.data.batches import plan
+from toys import NUM_FEATURES, Mlp, Plain, Run, classification, distance
+
+pytest.importorskip("flwr")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.client import mod as older  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
+from flwr.clientapp.mod import (  # noqa: E402
+    LocalDpMod,
+    adaptiveclipping_mod,
+    arrays_size_mod,
+    fixedclipping_mod,
+    message_size_mod,
+)
+from flwr.server.workflow import SecAggPlusWorkflow  # noqa: E402
+from flwr.serverapp import strategy as flower  # noqa: E402
+
+from flower_grid import DirectGrid  # noqa: E402
+from fnrfl.flower import FeatureNormMod, FeatureNormStrategy  # noqa: E402
+from fnrfl.flower.norm_letters import LETTER  # noqa: E402
+
+NODES = (41, 7, 23, 88, 15)  # Flower's node ids are in no order
+PUBLIC = 55
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    with one_intra_op_thread():
+        yield
+
+
+class Without(nn.Sequential):
+    """BatchNorm and no dropout, so that train mode draws nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(NUM_FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def made(module: type[nn.Module] = Without) -> nn.Module:
+    return module().double()
+
+
+def public(size: int = 16) -> list[tuple[Tensor, Tensor]]:
+    x, y = classification().pool.take("public", torch.arange(PUBLIC))
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+def start(module: type[nn.Module] = Without) -> ArrayRecord:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return ArrayRecord(made(module).state_dict())
+
+
+def train(message: Message, context: Context, module: type[nn.Module] = Without) -> Message:
+    """A client's own training: a few steps of torch's SGD on its shard; it draws from torch's global stream."""
+    model = made(module)
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    pool = classification().pool
+    x, y = pool.take("private", pool.shards[int(context.node_config["partition-id"])])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x + 0.01 * torch.randn_like(x)), y)
+        loss.backward()
+        optimizer.step()
+    metrics = MetricRecord({"num-examples": len(y), "train_loss": float(loss), "draw": float(torch.rand(()))})
+    extra = ConfigRecord({"note": f"partition {context.node_config['partition-id']}"})
+    return Message(
+        RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics, "extra": extra}), reply_to=message
+    )
+
+
+def evaluate(message: Message, context: Context) -> Message:
+    model = made(Plain if "hidden.weight" in message.content["arrays"] else Without)
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    x, y = classification().pool.take("validation", torch.arange(32))
+    right = float((model.eval()(x).argmax(1) == y).double().mean())
+    return Message(RecordDict({"m": MetricRecord({"num-examples": 32, "right": right})}), reply_to=message)
+
+
+def client_app(*mods: Any, function: Callable[[Message, Context], Message] = train) -> ClientApp:
+    app = ClientApp(mods=list(mods))
+    app.train()(function)
+    app.evaluate()(evaluate)
+    return app
+
+
+def with_norms(*before: Any, function: Callable[[Message, Context], Message] = train) -> ClientApp:
+    return client_app(*before, FeatureNormMod(made, public), function=function)
+
+
+def grid_of(app: ClientApp | None = None, **options: Any) -> DirectGrid:
+    return DirectGrid(dict.fromkeys(NODES, app or with_norms()), **options)
+
+
+def played(strategy: Any, grid: DirectGrid, rounds: int = 2, module: type[nn.Module] = Without) -> Any:
+    random.seed(3)  # by which Flower samples nodes
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return strategy.start(grid, start(module), num_rounds=rounds, timeout=9.0)
+
+
+INNER: dict[str, Callable[..., Any]] = {
+    "FedAvg": flower.FedAvg,
+    "FedProx": lambda **options: flower.FedProx(proximal_mu=0.1, **options),
+    "FedAvgM": lambda **options: flower.FedAvgM(server_momentum=0.5, **options),
+    "FedAdam": flower.FedAdam,
+    "FedAdagrad": flower.FedAdagrad,
+    "FedYogi": flower.FedYogi,
+    "FedMedian": flower.FedMedian,
+    "FedTrimmedAvg": flower.FedTrimmedAvg,
+    "Krum": lambda **options: flower.Krum(num_malicious_nodes=1, **options),
+    "MultiKrum": lambda **options: flower.MultiKrum(num_malicious_nodes=1, num_nodes_to_select=3, **options),
+    "Bulyan": lambda **options: flower.Bulyan(num_malicious_nodes=0, **options),
+    "QFedAvg": lambda **options: flower.QFedAvg(client_learning_rate=0.1, **options),
+}
+
+
+def apps(name: str) -> tuple[ClientApp, ClientApp, type[nn.Module]]:
+    """Without FNR, with it, and the model; QFedAvg cannot average the integers of a BatchNorm."""
+    module: type[nn.Module] = Plain if name == "QFedAvg" else Without
+    function = functools.partial(train, module=module)
+    mod = FeatureNormMod(lambda: made(module), public)
+    return client_app(function=function), client_app(mod, function=function), module
+
+
+def orders(grid: DirectGrid) -> list[Message]:
+    """The messages that asked a client to refine."""
+    letters = [(one, one.content.config_records.get(LETTER, {})) for one in grid.sent]
+    return [message for message, letter in letters if letter.get("phase") == "refine"]
+
+
+def weights(arrays: ArrayRecord) -> Tensor:
+    return torch.cat([torch.as_tensor(array.numpy()).double().flatten() for array in arrays.values()])
+
+
+class Spy(flower.FedAvg):
+    """FedAvg that keeps what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[Message]] = []
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        self.seen.append(copy.deepcopy(list(replies)))
+        return super().aggregate_train(server_round, replies)
+
+
+# -- equal to the package ---------------------------------------------------------------------------------------------
+
+
+def flower_round(fnr: FNR, module: type[nn.Module], dtype: torch.dtype) -> tuple[Run, Tensor, Any, DirectGrid]:
+    """A round of FNR(FedAvg) of the package, and the same by Flower from the models that it trained."""
+    world = classification(dtype, module=module)
+    package = Run(fnr, world=world)
+    cohort = package.cohort(0)
+    package.round()
+    again = Run(PackageFedAvg(), world=world)
+    trained = again.engine.train(cohort, LocalTask(Objective(), "local", State(*again.net.flatten())))
+    training = replace(package.engine.training, epochs=fnr.epochs, batch=fnr.batch)
+    pool = world.pool
+
+    def app_of(row: int, client: int) -> ClientApp:
+        model = again.net.export(trained.params[row], {k: v[row] for k, v in trained.buffers.items()})
+
+        def answer(message: Message, context: Context) -> Message:
+            metrics = MetricRecord({"num-examples": int(trained.examples[row])})
+            return Message(
+                RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message
+            )
+
+        every_example = [pool.take("public", torch.arange(PUBLIC))]
+        positions = plan(PUBLIC, training, lambda name: generator(package.seed, 0, client, "refine", name))
+        loaders = iter([every_example, [pool.take("public", p) for p in positions.batches]])  # to measure, to refine
+        mod = FeatureNormMod(world.module, lambda: next(loaders), lambda: [pool.all("ranking")])
+        return client_app(mod, function=answer)
+
+    grid = DirectGrid({NODES[row]: app_of(row, int(client)) for row, client in enumerate(cohort)})
+    strategy = FeatureNormStrategy(
+        flower.FedAvg(min_available_nodes=4, min_train_nodes=4, fraction_evaluate=0.0), share=fnr.share,
+        weight=fnr.weight, penalty=fnr.penalty, target=fnr.target, epochs=1, lr=training.lr,
+        weight_decay=training.weight_decay, batchnorm=fnr.batchnorm,
+    )  # fmt: skip
+    result = strategy.start(grid, ArrayRecord(world.module().state_dict()), num_rounds=1)
+    return package, cohort, result, grid
+
+
+@pytest.mark.parametrize("target", ["others", "all"])
+@pytest.mark.parametrize("batchnorm", ["frozen", "batch", "updating"])
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_a_round_is_the_packages_fnr_around_fedavg(
+    penalty: Any, batchnorm: Literal["frozen", "batch", "updating"], target: Any
+) -> None:
+    fnr = FNR(PackageFedAvg(), penalty=penalty, batchnorm=batchnorm, target=target, epochs=3, batch=16, weight=0.05)
+    package, cohort, result, grid = flower_round(fnr, Mlp if batchnorm == "frozen" else Without, torch.float64)
+    refined = [int(cohort[NODES.index(message.metadata.dst_node_id)]) for message in orders(grid)]
+    assert refined == package.engine.notes["refined"]
+    assert len(refined) == 2
+    (targets,) = [task.own["fnr.target"] for task in package.tasks("refine")]
+    sent = torch.tensor([list(message.content[LETTER]["targets"]) for message in orders(grid)], dtype=torch.float64)
+    assert distance(sent, targets) < 1e-12
+    got = result.arrays.to_torch_state_dict()
+    mean = package.net.named(package.state.params, package.state.buffers)
+    for name, value in mean.items():
+        if value.is_floating_point():
+            assert distance(got[name], value) < 1e-12, name
+    assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
+
+
+def test_in_float32_a_round_is_the_packages_to_the_rounding_of_sums() -> None:
+    fnr = FNR(PackageFedAvg(), epochs=3, batch=16, weight=0.5)
+    package, cohort, result, grid = flower_round(fnr, Without, torch.float32)
+    assert [int(cohort[NODES.index(one.metadata.dst_node_id)]) for one in orders(grid)] == package.engine.notes[
+        "refined"
+    ]
+    got = result.arrays.to_torch_state_dict()
+    assert all(array.dtype == "float32" for name, array in result.arrays.items() if "tracked" not in name)
+    for name, value in package.net.named(package.state.params, package.state.buffers).items():
+        if value.is_floating_point():
+            torch.testing.assert_close(got[name], value, rtol=1e-5, atol=1e-6)
+
+
+# -- around Flower's strategies ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_refining_nobody_is_the_strategy_inside_bit_for_bit(name: str) -> None:
+    results = []
+    without, with_mod, module = apps(name)
+    for strategy, app in ((INNER[name](), without), (FeatureNormStrategy(INNER[name](), share=0.0), with_mod)):
+        grid = grid_of(app)
+        results.append(played(strategy, grid, module=module))
+        assert not orders(grid)
+    bare, wrapped = results
+    assert list(bare.arrays) == list(wrapped.arrays)
+    assert all(bare.arrays[key].data == wrapped.arrays[key].data for key in bare.arrays)
+    assert bare.train_metrics_clientapp == wrapped.train_metrics_clientapp
+    assert bare.evaluate_metrics_clientapp == wrapped.evaluate_metrics_clientapp
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_refinement_goes_around_every_strategy(name: str) -> None:
+    without, with_mod, module = apps(name)
+    grid = grid_of(with_mod)
+    result = played(FeatureNormStrategy(INNER[name](), share=0.4, lr=0.05), grid, module=module)
+    assert len(orders(grid)) == 4  # two of five in each of two rounds
+    for metrics in result.train_metrics_clientapp.values():
+        assert (metrics["fnr-ranked"], metrics["fnr-refined"], metrics["fnr-fell-back"]) == (5, 2, 0)
+        assert metrics["fnr-unranked"] == 0
+        assert 0 <= metrics["fnr-accuracy"] <= 1
+        assert "train_loss" in metrics
+    assert set(result.evaluate_metrics_clientapp) == {1, 2}
+    bare = played(INNER[name](), grid_of(without), module=module)
+    assert torch.isfinite(weights(result.arrays)).all()
+    assert not torch.equal(weights(result.arrays), weights(bare.arrays))
+
+
+def test_the_strategy_inside_sees_the_replies_with_refined_models_and_nothing_else_changed() -> None:
+    bare, spy = Spy(), Spy()
+    played(bare, grid_of(client_app()), rounds=1)
+    grid = grid_of()
+    played(FeatureNormStrategy(spy, share=0.4), grid, rounds=1)
+    refined = {message.metadata.dst_node_id for message in orders(grid)}
+    for reply in spy.seen[0]:
+        (before,) = [one for one in bare.seen[0] if one.metadata.src_node_id == reply.metadata.src_node_id]
+        same = [torch.equal(weights(one.content["arrays"]), weights(before.content["arrays"])) for one in (reply,)]
+        assert same == [reply.metadata.src_node_id not in refined]
+        assert list(reply.content) == list(before.content) == ["arrays", "metrics", "extra"]
+        assert reply.content["metrics"] == before.content["metrics"]  # the app's random numbers too
+        assert reply.content["extra"] == before.content["extra"]
+        assert [(k, a.shape, a.dtype) for k, a in reply.content["arrays"].items()] == [
+            (k, a.shape, a.dtype) for k, a in before.content["arrays"].items()
+        ]
+
+
+def test_the_app_sees_the_messages_that_it_saw_without_fnr() -> None:
+    seen: list[list[str]] = []
+
+    def watching(message: Message, context: Context) -> Message:
+        seen.append(list(message.content))
+        return train(message, context)
+
+    played(FeatureNormStrategy(flower.FedAvg()), grid_of(with_norms(function=watching)), rounds=1)
+    assert seen == [["arrays", "config"]] * 5
+
+
+def test_the_order_of_arrival_changes_nothing() -> None:
+    results = []
+    for arrival in (list, lambda replies: replies[::-1], lambda replies: replies[2:] + replies[:2]):
+        grid = grid_of(with_norms(function=without_noise))
+        grid.arrival = arrival
+        results.append(played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid).arrays)
+    assert len({tuple(array.data for array in arrays.values()) for arrays in results}) == 1
+
+
+def without_noise(message: Message, context: Context) -> Message:
+    with torch.random.fork_rng():
+        torch.manual_seed(int(context.node_config["partition-id"]))
+        return train(message, context)
+
+
+def test_a_cohort_of_which_nobody_can_be_refined_is_not_asked() -> None:
+    grid = DirectGrid(dict.fromkeys(NODES[:2], with_norms()))
+    played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid, rounds=1)  # floor(0.4 * 2) is 0
+    assert all(LETTER not in message.content for message in grid.sent)
+
+
+def test_ties_go_to_the_lower_partition_and_nobody_needs_one() -> None:
+    def same(message: Message, context: Context) -> Message:
+        arrays = copy.deepcopy(message.content["arrays"])
+        return Message(RecordDict({"arrays": arrays, "m": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    grid = grid_of(with_norms(function=same))
+    played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid, rounds=1)
+    assert [message.metadata.dst_node_id for message in orders(grid)] == [41, 7]  # partitions 0 and 1
+    grid = grid_of(with_norms(function=same))
+    for context in grid.contexts.values():
+        context.node_config = {}
+    played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid, rounds=1)
+    assert [message.metadata.dst_node_id for message in orders(grid)] == [7, 15]  # the lowest node ids
+
+
+def test_one_object_starts_twice() -> None:
+    strategy = FeatureNormStrategy(flower.FedAvg(), share=0.4)
+    grid = grid_of()
+    first, second = (played(strategy, grid).arrays for _ in range(2))
+    assert all(first[key].data == second[key].data for key in first)
+
+
+def test_models_without_names_are_loaded_in_order() -> None:
+    def numbered(message: Message, context: Context) -> Message:
+        reply = without_noise(message, context)
+        reply.content["arrays"] = ArrayRecord(reply.content["arrays"].to_numpy_ndarrays())
+        return reply
+
+    named, listed = (grid_of(with_norms(function=function)) for function in (without_noise, numbered))
+    one = played(FeatureNormStrategy(flower.FedAvg(), share=0.4), named, rounds=1).arrays
+    other = played(FeatureNormStrategy(flower.FedAvg(), share=0.4), listed, rounds=1).arrays
+    assert list(other) == [str(place) for place in range(len(one))]
+    assert torch.equal(weights(one), weights(other))
+
+
+def test_the_model_is_the_record_that_is_named_as_the_servers() -> None:
+    def two(message: Message, context: Context) -> Message:
+        reply = train(message, context)
+        reply.content["variates"] = ArrayRecord([np.zeros(3)])
+        return reply
+
+    class Two(flower.FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            for reply in (replies := list(replies)):
+                assert len(reply.content.pop("variates")) == 1
+            return super().aggregate_train(server_round, replies)
+
+    result = played(FeatureNormStrategy(Two(), share=0.4), grid_of(with_norms(function=two)), rounds=1)
+    assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
+
+
+def test_a_server_without_fnr_does_not_notice_the_mod() -> None:
+    bare, idle = (played(flower.FedAvg(), grid_of(app)).arrays for app in (client_app(), with_norms()))
+    assert all(bare[key].data == idle[key].data for key in bare)
+
+
+def test_features_can_be_named_and_models_without_any_are_not_ranked() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pool = nn.Identity()
+            self.head = nn.Parameter(torch.zeros(NUM_FEATURES, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.pool(x) @ self.head
+            return logits
+
+    def same(message: Message, context: Context) -> Message:
+        return Message(
+            RecordDict({"arrays": message.content["arrays"], "m": MetricRecord({"num-examples": 1})}), reply_to=message
+        )
+
+    for features, ranked in ((None, False), ("pool", True)):
+        mod = FeatureNormMod(lambda: Flat().double(), public, features=features)
+        grid = grid_of(client_app(mod, function=same))
+        strategy = FeatureNormStrategy(flower.FedAvg(fraction_evaluate=0.0))
+        if ranked:
+            result = strategy.start(grid, ArrayRecord(Flat().double().state_dict()), num_rounds=1)
+            assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
+        else:
+            with pytest.raises(FnrflError, match="nobody to refine.*calls no Linear layer"):
+                strategy.start(grid, ArrayRecord(Flat().double().state_dict()), num_rounds=1)
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def is_order(message: Message) -> bool:
+    return message.content.config_records.get(LETTER, {}).get("phase") == "refine"
+
+
+def changed(reply: Message, change: Callable[[np.ndarray], np.ndarray]) -> Message:
+    """The reply with its first array changed."""
+    arrays = reply.content["arrays"]
+    first = next(iter(arrays))
+    arrays[first] = Array(change(arrays[first].numpy().copy()))
+    return reply
+
+
+def nan(array: np.ndarray) -> np.ndarray:
+    array.flat[0] = np.nan
+    return array
+
+
+def renamed(reply: Message) -> Message:
+    arrays = reply.content["arrays"]
+    reply.content["arrays"] = ArrayRecord({f"other.{key}": array for key, array in arrays.items()})
+    return reply
+
+
+def unreadable(reply: Message) -> Message:
+    arrays = reply.content["arrays"]
+    first = next(iter(arrays))
+    arrays[first] = Array(arrays[first].dtype, arrays[first].shape, "numpy.ndarray", b"no array")
+    return reply
+
+
+def without_model(reply: Message) -> Message:
+    del reply.content["arrays"]
+    return reply
+
+
+FAULTS: dict[str, tuple[Callable[[Message, Message], list[Message]], str]] = {
+    "missing": (lambda message, reply: [], "no reply in 4 seconds"),
+    "error": (
+        lambda message, reply: [Message(Error(0, "no \x1b[31mmemory"), reply_to=message)],
+        r"no \\x1b\[31mmemory",
+    ),
+    "nan": (lambda message, reply: [changed(reply, nan)], "not finite"),
+    "shape": (
+        lambda message, reply: [changed(reply, lambda a: a[:-1])],
+        r"is float64\[15, 12\], not float64\[16, 12\]",
+    ),
+    "type": (
+        lambda message, reply: [changed(reply, lambda a: a.astype(np.float32))],
+        r"float32\[16, 12\], not float64",
+    ),
+    "names": (lambda message, reply: [renamed(reply)], "other arrays"),
+    "bytes": (lambda message, reply: [unreadable(reply)], "cannot be read"),
+    "empty": (lambda message, reply: [without_model(reply)], "other arrays"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_refined_model_that_cannot_be_used_falls_back_to_the_one_before(
+    fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tamper, why = FAULTS[fault]
+    bare, spy = Spy(), Spy()
+    played(bare, grid_of(client_app()), rounds=1)
+    grid = grid_of(tamper=lambda message, reply: tamper(message, reply) if is_order(message) else [reply])
+    with caplog.at_level(logging.WARNING, "flwr"):
+        logging.getLogger("flwr").addHandler(caplog.handler)
+        result = played(FeatureNormStrategy(spy, share=0.4, timeout=4.0), grid, rounds=1)
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    metrics = result.train_metrics_clientapp[1]
+    assert (metrics["fnr-refined"], metrics["fnr-fell-back"]) == (0, 2)
+    for reply in spy.seen[0]:
+        (before,) = [one for one in bare.seen[0] if one.metadata.src_node_id == reply.metadata.src_node_id]
+        assert torch.equal(weights(reply.content["arrays"]), weights(before.content["arrays"]))
+    assert len({record.getMessage() for record in caplog.records if "before refinement" in record.getMessage()}) == 2
+    caplog_text = "\n".join(record.getMessage() for record in caplog.records)
+    assert re.search(why, caplog_text), caplog_text
+    assert grid.waited[1] == 4.0
+
+
+def test_late_and_repeated_replies_are_ignored() -> None:
+    kept: list[Message] = []
+
+    def tamper(message: Message, reply: Message) -> list[Message]:
+        """Every reply twice, and a reply of the same kind of an earlier round before it, with another model."""
+        if message.metadata.message_type != "train":
+            return [reply]
+        late = [one for one in kept if one.metadata.src_node_id == reply.metadata.src_node_id]
+        late = [one for one in late if is_order(message) == ("metrics" not in one.content)]
+        kept.append(copy.deepcopy(reply))
+        return [*late, reply, changed(copy.deepcopy(reply), lambda a: a + 1.0)]
+
+    def result(**options: Any) -> Any:
+        return played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid_of(**options), rounds=3)
+
+    plain, disturbed = result(), result(tamper=tamper)
+    assert torch.equal(weights(plain.arrays), weights(disturbed.arrays))
+    assert plain.train_metrics_clientapp == disturbed.train_metrics_clientapp
+
+
+def test_a_client_that_fails_to_train_is_left_to_the_strategy_inside() -> None:
+    def failing(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == 0:
+            raise RuntimeError("no data")
+        return train(message, context)
+
+    spy = Spy()
+    grid = grid_of(with_norms(function=failing))
+    result = played(FeatureNormStrategy(spy, share=0.5), grid, rounds=1)
+    assert [reply.has_error() for reply in spy.seen[0]] == [False] * 4 + [True]
+    assert result.train_metrics_clientapp[1]["fnr-refined"] == 2  # of the four who answered
+    assert 41 not in {message.metadata.dst_node_id for message in orders(grid)}
+
+
+def test_a_client_without_the_mod_or_without_public_data_counts_unranked() -> None:
+    def no_data() -> Any:
+        raise FileNotFoundError("public.npz")
+
+    apps = dict.fromkeys(NODES, with_norms())
+    apps[7], apps[88] = client_app(), client_app(FeatureNormMod(made, no_data))
+    spy = Spy()
+    result = played(FeatureNormStrategy(spy, share=0.5), DirectGrid(apps), rounds=1)
+    metrics = result.train_metrics_clientapp[1]
+    assert (metrics["fnr-ranked"], metrics["fnr-unranked"], metrics["fnr-refined"]) == (3, 2, 1)
+    assert len(spy.seen[0]) == 5
+    assert all(list(reply.content) == ["arrays", "metrics", "extra"] for reply in spy.seen[0])
+
+
+@pytest.mark.parametrize(
+    ("app", "why"),
+    [
+        (lambda: client_app(), r"no mods=\[FeatureNormMod"),
+        (lambda: client_app(FeatureNormMod(made, lambda: [])), "gave no batch"),
+        (lambda: client_app(FeatureNormMod(Plain, public)), "Error.* in loading state_dict"),
+        (lambda: client_app(FeatureNormMod(made, lambda: [{"image": 1, "label": 2}])), r"a batch must be \(x, y\)"),
+    ],
+)
+def test_a_federation_in_which_nobody_measures_is_stopped(app: Callable[[], ClientApp], why: str) -> None:
+    with pytest.raises(FnrflError, match=f"(?s)nobody to refine in round 1.*{why}"):
+        played(FeatureNormStrategy(flower.FedAvg()), grid_of(app()))
+
+
+def test_a_client_with_another_number_of_classes_is_not_ranked() -> None:
+    def tamper(message: Message, reply: Message) -> list[Message]:
+        if reply.metadata.src_node_id == 41 and "metrics" in reply.content:
+            reply.content[LETTER]["norms"] = [1.0] * 7
+        return [reply]
+
+    result = played(FeatureNormStrategy(flower.FedAvg()), grid_of(tamper=tamper), rounds=1)
+    assert result.train_metrics_clientapp[1]["fnr-unranked"] == 1
+
+
+def test_a_node_that_was_restarted_between_the_phases_falls_back() -> None:
+    def tamper(message: Message, reply: Message) -> list[Message]:
+        grid.contexts[message.metadata.dst_node_id].state.clear()
+        return [reply]
+
+    grid = grid_of(tamper=tamper)
+    result = played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid, rounds=1)
+    assert result.train_metrics_clientapp[1]["fnr-fell-back"] == 2
+
+
+def test_a_node_that_left_is_not_waited_for() -> None:
+    class Leaving(flower.FedAvg):
+        def configure_train(self, *args: Any) -> Any:
+            self.grid = args[3]
+            return super().configure_train(*args)
+
+    grid = grid_of()
+    strategy = FeatureNormStrategy(flower.FedAvg(), share=1.0)
+    messages = strategy.configure_train(1, start(), ConfigRecord(), grid)
+    replies = list(grid.send_and_receive(messages))
+    gone = grid.apps.pop(88)
+    assert gone is not None
+    _, metrics = strategy.aggregate_train(1, replies)
+    assert metrics is not None
+    assert (metrics["fnr-refined"], metrics["fnr-fell-back"]) == (4, 1)
+    assert 88 not in {message.metadata.dst_node_id for message in orders(grid)}
+
+
+def test_nobody_answering_is_left_to_the_strategy_inside() -> None:
+    def failing(message: Message, context: Context) -> Message:
+        raise RuntimeError("no data")
+
+    result = played(FeatureNormStrategy(flower.FedAvg()), grid_of(with_norms(function=failing)), rounds=1)
+    assert len(result.arrays) == 0
+    assert result.train_metrics_clientapp[1]["fnr-ranked"] == 0
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+PRIVATE: dict[str, Callable[[Any], Any]] = {
+    f"DifferentialPrivacy{side}Side{kind}Clipping": functools.partial(
+        lambda name, options, strategy: getattr(flower, name)(strategy, **options),
+        f"DifferentialPrivacy{side}Side{kind}Clipping",
+        {"noise_multiplier": 1.0, "num_sampled_clients": 50} | options,
+    )
+    for side in ("Server", "Client")
+    for kind, options in {"Fixed": {"clipping_norm": 1.0}, "Adaptive": {}}.items()
+}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_differential_privacy_inside_is_refused_when_it_is_put_together(name: str) -> None:
+    private = PRIVATE[name](flower.FedAvg())
+    with pytest.raises(CompatibilityError, match=f"^FNR cannot go together with {name}: .* would not hold"):
+        FeatureNormStrategy(private)
+
+    class Logged(flower.FedAvg):
+        """Somebody's own strategy that has it inside."""
+
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.inner = inner
+
+    with pytest.raises(CompatibilityError, match=name):
+        FeatureNormStrategy(Logged(Logged(private)))
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_differential_privacy_outside_is_refused_before_a_message_is_sent(name: str) -> None:
+    grid = grid_of()
+    with pytest.raises(CompatibilityError, match=f"^FNR cannot go together with {name}: "):
+        played(PRIVATE[name](FeatureNormStrategy(flower.FedAvg())), grid)
+    assert grid.sent == []
+
+
+def test_secure_aggregation_on_the_server_is_refused() -> None:
+    with pytest.raises(CompatibilityError, match="FNR cannot go together with SecAggPlusWorkflow"):
+        FeatureNormStrategy(SecAggPlusWorkflow(3, 2))  # type: ignore[arg-type]
+
+
+MODS: dict[str, Any] = {
+    "LocalDpMod": LocalDpMod(1.0, 1.0, 1.0, 1e-5),
+    "fixedclipping_mod": fixedclipping_mod,
+    "adaptiveclipping_mod": adaptiveclipping_mod,
+    "secagg_mod": older.secagg_mod,
+    "secaggplus_mod": older.secaggplus_mod,
+}
+
+
+@pytest.mark.parametrize("place", ["app", "function", "partial"])
+@pytest.mark.parametrize("name", MODS)
+def test_a_private_mod_inside_is_refused_with_the_reason(name: str, place: str) -> None:
+    mine, private = FeatureNormMod(made, public), MODS[name]
+    if place == "function":
+        app = ClientApp(mods=[mine])
+        app.train(mods=[private])(train)
+    else:
+        app = client_app(mine, arrays_size_mod, functools.partial(private) if place == "partial" else private)
+    grid = grid_of(app)
+    with pytest.raises(CompatibilityError, match=f"FNR cannot go together with {name}: .* would not hold"):
+        played(FeatureNormStrategy(flower.FedAvg()), grid)
+    assert not orders(grid)
+
+
+@pytest.mark.parametrize("name", ["LocalDpMod", "fixedclipping_mod", "adaptiveclipping_mod"])
+def test_a_private_mod_outside_is_refused_with_the_reason(name: str) -> None:
+    from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
+
+    grid = grid_of(client_app(MODS[name], message_size_mod, FeatureNormMod(made, public)))
+    # FNR's letter is a second ConfigRecord, at which the clipping mods stop by themselves; here it is the only one.
+    for message in FeatureNormStrategy(flower.FedAvg()).configure_train(1, start(), ConfigRecord(), grid):
+        letter = {**message.content[LETTER], KEY_CLIPPING_NORM: 1.0}
+        message.content = RecordDict({"arrays": message.content["arrays"], LETTER: ConfigRecord(letter)})
+        (reply,) = grid.send_and_receive([message])
+        assert f"FNR cannot go together with {name}: " in reply.error.reason
+
+
+@pytest.mark.parametrize("name", MODS)
+def test_no_app_with_a_private_mod_outside_is_ever_refined(name: str) -> None:
+    grid = grid_of(client_app(MODS[name], FeatureNormMod(made, public)))
+    try:
+        result = played(FeatureNormStrategy(flower.FedAvg()), grid, rounds=1)
+    except CompatibilityError:
+        assert name == "LocalDpMod"
+    else:
+        assert len(result.arrays) == 0  # the other mod refused FNR's messages itself
+    assert not orders(grid)
+
+
+def test_a_private_app_runs_as_before_when_the_server_has_no_fnr() -> None:
+    app = client_app(MODS["LocalDpMod"], FeatureNormMod(made, public))
+    assert len(played(flower.FedAvg(), grid_of(app), rounds=1).arrays)
+
+
+def test_other_mods_are_no_obstacle() -> None:
+    app = client_app(message_size_mod, FeatureNormMod(made, public), arrays_size_mod)
+    result = played(FeatureNormStrategy(flower.FedAvg()), grid_of(app), rounds=1)
+    assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
+
+
+def test_what_cannot_be_wrapped_is_refused_in_a_sentence() -> None:
+    with pytest.raises(CompatibilityError, match="already"):
+        FeatureNormStrategy(FeatureNormStrategy(flower.FedAvg()))
+    with pytest.raises(CompatibilityError, match="trees have no features"):
+        FeatureNormStrategy(flower.FedXgbBagging())
+    for wrong in (flower.FedAvg, "FedAvg", None):
+        with pytest.raises(ConfigError, match="such as FedAvg\\(\\)"):
+            FeatureNormStrategy(wrong)  # type: ignore[arg-type]
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="timeout"):
+            FeatureNormStrategy(flower.FedAvg(), timeout=seconds)
+    with pytest.raises(ConfigError, match="share = 2"):
+        FeatureNormStrategy(flower.FedAvg(), share=2)
+    with pytest.raises(ConfigError, match="without calling it"):
+        FeatureNormMod(made(), public)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="public_loader must be a function"):
+        FeatureNormMod(made, public())  # type: ignore[arg-type]

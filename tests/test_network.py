@@ -1,0 +1,235 @@
+"""Clients behind a network: the same results as in one process, and no fault that goes unseen."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fake_network import FAULTS, FakeNetwork, ServerKilled, nodes_of
+from fnrfl.config import load
+from fnrfl.core.errors import ClientError, FnrflError
+from fnrfl.engines import remote_clients
+from fnrfl.runs.result import Result
+from fnrfl.runs.run import resume, run
+
+SERVER_KILLED = ("moon", "fedgen", "fnr scaffold")
+BASE = ["rounds=3", "clients=5", "participation=0.8", "client.epochs=1", "dataset=digits", "model=mlp"]
+
+
+def slow(*values: str) -> list[Any]:
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_clients, "PAUSE", 0.0)
+
+
+def config(method: str = "fedavg", *words: str) -> Any:
+    name = method.removeprefix("fnr ")
+    refined = ["fnr=on", "fnr.epochs=1"] if method.startswith("fnr ") else []
+    return load("digits", [*BASE, f"algorithm={name}", *refined, *words])
+
+
+def on_network(config: Any, folder: Path, out: Path | None = None, **faults: Any) -> tuple[Result, FakeNetwork]:
+    network = FakeNetwork(nodes_of(config, folder), **faults)
+    return run(config.replace({"engine.name": "flower"}), out=out, network=network), network
+
+
+def on_loop(config: Any) -> Result:
+    return run(config.replace({"engine": {"name": "loop", "threads": 1}}), out=None)
+
+
+def same(one: Result, other: Result) -> bool:
+    return all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fnr fedavg", *slow("fedavg", "moon", "fedgen", "fnr scaffold")])
+def test_a_network_changes_no_bit_and_no_byte(method: str, tmp_path: Path) -> None:
+    chosen = config(method)
+    there, _ = on_network(chosen, tmp_path)
+    here = on_loop(chosen)
+    assert same(there, here)
+    for mine, theirs in zip(there.rounds, here.rounds, strict=True):
+        assert mine["bytes"] == theirs["bytes"] and mine["accuracy"] == theirs["accuracy"]
+        assert mine["wire_bytes"]["up"] >= mine["bytes_up"] and mine["wire_bytes"]["down"] > 0
+
+
+# -- faults, one at a time ---------------------------------------------------------------------------------------------
+
+
+@cache
+def first_letter_of(phase: str, method: str, *words: str) -> int:
+    """The number of the first letter of a phase in round 2."""
+    seen: list[tuple[int, str]] = []
+
+    class Listening(FakeNetwork):
+        def _answers(self, client: int, letter: Any, *rest: Any) -> Any:
+            seen.append((letter.round, letter.phase))
+            return super()._answers(client, letter, *rest)
+
+    chosen = config(method, *words)
+    with TemporaryDirectory() as folder:
+        network = Listening(nodes_of(chosen, Path(folder)))
+        run(chosen.replace({"engine.name": "flower"}), out=None, network=network)
+    return seen.index((1, phase))
+
+
+PROCEED = ("network.on_missing=proceed", "network.min_share=0.5", "network.retries=0")
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in ("twice", "forgets")])
+def test_a_client_that_does_not_answer_training_is_missing_and_named(fault: str, tmp_path: Path) -> None:
+    at = first_letter_of("local", "fedavg")
+    chosen = config("fedavg", *PROCEED, "network.train_deadline=5")
+    result, network = on_network(chosen, tmp_path / "nodes", faults={at: fault})
+    ((client, *_),) = network.met
+    assert list(result.rounds[1]["missing"]) in ([str(client)], [client])
+    assert all("missing" not in event for event in (result.rounds[0], result.rounds[2]))
+    with pytest.raises(ClientError, match=f"client {client}, round 2, stage local: its|it "):
+        on_network(
+            config("fedavg", "network.retries=0", "network.train_deadline=5"), tmp_path / "b", faults={at: fault}
+        )
+
+
+def test_without_a_client_the_round_is_that_of_the_others(tmp_path: Path) -> None:
+    """The same as a round in which that client's reply was lost."""
+    at = first_letter_of("local", "fedavg")
+    result, network = on_network(config("fedavg", *PROCEED), tmp_path / "nodes", faults={at: "dies-before"})
+    whole, _ = on_network(config("fedavg", *PROCEED), tmp_path / "whole")
+    assert network.met and not same(result, whole)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["dies-after", *(pytest.param(f, marks=pytest.mark.slow) for f in ("dies-before", "hangs", "nan", "shape"))],
+)
+def test_a_refinement_that_does_not_come_leaves_the_model_of_before(fault: str, tmp_path: Path) -> None:
+    words = ("network.retries=0", "network.refine_deadline=5")
+    results = []
+    for upload in ("fnr.upload=once", "fnr.upload=twice"):
+        at = first_letter_of("refine", "fnr fedavg", upload)
+        result, network = on_network(config("fnr fedavg", *words, upload), tmp_path / upload, faults={at: fault})
+        ((client, *_),) = network.met
+        assert result.rounds[1]["not_refined"] == [client] and client not in result.rounds[1]["refined"]
+        assert str(result.rounds[1]["missing"][client]).startswith("refine: ")
+        results.append(result)
+    asked, kept = results
+    assert same(asked, kept)  # from the client, which still has it, or from the server
+
+
+@pytest.mark.parametrize(
+    "fault", ["hangs", *(pytest.param(f, marks=pytest.mark.slow) for f in ("dies-before", "shape"))]
+)
+def test_a_client_that_cannot_be_measured_is_not_refined(fault: str, tmp_path: Path) -> None:
+    at = first_letter_of("measure", "fnr fedavg")
+    chosen = config("fnr fedavg", *PROCEED, "network.measure_deadline=5")
+    result, network = on_network(chosen, tmp_path / "nodes", faults={at: fault})
+    ((client, *_),) = network.met
+    assert client not in result.rounds[1]["refined"] and client in result.rounds[1]["missing"]
+    assert result.rounds[1]["norms"][result.rounds[1]["cohort"].index(client)] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["dies-before", "dies-after", "hangs", "twice"])
+@pytest.mark.parametrize("method", ["scaffold", "fnr scaffold"])
+def test_asking_again_changes_no_bit(fault: str, method: str, tmp_path: Path) -> None:
+    chosen = config(method, "network.retries=2", "network.train_deadline=5", "network.measure_deadline=5")
+    chosen = chosen.replace({"network.refine_deadline": 5.0})
+    result, network = on_network(chosen, tmp_path / "a", faults=dict.fromkeys(range(2, 40, 7), fault))
+    assert network.met and same(result, on_loop(chosen))
+    waits = chosen.replace({"network.on_missing": "wait", "network.retries": 0})
+    result, _ = on_network(waits, tmp_path / "b", faults=dict.fromkeys(range(2, 40, 5), fault))
+    assert same(result, on_loop(chosen))
+
+
+def test_a_node_that_has_lost_its_memory_starts_anew_and_is_reported(tmp_path: Path) -> None:
+    at = first_letter_of("local", "scaffold")
+    result, network = on_network(config("scaffold"), tmp_path / "nodes", faults={at: "forgets"})
+    ((client, *_),) = network.met
+    assert result.rounds[1]["lost_memory"] == [client] and not same(result, on_loop(config("scaffold")))
+    assert "lost_memory" not in result.rounds[2]
+
+
+def test_too_few_answers_stop_the_run_with_a_sentence(tmp_path: Path) -> None:
+    at = first_letter_of("local", "fedavg")
+    faults = {at + k: "dies-before" for k in range(3)}
+    with pytest.raises(ClientError, match=r"1 of 4 clients have answered, and network.min_share = 0.5"):
+        on_network(config("fedavg", *PROCEED), tmp_path / "nodes", faults=faults)
+
+
+@pytest.mark.parametrize(
+    ("method", "at"),
+    [
+        ("scaffold", 5),
+        *(
+            pytest.param(m, at, marks=pytest.mark.slow)
+            for m in ("moon", "fedgen", "fnr scaffold")
+            for at in (1, 5, 9, 11)
+        ),
+    ],
+)
+def test_a_server_that_is_killed_goes_on_and_nodes_follow(method: str, at: int, tmp_path: Path) -> None:
+    chosen = config(method).replace({"engine.name": "flower"})
+    network = FakeNetwork(nodes_of(chosen, tmp_path / "nodes"), kills_server_at={at})
+    with pytest.raises(ServerKilled):
+        run(chosen, out=tmp_path / "run", network=network)
+    result = resume(tmp_path / "run", network=network)
+    assert same(result, on_loop(chosen))
+    rounds = [json.loads(line).get("round") for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert rounds == [None, 1, 2, 3]
+
+
+def test_the_engine_without_a_network_is_refused_with_the_way_to_one() -> None:
+    with pytest.raises(FnrflError, match="fnrfl deploy init"):
+        run(config().replace({"engine.name": "flower"}), out=None)
+
+
+# -- faults, many at once ----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def schedules(draw: Any) -> dict[str, Any]:
+    faults = draw(st.dictionaries(st.integers(0, 60), st.sampled_from(FAULTS), max_size=12))
+    return {"faults": faults, "kills_server_at": draw(st.sets(st.integers(0, 60), max_size=3))}
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    schedule=schedules(),
+    method=st.sampled_from(["fedavg", "scaffold", "fnr fedavg"]),
+    policy=st.sampled_from(["fail", "wait", "proceed"]),
+)
+def test_no_schedule_of_faults_hangs_or_gives_a_wrong_result_in_silence(
+    schedule: dict[str, Any], method: str, policy: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("schedule")
+    deadlines = [f"network.{phase}_deadline=5" for phase in ("train", "refine", "measure")]
+    chosen = config(method, f"network.on_missing={policy}", *deadlines).replace({"engine.name": "flower"})
+    network = FakeNetwork(nodes_of(chosen, folder / "nodes"), **schedule)
+    result = None
+    go = lambda: run(chosen, out=folder / "run", network=network)  # noqa: E731
+    for _ in range(5):  # a server that was killed is started again
+        try:
+            result = go()
+            break
+        except ServerKilled:
+            begun = (folder / "run" / "config.toml").exists()
+            go = (lambda: resume(folder / "run", network=network)) if begun else go
+        except (ClientError, FnrflError) as error:
+            assert network.met and "client" in str(error)  # named, and there was a fault
+            return
+    assert result is not None
+    lines = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines[1:]] == [1, 2, 3]
+    told = any({"missing", "not_refined", "lost_memory"} & line.keys() for line in lines)
+    assert told or same(result, on_loop(chosen))

@@ -1,0 +1,320 @@
+"""A node of an experiment: it reads data by its own configuration, and its client is the simulator's to the bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fnrfl.config import RunConfig, loads
+from fnrfl.config import load as load_config
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.engine import Probe
+from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.messages import MeasureRequest, TrainRequest
+from fnrfl.core.rng import generator
+from fnrfl.core.store import ClientStore
+from fnrfl.core.training import Training
+from fnrfl.core.trees import leaves
+from fnrfl.core.types import Data, LocalTask
+from fnrfl.data.agreement import Agreement, SiteFacts, agree_on_experiment, as_plain, from_plain
+from fnrfl.data.batches import Pool
+from fnrfl.data.node_config import NodeConfig
+from fnrfl.data.scaling import InputMoments, Scaling
+from fnrfl.engines.kept_clients import KeptClients
+from fnrfl.engines.trainer import Trainer
+from fnrfl.runs.build import Built, build
+from fnrfl.runs.build_engine import build_engine
+from fnrfl.runs.meeting import Ask, Meeting, answer_question, meet
+from fnrfl.runs.node_data import BuiltNode, build_node, recipe_at_node, recipe_for_nodes
+from fnrfl.runs.parts import gather_parts
+
+SKEWED = "label-dirichlet(0.5, min=5) + feature-noise(0.3)"
+DIGITS = ("clients=4", "model=mlp(hidden=8)", "engine=loop", "engine.threads=1", "rounds=2", "client.epochs=1")
+PARTS: tuple[Data, ...] = ("public", "ranking", "distill", "validation")
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FNRFL_STATE", str(tmp_path / "state"))
+
+
+def digits(*words: str) -> RunConfig:
+    return load_config("digits", [*DIGITS, *words])
+
+
+def asking(nodes: Sequence[NodeConfig]) -> Ask:
+    """A network that carries JSON."""
+    plain = lambda value: json.loads(json.dumps(value))  # noqa: E731
+    return lambda question: [plain(answer_question(plain(question), node)) for node in nodes]
+
+
+def clients_of(met: Meeting, nodes: Sequence[NodeConfig], scaling: Scaling | None) -> list[BuiltNode]:
+    """The client of every node, by its number."""
+    agreement = sent(replace(met.agreement, scaling=scaling))
+    return [build_node(recipe_at_node(met.recipe, nodes[seat]), nodes[seat], agreement) for seat in met.seats]
+
+
+def both(config: RunConfig, nodes: Sequence[NodeConfig]) -> tuple[Built, list[BuiltNode]]:
+    """The simulator's run, and the clients that nodes make of what is sent to them."""
+    simulated = build(config)
+    return simulated, clients_of(meet(config, asking(nodes)), nodes, simulated.scaling)
+
+
+def sent(message: Any) -> Any:
+    return from_plain(type(message), json.loads(json.dumps(as_plain(message))), "somebody")
+
+
+def trained(trainer: Trainer, client: int, training: Training, memory: Any, data: Data) -> list[torch.Tensor]:
+    """All tensors of what a client replies, and of what it then remembers and holds."""
+    clients = KeptClients(trainer, ClientStore(memory), ClientStore({}))
+    task = LocalTask(Objective(), "local", trainer.initial, data=data, hold_model=True)
+    (reply,) = clients.train(TrainRequest([client], 1, task, training, [training.epochs]))
+    return leaves([vars(reply.replies), clients.memory.get(client), clients.held_model(client)])
+
+
+def batches(pool: Pool, client: int, data: Data, training: Training) -> list[torch.Tensor]:
+    """The examples of a task and of a probe, with crops and noise."""
+    made = pool.plan(client, data, training, lambda name: generator(1, client, name))
+    seen = [pool.take(data, made.order, made.crops)]
+    seen += [(x if made.noise is None else made.noise(x), y) for x, y in seen]
+    probed = pool.probe_batches(client, data, lambda name: generator(2, client, name))
+    return [tensor for pair in seen for tensor in pair] + [t for batch in probed for t in (batch.x, batch.y)]
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal to the bit; what is missing in one is missing in the other."""
+    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.is_floating_point())
+
+
+def assert_same_client(simulated: Built, node: BuiltNode) -> None:
+    training, client = simulated.engine.training, node.client
+    for data in ("private", *(part for part in PARTS if len(simulated.pool.all(part)[1]))):
+        ours, theirs = (batches(pool, client, data, training) for pool in (simulated.pool, node.parts.pool))
+        assert all(map(same, ours, theirs)) and len(ours) == len(theirs) > 0
+    assert torch.equal(simulated.pool.examples, node.parts.pool.examples)
+    assert torch.equal(simulated.pool.class_counts(client), node.parts.pool.class_counts(client))
+    memory = simulated.algorithm.client_state(simulated.net)
+    assert all(map(torch.equal, leaves(memory), leaves(node.client_memory)))
+    one = trained(simulated.engine.server, client, training, memory, "private")
+    other = trained(node.trainer, client, training, node.client_memory, "private")
+    assert len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (f"scenario={SKEWED}",),
+        (f"scenario={SKEWED[:-1]}, redraw=false)", "algorithm=scaffold", "dataset.scale=standard"),
+        ("scenario=quantity-dirichlet(0.5, min=5)", "algorithm=public-share", "fnr=on", "client.augment=none"),
+        ("scenario=iid", "algorithm=feddf", "public.ranking=0.3", "engine.precision=float64"),
+    ],
+)
+def test_a_node_has_the_client_of_the_simulator_to_the_bit(words: tuple[str, ...]) -> None:
+    config = digits(*words)
+    simulated, nodes = both(config, [NodeConfig(data="digits", partition=k) for k in (2, 0, 3, 1)])
+    assert [node.client for node in nodes] == [0, 1, 2, 3]
+    for node in nodes:
+        assert_same_client(simulated, node)
+
+
+def test_a_node_takes_its_own_copies_of_data_split_and_public_data() -> None:
+    whole = gather_parts(digits()).dataset
+    np.savez("server.npz", x=whole.train.x, y=whole.train.y)
+    np.savez("public.npz", x=whole.test.x, y=whole.test.y)
+    own = digits("dataset=server.npz", "public.source=public.npz", "clients=3")
+    parts = gather_parts(own)
+    manifest = parts.partition.manifest() | {"splits": parts.splits.manifest()}
+    Path("split.json").write_text(json.dumps(manifest))
+    Path("there").mkdir()
+    for name in ("server.npz", "public.npz", "split.json"):
+        Path("there", name).write_bytes(Path(name).read_bytes())
+    here = {"data": "there/server.npz", "public": "there/public.npz", "split": "there/split.json"}
+    saved = own.replace({"scenario": "split.json", "clients": 0})
+    simulated, nodes = both(saved, [NodeConfig.from_values(here | {"partition": k}) for k in range(3)])
+    for node in nodes:
+        assert_same_client(simulated, node)
+        assert node.parts.config.dataset.name.startswith("there/")
+
+
+def test_a_pool_answers_for_its_own_client_alone() -> None:
+    simulated, (node, *_) = both(digits(), [NodeConfig(data="digits", partition=k) for k in range(4)])
+    pool, stream = node.parts.pool, lambda name: generator(0, name)
+    assert len(pool.take("private", torch.arange(int(pool.examples[0])))[1]) == len(pool._parts["private"][1])
+    with pytest.raises(CompatibilityError, match="private examples of the clients are not on this machine"):
+        pool.all("private")
+    for client, who in ((1, "client 1"), (-1, "the clients")):
+        with pytest.raises(CompatibilityError, match=f"private examples of {who} are not on this machine"):
+            pool.plan(client, "private", simulated.engine.training, stream)
+        with pytest.raises(CompatibilityError, match=who):
+            next(iter(pool.probe_batches(client, "private", stream)))
+        with pytest.raises(CompatibilityError, match=who):
+            pool.class_counts(client)
+    pool.plan(-1, "public", simulated.engine.training, stream)  # public data is everybody's
+
+
+def test_before_inputs_are_scaled_a_node_tells_the_sums_of_the_simulator() -> None:
+    config = digits("dataset.scale=standard", f"scenario={SKEWED}")
+    nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
+    parts, node = gather_parts(config), clients_of(meet(config, asking(nodes)), nodes, None)[3]
+    assert not node.answers_tasks
+    probe: Probe = InputMoments()
+    ask = MeasureRequest([3], 0, probe, "private")
+    whole = replace(parts, pool=parts.pool.in_type(torch.float64))
+    simulated = list(whole.pool.probe_batches(3, "private", lambda name: generator(config.seed, 0, 3, "measure", name)))
+    told = node.trainer.measure(ask, lambda client: node.trainer.initial)
+    expected = probe(None, simulated[0])  # type: ignore[arg-type]
+    assert len(simulated) == 1
+    assert all(torch.equal(told[name][0], expected[name]) for name in expected)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"dato": "digits"}, "has the key 'dato'.* Did you mean 'data'"),
+        ({"partition-id": 1}, "has the key 'partition-id'.* Did you mean 'partition'"),
+        ({}, "no key data, and a recipe's dataset.name is not followed by a node"),
+        ({"data": "digits"}, "neither of the keys partition and name"),
+        ({"data": "digits", "partition": 0, "name": "Aachen"}, "both of the keys partition and name"),
+        ({"data": "digits", "partition": -1}, "numbered from 0"),
+        ({"data": "digits", "partition": "0"}, "partition = '0'; it must be a whole number"),
+        ({"data": "digits", "partition": True}, "partition = True; it must be a whole number"),
+        ({"data": 3, "partition": 0}, "data = 3; it must be text"),
+        ({"data": "digits", "partition": 0, "share-memory": "yes"}, "share_memory = 'yes'; it must be true or false"),
+        ({"data": "digits", "partition": 0, "engine": "loup"}, "Did you mean 'loop'"),
+    ],
+)
+def test_a_configuration_that_cannot_be_right_is_refused(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        NodeConfig.from_values(values)
+
+
+def test_a_node_file_names_paths_beside_it() -> None:
+    Path("etc").mkdir()
+    Path("etc/node.toml").write_text(
+        'data = "näher.csv"\nname = "Ähre"\npublic = "/srv/public.csv"\nfolder = "state"\n'
+    )
+    node = NodeConfig.from_file("etc/node.toml")
+    assert node.data == str(Path("etc/näher.csv").absolute()) and node.public == "/srv/public.csv"
+    assert node.folder == str(Path("etc/state").absolute())
+    assert NodeConfig.from_values(node.as_values()) == node
+    for words in ("digits", "mine:rows"):
+        Path("etc/node.toml").write_text(f'data = "{words}"\npartition = 0\n')
+        assert NodeConfig.from_file("etc/node.toml").data == words
+    Path("etc/node.toml").write_text("data = [")
+    with pytest.raises(ConfigError, match="cannot be read as TOML"):
+        NodeConfig.from_file("etc/node.toml")
+    with pytest.raises(ConfigError, match="does not exist"):
+        NodeConfig.from_file("etc/other.toml")
+
+
+NODE = NodeConfig(data="digits", partition=0)
+
+
+def test_no_path_of_a_recipe_is_followed() -> None:
+    with pytest.raises(ConfigError, match="partition = 0 has no key public, and paths in a recipe are not followed"):
+        recipe_at_node(digits("public.source=/etc/passwd").to_toml(), NODE)
+    with pytest.raises(ConfigError, match="partition = 0 has no key split"):
+        recipe_at_node(digits("scenario=/etc/split.json").to_toml(), NODE)
+    assert recipe_at_node(digits("dataset=/etc/passwd.csv").to_toml(), NODE).dataset.name == "digits"
+
+
+def test_code_that_a_recipe_names_runs_only_if_the_node_lists_it() -> None:
+    Path("nets.py").write_text("def make(input_shape, num_classes, hidden):\n    raise RuntimeError('ran')\n")
+    text = digits().to_toml().replace('"mlp(hidden=8)"', '"nets:make(hidden=3)"')
+    assert "nets:make" in text
+    with pytest.raises(ConfigError, match="The server's recipe would run code"):
+        recipe_at_node(text, NODE)
+    allowed = recipe_at_node(text, replace(NODE, code="other:thing, nets:make"))
+    assert allowed.model.name == "nets:make(hidden=3)"
+
+
+def test_a_loader_of_the_nodes_own_configuration_runs_and_one_of_the_recipe_does_not() -> None:
+    whole = gather_parts(digits()).dataset
+    arrays = {"x_train": whole.train.x, "y_train": whole.train.y, "x_test": whole.test.x, "y_test": whole.test.y}
+    np.savez("whole.npz", **arrays)
+    Path("mine.py").write_text(
+        "import numpy as np\n\n\ndef rows():\n    d = np.load('whole.npz')\n"
+        "    return d['x_train'], d['y_train'], d['x_test'], d['y_test']\n"
+    )
+    config = digits("dataset=whole.npz", "clients=2", "dataset.scale=none")
+    simulated, nodes = both(config, [NodeConfig(data="mine:rows", partition=k) for k in range(2)])
+    assert_same_client(simulated, nodes[1])
+
+
+VERSIONS = {"fnrfl": "1", "torch": "2"}
+
+
+def told(partition: int | None, **changed: Any) -> SiteFacts:
+    return replace(SiteFacts(str(partition), VERSIONS, partition, "data", "split"), **changed)
+
+
+def agreed(*facts: SiteFacts, clients: int = 2) -> Agreement:
+    return agree_on_experiment(facts, clients, "data", "split")
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ([told(0), told(0)], "Two nodes have partition = 0"),
+        ([told(0), told(2)], "A node has partition = 2, and the recipe has 2 clients"),
+        ([told(1)], "No node has partition = 0"),
+        ([told(0), told(1, data="0ther")], "partition = 1 has another data set than the server.*0ther"),
+        ([told(0), told(1, split="0ther")], "partition = 1 divides the data in another way.*0ther"),
+        (
+            [told(0), told(1, versions={"fnrfl": "2"})],
+            "partition = 0 has fnrfl 1 and the node with partition = 1 has 2",
+        ),
+        ([told(0), told(None, name="Aachen")], "The node 'Aachen' brings data of its own"),
+    ],
+)
+def test_nodes_that_do_not_fit_are_refused_by_name(facts: list[SiteFacts], words: str) -> None:
+    with pytest.raises(CompatibilityError, match=words):
+        agreed(*facts)
+
+
+def test_another_torch_is_a_notice_and_no_refusal() -> None:
+    made = agreed(told(0), told(1, versions=VERSIONS | {"torch": "3"}))
+    assert ["partition = 1 has 3" in notice for notice in made.notices] == [True]
+    assert made.sha256 == agreed(told(1), told(0)).sha256 and made.sites == ("0", "1")
+
+
+@pytest.mark.parametrize("values", [None, 3, {}, {"name": "a"}, {"name": 3, "versions": []}])
+def test_a_first_message_of_another_shape_is_refused(values: Any) -> None:
+    with pytest.raises(ConfigError, match="The first message of node 4 is not as it must be"):
+        from_plain(SiteFacts, values, "node 4")
+
+
+def test_data_that_changed_after_the_first_message_is_refused() -> None:
+    nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
+    met = meet(digits(), asking(nodes))
+    changed = replace(met, agreement=replace(met.agreement, data="other"))
+    with pytest.raises(CompatibilityError, match="partition = 0 has other data"):
+        clients_of(changed, nodes, None)
+
+
+def test_the_server_of_a_network_uses_no_private_example() -> None:
+    """Also where it could, as in an experiment."""
+    nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
+    met = meet(digits("algorithm=centralised", "engine=loop"), asking(nodes))
+    engine = build_engine(met.parts.config, met.parts.algorithm, met.parts.net, met.parts.pool, None)
+    with pytest.raises(CompatibilityError, match="private examples of the clients are not on this machine"):
+        met.parts.algorithm.round(met.parts.algorithm.init(met.parts.net), torch.arange(4), engine)
+
+
+def test_nobody_there_and_objects_of_python_are_refused() -> None:
+    with pytest.raises(CompatibilityError, match="No node has answered"):
+        meet(digits(), asking([]))
+    given = digits().to_toml().replace('"mlp(hidden=8)"', '"Sequential (given in Python, 0123abcd)"')
+    with pytest.raises(CompatibilityError, match="model = .* was given in Python, and nodes cannot be sent it"):
+        recipe_for_nodes(loads(given))
