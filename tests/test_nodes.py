@@ -26,12 +26,12 @@ from fnrfl.core.types import Data, LocalTask
 from fnrfl.data.agreement import Agreement, SiteFacts, agree_on_experiment, as_plain, from_plain
 from fnrfl.data.batches import Pool
 from fnrfl.data.node_config import NodeConfig
-from fnrfl.data.scaling import InputMoments, Scaling
+from fnrfl.data.scaling import InputMoments
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.trainer import Trainer
+from fnrfl.runs.agreeing import Ask, Meeting, answer_question, meet
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.build_engine import build_engine
-from fnrfl.runs.meeting import Ask, Meeting, answer_question, meet
 from fnrfl.runs.node_data import BuiltNode, build_node, recipe_at_node, recipe_for_nodes
 from fnrfl.runs.parts import gather_parts
 
@@ -56,16 +56,16 @@ def asking(nodes: Sequence[NodeConfig]) -> Ask:
     return lambda question: [plain(answer_question(plain(question), node)) for node in nodes]
 
 
-def clients_of(met: Meeting, nodes: Sequence[NodeConfig], scaling: Scaling | None) -> list[BuiltNode]:
+def clients_of(met: Meeting, nodes: Sequence[NodeConfig]) -> list[BuiltNode]:
     """The client of every node, by its number."""
-    agreement = sent(replace(met.agreement, scaling=scaling))
+    agreement = sent(met.agreement)
     return [build_node(recipe_at_node(met.recipe, nodes[seat]), nodes[seat], agreement) for seat in met.seats]
 
 
 def both(config: RunConfig, nodes: Sequence[NodeConfig]) -> tuple[Built, list[BuiltNode]]:
     """The simulator's run, and the clients that nodes make of what is sent to them."""
     simulated = build(config)
-    return simulated, clients_of(meet(config, asking(nodes)), nodes, simulated.scaling)
+    return simulated, clients_of(meet(config, asking(nodes)), nodes)
 
 
 def sent(message: Any) -> Any:
@@ -102,9 +102,13 @@ def assert_same_client(simulated: Built, node: BuiltNode) -> None:
     assert torch.equal(simulated.pool.examples, node.parts.pool.examples)
     assert torch.equal(simulated.pool.class_counts(client), node.parts.pool.class_counts(client))
     memory = simulated.algorithm.client_state(simulated.net)
-    assert all(map(torch.equal, leaves(memory), leaves(node.client_memory)))
+    assert all(map(torch.equal, leaves(memory), leaves(node.participant.birth)))
     one = trained(simulated.engine.server, client, training, memory, "private")
-    other = trained(node.trainer, client, training, node.client_memory, "private")
+    trainer, scaling = node.participant.trainer, simulated.scaling
+    if scaling is not None:
+        assert node.participant.scaled is not None
+        trainer = node.participant.scaled(scaling.as_tree())
+    other = trained(trainer, client, training, node.participant.birth, "private")
     assert len(one) == len(other) and all(map(torch.equal, one, other))
 
 
@@ -163,13 +167,12 @@ def test_a_pool_answers_for_its_own_client_alone() -> None:
 def test_before_inputs_are_scaled_a_node_tells_the_sums_of_the_simulator() -> None:
     config = digits("dataset.scale=standard", f"scenario={SKEWED}")
     nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
-    parts, node = gather_parts(config), clients_of(meet(config, asking(nodes)), nodes, None)[3]
-    assert not node.answers_tasks
+    parts, node = gather_parts(config), clients_of(meet(config, asking(nodes)), nodes)[3]
     probe: Probe = InputMoments()
     ask = MeasureRequest([3], 0, probe, "private")
     whole = replace(parts, pool=parts.pool.in_type(torch.float64))
     simulated = list(whole.pool.probe_batches(3, "private", lambda name: generator(config.seed, 0, 3, "measure", name)))
-    told = node.trainer.measure(ask, lambda client: node.trainer.initial)
+    told = node.participant.trainer.measure(ask, lambda client: node.participant.trainer.initial)
     expected = probe(None, simulated[0])  # type: ignore[arg-type]
     assert len(simulated) == 1
     assert all(torch.equal(told[name][0], expected[name]) for name in expected)
@@ -300,7 +303,7 @@ def test_data_that_changed_after_the_first_message_is_refused() -> None:
     met = meet(digits(), asking(nodes))
     changed = replace(met, agreement=replace(met.agreement, data="other"))
     with pytest.raises(CompatibilityError, match="partition = 0 has other data"):
-        clients_of(changed, nodes, None)
+        clients_of(changed, nodes)
 
 
 def test_the_server_of_a_network_uses_no_private_example() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,17 +18,23 @@ from hypothesis import strategies as st
 
 from fnrfl.config import RunConfig
 from fnrfl.config import load as load_config
-from fnrfl.core.errors import ConfigError, FnrflError
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.rng import numpy_generator
-from fnrfl.data.agreement import SiteFacts
+from fnrfl.data.agreement import ColumnFacts, SiteFacts, SiteSchema
 from fnrfl.data.datasets import load as load_data
 from fnrfl.data.natural import in_natural_order
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.own_site import describe_site, read_agreed
 from fnrfl.data.reading import Reading
 from fnrfl.data.site_agreement import agree_on_sites
+from fnrfl.engines.node import Node
+from fnrfl.engines.wire import from_bytes
+from fnrfl.runs.agreeing import Meeting, meet
 from fnrfl.runs.build import Built, build
-from fnrfl.runs.meeting import Meeting, meet
+from fnrfl.runs.predict import evaluate
+from fnrfl.runs.result import Result
+from fnrfl.runs.run import resume, run
+from fnrfl.runs.run_files import verify
 from test_nodes import asking, assert_same_client, clients_of, same, sent
 from test_sites import SITES, write_csv, write_images, write_layout
 
@@ -60,7 +68,7 @@ def met_and_simulated(
 ) -> tuple[Built, Meeting, list[Any]]:
     simulated = build(config)
     met = meet(config, asking(nodes), test)
-    return simulated, met, clients_of(met, nodes, simulated.scaling)
+    return simulated, met, clients_of(met, nodes)
 
 
 def assert_same_run(config: RunConfig, nodes: Sequence[NodeConfig], test: str = "test") -> tuple[Built, Meeting]:
@@ -186,3 +194,214 @@ def test_tables_of_sites_are_read_alike(made: Any, dice: Any) -> None:
             assert_read_alike(Path(folder), Reading(missing=missing), list(rows))
         except ConfigError as error:  # of a site nothing is left, which the simulator leaves out
             assert missing == "drop" and "no example without a missing value" in str(error)
+
+
+# -- a whole run -------------------------------------------------------------------------------------------------------
+
+
+class Nodes:
+    """A network of nodes, each in its own folder; every letter finds a node that knows nothing but its folder."""
+
+    def __init__(self, met: Meeting, nodes: Sequence[NodeConfig]) -> None:
+        self.clients = {node.client: node for node in clients_of(met, nodes)}
+        self.seen: list[Any] = []
+
+    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
+        for client, letter in letters.items():
+            self.seen.append(from_bytes(letter))
+            participant = self.clients[client].participant
+            yield client, Node(participant, Path(f"node-{client}"), self.seen[-1].run).answer(letter)
+
+
+def over_network(config: RunConfig, nodes: Sequence[NodeConfig], test: str) -> tuple[Result, Nodes]:
+    config = config.replace({"engine.name": "flower"})
+    met = meet(config, asking(nodes), test)
+    network = Nodes(met, nodes)
+    return run(config, out="there", network=network, parts=met.parts), network
+
+
+def write_gaps() -> None:
+    """Tables with categories, missing values and columns in other orders, at each site and at the server."""
+    dice = numpy_generator(0, "gaps")
+    for place, count in (("data/Aachen", 30), ("data/H2", 25), ("data/H10", 20), ("public", 24), ("test", 24)):
+        rows = [
+            {
+                "age": "" if dice.random() < 0.2 and "/" in place else f"{dice.normal(60, 9):.3f}",
+                "ward": str(dice.choice(["a", "b"] if place.endswith("H2") else ["b", "c", "\u00e4"])),
+                "ill": str(dice.choice(["no", "yes"])),
+            }
+            for _ in range(count)
+        ]
+        columns = ["ward", "ill", "age"] if place.endswith("H2") else ["age", "ward", "ill"]
+        write_table(Path(f"{place}.csv"), rows, columns)
+
+
+@pytest.mark.parametrize("words", [(), ("fnr=on", "algorithm=scaffold", "dataset.scale=none")])
+def test_a_run_over_sites_is_the_simulators_and_asks_them_for_means(words: tuple[str, ...]) -> None:
+    write_gaps()
+    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", *words)
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    result, network = over_network(config, nodes, "test.csv")
+    simulated = run(config, out="here")
+    assert result.rounds[0]["bytes"] == simulated.rounds[0]["bytes"] and "scale" in result.rounds[0]["bytes"]
+    for name, tensor in simulated.weights.items():
+        assert torch.equal(tensor, result.weights[name])
+    asked = [letter for letter in network.seen if letter.scale is None]
+    assert [type(letter.request.probe).__name__ for letter in asked] == ["InputMoments"] * 3
+    manifest = json.loads(Path("there/partition.json").read_text())
+    assert manifest["ids"] == ["Aachen", "H2", "H10"] and manifest["splits"]["train"]["sha256"] == ""
+    assert result.rounds[-1]["accuracy"] == evaluate("there", "test.csv").accuracy
+
+
+def test_a_run_over_sites_goes_on_to_the_same_end_and_not_with_other_data() -> None:
+    write_gaps()
+    config = recipe("public.source=public.csv", "dataset.missing=drop", "dataset.label=ill", "engine.name=flower")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+
+    class Stop(Exception):
+        pass
+
+    def stop(event: dict[str, Any]) -> None:
+        raise Stop
+
+    met = meet(config, asking(nodes), "test.csv")
+    whole = run(config, out="whole", network=Nodes(met, nodes), parts=met.parts)
+    with pytest.raises(Stop):
+        run(config, out="part", network=Nodes(met, nodes), parts=met.parts, progress=stop)
+    again = meet(verify(Path("part"), trust=False).config, asking(nodes), "test.csv")
+    before = Nodes(again, nodes)
+    resumed = resume("part", network=before, parts=again.parts)
+    assert resumed.model_sha256 == whole.model_sha256
+    Path("data/H2.csv").write_text(Path("data/H2.csv").read_text().replace("yes", "no", 1))
+    changed = meet(config, asking(nodes), "test.csv")
+    with pytest.raises(Stop):
+        run(config, out="other", network=Nodes(changed, nodes), parts=changed.parts, progress=stop)
+    with pytest.raises(ConfigError, match="is not the data that other was begun with"):
+        resume("other", network=before, parts=again.parts)
+    with pytest.raises(CompatibilityError, match="The node 'H2' has other data"):
+        clients_of(again, nodes)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def schema(**changed: Any) -> SiteSchema:
+    columns = (ColumnFacts("age", "number", 9), ColumnFacts("ward", "category", 9, ("a", "b")))
+    table = SiteSchema("table", {"yes": 4, "no": 5}, True, False, columns=columns, label="ill")
+    return replace(table, **changed)
+
+
+def pictures(**changed: Any) -> SiteSchema:
+    return replace(SiteSchema("pictures", {"cat": 1}, True, False, input_shape=(1, 4, 4), dtype="uint8"), **changed)
+
+
+AGE, WARD = schema().columns
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (schema(), pictures(), "'A' brings table and the node 'B' brings pictures"),
+        (
+            schema(),
+            schema(label="sick"),
+            "column ill and the node 'B' has its classes in the column sick.*dataset.label",
+        ),
+        (schema(), schema(columns=(AGE,)), "'B' has other columns than the node 'A': it lacks 'ward'"),
+        (schema(columns=(AGE,)), schema(), "'B' has other columns than the node 'A': it has 'ward' more"),
+        (
+            schema(),
+            schema(columns=(AGE, ColumnFacts("ward", "integer", 3))),
+            "'ward' holds text at the node 'A' and numbers at the node 'B'.*dataset.categories",
+        ),
+        (
+            schema(columns=(AGE, replace(WARD, categories=tuple(f"a{i}" for i in range(15)), known=20))),
+            schema(columns=(AGE, replace(WARD, categories=tuple(f"b{i}" for i in range(15)), known=20))),
+            "Column 'ward' of all sites together holds 30 different texts in 40 rows",
+        ),
+        (schema(labels={"1": 2}), schema(labels={"1.0": 2}), "'A' writes the class '1' and the node 'B' writes '1.0'"),
+        (pictures(), pictures(input_shape=(1, 4, 5)), r"uint8\[1, 4, 5\].*Set dataset.image_size"),
+        (pictures(kind="arrays"), pictures(kind="arrays", dtype="float64"), "the node 'B' of float64.*one way"),
+        (pictures(), pictures(named=False), "'A' has names as labels and the node 'B' has numbers"),
+        (
+            pictures(classes=("cat",)),
+            pictures(classes=("dog", "cat")),
+            "'A' has the classes 'cat' and the node 'B' has the classes 'dog', 'cat'",
+        ),
+        (pictures(classes=("dog",)), pictures(classes=("dog",)), "'A' has the label 'cat', which is not among"),
+    ],
+)
+def test_sites_that_do_not_fit_are_refused_by_name(one: SiteSchema, other: SiteSchema, words: str) -> None:
+    facts = [SiteFacts("B", {}, schema=other), SiteFacts("A", {}, schema=one)]
+    with pytest.raises(FnrflError, match=words):
+        agree_on_sites(facts, Reading())
+
+
+def test_two_sites_of_one_name_and_a_node_without_one_are_refused() -> None:
+    with pytest.raises(CompatibilityError, match="Two nodes are called 'A'"):
+        agree_on_sites([SiteFacts("A", {}, schema=schema()), SiteFacts(" A ", {}, schema=schema())], Reading())
+    with pytest.raises(CompatibilityError, match="The node with partition = 1 takes a part of a whole data set"):
+        agree_on_sites([SiteFacts("A", {}, schema=schema()), SiteFacts("1", {}, 1)], Reading())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["public.source=train", "public.size=0.1"], "public.source = .train. makes examples public"),
+        (["public.source=test", "protocol=paper"], "public.source = .test. makes examples public"),
+        (["validation.size=0.1"], "validation.size = 0.1 sets examples of the sites aside"),
+        (["scenario=iid", "clients=2"], "scenario = 'iid' draws clients from one data set"),
+        (["dataset.client=ward"], "all rows of the node 'Aachen' are its own"),
+    ],
+)
+def test_a_recipe_that_sites_cannot_follow_is_refused(words: list[str], said: str) -> None:
+    write_gaps()
+    node = NodeConfig(data="data/Aachen.csv", name="Aachen", public="public.csv")
+    with pytest.raises(FnrflError, match=said):
+        meet(recipe("public.source=public.csv", *words), asking([node]), "test.csv")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("data", "is a folder without the data of one client"),
+        ("nowhere", "is no such file or folder"),
+        ("nowhere.csv", "does not exist"),
+        ("data/Aachen.json", "is no such file or folder"),
+    ],
+)
+def test_data_that_is_not_one_sites_own_is_refused(data: str, said: str) -> None:
+    write_gaps()
+    with pytest.raises(ConfigError, match=said):
+        describe_site(NodeConfig(data=data, name="Aachen"), Reading(missing="mean"))
+
+
+def test_other_public_data_no_test_set_and_server_work_on_private_data_are_refused() -> None:
+    write_gaps()
+    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "algorithm=centralised")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    with pytest.raises(ConfigError, match="the server has no test set"):
+        meet(config, asking(nodes))
+    Path("old.csv").write_text("\n".join(Path("public.csv").read_text().splitlines()[:-1]) + "\n")
+    with pytest.raises(CompatibilityError, match="The node 'Aachen' has other public data than the server"):
+        meet(config, asking([nodes[0], replace(nodes[1], public="old.csv"), nodes[2]]), "test.csv")
+    with pytest.raises(CompatibilityError, match="private examples of the clients are not on this machine"):
+        over_network(config, nodes, "test.csv")
+
+
+def test_a_function_of_the_nodes_own_configuration_brings_tokens() -> None:
+    """Whole numbers, in another shape than a table's, and one site's labels are a part of the classes."""
+    Path("mine.py").write_text(
+        "import numpy as np\n\n\ndef left():\n    return np.arange(40).reshape(10, 4) % 9, np.arange(10) % 2\n\n\n"
+        "def right():\n    return np.arange(60).reshape(15, 4) % 7, np.arange(15) % 3\n"
+    )
+    whole = {"left": (np.arange(40).reshape(10, 4) % 9, np.arange(10) % 2)}
+    whole["right"] = (np.arange(60).reshape(15, 4) % 7, np.arange(15) % 3)
+    Path("data").mkdir()
+    for name, (x, y) in whole.items():
+        np.savez(f"data/{name}.npz", x=x, y=y)
+    np.savez("test.npz", x=np.arange(80).reshape(20, 4) % 5, y=np.arange(20) % 3)
+    config = recipe("public.source=train", "public.size=0")
+    nodes = [NodeConfig(data=f"mine:{name}", name=name) for name in whole]
+    simulated, met = assert_same_run(config, nodes, "test.npz")
+    assert simulated.dataset.integers and met.parts.dataset.integers and met.agreement.split

@@ -17,7 +17,6 @@ from pydantic import TypeAdapter, ValidationError
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.words import counted, printable
 from fnrfl.data.reading import Columns
-from fnrfl.data.scaling import Scaling
 
 T = TypeVar("T")
 
@@ -108,7 +107,6 @@ class Agreement:
     schema: Schema | None = None  # of sites
     sizes: tuple[int, ...] = ()  # of sites: how many examples each trains on
     hashes: tuple[str, ...] = ()  # of sites: the sha256 of the examples of each
-    scaling: Scaling | None = None  # None: the clients have not been asked, or inputs are not scaled
     notices: tuple[str, ...] = field(default=(), compare=False)
 
     @property

@@ -41,6 +41,8 @@ class Part:
 
     def take(self, index: Tensor) -> Part:
         """The examples at these positions, copied."""
+        if self.x.is_meta and not len(index):  # nothing of examples that are elsewhere is here
+            return Part(torch.empty_like(self.x[:0], device="cpu"), self.y[index])
         return Part(self.x[index], self.y[index])
 
 

@@ -101,6 +101,10 @@ class Scaling:
         # A tensor of its own: of two buffers that are one tensor, torch names the first alone.
         return InputScale(center.to(dtype), stretch.to(dtype), mean.to(dtype, copy=True) if fill else None)
 
+    def as_tree(self) -> Tree:
+        """The means and spreads as every client is told them."""
+        return {name: torch.tensor(getattr(self, name), dtype=torch.float64) for name in ("mean", "std")}
+
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
         return {"mean": list(self.mean), "std": list(self.std), "bytes": self.bytes}

@@ -252,10 +252,28 @@ def class_numbers(
     """
     if tables[0].roles.label is None:
         return [None] * len(tables), None
-    labels = [(table, row, label) for table in tables for row, label in enumerate(table.cells(table.label_at))]
-    numeric = all(map(is_number, agreed or [label for _, _, label in labels]))
+    names = _class_names(tables, numeric=all(map(is_number, agreed or _labels(tables))))
+    known = list(agreed or sorted_classes(set(names)))
+    index = {name: at for at, name in enumerate(known)}
+    if unknown := [name for name in names if name not in index]:
+        raise ConfigError(
+            f"{tables[0].path} has the class {unknown[0]!r}, which nobody had when the classes were agreed on. Put the "
+            "table back as it was, or begin again."
+        )
+    numbers = np.array([index[name] for name in names], dtype=np.int64)
+    return np.split(numbers, np.cumsum([len(table.lines) for table in tables])[:-1]), known
+
+
+def _labels(tables: Sequence[CsvTable]) -> list[str]:
+    """The labels of all rows as they are written."""
+    return [label for table in tables for label in table.cells(table.label_at)]
+
+
+def _class_names(tables: Sequence[CsvTable], *, numeric: bool) -> list[str]:
+    """The class of each row; refused where that is none, and where one class is written in two ways."""
     spelling: dict[str, str] = {}
     names = []
+    labels = ((table, row, label) for table in tables for row, label in enumerate(table.cells(table.label_at)))
     for table, row, label in labels:
         if is_missing(label) or (numeric and not (is_number(label) and float(label).is_integer())):
             raise ConfigError(
@@ -269,15 +287,7 @@ def class_numbers(
                 "number. Write a class in one way, or give the classes names."
             )
         names.append(name)
-    known = list(agreed or sorted_classes(spelling))
-    if unknown := [name for name in spelling if name not in known]:
-        raise ConfigError(
-            f"{tables[0].path} has the class {unknown[0]!r}, which nobody had when the classes were agreed on. Put the "
-            "table back as it was, or begin again."
-        )
-    index = {name: at for at, name in enumerate(known)}
-    numbers = np.array([index[name] for name in names], dtype=np.int64)
-    return np.split(numbers, np.cumsum([len(table.lines) for table in tables])[:-1]), known
+    return names
 
 
 def class_name(label: str, *, numeric: bool) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fnrfl.core.errors import FnrflError
+from fnrfl.core.trees import Tree
 
 RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
@@ -60,6 +61,7 @@ class Letter:
     memory: Version | None = None  # what the client remembers; None: what it remembers before its first round
     kept: Version | None = None  # what it remembered when the round began: stays until the round is over
     held: Version | None = None  # the model that it holds; None: it holds none in this round
+    scale: Tree | None = None  # means and spreads of inputs; None: they are not scaled, or clients are being asked
 
 
 @dataclass(frozen=True)

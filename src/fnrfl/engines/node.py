@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,23 @@ class Participant:
     trainer: Trainer
     birth: Tree  # what the client remembers before its first round
     shares_memory: bool = False  # whether the server may read what the client remembers
+    scaled: Callable[[Tree], Trainer] | None = None  # means and spreads -> the trainer that scales; None: none does
+
+    def trainer_for(self, letter: Letter) -> Trainer:
+        """Who does the work that a letter asks for: where inputs are to be scaled, the letter says how.
+
+        Before that the client can be asked for sums of its inputs alone, about which no model is asked.
+        """
+        if letter.scale is not None and self.scaled is not None:
+            return self.scaled(letter.scale)
+        about_data = isinstance(letter.request, MeasureRequest) and not letter.request.probe.asks_model
+        if (letter.scale is None) != (self.scaled is None) and not about_data:
+            says, are = ("says", "are not") if self.scaled is None else ("does not say", "are")
+            raise FnrflError(
+                f"A letter {says} how inputs are scaled, and those of client {self.client} {are}. It was refused: give "
+                "server and node the same recipe."
+            )
+        return self.trainer
 
 
 class VersionedFolder:
@@ -105,7 +122,8 @@ class Node:
         memory, lost = self._remembered(letter)
         if isinstance(request, MemoryRequest):
             return LetterAnswer(letter.id, client, self._shared(request, memory), lost_memory=lost)
-        clients = self._clients(letter, memory)
+        trainer = self.participant.trainer_for(letter)
+        clients = self._clients(letter, memory, trainer)
         content = answer(clients, request)
         if isinstance(content, Failure) or isinstance(request, MeasureRequest):
             return LetterAnswer(letter.id, client, content, lost_memory=lost)
@@ -118,7 +136,6 @@ class Node:
         if request.task.hold_model and client in clients.held_models:
             held = self.models.write(new, clients.held_models.get(client))
             self.models.remove_all_but([letter.held, held])
-        trainer = self.participant.trainer
         content = uploaded(reply, request.task, trainer.net, trainer.initial)
         return LetterAnswer(letter.id, client, content, written, held, lost)
 
@@ -127,9 +144,9 @@ class Node:
         kept = None if letter.memory is None else self.memories.read(letter.memory)
         return (self.participant.birth if kept is None else kept), letter.memory is not None and kept is None
 
-    def _clients(self, letter: Letter, memory: Tree) -> KeptClients:
+    def _clients(self, letter: Letter, memory: Tree, trainer: Trainer) -> KeptClients:
         """The client side that answers this letter, as the client was when the server last heard of it."""
-        trainer, client = self.participant.trainer, letter.client
+        client = letter.client
         memories = ClientStore(self.participant.birth, None, trainer.net.device)
         models = ClientStore({}, None, trainer.net.device)
         if letter.memory is not None:

@@ -107,13 +107,14 @@ class RemoteClients:
         options: NetworkOptions,
         *,
         reads_memory: bool = False,
+        scale: Tree | None = None,
     ) -> None:
-        """`examples` [N] is how many each client has agreed to have.
+        """`examples` [N] is how many each client has agreed to have, and `scale` what every client is told of inputs.
 
         `reads_memory`: the method has personal models, which the server makes of clients' memories to score them.
         """
         self.network, self.run, self.initial, self.options = network, check_run_id(run), initial, options
-        self.examples = examples
+        self.examples, self.scale = examples, scale
         self.memory = RemoteMemory(birth, self._fetch if reads_memory else None)
         self._server = uuid.uuid4().hex  # no two servers send the same letter, not even of one run
         self._letters = count()
@@ -243,6 +244,7 @@ class RemoteClients:
                 memory=self.memory.version(client),
                 kept=self.memory.version_at_start(client),
                 held=self._held.get(client),
+                scale=self.scale,
             )
 
 

@@ -59,21 +59,24 @@ def build(
     scaling: Scaling | None = None,
     given: Given = NOTHING,
     connection: Connection | None = None,
+    parts: RunParts | None = None,
 ) -> Built:
     """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory.
 
     `runs_alike` is how many runs of this process are about like this one. `scaling` is what clients have answered
     before, if the run goes on; else they are asked. `given` are the objects that the config has words for.
-    `connection` leads to clients on other machines.
+    `connection` leads to clients on other machines, and `parts` is what they and the server have agreed on.
     """
     metrics = load_own_metrics(config.metrics)
-    parts = gather_parts(config, given)
+    parts = parts or gather_parts(config, given)
     try_out(metrics, parts.splits.test.y, parts.dataset.num_classes)
     if parts.config.dataset.asks_for_means:
-        scaling = scaling or ask_for_scaling(parts.config, parts.net, parts.pool, parts.dataset.columns)
+        columns = parts.dataset.columns
+        scaling = scaling or ask_for_scaling(parts.config, parts.net, parts.pool, columns, connection)
         parts = parts.scaled_by(scaling)
-    there = ray_actors(parts, scaling, given) if parts.config.engine.name == "ray" else connection
-    engine = build_engine(parts.config, parts.algorithm, parts.net, parts.pool, scratch, runs_alike, there)
+    made = (parts.config, parts.algorithm, parts.net, parts.pool)
+    actors = ray_actors(parts, scaling, given) if parts.config.engine.name == "ray" else None
+    engine = build_engine(*made, scratch, runs_alike, connection or actors, scaling)
     notices = (*parts.notices, *_notices(parts.config, parts.splits, config.engine.name, parts.dataset.columns))
     told = vars(parts) | {"notices": notices}
     return Built(**told, engine=engine, scaling=scaling, metrics=metrics, given=given, connection=connection)
@@ -102,7 +105,8 @@ def _notices(config: RunConfig, splits: Splits, asked: str, columns: Columns | N
 def _unscaled_inputs(config: RunConfig, splits: Splits, columns: Columns | None) -> tuple[str, ...]:
     """A notice if columns of numbers are not scaled and look as if they should be."""
     x = splits.train.x
-    found = looks_unscaled(x, columns) if config.dataset.scale == "none" and x.ndim == 2 else None
+    shown = config.dataset.scale == "none" and x.ndim == 2 and not x.is_meta  # examples of sites are not here
+    found = looks_unscaled(x, columns) if shown else None
     tokens = x.dtype == torch.int64  # perhaps
     return (f'{found} Training is easier with dataset.scale = "standard".',) if found and not tokens else ()
 

@@ -33,14 +33,16 @@ def build_engine(
     scratch: Path | None,
     runs_alike: int = 1,
     there: Connection | RayActors | None = None,
+    scaling: Scaling | None = None,
 ) -> Federation:
     """The engine that a resolved config names; `scratch` is a folder for what does not fit in memory.
 
     Of `runs_alike` runs each uses what is compiled for one. But a run that is to be the same to the last bit, alone or
-    among others, decides alone. `there` is the way to clients on other machines, or the actors that train clients.
+    among others, decides alone. `there` is the way to clients on other machines, who are told `scaling`, or the actors
+    that train clients.
     """
     if config.engine.name == "flower":
-        return _remote_engine(config, algorithm, net, pool, there if isinstance(there, Connection) else None)
+        return _remote_engine(config, algorithm, net, pool, there if isinstance(there, Connection) else None, scaling)
     alone = config.engine.deterministic or config.engine.name != "gpu"
     return assemble(
         config.engine.name,  # type: ignore[arg-type]
@@ -54,36 +56,6 @@ def build_engine(
         participation=cohort_size(config) / config.clients,
         network=config.network,
         actors=there if isinstance(there, RayActors) else None,
-    )
-
-
-def _remote_engine(
-    config: RunConfig, algorithm: Algorithm, net: Net, pool: Pool, connection: Connection | None
-) -> Federation:
-    """An engine whose clients are on other machines; what the server does itself, it does as the loop engine."""
-    if connection is None:
-        raise CompatibilityError(
-            'engine = "flower" needs clients on a network, and there is none here. `fnrfl deploy init FOLDER RECIPE` '
-            "makes a Flower app of a recipe. To simulate the clients on this machine, leave engine out."
-        )
-    here = assemble("loop", net, pool, config.client, seed=config.seed, rounds=config.rounds)
-    clients = RemoteClients(
-        connection.network,
-        connection.run,
-        here.server.initial,
-        algorithm.client_state(net),
-        pool.examples,
-        config.network,
-        reads_memory=algorithm.personalised,
-    )
-    return Federation(
-        clients,
-        here.server,
-        config.client,
-        seed=config.seed,
-        rounds=config.rounds,
-        network=config.network,
-        simulated=False,
     )
 
 
@@ -114,10 +86,51 @@ def _layout(config: RunConfig, net: Net, pool: Pool, scratch: Path | None) -> La
     )
 
 
-def ask_for_scaling(config: RunConfig, net: Net, pool: Pool, columns: Columns | None) -> Scaling:
+def _remote_engine(
+    config: RunConfig,
+    algorithm: Algorithm,
+    net: Net,
+    pool: Pool,
+    connection: Connection | None,
+    scaling: Scaling | None,
+) -> Federation:
+    """An engine whose clients are on other machines; what the server does itself, it does as the loop engine."""
+    if connection is None:
+        raise CompatibilityError(
+            'engine = "flower" needs clients on a network, and there is none here. `fnrfl deploy init FOLDER RECIPE` '
+            "makes a Flower app of a recipe. To simulate the clients on this machine, leave engine out."
+        )
+    here = assemble("loop", net, pool, config.client, seed=config.seed, rounds=config.rounds)
+    clients = RemoteClients(
+        connection.network,
+        connection.run,
+        here.server.initial,
+        algorithm.client_state(net),
+        pool.examples,
+        config.network,
+        reads_memory=algorithm.personalised,
+        scale=None if scaling is None else scaling.as_tree(),
+    )
+    return Federation(
+        clients,
+        here.server,
+        config.client,
+        seed=config.seed,
+        rounds=config.rounds,
+        network=config.network,
+        simulated=False,
+    )
+
+
+def ask_for_scaling(
+    config: RunConfig, net: Net, pool: Pool, columns: Columns | None, connection: Connection | None = None
+) -> Scaling:
     """What the clients answer about their inputs, before there is a model that could be trained."""
     layout = Layout(threads=1 if config.engine.name == "gpu" else int(config.engine.threads))
     with assemble("loop", net, pool.in_type(torch.float64), config.client, seed=config.seed, layout=layout) as engine:
+        if connection is not None:
+            run, initial = connection.run, engine.server.initial
+            engine.clients = RemoteClients(connection.network, run, initial, {}, pool.examples, config.network)
         gaps = config.dataset.missing == "mean"
         return ask_clients(engine, f'dataset = "{config.dataset.name}"', gaps=gaps, columns=columns)
 

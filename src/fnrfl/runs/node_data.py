@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -19,10 +21,12 @@ from fnrfl.data.agreement import Agreement, SiteFacts, SiteHolding
 from fnrfl.data.datasets import Dataset
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.own_site import changed_since, describe_site, read_agreed
+from fnrfl.data.scaling import Scaling
 from fnrfl.data.sources.entry import checksum
 from fnrfl.data.splits import Splits
 from fnrfl.data.stand_in import stand_in_partition
 from fnrfl.data.terms import Natural, SavedSplit
+from fnrfl.engines.node import Participant
 from fnrfl.engines.trainer import Trainer
 from fnrfl.runs.build_engine import build_trainer
 from fnrfl.runs.build_net import check_values
@@ -133,23 +137,34 @@ def refuse_what_sites_cannot(recipe: RunConfig) -> None:
 class BuiltNode:
     """All that a node's one client needs; its pool refuses other clients."""
 
-    client: int  # its number among all clients
+    participant: Participant
     parts: RunParts
-    trainer: Trainer
-    client_memory: Tree  # what it remembers before its first round
-    answers_tasks: bool  # False: inputs are to be scaled and nobody has said how, so it can only be asked for sums
+
+    @property
+    def client(self) -> int:
+        """Its number among all clients."""
+        return self.participant.client
 
 
 def build_node(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> BuiltNode:
     """The client of a node, as the simulator would have it; `recipe` is the one at this node."""
     client, parts = _own_client(recipe, node, agreement)
-    waiting = parts.config.dataset.asks_for_means and agreement.scaling is None
-    if waiting:  # sums of inputs are taken in float64, as the simulator takes them
-        parts = replace(parts, pool=parts.pool.in_type(torch.float64))
-    elif agreement.scaling is not None:
-        parts = parts.scaled_by(agreement.scaling)
-    trainer = build_trainer(parts.config, parts.net, parts.pool)
-    return BuiltNode(client, parts, trainer, parts.algorithm.client_state(parts.net), not waiting)
+    birth = parts.algorithm.client_state(parts.net)
+    if not parts.config.dataset.asks_for_means:
+        return BuiltNode(Participant(client, _trainer(parts), birth, node.share_memory), parts)
+    # Until somebody has said how inputs are scaled, sums of them are taken in float64, as the simulator does.
+    asked = _trainer(replace(parts, pool=parts.pool.in_type(torch.float64)))
+    return BuiltNode(Participant(client, asked, birth, node.share_memory, _scaled_trainers(parts)), parts)
+
+
+def _trainer(parts: RunParts) -> Trainer:
+    return build_trainer(parts.config, parts.net, parts.pool)
+
+
+def _scaled_trainers(parts: RunParts) -> Callable[[Tree], Trainer]:
+    """From means and spreads to the trainer that scales with them; the last one is kept: all letters say the same."""
+    made = lru_cache(maxsize=1)(lambda mean, std: _trainer(parts.scaled_by(Scaling(mean, std, {}))))
+    return lambda told: made(tuple(told["mean"].tolist()), tuple(told["std"].tolist()))
 
 
 def _own_client(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tuple[int, RunParts]:

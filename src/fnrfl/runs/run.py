@@ -37,6 +37,7 @@ from fnrfl.runs.cohorts import cohort
 from fnrfl.runs.finite import check_scores, check_shapes, check_state, for_json
 from fnrfl.runs.given import NOTHING, Given, check_given
 from fnrfl.runs.method import build_algorithm
+from fnrfl.runs.parts import RunParts
 from fnrfl.runs.result import Result
 from fnrfl.runs.scores import score_models
 
@@ -60,6 +61,7 @@ def run(
     runs_alike: int = 1,
     given: Given = NOTHING,
     network: Network | None = None,
+    parts: RunParts | None = None,
 ) -> Result:
     """Run a config from the start.
 
@@ -68,14 +70,14 @@ def run(
     `progress` hears of every round when it has ended, `callbacks` of the beginning and the end too, `phase` the name of
     each phase of a round as it begins. This is one of `runs_alike` runs of this process: what is prepared for it serves
     the others too. `given` are the objects that the config has words for. `network` leads to clients on other machines,
-    which keep two rounds, so that every round ends with a checkpoint.
+    which keep two rounds, so that every round ends with a checkpoint; `parts` is what `meet` has agreed on with them.
     """
     told = Listeners(progress, callbacks)
     names = () if out is None else run_files.possible_run_dirs(config, out, overwrite)
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         connection = None if network is None else Connection(network, uuid.uuid4().hex)
         checkpoint_every = checkpoint_every if network is None else 0.0
-        built = build(config, Path(scratch), runs_alike, given=given, connection=connection)
+        built = build(config, Path(scratch), runs_alike, given=given, connection=connection, parts=parts)
         for notice in built.notices:
             log.warning(notice)
         if out is None:
@@ -99,6 +101,7 @@ def resume(
     runs_alike: int = 1,
     given: Given = NOTHING,
     network: Network | None = None,
+    parts: RunParts | None = None,
 ) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
     run_dir, told = Path(run_dir), Listeners(progress, callbacks)
@@ -112,7 +115,7 @@ def resume(
         connection = None if network is None else Connection(network, header.get("run_at_nodes", ""))
         checkpoint_every = checkpoint_every if network is None else 0.0
         scaling = Scaling.from_json(header.get("scale"))
-        built = build(found.config, Path(scratch), runs_alike, scaling, given, connection)
+        built = build(found.config, Path(scratch), runs_alike, scaling, given, connection, parts)
         run_files.refuse_changed_inputs(run_dir, header, built)
         run_files.warn_of_other_versions(run_dir, header)
         state = None
