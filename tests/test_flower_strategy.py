@@ -40,6 +40,7 @@ from flwr.clientapp.mod import (  # noqa: E402
     fixedclipping_mod,
     message_size_mod,
 )
+from flwr.common.serde import recorddict_to_proto  # noqa: E402
 from flwr.server.workflow import SecAggPlusWorkflow  # noqa: E402
 from flwr.serverapp import strategy as flower  # noqa: E402
 
@@ -384,6 +385,24 @@ def test_the_model_is_the_record_that_is_named_as_the_servers() -> None:
     assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
 
 
+def test_letters_are_as_small_as_the_page_says() -> None:
+    letters: dict[tuple[str, str], int] = {}
+
+    def tamper(message: Message, reply: Message) -> list[Message]:
+        for way, one in (("down", message), ("up", reply)):
+            letter = one.content.config_records.get(LETTER)
+            if letter is not None:
+                classes = len(letter.get("norms", letter.get("targets", [])))
+                size = recorddict_to_proto(RecordDict({LETTER: letter})).ByteSize() - 8 * classes
+                letters[way, letter["phase"]] = max(size, letters.get((way, letter["phase"]), 0))
+        return [reply]
+
+    played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid_of(tamper=tamper))
+    said = {("down", "measure"): 100, ("up", "measure"): 170, ("down", "refine"): 280, ("up", "refine"): 100}
+    assert letters.keys() == said.keys()
+    assert all(0.9 * said[one] <= size <= said[one] for one, size in letters.items()), letters
+
+
 def test_a_server_without_fnr_does_not_notice_the_mod() -> None:
     bare, idle = (played(flower.FedAvg(), grid_of(app)).arrays for app in (client_app(), with_norms()))
     assert all(bare[key].data == idle[key].data for key in bare)
@@ -415,6 +434,79 @@ def test_features_can_be_named_and_models_without_any_are_not_ranked() -> None:
         else:
             with pytest.raises(FnrflError, match="nobody to refine.*calls no Linear layer"):
                 strategy.start(grid, ArrayRecord(Flat().double().state_dict()), num_rounds=1)
+
+
+def test_a_strategy_with_a_loop_of_its_own_keeps_it() -> None:
+    class Own(flower.FedAvg):
+        """Its `start` does more than Flower's, and reads and writes what is its own."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[Any] = []
+
+        def start(self, grid: Any, initial_arrays: Any, note: str, **options: Any) -> Any:
+            self.calls.append(note)
+            result = super().start(grid, initial_arrays, **options)
+            self.calls.append(len(result.train_metrics_clientapp))
+            return result
+
+    own, grid = Own(), grid_of()
+    strategy = FeatureNormStrategy(own, share=0.4)
+    random.seed(3)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        result = strategy.start(grid, start(), "begun", num_rounds=2)
+    assert own.calls == ["begun", 2]
+    assert not {"configure_train", "aggregate_train"} & set(vars(own))  # as it was
+    other = grid_of()
+    same = played(FeatureNormStrategy(flower.FedAvg(), share=0.4), other)
+    assert torch.equal(weights(result.arrays), weights(same.arrays))
+    assert len(orders(grid)) == len(orders(other)) == 4
+
+
+def test_an_app_with_named_actions_is_asked_the_way_it_was_asked() -> None:
+    class Named(flower.FedAvg):
+        def configure_train(self, *args: Any) -> Any:
+            messages = super().configure_train(*args)
+            return [Message(one.content, one.metadata.dst_node_id, "train.warm_up", group_id="a") for one in messages]
+
+    app = ClientApp(mods=[FeatureNormMod(made, public)])
+    app.train("warm_up")(train)
+    app.evaluate()(evaluate)
+    grid = grid_of(app)
+    result = played(FeatureNormStrategy(Named()), grid, rounds=1)
+    assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
+    assert {(one.metadata.message_type, one.metadata.group_id) for one in orders(grid)} == {("train.warm_up", "a")}
+
+
+def test_refined_models_are_waited_for_as_long_as_start_says_or_as_told() -> None:
+    for strategy, seconds in (
+        (FeatureNormStrategy(flower.FedAvg()), 9.0),
+        (FeatureNormStrategy(flower.FedAvg(), timeout=4.0), 4.0),
+    ):
+        grid = grid_of()
+        played(strategy, grid, rounds=1)
+        assert grid.waited[:2] == [9.0, seconds]
+        assert {message.metadata.ttl for message in orders(grid)} == {seconds}
+
+
+def test_infinite_numbers_that_were_there_before_are_no_fault() -> None:
+    class Masked(Without):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+
+    function = functools.partial(train, module=Masked)
+    app = ClientApp(mods=[FeatureNormMod(lambda: made(Masked), public)])
+    app.train()(function)
+    strategy = FeatureNormStrategy(flower.FedAvg(fraction_evaluate=0.0))
+    result = played(strategy, grid_of(app), rounds=1, module=Masked)
+    assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
+
+
+def test_refining_everybody_has_no_targets_and_goes_on() -> None:
+    result = played(FeatureNormStrategy(flower.FedAvg(), share=1.0), grid_of(), rounds=1)
+    assert result.train_metrics_clientapp[1]["fnr-refined"] == 5
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -581,12 +673,23 @@ def test_a_node_that_was_restarted_between_the_phases_falls_back() -> None:
     assert result.train_metrics_clientapp[1]["fnr-fell-back"] == 2
 
 
-def test_a_node_that_left_is_not_waited_for() -> None:
-    class Leaving(flower.FedAvg):
-        def configure_train(self, *args: Any) -> Any:
-            self.grid = args[3]
-            return super().configure_train(*args)
+def test_a_client_refines_no_model_of_another_question() -> None:
+    grid, strategy = grid_of(), FeatureNormStrategy(flower.FedAvg(), share=0.4)
+    played(strategy, grid, rounds=1)
+    old = orders(grid)[0]
+    node = old.metadata.dst_node_id
+    messages = list(strategy.configure_train(2, start(), ConfigRecord(), grid))
+    (trained,) = grid.send_and_receive([one for one in messages if one.metadata.dst_node_id == node])
+    (late,) = grid.send_and_receive([old])
+    assert "holds no model of round 1" in late.error.reason
+    old.content[LETTER]["question"] = trained.content[LETTER]["question"]
+    (refined,) = grid.send_and_receive([old])
+    assert "arrays" in refined.content  # the model of round 2 is still held
+    (again,) = grid.send_and_receive([old])
+    assert "holds no model" in again.error.reason  # and then no more
 
+
+def test_a_node_that_left_is_not_waited_for() -> None:
     grid = grid_of()
     strategy = FeatureNormStrategy(flower.FedAvg(), share=1.0)
     messages = strategy.configure_train(1, start(), ConfigRecord(), grid)
@@ -597,6 +700,27 @@ def test_a_node_that_left_is_not_waited_for() -> None:
     assert metrics is not None
     assert (metrics["fnr-refined"], metrics["fnr-fell-back"]) == (4, 1)
     assert 88 not in {message.metadata.dst_node_id for message in orders(grid)}
+
+
+def test_an_error_in_the_place_of_a_node_names_that_node(caplog: pytest.LogCaptureFixture) -> None:
+    """Flower's own grid answers for a node whose reply it cannot find: the sender is then the server."""
+
+    def tamper(message: Message, reply: Message) -> list[Message]:
+        if not is_order(message):
+            return [reply]
+        gone = Message(Error(5, "objects are unavailable"), reply_to=message)
+        gone.metadata.__dict__["_src_node_id"] = 1
+        return [gone]
+
+    grid = grid_of(tamper=tamper)
+    flower_log = logging.getLogger("flwr")
+    flower_log.addHandler(caplog.handler)
+    result = played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid, rounds=1)
+    flower_log.removeHandler(caplog.handler)
+    assert result.train_metrics_clientapp[1]["fnr-fell-back"] == 2
+    for message in orders(grid):
+        said = f"node {message.metadata.dst_node_id} counts with its model before refinement: objects are unavailable"
+        assert any(said in record.getMessage() for record in caplog.records)
 
 
 def test_nobody_answering_is_left_to_the_strategy_inside() -> None:
