@@ -24,6 +24,7 @@ from fnrfl.runs.data import feature_noise
 from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.own_metrics import OwnMetric, load_own_metrics, try_out
 from fnrfl.runs.parts import RunParts, gather_parts
+from fnrfl.runs.ray_run import ray_actors
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def build(
         scaling = scaling or ask_for_scaling(parts.config, parts.net, parts.pool, columns, connection)
         parts = parts.scaled_by(scaling)
     made = (parts.config, parts.algorithm, parts.net, parts.pool)
-    engine = build_engine(*made, scratch, runs_alike, connection, scaling)
+    actors = ray_actors(parts, scaling, given) if parts.config.engine.name == "ray" else None
+    engine = build_engine(*made, scratch, runs_alike, connection or actors, scaling)
     notices = (*parts.notices, *_notices(parts.config, parts.splits, config.engine.name, parts.dataset.columns))
     told = vars(parts) | {"notices": notices}
     return Built(**told, engine=engine, scaling=scaling, metrics=metrics, given=given, connection=connection)

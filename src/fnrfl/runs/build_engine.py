@@ -18,6 +18,7 @@ from fnrfl.engines.assemble import Layout, assemble, assemble_trainer
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import found_devices
 from fnrfl.engines.letters import Connection
+from fnrfl.engines.ray_actors import RayActors
 from fnrfl.engines.remote_clients import RemoteClients
 from fnrfl.engines.trainer import Trainer
 from fnrfl.runs.choice import records_steps
@@ -31,16 +32,17 @@ def build_engine(
     pool: Pool,
     scratch: Path | None,
     runs_alike: int = 1,
-    connection: Connection | None = None,
+    there: Connection | RayActors | None = None,
     scaling: Scaling | None = None,
 ) -> Federation:
     """The engine that a resolved config names; `scratch` is a folder for what does not fit in memory.
 
     Of `runs_alike` runs each uses what is compiled for one. But a run that is to be the same to the last bit, alone or
-    among others, decides alone. `connection` leads to clients on other machines, who are told `scaling`.
+    among others, decides alone. `there` is the way to clients on other machines, who are told `scaling`, or the actors
+    that train clients.
     """
     if config.engine.name == "flower":
-        return _remote_engine(config, algorithm, net, pool, connection, scaling)
+        return _remote_engine(config, algorithm, net, pool, there if isinstance(there, Connection) else None, scaling)
     alone = config.engine.deterministic or config.engine.name != "gpu"
     return assemble(
         config.engine.name,  # type: ignore[arg-type]
@@ -53,6 +55,7 @@ def build_engine(
         rounds=config.rounds * (1 if alone else runs_alike),
         participation=cohort_size(config) / config.clients,
         network=config.network,
+        actors=there if isinstance(there, RayActors) else None,
     )
 
 
