@@ -32,6 +32,8 @@ from fnrfl.data.site_agreement import agree_on_sites, settle
 from fnrfl.engines.letters import Letter
 from fnrfl.engines.node import Node
 from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.flower.agreed_network import AgreedNetwork, ask_all
+from fnrfl.flower.node_service import NodeService
 from fnrfl.runs.agreeing import Meeting, meet
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.evaluate import evaluate_model
@@ -314,6 +316,33 @@ def test_a_run_over_sites_is_the_simulators_and_asks_them_for_means(words: tuple
     manifest = json.loads(Path("there/partition.json").read_text())
     assert manifest["ids"] == ["Aachen", "H2", "H10"] and manifest["splits"]["train"]["sha256"] == ""
     assert result.rounds[-1]["accuracy"] == evaluate("there", "test.csv").accuracy
+
+
+class Services:
+    """A network of node services as the workers of Flower's nodes have them, in one process."""
+
+    def __init__(self, nodes: Sequence[NodeConfig]) -> None:
+        self.order = list(range(len(nodes)))  # which node each number stands for
+        self.open = lambda: [NodeService(node, Path(f"service {node.name}")) for node in nodes]
+        self.services = self.open()
+
+    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
+        self.services = self.open()  # every node has begun again, and knows what its folder has
+        for number, message in letters.items():
+            yield number, self.services[self.order[number]].answer(message)
+
+
+def test_a_run_over_sites_goes_through_the_services_of_flowers_nodes() -> None:
+    write_gaps()
+    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "algorithm=scaffold")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    network, labels = Services(nodes), [node.name for node in nodes]
+    there = config.replace({"engine.name": "flower"})
+    met = meet(there, lambda question: ask_all(network, labels, question), "test.csv")
+    network.order = list(met.seats)
+    agreed = AgreedNetwork(network, met.agreement.sites, met.recipe, met.agreement)
+    result, simulated = run(there, out=None, network=agreed, parts=met.parts), run(config, out=None)
+    assert all(torch.equal(tensor, result.weights[name]) for name, tensor in simulated.weights.items())
 
 
 def test_a_run_over_sites_goes_on_to_the_same_end_and_not_with_other_data() -> None:
