@@ -33,7 +33,7 @@ from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data import sources
 from fnrfl.data.datasets import load as load_data
 from fnrfl.data.holdings import Partition
-from fnrfl.flower.deployment import QUIET
+from fnrfl.flower.deployment import FLOWER_QUIET
 from fnrfl.results import skew
 from fnrfl.rundir.interrupt import interruptible
 from fnrfl.rundir.lock import alone
@@ -460,7 +460,7 @@ def test_doctor_lists_what_each_extra_would_reach() -> None:
     reaching = {"tensorboard", "mlflow", "wandb", "flower", "ray"}
     assert reaching <= set(extras["optional-dependencies"]) == reaching | {"images", "report", "docs", "dev"}
     assert {name.split(":")[0] for name in found if ":" in name} == reaching
-    for setting in QUIET:  # everything that `fnrfl deploy` switches off is told
+    for setting in FLOWER_QUIET:  # everything that `fnrfl deploy` switches off is told
         if "POLL" not in setting and setting != "FLWR_SUPERGRID_ADDRESS":
             assert any(setting in words for words in found.values()), setting
     assert "cannot be switched off" in found["flower: flwr login, flwr new, flwr app, flwr chat"]
