@@ -43,7 +43,7 @@ class WorkerLink:
                 return self._ask(letter)
             except (OSError, EOFError) as error:
                 raise FnrflError(
-                    f"The worker of the node has ended twice while it answered ({error}). The file worker.log of its folder says why."
+                    f"The worker of the node has ended twice while it answered ({error}). Its worker.log says why."
                 ) from None
 
     def _until_gone(self) -> None:
