@@ -68,9 +68,9 @@ def certs(
     """Make a CA, the server's certificate, a key for each node, and the key that signs the app."""
     with errors_in_words(debug):
         there = _there(folder)
-        from fnrfl.flower.certificates import LOOPBACK, write_certificates
+        from fnrfl.flower.certificates import write_certificates
 
-        for path in write_certificates(there, nodes or len(there.nodes), host or LOOPBACK):
+        for path in write_certificates(there, nodes or len(there.nodes), host or ()):
             console().print(quoted(path.relative_to(there.root)))
 
 
