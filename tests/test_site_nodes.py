@@ -32,6 +32,8 @@ from fnrfl.data.site_agreement import agree_on_sites, settle
 from fnrfl.engines.letters import Letter
 from fnrfl.engines.node import Node
 from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.flower.agreed_network import AgreedNetwork, ask_all
+from fnrfl.flower.node_service import NodeService
 from fnrfl.runs.agreeing import Meeting, meet
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.evaluate import evaluate_model
@@ -164,10 +166,11 @@ def write_table(path: Path, rows: Sequence[Mapping[str, str]], columns: Sequence
         writer.writerows([row[name] for name in columns] for row in rows)
 
 
-def assert_read_alike(folder: Path, reading: Reading, sites: Sequence[str]) -> None:
+def assert_read_alike(folder: Path, reading: Reading, kind: str = ".csv") -> None:
     """What nodes read by themselves, once they have agreed, is what the simulator reads from the folder."""
     whole = load_data(str(folder), by_client=True, reading=reading)
-    nodes = {site: NodeConfig(data=str(folder / f"{site}.csv"), name=site) for site in sites}
+    sites = [path.stem for path in folder.iterdir()]
+    nodes = {site: NodeConfig(data=str(folder / f"{site}{kind}"), name=site) for site in sites}
     facts = [SiteFacts(site, {}, schema=describe_site(node, reading)) for site, node in nodes.items()]
     agreement = sent(agree_on_sites([sent(one) for one in facts], reading))
     schema = agreement.schema
@@ -195,9 +198,47 @@ def test_tables_of_sites_are_read_alike(made: Any, dice: Any) -> None:
         except FnrflError:  # the simulator must set a test part aside, and needs as many examples as classes
             return
         try:
-            assert_read_alike(Path(folder), Reading(missing=missing), list(rows))
+            assert_read_alike(Path(folder), Reading(missing=missing))
         except ConfigError as error:  # of a site nothing is left, which the simulator leaves out
             assert missing == "drop" and "no example without a missing value" in str(error)
+
+
+def write_arrays(folder: Path, dice: np.random.Generator, *, named: bool, listed: bool, gaps: bool) -> None:
+    """An .npz for each site: whole numbers at some, fractions at others, some with a test part."""
+    shape = (3,) if dice.random() < 0.5 else (2, 2)
+    for site in range(int(dice.integers(1, 4))):
+        held: dict[str, np.ndarray] = {"classes": np.array(["ä", "a", "b"])} if listed else {}
+        for part in ("_train", "_test") if dice.random() < 0.3 else ("",):
+            count = int(dice.integers(12, 18))
+            x = dice.normal(size=(count, *shape)).astype(np.float32)
+            x[(dice.random(x.shape) < 0.03) & gaps] = np.nan
+            labels = dice.integers(0, 3, count)
+            held[f"x{part}"] = dice.integers(0, 5, size=x.shape) if dice.random() < 0.3 else x
+            held[f"y{part}"] = np.array(["a", "b", "ä"])[labels] if named else labels
+        np.savez(folder / f"site {site}.npz", **held)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32), named=st.booleans(), listed=st.booleans(), missing=st.sampled_from(["refuse", "drop"])
+)
+def test_arrays_of_sites_are_read_alike(seed: int, named: bool, listed: bool, missing: str) -> None:
+    with TemporaryDirectory() as folder:
+        dice = np.random.default_rng(seed)
+        write_arrays(Path(folder), dice, named=named, listed=listed, gaps=missing == "drop")
+        assert_read_alike(Path(folder), Reading(missing=missing), ".npz")
+
+
+def test_labels_that_are_no_classes_are_not_told() -> None:
+    rows = [{"age": f"{number}", "patient": f"P{number}"} for number in range(30)]
+    write_table(Path("site.csv"), rows, ["age", "patient"])
+    np.savez("site.npz", x=np.ones((30, 2)), y=np.arange(30))
+    for data, where in (("site.csv", "Column 'patient'"), ("site.npz", "y")):
+        with pytest.raises(ConfigError, match=f"{where} of {data} has 30 different labels in 30 examples"):
+            describe_site(NodeConfig(data=data, name="A"), Reading())
+    agreement = agree_on_sites([SiteFacts("A", {}, schema=schema(labels={"a": 1, "b": 1, "c": 1}))], Reading())
+    with pytest.raises(CompatibilityError, match="The sites have 3 classes for 2 training examples"):
+        settle(agreement, [SiteHolding("A", (1, 1, 0), "", "")])
 
 
 def test_columns_that_a_node_keeps_to_itself_are_as_if_they_were_not_there() -> None:
@@ -275,6 +316,33 @@ def test_a_run_over_sites_is_the_simulators_and_asks_them_for_means(words: tuple
     manifest = json.loads(Path("there/partition.json").read_text())
     assert manifest["ids"] == ["Aachen", "H2", "H10"] and manifest["splits"]["train"]["sha256"] == ""
     assert result.rounds[-1]["accuracy"] == evaluate("there", "test.csv").accuracy
+
+
+class Services:
+    """A network of node services as the workers of Flower's nodes have them, in one process."""
+
+    def __init__(self, nodes: Sequence[NodeConfig]) -> None:
+        self.order = list(range(len(nodes)))  # which node each number stands for
+        self.open = lambda: [NodeService(node, Path(f"service {node.name}")) for node in nodes]
+        self.services = self.open()
+
+    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
+        self.services = self.open()  # every node has begun again, and knows what its folder has
+        for number, message in letters.items():
+            yield number, self.services[self.order[number]].answer(message)
+
+
+def test_a_run_over_sites_goes_through_the_services_of_flowers_nodes() -> None:
+    write_gaps()
+    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "algorithm=scaffold")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    network, labels = Services(nodes), [node.name for node in nodes]
+    there = config.replace({"engine.name": "flower"})
+    met = meet(there, lambda question: ask_all(network, labels, question), "test.csv")
+    network.order = list(met.seats)
+    agreed = AgreedNetwork(network, met.agreement.sites, met.recipe, met.agreement)
+    result, simulated = run(there, out=None, network=agreed, parts=met.parts), run(config, out=None)
+    assert all(torch.equal(tensor, result.weights[name]) for name, tensor in simulated.weights.items())
 
 
 def test_a_run_over_sites_goes_on_to_the_same_end_and_not_with_other_data() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from fnrfl.core import own_code, trust
 from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.words import counted
 from fnrfl.data import arrays, readers, sites, strata
 from fnrfl.data.agreement import ColumnFacts, Schema, SiteSchema
 from fnrfl.data.csv_tables import describe_tables
@@ -21,6 +22,7 @@ from fnrfl.data.reading import Examples, Expected, RawData, Reading
 from fnrfl.data.sites import Site
 from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.data.sources.entry import checksum
+from fnrfl.data.table_cells import FEW_CATEGORIES
 
 KINDS = {".csv": "table", "images": "pictures", ".npz": "arrays"}
 
@@ -30,12 +32,16 @@ def describe_site(node: NodeConfig, reading: Reading) -> SiteSchema:
     reading = _own_reading(node, reading)
     site = _find(node, reading)
     if site is not None and site.kind == ".csv":
-        return _describe_table(site, reading)
+        found = _describe_table(site, reading)
+        _refuse_other_than_classes(node, found.labels, f"Column {found.label!r}")
+        return found
     raw = _read(node, site, None, reading)
     held = [arrays.class_labels(part.y, f"y of {node.data}") for part in raw.parts.values() if part.y is not None]
     if len(held) < len(raw.parts):
         raise ConfigError(f"{node.data} has no labels, and they are needed here. Add the labels.")
     labels = Counter(str(label) for y in held for label in y.tolist())
+    if site is None or site.kind != "images":
+        _refuse_other_than_classes(node, labels, "y")
     x = next(iter(raw.parts.values())).x
     return SiteSchema(
         kind=KINDS.get(".npz" if site is None else site.kind, "arrays"),
@@ -46,6 +52,16 @@ def describe_site(node: NodeConfig, reading: Reading) -> SiteSchema:
         input_shape=x.shape[1:],
         dtype=str(x.dtype),
     )
+
+
+def _refuse_other_than_classes(node: NodeConfig, labels: Mapping[str, int], where: str) -> None:
+    """Refuse labels of which most occur once, such as numbers of patients: the server would be told each of them."""
+    rows = sum(labels.values())
+    if len(labels) > FEW_CATEGORIES and 4 * len(labels) > 3 * rows:
+        raise ConfigError(
+            f"{where} of {node.data} has {counted(len(labels), 'different label')} in {counted(rows, 'example')}; "
+            "these are no classes, of which each has several examples. Set dataset.label to the column of the classes."
+        )
 
 
 def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:

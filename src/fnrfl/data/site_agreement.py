@@ -57,6 +57,12 @@ def settle(agreement: Agreement, holdings: Sequence[SiteHolding]) -> Agreement:
             )
     hashes = tuple(one.data for one in holdings)
     sizes = tuple(sum(one.counts) for one in holdings)
+    if schema is not None and len(schema.classes) > sum(sizes):
+        raise CompatibilityError(
+            f"The sites have {counted(len(schema.classes), 'class', 'classes')} for "
+            f"{counted(sum(sizes), 'training example')}; there must be at least as many examples as classes. Check "
+            "that the labels are classes."
+        )
     whole = hashlib.sha256(" ".join(hashes).encode()).hexdigest()
     return replace(agreement, data=whole, split=holdings[0].public, sizes=sizes, hashes=hashes)
 
