@@ -58,8 +58,9 @@ NEUTRAL: dict[str, dict[str, Any]] = {  # settings at which a method must be Fed
     "public-returned": {},
 }
 IN_PROCESS = ("loop", "batched", "loop-fast", "batched-fast")  # fast: with every accelerator
-# children: clients in child processes, nothing shared but messages; network: letters to nodes that keep versions
-ENGINES = (*IN_PROCESS, "children", "network")
+# children: clients in child processes, nothing shared but messages; network: letters to nodes that keep versions;
+# ray: clients trained in two Ray actors
+ENGINES = (*IN_PROCESS, "children", "network", "ray")
 
 
 def method(label: str, **changes: Any) -> Algorithm:

@@ -38,6 +38,8 @@ from fnrfl.engines.federation import Federation
 from fnrfl.engines.metered import Metered
 from fnrfl.engines.node import Node, Participant
 from fnrfl.engines.remote_clients import RemoteClients
+from fnrfl.engines.wire import to_bytes
+from ray_toys import ToyActors
 
 FAST = {"record": True, "threads": 2}  # what "loop-fast" and "batched-fast" add, beside channels-last weights
 
@@ -245,6 +247,9 @@ class Run:
         self.state = algorithm.init(self.net)
         options = (FAST if fast else {}) | options
         kind: Any = "loop" if name in ("children", "network") else name
+        plain = described(algorithm) | {"seed": seed, "scale": scale, "single": dtype == torch.float32}
+        if name == "ray":
+            options["actors"] = ToyActors(lambda: to_bytes(plain))
         self.use(assemble(
             kind, self.net, world.pool.on_device(self.net.device),
             client_options(training or world.training, **_taken(ClientOptions, options)),
@@ -252,7 +257,7 @@ class Run:
             **options,
         ))  # fmt: skip
         if name == "children":
-            self.engine.clients = Children(described(algorithm) | {"seed": seed, "scale": scale})
+            self.engine.clients = Children(plain)
         if name == "network":
             self.engine.clients = self._on_network(algorithm.client_state(self.net))
 
@@ -317,13 +322,19 @@ def described(algorithm: Algorithm) -> dict[str, Any]:
 
 def client_side(plain: dict[str, Any]) -> ClientSide:
     """The client side of a run in the classification world, from plain values: what a child process makes."""
+    return run_elsewhere(plain).engine.clients
+
+
+def run_elsewhere(plain: dict[str, Any]) -> Run:
+    """A run in the classification world, from plain values."""
     known = {cls.__name__: cls for cls in (FNR, *(registry.load_method(name) for name in registry.algorithms()))}
 
     def made(method: dict[str, Any]) -> Algorithm:
         options = {k: made(v) if isinstance(v, dict) else v for k, v in method["options"].items()}
         return known[method["method"]](**options)
 
-    return Run(made(plain), seed=plain["seed"], scale=plain["scale"]).engine.clients
+    dtype = torch.float32 if plain["single"] else torch.float64
+    return Run(made(plain), seed=plain["seed"], scale=plain["scale"], dtype=dtype)
 
 
 def client_options(training: Training, **options: Any) -> ClientOptions:

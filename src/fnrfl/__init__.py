@@ -136,13 +136,14 @@ def compare(
     progress: Callable[[Notice], None] | None = None,
     callbacks: Sequence[Any] = (),
     checkpoint_every: float = 30.0,
+    on: Literal["here", "ray"] = "here",
     **keys: object,
 ) -> Comparison:
     """Run every combination of the values in `over` with every seed, as `fnrfl compare` does.
 
     `over` has lists of values by key: `{"algorithm": ["fedavg", "scaffold"], "client.lr": [0.01, 0.1]}`; methods and
     data may be objects there too, and models functions. The runs are kept in `out`, by default
-    runs/compare-<name>-<hash>. Called again, finished runs are kept, and unfinished ones go on.
+    runs/compare-<name>-<hash>. Called again, finished runs are kept, and unfinished ones go on; `on` Ray side by side.
     """
     from fnrfl.results import compare as comparing
     from fnrfl.runs.given import take_axes, take_objects
@@ -161,6 +162,7 @@ def compare(
         callbacks=callbacks,
         checkpoint_every=checkpoint_every,
         given=given,
+        on=on,
     )
 
 

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 
-from fnrfl.cli import listing, look, reproduce, train, use
+from fnrfl.cli import deploy, listing, look, reproduce, train, use
 from fnrfl.cli.common import app
 from fnrfl.cli.keywords import KeyValueCommand
 from fnrfl.rundir.interrupt import OutputClosed
@@ -22,6 +22,7 @@ app.command()(use.evaluate)
 app.command()(use.predict)
 app.add_typer(look.data, name="data")
 app.add_typer(reproduce.reproduce, name="reproduce")
+app.add_typer(deploy.deploy, name="deploy")
 app.command("list")(listing.list_)
 app.command()(look.doctor)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -73,6 +73,10 @@ MetricOption = Annotated[
 ]
 Control = Annotated[bool, typer.Option("--control/--no-control", help="Run FNR without its penalty beside every FNR.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the runs.")]
+On = Annotated[
+    Literal["here", "ray"],
+    typer.Option("--on", help="here: one run after another; ray: side by side, on a Ray cluster (network.address)."),
+]
 PlanOnly = Annotated[
     bool, typer.Option("--dry-run", help="Say which runs there would be and how long they take, and stop.")
 ]
@@ -168,6 +172,7 @@ def compare(
     target: TargetOption = None,
     control: Control = True,
     report: Report = True,
+    on: On = "here",
     dry_run: PlanOnly = False,
     trust: Trust = False,
     quiet: Quiet = False,
@@ -192,12 +197,11 @@ def compare(
         cells = comparing.grid(*words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
         folder = out or comparing.default_out(cells)
         screen = console(quiet=quiet, stderr=json or dry_run)
-        if (note := comparing.about_seeds(seeds)) is not None:
-            screen.print(f"note: {note}")
+        _note(comparing.about_seeds(seeds), screen)
         if dry_run:
             return _plan(cells, folder, baseline, screen, json=json)
         judged = {"baseline": baseline, "metric": metric, "target": target}
-        found = _run_grid(cells, folder, screen, log or (), judged | {"checkpoint_every": checkpoint_every})
+        found = _run_grid(cells, folder, screen, log or (), judged | {"checkpoint_every": checkpoint_every, "on": on})
         _show_comparison(found, screen, json=json)
         if report and found.runs:
             _report(folder, screen)
@@ -273,6 +277,11 @@ def _run_grid(
     screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
     with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show, paced(screen.print) as pace:
         return compare(cells, folder, progress=both(show, pace.hear_grid(cells, folder)), **options)
+
+
+def _note(note: str | None, screen: Console) -> None:
+    if note is not None:
+        screen.print(f"note: {note}")
 
 
 def _plan(cells: list[Cell], folder: Path, baseline: str | None, screen: Console, *, json: bool) -> None:

@@ -112,9 +112,7 @@ def _unknown_names(config: RunConfig) -> Iterator[str]:
     if config.model.init != "seed" and not registry.is_given(config.model.init):
         yield f'model.init = "{shortened(config.model.init)}" is not known: it must be "seed". In Python, give init=.'
     engine = config.engine.name
-    if engine in registry.LATER_ENGINES:
-        yield f'engine = "{engine}" is not in this version. Choose one of {", ".join(registry.ENGINES)}.'
-    elif engine not in registry.ENGINES:
+    if engine not in registry.ENGINES:
         yield f'engine = "{shortened(engine)}" is not known. {choices(engine, registry.ENGINES)}.'
 
 

@@ -71,9 +71,9 @@ ENGINES = {
     "loop": "one client after another: the reference",
     "batched": "clients of a cohort in vectorised steps, sixteen at a time",
     "gpu": "the same on an NVIDIA GPU, with captured steps",
+    "ray": "clients in processes on one or several machines, which Ray starts",
     "flower": "clients on other machines, over Flower: `fnrfl deploy`",
 }
-LATER_ENGINES = ("ray",)
 GIVEN = re.compile(
     r".* \(given in Python, [0-9a-f]{8}\)", re.DOTALL
 )  # in the place of a name: what it is, and its hash

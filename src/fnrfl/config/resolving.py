@@ -85,6 +85,15 @@ def replaced(config: RunConfig, overrides: Overrides) -> RunConfig:
     return _resolve(config.flat(), given, config.name)
 
 
+def from_flat(values: FlatValues) -> RunConfig:
+    """The config that `RunConfig.flat` has written, in another process that works for the same run and user.
+
+    The code that it names was allowed before the process was told of it.
+    """
+    trusted.check_allowed({}, {key: values[key] for key in own_code.KEYS if key in values}, origin="", trust=False)
+    return _resolve(values, {}, "run")
+
+
 def _find_recipe(recipe: str | Path) -> Path:
     """Where a recipe is; a bare word is a packaged one, anything with a suffix or a separator is a file."""
     if not isinstance(recipe, str | os.PathLike):
@@ -182,7 +191,7 @@ def _spelled(flat: FlatValues) -> FlatValues:
     tables = {
         "algorithm.name": [*registry.algorithms(), "fnr"],
         "algorithm.inner": registry.algorithms(),
-        "engine.name": [*registry.ENGINES, *registry.LATER_ENGINES],
+        "engine.name": list(registry.ENGINES),
         "public.source": ["train", "test"],
     }
     spelled = dict(flat)

@@ -100,14 +100,14 @@ class ValidationOptions:
 class EngineOptions:
     """How the work is done; it changes the time, and the result by rounding alone."""
 
-    name: str = option("auto", "auto, loop, batched, gpu or flower; auto is a fixed rule")
+    name: str = option("auto", "auto, loop, batched, gpu, ray or flower; auto is a fixed rule")
     precision: Literal["auto", "float32", "tf32", "bf16", "float64"] = option(
         "auto",
         "of the layers' arithmetic; tf32, bf16: on a GPU alone; auto: bf16 for convolutions there, else float32",
     )
     deterministic: bool = option(True, "the same bits on every run; on a CPU always")
     clients_at_once: int | Literal["auto"] = option("auto", "clients trained together", ge=1)
-    threads: int | Literal["auto"] = option("auto", "clients side by side on the CPU, or GPUs", ge=1)
+    threads: int | Literal["auto"] = option("auto", "clients side by side on the CPU, GPUs, or Ray actors", ge=1)
     accelerate: bool = option(True, "channels-last convolutions, recorded or captured steps")
 
 

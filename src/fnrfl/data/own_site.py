@@ -15,7 +15,7 @@ from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data import arrays, readers, sites, strata
 from fnrfl.data.agreement import ColumnFacts, Schema, SiteSchema
 from fnrfl.data.csv_tables import describe_tables
-from fnrfl.data.datasets import Dataset, Part, checked_raw, read_source, source_of_values
+from fnrfl.data.datasets import Dataset, Part, checked_raw, read_source, refuse_keys_of_others, source_of_values
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.reading import Examples, Expected, RawData, Reading
 from fnrfl.data.sites import Site
@@ -27,6 +27,7 @@ KINDS = {".csv": "table", "images": "pictures", ".npz": "arrays"}
 
 def describe_site(node: NodeConfig, reading: Reading) -> SiteSchema:
     """What a site's data is like, before anything is agreed on."""
+    reading = _own_reading(node, reading)
     site = _find(node, reading)
     if site is not None and site.kind == ".csv":
         return _describe_table(site, reading)
@@ -53,6 +54,7 @@ def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
     Where nobody brings a test part, the site draws its own as the simulator does: by its own examples and name alone.
     """
     expected = Expected(schema.columns, colour=schema.colour, classes=schema.classes)
+    reading = _own_reading(node, reading)
     raw = _read(node, _find(node, reading), expected, reading)
     parts = [raw.parts[part] for part in raw.parts]
     if len(parts) == 1:
@@ -71,8 +73,13 @@ def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
         columns=schema.columns,
         notices=raw.notices,
         train_clients=(name,) * len(train),
-        test_clients=(name,) * len(test),
+        test_clients=(name,) * len(test) or None,
     )
+
+
+def _own_reading(node: NodeConfig, reading: Reading) -> Reading:
+    """How the recipe reads data, without the columns that this node keeps to itself."""
+    return replace(reading, ignore=(*reading.ignore, *node.ignored_columns))
 
 
 # -- where it lies -----------------------------------------------------------------------------------------------------
@@ -80,12 +87,8 @@ def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
 
 def _find(node: NodeConfig, reading: Reading) -> Site | None:
     """The file or folder of a site; None for a data set's name or a function."""
-    if reading.client:
-        raise CompatibilityError(
-            f"dataset.client = {reading.client!r} names a column that says who holds a row, and all rows of "
-            f"{node.label} are its own. Leave the key out of the recipe, or name the column in dataset.ignore."
-        )
     path = Path(os.path.expanduser(node.data))
+    refuse_keys_of_others(node.data, path, reading)
     if node.data in NAMED_DATASETS or (own_code.target("dataset.name", node.data) and not path.exists()):
         return None
     site = sites.site_at(path) if path.is_dir() or path.suffix.lower() in sites.TABLE_ENDINGS else None

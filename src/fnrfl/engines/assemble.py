@@ -5,6 +5,7 @@
 | loop | `KeptClients` | `OneByOne` | `Threads` | none or `TorchScript` |
 | batched | `KeptClients` | `Vectorised` | `Threads` | none or `TorchScript` |
 | gpu | `KeptClients` | `Vectorised` | `Gpus` | none or `CudaGraphs` |
+| ray | `KeptClients` around `RayTrainer` | those of loop in each actor; with a share of a GPU, those of gpu |
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from fnrfl.engines.groups import GROUP_SIZE
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.one_by_one import OneByOne
 from fnrfl.engines.place import Place, Threads
+from fnrfl.engines.ray_actors import RayActors
+from fnrfl.engines.ray_trainer import RayTrainer
 from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.runner import Runner
 from fnrfl.engines.torchscript import TorchScript
@@ -38,7 +41,7 @@ from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.vectorised import Vectorised
 
 BLOCK_BYTES = 24 << 20  # models that stay in a processor's cache from their first step to their average
-EngineName = Literal["loop", "batched", "gpu"]
+EngineName = Literal["loop", "batched", "gpu", "ray"]
 
 
 @dataclass(frozen=True)
@@ -66,19 +69,23 @@ def assemble(
     rounds: int = 1,
     participation: float = 1.0,
     network: NetworkOptions | None = None,
+    actors: RayActors | None = None,
 ) -> Federation:
-    """An engine, from its parts; `client_memory` is what a client remembers before its first round."""
-    layout = layout or Layout()
+    """An engine, from its parts; `client_memory` is what a client remembers before its first round.
+
+    The clients of the engine "ray" train in `actors`.
+    """
+    layout, network = layout or Layout(), network or NetworkOptions()
     trainer = assemble_trainer(name, net, feed, seed=seed, layout=layout, rounds=rounds, participation=participation)
     clients = KeptClients(
-        trainer,
+        trainer if actors is None else RayTrainer(trainer, actors, network, in_groups=network.gpus > 0),
         _store(layout, "memory", net, client_memory or {}, CPU if layout.memory_on_host else None),
         _store(layout, "held", net, {}),
         clients_at_once=layout.clients_at_once,
-        block=_block(net, layout.threads) if name == "loop" else None,
+        block=_block(net, layout.threads) if name in ("loop", "ray") else None,
         num_devices=max(1, len(layout.devices)),
     )
-    return Federation(clients, trainer, options, seed=seed, rounds=rounds, network=network)
+    return Federation(clients, trainer, options, seed=seed, rounds=rounds, network=network, workers=actors)
 
 
 def assemble_trainer(
@@ -98,7 +105,9 @@ def assemble_trainer(
     expected = ExpectedWork([int(n) for n in feed.examples.tolist()], rounds, participation)
     group_size = _group_size(layout) if on_gpu else GROUP_SIZE
     runner: Runner = (
-        OneByOne(recorder, expected) if name == "loop" else Vectorised(recorder, expected, group_size=group_size)
+        OneByOne(recorder, expected)
+        if name in ("loop", "ray")
+        else Vectorised(recorder, expected, group_size=group_size)
     )
     return Trainer(place, runner, seed=seed)
 

@@ -21,6 +21,7 @@ class ExpectedWork:
     examples: Sequence[int] = ()  # of every client
     rounds: int = 1
     participation: float = 1.0  # about this part of the clients is active in a round
+    together: int = 0  # clients that have a task at once, where others train some of them
 
     def steps_by_rows(self, job: Job, width: int) -> dict[int, int]:
         """Steps of clients in groups of each number of rows, in all rounds."""
@@ -61,7 +62,8 @@ class ExpectedWork:
     def _sizes(self, job: Job) -> tuple[Sequence[int], float]:
         """(examples of those who take a task like this one, how often each of them does)."""
         if job.task.data != "private":
-            return [len(job.plans[0].order) // max(1, job.training.epochs)] * len(job.clients), float(self.rounds)
+            clients = max(len(job.clients), self.together)
+            return [len(job.plans[0].order) // max(1, job.training.epochs)] * clients, float(self.rounds)
         return self.examples, self.rounds * (1.0 if job.clients == [SERVER] else self.participation)
 
 

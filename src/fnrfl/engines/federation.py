@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Set
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -44,8 +44,13 @@ class Federation(Engine):
         rounds: int = 1,
         network: NetworkOptions | None = None,
         simulated: bool = True,
+        workers: AbstractContextManager[object] | None = None,
     ) -> None:
-        """`network` says what becomes of clients that do not answer; `simulated`, whether the log can look at them."""
+        """`network` says what becomes of clients that do not answer; `simulated`, whether the log can look at them.
+
+        `workers` are there from the first round to the last.
+        """
+        self._workers = workers or nullcontext()
         self.network, self.simulated = network or NetworkOptions(), simulated
         self.clients, self.server, self.seed, self.rounds = clients, server, seed, rounds
         self.options = options
@@ -207,10 +212,12 @@ class Federation(Engine):
         self.server.runner.warm_up()
 
     def __enter__(self) -> Federation:
+        self._workers.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Let the threads go; whoever is interrupted does not wait for them."""
+        """Let the threads and other workers go; whoever is interrupted does not wait for threads."""
+        self._workers.__exit__(None, None, None)
         self.server.place.close(wait=kind is None or issubclass(kind, Exception))
 
 

@@ -14,7 +14,7 @@ from fnrfl.core.messages import MeasureRequest, TrainReply, TrainRequest
 from fnrfl.core.store import CPU, ClientStore
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import State
-from fnrfl.engines.trainer import Trained, Trainer
+from fnrfl.engines.trainer import ClientTrainer, Trained
 
 log = logging.getLogger("fnrfl")
 
@@ -27,7 +27,7 @@ class KeptClients:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: ClientTrainer,
         memory: ClientStore,
         held_models: ClientStore,
         *,
@@ -61,7 +61,7 @@ class KeptClients:
                 notes |= self._make_room(len(chunk.clients))
                 continue
             first += len(chunk.clients)
-            reply = TrainReply(trained.replies, trained.not_finite, notes)
+            reply = TrainReply(trained.replies, trained.not_finite, notes, trained.missing)
             del trained, chunk  # and so below: models that were folded make room for the next
             yield reply
             del reply
@@ -134,7 +134,7 @@ class KeptClients:
         )
 
 
-def free_programs(trainer: Trainer) -> None:
+def free_programs(trainer: ClientTrainer) -> None:
     """Let recorded programs go, and the memory that torch keeps for later."""
     if trainer.runner.recorder is not None:
         trainer.runner.recorder.clear()

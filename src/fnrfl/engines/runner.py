@@ -14,6 +14,7 @@ from fnrfl.core.messages import MeasureRequest
 from fnrfl.core.net import Net
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch, Flat, Out, RandomStream, State
+from fnrfl.engines.expected import ExpectedWork
 from fnrfl.engines.job import Job
 from fnrfl.engines.place import Place, Station
 from fnrfl.engines.recorder import Recorder
@@ -71,6 +72,7 @@ class Runner(Protocol):
     """How steps are taken."""
 
     recorder: Recorder | None
+    expected: ExpectedWork
     group_size: int  # clients that step together, at most
 
     def run(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +33,23 @@ class Trained:
     replies: Replies
     memory: Tree  # [m, ...] the names that these clients remember anew
     not_finite: dict[int, int]  # every other client -> the step at which it went wrong
+    missing: dict[int, str] = field(default_factory=dict)  # clients that were not trained, and why
+
+
+class ClientTrainer(Protocol):
+    """Whoever trains clients and answers probes for them, here or elsewhere; it remembers nothing of them."""
+
+    initial: State
+    place: Place  # the server's
+    runner: Runner
+
+    def train(self, request: TrainRequest, held: State | None, memory: Tree) -> Trained:
+        """Train a chunk of clients; `held` [M, P] is the model that each holds, `memory` [M, ...] its memory."""
+        ...
+
+    def measure(self, request: MeasureRequest, held: Callable[[int], State]) -> Tree:
+        """Every client's answer to a probe, [M, ...]; `held(client)` is the model that it holds."""
+        ...
 
 
 class Trainer:

@@ -55,6 +55,12 @@ def from_bytes(message: bytes) -> Any:
     return _value(json.loads(message[8:end]), load(message[end:]))
 
 
+def plain_fields(message: bytes) -> dict[str, Any]:
+    """The fields of a message that are plain values, read without making any object of it."""
+    fields_of = json.loads(message[8 : 8 + int.from_bytes(message[:8], "big")])["fields"]
+    return {name: value for name, value in fields_of if not isinstance(value, dict | list)}
+
+
 def answer(clients: ClientSide, request: Any) -> Any:
     """What a client side answers a request with, as a plain value; an error becomes a `Failure`."""
     try:

@@ -18,12 +18,13 @@ from fnrfl.data.scaling import Scaling, looks_unscaled
 from fnrfl.data.splits import Splits
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.letters import Connection
-from fnrfl.runs.build_engine import ask_for_scaling, build_engine
+from fnrfl.runs.build_engine import ask_for_scaling, build_engine, refuse_without_network
 from fnrfl.runs.cohorts import cohort_size, num_answers
 from fnrfl.runs.data import feature_noise
 from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.own_metrics import OwnMetric, load_own_metrics, try_out
 from fnrfl.runs.parts import RunParts, gather_parts
+from fnrfl.runs.ray_run import ray_actors
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def build(
     before, if the run goes on; else they are asked. `given` are the objects that the config has words for.
     `connection` leads to clients on other machines, and `parts` is what they and the server have agreed on.
     """
+    refuse_without_network(config, connection)
     metrics = load_own_metrics(config.metrics)
     parts = parts or gather_parts(config, given)
     try_out(metrics, parts.splits.test.y, parts.dataset.num_classes)
@@ -74,7 +76,8 @@ def build(
         scaling = scaling or ask_for_scaling(parts.config, parts.net, parts.pool, columns, connection)
         parts = parts.scaled_by(scaling)
     made = (parts.config, parts.algorithm, parts.net, parts.pool)
-    engine = build_engine(*made, scratch, runs_alike, connection, scaling)
+    actors = ray_actors(parts, scaling, given) if parts.config.engine.name == "ray" else None
+    engine = build_engine(*made, scratch, runs_alike, connection or actors, scaling)
     notices = (*parts.notices, *_notices(parts.config, parts.splits, config.engine.name, parts.dataset.columns))
     told = vars(parts) | {"notices": notices}
     return Built(**told, engine=engine, scaling=scaling, metrics=metrics, given=given, connection=connection)

@@ -18,6 +18,7 @@ from fnrfl.engines.assemble import Layout, assemble, assemble_trainer
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import found_devices
 from fnrfl.engines.letters import Connection
+from fnrfl.engines.ray_actors import RayActors
 from fnrfl.engines.remote_clients import RemoteClients
 from fnrfl.engines.trainer import Trainer
 from fnrfl.runs.choice import records_steps
@@ -31,16 +32,17 @@ def build_engine(
     pool: Pool,
     scratch: Path | None,
     runs_alike: int = 1,
-    connection: Connection | None = None,
+    there: Connection | RayActors | None = None,
     scaling: Scaling | None = None,
 ) -> Federation:
     """The engine that a resolved config names; `scratch` is a folder for what does not fit in memory.
 
     Of `runs_alike` runs each uses what is compiled for one. But a run that is to be the same to the last bit, alone or
-    among others, decides alone. `connection` leads to clients on other machines, who are told `scaling`.
+    among others, decides alone. `there` is the way to clients on other machines, who are told `scaling`, or the actors
+    that train clients.
     """
     if config.engine.name == "flower":
-        return _remote_engine(config, algorithm, net, pool, connection, scaling)
+        return _remote_engine(config, algorithm, net, pool, there if isinstance(there, Connection) else None, scaling)
     alone = config.engine.deterministic or config.engine.name != "gpu"
     return assemble(
         config.engine.name,  # type: ignore[arg-type]
@@ -53,6 +55,7 @@ def build_engine(
         rounds=config.rounds * (1 if alone else runs_alike),
         participation=cohort_size(config) / config.clients,
         network=config.network,
+        actors=there if isinstance(there, RayActors) else None,
     )
 
 
@@ -83,6 +86,15 @@ def _layout(config: RunConfig, net: Net, pool: Pool, scratch: Path | None) -> La
     )
 
 
+def refuse_without_network(config: RunConfig, connection: Connection | None) -> None:
+    """Refuse a run whose clients are on other machines, where nothing leads to them; before any data is looked for."""
+    if config.engine.name == "flower" and connection is None:
+        raise CompatibilityError(
+            'engine = "flower" needs clients on a network, and there is none here. `fnrfl deploy init FOLDER RECIPE` '
+            "makes a Flower app of a recipe. To simulate the clients on this machine, leave engine out."
+        )
+
+
 def _remote_engine(
     config: RunConfig,
     algorithm: Algorithm,
@@ -92,11 +104,7 @@ def _remote_engine(
     scaling: Scaling | None,
 ) -> Federation:
     """An engine whose clients are on other machines; what the server does itself, it does as the loop engine."""
-    if connection is None:
-        raise CompatibilityError(
-            'engine = "flower" needs clients on a network, and there is none here. `fnrfl deploy init FOLDER RECIPE` '
-            "makes a Flower app of a recipe. To simulate the clients on this machine, leave engine out."
-        )
+    assert connection is not None
     here = assemble("loop", net, pool, config.client, seed=config.seed, rounds=config.rounds)
     clients = RemoteClients(
         connection.network,

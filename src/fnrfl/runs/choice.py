@@ -37,7 +37,7 @@ def choose_engine(config: RunConfig, net: Net) -> RunConfig:
     """What `auto` stands for: a fixed rule of model, machine and cohort, never a stopwatch, so that runs repeat."""
     engine, cohort = config.engine, cohort_size(config)
     name = _chosen_name(config, net) if engine.name == "auto" else engine.name
-    workers = len(found_devices()) if name == "gpu" else os.cpu_count() or 1
+    workers = _num_workers(config, name)
     threads = max(1, min(cohort, workers)) if engine.threads == "auto" else int(engine.threads)
     at_once = engine.clients_at_once
     if at_once == "auto" and name == "gpu":
@@ -46,6 +46,21 @@ def choose_engine(config: RunConfig, net: Net) -> RunConfig:
         at_once = max(threads, CHUNK_BYTES // (8 * 4 * net.size))
     chosen = {"name": name, "precision": _chosen_precision(config, net, name), "threads": threads}
     return config.replace({"engine": chosen | {"clients_at_once": min(cohort, int(at_once))}})
+
+
+def _num_workers(config: RunConfig, engine: str) -> int:
+    """Who can work side by side: GPUs, cores, or as many Ray actors as this machine has room for."""
+    if engine == "gpu":
+        return len(found_devices())
+    cores, network = os.cpu_count() or 1, config.network
+    if engine != "ray" or config.engine.threads != "auto":
+        return cores
+    if network.address:
+        raise CompatibilityError(
+            f'network.address = "{network.address}" is a cluster, and engine.threads = "auto" counts the cores of this '
+            "machine. Set engine.threads to the number of Ray actors."
+        )
+    return int(len(found_devices()) / network.gpus if network.gpus else max(1, cores / network.cpus))
 
 
 def _chosen_name(config: RunConfig, net: Net) -> str:
@@ -60,7 +75,8 @@ def _chosen_precision(config: RunConfig, net: Net, engine: str) -> str:
     precision = config.engine.precision
     if precision == "auto":
         return "bf16" if engine == "gpu" and net.convolutional and torch.cuda.is_bf16_supported(False) else "float32"
-    if precision in ("tf32", "bf16") and engine != "gpu":
+    on_gpu = engine == "gpu" or (engine == "ray" and config.network.gpus > 0)
+    if precision in ("tf32", "bf16") and not on_gpu:
         raise CompatibilityError(
             f'engine.precision = "{precision}" needs a GPU, and engine.name = "{engine}" runs on the CPU. Set '
             'engine.precision = "auto", "float32" or "float64".'

@@ -117,7 +117,7 @@ class Forecast:
 def forecast(config: RunConfig) -> Forecast:
     """Build what a run would build, and count; nothing is written, and nothing is trained that anybody keeps."""
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
-        built = build(config, Path(scratch))
+        built = build(_timed_here(config), Path(scratch))
         with built.engine:
             before = _peak()
             rehearsal = Rehearsal(built)
@@ -125,9 +125,15 @@ def forecast(config: RunConfig) -> Forecast:
             steps = rehearsal.steps()
             seconds = _seconds(built, rehearsal, steps)
     up, down = (Traffic(tuple(count[way] for count in sent), built.config.rounds) for way in ("up", "down"))
-    return Forecast(
-        built.config, built.net.size, steps, up, down, seconds, _memory(built, before, _peak()), built.notices
-    )
+    memory, chosen = _memory(built, before, _peak()), built.config
+    if config.engine.name == "ray":
+        chosen = replace(chosen, engine=replace(chosen.engine, name="ray"))
+    return Forecast(chosen, built.net.size, steps, up, down, seconds, memory, built.notices)
+
+
+def _timed_here(config: RunConfig) -> RunConfig:
+    """The config whose steps are timed: no Ray is started to forecast a run, and its actors do what the loop does."""
+    return config.replace({"engine.name": "loop"}) if config.engine.name == "ray" else config
 
 
 # -- steps and bytes ---------------------------------------------------------------------------------------------------

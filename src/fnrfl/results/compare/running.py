@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fnrfl.core.errors import ConfigError, sentence
+from fnrfl.core.errors import ConfigError, FnrflError, sentence
 from fnrfl.core.quality import NUMBER_METRICS, TEST_METRICS, Metric
 from fnrfl.results.compare.baselines import find_baseline
 from fnrfl.results.compare.belonging import Members
@@ -49,26 +50,26 @@ def compare(
     callbacks: Sequence[Any] = (),
     checkpoint_every: float = 30.0,
     given: Given | None = None,
+    on: Literal["here", "ray"] = "here",
 ) -> Comparison:
     """Run every cell into a folder of its own below `out`, one after another, and write the table beside them.
 
-    One after another, because seconds are among the results. Called again, finished runs are kept and unfinished ones
-    go on, those that failed before after all others. A run that fails, for whatever reason, is recorded and the others
-    go on. `baseline` names a group, or some of the words of one: "fedavg" compares each group with the one that has
-    fedavg and is otherwise the same, by `metric`. Nothing is written unless every group can be built.
+    One after another, because seconds are among the results; `on` Ray side by side. Called again, finished runs are
+    kept and unfinished ones go on, those that failed before last. A run that fails is recorded and the others go on.
+    `baseline` names a group, or some of the words of one: "fedavg" compares each group with the one that has fedavg and
+    is otherwise the same, by `metric`. Nothing is written unless every group can be built.
     """
     out = Path(out)
     chosen = find_baseline([cell.group for cell in cells], baseline), _compared_metric(cells, metric)
     tell = progress or (lambda notice: None)
+    turns = (_turns if on == "here" else _turns_on_ray)(cells, _How(out, given, callbacks, checkpoint_every, tell))
     members = _prepare(cells, out, tell, given)
     summaries, failures = dict[str, Summary](), dict[str, str]()
-    for number, cell in enumerate(_failed_last(cells, out), 1):
-        kept = (out / cell.name / "model.safetensors").exists()
-        notice = Notice("kept" if kept else "start", cell, number, len(cells))
+    for notice, finish in turns:
+        cell, kept = notice.cell, notice.what == "kept"
         tell(notice)
         try:
-            result = _carry_out(notice, out / cell.name, tell, given, callbacks, checkpoint_every)
-            summary = _summary(result, target)
+            summary = _summary(result := finish(), target)
         except (Exception, SystemExit) as error:  # a full memory or disk, or a user's own code: the others may still do
             failures[cell.name] = sentence(error)
             tell(replace(notice, what="failed", error=failures[cell.name]))
@@ -119,30 +120,85 @@ def _failed_last(cells: Sequence[Cell], out: Path) -> list[Cell]:
     return sorted(cells, key=lambda cell: cell.name in failed)
 
 
-def _carry_out(
-    notice: Notice,
-    folder: Path,
-    tell: Callable[[Notice], None],
-    given: Given | None,
-    callbacks: Sequence[Any],
-    checkpoint_every: float,
-) -> Result:
+@dataclass(frozen=True)
+class _How:
+    """How cells are run."""
+
+    out: Path
+    given: Given | None
+    callbacks: Sequence[Any]
+    checkpoint_every: float
+    tell: Callable[[Notice], None]
+
+
+Turns = Iterator[tuple[Notice, Callable[[], "Result"]]]  # of each cell, and what gives its result or raises
+
+
+def _notices(cells: Sequence[Cell], out: Path) -> list[Notice]:
+    """The cells in their order: which are finished, and which are to start."""
+    kept = lambda cell: (out / cell.name / "model.safetensors").exists()  # noqa: E731
+    ordered = enumerate(_failed_last(cells, out), 1)
+    return [Notice("kept" if kept(cell) else "start", cell, number, len(cells)) for number, cell in ordered]
+
+
+def _turns(cells: Sequence[Cell], how: _How) -> Turns:
+    """One cell after another, in this process."""
+    for notice in _notices(cells, how.out):
+        yield notice, partial(_carry_out, notice, how)
+
+
+def _turns_on_ray(cells: Sequence[Cell], how: _How) -> Turns:
+    """Finished cells, then the others as they end, side by side on a Ray cluster."""
+    from fnrfl.runs.given import NOTHING
+    from fnrfl.runs.runs_on_ray import refuse_on_ray, run_on_ray
+
+    if how.callbacks:
+        raise ConfigError("Loggers and callbacks are in this process, and --on ray runs in others. Leave one out.")
+    for cell in cells:
+        refuse_on_ray(cell.config, how.given or NOTHING)
+
+    def turns() -> Turns:
+        notices = _notices(cells, how.out)
+        for notice in notices:
+            if notice.what == "kept":
+                yield notice, partial(_carry_out, notice, how)
+        new = [notice for notice in notices if notice.what == "start"]
+        wanted = [(notice.cell.config, how.out / notice.cell.name) for notice in new]
+        for number, failed in run_on_ray(wanted, how.checkpoint_every):
+            yield new[number], partial(_from_ray, new[number], how, failed)
+
+    return turns()
+
+
+def _from_ray(notice: Notice, how: _How, failed: str) -> Result:
+    """The result of a cell that has ended on Ray."""
+    if failed:
+        raise FnrflError(failed)
+    if not (how.out / notice.cell.name / "model.safetensors").exists():
+        raise FnrflError(
+            f"The run has ended on another machine, and {how.out / notice.cell.name} is not on this one. With "
+            "--on ray, --out must be a folder that all machines share."
+        )
+    return _carry_out(notice, how)
+
+
+def _carry_out(notice: Notice, how: _How) -> Result:
     """Run the cell that a notice is about, or go on with it if its folder is there."""
     from fnrfl.runs import run as runs
     from fnrfl.runs.given import NOTHING
 
     def show(event: Event) -> None:
-        tell(replace(notice, what="round", event=event))
+        how.tell(replace(notice, what="round", event=event))
 
-    config = notice.cell.config
-    how: dict[str, Any] = {
+    config, folder = notice.cell.config, how.out / notice.cell.name
+    told: dict[str, Any] = {
         "progress": show,
-        "callbacks": callbacks,
-        "checkpoint_every": checkpoint_every,
+        "callbacks": how.callbacks,
+        "checkpoint_every": how.checkpoint_every,
         "runs_alike": notice.total,
-        "given": (given or NOTHING).used_by(config),
+        "given": (how.given or NOTHING).used_by(config),
     }
-    return runs.resume(folder, **how) if folder.exists() else runs.run(config, out=folder, **how)
+    return runs.resume(folder, **told) if folder.exists() else runs.run(config, out=folder, **told)
 
 
 def _summary(result: Result, target: float | None) -> Summary:

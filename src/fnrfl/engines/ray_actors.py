@@ -1,0 +1,217 @@
+"""Ray actors that train clients: asked side by side, replaced when they die or hang, and let go when the run ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fnrfl.core.errors import FnrflError
+from fnrfl.core.isolation import isolated
+from fnrfl.core.messages import Failure
+from fnrfl.core.network import NetworkOptions
+from fnrfl.engines.actor_trainer import ActorTrainer
+from fnrfl.engines.ray_session import LOOK, check_room, connected, last_line, why_not_answered
+from fnrfl.engines.trainer import Trainer
+from fnrfl.engines.wire import from_bytes, to_bytes
+
+log = logging.getLogger("fnrfl")
+STARTS = 3  # of actors that die before they have their data, one after another
+SECONDS_FOR_ROOM = 60.0  # seconds until it is said that Ray has no room for an actor
+
+
+class Actor:
+    """What runs in a Ray actor: a trainer that is made there, with its data. No client's state stays in it."""
+
+    def __init__(self) -> None:
+        self._settings = ExitStack()
+        self._trainer: ActorTrainer | None = None
+
+    def get_ready(self, make: Callable[[bytes], Trainer], described: bytes) -> bytes:
+        """Make the trainer, and load its data; the answer is None, or a `Failure`."""
+        self._settings.close()
+        self._settings.enter_context(isolated())  # until another trainer is made
+        try:
+            self._trainer = ActorTrainer(make(described))
+        except Exception as error:
+            return to_bytes(Failure.of(error))
+        return to_bytes(None)
+
+    def answer(self, name: str, common: list[Any], part: bytes) -> bytes:
+        """The answer to a part; `common` has a reference, so that an actor fetches it once for all parts of a task."""
+        import ray
+
+        assert self._trainer is not None
+        return self._trainer.answer(name, lambda: ray.get(common[0]), part)
+
+
+@dataclass(frozen=True)
+class _SentRows:
+    """Some rows of a request on their way."""
+
+    rows: slice
+    tried: int = 0
+    actor: Any = None
+    until: float = float("inf")
+
+    def again(self) -> list[_SentRows]:
+        """The same rows, one by one: who has killed an actor does not take the others with it once more."""
+        return [_SentRows(slice(row, row + 1), self.tried + 1) for row in range(self.rows.start, self.rows.stop)]
+
+
+class RayActors:
+    """`count` actors, each with a trainer that `make(described)` builds in it; `make` is a function of a module.
+
+    A context: inside, the actors are there. Whoever asks outside starts them, and closes them afterwards.
+    """
+
+    def __init__(
+        self, count: int, network: NetworkOptions, make: Callable[[bytes], Trainer], described: Callable[[], bytes]
+    ) -> None:
+        self.count, self._network, self._make, self._described = count, network, make, described
+        self._open = ExitStack()
+        self._ray: Any = None
+        self._idle: list[Any] = []
+        self._starting: dict[Any, Any] = {}  # what `get_ready` will answer -> the actor
+        self._failed_starts = 0
+
+    # -- beginning and end --------------------------------------------------------------------------------------------
+    def __enter__(self) -> RayActors:
+        """Start the actors, and wait until each has its data."""
+        if self._ray is None:
+            try:
+                self._start()
+                self._wait_for_all()
+            except BaseException:
+                self.close()
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the actors go, and Ray too, if it was started for this run."""
+        self._open.close()
+        self._ray, self._idle, self._starting, self._failed_starts = None, [], {}, 0
+
+    def _start(self) -> None:
+        need = {"CPU": self.count * self._network.cpus, "GPU": self.count * self._network.gpus}
+        self._ray = self._open.enter_context(connected(self._network.address, need["CPU"]))
+        check_room(self._ray, f"engine.threads = {self.count} Ray actors", need["CPU"], need["GPU"])
+        self._described_there = self._ray.put(self._described())
+        for _ in range(self.count):
+            self._add_actor()
+
+    def _add_actor(self) -> None:
+        kind = self._ray.remote(Actor).options(
+            num_cpus=self._network.cpus, num_gpus=self._network.gpus, max_restarts=0, max_task_retries=0
+        )
+        actor = kind.remote()
+        self._open.callback(self._end, actor)
+        self._starting[actor.get_ready.remote(self._make, self._described_there)] = actor
+
+    def _end(self, actor: Any) -> None:
+        if self._ray.is_initialized():  # else it would start anew to do this
+            with suppress(Exception):  # it may be gone already
+                self._ray.kill(actor, no_restart=True)
+
+    def _wait_for_all(self) -> None:
+        began, told = time.monotonic(), False
+        while self._starting:
+            done, _ = self._ray.wait([*self._starting], num_returns=1, timeout=LOOK)
+            for answer in done:
+                self._greet(answer)
+            if not told and time.monotonic() - began > SECONDS_FOR_ROOM:
+                told = True
+                log.warning(f"{len(self._starting)} of {self.count} Ray actors wait for room, or for their data.")
+
+    def _greet(self, answer: Any) -> None:
+        """An actor has its data, or has failed to get it."""
+        actor = self._starting.pop(answer)
+        try:
+            failure = from_bytes(self._ray.get(answer))
+        except self._ray.exceptions.RayTaskError as error:
+            raise FnrflError(
+                f"A Ray actor could not begin: {last_line(error)} Install the same version of fnrfl on every machine."
+            ) from None
+        except self._ray.exceptions.RayError as error:
+            self._failed_starts += 1
+            self._end(actor)
+            if self._failed_starts >= STARTS:
+                raise FnrflError(
+                    f"Ray actors die while they load the run's data, {STARTS} times one after another: "
+                    f"{why_not_answered(error)} Set a smaller engine.threads, or give each machine more memory."
+                ) from None
+            self._add_actor()
+            return
+        if failure is not None:
+            raise failure.error()
+        self._failed_starts = 0
+        self._idle.append(actor)
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+    def put(self, message: bytes) -> object:
+        """See `Actors.put`."""
+        self.__enter__()
+        return self._ray.put(message)
+
+    def ask(
+        self, common: object, message: Callable[[slice], bytes], rows: int, width: int, seconds: float | None
+    ) -> Iterator[tuple[slice, bytes | str]]:
+        """See `Actors.ask`."""
+        waiting = deque(_SentRows(slice(first, min(first + width, rows))) for first in range(0, rows, width))
+        running: dict[Any, _SentRows] = {}
+        name = common.hex()  # type: ignore[attr-defined]
+        try:
+            while waiting or running:
+                while waiting and self._idle:
+                    part, actor = waiting.popleft(), self._idle.pop()
+                    until = float("inf") if seconds is None else time.monotonic() + seconds
+                    sent = actor.answer.remote(name, [common], message(part.rows))
+                    running[sent] = replace(part, actor=actor, until=until)
+                for part, answer, reason in self._answers(running, seconds):
+                    if answer is not None:
+                        yield part.rows, answer
+                    elif part.tried < self._network.retries or self._network.on_missing == "wait":
+                        log.info(f"A part of {part.rows.stop - part.rows.start} clients is sent again: {reason}")
+                        waiting.extend(part.again())
+                    else:
+                        yield part.rows, reason
+        finally:
+            for part in running.values():  # nobody wants their answers any more
+                self._replace(part.actor)
+
+    def _answers(
+        self, running: dict[Any, _SentRows], seconds: float | None
+    ) -> Iterator[tuple[_SentRows, bytes | None, str]]:
+        """(part, answer, why there is none) for the next parts that come back, or are late."""
+        first = min((part.until for part in running.values()), default=float("inf"))
+        timeout = min(LOOK, max(0.0, first - time.monotonic()))
+        done, _ = self._ray.wait([*running, *self._starting], num_returns=1, timeout=timeout)
+        for answer in done:
+            if answer in self._starting:
+                self._greet(answer)
+                continue
+            part = running.pop(answer)
+            try:
+                got = self._ray.get(answer)
+            except self._ray.exceptions.RayError as error:
+                self._replace(part.actor)
+                yield part, None, why_not_answered(error)
+            else:
+                self._idle.append(part.actor)
+                yield part, got, ""
+        for answer, part in [*running.items()]:
+            if part.until <= time.monotonic():
+                del running[answer]
+                self._replace(part.actor)
+                yield part, None, f"it did not answer within {seconds:g} seconds."
+
+    def _replace(self, actor: Any) -> None:
+        self._end(actor)
+        self._add_actor()

@@ -1,0 +1,110 @@
+"""Clients trained elsewhere: a chunk goes to Ray actors in parts, as bytes, and comes back in the order of the request.
+
+It is handed all that a client remembers and holds, and keeps nothing: `KeptClients` is around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from fnrfl.core import trees
+from fnrfl.core.errors import MissingClients
+from fnrfl.core.messages import Failure, MeasureRequest, TrainRequest
+from fnrfl.core.network import NetworkOptions
+from fnrfl.core.trees import Tree
+from fnrfl.core.values import Replies, State
+from fnrfl.engines.actor_trainer import common_and_part
+from fnrfl.engines.trainer import Trained, Trainer
+from fnrfl.engines.wire import from_bytes, to_bytes
+
+PARTS_PER_ACTOR = 4  # of a chunk: actors that are done early take another, and small clients share a message
+
+
+class Actors(Protocol):
+    """Processes that train clients, side by side."""
+
+    count: int
+
+    def put(self, message: bytes) -> object:
+        """Send what many parts have in common to where every actor can read it."""
+        ...
+
+    def ask(
+        self, common: object, message: Callable[[slice], bytes], rows: int, width: int, seconds: float | None
+    ) -> Iterator[tuple[slice, bytes | str]]:
+        """(rows, answer) for parts of at most `width` of the rows, as they come; a text says why there is none.
+
+        A part that has no answer after `seconds`, or whose actor died, is tried again, row by row.
+        """
+        ...
+
+
+class RayTrainer:
+    """A `ClientTrainer` whose clients train in actors; the server's own work is done by `here`."""
+
+    def __init__(self, here: Trainer, actors: Actors, network: NetworkOptions, *, in_groups: bool = False) -> None:
+        """With `in_groups` the clients of a part step together, so that an actor gets as many as it can."""
+        self.initial, self.place, self.runner = here.initial, here.place, here.runner
+        self._actors, self._network, self._in_groups = actors, network, in_groups
+        self._sent: tuple[State | None, Tree, object] | None = None  # what the actors were sent last
+
+    def train(self, request: TrainRequest, held: State | None, memory: Tree) -> Trained:
+        seconds = self._network.deadline(private=request.task.is_private_training)
+        models = None if held is None else [trees.rows(held, m) for m in range(len(request.clients))]
+        answers, missing = self._ask(request, models, memory, seconds)
+        answers = answers or [(_no_replies(self.initial), {}, {})]
+        replies, memories, not_finite = zip(*answers, strict=True)
+        went_wrong = {client: step for part in not_finite for client, step in part.items()}
+        return Trained(trees.joined(replies), trees.joined(memories), went_wrong, missing)
+
+    def measure(self, request: MeasureRequest, held: Callable[[int], State]) -> Tree:
+        asked = request.at is None and request.probe.asks_model
+        models = [held(client) for client in request.clients] if asked else None
+        answers, missing = self._ask(request, models, {}, self._network.measure_deadline or None)
+        if missing:
+            raise MissingClients(missing, round=request.round + 1, stage="measure")
+        return trees.joined(answers)
+
+    def _ask(
+        self, request: TrainRequest | MeasureRequest, held: list[State] | None, memory: Tree, seconds: float | None
+    ) -> tuple[list[Any], dict[int, str]]:
+        """(the answers of all parts in the order of the request, why other clients have none)."""
+        model, shared, rest = common_and_part(request)
+        common, clients = self._put(model, shared), request.clients
+
+        def message(where: slice) -> bytes:
+            mine = None if held is None else held[where]
+            return to_bytes((rest.rows(where), mine, trees.rows(memory, where), len(clients)))
+
+        answers, missing = dict[int, Any](), dict[int, str]()
+        for where, got in self._actors.ask(common, message, len(clients), self._width(len(clients), seconds), seconds):
+            if isinstance(got, str):
+                missing |= dict.fromkeys(clients[where], got)
+            elif isinstance(answer := from_bytes(got), Failure):
+                raise answer.error()
+            else:
+                answers[where.start] = answer
+        return [answers[first] for first in sorted(answers)], missing
+
+    def _put(self, model: State | None, shared: Tree) -> object:
+        """What all clients of a task are sent; chunks of one task have the same objects, which travel once."""
+        if self._sent is None or self._sent[0] is not model or self._sent[1] is not shared:
+            bare = None if model is None else State(model.params, model.buffers)
+            self._sent = (model, shared, self._actors.put(to_bytes((bare, shared))))
+        return self._sent[2]
+
+    def _width(self, rows: int, seconds: float | None) -> int:
+        """Clients of a part; one, if each has its own time."""
+        if self._in_groups:
+            return -(-rows // self._actors.count)
+        return 1 if seconds is not None else -(-rows // (PARTS_PER_ACTOR * self._actors.count))
+
+
+def _no_replies(model: State) -> Replies:
+    """The replies of nobody."""
+    none, numbers = torch.zeros(0, dtype=torch.int64), model.params.new_zeros(0)
+    params, buffers = model.params.new_zeros(0, len(model.params)), {k: v[None][:0] for k, v in model.buffers.items()}
+    return Replies(none, none, none, numbers, numbers, params, params, buffers, {})

@@ -1,0 +1,62 @@
+"""Ray actors that all toy runs share, since starting some takes seconds: each run tells them anew what it is."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fnrfl.core.network import NetworkOptions
+from fnrfl.engines.ray_actors import RayActors
+from fnrfl.engines.trainer import Trainer
+from fnrfl.engines.wire import from_bytes
+
+ACTORS = 2
+
+
+def toy_trainer(plain: bytes) -> Trainer:
+    """The trainer of a toy run: what an actor makes."""
+    from toys import run_elsewhere
+
+    return run_elsewhere(from_bytes(plain)).engine.server
+
+
+class ToyActors(RayActors):
+    """The actors of a toy run, which takes them over from the run before; they end with the process."""
+
+    last: ToyActors | None = None  # whoever has the actors
+
+    def __init__(self, described: Callable[[], bytes]) -> None:
+        pytest.importorskip("ray")
+        super().__init__(ACTORS, NetworkOptions(), toy_trainer, described)
+
+    def put(self, message: bytes) -> object:
+        self._take_over()
+        return super().put(message)
+
+    def ask(self, *args: Any) -> Iterator[tuple[slice, bytes | str]]:
+        self._take_over()
+        return super().ask(*args)
+
+    def _take_over(self) -> None:
+        last, ToyActors.last = ToyActors.last, self
+        if last is None:
+            os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # Ray's processes find this module
+            self.__enter__()
+        elif last is not self:
+            self._ray, self._open, actors = last._ray, last._open, last._idle
+            self._described_there = self._ray.put(self._described())
+            self._starting = {actor.get_ready.remote(self._make, self._described_there): actor for actor in actors}
+            self._idle = []
+            self._wait_for_all()
+
+
+@atexit.register
+def close() -> None:
+    """Leave no process and no folder."""
+    if ToyActors.last is not None:
+        ToyActors.last.close()

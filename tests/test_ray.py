@@ -1,0 +1,498 @@
+"""Clients in Ray actors: the loop engine's results bit for bit, and actors that die, hang or run out of memory.
+
+What does not need Ray itself is tested with actors that are ordinary objects of this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fnrfl
+from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.algorithms.moon import Moon
+from fnrfl.algorithms.scaffold import Scaffold
+from fnrfl.config import load
+from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.errors import ClientError, CompatibilityError, ConfigError, FnrflError
+from fnrfl.core.messages import Failure
+from fnrfl.core.network import NetworkOptions
+from fnrfl.engines import ray_actors, ray_session
+from fnrfl.engines.actor_trainer import ActorTrainer
+from fnrfl.engines.ray_actors import RayActors
+from fnrfl.engines.trainer import Trainer
+from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.results import compare as comparing
+from fnrfl.runs import ray_run
+from fnrfl.runs.build import build
+from fnrfl.runs.run import resume, run
+from toys import Run, assert_same, described, named, run_elsewhere
+
+
+@pytest.fixture
+def ray_installed() -> None:
+    pytest.importorskip("ray")
+
+
+def with_ray(test: Any) -> Any:
+    """A test that starts Ray."""
+    for mark in (pytest.mark.usefixtures("ray_installed"), pytest.mark.slow, pytest.mark.xdist_group("ray")):
+        test = mark(test)
+    return test
+
+
+# -- without Ray: actors in this process ------------------------------------------------------------------------------
+
+
+class Here:
+    """Two actors of this process, which have nothing in common with the run but bytes."""
+
+    count = 2
+
+    def __init__(self, make: Callable[[], Trainer]) -> None:
+        self.actors = [ActorTrainer(make()) for _ in range(self.count)]
+        self.put_so_far: list[bytes] = []
+        self.parts: list[slice] = []
+        self.lost: set[int] = set()  # rows that have no answer
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def put(self, message: bytes) -> object:
+        self.put_so_far.append(message)
+        return len(self.put_so_far) - 1
+
+    def ask(
+        self, common: Any, message: Callable[[slice], bytes], rows: int, width: int, seconds: float | None
+    ) -> Iterator[tuple[slice, bytes | str]]:
+        parts = [slice(first, min(first + width, rows)) for first in range(0, rows, width)]
+        self.parts += parts
+        for turn, where in reversed([*enumerate(parts)]):  # they come back in another order
+            if self.lost & {*range(where.start, where.stop)}:
+                yield where, "it is gone."
+                continue
+            actor = self.actors[turn % self.count]
+            yield where, actor.answer(str(common), lambda: self.put_so_far[common], message(where))
+
+
+def runs(algorithm: Algorithm, **options: Any) -> tuple[Run, Run, Here]:
+    """The same run with the loop engine and with two actors."""
+    loop = Run(algorithm, dtype=torch.float32)
+    actors = Here(lambda: Run(algorithm, dtype=torch.float32).engine.server)
+    return loop, Run(algorithm, dtype=torch.float32, actors=actors, **options), actors
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), Scaffold(), FNR(Moon()), FNR(Scaffold())], ids=named)
+def test_actors_equal_the_loop_bit_for_bit(algorithm: Algorithm) -> None:
+    """Float32, BatchNorm, Dropout, ragged clients: models, memories and bytes, in every round."""
+    loop, there, _ = runs(algorithm)
+    for _ in range(3):
+        assert_same(loop.round(), there.round())
+        assert loop.metered.bytes == there.metered.bytes
+    for client in range(6):
+        mine, theirs = loop.engine.memory.get(client), there.engine.memory.get(client)
+        assert all(torch.equal(mine[k], theirs[k]) for k in mine)
+
+
+def test_the_model_travels_once_for_all_parts_and_chunks_of_a_task() -> None:
+    _, there, actors = runs(FedAvg(), clients_at_once=2)
+    there.round()
+    assert len(actors.put_so_far) == 1
+    assert len(actors.parts) == 4  # two chunks of two clients, a part each
+    size = len(actors.put_so_far[0])
+    model = there.state.params.nbytes + sum(b.nbytes for b in there.state.buffers.values())
+    assert model <= size <= model + 4096
+
+
+def test_clients_without_answer_are_left_out_or_stop_the_run_as_the_policy_says() -> None:
+    for policy, share in (("fail", 0.5), ("proceed", 0.9)):
+        network = NetworkOptions(on_missing=policy, min_share=share)  # type: ignore[arg-type]
+        _, there, actors = runs(FedAvg(), network=network)
+        actors.lost = {1}
+        with pytest.raises(ClientError, match=r"client \d, round 1, stage local: it is gone\."):
+            there.round()
+    _, there, actors = runs(FedAvg(), network=NetworkOptions(on_missing="proceed"))
+    actors.lost = {1}
+    there.round()
+    left = [client for m, client in enumerate(there.cohort(0).tolist()) if m != 1]
+    assert there.replies().clients.tolist() == left
+    assert [*there.engine.notes["missing"].values()] == ["local: it is gone."]
+
+
+def test_a_round_without_any_answer_stops() -> None:
+    _, there, actors = runs(FedAvg(), network=NetworkOptions(on_missing="proceed"))
+    actors.lost = {*range(4)}
+    with pytest.raises(ClientError, match=r"0 of 4 clients have answered"):
+        there.round()
+
+
+def test_a_client_with_a_deadline_has_a_part_of_its_own() -> None:
+    _, there, actors = runs(FNR(FedAvg()), network=NetworkOptions(train_deadline=9.0))
+    there.round()
+    assert all(part.stop - part.start == 1 for part in actors.parts[:4])
+
+
+def test_an_actor_with_a_share_of_a_gpu_gets_whole_groups() -> None:
+    """A stand-in: there is no GPU here. Clients of a part step together there, so a part is as large as it can be."""
+    _, there, actors = runs(FedAvg(), network=NetworkOptions(gpus=0.5))
+    there.round()
+    assert [part.stop - part.start for part in actors.parts] == [2, 2]
+
+
+def test_an_actor_with_a_share_of_a_gpu_builds_the_captured_runner(monkeypatch: Any) -> None:
+    """A stand-in: there is no GPU here. What an actor would build is the gpu engine's trainer."""
+    built: list[Any] = []
+
+    def stop(config: Any, given: Any) -> None:
+        built.append(config)
+        raise FnrflError("seen")
+
+    monkeypatch.setattr(ray_run, "gather_parts", stop)
+    for gpus, name in ((0.0, "loop"), (0.25, "gpu")):
+        config = load("digits", ["engine=ray", "engine.threads=2", f"network.gpus={gpus}", "metrics=none"])
+        told = {"config": config.flat(), "scale": None, "init": [], "data": "", "partition": ""}
+        with pytest.raises(FnrflError, match="seen"):
+            ray_run.trainer_in_actor(to_bytes(told))
+        assert (built[-1].engine.name, built[-1].engine.threads) == (name, 1)
+
+
+def test_what_goes_wrong_at_a_client_is_told_and_want_of_memory_is_raised() -> None:
+    class Broken:
+        runner = Run(FedAvg()).engine.server.runner
+        error: Exception = ClientError("no.", client=3, round=1, stage="local")
+
+        def train(self, *_: object) -> None:
+            raise self.error
+
+    world = Run(FedAvg())
+    request = world.engine.request(world.cohort(0), world_task(world))
+    part, common = to_bytes((request, None, {}, 1)), to_bytes((world.state, {}))
+    actor = ActorTrainer(Broken())  # type: ignore[arg-type]
+    failure = from_bytes(actor.answer("one", lambda: common, part))
+    assert failure == Failure("no.", 3, 1, "local")
+    Broken.error = RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory")
+    with pytest.raises(MemoryError, match="There is not enough memory"):
+        actor.answer("one", lambda: common, part)
+
+
+def world_task(world: Run) -> Any:
+    from fnrfl.core.algorithm import Objective
+    from fnrfl.core.values import LocalTask
+
+    return LocalTask(Objective(), "local", world.state)
+
+
+# -- refused in a sentence --------------------------------------------------------------------------------------------
+
+
+def test_objects_given_in_python_are_refused() -> None:
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    with pytest.raises(CompatibilityError, match=r"model was given as an object \(Sequential .*module:function"):
+        fnrfl.run("digits", engine="ray", model=module, out=None)
+
+
+def test_a_missing_ray_is_named(monkeypatch: Any) -> None:
+    monkeypatch.setattr(ray_run, "find_spec", lambda name: None)
+    with pytest.raises(CompatibilityError, match=r"pip install 'fnrfl\[ray\]'"):
+        build(load("digits", ["engine=ray"]))
+
+
+def test_the_number_of_actors_of_a_cluster_is_asked_for() -> None:
+    with pytest.raises(CompatibilityError, match=r"Set engine\.threads to the number of Ray actors"):
+        build(load("digits", ["engine=ray", "network.address=10.0.0.1:6379"]))
+
+
+def test_building_and_forecasting_start_no_ray(monkeypatch: Any) -> None:
+    from fnrfl.runs.forecast import forecast
+
+    monkeypatch.setattr(ray_session, "connected", lambda *_: pytest.fail("Ray was started"))
+    monkeypatch.setattr(ray_actors, "connected", lambda *_: pytest.fail("Ray was started"))
+    config = load("digits", ["engine=ray", "rounds=1"])
+    build(config)
+    assert forecast(config).config.engine.name == "ray"
+
+
+def test_nothing_but_a_ray_run_imports_ray() -> None:
+    code = "import fnrfl, fnrfl.cli, fnrfl.runs.run, sys; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+# -- with Ray: whole runs ---------------------------------------------------------------------------------------------
+
+KEYS = ["rounds=3", "clients=5", "participation=0.8", "engine.precision=float32", "client.epochs=1"]
+
+
+def log_of(folder: Path) -> list[Any]:
+    """The rounds of a log, without what is about time."""
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()[1:]]
+    return [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines]
+
+
+@with_ray
+def test_ray_equals_loop_bit_for_bit(tmp_path: Path) -> None:
+    """Two actors; every client is active at least twice in three rounds; logs are equal too, bytes included."""
+    methods = ["fedavg", "scaffold", "moon", "fedgen"]
+    cells = [[f"algorithm={name}"] for name in methods] + [[f"algorithm={name}", "fnr=on"] for name in methods[:2]]
+    with ray_session.connected("", 2):  # started once
+        for i, cell in enumerate(cells):
+            keys = [*KEYS, *cell, "participation=1.0"]
+            loop = run(load("digits", [*keys, "engine=loop", "engine.threads=1"]), out=tmp_path / f"loop{i}")
+            ray = run(load("digits", [*keys, "engine=ray", "engine.threads=2"]), out=tmp_path / f"ray{i}")
+            assert ray.model_sha256 == loop.model_sha256, cell
+            assert log_of(tmp_path / f"ray{i}") == log_of(tmp_path / f"loop{i}"), cell
+
+
+@with_ray
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(event: Any) -> None:
+        if event["round"] == 2:
+            raise Stop
+
+    config = load("digits", [*KEYS, "algorithm=scaffold", "fnr=on", "engine=ray", "engine.threads=2"])
+    whole = run(config, out=tmp_path / "whole")
+    with pytest.raises(Stop):
+        run(config, out=tmp_path / "cut", progress=stop)
+    assert resume(tmp_path / "cut").model_sha256 == whole.model_sha256
+    assert log_of(tmp_path / "cut") == log_of(tmp_path / "whole")
+
+
+@with_ray
+def test_code_of_ones_own_and_scaled_columns_reach_the_actors(tmp_path: Path, monkeypatch: Any) -> None:
+    """A model that a config names, data of a file, inputs scaled by what clients have told, first weights."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_net.py").write_text(
+        "from torch import nn\n\ndef net(input_shape, num_classes):\n"
+        "    return nn.Sequential(nn.Linear(input_shape[0], 8), nn.ReLU(), nn.Linear(8, num_classes))\n"
+    )
+    rows = [f"{i % 7},{(i * 13) % 11},{(i * 5) % 3}" for i in range(200)]
+    (tmp_path / "table.csv").write_text("a,b,label\n" + "\n".join(rows) + "\n")
+    init = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).state_dict()
+    keys: Any = dict(dataset="table.csv", model="own_net:net", init=init, clients=4, rounds=2, scenario="iid", out=None)
+    loop = fnrfl.run("digits", engine=dict(name="loop", threads=1), **keys)
+    assert fnrfl.run("digits", engine=dict(name="ray", threads=2), **keys).model_sha256 == loop.model_sha256
+
+
+# -- with Ray: faults -------------------------------------------------------------------------------------------------
+
+
+def faulty_trainer(plain: bytes) -> Trainer:
+    """A toy trainer that does something to a client's first or every try; what was tried is a file in a folder."""
+    told = from_bytes(plain)
+    trainer = run_elsewhere(told["run"]).engine.server
+    train, folder = trainer.train, Path(told["folder"])
+
+    def faulty(request: Any, held: Any, memory: Any) -> Any:
+        if told["client"] in request.clients:
+            tried = folder / f"{len(list(folder.iterdir()))}"
+            tried.touch()
+            if told["always"] or tried.name == "0":
+                _FAULTS[told["fault"]]()
+        return train(request, held, memory)
+
+    trainer.train = faulty  # type: ignore[method-assign]
+    return trainer
+
+
+def _out_of_memory() -> None:
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, limit[1]))
+    torch.zeros(1 << 31, dtype=torch.float64)
+
+
+_FAULTS: dict[str, Callable[[], object]] = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "hung": lambda: time.sleep(600),
+    "memory": _out_of_memory,
+}
+WORDS = {
+    "killed": "its Ray process died before it answered",
+    "hung": "it did not answer within 3 seconds",
+    "memory": "There is not enough memory",
+}
+
+
+def faulty_run(fault: str, folder: Path, *, always: bool, **network: Any) -> tuple[Run, RayActors]:
+    folder.mkdir()
+    options = NetworkOptions(train_deadline=3.0 if fault == "hung" else 0.0, **network)
+    plain = {"run": described(Scaffold()) | {"seed": 7, "scale": None, "single": True}}
+    plain |= {"fault": fault, "folder": str(folder), "client": Run(Scaffold()).cohort(0).tolist()[1], "always": always}
+    actors = RayActors(2, options, faulty_trainer, lambda: to_bytes(plain))
+    return Run(Scaffold(), dtype=torch.float32, actors=actors, network=options), actors
+
+
+@with_ray
+def test_actors_that_die_hang_or_are_out_of_memory(tmp_path: Path, monkeypatch: Any) -> None:
+    """Once: the client is tried again, and nothing has changed. Always: it is left out, or the run stops, by name."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    loop = Run(Scaffold(), dtype=torch.float32)
+    loop.rounds(2)
+    bad = loop.cohort(0).tolist()[1]
+    with ray_session.connected("", 2):
+        for fault, words in WORDS.items():
+            once, actors = faulty_run(fault, tmp_path / f"{fault}-once", always=False)
+            with actors:
+                assert_same(loop.state, once.rounds(2))
+            fails, actors = faulty_run(fault, tmp_path / f"{fault}-fails", always=True)
+            with actors, pytest.raises(ClientError, match=f"client {bad}, round 1, stage local: {words}"):
+                fails.round()
+            left, actors = faulty_run(fault, tmp_path / f"{fault}-left", always=True, on_missing="proceed", retries=0)
+            with actors:
+                left.round()
+            assert left.engine.notes["missing"].keys() == {bad}
+            assert bad not in left.replies().clients.tolist()
+            assert bad not in left.engine.memory
+
+
+@with_ray
+def test_more_actors_than_a_cluster_has_room_for_are_refused(monkeypatch: Any) -> None:
+    with ray_session.connected("", 2):
+        config = load("digits", [*KEYS, "engine=ray", "engine.threads=2", "network.cpus=100"])
+        with pytest.raises(CompatibilityError, match=r"need 200 CPUs \(network\.cpus each\), and the Ray cluster has"):
+            run(config, out=None)
+
+
+@with_ray
+def test_an_actor_that_finds_other_data_is_refused(monkeypatch: Any) -> None:
+    told = ray_run.told_to_actors
+    monkeypatch.setattr(ray_run, "told_to_actors", lambda *parts: told(*parts) | {"data": "another"})
+    with pytest.raises(FnrflError, match=r"The data that a Ray actor on .* is not that of this machine"):
+        run(load("digits", [*KEYS, "engine=ray", "engine.threads=1"]), out=None)
+
+
+# -- with Ray: what is left behind ------------------------------------------------------------------------------------
+
+
+def rays_of(process: int) -> list[str]:
+    """The command lines of processes that Ray has started for a process, and that are alive."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                line, parts = (
+                    (folder / "cmdline").read_bytes(),
+                    (folder / "stat").read_text().rpartition(")")[2].split(),
+                )
+            except OSError:
+                continue
+            mine = int(parts[1]) == process or f"_{process}/".encode() in line or f"_{process}\0".encode() in line
+            if mine and b"ray" in line and parts[0] != "Z":
+                found.append(line.replace(b"\0", b" ").decode()[:200])
+    return found
+
+
+@with_ray
+@pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_whatever_ends_a_run_no_process_and_no_folder_is_left(number: signal.Signals, tmp_path: Path) -> None:
+    code = (
+        "import fnrfl.cli, sys; sys.argv = ['fnrfl', 'run', 'digits', 'engine=ray', 'engine.threads=2',"
+        f" 'rounds=100000', 'client.epochs=1', '--out', {str(tmp_path / 'run')!r}]; fnrfl.cli.main()"
+    )
+    scratch = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+    env = os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        wait_for(lambda: (tmp_path / "run" / "events.jsonl").exists() and rounds_of(tmp_path / "run") > 2, 90, child)
+        assert rays_of(child.pid)
+        child.send_signal(number)
+        child.wait(60)
+        wait_for(lambda: not rays_of(child.pid), 30)
+        if number != signal.SIGKILL:
+            assert [*scratch.glob("fnrfl-*")] == []
+            assert child.returncode in (130, 143)
+    finally:
+        child.kill()
+        shutil.rmtree(scratch)
+
+
+def rounds_of(folder: Path) -> int:
+    return len((folder / "events.jsonl").read_text().splitlines()) - 1
+
+
+def wait_for(true: Callable[[], bool], seconds: float, child: subprocess.Popen[bytes] | None = None) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert child is None or child.poll() is None, child.stdout.read().decode()[-2000:] if child.stdout else ""
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@with_ray
+def test_a_program_with_a_ray_of_its_own_keeps_it(tmp_path: Path) -> None:
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        run(load("digits", [*KEYS, "engine=ray", "engine.threads=2"]), out=None)
+        assert ray.is_initialized()
+        wait_for(lambda: ray.available_resources().get("CPU") == 2.0, 30)  # the actors are gone
+    finally:
+        ray.shutdown()
+
+
+@with_ray
+def test_the_ray_that_a_run_starts_lets_nobody_else_in() -> None:
+    code = "import fnrfl.engines.ray_session as s, sys, subprocess, os\n" + (
+        "with s.connected('', 1) as ray:\n"
+        "    address = ray.get_runtime_context().gcs_address\n"
+        "    env = {k: v for k, v in os.environ.items() if 'RAY_AUTH' not in k}\n"
+        "    other = f'import ray; ray.init(address={address!r}, log_to_driver=False)'\n"
+        "    sys.exit(subprocess.run([sys.executable, '-c', other], env=env, capture_output=True).returncode)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, capture_output=True).returncode == 1
+
+
+# -- whole runs spread over a cluster ---------------------------------------------------------------------------------
+
+
+def grid_of(*over: str) -> Any:
+    return comparing.grid("digits", ["rounds=2", "client.epochs=1"], list(over), [0, 1])
+
+
+@with_ray
+def test_cells_on_ray_equal_cells_here_and_one_that_fails_is_alone(tmp_path: Path) -> None:
+    cells = grid_of("client.lr=0.05,1e30")
+    told: list[Any] = []
+    with ray_session.connected("", 2):
+        there = comparing.compare(cells, tmp_path / "there", on="ray", progress=told.append)
+        (tmp_path / "there" / cells[0].name / "model.safetensors").unlink()  # as if it had been stopped before the end
+        again = comparing.compare(cells, tmp_path / "there", on="ray", progress=told.append)
+    here = comparing.compare(cells, tmp_path / "here")
+    assert [notice.what for notice in told].count("failed") == 4  # two cells, in both calls
+    assert [notice.what for notice in told].count("kept") == 1
+    assert {one.cell for one in there.failed} == {one.cell for one in here.failed}
+    assert all("no longer finite" in one.error for one in there.failed)
+    for cell in cells[:2]:
+        assert log_of(tmp_path / "there" / cell.name) == log_of(tmp_path / "here" / cell.name)
+    assert [row.metrics["accuracy"] for row in again.rows] == [row.metrics["accuracy"] for row in here.rows]
+
+
+def test_what_cannot_be_spread_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(CompatibilityError, match=r"Choose one: leave engine out, or leave --on out"):
+        comparing.compare(grid_of("engine=ray"), tmp_path / "one", on="ray")
+    with pytest.raises(ConfigError, match="Loggers and callbacks are in this process"):
+        comparing.compare(grid_of("rounds=1"), tmp_path / "two", on="ray", callbacks=[object()])
+    net = lambda **_: torch.nn.Linear(64, 10)  # noqa: E731
+    with pytest.raises(CompatibilityError, match="model was given as an object"):
+        fnrfl.compare("digits", over={"rounds": [1, 2]}, model=net, out=tmp_path / "three", on="ray")
+    assert [*tmp_path.iterdir()] == []
