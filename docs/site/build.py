@@ -36,7 +36,7 @@ CONTENTS = {
         "docs/reproduction", "docs/claims", "docs/protocols", "docs/paper-to-code", "docs/theory",
         "results/reproduction/README",
     ],
-    "Python": ["api/fnrfl", "api/own-loop", "api/methods", "api/errors"],
+    "Python": ["api/fnrfl", "api/own-loop", "api/flower", "api/methods", "api/errors"],
     "Project": ["ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "SECURITY", "src/fnrfl/data/files/README"],
 }  # fmt: skip
 METHODS = "docs/methods/README.md"  # its own pages are listed under it
