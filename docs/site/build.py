@@ -29,7 +29,7 @@ CONTENTS = {
     "Your data and model": [
         "docs/own-data", "docs/own-model-and-data", "docs/python", "docs/time-series-and-text", "docs/scenarios",
         "docs/metrics", "docs/plain-pytorch", "docs/flower-apps", "docs/reading-the-report", "docs/loggers",
-        "docs/nodes-data",
+        "docs/nodes-data", "docs/deploy",
     ],
     "Methods": ["docs/methods/README", "results/methods/README", "docs/correctness", "docs/performance"],
     "The paper": [
