@@ -203,6 +203,13 @@ def test_what_is_no_message_is_answered_with_a_refusal(tmp_path: Path, message: 
     assert "error" in json.loads(told) if told[:1] == b"{" else from_bytes(told).content.reason
 
 
+def test_the_process_of_a_message_imports_neither_torch_nor_flower_nor_data() -> None:
+    code = (
+        "import sys, fnrfl.flower.client_app; sys.exit(bool({'torch', 'numpy', 'flwr', 'pydantic'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
 # -- the worker --------------------------------------------------------------------------------------------------------
 
 
