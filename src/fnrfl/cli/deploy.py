@@ -82,6 +82,10 @@ def up(
     folder: Folder,
     nodes: Nodes = None,
     port: Annotated[int, typer.Option("--port", min=1024, max=65000, help="The server's; nodes take the next.")] = 8000,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="ADDRESS", help="Of this machine; 0.0.0.0: all.")
+    ] = "127.0.0.1",
+    server_only: Annotated[bool, typer.Option("--server-only", help="Nodes are on other machines.")] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS, node keys and signatures.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -95,8 +99,8 @@ def up(
         there = _there(folder)
         from fnrfl.flower import federating
 
-        count = nodes or len(there.nodes)
-        federating.start_federation(there, count, port, secure=not insecure, tell=console().print)
+        count = 0 if server_only else nodes or len(there.nodes)
+        federating.start_federation(there, count, port, secure=not insecure, tell=console().print, listen=listen)
 
 
 @deploy.command("run")

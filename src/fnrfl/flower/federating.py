@@ -26,41 +26,47 @@ def processes(deployment: Deployment) -> Processes:
 
 
 def start_federation(
-    deployment: Deployment, nodes: int, port: int, *, secure: bool, tell: Callable[[str], None]
+    deployment: Deployment, nodes: int, port: int, *, secure: bool, tell: Callable[[str], None], listen: str = HOST
 ) -> None:
-    """Start the SuperLink and the nodes, and wait until all are online."""
+    """Start the SuperLink and the nodes, and wait until all are online; 0 nodes: they are on other machines.
+
+    The SuperLink listens on an address of this machine, 0.0.0.0 for all of them.
+    """
     here = processes(deployment)
     if here.alive:
         raise ConfigError(f"{deployment.root} is running already. `fnrfl deploy down {deployment.typed}` ends it.")
     _check(deployment, nodes, secure)
+    if listen != HOST and not secure:
+        raise ConfigError(f"A server that listens on {listen} must have TLS and node keys. Leave --insecure out.")
     for one in range(port, port + nodes + 1):
         _check_free(one)
     deployment.quiet_here()
     try:
-        _start(deployment, nodes, Address(HOST, port, secure), tell)
+        _start(deployment, nodes, Address(HOST if listen == "0.0.0.0" else listen, port, secure), listen, tell)
     except BaseException:
         end_federation(deployment)  # half of it is of no use
         raise
 
 
-def _start(deployment: Deployment, nodes: int, address: Address, tell: Callable[[str], None]) -> None:
+def _start(deployment: Deployment, nodes: int, address: Address, listen: str, tell: Callable[[str], None]) -> None:
     here = processes(deployment)
     address.write(deployment)
     begun = here.start(
-        "superlink", _superlink(deployment, address), log=deployment.logs / "superlink.log",
+        "superlink", _superlink(deployment, address, listen), log=deployment.logs / "superlink.log",
         environment=deployment.environment(), folder=deployment.root,
     )  # fmt: skip
     superlink = SuperLink(deployment, address)
     _wait(begun, deployment, lambda: _answers(superlink))
     tell(f"SuperLink  {address}  {'TLS' if address.secure else 'without TLS'}")
     if address.secure:
-        for folder in map(deployment.node, range(nodes)):
+        for folder in deployment.nodes:
             superlink.register(OwnConfig.of({"folder": str(folder)}).label, (folder / "node.pub").read_bytes())
     for client in range(nodes):
         start_node(deployment, client)
     for client in range(nodes):
         _wait(_named(here, f"node {client}"), deployment, lambda: _online(superlink) >= nodes)
-    tell(f"nodes      {nodes} online")
+    if nodes:
+        tell(f"nodes      {nodes} online")
 
 
 def start_node(deployment: Deployment, client: int) -> Recorded:
@@ -73,13 +79,13 @@ def start_node(deployment: Deployment, client: int) -> Recorded:
     )  # fmt: skip
 
 
-def _superlink(deployment: Deployment, address: Address) -> list[str]:
+def _superlink(deployment: Deployment, address: Address, listen: str) -> list[str]:
     certs = deployment.certs
     tls = ["--ssl-ca-certfile", f"{certs / 'ca.crt'}", "--ssl-certfile", f"{certs / 'server.crt'}"]
     tls += ["--ssl-keyfile", f"{certs / 'server.key'}", "--enable-supernode-auth"]
     return [
         str(Path(sys.executable).with_name("flower-superlink")),
-        *("--host", address.host, "--port", str(address.port), "--database", str(deployment.database)),
+        *("--host", listen, "--port", str(address.port), "--database", str(deployment.database)),
         *(tls if address.secure else ["--insecure"]),
         "--disable-runtime-dependency-installation",
     ]
@@ -111,9 +117,9 @@ def end_federation(deployment: Deployment) -> list[str]:
 def _check(deployment: Deployment, nodes: int, secure: bool) -> None:
     """What must be there before anything is started."""
     there = len(deployment.nodes)
-    if not 1 <= nodes <= there:
+    if not 0 <= nodes <= there:
         raise ConfigError(f"{nodes} nodes were asked for, and {deployment.root}/nodes has {there}. Give 1 to {there}.")
-    wanted = [deployment.certs / "server.crt", *(deployment.node(n) / "node.key" for n in range(nodes))]
+    wanted = [deployment.certs / "server.crt", *(folder / "node.pub" for folder in deployment.nodes)]
     missing = [path for path in wanted if not path.is_file()]
     if secure and missing:
         raise ConfigError(f"{missing[0]} is not there. Make keys with: fnrfl deploy certs {deployment.typed}")

@@ -14,6 +14,7 @@ import sys
 import time
 from threading import Thread
 
+from fnrfl.flower.deployment import FLOWER_QUIET
 from fnrfl.flower.short_waits import shorten_waits
 
 TRY_UNTIL = "FNRFL_TRY_UNTIL"  # when it is no longer tried to begin; in seconds, as `time.time()` has them
@@ -26,6 +27,8 @@ def run_supernode() -> None:
     A SuperLink takes a node's key once. If the node was killed, it refuses the key until it has missed the old node's
     heartbeats, and Flower's SuperNode ends. This one tries again, if the environment says until when.
     """
+    for setting, value in FLOWER_QUIET.items():
+        os.environ.setdefault(setting, value)  # before Flower is imported
     from flwr.supernode.cli import flower_supernode
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
