@@ -27,9 +27,11 @@ from deployed import (
     events,
     federation,
     fnrfl,
+    free_ports,
     kill_node,
     letters,
     loop,
+    model,
     restart_node,
     same_run,
     server_process,
@@ -38,6 +40,7 @@ from deployed import (
 from fnrfl.flower.certificates import write_certificates
 from fnrfl.flower.deployment import Address, Deployment
 from fnrfl.flower.processes import start_of
+from test_site_nodes import write_gaps
 
 METHODS = {
     "FedAvg": ("algorithm=fedavg",),
@@ -225,3 +228,32 @@ def test_down_leaves_nothing_even_after_a_crash(tmp_path: Path) -> None:
         os.kill(link.pid, 9)
         wait_until(lambda: start_of(link.pid) is None)
         assert "has ended" in fnrfl("deploy", "status", made.root, fails=True)
+
+
+def test_sites_with_data_of_their_own_equal_the_simulator_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables with other columns' orders, categories and gaps; inputs are scaled with sums that the sites tell."""
+    monkeypatch.chdir(tmp_path)
+    write_gaps()
+    recipe = tmp_path / "sites.toml"
+    recipe.write_text(
+        'name = "sites"\nscenario = "natural"\nmodel = "mlp"\nrounds = 2\nfnr = "on"\n'
+        f'[dataset]\nname = "data/"\nlabel = "ill"\nmissing = "mean"\n[public]\nsource = "{tmp_path}/public.csv"\n'
+        "[validation]\nsize = 0\n[engine]\nthreads = 1\n[client]\nepochs = 1\n"
+    )
+    made = Deployment(tmp_path / "fed")
+    fnrfl("deploy", "init", made.root, recipe, "--nodes", 3)
+    for client, site in enumerate(("H10", "Aachen", "H2")):
+        (made.node(client) / "node.toml").write_text(
+            f'name = "{site}"\ndata = "{tmp_path}/data/{site}.csv"\npublic = "{tmp_path}/public.csv"\n'
+        )
+    fnrfl("deploy", "certs", made.root)
+    try:
+        fnrfl("deploy", "up", made.root, "--port", free_ports(4))
+        fnrfl("deploy", "run", made.root, "--test", tmp_path / "test.csv", "-o", "there")
+    finally:
+        fnrfl("deploy", "down", made.root)
+    fnrfl("run", recipe, "engine=loop", "-q", "-o", "here")
+    assert model(Path("there")) == model(Path("here"))
+    assert [event["bytes"] for event in events(Path("there"))] == [event["bytes"] for event in events(Path("here"))]
