@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 DOCS := .venv-docs
-CHECKED := src tests benchmarks docs/site
+CHECKED := src tests benchmarks docs/site examples
 
 .PHONY: demo test quick test-all test-gpu test-loggers test-deploy lint types format docs setup clean
 

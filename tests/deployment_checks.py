@@ -31,7 +31,6 @@ from deployed import (
     kill_node,
     letters,
     loop,
-    model,
     restart_node,
     same_run,
     server_process,
@@ -40,7 +39,6 @@ from deployed import (
 from fnrfl.flower.certificates import write_certificates
 from fnrfl.flower.deployment import Address, Deployment
 from fnrfl.flower.processes import start_of
-from test_site_nodes import write_gaps
 
 METHODS = {
     "FedAvg": ("algorithm=fedavg",),
@@ -230,30 +228,66 @@ def test_down_leaves_nothing_even_after_a_crash(tmp_path: Path) -> None:
         assert "has ended" in fnrfl("deploy", "status", made.root, fails=True)
 
 
-def test_sites_with_data_of_their_own_equal_the_simulator_to_the_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tables with other columns' orders, categories and gaps; inputs are scaled with sums that the sites tell."""
+# -- nothing leaves the machine ----------------------------------------------------------------------------------------
+
+
+def loopback_only(*command: str) -> subprocess.CompletedProcess[str]:
+    script = str(Path(__file__).with_name("loopback_only.py"))
+    inside = ["unshare", "-rn", sys.executable, script, *command]
+    return subprocess.run(inside, env=os.environ | HERE, capture_output=True, text=True, timeout=400)
+
+
+def test_a_federation_needs_loopback_alone_and_asks_for_nothing_else() -> None:
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rn", "true"]).returncode:
+        pytest.skip("this machine makes no network namespaces")
+    leaves = "import socket; s = socket.socket(); s.connect_ex(('192.0.2.1', 80)); s.close()"
+    assert loopback_only(sys.executable, "-c", leaves).returncode == 99  # it would be noticed
+    small = str(Path(__file__).with_name("test_deploy.py"))
+    done = loopback_only(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", small)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+# -- nodes with data of their own --------------------------------------------------------------------------------------
+
+SITES = """name = "sites"
+dataset = { name = "sites/", label = "ill", missing = "mean", scale = "standard" }
+scenario = "natural"
+clients = 0
+model = "mlp"
+rounds = 2
+public = { source = "public.csv" }
+validation = { size = 0 }
+fnr = { share = 0.5 }
+"""
+
+
+def write_patients(path: Path, seed: int) -> None:
+    from fnrfl.core.rng import numpy_generator
+
+    dice = numpy_generator(seed, "patients")
+    path.parent.mkdir(exist_ok=True)
+    rows = [
+        f"{dice.normal(60, 9):.6f},{dice.choice(['north', 'söuth'])},{dice.choice(['no', 'yes'])}" for _ in range(40)
+    ]
+    path.write_text("\n".join(["age,ward,ill", *rows]) + "\n", encoding="utf-8")
+
+
+def test_sites_with_data_of_their_own_train_a_model_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_gaps()
-    recipe = tmp_path / "sites.toml"
-    recipe.write_text(
-        'name = "sites"\nscenario = "natural"\nmodel = "mlp"\nrounds = 2\nfnr = "on"\n'
-        f'[dataset]\nname = "data/"\nlabel = "ill"\nmissing = "mean"\n[public]\nsource = "{tmp_path}/public.csv"\n'
-        "[validation]\nsize = 0\n[engine]\nthreads = 1\n[client]\nepochs = 1\n"
-    )
-    made = Deployment(tmp_path / "fed")
-    fnrfl("deploy", "init", made.root, recipe, "--nodes", 3)
-    for client, site in enumerate(("H10", "Aachen", "H2")):
-        (made.node(client) / "node.toml").write_text(
-            f'name = "{site}"\ndata = "{tmp_path}/data/{site}.csv"\npublic = "{tmp_path}/public.csv"\n'
-        )
-    fnrfl("deploy", "certs", made.root)
+    (tmp_path / "sites.toml").write_text(SITES)
+    for seed, name in enumerate(("sites/Aachen", "sites/Évora", "public", "test")):
+        write_patients(tmp_path / f"{name}.csv", seed)
+    fnrfl("deploy", "init", "fed", "sites.toml", "--nodes", 2)
+    for client, site in enumerate(("Évora", "Aachen")):
+        words = {"name": site, "data": f"{tmp_path}/sites/{site}.csv", "public": f"{tmp_path}/public.csv"}
+        text = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in words.items())
+        (tmp_path / f"fed/nodes/{client}/node.toml").write_text(text, encoding="utf-8")
+    fnrfl("deploy", "certs", "fed")
     try:
-        fnrfl("deploy", "up", made.root, "--port", free_ports(4))
-        fnrfl("deploy", "run", made.root, "--test", tmp_path / "test.csv", "-o", "there")
+        fnrfl("deploy", "up", "fed", "--port", free_ports(3))
+        assert "no test set" in fnrfl("deploy", "run", "fed", fails=True)
+        told = fnrfl("deploy", "run", "fed", "--test", "test.csv", "-o", "run")
     finally:
-        fnrfl("deploy", "down", made.root)
-    fnrfl("run", recipe, "engine=loop", "-q", "-o", "here")
-    assert model(Path("there")) == model(Path("here"))
-    assert [event["bytes"] for event in events(Path("there"))] == [event["bytes"] for event in events(Path("here"))]
+        fnrfl("deploy", "down", "fed")
+    assert "after 2 rounds" in told and (tmp_path / "run" / "model.safetensors").is_file()
+    assert json.loads((tmp_path / "run" / "partition.json").read_text())["ids"] == ["Aachen", "Évora"]

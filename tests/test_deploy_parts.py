@@ -20,7 +20,7 @@ from fnrfl.engines.letters import Letter, LetterAnswer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.flower import worker
 from fnrfl.flower.app_files import write_app
-from fnrfl.flower.deployment import QUIET, Deployment
+from fnrfl.flower.deployment import FLOWER_QUIET, Deployment
 from fnrfl.flower.node_service import NodeService
 from fnrfl.flower.own_config import OwnConfig
 from fnrfl.flower.processes import Processes, Recorded, start_of
@@ -64,7 +64,7 @@ def test_keys_are_for_their_owner_and_are_never_replaced(tmp_path: Path) -> None
 def test_every_process_starts_quietly_and_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
     there = Deployment(tmp_path).environment()
-    assert there | QUIET == there and there["FLWR_HOME"] == str(tmp_path / "flower")
+    assert there | FLOWER_QUIET == there and there["FLWR_HOME"] == str(tmp_path / "flower")
     assert Deployment(tmp_path).mark == Deployment(tmp_path).mark != Deployment(tmp_path / "other").mark
 
 

@@ -33,7 +33,7 @@ def _there(folder: Path) -> Deployment:
     return Deployment.at(folder)
 
 
-@deploy.command()
+@deploy.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", show_default=False, help="A new folder.")],
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", show_default=False, help="A name or a TOML file.")],
@@ -41,7 +41,7 @@ def init(
     nodes: Nodes = None,
     debug: Debug = False,
 ) -> None:
-    """Write a ready Flower app from a recipe, and a folder for each node.
+    """Write a Flower app from a recipe, and a folder for each node.
 
     fnrfl deploy init federation digits clients=3
     """
@@ -55,7 +55,7 @@ def init(
         screen.print(f"nodes  {len(made.nodes)}, in {quoted(folder / 'nodes')}")
 
 
-@deploy.command()
+@deploy.command("certs")
 def certs(
     folder: Folder,
     nodes: Nodes = None,
@@ -65,7 +65,10 @@ def certs(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Make a CA, the server's certificate, a key for each node, and the key that signs the app."""
+    """Make certificates, node keys and the key that signs the app.
+
+    fnrfl deploy certs federation
+    """
     with errors_in_words(debug):
         there = _there(folder)
         from fnrfl.flower.certificates import LOOPBACK, write_certificates
@@ -74,7 +77,7 @@ def certs(
             console().print(quoted(path.relative_to(there.root)))
 
 
-@deploy.command()
+@deploy.command("up")
 def up(
     folder: Folder,
     nodes: Nodes = None,
@@ -82,7 +85,12 @@ def up(
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS, node keys and signatures.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Start a server and its nodes on this machine, with TLS and node keys, and wait until all are online."""
+    """Start a server and its nodes here, and wait until all are there.
+
+    They use TLS and node keys, which `fnrfl deploy certs` has made.
+
+    fnrfl deploy up federation --port 8000
+    """
     with errors_in_words(debug):
         there = _there(folder)
         from fnrfl.flower import federating
@@ -91,7 +99,7 @@ def up(
         federating.start_federation(there, count, port, secure=not insecure, tell=console().print)
 
 
-@deploy.command()
+@deploy.command("run")
 def run(
     folder: Folder,
     overrides: OverridesArgument = None,
@@ -129,9 +137,12 @@ def run(
             raise FnrflError(f"The run has not completed ({status}, {how or 'no end'}): {why or 'no reason given'}")
 
 
-@deploy.command()
+@deploy.command("status")
 def status(folder: Folder, debug: Debug = False) -> None:
-    """Show the processes of a deployment, and which nodes are online."""
+    """Show the processes of a deployment, and which nodes are online.
+
+    fnrfl deploy status federation
+    """
     with errors_in_words(debug):
         there = _there(folder)
         from fnrfl.flower.federating import processes
@@ -150,9 +161,12 @@ def status(folder: Folder, debug: Debug = False) -> None:
         raise typer.Exit(0 if all(one.alive for one in records) else 1)
 
 
-@deploy.command()
+@deploy.command("down")
 def down(folder: Folder, debug: Debug = False) -> None:
-    """End every process of a deployment, and all that they have started."""
+    """End every process of a deployment, and all that they have started.
+
+    fnrfl deploy down federation
+    """
     with errors_in_words(debug):
         there = _there(folder)
         from fnrfl.flower import federating

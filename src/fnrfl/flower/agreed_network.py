@@ -23,7 +23,7 @@ def ask_all(network: Network, labels: Sequence[str], question: Mapping[str, Any]
     for number, told in network.exchange(dict.fromkeys(range(len(labels)), message), None):
         answer = {"error": told} if isinstance(told, str) else read_question(told)
         if "error" in answer:
-            raise CompatibilityError(f"The node {labels[number]} cannot take part: {answer['error']}")
+            raise CompatibilityError(f"Node {labels[number]}: {answer['error']}")
         answers[number] = answer
     return [answers[number] for number in range(len(labels))]
 

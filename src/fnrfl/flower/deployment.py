@@ -13,7 +13,7 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.rundir import files
 
 # No process that `fnrfl deploy` starts asks anything outside, whatever the user's settings are.
-QUIET = {
+FLOWER_QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -89,11 +89,11 @@ class Deployment:
         """For every process that is started: quiet, and nothing in the user's home."""
         beside = str(Path(sys.executable).parent)  # Flower starts programs by their names
         path = os.pathsep.join([beside, os.environ.get("PATH", "")])
-        return {**os.environ, **QUIET, MARK: self.mark, "FLWR_HOME": str(self.home), "PATH": path}
+        return {**os.environ, **FLOWER_QUIET, MARK: self.mark, "FLWR_HOME": str(self.home), "PATH": path}
 
     def quiet_here(self) -> None:
         """The same for this process; before Flower is imported, which reads its settings then."""
-        os.environ.update(QUIET | {"FLWR_HOME": str(self.home)})
+        os.environ.update(FLOWER_QUIET | {"FLWR_HOME": str(self.home)})
 
 
 @dataclass(frozen=True)

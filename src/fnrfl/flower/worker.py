@@ -8,7 +8,6 @@ node, and when it has been idle for long. One worker at a time holds a node: it 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -20,15 +19,17 @@ from pathlib import Path
 from threading import Thread
 
 from fnrfl.flower.own_config import OwnConfig
-from fnrfl.flower.worker_link import SOCKET, receive_frame, send_frame, short_path
+from fnrfl.flower.worker_link import SOCKET, held, receive_frame, send_frame, short_path
 
 IDLE = 900.0  # seconds without a letter after which a worker ends; the next letter starts another
 WATCH_SECONDS = 0.3  # seconds between two looks whether the parent is there
 
 
 def answer_letters(folder: Path, answer: Callable[[bytes], bytes]) -> None:
-    """Answer letters, one after the other, until none has come for long."""
-    with short_path(folder) as name, socket.socket(socket.AF_UNIX) as door:
+    """Answer letters, one after the other, until none has come for long; nothing if another worker has the folder."""
+    with held(folder) as mine, short_path(folder) as name, socket.socket(socket.AF_UNIX) as door:
+        if not mine:
+            return
         (folder / SOCKET).unlink(missing_ok=True)  # of a worker that was killed: this one has the lock
         door.bind(f"{name}/{SOCKET}")
         door.listen()
@@ -61,17 +62,12 @@ def _exists(pid: int) -> bool:
 
 
 def work(parent: str, given: str) -> None:
-    """Hold the lock of the folder, open the node and answer_letters it."""
+    """Open the node and answer its letters."""
     config = OwnConfig.of(json.loads(given))
     Thread(target=end_with, args=(int(parent),), daemon=True).start()
-    with open(config.folder / "worker.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return  # another worker is there, or about to be
-        from fnrfl.flower.node_service import NodeService
+    from fnrfl.flower.node_service import NodeService
 
-        answer_letters(config.folder, NodeService.of(config).answer)
+    answer_letters(config.folder, NodeService.of(config).answer)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ from fnrfl.core.errors import FnrflError
 from fnrfl.flower.own_config import OwnConfig
 
 SOCKET, LOG = "worker.sock", "worker.log"
+GONE = 10.0  # seconds that a dying process may take
 START = 120.0  # seconds that a worker may take to start: it imports torch and reads the node's data
 
 
@@ -36,12 +38,22 @@ class WorkerLink:
         try:
             return self._ask(letter)
         except (OSError, EOFError):
+            self._until_gone()
             try:
                 return self._ask(letter)
             except (OSError, EOFError) as error:
                 raise FnrflError(
-                    f"The worker of the node has ended twice while it answered ({error}). {self.folder / LOG} says why."
+                    f"The worker of the node has ended twice while it answered ({error}). Its worker.log says why."
                 ) from None
+
+    def _until_gone(self) -> None:
+        """Wait until a worker that dies has died: its socket would take one more letter."""
+        until = time.monotonic() + GONE
+        while time.monotonic() < until:
+            with held(self.folder) as nobody:
+                if nobody:
+                    return
+            time.sleep(0.05)
 
     def _ask(self, letter: bytes) -> bytes:
         with self._connected() as worker:
@@ -63,7 +75,7 @@ class WorkerLink:
             if started is None:
                 started = self._start()
             elif started.poll() not in (None, 0) or time.monotonic() > until:
-                raise FnrflError(f"The worker of the node does not start. {self.folder / LOG} says why.")
+                raise FnrflError("The worker of the node does not start. The file worker.log of its folder says why.")
             time.sleep(0.02)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -74,6 +86,18 @@ class WorkerLink:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=self.folder
             )
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """Whether the lock of a node's folder is ours, inside: a worker has it as long as it lives."""
+    with open(folder / "worker.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 @contextmanager
