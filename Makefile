@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 DOCS := .venv-docs
-CHECKED := src tests benchmarks docs/site
+CHECKED := src tests benchmarks docs/site examples
 
-.PHONY: demo test quick test-all test-gpu test-loggers lint types format docs setup clean
+.PHONY: demo test quick test-all test-gpu test-loggers test-deploy lint types format docs setup clean
 
 demo: $(READY)
 	$(BIN)/python -m fnrfl.cli.demo
@@ -36,6 +36,11 @@ test-gpu: $(READY)
 test-loggers: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorboard,mlflow,wandb]'
 	$(PYTEST) tests/test_loggers.py
+
+# Flower into .venv, and a federation on loopback with TLS and node keys: parity, faults, refusals. Ten minutes or so.
+test-deploy: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[flower]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/test_deploy.py tests/deployment_checks.py
 
 lint: $(READY)
 	$(BIN)/ruff check $(CHECKED)

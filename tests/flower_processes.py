@@ -138,10 +138,11 @@ class FlowerProcesses:
         raise RuntimeError(f"Nobody listens on {port}:\n{self.logs()}")
 
     def run(self, app: Path, config: Mapping[str, object], seconds: float) -> str:
-        """Run an app to its end with `flwr run`; everything that it and the SuperLink printed meanwhile."""
+        """Run an app to its end with `flwr run`, and give what that printed."""
         words = [f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in config.items()]
         simulated = f"num-supernodes={self.num_nodes} client-resources-num-cpus=1 init-args-num-cpus=1"
         more = ["--federation-config", simulated] if self.simulation else []
+        (self.folder / "run.log").unlink(missing_ok=True)
         process = self.start("run", "flwr", "run", str(app), "lo", "--stream", "--run-config", " ".join(words), *more)
         try:
             process.wait(seconds)

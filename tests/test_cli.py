@@ -255,7 +255,7 @@ def test_lists_say_what_there_is() -> None:
         return [line.split()[0] for line in fnrfl("list", subject).stdout.splitlines()]
 
     assert first_words("algorithms") == list(registry.algorithms())
-    assert first_words("engines") == ["auto", "loop", "batched", "gpu", "flower"]
+    assert first_words("engines") == ["auto", "loop", "batched", "gpu", "ray", "flower"]
     assert {"digits", "label-skew", "quantity-skew", "feature-skew", "mixed", "paper-label-skew"} <= set(
         first_words("recipes")
     )
@@ -286,7 +286,7 @@ def commands() -> list[tuple[str, ...]]:
 def test_every_command_has_help_with_examples(words: tuple[str, ...], flag: str) -> None:
     got = fnrfl(*words, flag)
     assert got.exit_code == 0
-    assert f"\n  fnrfl {' '.join(words)}" in got.stdout
+    assert f"\n  fnrfl {' '.join(words)}" in got.stdout and r"\[" not in got.stdout
 
 
 def test_the_commands_in_the_help_have_whole_sentences() -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +33,7 @@ from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data import sources
 from fnrfl.data.datasets import load as load_data
 from fnrfl.data.holdings import Partition
+from fnrfl.flower.deployment import FLOWER_QUIET
 from fnrfl.results import skew
 from fnrfl.rundir.interrupt import interruptible
 from fnrfl.rundir.lock import alone
@@ -450,6 +452,18 @@ def test_doctor_says_what_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch
     text = command("doctor").stdout
     assert "fnrfl data get cifar10" in text
     assert len(json.loads(command("doctor", "--json").stdout)) == len(found)
+
+
+def test_doctor_lists_what_each_extra_would_reach() -> None:
+    found = {f.name: f.found for f in doctor.examine() if f.topic == "network"}
+    extras = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    reaching = {"tensorboard", "mlflow", "wandb", "flower", "ray"}
+    assert reaching <= set(extras["optional-dependencies"]) == reaching | {"images", "report", "docs", "dev"}
+    assert {name.split(":")[0] for name in found if ":" in name} == reaching
+    for setting in FLOWER_QUIET:  # everything that `fnrfl deploy` switches off is told
+        if "POLL" not in setting and setting != "FLWR_SUPERGRID_ADDRESS":
+            assert any(setting in words for words in found.values()), setting
+    assert "cannot be switched off" in found["flower: flwr login, flwr new, flwr app, flwr chat"]
 
 
 def test_doctor_works_on_a_bare_machine() -> None:

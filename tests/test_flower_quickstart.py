@@ -131,22 +131,52 @@ def test_the_app_learns_before_and_after(tmp_path: Path, capsys: pytest.CaptureF
         assert float(lines[2].split()[-1]) > float(lines[0].split()[-1])
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group("flower")
-def test_both_apps_run_on_a_superlink_and_two_supernodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The real thing prints what the apps print in this process, and leaves no process behind."""
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A SuperLink and two SuperNodes, which leave no process behind."""
     pytest.importorskip("flwr")
     from flower_processes import FlowerProcesses
 
-    apps = {patched: copied(tmp_path / f"app-{patched}", patched=patched) for patched in (False, True)}
-    with FlowerProcesses(tmp_path / "federation", nodes=2, ports=range(21000, 22000)) as federation:
-        for patched, app in apps.items():
-            output = federation.run(app, CONFIG, seconds=280)
-            expected, _ = played(app, capsys)
-            assert accuracies(output)[-3:] == expected, federation.logs()
-            assert ("FNR: 1 of 2 clients refined" in output) == patched
-        assert federation.running()
-    assert not federation.running()
+    folder = tmp_path_factory.mktemp("federation")
+    with FlowerProcesses(folder / "files", nodes=2, ports=range(21000, 22000)) as running:
+        yield running
+        assert running.running()
+    assert not running.running()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("flower")
+@pytest.mark.parametrize("patched", [False, True])
+def test_the_app_on_real_processes_prints_what_it_prints_in_this_one(
+    patched: bool, federation: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = copied(tmp_path / "app", patched=patched)
+    output = federation.run(app, CONFIG, seconds=280)
+    expected, _ = played(app, capsys)
+    assert accuracies(output) == expected, federation.logs()
+    assert ("FNR: 1 of 2 clients refined" in output) == patched
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("flower")
+def test_a_supernode_that_refines_for_too_long_is_not_waited_for(federation: Any, tmp_path: Path) -> None:
+    app = copied(tmp_path / "app", patched=True)
+    server, client = app / "quickstart" / "server_app.py", app / "quickstart" / "client_app.py"
+    server.write_text(server.read_text().replace("NormStrategy(strategy)", "NormStrategy(strategy, timeout=3.0)"))
+    slow = """
+class Slow(FeatureNormMod):
+    def _refined(self, *message):
+        import time
+        time.sleep(15)
+        return super()._refined(*message)
+
+
+app = ClientApp(mods=[Slow("""
+    client.write_text(client.read_text().replace("app = ClientApp(mods=[FeatureNormMod(", slow))
+    output = federation.run(app, CONFIG | {"num-rounds": 1}, seconds=280)
+    assert "counts with its model before refinement: there was no reply in 3 seconds" in output, federation.logs()
+    assert "'fnr-fell-back': 1" in output
+    assert len(accuracies(output)) == 2
 
 
 @pytest.mark.slow

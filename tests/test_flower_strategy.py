@@ -673,6 +673,22 @@ def test_a_node_that_was_restarted_between_the_phases_falls_back() -> None:
     assert result.train_metrics_clientapp[1]["fnr-fell-back"] == 2
 
 
+def test_a_client_refines_no_model_of_another_question() -> None:
+    grid, strategy = grid_of(), FeatureNormStrategy(flower.FedAvg(), share=0.4)
+    played(strategy, grid, rounds=1)
+    old = orders(grid)[0]
+    node = old.metadata.dst_node_id
+    messages = list(strategy.configure_train(2, start(), ConfigRecord(), grid))
+    (trained,) = grid.send_and_receive([one for one in messages if one.metadata.dst_node_id == node])
+    (late,) = grid.send_and_receive([old])
+    assert "holds no model of round 1" in late.error.reason
+    old.content[LETTER]["question"] = trained.content[LETTER]["question"]
+    (refined,) = grid.send_and_receive([old])
+    assert "arrays" in refined.content  # the model of round 2 is still held
+    (again,) = grid.send_and_receive([old])
+    assert "holds no model" in again.error.reason  # and then no more
+
+
 def test_a_node_that_left_is_not_waited_for() -> None:
     grid = grid_of()
     strategy = FeatureNormStrategy(flower.FedAvg(), share=1.0)

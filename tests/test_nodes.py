@@ -194,6 +194,7 @@ def test_before_inputs_are_scaled_a_node_tells_the_sums_of_the_simulator() -> No
         ({"data": "digits", "partition": True}, "partition = True; it must be a whole number"),
         ({"data": 3, "partition": 0}, "data = 3; it must be text"),
         ({"data": "digits", "partition": 0, "share-memory": "yes"}, "share_memory = 'yes'; it must be true or false"),
+        ({"data": "digits", "partition": 0, "ignore": "age"}, "ignore = 'age' beside a partition"),
         ({"data": "digits", "partition": 0, "engine": "loup"}, "Did you mean 'loop'"),
     ],
 )

@@ -16,21 +16,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fnrfl.algorithms.parts.norms import Accuracy
 from fnrfl.config import RunConfig
 from fnrfl.config import load as load_config
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
+from fnrfl.core.messages import MeasureRequest
 from fnrfl.core.rng import numpy_generator
-from fnrfl.data.agreement import ColumnFacts, SiteFacts, SiteSchema
+from fnrfl.data.agreement import ColumnFacts, SiteFacts, SiteHolding, SiteSchema
 from fnrfl.data.datasets import load as load_data
 from fnrfl.data.natural import in_natural_order
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.own_site import describe_site, read_agreed
 from fnrfl.data.reading import Reading
-from fnrfl.data.site_agreement import agree_on_sites
+from fnrfl.data.site_agreement import agree_on_sites, settle
+from fnrfl.engines.letters import Letter
 from fnrfl.engines.node import Node
-from fnrfl.engines.wire import from_bytes
+from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.flower.agreed_network import AgreedNetwork, ask_all
+from fnrfl.flower.node_service import NodeService
 from fnrfl.runs.agreeing import Meeting, meet
 from fnrfl.runs.build import Built, build
+from fnrfl.runs.evaluate import evaluate_model
 from fnrfl.runs.predict import evaluate
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import resume, run
@@ -81,7 +87,7 @@ def assert_same_run(config: RunConfig, nodes: Sequence[NodeConfig], test: str = 
         mine = simulated.splits.test.take(simulated.splits.site_tests[client])
         x, y = node.parts.pool.all("test")
         assert torch.equal(y, mine.y) and len(x) == len(mine.x)
-        assert torch.equal(node.parts.splits.test.x, mine.x)
+        assert same(node.parts.splits.test.x, mine.x)
     assert np.array_equal(met.parts.partition.counts, simulated.partition.counts)
     assert torch.equal(met.parts.pool.examples, simulated.pool.examples)
     assert met.parts.dataset.classes == simulated.dataset.classes
@@ -160,10 +166,11 @@ def write_table(path: Path, rows: Sequence[Mapping[str, str]], columns: Sequence
         writer.writerows([row[name] for name in columns] for row in rows)
 
 
-def assert_read_alike(folder: Path, reading: Reading, sites: Sequence[str]) -> None:
+def assert_read_alike(folder: Path, reading: Reading, kind: str = ".csv") -> None:
     """What nodes read by themselves, once they have agreed, is what the simulator reads from the folder."""
     whole = load_data(str(folder), by_client=True, reading=reading)
-    nodes = {site: NodeConfig(data=str(folder / f"{site}.csv"), name=site) for site in sites}
+    sites = [path.stem for path in folder.iterdir()]
+    nodes = {site: NodeConfig(data=str(folder / f"{site}{kind}"), name=site) for site in sites}
     facts = [SiteFacts(site, {}, schema=describe_site(node, reading)) for site, node in nodes.items()]
     agreement = sent(agree_on_sites([sent(one) for one in facts], reading))
     schema = agreement.schema
@@ -191,9 +198,67 @@ def test_tables_of_sites_are_read_alike(made: Any, dice: Any) -> None:
         except FnrflError:  # the simulator must set a test part aside, and needs as many examples as classes
             return
         try:
-            assert_read_alike(Path(folder), Reading(missing=missing), list(rows))
+            assert_read_alike(Path(folder), Reading(missing=missing))
         except ConfigError as error:  # of a site nothing is left, which the simulator leaves out
             assert missing == "drop" and "no example without a missing value" in str(error)
+
+
+def write_arrays(folder: Path, dice: np.random.Generator, *, named: bool, listed: bool, gaps: bool) -> None:
+    """An .npz for each site: whole numbers at some, fractions at others, some with a test part."""
+    shape = (3,) if dice.random() < 0.5 else (2, 2)
+    for site in range(int(dice.integers(1, 4))):
+        held: dict[str, np.ndarray] = {"classes": np.array(["ä", "a", "b"])} if listed else {}
+        for part in ("_train", "_test") if dice.random() < 0.3 else ("",):
+            count = int(dice.integers(12, 18))
+            x = dice.normal(size=(count, *shape)).astype(np.float32)
+            x[(dice.random(x.shape) < 0.03) & gaps] = np.nan
+            labels = dice.integers(0, 3, count)
+            held[f"x{part}"] = dice.integers(0, 5, size=x.shape) if dice.random() < 0.3 else x
+            held[f"y{part}"] = np.array(["a", "b", "ä"])[labels] if named else labels
+        np.savez(folder / f"site {site}.npz", **held)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32), named=st.booleans(), listed=st.booleans(), missing=st.sampled_from(["refuse", "drop"])
+)
+def test_arrays_of_sites_are_read_alike(seed: int, named: bool, listed: bool, missing: str) -> None:
+    with TemporaryDirectory() as folder:
+        dice = np.random.default_rng(seed)
+        write_arrays(Path(folder), dice, named=named, listed=listed, gaps=missing == "drop")
+        assert_read_alike(Path(folder), Reading(missing=missing), ".npz")
+
+
+def test_labels_that_are_no_classes_are_not_told() -> None:
+    rows = [{"age": f"{number}", "patient": f"P{number}"} for number in range(30)]
+    write_table(Path("site.csv"), rows, ["age", "patient"])
+    np.savez("site.npz", x=np.ones((30, 2)), y=np.arange(30))
+    for data, where in (("site.csv", "Column 'patient'"), ("site.npz", "y")):
+        with pytest.raises(ConfigError, match=f"{where} of {data} has 30 different labels in 30 examples"):
+            describe_site(NodeConfig(data=data, name="A"), Reading())
+    agreement = agree_on_sites([SiteFacts("A", {}, schema=schema(labels={"a": 1, "b": 1, "c": 1}))], Reading())
+    with pytest.raises(CompatibilityError, match="The sites have 3 classes for 2 training examples"):
+        settle(agreement, [SiteHolding("A", (1, 1, 0), "", "")])
+
+
+def test_columns_that_a_node_keeps_to_itself_are_as_if_they_were_not_there() -> None:
+    write_gaps()
+    reading = Reading(missing="mean", label="ill")
+    plain = NodeConfig(data="data/H2.csv", name="H2")
+    lines = Path("data/H2.csv").read_text().splitlines()
+    names = ['"name, first"', *(f"Meyer {number}" for number in range(len(lines) - 1))]
+    Path("with.csv").write_text("\n".join(f"{name},{line}" for name, line in zip(names, lines, strict=True)) + "\n")
+    node = replace(plain, data="with.csv", ignore='"name, first"')
+    assert describe_site(node, reading) == describe_site(plain, reading)
+    schema = agree_on_sites([SiteFacts("H2", {}, schema=describe_site(node, reading))], reading).schema
+    assert schema is not None
+    one, other = (read_agreed(each, reading, schema) for each in (node, plain))
+    assert one.checksum == other.checksum
+    for asks in (Reading(missing="mean", label="ill", categories=("name, first",)), Reading(label="name, first")):
+        with pytest.raises(ConfigError, match="dataset.categories names|both name the column"):
+            describe_site(node, asks)
+    with pytest.raises(ConfigError, match="dataset.ignore names the column 'nome', and"):
+        describe_site(replace(plain, ignore="nome"), Reading(label="ill", ignore=("age",)))
 
 
 # -- a whole run -------------------------------------------------------------------------------------------------------
@@ -251,6 +316,33 @@ def test_a_run_over_sites_is_the_simulators_and_asks_them_for_means(words: tuple
     manifest = json.loads(Path("there/partition.json").read_text())
     assert manifest["ids"] == ["Aachen", "H2", "H10"] and manifest["splits"]["train"]["sha256"] == ""
     assert result.rounds[-1]["accuracy"] == evaluate("there", "test.csv").accuracy
+
+
+class Services:
+    """A network of node services as the workers of Flower's nodes have them, in one process."""
+
+    def __init__(self, nodes: Sequence[NodeConfig]) -> None:
+        self.order = list(range(len(nodes)))  # which node each number stands for
+        self.open = lambda: [NodeService(node, Path(f"service {node.name}")) for node in nodes]
+        self.services = self.open()
+
+    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
+        self.services = self.open()  # every node has begun again, and knows what its folder has
+        for number, message in letters.items():
+            yield number, self.services[self.order[number]].answer(message)
+
+
+def test_a_run_over_sites_goes_through_the_services_of_flowers_nodes() -> None:
+    write_gaps()
+    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "algorithm=scaffold")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    network, labels = Services(nodes), [node.name for node in nodes]
+    there = config.replace({"engine.name": "flower"})
+    met = meet(there, lambda question: ask_all(network, labels, question), "test.csv")
+    network.order = list(met.seats)
+    agreed = AgreedNetwork(network, met.agreement.sites, met.recipe, met.agreement)
+    result, simulated = run(there, out=None, network=agreed, parts=met.parts), run(config, out=None)
+    assert all(torch.equal(tensor, result.weights[name]) for name, tensor in simulated.weights.items())
 
 
 def test_a_run_over_sites_goes_on_to_the_same_end_and_not_with_other_data() -> None:
@@ -337,11 +429,40 @@ def test_sites_that_do_not_fit_are_refused_by_name(one: SiteSchema, other: SiteS
         agree_on_sites(facts, Reading())
 
 
+def test_what_is_wrong_with_a_sites_data_stays_in_its_own_log(caplog: pytest.LogCaptureFixture) -> None:
+    write_gaps()
+    Path("data/H2.csv").write_text("age,ward,ill\n61,a,no\nMeyer,b,yes\n")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("Aachen", "H2")]
+    with pytest.raises(CompatibilityError, match="The node 'H2' cannot take part") as refused:
+        meet(recipe("public.source=public.csv", "dataset.missing=mean"), asking(nodes), "test.csv")
+    assert "Meyer" not in str(refused.value) and "data/H2.csv" not in str(refused.value)
+    assert "'Meyer' in column 'age'" in caplog.text
+
+
+def test_a_site_with_one_row_and_a_test_set_of_two_are_enough() -> None:
+    write_gaps()
+    Path("data/H2.csv").write_text("age,ward,ill\n61,a,no\n")
+    Path("test.csv").write_text("age,ward,ill\n61,a,no\n62,b,yes\n")
+    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    _, met = assert_same_run(config, nodes, "test.csv")
+    assert met.agreement.sizes[1] == 1 and len(met.parts.splits.test) == 2
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (3, -1), (1, 2, 3), (2**40, 1)])
+def test_counts_that_cannot_be_are_refused(counts: tuple[int, ...]) -> None:
+    agreement = agree_on_sites([SiteFacts("A", {}, schema=schema())], Reading())
+    with pytest.raises(CompatibilityError, match="The node 'A' says that it trains on"):
+        settle(agreement, [SiteHolding("A", counts, "", "")])
+
+
 def test_two_sites_of_one_name_and_a_node_without_one_are_refused() -> None:
     with pytest.raises(CompatibilityError, match="Two nodes are called 'A'"):
         agree_on_sites([SiteFacts("A", {}, schema=schema()), SiteFacts(" A ", {}, schema=schema())], Reading())
     with pytest.raises(CompatibilityError, match="The node with partition = 1 takes a part of a whole data set"):
         agree_on_sites([SiteFacts("A", {}, schema=schema()), SiteFacts("1", {}, 1)], Reading())
+    with pytest.raises(CompatibilityError, match="A node has no name"):
+        agree_on_sites([SiteFacts(" ", {}, schema=schema())], Reading())
 
 
 @pytest.mark.parametrize(
@@ -351,7 +472,7 @@ def test_two_sites_of_one_name_and_a_node_without_one_are_refused() -> None:
         (["public.source=test", "protocol=paper"], "public.source = .test. makes examples public"),
         (["validation.size=0.1"], "validation.size = 0.1 sets examples of the sites aside"),
         (["scenario=iid", "clients=2"], "scenario = 'iid' draws clients from one data set"),
-        (["dataset.client=ward"], "all rows of the node 'Aachen' are its own"),
+        (["dataset.client=ward"], "dataset.client = 'ward' names a column that says who holds a row"),
     ],
 )
 def test_a_recipe_that_sites_cannot_follow_is_refused(words: list[str], said: str) -> None:
@@ -389,19 +510,48 @@ def test_other_public_data_no_test_set_and_server_work_on_private_data_are_refus
         over_network(config, nodes, "test.csv")
 
 
-def test_a_function_of_the_nodes_own_configuration_brings_tokens() -> None:
-    """Whole numbers, in another shape than a table's, and one site's labels are a part of the classes."""
-    Path("mine.py").write_text(
-        "import numpy as np\n\n\ndef left():\n    return np.arange(40).reshape(10, 4) % 9, np.arange(10) % 2\n\n\n"
-        "def right():\n    return np.arange(60).reshape(15, 4) % 7, np.arange(15) % 3\n"
-    )
+def test_functions_of_the_nodes_own_configuration_bring_tokens() -> None:
+    """Whole numbers for a model of the user's own, which each node allows; one site has a part of the classes."""
     whole = {"left": (np.arange(40).reshape(10, 4) % 9, np.arange(10) % 2)}
     whole["right"] = (np.arange(60).reshape(15, 4) % 7, np.arange(15) % 3)
     Path("data").mkdir()
     for name, (x, y) in whole.items():
         np.savez(f"data/{name}.npz", x=x, y=y)
+    Path("mine.py").write_text(
+        "import numpy as np\nfrom torch import nn\n\n\n"
+        "def left():\n    d = np.load('data/left.npz')\n    return d['x'], d['y']\n\n\n"
+        "def right():\n    d = np.load('data/right.npz')\n    return d['x'], d['y']\n\n\n"
+        "def net(num_classes):\n"
+        "    return nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, num_classes))\n"
+    )
     np.savez("test.npz", x=np.arange(80).reshape(20, 4) % 5, y=np.arange(20) % 3)
-    config = recipe("public.source=train", "public.size=0")
-    nodes = [NodeConfig(data=f"mine:{name}", name=name) for name in whole]
+    config = recipe("public.source=train", "public.size=0", "model=mine:net")
+    nodes = [NodeConfig(data=f"mine:{name}", name=name, code="mine:net") for name in whole]
     simulated, met = assert_same_run(config, nodes, "test.npz")
-    assert simulated.dataset.integers and met.parts.dataset.integers and met.agreement.split
+    assert met.parts.net.input_dtype == simulated.net.input_dtype == torch.int64
+    np.savez("data/left.npz", x=whole["left"][0] + 1, y=whole["left"][1])
+    with pytest.raises(CompatibilityError, match="The node 'left' cannot take part"):  # a token that has no row
+        clients_of(meet(config, asking(nodes), "test.npz"), nodes)
+
+
+def test_a_node_answers_about_its_own_test_examples_and_not_to_unscaled_tasks() -> None:
+    write_gaps()
+    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    simulated, met, clients = met_and_simulated(config, nodes, "test.csv")
+    assert simulated.scaling is not None
+    node, model = Node(clients[1].participant, Path("state"), "run"), simulated.engine.server.initial
+    ask = MeasureRequest([1], 0, Accuracy(), "test", model)
+    letter = Letter("run", "1", 1, 0, 1, "measure", ask, scale=simulated.scaling.as_tree())
+    own = simulated.splits.test.take(simulated.splits.site_tests[1])
+    expected = evaluate_model(simulated.net, model, own.x, own.y, 2).accuracy
+    assert float(from_bytes(node.answer(to_bytes(letter))).content["accuracy"]) == pytest.approx(expected)
+    refused = from_bytes(node.answer(to_bytes(replace(letter, scale=None)))).content
+    assert "A letter does not say how inputs are scaled" in refused.reason
+    unscaled = Node(replace(clients[1].participant, scaled=None), Path("state"), "run")
+    assert "A letter says how inputs are scaled" in from_bytes(unscaled.answer(to_bytes(letter))).content.reason
+
+
+def test_without_a_network_a_run_over_sites_says_so_before_it_looks_for_data() -> None:
+    with pytest.raises(CompatibilityError, match="needs clients on a network"):
+        run(recipe("engine.name=flower", "dataset=nowhere/", "public.source=nowhere.csv"), out=None)

@@ -25,9 +25,9 @@ ALLOWED = {
     "config": {"config", "data", "core"},  # data: how a scenario is written
     "rundir": {"rundir", "config", "core"},
     "runs": {"runs", "rundir", "engines", "algorithms", "models", "data", "config", "core"},
-    "flower": {"flower", "runs", "algorithms", "config", "core"},
+    "flower": {"flower", "runs", "rundir", "engines", "algorithms", "data", "config", "core"},
     "results": {"results", "runs", "rundir", "config", "core"},
-    "cli": {"cli", "results", "runs", "rundir", "data", "config", "core"},
+    "cli": {"cli", "results", "flower", "runs", "rundir", "data", "config", "core"},
 }
 
 # Inside these packages too: a module may import those before it.

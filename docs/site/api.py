@@ -20,6 +20,10 @@ PAGES = {
         "# A loop of your own\n\nFNR for a training loop in [plain PyTorch](../docs/plain-pytorch.md).",
         ["fnrfl.runs.own_loop"],
     ),
+    "flower": (
+        "# A Flower app of your own\n\nFNR for [an app that exists already](../docs/flower-apps.md).",
+        ["fnrfl.flower"],
+    ),
     "methods": (
         "# Writing a method\n\nWhat a method's author uses. [Contributing](../CONTRIBUTING.md) has a whole method, and "
         "[Architecture](../ARCHITECTURE.md#core-types) these types side by side.",

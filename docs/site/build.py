@@ -29,14 +29,14 @@ CONTENTS = {
     "Your data and model": [
         "docs/own-data", "docs/own-model-and-data", "docs/python", "docs/time-series-and-text", "docs/scenarios",
         "docs/metrics", "docs/plain-pytorch", "docs/flower-apps", "docs/reading-the-report", "docs/loggers",
-        "docs/nodes-data",
+        "docs/nodes-data", "docs/deploy",
     ],
     "Methods": ["docs/methods/README", "results/methods/README", "docs/correctness", "docs/performance"],
     "The paper": [
         "docs/reproduction", "docs/claims", "docs/protocols", "docs/paper-to-code", "docs/theory",
         "results/reproduction/README",
     ],
-    "Python": ["api/fnrfl", "api/own-loop", "api/methods", "api/errors"],
+    "Python": ["api/fnrfl", "api/own-loop", "api/flower", "api/methods", "api/errors"],
     "Project": ["ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "SECURITY", "src/fnrfl/data/files/README"],
 }  # fmt: skip
 METHODS = "docs/methods/README.md"  # its own pages are listed under it

@@ -6,9 +6,9 @@ import atexit
 import os
 import sys
 
-from fnrfl.cli import listing, look, reproduce, train, use
+from fnrfl.cli import deploy, listing, look, reproduce, train, use
 from fnrfl.cli.common import app
-from fnrfl.cli.keywords import KeyValueCommand
+from fnrfl.cli.keywords import KeyValueCommand, PlainCommand
 from fnrfl.rundir.interrupt import OutputClosed
 
 __all__ = ["app", "main"]
@@ -22,8 +22,13 @@ app.command()(use.evaluate)
 app.command()(use.predict)
 app.add_typer(look.data, name="data")
 app.add_typer(reproduce.reproduce, name="reproduce")
+app.add_typer(deploy.deploy, name="deploy")
 app.command("list")(listing.list_)
 app.command()(look.doctor)
+for group in (app, look.scenario, look.data, reproduce.reproduce, deploy.deploy):
+    for command in group.registered_commands:
+        if not issubclass(command.cls or PlainCommand, PlainCommand):
+            command.cls = PlainCommand
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from fnrfl import __version__
+from fnrfl.cli.outbound import OUTBOUND
 
 NEEDED_PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "typer", "rich")
 OPTIONAL = {  # package: (what Python calls it, what it is for)
@@ -23,6 +24,8 @@ OPTIONAL = {  # package: (what Python calls it, what it is for)
     "tensorboard": ("tensorboard", "--log tensorboard"),
     "mlflow": ("mlflow", "--log mlflow"),
     "wandb": ("wandb", "--log wandb, offline"),
+    "flwr": ("flwr", "fnrfl deploy: clients on other machines"),
+    "ray": ("ray", "--engine ray and compare --on ray"),
 }
 GIB = 2**30
 
@@ -145,4 +148,6 @@ def _network() -> Iterator[Finding]:
         asked = NAMED_DATASETS[name].downloaded_from
         yield Finding("network", name, f"a run with it, or `fnrfl data get {name}`, asks {asked}")
     if not missing:
-        yield Finding("network", "nothing", "all data is here; no command reaches out")
+        yield Finding("network", "data", "all data is here; no command fetches any")
+    for one in OUTBOUND:
+        yield Finding("network", f"{one.extra}: {one.what}", one.words)

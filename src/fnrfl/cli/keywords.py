@@ -1,4 +1,4 @@
-"""Commands that take key=value, and say so to whoever types a key as an option."""
+"""Commands: their help is plain text, and those that take key=value say so to whoever types a key as an option."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import Any
 from typer.core import TyperCommand
 
 
-class KeyValueCommand(TyperCommand):
+class PlainCommand(TyperCommand):
+    """A command whose help has brackets as they are: older versions of typer escape them for rich, even without it."""
+
+    def get_help(self, ctx: Any) -> str:
+        """The help, without the escapes."""
+        return super().get_help(ctx).replace(r"\[", "[")
+
+
+class KeyValueCommand(PlainCommand):
     """A command with keys of the config among its arguments: `--rounds 5` is answered with rounds=5."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from fnrfl.core import own_code
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import did_you_mean
 from fnrfl.core.words import printable
-from fnrfl.data.reading import require_file
+from fnrfl.data.reading import require_file, split_names
 from fnrfl.data.sources import NAMED_DATASETS
 
 PATH_KEYS = ("data", "public", "split", "folder")  # of them, words that are paths may be relative to node.toml
@@ -31,6 +31,7 @@ class NodeConfig:
     partition: int | None = None  # the client's number in the split of the recipe
     name: str = ""  # what the site is called
     public: str = ""  # this node's copy of the public data, where that is no part of the data set
+    ignore: str = ""  # columns of the site's table that nobody reads or hears of, separated by commas
     split: str = ""  # this node's copy of a saved split, where the recipe's scenario is one
     folder: str = ""  # where the client's memory is kept
     share_memory: bool = False  # whether the server may read what the client remembers
@@ -52,9 +53,14 @@ class NodeConfig:
         return self.label[0].upper() + self.label[1:]
 
     @property
+    def ignored_columns(self) -> tuple[str, ...]:
+        """Columns of the site's table that are as if they were not there."""
+        return split_names(self.ignore)
+
+    @property
     def allowed_code(self) -> frozenset[str]:
         """Code of the user's own that a recipe may name here."""
-        return frozenset(name.strip() for name in self.code.split(",") if name.strip())
+        return frozenset(split_names(self.code))
 
     @classmethod
     def from_values(cls, values: Mapping[str, object], origin: str = "The node's configuration") -> NodeConfig:
@@ -116,6 +122,11 @@ def _check_together(origin: str, node: NodeConfig) -> None:
         )
     if node.partition is not None and node.partition < 0:
         raise ConfigError(f"{origin} has partition = {node.partition}; clients are numbered from 0. Correct it.")
+    if node.ignore and node.partition is not None:
+        raise ConfigError(
+            f"{origin} has ignore = {node.ignore!r} beside a partition; everybody in an experiment reads the same "
+            "columns. Leave it out, and set dataset.ignore in the recipe."
+        )
     if node.engine not in NODE_ENGINES:
         raise ConfigError(
             f"{origin} has engine = {node.engine!r}; it must be one of {', '.join(NODE_ENGINES)}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,29 +12,36 @@ import numpy as np
 
 from fnrfl.core import own_code, trust
 from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.words import counted
 from fnrfl.data import arrays, readers, sites, strata
 from fnrfl.data.agreement import ColumnFacts, Schema, SiteSchema
 from fnrfl.data.csv_tables import describe_tables
-from fnrfl.data.datasets import Dataset, Part, checked_raw, read_source, source_of_values
+from fnrfl.data.datasets import Dataset, Part, checked_raw, read_source, refuse_keys_of_others, source_of_values
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.reading import Examples, Expected, RawData, Reading
 from fnrfl.data.sites import Site
 from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.data.sources.entry import checksum
+from fnrfl.data.table_cells import FEW_CATEGORIES
 
 KINDS = {".csv": "table", "images": "pictures", ".npz": "arrays"}
 
 
 def describe_site(node: NodeConfig, reading: Reading) -> SiteSchema:
     """What a site's data is like, before anything is agreed on."""
+    reading = _own_reading(node, reading)
     site = _find(node, reading)
     if site is not None and site.kind == ".csv":
-        return _describe_table(site, reading)
+        found = _describe_table(site, reading)
+        _refuse_other_than_classes(node, found.labels, f"Column {found.label!r}")
+        return found
     raw = _read(node, site, None, reading)
     held = [arrays.class_labels(part.y, f"y of {node.data}") for part in raw.parts.values() if part.y is not None]
     if len(held) < len(raw.parts):
         raise ConfigError(f"{node.data} has no labels, and they are needed here. Add the labels.")
     labels = Counter(str(label) for y in held for label in y.tolist())
+    if site is None or site.kind != "images":
+        _refuse_other_than_classes(node, labels, "y")
     x = next(iter(raw.parts.values())).x
     return SiteSchema(
         kind=KINDS.get(".npz" if site is None else site.kind, "arrays"),
@@ -47,12 +54,23 @@ def describe_site(node: NodeConfig, reading: Reading) -> SiteSchema:
     )
 
 
+def _refuse_other_than_classes(node: NodeConfig, labels: Mapping[str, int], where: str) -> None:
+    """Refuse labels of which most occur once, such as numbers of patients: the server would be told each of them."""
+    rows = sum(labels.values())
+    if len(labels) > FEW_CATEGORIES and 4 * len(labels) > 3 * rows:
+        raise ConfigError(
+            f"{where} of {node.data} has {counted(len(labels), 'different label')} in {counted(rows, 'example')}; "
+            "these are no classes, of which each has several examples. Set dataset.label to the column of the classes."
+        )
+
+
 def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
     """All examples of a site in the shape, with the columns and the class numbers that were agreed on.
 
     Where nobody brings a test part, the site draws its own as the simulator does: by its own examples and name alone.
     """
     expected = Expected(schema.columns, colour=schema.colour, classes=schema.classes)
+    reading = _own_reading(node, reading)
     raw = _read(node, _find(node, reading), expected, reading)
     parts = [raw.parts[part] for part in raw.parts]
     if len(parts) == 1:
@@ -71,8 +89,13 @@ def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
         columns=schema.columns,
         notices=raw.notices,
         train_clients=(name,) * len(train),
-        test_clients=(name,) * len(test),
+        test_clients=(name,) * len(test) or None,
     )
+
+
+def _own_reading(node: NodeConfig, reading: Reading) -> Reading:
+    """How the recipe reads data, without the columns that this node keeps to itself."""
+    return replace(reading, ignore=(*reading.ignore, *node.ignored_columns))
 
 
 # -- where it lies -----------------------------------------------------------------------------------------------------
@@ -80,12 +103,8 @@ def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
 
 def _find(node: NodeConfig, reading: Reading) -> Site | None:
     """The file or folder of a site; None for a data set's name or a function."""
-    if reading.client:
-        raise CompatibilityError(
-            f"dataset.client = {reading.client!r} names a column that says who holds a row, and all rows of "
-            f"{node.label} are its own. Leave the key out of the recipe, or name the column in dataset.ignore."
-        )
     path = Path(os.path.expanduser(node.data))
+    refuse_keys_of_others(node.data, path, reading)
     if node.data in NAMED_DATASETS or (own_code.target("dataset.name", node.data) and not path.exists()):
         return None
     site = sites.site_at(path) if path.is_dir() or path.suffix.lower() in sites.TABLE_ENDINGS else None

@@ -47,7 +47,7 @@ class Reading:
     ) -> Reading:
         """From the values of the keys; names of columns with a comma in them stand in quotes, as in a table."""
         size = parse_image_size(image_size)
-        return cls(label.strip(), client.strip(), _names(ignore), _names(categories), missing, size)
+        return cls(label.strip(), client.strip(), split_names(ignore), split_names(categories), missing, size)
 
 
 def parse_image_size(text: str) -> tuple[int, int] | None:
@@ -64,8 +64,8 @@ def parse_image_size(text: str) -> tuple[int, int] | None:
     return size
 
 
-def _names(text: str) -> tuple[str, ...]:
-    """Names of columns that commas separate."""
+def split_names(text: str) -> tuple[str, ...]:
+    """Names that commas separate; one with a comma in it stands in quotes."""
     names = next(csv.reader([text], skipinitialspace=True), [])
     return tuple(name.strip() for name in names if name.strip())
 

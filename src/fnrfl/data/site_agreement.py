@@ -11,13 +11,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 from fnrfl.core.errors import CompatibilityError
-from fnrfl.core.words import printable
+from fnrfl.core.words import counted, printable
 from fnrfl.data.agreement import Agreement, ColumnFacts, Schema, SiteFacts, SiteHolding, SiteSchema, versions_alike
 from fnrfl.data.natural import in_natural_order
 from fnrfl.data.reading import Categories, Columns, Reading
 from fnrfl.data.table_cells import class_name, refuse_free_text, sorted_classes
 from fnrfl.data.table_columns import is_number, listed_columns
 
+MOST_HELD = 2**31  # examples of one site
 Described = tuple[SiteFacts, SiteSchema]
 
 
@@ -31,7 +32,9 @@ def agree_on_sites(facts: Sequence[SiteFacts], reading: Reading) -> Agreement:
                 f"{one.opened} takes a part of a whole data set, and others bring data of their own. Give every node a "
                 "name, or every node a partition."
             )
-        if (name := one.name.strip()) in by_name:
+        if not (name := one.name.strip()):
+            raise CompatibilityError("A node has no name. Set name in its configuration.")
+        if name in by_name:
             raise CompatibilityError(
                 f"Two nodes are called {printable(name)!r}; names must differ. Rename one in its configuration."
             )
@@ -43,8 +46,23 @@ def agree_on_sites(facts: Sequence[SiteFacts], reading: Reading) -> Agreement:
 
 def settle(agreement: Agreement, holdings: Sequence[SiteHolding]) -> Agreement:
     """The agreement with what each client holds; `holdings` are in the order of the clients."""
+    schema = agreement.schema
+    for name, one in zip(agreement.sites, holdings, strict=True):
+        wrong = schema is None or len(one.counts) != len(schema.classes) or min(one.counts) < 0
+        if wrong or not 1 <= sum(one.counts) <= MOST_HELD:
+            raise CompatibilityError(
+                f"The node {printable(name)!r} says that it trains on {sum(one.counts):,} examples of "
+                f"{counted(len(one.counts), 'class', 'classes')}; there must be one at least, and a number for each "
+                "class. Give that site examples, or leave it out."
+            )
     hashes = tuple(one.data for one in holdings)
     sizes = tuple(sum(one.counts) for one in holdings)
+    if schema is not None and len(schema.classes) > sum(sizes):
+        raise CompatibilityError(
+            f"The sites have {counted(len(schema.classes), 'class', 'classes')} for "
+            f"{counted(sum(sizes), 'training example')}; there must be at least as many examples as classes. Check "
+            "that the labels are classes."
+        )
     whole = hashlib.sha256(" ".join(hashes).encode()).hexdigest()
     return replace(agreement, data=whole, split=holdings[0].public, sizes=sizes, hashes=hashes)
 

@@ -202,7 +202,7 @@ def check_disjoint(
 
 def _fingerprints(part: Part) -> list[bytes]:
     """A fingerprint of each example's bytes, labels aside; none of examples that are elsewhere."""
-    if part.x.is_meta:
+    if part.x.is_meta or not len(part):
         return []
     examples = np.ascontiguousarray(part.x.numpy()).reshape(len(part), -1)
     return [hashlib.blake2b(example.data, digest_size=16).digest() for example in examples]

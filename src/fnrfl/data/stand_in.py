@@ -7,6 +7,7 @@ tries to read one fails, so that nothing on a server can use them by mistake.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ import torch
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.ndarrays import Ints
 from fnrfl.data.agreement import Agreement, Schema
-from fnrfl.data.datasets import Dataset, Part, load
+from fnrfl.data.datasets import Dataset, DataSource, Part, read_source
 from fnrfl.data.holdings import Partition
 from fnrfl.data.reading import Expected, Reading
 from fnrfl.data.splits import both_parts
@@ -48,9 +49,9 @@ def agreed_schema(agreement: Agreement) -> Schema:
 def load_test_set(path: str, agreement: Agreement, reading: Reading) -> Part:
     """The server's own test set, with the columns and class numbers that the sites have agreed on."""
     schema = agreed_schema(agreement)
-    found = load(path, expected=Expected(schema.columns, colour=schema.colour, whose="the sites"), reading=reading)
-    what = f"The server's test set {path}"
-    part, dtype = both_parts(found, schema.classes, what), getattr(torch, schema.dtype)
+    expected = Expected(schema.columns, colour=schema.colour, whose="the sites")
+    what, dtype = f"The server's test set {path}", getattr(torch, schema.dtype)
+    part = both_parts(_undivided(read_source(path, expected, reading)), schema.classes, what)
     pixels = [one == torch.uint8 for one in (part.x.dtype, dtype)]
     if tuple(part.x.shape[1:]) != schema.input_shape or pixels[0] != pixels[1]:
         raise CompatibilityError(
@@ -61,10 +62,18 @@ def load_test_set(path: str, agreement: Agreement, reading: Reading) -> Part:
     return part if floating else Part(part.x.to(dtype), part.y)
 
 
+def _undivided(source: DataSource) -> Dataset:
+    """All examples of a source, of which none are set aside."""
+    parts = list(source.raw.parts.values())
+    if len(parts) == 2:
+        return source.dataset()
+    twice = replace(source, raw=replace(source.raw, parts={"train": parts[0], "test": parts[0]})).dataset()
+    return replace(twice, test=twice.test.take(torch.arange(0)))
+
+
 def stand_in_partition(agreement: Agreement, client: int, own: Ints, scenario: Scenario, seed: int) -> Partition:
     """Who holds how many examples, as one site knows it: of the classes, its `own` counts alone."""
-    ends = np.cumsum([0, *agreement.sizes])
-    positions = tuple(np.arange(first, last) for first, last in zip(ends[:-1], ends[1:], strict=True))
+    positions = tuple(np.broadcast_to(np.int64(0), size) for size in agreement.sizes)  # a number each, in no memory
     counts = np.zeros((len(positions), len(own)), dtype=np.int64)
     counts[client] = own
     return Partition(positions, counts, scenario, seed, agreement.sites)

@@ -20,7 +20,7 @@ from fnrfl.core.errors import CompatibilityError, FnrflError
 
 # What Ray's processes are told: report nothing, and let nobody in who does not have the token.
 _TOKEN = secrets.token_hex(32)
-QUIET = {
+RAY_QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_AUTO_CONNECT": "0",  # no call starts a Ray by itself
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no line about what later versions will do
@@ -100,7 +100,7 @@ def _is_initialized() -> bool:
 @contextmanager
 def _joined(address: str) -> Iterator[None]:
     """A driver of a cluster that exists."""
-    with _environment(QUIET):
+    with _environment(RAY_QUIET):
         import ray
 
         with _signals_as_before():
@@ -132,7 +132,7 @@ def _local(cpus: float) -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="fnrfl-ray-", dir=where if len(where) <= LONGEST_PATH else "/tmp")
     with ExitStack() as open:
         open.callback(shutil.rmtree, folder, ignore_errors=True)
-        with _environment(QUIET | _token()):
+        with _environment(RAY_QUIET | _token()):
             import ray
 
             with _signals_as_before(), _no_dashboard_process():

@@ -67,6 +67,12 @@ def from_parts(text: bytes, tensors: Sequence[Tensor]) -> Any:
     return _value(json.loads(text), tensors)
 
 
+def plain_fields(message: bytes) -> dict[str, Any]:
+    """The fields of a message that are plain values, read without making any object of it."""
+    fields_of = json.loads(message[8 : 8 + int.from_bytes(message[:8], "big")])["fields"]
+    return {name: value for name, value in fields_of if not isinstance(value, dict | list)}
+
+
 def answer(clients: ClientSide, request: Any) -> Any:
     """What a client side answers a request with, as a plain value; an error becomes a `Failure`."""
     try:

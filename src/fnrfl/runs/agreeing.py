@@ -21,6 +21,7 @@ from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.node_data import (
     describe_node,
+    kept_at_the_site,
     public_hash,
     recipe_at_node,
     recipe_for_nodes,
@@ -101,6 +102,9 @@ def _read(cls: type[Any], answer: Plain, seat: int) -> Any:
 def answer_question(question: Plain, node: NodeConfig) -> Plain:
     """What a node answers before the first round: facts about its data, or what it holds of what was agreed on."""
     recipe = recipe_at_node(str(question.get("recipe", "")), node)
-    if "agreement" not in question:
-        return as_plain(describe_node(recipe, node))
-    return as_plain(tell_holding(recipe, node, from_plain(Agreement, question["agreement"], "the server")))
+    if node.partition is None:
+        refuse_what_sites_cannot(recipe)
+    with kept_at_the_site(node):
+        if "agreement" not in question:
+            return as_plain(describe_node(recipe, node))
+        return as_plain(tell_holding(recipe, node, from_plain(Agreement, question["agreement"], "the server")))

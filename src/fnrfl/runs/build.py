@@ -18,7 +18,7 @@ from fnrfl.data.scaling import Scaling, looks_unscaled
 from fnrfl.data.splits import Splits
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.letters import Connection
-from fnrfl.runs.build_engine import ask_for_scaling, build_engine
+from fnrfl.runs.build_engine import ask_for_scaling, build_engine, refuse_without_network
 from fnrfl.runs.cohorts import cohort_size, num_answers
 from fnrfl.runs.data import feature_noise
 from fnrfl.runs.given import NOTHING, Given
@@ -67,6 +67,7 @@ def build(
     before, if the run goes on; else they are asked. `given` are the objects that the config has words for.
     `connection` leads to clients on other machines, and `parts` is what they and the server have agreed on.
     """
+    refuse_without_network(config, connection)
     metrics = load_own_metrics(config.metrics)
     parts = parts or gather_parts(config, given)
     try_out(metrics, parts.splits.test.y, parts.dataset.num_classes)

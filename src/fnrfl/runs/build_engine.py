@@ -86,6 +86,15 @@ def _layout(config: RunConfig, net: Net, pool: Pool, scratch: Path | None) -> La
     )
 
 
+def refuse_without_network(config: RunConfig, connection: Connection | None) -> None:
+    """Refuse a run whose clients are on other machines, where nothing leads to them; before any data is looked for."""
+    if config.engine.name == "flower" and connection is None:
+        raise CompatibilityError(
+            'engine = "flower" needs clients on a network, and there is none here. `fnrfl deploy init FOLDER RECIPE` '
+            "makes a Flower app of a recipe. To simulate the clients on this machine, leave engine out."
+        )
+
+
 def _remote_engine(
     config: RunConfig,
     algorithm: Algorithm,
@@ -95,11 +104,7 @@ def _remote_engine(
     scaling: Scaling | None,
 ) -> Federation:
     """An engine whose clients are on other machines; what the server does itself, it does as the loop engine."""
-    if connection is None:
-        raise CompatibilityError(
-            'engine = "flower" needs clients on a network, and there is none here. `fnrfl deploy init FOLDER RECIPE` '
-            "makes a Flower app of a recipe. To simulate the clients on this machine, leave engine out."
-        )
+    assert connection is not None
     here = assemble("loop", net, pool, config.client, seed=config.seed, rounds=config.rounds)
     clients = RemoteClients(
         connection.network,

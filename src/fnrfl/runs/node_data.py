@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -14,7 +16,7 @@ from fnrfl.config import RunConfig, loads
 from fnrfl.config.resolving import read_keys
 from fnrfl.core import own_code, trust
 from fnrfl.core.algorithm import Algorithm
-from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.errors import CompatibilityError, ConfigError, sentence
 from fnrfl.core.trees import Tree
 from fnrfl.data import scenarios
 from fnrfl.data.agreement import Agreement, SiteFacts, SiteHolding
@@ -36,6 +38,8 @@ from fnrfl.runs.given import NOTHING, words_in
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.parts import RunParts, fitting_net, gather_parts, on_device
 from fnrfl.runs.run_files import versions
+
+log = logging.getLogger("fnrfl")
 
 # -- the recipe on its way ---------------------------------------------------------------------------------------------
 
@@ -87,7 +91,6 @@ def describe_node(recipe: RunConfig, node: NodeConfig) -> SiteFacts:
     if node.partition is not None:
         parts = _experiment(recipe, node)
         return SiteFacts(str(node.partition), versions(), node.partition, parts.dataset.checksum, split_hash(parts))
-    refuse_what_sites_cannot(recipe)
     return SiteFacts(node.name.strip(), versions(), schema=describe_site(node, reading_of(recipe)))
 
 
@@ -96,6 +99,21 @@ def tell_holding(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> S
     site = _site_splits(recipe, node, agreement)
     counts = np.bincount(site.dataset.train.y.numpy(), minlength=site.dataset.num_classes)
     return SiteHolding(node.name.strip(), tuple(counts.tolist()), site.dataset.checksum, public_hash(site.splits))
+
+
+@contextmanager
+def kept_at_the_site(node: NodeConfig) -> Iterator[None]:
+    """What is wrong with a site's data stays in the site's own log: a sentence about it may quote a cell."""
+    try:
+        yield
+    except Exception as error:
+        if node.partition is not None:  # the server has the data too
+            raise
+        log.error("%s cannot take part: %s", node.opened, sentence(error))
+        raise CompatibilityError(
+            f"{node.opened} cannot take part: something is wrong with its data. The node's own log says what, and the "
+            "server is not told, because that may quote the data. Correct the data, or leave the node out."
+        ) from None
 
 
 def split_hash(parts: RunParts) -> str:
@@ -122,6 +140,11 @@ def refuse_what_sites_cannot(recipe: RunConfig) -> None:
         raise CompatibilityError(
             f'public.source = "{source}" makes examples public that lie with the sites or decide the score. Set '
             "public.source to data of its own, of which every node has a copy, or public.size = 0."
+        )
+    if recipe.dataset.client:
+        raise CompatibilityError(
+            f"dataset.client = {recipe.dataset.client!r} names a column that says who holds a row, and all rows of a "
+            "node are its own. Leave the key out of the recipe, or name the column in dataset.ignore."
         )
     if recipe.validation.size:
         raise CompatibilityError(
@@ -174,10 +197,13 @@ def _own_client(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tu
         if (parts.dataset.checksum, split_hash(parts)) != (agreement.data, agreement.split):
             raise changed_since(node, "other data, or divides it in another way")
         return client, replace(parts, pool=parts.pool.only(client))
-    site, client = _site_splits(recipe, node, agreement), agreement.sites.index(node.name.strip())
+    with kept_at_the_site(node):
+        site = _site_splits(recipe, node, agreement)
+    client = agreement.sites.index(node.name.strip())
     if (site.dataset.checksum, public_hash(site.splits)) != (agreement.hashes[client], agreement.split):
         raise changed_since(node, "other data, or other public data")
-    return client, _site_parts(recipe, site, agreement, client)
+    with kept_at_the_site(node):
+        return client, _site_parts(recipe, site, agreement, client)
 
 
 def _experiment(recipe: RunConfig, node: NodeConfig) -> RunParts:
@@ -211,7 +237,6 @@ def _site_splits(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> S
         raise CompatibilityError(
             f"{node.opened} is not among those that the server has agreed with. Begin again, with this node there."
         )
-    refuse_what_sites_cannot(recipe)
     dataset = read_agreed(node, reading_of(recipe), agreement.schema)
     algorithm = build_algorithm(recipe)
     _, splits = divide(recipe, dataset, load_public(recipe, dataset, NOTHING), algorithm)

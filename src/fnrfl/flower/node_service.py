@@ -1,0 +1,96 @@
+"""What a node's worker answers with: messages of the meeting, and letters of the runs that were agreed on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fnrfl.core.errors import FnrflError, sentence
+from fnrfl.core.isolation import isolated
+from fnrfl.core.messages import Failure
+from fnrfl.core.words import printable
+from fnrfl.data.agreement import Agreement, as_plain, from_plain
+from fnrfl.data.node_config import NodeConfig
+from fnrfl.engines.letters import LetterAnswer, check_run_id
+from fnrfl.engines.node import Node
+from fnrfl.engines.wire import plain_fields, to_bytes
+from fnrfl.flower.agreed_network import read_question
+from fnrfl.flower.own_config import OwnConfig
+from fnrfl.rundir import files
+from fnrfl.runs.agreeing import answer_question
+from fnrfl.runs.node_data import build_node, recipe_at_node
+
+
+@dataclass
+class NodeService:
+    """The runs of a node. A run that was agreed on before this process began is read from the node's folder."""
+
+    config: NodeConfig
+    folder: Path
+    _open: dict[str, Node] = field(default_factory=dict)  # the last run
+
+    @staticmethod
+    def of(own: OwnConfig) -> NodeService:
+        """With the node's own configuration alone."""
+        values = NodeConfig.from_file(own.file).as_values() if own.file.is_file() else {}
+        config = NodeConfig.from_values({"folder": str(own.folder), **values, **own.given})
+        return NodeService(config, Path(config.folder) / "runs")
+
+    def answer(self, told: bytes) -> bytes:
+        """The answer to a message; what goes wrong is told, never raised."""
+        with isolated():
+            return self._meet(told) if told[:1] == b"{" else self._letter(told)
+
+    def _meet(self, told: bytes) -> bytes:
+        """The answer to a question before the first letter."""
+        try:
+            question = read_question(told)
+            if "run" not in question:
+                return json.dumps(answer_question(question, self.config)).encode()
+            agreement = from_plain(Agreement, question.get("agreement"), "the server")
+            self._keep(check_run_id(question["run"]), str(question.get("recipe")), agreement)
+            return b"{}"
+        except Exception as error:
+            return json.dumps({"error": sentence(error)}).encode()
+
+    def _keep(self, run: str, recipe: str, agreement: Agreement) -> None:
+        """Write what was agreed on, once for a run."""
+        file = self.folder / run / "agreed.json"
+        text = json.dumps({"recipe": recipe, "agreement": as_plain(agreement)})
+        if file.is_file():
+            kept = json.loads(file.read_text(encoding="utf-8"))
+            if (kept["recipe"], _hash(kept)) != (recipe, agreement.sha256):
+                raise FnrflError(f"Run {run} was agreed on with another recipe or other data. Begin a new run.")
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)
+        files.write(file, text)
+
+    def _letter(self, told: bytes) -> bytes:
+        """The answer to a letter; the run is opened first, which imports the classes that the letter names."""
+        head: dict[str, object] = {}
+        try:
+            head = plain_fields(told)
+            node = self._node(check_run_id(head.get("run")))
+            print(f"round {int(str(head['round'])) + 1}  {printable(str(head['phase']))}", flush=True)  # worker.log
+        except Exception as error:
+            client = head.get("client")
+            failure = Failure(sentence(error))
+            return to_bytes(LetterAnswer(str(head.get("id", "")), client if isinstance(client, int) else -1, failure))
+        return node.answer(told)
+
+    def _node(self, run: str) -> Node:
+        """The node of a run, with its data read; that of another run is forgotten."""
+        if run not in self._open:
+            file = self.folder / run / "agreed.json"
+            if not file.is_file():
+                raise FnrflError(f"Run {run} was not agreed on with this node, or its folder was emptied.")
+            kept = json.loads(files.read(file, "what was agreed on must be there"))
+            agreement = from_plain(Agreement, kept["agreement"], "the server")
+            built = build_node(recipe_at_node(kept["recipe"], self.config), self.config, agreement)
+            self._open = {run: Node(built.participant, self.folder, run)}
+        return self._open[run]
+
+
+def _hash(kept: dict[str, object]) -> str:
+    return from_plain(Agreement, kept["agreement"], "the server").sha256

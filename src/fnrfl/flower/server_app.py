@@ -1,0 +1,97 @@
+"""The ServerApp: a recipe over the nodes of a federation.
+
+    from fnrfl.flower.server_app import server_app
+
+    app = server_app(__file__)
+
+The recipe is `recipe.toml` in the app's folder. The run's folder is on the server, as `fnrfl run` would write it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.flower.short_waits import shorten_waits
+from fnrfl.rundir import files
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+
+    from fnrfl.config import RunConfig
+    from fnrfl.flower.agreed_network import AgreedNetwork
+    from fnrfl.flower.grid_network import GridNetwork
+    from fnrfl.rundir.events import Event
+    from fnrfl.runs.agreeing import Meeting
+    from fnrfl.runs.result import Result
+
+CARRIED = "flower.json"  # in the run's folder: what Flower has carried
+
+
+def server_app(file: str) -> ServerApp:
+    """An app that runs `recipe.toml` of the app whose package has this file."""
+    from flwr.serverapp import ServerApp
+
+    app, folder = ServerApp(), Path(file).resolve().parent.parent
+    shorten_waits()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        told = {key: str(context.run_config.get(key, "")) for key in ("overrides", "out", "resume", "test")}
+        run_over(grid, folder / "recipe.toml", nodes=int(context.run_config.get("nodes", 0)), **told)
+
+    return app
+
+
+def run_over(
+    grid: Grid, recipe: Path, *, overrides: str = "", out: str = "", resume: str = "", test: str = "", nodes: int = 0
+) -> Result:
+    """Run a recipe over the nodes of a Grid, or go on with a run.
+
+    `test` is the server's own test set, where nodes bring data of their own. As many `nodes` are waited for; 0: as many
+    as the recipe has clients.
+    """
+    from fnrfl.config import load
+    from fnrfl.flower.grid_network import GridNetwork
+    from fnrfl.runs import run as runs
+    from fnrfl.runs.run_files import verify
+
+    network = GridNetwork(grid)
+    if resume:
+        config = verify(Path(resume), trust=False).config
+        met, agreed = _agreed(network, config, test, nodes)
+        result = runs.resume(resume, progress=_say, network=agreed, parts=met.parts)
+    else:
+        config = load(recipe, [*shlex.split(overrides), "engine.name=flower"])
+        met, agreed = _agreed(network, config, test, nodes)
+        result = runs.run(config, out=out or True, progress=_say, network=agreed, parts=met.parts)
+    print(result, flush=True)
+    carried = network.carried
+    told = asdict(carried) | {"overhead_percent": round(carried.overhead, 3)}
+    print(f"Flower has carried {json.dumps(told)}", flush=True)
+    if result.run_dir is not None:
+        files.write(result.run_dir / CARRIED, json.dumps(told) + "\n")
+    return result
+
+
+def _agreed(network: GridNetwork, config: RunConfig, test: str, nodes: int) -> tuple[Meeting, AgreedNetwork]:
+    """Meet the nodes, and agree with them on data and columns."""
+    from fnrfl.flower.agreed_network import AgreedNetwork, ask_all
+    from fnrfl.runs.agreeing import meet
+
+    count = nodes or config.clients
+    if not count:
+        raise ConfigError("The recipe has clients = 0, so it is not known how many nodes there are. Set nodes.")
+    labels = network.labels = network.wait_for(count)
+    met = meet(config, lambda question: ask_all(network, labels, question), test)
+    network.labels = [labels[seat] for seat in met.seats]
+    return met, AgreedNetwork(network, network.labels, met.recipe, met.agreement)
+
+
+def _say(event: Event) -> None:
+    print(f"round {event['round']}  accuracy {event['accuracy']:.4f}", flush=True)

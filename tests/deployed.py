@@ -1,0 +1,135 @@
+"""Deployments for tests: made with the commands of `fnrfl deploy`, on loopback, ended whatever happens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fnrfl.flower.deployment import Deployment
+from fnrfl.flower.federating import processes, start_node
+
+PORTS = int(os.environ.get("FNRFL_TEST_PORTS", "22100"))
+HERE = {"PYTHONPATH": str(Path(__file__).parent.parent / "src"), "OMP_NUM_THREADS": "1"}
+
+
+def fnrfl(*words: object, fails: bool = False, seconds: float = 300) -> str:
+    """What a command prints, on both outputs."""
+    command = [sys.executable, "-m", "fnrfl", *map(str, words)]
+    done = subprocess.run(command, env=os.environ | HERE, capture_output=True, text=True, timeout=seconds)
+    assert (done.returncode != 0) == fails, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def free_ports(count: int) -> int:
+    """The first of some free ports in a row."""
+    for first in range(PORTS, PORTS + 800, count):
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as door:
+                    door.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no free ports")
+
+
+@contextmanager
+def federation(folder: Path, *words: object, nodes: int = 3, secure: bool = True) -> Iterator[Deployment]:
+    """A running federation with a recipe; afterwards none of its processes is left."""
+    fnrfl("deploy", "init", folder, "digits", f"clients={nodes}", "engine.threads=1", *words)
+    if secure:
+        fnrfl("deploy", "certs", folder)
+    made = Deployment.at(folder)
+    try:
+        fnrfl("deploy", "up", folder, "--port", free_ports(nodes + 1), *([] if secure else ["--insecure"]))
+        yield made
+    finally:
+        fnrfl("deploy", "down", folder)
+        assert processes(made)._marked() == {}, "processes are left"
+
+
+class Run:
+    """`fnrfl deploy run` in the background."""
+
+    def __init__(self, made: Deployment, out: Path, *words: object) -> None:
+        command = [sys.executable, "-m", "fnrfl", "deploy", "run", str(made.root), *map(str, words)]
+        self.out, self.log = out, made.logs / f"run-{out.name}-{len(list(made.logs.iterdir()))}.log"
+        told = self.log.open("wb")
+        self.process = subprocess.Popen(command, env=os.environ | HERE, stdout=told, stderr=told)
+
+    def wait(self, *, fails: bool = False, seconds: float = 300) -> Path:
+        assert (self.process.wait(seconds) != 0) == fails, self.log.read_text()
+        return self.out
+
+
+def letters(made: Deployment, client: int) -> list[str]:
+    """What a node has been asked, in words: its worker's log."""
+    file = made.node(client) / "worker.log"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return [line for line in lines if line.startswith("round ")]
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 90) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it has not happened"
+        time.sleep(0.02)
+
+
+def kill_node(made: Deployment, client: int) -> None:
+    """SIGKILL to a node's processes, all at once."""
+    from fnrfl.flower.processes import _family
+
+    (one,) = [one for one in processes(made).alive if one.name == f"node {client}"]
+    workers = [pid for pid in processes(made)._marked() if f"nodes/{client}" in _command(pid)]
+    for pid in {*_family({one.pid}), *workers}:
+        os.kill(pid, 9)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def server_process(made: Deployment) -> int:
+    """The process in which the ServerApp runs."""
+    found = [pid for pid in processes(made)._marked() if "flwr-serverapp" in _command(pid)]
+    return found[0]
+
+
+def restart_node(made: Deployment, client: int) -> None:
+    start_node(made, client)
+
+
+def model(run_dir: Path) -> str:
+    return hashlib.sha256((run_dir / "model.safetensors").read_bytes()).hexdigest()
+
+
+def events(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()][1:]
+
+
+def loop(out: Path, *words: object, nodes: int = 3) -> Path:
+    """The same recipe in the simulator."""
+    fnrfl("run", "digits", f"clients={nodes}", "engine=loop", "engine.threads=1", *words, "-q", "-o", out)
+    return out
+
+
+def same_run(deployed: Path, simulated: Path) -> None:
+    """The same model to the bit, the same metered bytes, every round once."""
+    assert model(deployed) == model(simulated)
+    there, here = events(deployed), events(simulated)
+    assert [event["round"] for event in there] == [event["round"] for event in here]
+    assert [event["bytes"] for event in there] == [event["bytes"] for event in here]
+    assert [event["accuracy"] for event in there] == [event["accuracy"] for event in here]

@@ -1,0 +1,255 @@
+"""The parts of `fnrfl deploy` that need no Flower: keys, processes, a node's own configuration, its worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from fnrfl.config import load
+from fnrfl.core.errors import ConfigError, FnrflError
+from fnrfl.data.node_config import NodeConfig
+from fnrfl.engines.letters import Letter, LetterAnswer
+from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.flower import worker
+from fnrfl.flower.app_files import write_app
+from fnrfl.flower.deployment import FLOWER_QUIET, Deployment
+from fnrfl.flower.node_service import NodeService
+from fnrfl.flower.own_config import OwnConfig
+from fnrfl.flower.processes import Processes, Recorded, start_of
+from fnrfl.flower.worker_link import SOCKET, WorkerLink
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_app_is_written_into_a_new_folder_alone(tmp_path: Path) -> None:
+    made = write_app(tmp_path / "ein Ordner é", load("digits", ["clients=2", "name=Größe 1"]))
+    assert [folder.name for folder in made.nodes] == ["0", "1"]
+    assert NodeConfig.from_file(made.node(1) / "node.toml").partition == 1
+    assert load(made.app / "recipe.toml") == load("digits", ["clients=2", "name=Größe 1"])
+    assert made.node(0).stat().st_mode & 0o077 == 0
+    with pytest.raises(ConfigError, match="not empty"):
+        write_app(made.root, load("digits"))
+
+
+def test_keys_are_for_their_owner_and_are_never_replaced(tmp_path: Path) -> None:
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.x509.verification import PolicyBuilder, Store
+
+    from fnrfl.flower.certificates import write_certificates
+
+    made = Deployment(tmp_path)
+    written = write_certificates(made, 2, ["localhost", "127.0.0.1", "example.org"])
+    secret = [path for path in written if path.suffix == ".key"]
+    assert len(secret) == 5 and all(path.stat().st_mode & 0o077 == 0 for path in secret)
+    ca = x509.load_pem_x509_certificate((made.certs / "ca.crt").read_bytes())
+    server = x509.load_pem_x509_certificate((made.certs / "server.crt").read_bytes())
+    policy = PolicyBuilder().store(Store([ca]))
+    assert policy.build_server_verifier(x509.DNSName("example.org")).verify(server, [])
+    with pytest.raises(x509.verification.VerificationError):
+        policy.build_server_verifier(x509.DNSName("elsewhere.org")).verify(server, [])
+    before = {path: path.read_bytes() for path in written}
+    with pytest.raises(ConfigError, match="there already"):
+        write_certificates(made, 2)
+    assert before == {path: path.read_bytes() for path in written}
+
+
+def test_every_process_starts_quietly_and_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
+    there = Deployment(tmp_path).environment()
+    assert there | FLOWER_QUIET == there and there["FLWR_HOME"] == str(tmp_path / "flower")
+    assert Deployment(tmp_path).mark == Deployment(tmp_path).mark != Deployment(tmp_path / "other").mark
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+PARENT = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); {}"
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Callable[[str], tuple[Processes, Recorded]]:
+    there = Processes(tmp_path / "processes.json", ("FNRFL_DEPLOYMENT", tmp_path.name))
+
+    def start(then: str) -> tuple[Processes, Recorded]:
+        marked = os.environ | {"FNRFL_DEPLOYMENT": tmp_path.name}
+        command = [sys.executable, "-c", PARENT.format(then)]
+        return there, there.start("one", command, log=tmp_path / "log", environment=marked, folder=tmp_path)
+
+    return start
+
+
+def marked_by(there: Processes) -> set[int]:
+    return set(there._marked())
+
+
+def waits_for(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 10
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_a_process_ends_with_all_that_it_has_started(family: Callable[[str], tuple[Processes, Recorded]]) -> None:
+    there, one = family("time.sleep(60)")
+    assert waits_for(lambda: len(marked_by(there)) == 2)
+    assert there.alive == [one]
+    there.stop(["one"])
+    assert there.recorded == [] and start_of(one.pid) is None and marked_by(there) == set()
+
+
+def test_what_a_killed_parent_leaves_behind_is_found(family: Callable[[str], tuple[Processes, Recorded]]) -> None:
+    there, one = family("sys.exit()")
+    assert waits_for(lambda: not one.alive and len(marked_by(there)) == 1)
+    there.stop()
+    assert marked_by(there) == set()
+
+
+def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> None:
+    there = Processes(tmp_path / "processes.json", ("FNRFL_DEPLOYMENT", "nobody"))
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        there._write([Recorded("superlink", bystander.pid, "long ago")])
+        assert there.alive == []
+        there.stop()
+        assert bystander.poll() is None and there.recorded == []
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_record_that_is_damaged_is_named(tmp_path: Path) -> None:
+    (tmp_path / "processes.json").write_text("{")
+    with pytest.raises(FnrflError, match=r"processes\.json"):
+        _ = Processes(tmp_path / "processes.json", ("A", "b")).recorded
+
+
+# -- a node's own configuration ----------------------------------------------------------------------------------------
+
+
+def test_a_node_says_who_it_is_from_its_own_configuration(tmp_path: Path) -> None:
+    given = {"folder": str(tmp_path)}
+    with pytest.raises(ConfigError, match="neither a partition nor a name"):
+        _ = OwnConfig.of(given).label
+    (tmp_path / "node.toml").write_text('name = "Évora"\n', encoding="utf-8")
+    assert OwnConfig.of(given).label == "Évora"
+    assert OwnConfig.of(given | {"partition-id": 2, "num-partitions": 3}).label == "2"
+    (tmp_path / "node.toml").write_text("name = ")
+    with pytest.raises(ConfigError, match="TOML"):
+        _ = OwnConfig.of(given).label
+    with pytest.raises(ConfigError, match="folder"):
+        OwnConfig.of({"folder": str(tmp_path / "missing")})
+
+
+def service(folder: Path) -> NodeService:
+    (folder / "node.toml").write_text('partition = 0\ndata = "digits"\n')
+    return NodeService.of(OwnConfig.of({"folder": str(folder)}))
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["public.source=/etc/passwd"], "paths in a recipe are not followed"),
+        (["scenario=/tmp/split.json"], "paths in a recipe are not followed"),
+    ],
+)
+def test_a_path_that_the_server_names_is_refused(tmp_path: Path, words: list[str], refusal: str) -> None:
+    recipe = load("digits", ["clients=2"]).to_toml()
+    for key, value in (word.split("=") for word in words):
+        section, _, name = key.rpartition(".")
+        lines = recipe.splitlines()
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"{name} =") and _section(lines, i) == section)
+        lines[at] = f"{name} = {json.dumps(value)}"
+        recipe = "\n".join(lines)
+    assert refusal in json.loads(service(tmp_path).answer(json.dumps({"recipe": recipe}).encode()))["error"]
+
+
+def _section(lines: list[str], at: int) -> str:
+    return next((line.strip("[]") for line in reversed(lines[:at]) if line.startswith("[")), "")
+
+
+@pytest.mark.parametrize("run", ["../../elsewhere", "/etc", "", "a" * 65, ".."])
+def test_a_run_cannot_name_a_folder_outside(tmp_path: Path, run: str) -> None:
+    there = service(tmp_path)
+    agreed = {"run": run, "recipe": load("digits").to_toml(), "agreement": {"sites": ["0"]}}
+    assert "It was refused" in json.loads(there.answer(json.dumps(agreed).encode()))["error"]
+    letter = Letter(run, "1", 0, 0, 0, "local", None)
+    answer = from_bytes(there.answer(to_bytes(letter)))
+    assert isinstance(answer, LetterAnswer) and "It was refused" in answer.content.reason
+    assert [path.name for path in tmp_path.iterdir()] == ["node.toml"]
+
+
+@pytest.mark.parametrize("message", [b"", b"{", b"[]", b"{}", b"\x00\x00", b"\xff" * 40, b'{"run": 3}'])
+def test_what_is_no_message_is_answered_with_a_refusal(tmp_path: Path, message: bytes) -> None:
+    told = service(tmp_path).answer(message)
+    assert "error" in json.loads(told) if told[:1] == b"{" else from_bytes(told).content.reason
+
+
+# -- the worker --------------------------------------------------------------------------------------------------------
+
+
+def link(folder: Path) -> WorkerLink:
+    folder.mkdir(parents=True, exist_ok=True)
+    return WorkerLink(OwnConfig(folder, {}))
+
+
+def test_letters_reach_a_worker_however_long_its_path_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "IDLE", 1.0)
+    folder = tmp_path / ("long " * 20) / ("é" * 60)
+    there = link(folder)
+    serving = Thread(target=worker.answer_letters, args=(folder, lambda letter: letter[::-1]))
+    serving.start()
+    assert waits_for((folder / SOCKET).exists)
+    assert there.ask(b"abc") == b"cba" and there.ask(b"") == b""
+    big = os.urandom(3_000_000)
+    assert there.ask(big) == big[::-1]
+    serving.join(10)
+    assert not (folder / SOCKET).exists()  # it was idle, and went
+
+
+DIES_ONCE = """
+import os, sys
+from pathlib import Path
+from fnrfl.flower import worker
+folder = Path(sys.argv[1])
+def answer(letter):
+    if not (folder / "died").exists() or letter == b"always":
+        (folder / "died").touch()
+        os._exit(1)
+    return letter
+worker.IDLE = 2.0
+worker.answer_letters(folder, answer)
+"""
+
+
+def test_a_worker_that_dies_is_started_again_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, started = link(tmp_path), []
+
+    def start(self: WorkerLink) -> subprocess.Popen[bytes]:
+        (tmp_path / SOCKET).unlink(missing_ok=True)
+        started.append(subprocess.Popen([sys.executable, "-c", DIES_ONCE, str(tmp_path)]))
+        return started[-1]
+
+    monkeypatch.setattr(WorkerLink, "_start", start)
+    assert there.ask(b"abc") == b"abc" and len(started) == 2
+    with pytest.raises(FnrflError, match="ended twice"):
+        there.ask(b"always")
+    for process in started:
+        process.wait(10)
+
+
+def test_a_worker_ends_with_the_process_that_started_apps(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    code = f"from fnrfl.flower.worker import end_with; end_with({parent.pid})"
+    child = subprocess.Popen([sys.executable, "-c", code])
+    time.sleep(0.5)
+    assert child.poll() is None
+    parent.kill()
+    parent.wait()
+    assert child.wait(10) == 0

@@ -1,0 +1,124 @@
+"""Letters over Flower's Grid: who is where, nodes that are started again, errors, and what Flower adds in bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Context, Message, RecordDict
+
+from flower_grid import DirectGrid
+from fnrfl.core.errors import FnrflError
+from fnrfl.flower import grid_network
+from fnrfl.flower.client_app import client_app
+from fnrfl.flower.envelopes import packed, unpacked, weight
+from fnrfl.flower.grid_network import GridNetwork
+from fnrfl.flower.worker_link import WorkerLink
+
+pytestmark = pytest.mark.slow  # they need Flower
+
+
+@pytest.fixture
+def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DirectGrid:
+    """Three nodes whose workers turn letters around; node 11 is client 0, and so on."""
+    monkeypatch.setattr(WorkerLink, "ask", lambda self, letter: letter[::-1])
+    monkeypatch.setattr(grid_network, "ASK_AGAIN", 0.2)
+    made = DirectGrid({11: client_app(), 12: client_app(), 13: client_app()})
+    for client, node in enumerate(made.apps):
+        (tmp_path / str(client)).mkdir()
+        given = {"folder": str(tmp_path / str(client)), "partition-id": client}
+        made.contexts[node] = Context(1, node, given, RecordDict(), {})  # type: ignore[arg-type]
+    return made
+
+
+def network(grid: DirectGrid) -> GridNetwork:
+    made = GridNetwork(grid)
+    made.labels = made.wait_for(3)
+    return made
+
+
+LETTERS = {0: b"abc", 1: b"", 2: os.urandom(100_000)}
+
+
+def test_letters_reach_the_client_that_they_are_for(grid: DirectGrid) -> None:
+    there = network(grid)
+    assert there.nodes == {"0": 11, "1": 12, "2": 13}
+    assert dict(there.exchange(LETTERS, None)) == {client: letter[::-1] for client, letter in LETTERS.items()}
+    assert len(grid.sent) == 6  # nobody was asked twice
+    assert there.carried.letters_down == there.carried.letters_up == sum(map(len, LETTERS.values()))
+    assert 0 < there.carried.flower_down - there.carried.letters_down < 3 * 800
+
+
+def test_flower_adds_a_few_hundred_bytes_however_long_a_letter_is() -> None:
+    sizes = [weight(Message(packed(os.urandom(n)), 1, "train")) - n for n in (100, 100_000, 3_000_000)]
+    assert max(sizes) < 800 and max(sizes) - min(sizes) < 100
+
+
+def test_a_letter_that_a_node_has_lost_is_sent_again(grid: DirectGrid) -> None:
+    """A node that answers a question asked after the letter went was started again meanwhile."""
+    there, lost = network(grid), []
+
+    def loses_the_first(message: Message, reply: Message) -> list[Message]:
+        if message.metadata.message_type.startswith("train") and message.metadata.dst_node_id == 12 and not lost:
+            lost.append(message)
+            return []
+        return [reply]
+
+    grid.tamper = loses_the_first
+    assert dict(there.exchange(LETTERS, 30)) == {client: letter[::-1] for client, letter in LETTERS.items()}
+    assert len(lost) == 1
+
+
+def test_a_client_is_found_at_another_node(grid: DirectGrid) -> None:
+    there = network(grid)
+    grid.apps[99], grid.contexts[99] = grid.apps.pop(12), grid.contexts.pop(12)
+    grid.tamper = lambda message, reply: [] if message.metadata.dst_node_id == 12 else [reply]
+    real = grid._answer
+    grid._answer = lambda m: real(m) if m.metadata.dst_node_id in grid.apps else m  # type: ignore[method-assign]
+    assert dict(there.exchange(LETTERS, 30)) == {client: letter[::-1] for client, letter in LETTERS.items()}
+    assert there.nodes["1"] == 99
+
+
+def test_an_error_of_a_node_is_the_reason_for_which_there_is_no_answer(
+    grid: DirectGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = network(grid)
+
+    def fails(self: WorkerLink, letter: bytes) -> bytes:
+        raise FnrflError("Its disk is full.")
+
+    monkeypatch.setattr(WorkerLink, "ask", fails)
+    told = dict(there.exchange({0: b"abc"}, 30))
+    assert "Its disk is full." in str(told[0])
+
+
+def test_who_does_not_answer_is_left_out_when_the_time_is_over(grid: DirectGrid) -> None:
+    there = network(grid)
+    grid.tamper = lambda message, reply: [] if message.metadata.dst_node_id == 13 else [reply]
+    assert dict(there.exchange(LETTERS, 1.0)) == {0: b"cba", 1: b""}
+
+
+def test_a_node_cannot_pass_for_another_client(grid: DirectGrid, caplog: pytest.LogCaptureFixture) -> None:
+    """Nodes that were registered under a name must be that client."""
+    names = {11: "0", 12: "1", 13: "0"}
+
+    class Registered(DirectGrid):
+        def get_nodes(self) -> Iterable[Any]:
+            return [SimpleNamespace(node_id=node, name=name) for node, name in names.items()]
+
+    grid.__class__ = Registered
+    there = GridNetwork(grid, labels=["0", "1", "2"])
+    assert dict(there.exchange(LETTERS, 1.0)) == {0: b"cba", 1: b""}
+    assert "registered as 0 says that it is 2" in caplog.text
+
+
+def test_a_message_of_another_app_has_no_letter_in_it() -> None:
+    with pytest.raises(FnrflError, match="no letter"):
+        unpacked(Message(RecordDict(), 1, "train"))
