@@ -31,7 +31,7 @@ from fnrfl.core.errors import ClientError, CompatibilityError, ConfigError, Fnrf
 from fnrfl.core.messages import Failure
 from fnrfl.core.network import NetworkOptions
 from fnrfl.engines import ray_actors, ray_session
-from fnrfl.engines.actor_trainer import ActorTrainer, packed, unpacked
+from fnrfl.engines.actor_trainer import ActorTrainer, from_message, to_message
 from fnrfl.engines.ray_actors import RayActors
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
@@ -181,9 +181,9 @@ def test_what_goes_wrong_at_a_client_is_told_and_want_of_memory_is_raised() -> N
 
     world = Run(FedAvg())
     request = world.engine.request(world.cohort(0), world_task(world))
-    part, common = packed((request, None, {}, 1)), packed((world.state, {}))
+    part, common = to_message((request, None, {}, 1)), to_message((world.state, {}))
     actor = ActorTrainer(Broken())  # type: ignore[arg-type]
-    failure = unpacked(actor.answer("one", lambda: common, part))
+    failure = from_message(actor.answer("one", lambda: common, part))
     assert failure == Failure("no.", 3, 1, "local")
     Broken.error = RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory")
     with pytest.raises(MemoryError, match="There is not enough memory"):

@@ -23,14 +23,14 @@ from fnrfl.engines.wire import from_parts, to_parts
 Message = list[Any]  # the JSON as bytes, then an array for each tensor
 
 
-def packed(value: Any) -> Message:
+def to_message(value: Any) -> Message:
     """A value as a message."""
     text, tensors = to_parts(value)
     return [text, *(tensor.detach().cpu().contiguous().numpy() for tensor in tensors)]
 
 
-def unpacked(message: Message) -> Any:
-    """The inverse of `packed`; its tensors must not be written to."""
+def from_message(message: Message) -> Any:
+    """The inverse of `to_message`; its tensors must not be written to."""
     text, *arrays = message
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that arrays in Ray's memory cannot be written to
@@ -51,13 +51,13 @@ class ActorTrainer:
         client's, wherever it is trained, and are answered as a `Failure`.
         """
         if name != self._name:
-            self._common, self._name = unpacked(common()), name
+            self._common, self._name = from_message(common()), name
         try:
-            return packed(self._answer(*unpacked(part)))
+            return to_message(self._answer(*from_message(part)))
         except Exception as error:
             if out_of_memory(error):
                 raise MemoryError(sentence(error)) from None
-            return packed(Failure.of(error))
+            return to_message(Failure.of(error))
 
     def _answer(self, request: Any, held: list[State] | None, memory: Tree, together: int) -> Any:
         model, shared = self._common

@@ -17,7 +17,7 @@ from fnrfl.core.messages import Failure, MeasureRequest, TrainRequest
 from fnrfl.core.network import NetworkOptions
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Replies, State
-from fnrfl.engines.actor_trainer import Message, common_and_part, packed, unpacked
+from fnrfl.engines.actor_trainer import Message, common_and_part, from_message, to_message
 from fnrfl.engines.trainer import Trained, Trainer
 
 PARTS_PER_ACTOR = 4  # of a chunk: actors that are done early take another, and small clients share a message
@@ -77,13 +77,13 @@ class RayTrainer:
 
         def message(where: slice) -> Message:
             mine = None if held is None else held[where]
-            return packed((rest.rows(where), mine, trees.rows(memory, where), len(clients)))
+            return to_message((rest.rows(where), mine, trees.rows(memory, where), len(clients)))
 
         answers, missing = dict[int, Any](), dict[int, str]()
         for where, got in self._actors.ask(common, message, len(clients), self._width(len(clients), seconds), seconds):
             if isinstance(got, str):
                 missing |= dict.fromkeys(clients[where], got)
-            elif isinstance(answer := unpacked(got), Failure):
+            elif isinstance(answer := from_message(got), Failure):
                 raise answer.error()
             else:
                 answers[where.start] = answer
@@ -93,7 +93,7 @@ class RayTrainer:
         """What all clients of a task are sent; chunks of one task have the same objects, which travel once."""
         if self._sent is None or self._sent[0] is not model or self._sent[1] is not shared:
             bare = None if model is None else State(model.params, model.buffers)
-            self._sent = (model, shared, self._actors.put(packed((bare, shared))))
+            self._sent = (model, shared, self._actors.put(to_message((bare, shared))))
         return self._sent[2]
 
     def _width(self, rows: int, seconds: float | None) -> int:
