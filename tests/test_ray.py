@@ -39,7 +39,7 @@ from fnrfl.results import compare as comparing
 from fnrfl.runs import ray_run
 from fnrfl.runs.build import build
 from fnrfl.runs.run import resume, run
-from toys import Run, assert_same, described, named, run_elsewhere
+from toys import SIZES, Run, assert_same, described, named, run_elsewhere
 
 
 @pytest.fixture
@@ -78,9 +78,8 @@ class Here:
         return len(self.put_so_far) - 1
 
     def ask(
-        self, common: Any, message: Callable[[slice], Any], rows: int, width: int, seconds: float | None
+        self, common: Any, message: Callable[[slice], Any], parts: Any, seconds: float | None
     ) -> Iterator[tuple[slice, Any]]:
-        parts = [slice(first, min(first + width, rows)) for first in range(0, rows, width)]
         self.parts += parts
         for turn, where in reversed([*enumerate(parts)]):  # they come back in another order
             if self.lost & {*range(where.start, where.stop)}:
@@ -139,6 +138,18 @@ def test_a_round_without_any_answer_stops() -> None:
     actors.lost = {*range(4)}
     with pytest.raises(ClientError, match=r"0 of 4 clients have answered"):
         there.round()
+
+
+def test_clients_with_most_examples_begin_and_crowds_share_messages() -> None:
+    _, there, actors = runs(FedAvg())
+    there.round(torch.arange(6))
+    sizes = [SIZES[part.start] for part in actors.parts]
+    assert sizes == sorted(SIZES, reverse=True)
+    trainer = there.engine.clients.trainer  # type: ignore[attr-defined]
+    trainer._examples = [1] * 1000
+    parts = trainer._parts(list(range(1000)), None)
+    assert [row for part in parts for row in range(part.start, part.stop)] == [*range(1000)]
+    assert 32 <= len(parts) <= 40
 
 
 def test_a_client_with_a_deadline_has_a_part_of_its_own() -> None:

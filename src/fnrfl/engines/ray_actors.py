@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -161,10 +161,10 @@ class RayActors:
         return self._ray.put(message)
 
     def ask(
-        self, common: object, message: Callable[[slice], Message], rows: int, width: int, seconds: float | None
+        self, common: object, message: Callable[[slice], Message], parts: Sequence[slice], seconds: float | None
     ) -> Iterator[tuple[slice, Message | str]]:
         """See `Actors.ask`."""
-        waiting = deque(_SentRows(slice(first, min(first + width, rows))) for first in range(0, rows, width))
+        waiting = deque(_SentRows(part) for part in parts)
         running: dict[Any, _SentRows] = {}
         name = common.hex()  # type: ignore[attr-defined]
         try:

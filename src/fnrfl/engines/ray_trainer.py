@@ -20,7 +20,7 @@ from fnrfl.core.values import Replies, State
 from fnrfl.engines.actor_trainer import Message, common_and_part, from_message, to_message
 from fnrfl.engines.trainer import Trained, Trainer
 
-PARTS_PER_ACTOR = 4  # of a chunk: actors that are done early take another, and small clients share a message
+PARTS_PER_ACTOR = 16  # of a chunk, about: actors that are done early take another, and crowds share messages
 
 
 class Actors(Protocol):
@@ -33,9 +33,9 @@ class Actors(Protocol):
         ...
 
     def ask(
-        self, common: object, message: Callable[[slice], Message], rows: int, width: int, seconds: float | None
+        self, common: object, message: Callable[[slice], Message], parts: Sequence[slice], seconds: float | None
     ) -> Iterator[tuple[slice, Message | str]]:
-        """(rows, answer) for parts of at most `width` of the rows, as they come; a text says why there is none.
+        """(rows, answer) for parts of the rows, begun in their order, as they come; a text says why there is none.
 
         A part that has no answer after `seconds`, or whose actor died, is tried again, row by row.
         """
@@ -49,6 +49,7 @@ class RayTrainer:
         """With `in_groups` the clients of a part step together, so that an actor gets as many as it can."""
         self.initial, self.place, self.runner = here.initial, here.place, here.runner
         self._actors, self._network, self._in_groups = actors, network, in_groups
+        self._examples = [int(n) for n in here.feed.examples.tolist()]
         self._sent: tuple[State | None, Tree, object] | None = None  # what the actors were sent last
 
     def train(self, request: TrainRequest, held: State | None, memory: Tree) -> Trained:
@@ -80,7 +81,7 @@ class RayTrainer:
             return to_message((rest.rows(where), mine, trees.rows(memory, where), len(clients)))
 
         answers, missing = dict[int, Any](), dict[int, str]()
-        for where, got in self._actors.ask(common, message, len(clients), self._width(len(clients), seconds), seconds):
+        for where, got in self._actors.ask(common, message, self._parts(clients, seconds), seconds):
             if isinstance(got, str):
                 missing |= dict.fromkeys(clients[where], got)
             elif isinstance(answer := from_message(got), Failure):
@@ -96,11 +97,13 @@ class RayTrainer:
             self._sent = (model, shared, self._actors.put(to_message((bare, shared))))
         return self._sent[2]
 
-    def _width(self, rows: int, seconds: float | None) -> int:
-        """Clients of a part; one, if each has its own time."""
-        if self._in_groups:
-            return -(-rows // self._actors.count)
-        return 1 if seconds is not None else -(-rows // (PARTS_PER_ACTOR * self._actors.count))
+    def _parts(self, clients: list[int], seconds: float | None) -> list[slice]:
+        """The rows of each part: one client, if each has its own time; those with most examples begin."""
+        rows, count = len(clients), self._actors.count
+        width = 1 if seconds is not None else max(1, rows // (PARTS_PER_ACTOR * count))
+        width = -(-rows // count) if self._in_groups else width
+        parts = [slice(first, min(first + width, rows)) for first in range(0, rows, width)]
+        return sorted(parts, key=lambda part: -sum(self._examples[client] for client in clients[part]))
 
 
 def _joined(parts: Sequence[Replies]) -> Replies:
