@@ -196,24 +196,28 @@ def _examples(result: Any) -> int:
 
 
 def crowds(turns: int) -> None:
-    """Fit seconds = clients * (a + b * bytes of a model) for the server's side, and compute rounds from that."""
-    points = [(100, 10_000), (1000, 10_000), (10, 1_000_000), (40, 1_000_000), (10, 11_000_000)]
+    """Fit seconds = fixed + clients * (a + b * bytes of a model) to three rounds, and check it on others."""
+    few, many, large = (10, 10_000), (1000, 10_000), (10, 11_000_000)
     measured = {}
-    for clients, parameters in points:
+    for clients, parameters in (few, many, large, (100, 10_000), (5000, 10_000), (40, 1_000_000)):
         with ray(World(clients, parameters)) as play:
             measured[clients, parameters] = statistics.median(timed({"ray": play}, turns)["ray"])
-    each = measured[1000, 10_000] / 1000
-    byte = measured[10, 11_000_000] / 10 / (4 * 11_000_000)
-    per_client = max(0.0, each - byte * 40_000)
-    print(f"a client costs the server {1000 * per_client:.2f} ms and {1e9 * byte:.2f} s for each gigabyte of models")
-    print("| clients | parameters | measured s | the model says |\n|--:|--:|--:|--:|")
+    fixed = measured[few]
+    byte = (measured[large] - fixed) / 10 / (4 * 11_000_000)
+    per_client = max(0.0, (measured[many] - fixed) / 990 - byte * 40_000)
+
+    def predicted(clients: int, parameters: int) -> float:
+        return fixed + clients * (per_client + 4 * parameters * byte)
+
+    print(f"fixed {1000 * fixed:.0f} ms, a = {1000 * per_client:.3f} ms, b = {1e9 * byte:.2f} s for each gigabyte")
+    print("| clients | parameters | measured s | computed s |\n|--:|--:|--:|--:|")
     for (clients, parameters), seconds in measured.items():
-        print(f"| {clients} | {parameters} | {seconds:.3f} | {clients * (per_client + 4 * parameters * byte):.3f} |")
-    print("| clients in a round | parameters | GB sent in a round | s of the server's side |\n|--:|--:|--:|--:|")
+        print(f"| {clients:,} | {parameters:,} | {seconds:.3f} | {predicted(clients, parameters):.3f} |")
+    print("| clients in a round | parameters | GB down and up | server's seconds |\n|--:|--:|--:|--:|")
     for parameters in SIZES.values():
         for clients in (10, 100, 1000, 10_000, 100_000):
-            seconds = clients * (per_client + 4 * parameters * byte)
-            print(f"| {clients:,} | {parameters:,} | {8 * clients * parameters / 1e9:.3g} | {seconds:.3g} |")
+            sent, seconds = 8 * clients * parameters / 1e9, predicted(clients, parameters)
+            print(f"| {clients:,} | {parameters:,} | {sent:,.4g} | {seconds:,.2f} |")
 
 
 def main() -> None:

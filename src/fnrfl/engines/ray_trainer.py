@@ -103,7 +103,8 @@ class RayTrainer:
         width = 1 if seconds is not None else max(1, rows // (PARTS_PER_ACTOR * count))
         width = -(-rows // count) if self._in_groups else width
         parts = [slice(first, min(first + width, rows)) for first in range(0, rows, width)]
-        return sorted(parts, key=lambda part: -sum(self._examples[client] for client in clients[part]))
+        examples = [self._examples[client] for client in clients]
+        return sorted(parts, key=lambda part: -sum(examples[part.start : part.stop]))
 
 
 def _joined(parts: Sequence[Replies]) -> Replies:
