@@ -174,6 +174,15 @@ def _section(lines: list[str], at: int) -> str:
     return next((line.strip("[]") for line in reversed(lines[:at]) if line.startswith("[")), "")
 
 
+def test_a_changed_configuration_counts_from_the_next_meeting_on(tmp_path: Path) -> None:
+    there, question = service(tmp_path), json.dumps({"recipe": load("digits", ["clients=2"]).to_toml()}).encode()
+    assert json.loads(there.answer(question))["partition"] == 0
+    (tmp_path / "node.toml").write_text('partition = 1\ndata = "digits"\n')
+    assert json.loads(there.answer(question))["partition"] == 1
+    (tmp_path / "node.toml").write_text('partition = 1\ndta = "digits"\n')
+    assert "'dta'" in json.loads(there.answer(question))["error"]
+
+
 @pytest.mark.parametrize("run", ["../../elsewhere", "/etc", "", "a" * 65, ".."])
 def test_a_run_cannot_name_a_folder_outside(tmp_path: Path, run: str) -> None:
     there = service(tmp_path)

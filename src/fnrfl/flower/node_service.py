@@ -28,14 +28,14 @@ class NodeService:
 
     config: NodeConfig
     folder: Path
+    own: OwnConfig | None = None  # where `config` is read from, before every meeting
     _open: dict[str, Node] = field(default_factory=dict)  # the last run
 
     @staticmethod
     def of(own: OwnConfig) -> NodeService:
         """With the node's own configuration alone."""
-        values = NodeConfig.from_file(own.file).as_values() if own.file.is_file() else {}
-        config = NodeConfig.from_values({"folder": str(own.folder), **values, **own.given})
-        return NodeService(config, Path(config.folder) / "runs")
+        config = _read_config(own)
+        return NodeService(config, Path(config.folder) / "runs", own)
 
     def answer(self, told: bytes) -> bytes:
         """The answer to a message; what goes wrong is told, never raised."""
@@ -47,6 +47,7 @@ class NodeService:
         try:
             question = read_question(told)
             if "run" not in question:
+                self.config = self.config if self.own is None else _read_config(self.own)  # it may have been changed
                 return json.dumps(answer_question(question, self.config)).encode()
             agreement = from_plain(Agreement, question.get("agreement"), "the server")
             self._keep(check_run_id(question["run"]), str(question.get("recipe")), agreement)
@@ -90,6 +91,11 @@ class NodeService:
             built = build_node(recipe_at_node(kept["recipe"], self.config), self.config, agreement)
             self._open = {run: Node(built.participant, self.folder, run)}
         return self._open[run]
+
+
+def _read_config(own: OwnConfig) -> NodeConfig:
+    values = NodeConfig.from_file(own.file).as_values() if own.file.is_file() else {}
+    return NodeConfig.from_values({"folder": str(own.folder), **values, **own.given})
 
 
 def _hash(kept: dict[str, object]) -> str:
