@@ -34,11 +34,11 @@ class ToyActors(RayActors):
         pytest.importorskip("ray")
         super().__init__(ACTORS, NetworkOptions(), toy_trainer, described)
 
-    def put(self, message: bytes) -> object:
+    def put(self, message: Any) -> object:
         self._take_over()
         return super().put(message)
 
-    def ask(self, *args: Any) -> Iterator[tuple[slice, bytes | str]]:
+    def ask(self, *args: Any) -> Iterator[tuple[slice, Any]]:
         self._take_over()
         return super().ask(*args)
 

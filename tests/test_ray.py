@@ -31,7 +31,7 @@ from fnrfl.core.errors import ClientError, CompatibilityError, ConfigError, Fnrf
 from fnrfl.core.messages import Failure
 from fnrfl.core.network import NetworkOptions
 from fnrfl.engines import ray_actors, ray_session
-from fnrfl.engines.actor_trainer import ActorTrainer
+from fnrfl.engines.actor_trainer import ActorTrainer, from_message, to_message
 from fnrfl.engines.ray_actors import RayActors
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
@@ -39,7 +39,7 @@ from fnrfl.results import compare as comparing
 from fnrfl.runs import ray_run
 from fnrfl.runs.build import build
 from fnrfl.runs.run import resume, run
-from toys import Run, assert_same, described, named, run_elsewhere
+from toys import SIZES, Run, assert_same, described, named, run_elsewhere
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ class Here:
 
     def __init__(self, make: Callable[[], Trainer]) -> None:
         self.actors = [ActorTrainer(make()) for _ in range(self.count)]
-        self.put_so_far: list[bytes] = []
+        self.put_so_far: list[Any] = []
         self.parts: list[slice] = []
         self.lost: set[int] = set()  # rows that have no answer
 
@@ -73,14 +73,13 @@ class Here:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def put(self, message: bytes) -> object:
+    def put(self, message: Any) -> object:
         self.put_so_far.append(message)
         return len(self.put_so_far) - 1
 
     def ask(
-        self, common: Any, message: Callable[[slice], bytes], rows: int, width: int, seconds: float | None
-    ) -> Iterator[tuple[slice, bytes | str]]:
-        parts = [slice(first, min(first + width, rows)) for first in range(0, rows, width)]
+        self, common: Any, message: Callable[[slice], Any], parts: Any, seconds: float | None
+    ) -> Iterator[tuple[slice, Any]]:
         self.parts += parts
         for turn, where in reversed([*enumerate(parts)]):  # they come back in another order
             if self.lost & {*range(where.start, where.stop)}:
@@ -114,7 +113,7 @@ def test_the_model_travels_once_for_all_parts_and_chunks_of_a_task() -> None:
     there.round()
     assert len(actors.put_so_far) == 1
     assert len(actors.parts) == 4  # two chunks of two clients, a part each
-    size = len(actors.put_so_far[0])
+    size = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in actors.put_so_far[0])
     model = there.state.params.nbytes + sum(b.nbytes for b in there.state.buffers.values())
     assert model <= size <= model + 4096
 
@@ -139,6 +138,18 @@ def test_a_round_without_any_answer_stops() -> None:
     actors.lost = {*range(4)}
     with pytest.raises(ClientError, match=r"0 of 4 clients have answered"):
         there.round()
+
+
+def test_clients_with_most_examples_begin_and_crowds_share_messages() -> None:
+    _, there, actors = runs(FedAvg())
+    there.round(torch.arange(6))
+    sizes = [SIZES[part.start] for part in actors.parts]
+    assert sizes == sorted(SIZES, reverse=True)
+    trainer = there.engine.clients.trainer  # type: ignore[attr-defined]
+    trainer._examples = [1] * 1000
+    parts = trainer._parts(list(range(1000)), None)
+    assert [row for part in parts for row in range(part.start, part.stop)] == [*range(1000)]
+    assert 32 <= len(parts) <= 40
 
 
 def test_a_client_with_a_deadline_has_a_part_of_its_own() -> None:
@@ -181,9 +192,9 @@ def test_what_goes_wrong_at_a_client_is_told_and_want_of_memory_is_raised() -> N
 
     world = Run(FedAvg())
     request = world.engine.request(world.cohort(0), world_task(world))
-    part, common = to_bytes((request, None, {}, 1)), to_bytes((world.state, {}))
+    part, common = to_message((request, None, {}, 1)), to_message((world.state, {}))
     actor = ActorTrainer(Broken())  # type: ignore[arg-type]
-    failure = from_bytes(actor.answer("one", lambda: common, part))
+    failure = from_message(actor.answer("one", lambda: common, part))
     assert failure == Failure("no.", 3, 1, "local")
     Broken.error = RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory")
     with pytest.raises(MemoryError, match="There is not enough memory"):
@@ -369,6 +380,13 @@ def test_more_actors_than_a_cluster_has_room_for_are_refused(monkeypatch: Any) -
         config = load("digits", [*KEYS, "engine=ray", "engine.threads=2", "network.cpus=100"])
         with pytest.raises(CompatibilityError, match=r"need 200 CPUs \(network\.cpus each\), and the Ray cluster has"):
             run(config, out=None)
+
+
+@with_ray
+def test_an_address_without_a_cluster_is_named() -> None:
+    config = load("digits", [*KEYS, "engine=ray", "engine.threads=2", "network.address=127.0.0.1:9"])
+    with pytest.raises(FnrflError, match=r'network\.address = "127\.0\.0\.1:9": there is no Ray cluster'):
+        run(config, out=None)
 
 
 @with_ray

@@ -1,10 +1,16 @@
-"""A trainer behind bytes: what a Ray actor does for some clients of a chunk, and how a request becomes parts."""
+"""A trainer behind messages: what a Ray actor does for some clients of a chunk, and how a request becomes parts.
+
+A message is bytes and plain arrays, which processes of one machine read where they lie in Ray's memory.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from fnrfl.core import trees
 from fnrfl.core.errors import out_of_memory, sentence
@@ -12,7 +18,23 @@ from fnrfl.core.messages import Failure, MeasureRequest, TrainRequest
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import State
 from fnrfl.engines.trainer import Trainer
-from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.engines.wire import from_parts, to_parts
+
+Message = list[Any]  # the JSON as bytes, then an array for each tensor
+
+
+def to_message(value: Any) -> Message:
+    """A value as a message."""
+    text, tensors = to_parts(value)
+    return [text, *(tensor.detach().cpu().contiguous().numpy() for tensor in tensors)]
+
+
+def from_message(message: Message) -> Any:
+    """The inverse of `to_message`; its tensors must not be written to."""
+    text, *arrays = message
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that arrays in Ray's memory cannot be written to
+        return from_parts(text, [torch.from_numpy(array) for array in arrays])
 
 
 class ActorTrainer:
@@ -22,20 +44,20 @@ class ActorTrainer:
         self.trainer = trainer
         self._name, self._common = "", (None, {})  # type: str, tuple[State | None, Tree]
 
-    def answer(self, name: str, common: Callable[[], bytes], part: bytes) -> bytes:
+    def answer(self, name: str, common: Callable[[], Message], part: Message) -> Message:
         """The answer to a part of a request; `common` fetches what all parts of that name have in common.
 
         Whoever runs out of memory raises a MemoryError, since another actor may have more. All other errors are the
         client's, wherever it is trained, and are answered as a `Failure`.
         """
         if name != self._name:
-            self._common, self._name = from_bytes(common()), name
+            self._common, self._name = from_message(common()), name
         try:
-            return to_bytes(self._answer(*from_bytes(part)))
+            return to_message(self._answer(*from_message(part)))
         except Exception as error:
             if out_of_memory(error):
                 raise MemoryError(sentence(error)) from None
-            return to_bytes(Failure.of(error))
+            return to_message(Failure.of(error))
 
     def _answer(self, request: Any, held: list[State] | None, memory: Tree, together: int) -> Any:
         model, shared = self._common

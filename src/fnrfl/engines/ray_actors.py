@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from fnrfl.core.errors import FnrflError
 from fnrfl.core.isolation import isolated
 from fnrfl.core.messages import Failure
 from fnrfl.core.network import NetworkOptions
-from fnrfl.engines.actor_trainer import ActorTrainer
+from fnrfl.engines.actor_trainer import ActorTrainer, Message
 from fnrfl.engines.ray_session import LOOK, check_room, connected, last_line, why_not_answered
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
@@ -41,7 +41,7 @@ class Actor:
             return to_bytes(Failure.of(error))
         return to_bytes(None)
 
-    def answer(self, name: str, common: list[Any], part: bytes) -> bytes:
+    def answer(self, name: str, common: list[Any], part: Message) -> Message:
         """The answer to a part; `common` has a reference, so that an actor fetches it once for all parts of a task."""
         import ray
 
@@ -155,16 +155,16 @@ class RayActors:
         self._idle.append(actor)
 
     # -- work ---------------------------------------------------------------------------------------------------------
-    def put(self, message: bytes) -> object:
+    def put(self, message: Message) -> object:
         """See `Actors.put`."""
         self.__enter__()
         return self._ray.put(message)
 
     def ask(
-        self, common: object, message: Callable[[slice], bytes], rows: int, width: int, seconds: float | None
-    ) -> Iterator[tuple[slice, bytes | str]]:
+        self, common: object, message: Callable[[slice], Message], parts: Sequence[slice], seconds: float | None
+    ) -> Iterator[tuple[slice, Message | str]]:
         """See `Actors.ask`."""
-        waiting = deque(_SentRows(slice(first, min(first + width, rows))) for first in range(0, rows, width))
+        waiting = deque(_SentRows(part) for part in parts)
         running: dict[Any, _SentRows] = {}
         name = common.hex()  # type: ignore[attr-defined]
         try:
@@ -188,7 +188,7 @@ class RayActors:
 
     def _answers(
         self, running: dict[Any, _SentRows], seconds: float | None
-    ) -> Iterator[tuple[_SentRows, bytes | None, str]]:
+    ) -> Iterator[tuple[_SentRows, Message | None, str]]:
         """(part, answer, why there is none) for the next parts that come back, or are late."""
         first = min((part.until for part in running.values()), default=float("inf"))
         timeout = min(LOOK, max(0.0, first - time.monotonic()))

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -104,17 +105,24 @@ def _joined(address: str) -> Iterator[None]:
 
         with _signals_as_before():
             try:
+                _knock(address)
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
-                said = " ".join(str(error).split())[:200]
+            except (OSError, RuntimeError, ValueError, ImportError) as error:
                 raise FnrflError(
-                    f"network.address = {address!r}: there is no Ray cluster to connect to ({said}). Start one there "
-                    "with `ray start --head`, or leave network.address out: then Ray is started here."
+                    f'network.address = "{address}": there is no Ray cluster to connect to ({last_line(error)}). Start '
+                    "one with `ray start --head`, or leave network.address out: then Ray is started here."
                 ) from None
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise an OSError if nobody answers at an address: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 @contextmanager

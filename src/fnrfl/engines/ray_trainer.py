@@ -1,11 +1,12 @@
-"""Clients trained elsewhere: a chunk goes to Ray actors in parts, as bytes, and comes back in the order of the request.
+"""Clients trained elsewhere: a chunk goes to Ray actors in parts and comes back in the order of the request.
 
 It is handed all that a client remembers and holds, and keeps nothing: `KeptClients` is around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -16,11 +17,10 @@ from fnrfl.core.messages import Failure, MeasureRequest, TrainRequest
 from fnrfl.core.network import NetworkOptions
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Replies, State
-from fnrfl.engines.actor_trainer import common_and_part
+from fnrfl.engines.actor_trainer import Message, common_and_part, from_message, to_message
 from fnrfl.engines.trainer import Trained, Trainer
-from fnrfl.engines.wire import from_bytes, to_bytes
 
-PARTS_PER_ACTOR = 4  # of a chunk: actors that are done early take another, and small clients share a message
+PARTS_PER_ACTOR = 16  # of a chunk, about: actors that are done early take another, and crowds share messages
 
 
 class Actors(Protocol):
@@ -28,14 +28,14 @@ class Actors(Protocol):
 
     count: int
 
-    def put(self, message: bytes) -> object:
+    def put(self, message: Message) -> object:
         """Send what many parts have in common to where every actor can read it."""
         ...
 
     def ask(
-        self, common: object, message: Callable[[slice], bytes], rows: int, width: int, seconds: float | None
-    ) -> Iterator[tuple[slice, bytes | str]]:
-        """(rows, answer) for parts of at most `width` of the rows, as they come; a text says why there is none.
+        self, common: object, message: Callable[[slice], Message], parts: Sequence[slice], seconds: float | None
+    ) -> Iterator[tuple[slice, Message | str]]:
+        """(rows, answer) for parts of the rows, begun in their order, as they come; a text says why there is none.
 
         A part that has no answer after `seconds`, or whose actor died, is tried again, row by row.
         """
@@ -49,6 +49,7 @@ class RayTrainer:
         """With `in_groups` the clients of a part step together, so that an actor gets as many as it can."""
         self.initial, self.place, self.runner = here.initial, here.place, here.runner
         self._actors, self._network, self._in_groups = actors, network, in_groups
+        self._examples = [int(n) for n in here.feed.examples.tolist()]
         self._sent: tuple[State | None, Tree, object] | None = None  # what the actors were sent last
 
     def train(self, request: TrainRequest, held: State | None, memory: Tree) -> Trained:
@@ -58,7 +59,7 @@ class RayTrainer:
         answers = answers or [(_no_replies(self.initial), {}, {})]
         replies, memories, not_finite = zip(*answers, strict=True)
         went_wrong = {client: step for part in not_finite for client, step in part.items()}
-        return Trained(trees.joined(replies), trees.joined(memories), went_wrong, missing)
+        return Trained(_joined(replies), trees.joined(memories), went_wrong, missing)
 
     def measure(self, request: MeasureRequest, held: Callable[[int], State]) -> Tree:
         asked = request.at is None and request.probe.asks_model
@@ -75,15 +76,15 @@ class RayTrainer:
         model, shared, rest = common_and_part(request)
         common, clients = self._put(model, shared), request.clients
 
-        def message(where: slice) -> bytes:
+        def message(where: slice) -> Message:
             mine = None if held is None else held[where]
-            return to_bytes((rest.rows(where), mine, trees.rows(memory, where), len(clients)))
+            return to_message((rest.rows(where), mine, trees.rows(memory, where), len(clients)))
 
         answers, missing = dict[int, Any](), dict[int, str]()
-        for where, got in self._actors.ask(common, message, len(clients), self._width(len(clients), seconds), seconds):
+        for where, got in self._actors.ask(common, message, self._parts(clients, seconds), seconds):
             if isinstance(got, str):
                 missing |= dict.fromkeys(clients[where], got)
-            elif isinstance(answer := from_bytes(got), Failure):
+            elif isinstance(answer := from_message(got), Failure):
                 raise answer.error()
             else:
                 answers[where.start] = answer
@@ -93,14 +94,24 @@ class RayTrainer:
         """What all clients of a task are sent; chunks of one task have the same objects, which travel once."""
         if self._sent is None or self._sent[0] is not model or self._sent[1] is not shared:
             bare = None if model is None else State(model.params, model.buffers)
-            self._sent = (model, shared, self._actors.put(to_bytes((bare, shared))))
+            self._sent = (model, shared, self._actors.put(to_message((bare, shared))))
         return self._sent[2]
 
-    def _width(self, rows: int, seconds: float | None) -> int:
-        """Clients of a part; one, if each has its own time."""
-        if self._in_groups:
-            return -(-rows // self._actors.count)
-        return 1 if seconds is not None else -(-rows // (PARTS_PER_ACTOR * self._actors.count))
+    def _parts(self, clients: list[int], seconds: float | None) -> list[slice]:
+        """The rows of each part: one client, if each has its own time; those with most examples begin."""
+        rows, count = len(clients), self._actors.count
+        width = 1 if seconds is not None else max(1, rows // (PARTS_PER_ACTOR * count))
+        width = -(-rows // count) if self._in_groups else width
+        parts = [slice(first, min(first + width, rows)) for first in range(0, rows, width)]
+        examples = [self._examples[client] for client in clients]
+        return sorted(parts, key=lambda part: -sum(examples[part.start : part.stop]))
+
+
+def _joined(parts: Sequence[Replies]) -> Replies:
+    """Replies end to end; the models that private training came to are copied once, also if they are handed over."""
+    same = all(part.trained is part.params for part in parts)
+    whole = trees.joined([replace(part, trained=part.params[:, :0]) for part in parts] if same else parts)
+    return replace(whole, trained=whole.params) if same else whole
 
 
 def _no_replies(model: State) -> Replies:

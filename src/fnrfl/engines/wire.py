@@ -7,6 +7,7 @@ or a probe of a user's own travels if both sides have imported it.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -43,16 +44,27 @@ _MESSAGES: dict[str, type] = {
 
 def to_bytes(value: Any) -> bytes:
     """A message: the length of its JSON, the JSON, the tensors."""
-    tensors: list[Tensor] = []
-    text = json.dumps(_plain(value, tensors)).encode()
+    text, tensors = to_parts(value)
     stored = {str(i): t.detach().cpu().clone(memory_format=torch.contiguous_format) for i, t in enumerate(tensors)}
-    return len(text).to_bytes(8, "big") + text + save(stored)
+    return b"".join([len(text).to_bytes(8, "big"), text, save(stored)])
 
 
 def from_bytes(message: bytes) -> Any:
-    """The inverse of `to_bytes`; tensors are on the CPU."""
+    """The inverse of `to_bytes`; tensors are on the CPU, in memory of their own."""
     end = 8 + int.from_bytes(message[:8], "big")
-    return _value(json.loads(message[8:end]), load(message[end:]))
+    stored = load(message[end:])
+    return from_parts(message[8:end], [stored[str(i)].clone() for i in range(len(stored))])
+
+
+def to_parts(value: Any) -> tuple[bytes, list[Tensor]]:
+    """(the JSON of a message, its tensors): for whoever has a way of its own to send tensors."""
+    tensors: list[Tensor] = []
+    return json.dumps(_plain(value, tensors)).encode(), tensors
+
+
+def from_parts(text: bytes, tensors: Sequence[Tensor]) -> Any:
+    """The inverse of `to_parts`."""
+    return _value(json.loads(text), tensors)
 
 
 def plain_fields(message: bytes) -> dict[str, Any]:
@@ -110,13 +122,13 @@ def _plain_object(value: Any, tensors: list[Tensor]) -> dict[str, Any]:
     return {"class": name, "fields": [[f.name, _plain(getattr(value, f.name), tensors)] for f in held]}
 
 
-def _value(plain: Any, tensors: dict[str, Tensor]) -> Any:
+def _value(plain: Any, tensors: Sequence[Tensor]) -> Any:
     if isinstance(plain, list):
         return [_value(one, tensors) for one in plain]
     if not isinstance(plain, dict):
         return plain
     if "tensor" in plain:
-        return tensors[str(plain["tensor"])].clone()  # in memory of its own
+        return tensors[plain["tensor"]]
     if "tuple" in plain or "set" in plain:
         (parts,) = plain.values()
         return (tuple if "tuple" in plain else frozenset)(_value(one, tensors) for one in parts)
