@@ -83,7 +83,7 @@ class Processes:
                 start_new_session=True,
             )  # fmt: skip
         one = Recorded(name, started.pid, start_of(started.pid) or "")
-        self._write([*self.alive, one])
+        self._write([*(other for other in self.alive if other.name != name), one])  # the old one may be dying
         return one
 
     def stop(self, names: Iterable[str] | None = None) -> list[str]:
