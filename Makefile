@@ -40,7 +40,7 @@ test-loggers: $(READY)
 # Flower into .venv, and a federation on loopback with TLS and node keys: parity, faults, refusals. Ten minutes or so.
 test-deploy: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[flower]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/test_deploy.py tests/deployment_checks.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/deployment_checks.py
 
 lint: $(READY)
 	$(BIN)/ruff check $(CHECKED)

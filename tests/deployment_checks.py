@@ -38,6 +38,7 @@ from deployed import (
 )
 from fnrfl.flower.certificates import write_certificates
 from fnrfl.flower.deployment import Address, Deployment
+from fnrfl.flower.federating import processes
 from fnrfl.flower.processes import start_of
 
 METHODS = {
@@ -218,10 +219,12 @@ def test_a_path_that_the_server_names_is_refused(made: Deployment) -> None:
     assert "paths in a recipe are not followed" in told
 
 
-def test_down_leaves_nothing_even_after_a_crash(tmp_path: Path) -> None:
+def test_flowers_own_command_runs_the_app_and_down_leaves_nothing_after_a_crash(tmp_path: Path) -> None:
     with federation(tmp_path / "fed", nodes=1, secure=False) as made:
-        from fnrfl.flower.federating import processes
-
+        flwr = [str(Path(sys.executable).with_name("flwr")), "run", str(made.app), "deployment", "--stream"]
+        flwr += ["--run-config", 'overrides="rounds=1"']
+        done = subprocess.run(flwr, env=made.environment() | HERE, capture_output=True, text=True, timeout=120)
+        assert "after 1 round" in done.stdout, done.stdout + done.stderr
         (link,) = [one for one in processes(made).alive if one.name == "superlink"]
         os.kill(link.pid, 9)
         wait_until(lambda: start_of(link.pid) is None)

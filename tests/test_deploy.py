@@ -11,6 +11,8 @@ pytest.importorskip("flwr")
 
 from deployed import federation, fnrfl, loop, same_run
 
+pytestmark = pytest.mark.xdist_group("deploy")  # one federation at a time
+
 
 @pytest.mark.slow
 def test_two_nodes_without_tls_equal_the_simulator(tmp_path: Path) -> None:

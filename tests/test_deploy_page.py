@@ -16,6 +16,8 @@ from test_tutorial import steps
 
 COMMANDS = [text for name, text in steps("docs/deploy.md") if name == "$" and text.startswith(("fnrfl", "cmp"))]
 
+pytestmark = pytest.mark.xdist_group("deploy")  # one federation at a time
+
 
 def test_it_is_as_short_as_it_says() -> None:
     assert len([command for command in COMMANDS if "deploy" in command or "report" in command]) < 10

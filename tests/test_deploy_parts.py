@@ -46,13 +46,16 @@ def test_keys_are_for_their_owner_and_are_never_replaced(tmp_path: Path) -> None
     from fnrfl.flower.certificates import write_certificates
 
     made = Deployment(tmp_path)
-    written = write_certificates(made, 2, ["localhost", "127.0.0.1", "example.org"])
+    written = write_certificates(made, 2, ["example.org"])
     secret = [path for path in written if path.suffix == ".key"]
     assert len(secret) == 5 and all(path.stat().st_mode & 0o077 == 0 for path in secret)
     ca = x509.load_pem_x509_certificate((made.certs / "ca.crt").read_bytes())
     server = x509.load_pem_x509_certificate((made.certs / "server.crt").read_bytes())
     policy = PolicyBuilder().store(Store([ca]))
     assert policy.build_server_verifier(x509.DNSName("example.org")).verify(server, [])
+    assert policy.build_server_verifier(x509.DNSName("localhost")).verify(server, [])
+    with pytest.raises(ConfigError, match="no host"):
+        write_certificates(Deployment(tmp_path / "other"), 1, ["bad host!"])
     with pytest.raises(x509.verification.VerificationError):
         policy.build_server_verifier(x509.DNSName("elsewhere.org")).verify(server, [])
     before = {path: path.read_bytes() for path in written}
@@ -198,6 +201,13 @@ def test_a_run_cannot_name_a_folder_outside(tmp_path: Path, run: str) -> None:
 def test_what_is_no_message_is_answered_with_a_refusal(tmp_path: Path, message: bytes) -> None:
     told = service(tmp_path).answer(message)
     assert "error" in json.loads(told) if told[:1] == b"{" else from_bytes(told).content.reason
+
+
+def test_the_process_of_a_message_imports_neither_torch_nor_flower_nor_data() -> None:
+    code = (
+        "import sys, fnrfl.flower.client_app; sys.exit(bool({'torch', 'numpy', 'flwr', 'pydantic'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 # -- the worker --------------------------------------------------------------------------------------------------------

@@ -433,7 +433,7 @@ def test_what_is_wrong_with_a_sites_data_stays_in_its_own_log(caplog: pytest.Log
     write_gaps()
     Path("data/H2.csv").write_text("age,ward,ill\n61,a,no\nMeyer,b,yes\n")
     nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("Aachen", "H2")]
-    with pytest.raises(CompatibilityError, match="The node 'H2' cannot take part") as refused:
+    with pytest.raises(CompatibilityError, match="The node 'H2' has found something wrong") as refused:
         meet(recipe("public.source=public.csv", "dataset.missing=mean"), asking(nodes), "test.csv")
     assert "Meyer" not in str(refused.value) and "data/H2.csv" not in str(refused.value)
     assert "'Meyer' in column 'age'" in caplog.text
@@ -530,7 +530,9 @@ def test_functions_of_the_nodes_own_configuration_bring_tokens() -> None:
     simulated, met = assert_same_run(config, nodes, "test.npz")
     assert met.parts.net.input_dtype == simulated.net.input_dtype == torch.int64
     np.savez("data/left.npz", x=whole["left"][0] + 1, y=whole["left"][1])
-    with pytest.raises(CompatibilityError, match="The node 'left' cannot take part"):  # a token that has no row
+    with pytest.raises(
+        CompatibilityError, match="The node 'left' has found something wrong"
+    ):  # a token that has no row
         clients_of(meet(config, asking(nodes), "test.npz"), nodes)
 
 

@@ -71,9 +71,9 @@ def certs(
     """
     with errors_in_words(debug):
         there = _there(folder)
-        from fnrfl.flower.certificates import LOOPBACK, write_certificates
+        from fnrfl.flower.certificates import write_certificates
 
-        for path in write_certificates(there, nodes or len(there.nodes), host or LOOPBACK):
+        for path in write_certificates(there, nodes or len(there.nodes), host or ()):
             console().print(quoted(path.relative_to(there.root)))
 
 

@@ -67,7 +67,9 @@ class Pool:
         some clients are elsewhere, their shards are empty, and `sizes` says how many everybody has.
         """
         self.num_classes, self.dtype, self.shards = num_classes, dtype, list(shards)
-        self.examples = torch.tensor(sizes or [len(shard) for shard in shards], dtype=torch.float64)
+        held = [len(shard) for shard in shards]
+        self.examples = torch.tensor(sizes or held, dtype=torch.float64)
+        self._elsewhere = {client for client, size in enumerate(sizes or ()) if held[client] < size}
         self.device = torch.device(device)
         self._parts = {k: (x.to(self.device), y.to(self.device)) for k, (x, y) in parts.items()}
         self._noise = noise if redraw else None
@@ -101,6 +103,7 @@ class Pool:
         other, (x, y) = copy(self), self._parts["private"]
         mine = torch.arange(0) if client is None else self._shard(client)
         other.shards = [torch.arange(len(mine) if one == client else 0) for one in range(len(self.shards))]
+        other._elsewhere = set(range(len(self.shards))) - {client}
         other._parts = self._parts | {"private": (x[mine.to(self.device)], y[mine.to(self.device)])}
         return other
 
@@ -127,8 +130,7 @@ class Pool:
 
     def _shard(self, client: int) -> Tensor:
         """The positions of a client's examples; of everybody's for the server. Refused if they are elsewhere."""
-        wanted = range(len(self.shards)) if client == SERVER else [client]
-        if any(len(self.shards[one]) < self.examples[one] for one in wanted):
+        if self._elsewhere and (client == SERVER or client in self._elsewhere):
             whose = "the clients" if client == SERVER else f"client {client}"
             raise CompatibilityError(
                 f"The private examples of {whose} are not on this machine: on a network each client keeps its own. "

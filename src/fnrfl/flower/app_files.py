@@ -10,6 +10,7 @@ from pathlib import Path
 from fnrfl import __version__
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
+from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.flower.deployment import Deployment
 from fnrfl.flower.own_config import NODE_FILE
 
@@ -76,6 +77,13 @@ def _method(config: RunConfig) -> str:
     return config.algorithm.name if config.fnr is None else f"FNR around {config.algorithm.name}"
 
 
+def _with_whole_paths(config: RunConfig) -> RunConfig:
+    """Paths of data from the root on, since the SuperLink and the nodes work in folders of their own."""
+    named = {"dataset.name": config.dataset.name, "public.source": config.public.source}
+    paths = {key: Path(words) for key, words in named.items() if words not in (*NAMED_DATASETS, "train", "test")}
+    return config.replace({key: str(path.resolve()) for key, path in paths.items() if path.exists()})
+
+
 def write_app(folder: Path, config: RunConfig, nodes: int = 0) -> Deployment:
     """A folder with the app, and a folder for each node; refuses a folder that has something in it.
 
@@ -88,6 +96,7 @@ def write_app(folder: Path, config: RunConfig, nodes: int = 0) -> Deployment:
     nodes = nodes or config.clients
     if not nodes:
         raise ConfigError("The recipe has clients = 0: those that the data names. Say how many nodes there will be.")
+    config = _with_whole_paths(config)
     name = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-") or "app"
     package = "app_" + name.replace("-", "_")
     words = {
@@ -103,11 +112,11 @@ def write_app(folder: Path, config: RunConfig, nodes: int = 0) -> Deployment:
         f"app/{package}/client_app.py": CLIENT_TEXT,
         ".gitignore": "*\n",
     }
-    found = Path(config.dataset.name).exists()
-    data = str(Path(config.dataset.name).resolve()) if found else config.dataset.name
     for client in range(nodes):
         label = f'name = "site {client}"' if own_data else f"partition = {client}"
-        told = NODE_TEXT.format(label=label, data=json.dumps("" if own_data else data, ensure_ascii=False))
+        told = NODE_TEXT.format(
+            label=label, data=json.dumps("" if own_data else config.dataset.name, ensure_ascii=False)
+        )
         texts[f"nodes/{client}/{NODE_FILE}"] = told
     for relative, text in texts.items():
         path = deployment.root / relative

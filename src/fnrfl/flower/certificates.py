@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
     PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
 DAYS = 365
+HOST_NAME = re.compile(
+    r"(?=.{1,253}$)(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I
+)
 LOOPBACK = ("localhost", "127.0.0.1")
 
 
-def write_certificates(deployment: Deployment, nodes: int, hosts: Sequence[str] = LOOPBACK) -> list[Path]:
-    """A CA, the server's certificate for its hosts, a key for each node and one that signs the app.
+def write_certificates(deployment: Deployment, nodes: int, hosts: Sequence[str] = ()) -> list[Path]:
+    """A CA, the server's certificate for its hosts and for loopback, a key for each node and one that signs the app.
 
     Whoever has `certs/ca.key` can pretend to be the server, whoever has `certs/app.key` can have nodes run any app, and
     whoever has a `node.key` can pretend to be that node: these files are readable by their owner alone.
@@ -35,7 +39,7 @@ def write_certificates(deployment: Deployment, nodes: int, hosts: Sequence[str] 
     ca, server = ec.generate_private_key(curve), ec.generate_private_key(curve)
     app = ed25519.Ed25519PrivateKey.generate()
     root = _certificate("fnrfl deployment CA", ca, None, ca, None)
-    named = _certificate(hosts[0], server, root, ca, hosts)
+    named = _certificate([*hosts, *LOOPBACK][0], server, root, ca, [*hosts, *LOOPBACK])
     public = _openssh(app)
     written = {
         "certs/ca.crt": _pem(root),
@@ -111,12 +115,9 @@ def _host(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(name)
-    except ValueError:
-        raise ConfigError(
-            f"{name!r} is not the name of a host. Give a name such as example.org, or an address."
-        ) from None
+    if HOST_NAME.fullmatch(name) is None:
+        raise ConfigError(f"{name!r} is no host. Give a name such as example.org, or an address.")
+    return x509.DNSName(name)
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

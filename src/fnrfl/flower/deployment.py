@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,13 @@ class Deployment:
         """The deployment in a folder that `fnrfl deploy init` has made."""
         found = Deployment(folder.resolve())
         if not (found.app / "pyproject.toml").is_file():
-            raise ConfigError(
-                f"{folder} has no app/pyproject.toml in it. Make it with: fnrfl deploy init {folder} RECIPE"
-            )
+            raise ConfigError(f"{folder} has no app/pyproject.toml in it. Make it with: fnrfl deploy init DIR RECIPE")
         return found
+
+    @property
+    def typed(self) -> str:
+        """The folder as it is typed in a shell."""
+        return shlex.quote(str(self.root))
 
     @property
     def app(self) -> Path:
@@ -119,7 +123,7 @@ class Address:
         """Of a deployment that has been started."""
         file = deployment.home / "address.json"
         if not file.is_file():
-            raise ConfigError(f"{deployment.root} is not running. Start it with: fnrfl deploy up {deployment.root}")
+            raise ConfigError(f"{deployment.root} is not running. Start it with: fnrfl deploy up {deployment.typed}")
         return Address(**json.loads(file.read_text()))
 
     def __str__(self) -> str:

@@ -31,7 +31,7 @@ def start_federation(
     """Start the SuperLink and the nodes, and wait until all are online."""
     here = processes(deployment)
     if here.alive:
-        raise ConfigError(f"{deployment.root} is running already. `fnrfl deploy down {deployment.root}` ends it.")
+        raise ConfigError(f"{deployment.root} is running already. `fnrfl deploy down {deployment.typed}` ends it.")
     _check(deployment, nodes, secure)
     for one in range(port, port + nodes + 1):
         _check_free(one)
@@ -116,7 +116,7 @@ def _check(deployment: Deployment, nodes: int, secure: bool) -> None:
     wanted = [deployment.certs / "server.crt", *(deployment.node(n) / "node.key" for n in range(nodes))]
     missing = [path for path in wanted if not path.is_file()]
     if secure and missing:
-        raise ConfigError(f"{missing[0]} is not there. Make keys with: fnrfl deploy certs {deployment.root}")
+        raise ConfigError(f"{missing[0]} is not there. Make keys with: fnrfl deploy certs {deployment.typed}")
     if '"' in str(deployment.root):
         raise ConfigError(f"The path {deployment.root} has a quotation mark in it, which Flower cannot read. Move it.")
 
@@ -139,7 +139,9 @@ def _answers(superlink: SuperLink) -> bool:
 
     try:
         superlink.nodes()
-    except httpx.TransportError:
+    except httpx.TransportError as error:
+        if "CERTIFICATE" in str(error):
+            raise FnrflError(f"The server's certificate is not valid ({error}). Make new keys.") from None
         return False
     return True
 

@@ -53,6 +53,7 @@ class NodeService:
             self._keep(check_run_id(question["run"]), str(question.get("recipe")), agreement)
             return b"{}"
         except Exception as error:
+            print(sentence(error), flush=True)
             return json.dumps({"error": sentence(error)}).encode()
 
     def _keep(self, run: str, recipe: str, agreement: Agreement) -> None:
@@ -77,6 +78,7 @@ class NodeService:
         except Exception as error:
             client = head.get("client")
             failure = Failure(sentence(error))
+            print(failure.reason, flush=True)
             return to_bytes(LetterAnswer(str(head.get("id", "")), client if isinstance(client, int) else -1, failure))
         return node.answer(told)
 

@@ -109,10 +109,10 @@ def kept_at_the_site(node: NodeConfig) -> Iterator[None]:
     except Exception as error:
         if node.partition is not None:  # the server has the data too
             raise
-        log.error("%s cannot take part: %s", node.opened, sentence(error))
+        log.error("%s has found something wrong with its data: %s", node.opened, sentence(error))
         raise CompatibilityError(
-            f"{node.opened} cannot take part: something is wrong with its data. The node's own log says what, and the "
-            "server is not told, because that may quote the data. Correct the data, or leave the node out."
+            f"{node.opened} has found something wrong with its data. Its own log says what, and the server is not "
+            "told, because that may quote the data. Correct the data, or leave the node out."
         ) from None
 
 
