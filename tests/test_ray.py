@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -466,6 +467,42 @@ def test_a_program_with_a_ray_of_its_own_keeps_it(tmp_path: Path) -> None:
         wait_for(lambda: ray.available_resources().get("CPU") == 2.0, 30)  # the actors are gone
     finally:
         ray.shutdown()
+
+
+@with_ray
+def test_a_cluster_of_two_nodes_equals_the_loop_and_stays(tmp_path: Path) -> None:
+    """As in docs/scale.md, with both nodes on this machine and one core each, so that there is an actor on each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    scratch = tempfile.mkdtemp(prefix="r", dir="/tmp")
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=1", "--disable-usage-stats", "--block"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    keys = [*KEYS, "algorithm=scaffold", "engine.precision=float32"]
+    there = [*keys, "engine=ray", "engine.threads=2", f"network.address=127.0.0.1:{port}"]
+    code = "from fnrfl.config import load; from fnrfl.runs.run import run\n"
+    code += f"print(run(load('digits', {there}), out=None).model_sha256)"
+    nodes = []
+    try:
+        head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={scratch}"]
+        for more in (head, [f"--address=127.0.0.1:{port}"]):
+            nodes.append(subprocess.Popen([*ray, *more], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            wait_for(lambda: is_open(port), 60)
+        wait_for(lambda: len(rays_of(nodes[1].pid)) > 0, 60)
+        said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240)
+        loop = run(load("digits", [*keys, "engine=loop", "engine.threads=1"]), out=None)
+        assert said.stdout.split() == [loop.model_sha256], said.stderr[-2000:]
+        assert [node.poll() for node in nodes] == [None, None]
+    finally:
+        for node in reversed(nodes):
+            node.terminate()
+            node.wait(60)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as knock:
+        return knock.connect_ex(("127.0.0.1", port)) == 0
 
 
 @with_ray

@@ -31,7 +31,7 @@ CONTENTS = {
         "docs/metrics", "docs/plain-pytorch", "docs/flower-apps", "docs/reading-the-report", "docs/loggers",
         "docs/nodes-data", "docs/deploy",
     ],
-    "Methods": ["docs/methods/README", "results/methods/README", "docs/correctness", "docs/performance"],
+    "Methods": ["docs/methods/README", "results/methods/README", "docs/correctness", "docs/performance", "docs/scale"],
     "The paper": [
         "docs/reproduction", "docs/claims", "docs/protocols", "docs/paper-to-code", "docs/theory",
         "results/reproduction/README",
