@@ -91,8 +91,8 @@ def refuse_without_network(config: RunConfig, connection: Connection | None) -> 
     if config.engine.name == "flower" and connection is None:
         raise CompatibilityError(
             'engine = "flower" needs clients on a network, and there is none here. `fnrfl deploy init FOLDER RECIPE` '
-            "makes a Flower app of a recipe, and `fnrfl deploy run FOLDER --resume RUN_DIR` goes on with a run. To simulate "
-            "the clients on this machine, leave engine out."
+            "makes a Flower app of a recipe, and `fnrfl deploy run FOLDER --resume RUN_DIR` goes on with a run. To "
+            "simulate the clients on this machine, leave engine out."
         )
 
 
