@@ -202,9 +202,9 @@ def _no_dashboard_process() -> Iterator[None]:
 
     found = getattr(Node, "start_api_server", None)
     if found is not None:  # another version of Ray may have another way
-        Node.start_api_server = lambda self, **_: None  # type: ignore[method-assign]
+        Node.start_api_server = lambda self, **_: None
     try:
         yield
     finally:
         if found is not None:
-            Node.start_api_server = found  # type: ignore[method-assign]
+            Node.start_api_server = found

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.flower.deployment import Deployment
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-    PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+    PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
 DAYS = 365
 HOST_NAME = re.compile(

@@ -40,9 +40,9 @@ def shorten_waits() -> None:
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
     from flwr.supernode import fleet_http_connection, start_client_internal
 
-    start_client_internal.time = ShortWaits()  # type: ignore
+    start_client_internal.time = ShortWaits()
     for module in (fleet_http_connection, heartbeat):
-        module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT  # type: ignore[attr-defined]
+        module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT
     defaults = pull_objects.__kwdefaults__ or {}
     if "initial_backoff" in defaults:
         defaults["initial_backoff"] = TRY_AGAIN

@@ -64,7 +64,7 @@ class SuperLink:
         from flwr.proto.control_pb2 import RegisterNodeRequest
         from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-        public = public_key_to_bytes(load_ssh_public_key(key))  # type: ignore[arg-type]
+        public = public_key_to_bytes(load_ssh_public_key(key))
         if public not in {one.public_key for one in self.nodes()}:
             self._control.RegisterNode(RegisterNodeRequest(public_key=public, name=name))
 
