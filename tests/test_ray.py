@@ -212,6 +212,7 @@ def world_task(world: Run) -> Any:
 # -- refused in a sentence --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("ray_installed")
 def test_objects_given_in_python_are_refused() -> None:
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     with pytest.raises(CompatibilityError, match=r"model was given as an object \(Sequential .*module:function"):
@@ -229,6 +230,7 @@ def test_the_number_of_actors_of_a_cluster_is_asked_for() -> None:
         build(load("digits", ["engine=ray", "network.address=10.0.0.1:6379"]))
 
 
+@pytest.mark.usefixtures("ray_installed")
 def test_building_and_forecasting_start_no_ray(monkeypatch: Any) -> None:
     from fnrfl.runs.forecast import forecast
 
@@ -542,6 +544,7 @@ def test_cells_on_ray_equal_cells_here_and_one_that_fails_is_alone(tmp_path: Pat
     assert [row.metrics["accuracy"] for row in again.rows] == [row.metrics["accuracy"] for row in here.rows]
 
 
+@pytest.mark.usefixtures("ray_installed")
 def test_what_cannot_be_spread_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(CompatibilityError, match=r"Choose one: leave engine out, or leave --on out"):
         comparing.compare(grid_of("engine=ray"), tmp_path / "one", on="ray")
