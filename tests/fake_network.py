@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from fnrfl.engines.assemble import assemble
-from fnrfl.engines.letters import LetterAnswer
+from fnrfl.engines.letters import LetterAnswer, Version
 from fnrfl.engines.node import Node, Participant
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.runs.build import build
 
 # What a node may do with a letter, beside answering it.
-FAULTS = ("dies-before", "dies-after", "hangs", "twice", "nan", "shape", "garbage", "forgets", "somebody-else")
+SPOILT = ("nan", "shape", "somebody-else", "no-clients", "travel", "version")  # answers that can be read
+FAULTS = ("dies-before", "dies-after", "hangs", "twice", "garbage", "forgets", *SPOILT)
 
 
 class ServerKilled(BaseException):
@@ -71,7 +72,7 @@ class FakeNetwork:
                 yield client, "its connection was lost."
         elif fault == "garbage":
             yield client, answer[: len(answer) // 2]
-        elif fault in ("nan", "shape", "somebody-else"):
+        elif fault in SPOILT:
             yield client, to_bytes(_spoilt(from_bytes(answer), fault))
         else:
             yield client, answer
@@ -83,6 +84,8 @@ class FakeNetwork:
 def _spoilt(answer: LetterAnswer, how: str) -> LetterAnswer:
     if how == "somebody-else":
         return replace(answer, client=answer.client + 1)
+    if how == "version":
+        return replace(answer, memory=Version(0, 0, "../../etc"))
     content = answer.content
     spoil = (lambda t: t * torch.nan) if how == "nan" else (lambda t: torch.cat([t, t], -1))
     if isinstance(content, dict):
@@ -91,6 +94,10 @@ def _spoilt(answer: LetterAnswer, how: str) -> LetterAnswer:
     if not hasattr(content, "replies"):
         return answer
     replies = content.replies
+    if how == "no-clients":
+        return replace(answer, content=replace(content, replies=replace(replies, clients=None)))
+    if how == "travel":
+        return replace(answer, content=replace(content, replies=replace(replies, travel=torch.ones(3))))
     if replies.params.shape[1]:
         return replace(answer, content=replace(content, replies=replace(replies, params=spoil(replies.params))))
     return replace(answer, content=replace(content, replies=replace(replies, loss=spoil(replies.loss))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fake_network import FAULTS, FakeNetwork, ServerKilled, nodes_of
+from fnrfl.algorithms.ktpfl import SoftPredictions
+from fnrfl.algorithms.parts.norms import Accuracy
 from fnrfl.config import load
 from fnrfl.core.errors import ClientError, FnrflError
+from fnrfl.core.messages import MeasureRequest
+from fnrfl.data.scaling import InputMoments
 from fnrfl.engines import remote_clients
+from fnrfl.engines.letters import Letter
+from fnrfl.engines.node import Node, VersionedFolder
+from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import resume, run
 
@@ -157,6 +165,57 @@ def test_a_node_that_has_lost_its_memory_starts_anew_and_is_reported(tmp_path: P
     ((client, *_),) = network.met
     assert result.rounds[1]["lost_memory"] == [client] and not same(result, on_loop(config("scaffold")))
     assert "lost_memory" not in result.rounds[2]
+
+
+@pytest.mark.parametrize("hot", [(2,), *[pytest.param((0, 1, 2), marks=pytest.mark.slow)]])
+def test_clients_that_say_they_are_not_finite_are_skipped_and_nobody_else(hot: tuple[int, ...], tmp_path: Path) -> None:
+    class Hot(FakeNetwork):
+        def _answers(self, client: int, letter: Any, message: bytes, *rest: Any) -> Any:
+            if client in hot and letter.phase == "local":
+                wild = replace(letter.request, training=replace(letter.request.training, lr=1e30))
+                message = to_bytes(replace(letter, request=wild))
+            return super()._answers(client, letter, message, *rest)
+
+    chosen = config("scaffold", "participation=1", "client.nonfinite=skip")
+    network = Hot(nodes_of(chosen, tmp_path))
+    result = run(chosen.replace({"engine.name": "flower"}), out=None, network=network)
+    assert all(event["skipped"] == list(hot) and "missing" not in event for event in result.rounds)
+
+
+def test_a_memory_that_was_lost_is_never_scored_as_a_newborn_one(tmp_path: Path) -> None:
+    at = first_letter_of("memory", "local-only")
+    with pytest.raises(FnrflError, match="it no longer has what it remembered"):
+        on_network(config("local-only"), tmp_path, faults={at: "forgets"})
+
+
+def one_node(folder: Path, request: Any) -> tuple[Node, Letter]:
+    letter = Letter("run", "letter-7", 0, 0, 1, "measure", request)
+    return nodes_of(config(), folder)(0, "run"), letter
+
+
+@pytest.mark.parametrize(
+    ("probe", "says"), [(SoftPredictions(10, 1.0), "single examples"), (InputMoments(), "does not scale inputs")]
+)
+def test_a_node_does_not_answer_every_question(probe: Any, says: str, tmp_path: Path) -> None:
+    node, letter = one_node(tmp_path, MeasureRequest([0], 0, probe, "private"))
+    answer = from_bytes(node.answer(to_bytes(letter)))
+    assert says in answer.content.reason and answer.id == letter.id
+
+
+def test_a_letter_that_cannot_be_read_is_answered_with_the_reason(tmp_path: Path) -> None:
+    node, letter = one_node(tmp_path, MeasureRequest([0], 0, Accuracy(), "public"))
+    answer = from_bytes(node.answer(to_bytes(letter).replace(b'"Accuracy"', b'"Accurazy"')))
+    assert "names the class Accurazy" in answer.content.reason and answer.id == letter.id
+
+
+def test_the_server_hears_of_a_full_disk_and_of_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device", "/srv/secret/memory")
+
+    monkeypatch.setattr(VersionedFolder, "write", full)
+    with pytest.raises(ClientError, match="cannot use a file of its own: No space left") as told:
+        on_network(config("scaffold"), tmp_path)
+    assert "secret" not in str(told.value)
 
 
 def test_too_few_answers_stop_the_run_with_a_sentence(tmp_path: Path) -> None:

@@ -254,6 +254,16 @@ def test_columns_that_a_node_keeps_to_itself_are_as_if_they_were_not_there() -> 
     assert schema is not None
     one, other = (read_agreed(each, reading, schema) for each in (node, plain))
     assert one.checksum == other.checksum
+    assert schema.columns is not None
+    forged = [
+        replace(
+            schema.columns, inputs=("name, first", *schema.columns.inputs), types=("number", *schema.columns.types)
+        ),
+        replace(schema.columns, label="name, first"),
+    ]
+    for columns in forged:  # a server that says something else was agreed on
+        with pytest.raises(ConfigError, match="which this node keeps to itself"):
+            read_agreed(node, reading, replace(schema, columns=columns))
     for asks in (Reading(missing="mean", label="ill", categories=("name, first",)), Reading(label="name, first")):
         with pytest.raises(ConfigError, match="dataset.categories names|both name the column"):
             describe_site(node, asks)

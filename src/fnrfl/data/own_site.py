@@ -69,6 +69,7 @@ def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
 
     Where nobody brings a test part, the site draws its own as the simulator does: by its own examples and name alone.
     """
+    _refuse_columns_kept_here(node, schema)
     expected = Expected(schema.columns, colour=schema.colour, classes=schema.classes)
     reading = _own_reading(node, reading)
     raw = _read(node, _find(node, reading), expected, reading)
@@ -91,6 +92,15 @@ def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
         train_clients=(name,) * len(train),
         test_clients=(name,) * len(test) or None,
     )
+
+
+def _refuse_columns_kept_here(node: NodeConfig, schema: Schema) -> None:
+    """Refuse to read a column that the node keeps to itself, whatever the server says was agreed on."""
+    named = () if schema.columns is None else (*schema.columns.inputs, schema.columns.label)
+    if kept := sorted(set(node.ignored_columns) & set(named)):
+        raise ConfigError(
+            f"What was agreed on has the column {kept[0]!r}, which this node keeps to itself (ignore). It was refused."
+        )
 
 
 def _own_reading(node: NodeConfig, reading: Reading) -> Reading:

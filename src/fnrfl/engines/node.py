@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from fnrfl.core.errors import FnrflError
+from fnrfl.core.errors import FnrflError, from_system, sentence
 from fnrfl.core.messages import Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
 from fnrfl.core.net import Net
 from fnrfl.core.store import ClientStore
@@ -21,7 +23,9 @@ from fnrfl.core.values import LocalTask, State
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.letters import Letter, LetterAnswer, Version, check_run_id
 from fnrfl.engines.trainer import Trainer
-from fnrfl.engines.wire import answer, from_bytes, to_bytes
+from fnrfl.engines.wire import answer, from_bytes, plain_fields, to_bytes
+
+log = logging.getLogger("fnrfl")
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,16 @@ class VersionedFolder:
         """Keep a tree; the version that is given back has its hash."""
         content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tree.items()})
         part = self.folder / f"{version.file}.{os.getpid()}.part"
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.folder / version.file)
+        try:
+            with part.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self.folder / version.file)
+        except OSError:  # a full disk
+            with suppress(OSError):
+                part.unlink()
+            raise
         return replace(version, sha256=hashlib.sha256(content).hexdigest())
 
     def remove_all_but(self, versions: Iterable[Version | None]) -> None:
@@ -95,13 +104,12 @@ class Node:
 
     def answer(self, message: bytes) -> bytes:
         """The answer to a letter; what goes wrong is told, never raised."""
-        letter_id = ""
+        head: dict[str, Any] = {}
         try:
-            letter = from_bytes(message)
-            letter_id = self._checked(letter).id
-            return to_bytes(self._answer(letter))
+            head = plain_fields(message)
+            return to_bytes(self._answer(self._checked(from_bytes(message))))
         except Exception as error:
-            return to_bytes(LetterAnswer(letter_id, self.participant.client, Failure.of(error)))
+            return to_bytes(LetterAnswer(str(head.get("id", "")), self.participant.client, failure_at_node(error)))
 
     def _checked(self, letter: Any) -> Letter:
         if not isinstance(letter, Letter):
@@ -115,7 +123,19 @@ class Node:
         requested = getattr(letter.request, "clients", [getattr(letter.request, "client", None)])
         if not isinstance(letter.request, TrainRequest | MeasureRequest | MemoryRequest) or requested != [mine]:
             raise FnrflError(f"A letter to client {mine} does not ask for the work of that client. It was refused.")
+        if isinstance(letter.request, MeasureRequest):
+            self._check_question(letter.request)
         return letter
+
+    def _check_question(self, request: MeasureRequest) -> None:
+        """Refuse a question about single private examples, and one for scaling where the recipe does not scale."""
+        probe = request.probe
+        if request.data == "private" and probe.by_example:
+            raise FnrflError(
+                f"{type(probe).__name__} answers for single examples, and these are private. It was refused."
+            )
+        if probe.for_scaling and self.participant.scaled is None:
+            raise FnrflError("The recipe does not scale inputs, so nobody is told sums of them. It was refused.")
 
     def _answer(self, letter: Letter) -> LetterAnswer:
         request, client = letter.request, letter.client
@@ -166,6 +186,14 @@ class Node:
                 "scored by the server: set share-memory = true in the node's own configuration to allow it."
             )
         return memory
+
+
+def failure_at_node(error: Exception) -> Failure:
+    """What a server is told of an error: of files no name, since the paths of a node are its own."""
+    log.error(sentence(error))
+    if (system := from_system(error)) is not None:
+        return Failure(f"its node cannot use a file of its own: {system.strerror or 'no reason given'}.")
+    return Failure.of(error)
 
 
 def uploaded(reply: TrainReply, task: LocalTask, net: Net, initial: State) -> TrainReply:

@@ -20,7 +20,14 @@ from fnrfl.core.network import NetworkOptions
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Replies, State
 from fnrfl.engines.letters import Letter, LetterAnswer, Network, Version, check_run_id
-from fnrfl.engines.reply_checks import Check, check_reply, check_tree, odd_ones_out
+from fnrfl.engines.reply_checks import (
+    Check,
+    check_answer,
+    check_memory,
+    check_reply,
+    check_version,
+    odd_ones_out,
+)
 from fnrfl.engines.wire import from_bytes, to_bytes
 
 PAUSE = 1.0  # seconds before a client that could not be reached is asked again
@@ -140,14 +147,17 @@ class RemoteClients:
     def measure(self, request: MeasureRequest) -> Tree:
         self._enter_round(request.round)
         seconds = self.options.measure_deadline or None
-        answers, missing = self._ask(request, "measure", seconds, check_tree, lambda tree: tree)
+        answers, missing = self._ask(request, "measure", seconds, check_answer, lambda tree: tree)
         if missing:
             raise MissingClients(missing, round=request.round + 1, stage="measure")
         return trees.joined([answers[client].content for client in request.clients])
 
     def _fetch(self, client: int) -> Tree:
         seconds = self.options.measure_deadline or None
-        answers, missing = self._ask(MemoryRequest(client), "memory", seconds, check_tree, lambda tree: tree)
+        check = lambda _, content: check_memory(content, self.memory.birth)  # noqa: E731
+        answers, missing = self._ask(MemoryRequest(client), "memory", seconds, check, lambda tree: {})
+        if client in answers and answers[client].lost_memory:
+            missing = {client: "it no longer has what it remembered."}
         if missing:
             raise MissingClients(missing, round=self._round + 1, stage="memory")
         content: Tree = answers[client].content
@@ -186,10 +196,9 @@ class RemoteClients:
         for attempt in count():
             sent = {client: to_bytes(letter) for client, letter in waiting.items()}
             self._bytes["down"] += sum(map(len, sent.values()))
-            unreachable = False
             for client, message in self.network.exchange(sent, seconds):
                 if isinstance(message, str):
-                    reasons[client], unreachable = message, True
+                    reasons[client] = message
                     continue
                 self._bytes["up"] += len(message)
                 self._open(client, message, waiting, answers, refused, check)
@@ -197,8 +206,7 @@ class RemoteClients:
                 odd = odd_ones_out(answers, trees_of)
                 there = {client: answer for client, answer in answers.items() if client not in odd}
                 return there, refused | odd | {client: reasons[client] for client in waiting}
-            if unreachable:
-                time.sleep(PAUSE)
+            time.sleep(PAUSE)
         raise AssertionError("a count has no end")
 
     def _open(
@@ -213,21 +221,17 @@ class RemoteClients:
         """Take an answer, if it is one to a letter that waits for it."""
         try:
             answer = from_bytes(message)
-        except Exception:
-            answer = None
-        if not isinstance(answer, LetterAnswer):
-            wrong: str | None = "its answer cannot be read."
-        elif client not in waiting or answer.id != waiting[client].id or answer.client != client:
-            return  # late, or a second time
-        else:
+            if client not in waiting or (answer.id, answer.client) != (waiting[client].id, client):
+                return  # late, or a second time
             wrong = answer.content.reason if isinstance(answer.content, Failure) else check(client, answer.content)
-        if client not in waiting:
+            wrong = wrong or check_version(answer.memory) or check_version(answer.held)
+        except Exception:  # whatever is in it: the server does not stop for it
+            answer, wrong = None, "its answer cannot be read."
+        if waiting.pop(client, None) is None:
             return
-        del waiting[client]
         if wrong is not None:
             refused[client] = wrong
         else:
-            assert isinstance(answer, LetterAnswer)
             answers[client] = answer
 
     def _written(self, request: Any, phase: str) -> Iterator[Letter]:

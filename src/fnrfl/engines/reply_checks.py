@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,16 +13,35 @@ from torch import Tensor
 from fnrfl.core.messages import TrainReply, TrainRequest
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Replies, State
-from fnrfl.engines.letters import LetterAnswer
+from fnrfl.engines.letters import LetterAnswer, Version
 
 Check = Callable[[int, Any], str | None]  # a client and its answer -> what is wrong with it
 
 
-def check_tree(client: int, content: Any) -> str | None:
+def check_answer(client: int, content: Any) -> str | None:
     """What is wrong with a client's answer to a question; None: nothing."""
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         return "its answer is no set of tensors."
-    return None
+    if any(value.ndim == 0 or len(value) != 1 for value in content.values()):
+        return "its answer is not that of one client."
+    return next((f"its {name} is not finite." for name, value in content.items() if not value.isfinite().all()), None)
+
+
+def check_memory(content: Any, birth: Tree) -> str | None:
+    """What is wrong with what a client shows of its memory; None: nothing."""
+    if not isinstance(content, dict) or content.keys() != birth.keys():
+        return "its memory has other names than this run's."
+    alike = all(isinstance(content[k], Tensor) and content[k].shape == birth[k].shape for k in birth)
+    return None if alike else "its memory has other shapes than this run's."
+
+
+def check_version(version: Any) -> str | None:
+    """What is wrong with the version that a client says it keeps; None: nothing, or there is none."""
+    if version is None:
+        return None
+    whole = isinstance(version, Version) and isinstance(version.round, int) and isinstance(version.number, int)
+    right = whole and isinstance(version.sha256, str) and re.fullmatch("[0-9a-f]{64}", version.sha256)
+    return None if right else "it does not say in the right form what it keeps."
 
 
 def check_reply(content: Any, client: int, request: TrainRequest, model: State, examples: float) -> str | None:
@@ -48,6 +69,7 @@ def _named_tensors(replies: Replies, model: State, request: TrainRequest) -> dic
     named = {"params": (replies.params, expected.params), "trained": (replies.trained, expected.params)}
     named |= {name: (replies.buffers[name], value) for name, value in expected.buffers.items()}
     named |= {"loss": (replies.loss, model.params.new_zeros(())), "steps": (replies.steps, replies.steps.new_zeros(()))}
+    named |= {"travel": (replies.travel, model.params.new_tensor(math.nan))}  # Adam has none
     return named | {f"extra {name}": (value, value[0]) for name, value in replies.extras.items()}
 
 
@@ -62,8 +84,9 @@ def _unlike(name: str, value: Tensor, like: Tensor) -> str | None:
 def odd_ones_out(answers: Mapping[int, LetterAnswer], trees_of: Callable[[Any], Tree]) -> dict[int, str]:
     """Clients whose tensors have other names or shapes than those of most clients, and what is wrong."""
     looks = {
-        client: tuple((name, tuple(value.shape)) for name, value in sorted(trees_of(answer.content).items()))
+        client: tuple((name, tuple(value.shape[1:])) for name, value in sorted(trees_of(answer.content).items()))
         for client, answer in answers.items()
+        if not getattr(answer.content, "not_finite", None)  # it has nothing to send
     }
     usual = Counter(looks.values()).most_common(1)[0][0] if looks else ()
     return {

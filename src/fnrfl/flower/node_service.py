@@ -13,7 +13,7 @@ from fnrfl.core.words import printable
 from fnrfl.data.agreement import Agreement, as_plain, from_plain
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.engines.letters import LetterAnswer, check_run_id
-from fnrfl.engines.node import Node
+from fnrfl.engines.node import Node, failure_at_node
 from fnrfl.engines.wire import plain_fields, to_bytes
 from fnrfl.flower.agreed_network import read_question
 from fnrfl.flower.own_config import OwnConfig
@@ -47,14 +47,30 @@ class NodeService:
         try:
             question = read_question(told)
             if "run" not in question:
-                self.config = self.config if self.own is None else _read_config(self.own)  # it may have been changed
+                self._read_again()
                 return json.dumps(answer_question(question, self.config)).encode()
             agreement = from_plain(Agreement, question.get("agreement"), "the server")
             self._keep(check_run_id(question["run"]), str(question.get("recipe")), agreement)
             return b"{}"
         except Exception as error:
             print(sentence(error), flush=True)
-            return json.dumps({"error": sentence(error)}).encode()
+            return json.dumps({"error": self._told(error)}).encode()
+
+    def _read_again(self) -> None:
+        """Read the node's own configuration: if it was changed, open runs are opened again with what it says now."""
+        config = self.config if self.own is None else _read_config(self.own)
+        if config != self.config:
+            self.config = config
+            self._open.clear()
+
+    def _told(self, error: Exception) -> str:
+        """What the server is told of an error; paths of this node stay in its own log."""
+        print(sentence(error), flush=True)  # worker.log
+        told = failure_at_node(error).reason
+        folders = [str(self.folder.parent), *([] if self.own is None else [str(self.own.folder)])]
+        for path in (self.config.data, self.config.public, self.config.split, *folders):
+            told = told.replace(path, "a path of the node") if "/" in path else told
+        return told
 
     def _keep(self, run: str, recipe: str, agreement: Agreement) -> None:
         """Write what was agreed on, once for a run."""
@@ -77,8 +93,7 @@ class NodeService:
             print(f"round {int(str(head['round'])) + 1}  {printable(str(head['phase']))}", flush=True)  # worker.log
         except Exception as error:
             client = head.get("client")
-            failure = Failure(sentence(error))
-            print(failure.reason, flush=True)
+            failure = Failure(self._told(error))
             return to_bytes(LetterAnswer(str(head.get("id", "")), client if isinstance(client, int) else -1, failure))
         return node.answer(told)
 

@@ -65,9 +65,11 @@ def work(parent: str, given: str) -> None:
     """Open the node and answer its letters."""
     config = OwnConfig.of(json.loads(given))
     Thread(target=end_with, args=(int(parent),), daemon=True).start()
+    from fnrfl.core.isolation import isolated
     from fnrfl.flower.node_service import NodeService
 
-    answer_letters(config.folder, NodeService.of(config).answer)
+    with isolated():  # torch's settings for a run last from its first letter to its last
+        answer_letters(config.folder, NodeService.of(config).answer)
 
 
 if __name__ == "__main__":
