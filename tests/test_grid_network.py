@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ pytest.importorskip("flwr")
 from flwr.app import Context, Message, RecordDict
 
 from flower_grid import DirectGrid
-from fnrfl.core.errors import FnrflError
+from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.flower import grid_network
 from fnrfl.flower.client_app import client_app
 from fnrfl.flower.envelopes import packed, unpacked, weight
@@ -117,6 +118,105 @@ def test_a_node_cannot_pass_for_another_client(grid: DirectGrid, caplog: pytest.
     there = GridNetwork(grid, labels=["0", "1", "2"])
     assert dict(there.exchange(LETTERS, 1.0)) == {0: b"cba", 1: b""}
     assert "registered as 0 says that it is 2" in caplog.text
+
+
+class SlowGrid(DirectGrid):
+    """Nodes take one message after the other, and `seconds` for a letter."""
+
+    seconds = 0.5
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self.free: dict[int, float] = getattr(self, "free", {})  # when a node will have done what it has
+        self.due: dict[str, float] = getattr(self, "due", {})
+        sent = list(messages)
+        ids = list(super().push_messages(sent))
+        for message, one in zip(sent, ids, strict=True):
+            node = message.metadata.dst_node_id
+            takes = self.seconds if message.metadata.message_type.startswith("train") else 0.0
+            self.due[one] = self.free[node] = max(self.free.get(node, 0.0), time.monotonic()) + takes
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return super().pull_messages([one for one in message_ids if self.due[one] <= time.monotonic()])
+
+
+def letters_of(grid: DirectGrid) -> list[int]:
+    """The nodes to which letters went."""
+    return [one.metadata.dst_node_id for one in grid.sent if one.metadata.message_type.startswith("train")]
+
+
+def test_a_client_that_is_slower_than_its_deadline_gets_a_letter_once_and_its_reply_counts(grid: DirectGrid) -> None:
+    grid.__class__ = SlowGrid
+    there = network(grid)
+    assert list(there.exchange({0: b"abc"}, 0.2)) == []
+    tries = (list(there.exchange({0: b"abc"}, 0.2)) for _ in range(20))
+    assert next(filter(None, tries)) == [(0, b"cba")]
+    assert letters_of(grid) == [11]
+    assert there._under_way == {}
+
+
+def test_a_late_reply_is_none_to_a_newer_letter(grid: DirectGrid) -> None:
+    grid.__class__ = SlowGrid
+    there = network(grid)
+    assert list(there.exchange({0: b"old", 1: b"old"}, 0.1)) == []
+    assert sorted(there.exchange({0: b"new", 1: b"old"}, 30)) == [(0, b"wen"), (1, b"dlo")]
+    assert letters_of(grid) == [11, 12, 11]
+    assert there._under_way == {}
+
+
+def test_a_letter_that_a_node_has_lost_is_sent_again_in_a_later_exchange(grid: DirectGrid) -> None:
+    there = network(grid)
+    grid.tamper = lambda message, reply: []
+    assert list(there.exchange({1: b"abc"}, 0.1)) == []
+    grid.tamper = lambda message, reply: [reply]
+    assert list(there.exchange({1: b"abc"}, 30)) == [(1, b"cba")]
+    assert letters_of(grid) == [12, 12]
+    assert there._under_way == {}  # also the one that was lost
+
+
+def test_a_letter_that_failed_is_sent_again_at_once(grid: DirectGrid) -> None:
+    there = network(grid)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WorkerLink, "ask", lambda self, letter: 1 / 0)
+        assert "division" in str(list(there.exchange({0: b"abc"}, 30)))
+    assert list(there.exchange({0: b"abc"}, 30)) == [(0, b"cba")]
+
+
+# -- who takes part ---------------------------------------------------------------------------------------------------
+
+
+def say(grid: DirectGrid, *labels: str | int) -> GridNetwork:
+    """A network whose nodes say that they are these: numbers of partitions, or names."""
+    for context, label in zip(grid.contexts.values(), labels, strict=True):
+        del context.node_config["partition-id"]
+        context.node_config["partition-id" if isinstance(label, int) else "name"] = label
+    return GridNetwork(grid)
+
+
+@pytest.mark.parametrize("labels", [(0, 1, 1), ("here", "there", "there")])
+@pytest.mark.parametrize("count", [2, 3])
+def test_two_nodes_that_say_they_are_the_same_client_are_refused(
+    grid: DirectGrid, labels: tuple[Any, ...], count: int
+) -> None:
+    with pytest.raises(ConfigError, match=rf"Two nodes say that they are {labels[2]}\. .* node\.toml"):
+        say(grid, *labels).wait_for(count)
+
+
+def test_a_node_that_is_started_again_under_another_number_is_no_second_one(grid: DirectGrid) -> None:
+    """Flower still counts the stopped one as online."""
+    there = say(grid, 0, 1, 1)
+    grid.tamper = lambda message, reply: [reply] if message.metadata.dst_node_id != 12 or not there.nodes else []
+    assert there.wait_for(2) == ["0", "1"]
+    assert there.nodes["1"] == 13
+
+
+def test_nodes_of_a_larger_experiment_are_left_out(grid: DirectGrid) -> None:
+    assert say(grid, 2, 0, 1).wait_for(2) == ["0", "1"]
+
+
+def test_more_sites_than_the_run_has_are_refused(grid: DirectGrid) -> None:
+    with pytest.raises(ConfigError, match=r"3 nodes are there \(Linz, Wien, York\), and the run has 2\. Set clients"):
+        say(grid, "Wien", "York", "Linz").wait_for(2)
 
 
 def test_a_message_of_another_app_has_no_letter_in_it() -> None:

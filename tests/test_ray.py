@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,6 +208,46 @@ def world_task(world: Run) -> Any:
     from fnrfl.core.values import LocalTask
 
     return LocalTask(Objective(), "local", world.state)
+
+
+class NoRoom:
+    """A Ray whose cluster has `cpus` cores, and starts no actor before it was asked `asks` times."""
+
+    def __init__(self, cpus: float, asks: float) -> None:
+        self.cpus, self.asks = cpus, asks
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": self.cpus}
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def wait(self, some: list[Any], *, timeout: float, **_: object) -> tuple[list[Any], list[Any]]:
+        time.sleep(timeout)
+        self.asks -= 1
+        return (some if self.asks < 0 else []), []
+
+    def get(self, answer: Any) -> Any:
+        return to_bytes(None) if answer == "starts" else "done"
+
+
+@pytest.mark.parametrize(("policy", "cpus", "asks"), [("fail", 0.0, 999), ("fail", 1.0, 8), ("wait", 0.0, 8)])
+def test_a_cluster_that_has_lost_its_room_is_named(
+    policy: Any, cpus: float, asks: int, monkeypatch: Any, caplog: Any
+) -> None:
+    """Actors that are to replace others are never placed: no machine is left that could have them."""
+    monkeypatch.setattr(ray_actors, "LOOK", 0.01)
+    monkeypatch.setattr(ray_actors, "SECONDS_FOR_ROOM", 0.02)
+    actors = RayActors(1, NetworkOptions(on_missing=policy), faulty_trainer, lambda: b"")
+    actor = SimpleNamespace(answer=SimpleNamespace(remote=lambda *_: "answer"))
+    actors._ray, actors._starting = NoRoom(cpus, asks), {"starts": actor}
+    asked = actors.ask(SimpleNamespace(hex=lambda: "one"), lambda rows: [], [slice(0, 1)], None)
+    if asks == 999:
+        with pytest.raises(CompatibilityError, match=r"need 1 CPUs \(network\.cpus each\), and the Ray cluster has 0"):
+            next(asked)
+    else:
+        assert [*asked] == [(slice(0, 1), "done")]
+    assert caplog.text.count("No Ray actor is there: 1 wait for room") == 1
 
 
 # -- refused in a sentence --------------------------------------------------------------------------------------------

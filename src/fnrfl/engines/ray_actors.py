@@ -78,6 +78,7 @@ class RayActors:
         self._idle: list[Any] = []
         self._starting: dict[Any, Any] = {}  # what `get_ready` will answer -> the actor
         self._failed_starts = 0
+        self._since, self._told = 0.0, False  # when an actor was there last, while parts are asked; whether none is
 
     # -- beginning and end --------------------------------------------------------------------------------------------
     def __enter__(self) -> RayActors:
@@ -167,6 +168,7 @@ class RayActors:
         waiting = deque(_SentRows(part) for part in parts)
         running: dict[Any, _SentRows] = {}
         name = common.hex()  # type: ignore[attr-defined]
+        self._since, self._told = time.monotonic(), False
         try:
             while waiting or running:
                 while waiting and self._idle:
@@ -193,6 +195,7 @@ class RayActors:
         first = min((part.until for part in running.values()), default=float("inf"))
         timeout = min(LOOK, max(0.0, first - time.monotonic()))
         done, _ = self._ray.wait([*running, *self._starting], num_returns=1, timeout=timeout)
+        self._look_for_room(bool(done or running))
         for answer in done:
             if answer in self._starting:
                 self._greet(answer)
@@ -211,6 +214,18 @@ class RayActors:
                 del running[answer]
                 self._replace(part.actor)
                 yield part, None, f"it did not answer within {seconds:g} seconds."
+
+    def _look_for_room(self, there: bool) -> None:
+        """Say it if no actor has been there for long, and stop if none can be: machines of the cluster may be gone."""
+        now = time.monotonic()
+        if there:
+            self._since, self._told = now, False
+        elif now - self._since > SECONDS_FOR_ROOM:
+            if not self._told:
+                log.warning(f"No Ray actor is there: {len(self._starting)} wait for room, or for their data.")
+            self._since, self._told = now, True
+            if self._network.on_missing != "wait":
+                check_room(self._ray, "Ray actors", self._network.cpus, self._network.gpus)
 
     def _replace(self, actor: Any) -> None:
         self._end(actor)

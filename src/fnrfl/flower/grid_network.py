@@ -6,13 +6,14 @@ of the node. Replies are asked for every few hundredths of a second; Flower's ow
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fnrfl.core.errors import FnrflError
+from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.words import printable
 from fnrfl.flower.envelopes import ASK, RECORD, WHO, packed, unpacked, weight
 
@@ -34,6 +35,13 @@ class Sending:
 
     node: int
     when: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class SentLetter(Sending):
+    """Where a letter went, and which it is: the same letter to the same client has the same key."""
+
+    key: tuple[str, bytes] = ("", b"")  # the label of its client, and its SHA-256
 
 
 @dataclass
@@ -61,36 +69,70 @@ class GridNetwork:
     carried: Carried = field(default_factory=Carried)
     nodes: dict[str, int] = field(default_factory=dict)  # label -> node
     _asked: dict[str, Sending] = field(default_factory=dict)  # questions that are under way
+    _under_way: dict[str, SentLetter] = field(default_factory=dict)  # letters without a reply, by message
+    _replaced: dict[int, str] = field(default_factory=dict)  # nodes in whose place another was found, and their label
+    _doubled: str = ""  # the sentence about two nodes with one label
     _silent: dict[int, float] = field(default_factory=dict)  # nodes that could not say, and when they were asked
     _next_look: float = 0.0
 
     def wait_for(self, count: int) -> list[str]:
-        """Wait until so many nodes have said who they are; their labels, in order."""
+        """Wait until so many nodes have said who they are; their labels, in order.
+
+        Of nodes with partitions, those from 0 to count - 1 take part. Of nodes with names, no others may be there.
+        """
         begun = told = time.monotonic()
-        while len(self.nodes) < count:
+        while (labels := self._complete(count)) is None:
             self._heard_from()
+            if self._doubled:
+                raise ConfigError(self._doubled)
             self._ask_who([None])
             if time.monotonic() > told + 30:
                 told = time.monotonic()
-                log.warning("%d of %d nodes are there after %.0f seconds", len(self.nodes), count, told - begun)
+                there = f" ({self._names()})" if self.nodes else ""
+                log.warning(
+                    "%d nodes are there%s after %.0f s; %d must be", len(self.nodes), there, told - begun, count
+                )
             time.sleep(REPLY_SECONDS)
-        return sorted(self.nodes)
+        return labels
+
+    def _complete(self, count: int) -> list[str] | None:
+        """The labels of the nodes that take part; None while some are missing, or have not yet said who they are."""
+        young = any(time.monotonic() - one.when < ASK_AGAIN for one in self._asked.values())
+        if len(self.nodes) < count or young:
+            return None
+        partitions = [str(number) for number in range(count)]
+        if self.nodes.keys() >= set(partitions):
+            return partitions
+        if len(self.nodes) == count:
+            return sorted(self.nodes)
+        if all(label.isdecimal() for label in self.nodes):
+            return None  # some are of a larger experiment; those that are missing may still come
+        raise ConfigError(
+            f"{len(self.nodes)} nodes are there ({self._names()}), and the run has {count}. Set clients in the "
+            "recipe, or nodes in the app's pyproject.toml, to their number, or stop those that shall not take part."
+        )
+
+    def _names(self) -> str:
+        return ", ".join(map(printable, sorted(self.nodes)))
 
     def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
-        """Send each client its letter; yield replies as they come, until all are in or the seconds have passed."""
+        """Send each client its letter; yield replies as they come, until all are in or the seconds have passed.
+
+        A client that still has the same letter from an earlier exchange does not get it again: its reply is waited for.
+        """
         begun = time.monotonic()
         owed = dict(letters)
-        waiting: dict[str, int] = {}  # message -> client
-        sent: dict[int, Sending] = {}  # client -> where its letter went last
+        keys = {client: (self.labels[client], hashlib.sha256(letter).digest()) for client, letter in letters.items()}
+        sent = {one.key: one for one in self._under_way.values()}  # where a letter went last
         while owed and (seconds is None or time.monotonic() < begun + seconds):
             alive = self._heard_from()
-            for client, reply in self._replies(waiting):
-                if owed.pop(client, None) is not None:
-                    yield client, reply
-            again = {c: node for c in owed if (node := self._must_send(c, sent.get(c), alive)) is not None}
-            waiting |= self._sent({client: owed[client] for client in again}, again)
-            sent |= {client: Sending(node) for client, node in again.items()}
-            self._ask_who([sent.get(client) for client in owed])
+            replies = self._replies()
+            for client in [client for client in owed if keys[client] in replies]:
+                del owed[client]
+                yield client, replies[keys[client]]
+            again = {c: node for c in owed if (node := self._must_send(c, sent.get(keys[c]), alive)) is not None}
+            sent |= self._send({client: owed[client] for client in again}, again, keys)
+            self._ask_who([sent.get(keys[client]) for client in owed])
             if owed:
                 time.sleep(min(SLOWEST, max(REPLY_SECONDS, (time.monotonic() - begun) / 20)))
 
@@ -105,8 +147,14 @@ class GridNetwork:
             return node
         return node if alive.get(node, 0.0) > last.when else None
 
-    def _sent(self, letters: Mapping[int, bytes], nodes: Mapping[int, int]) -> dict[str, int]:
-        """Push letters; message -> client."""
+    def _send(
+        self, letters: Mapping[int, bytes], nodes: Mapping[int, int], keys: Mapping[int, tuple[str, bytes]]
+    ) -> dict[tuple[str, bytes], SentLetter]:
+        """Push letters; where each went.
+
+        Messages live as long as Flower lets them. With a deadline as their `ttl`, the SuperLink would refuse a reply
+        that comes after it, and that is the reply to the letter for which the next exchange waits.
+        """
         messages = [self._message(packed(letter), nodes[c], ASK) for c, letter in letters.items()]
         if not messages:
             return {}
@@ -114,23 +162,39 @@ class GridNetwork:
             self.carried.letters_down += len(letter)
             self.carried.flower_down += weight(message)
         ids = list(self.grid.push_messages(messages))
-        return {one: client for one, client in zip(ids, letters, strict=True) if one}
+        sent = {keys[client]: SentLetter(nodes[client], key=keys[client]) for client in letters}
+        self._under_way |= {one: letter for one, letter in zip(ids, sent.values(), strict=True) if one}
+        return sent
 
-    def _replies(self, waiting: dict[str, int]) -> Iterator[tuple[int, bytes | str]]:
-        """Replies that have come; an error of Flower's or of the app becomes the reason for which there is none."""
-        for message in self._pulled(waiting):
-            client = waiting.pop(message.metadata.reply_to_message_id)
-            if message.has_error():
-                yield client, f"{message.error.reason or 'no reason given'} (Flower's error {message.error.code})"
+    def _replies(self) -> dict[tuple[str, bytes], bytes | str]:
+        """Replies that have come, by the letter's key; of copies of a letter, one that was answered counts.
+
+        A node that has answered a letter will not answer those that it got before: they are forgotten.
+        """
+        replies: dict[tuple[str, bytes], bytes | str] = {}
+        for message in self._pulled(self._under_way):
+            letter = self._under_way.pop(message.metadata.reply_to_message_id, None)
+            if letter is None:
                 continue
-            try:
-                letter = unpacked(message)
-            except FnrflError as error:
-                yield client, str(error)
-                continue
-            self.carried.letters_up += len(letter)
-            self.carried.flower_up += weight(message)
-            yield client, letter
+            reply = self._opened(message)
+            if isinstance(reply, bytes) or letter.key not in replies:
+                replies[letter.key] = reply
+            for one, earlier in [*self._under_way.items()]:
+                if earlier.node == letter.node and earlier.when < letter.when:
+                    del self._under_way[one]
+        return replies
+
+    def _opened(self, message: Message) -> bytes | str:
+        """The letter in a message; an error of Flower's or of the app becomes the reason for which there is none."""
+        if message.has_error():
+            return f"{message.error.reason or 'no reason given'} (Flower's error {message.error.code})"
+        try:
+            letter = unpacked(message)
+        except FnrflError as error:
+            return str(error)
+        self.carried.letters_up += len(letter)
+        self.carried.flower_up += weight(message)
+        return letter
 
     def _pulled(self, ids: Iterable[str]) -> list[Message]:
         wanted = list(ids)
@@ -170,8 +234,25 @@ class GridNetwork:
                 self._silent[asked.node] = asked.when
                 log.warning("The node registered as %s says that it is %s", *map(printable, (registered, label)))
             else:
-                self.nodes[label] = asked.node
+                self._found(label, asked)
         return alive
+
+    def _found(self, label: str, asked: Sending) -> None:
+        """A node says that it is a client; another that said so was stopped, unless it says so once more."""
+        before = self.nodes.get(label)
+        if before is None or self._replaced.get(asked.node) != label:
+            self.nodes[label] = asked.node
+            if before is not None:
+                self._replaced[before] = label
+                self._next_look = 0.0  # ask it now
+            return
+        self._silent[asked.node] = asked.when
+        if not self._doubled:
+            self._doubled = (
+                f"Two nodes say that they are {printable(label)}. Each client has one node: correct the partition or "
+                "the name in the node.toml of one of them, or stop it."
+            )
+            log.warning(self._doubled)
 
     def _registered(self, node: int) -> str:
         """The name under which a node's key was registered; empty where nodes have no keys."""
