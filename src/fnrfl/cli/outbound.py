@@ -27,7 +27,7 @@ OUTBOUND = (
              "If you type flwr or flower-supernode yourself, even with --help, set it yourself."),
     Outbound("flower", "update check", "api.flower.ai", "`fnrfl deploy` sets FLWR_DISABLE_UPDATE_CHECK=1",
              "With flwr itself, set it yourself."),
-    Outbound("flower", "installing an app's packages", "the package index, by uv, in a SuperLink that is started without a flag",
+    Outbound("flower", "installing an app's packages", "the package index, in a SuperLink started without a flag",
              "`fnrfl deploy` sets FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"),
     Outbound("flower", "apps from the hub", "api.flower.ai, for a name such as @someone/app",
              "`fnrfl deploy` sets FLWR_SUPERGRID_API_URL to an address where nobody listens"),
