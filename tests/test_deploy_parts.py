@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
 from fnrfl.config import load
 from fnrfl.core.errors import ConfigError, FnrflError
+from fnrfl.core.isolation import isolated, until_left
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.engines.letters import Letter, LetterAnswer
 from fnrfl.engines.wire import from_bytes, to_bytes
@@ -184,6 +187,36 @@ def test_a_changed_configuration_counts_from_the_next_meeting_on(tmp_path: Path)
     assert json.loads(there.answer(question))["partition"] == 1
     (tmp_path / "node.toml").write_text('partition = 1\ndta = "digits"\n')
     assert "'dta'" in json.loads(there.answer(question))["error"]
+
+
+def test_open_runs_are_opened_again_once_the_configuration_was_changed(tmp_path: Path) -> None:
+    there, question = service(tmp_path), json.dumps({"recipe": load("digits", ["clients=2"]).to_toml()}).encode()
+    there._open["run"] = there  # type: ignore[assignment]
+    there.answer(question)
+    assert "run" in there._open
+    (tmp_path / "node.toml").write_text('partition = 0\ndata = "digits"\nshare_memory = true\n')
+    there.answer(question)
+    assert not there._open and there.config.share_memory
+
+
+def test_settings_of_a_run_last_from_one_letter_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def settings() -> Iterator[None]:
+        told.append("set")
+        yield
+        told.append("put back")
+
+    def two_letters(folder: Path, answer: Any) -> None:
+        with isolated():
+            until_left(settings())
+        told.append("second letter")
+
+    (tmp_path / "node.toml").write_text('partition = 0\ndata = "digits"\n')
+    monkeypatch.setattr(worker, "answer_letters", two_letters)
+    worker.work(str(os.getpid()), json.dumps({"folder": str(tmp_path)}))
+    assert told == ["set", "second letter", "put back"]
 
 
 @pytest.mark.parametrize("run", ["../../elsewhere", "/etc", "", "a" * 65, ".."])

@@ -22,7 +22,7 @@ from fnrfl.core.errors import ClientError, FnrflError
 from fnrfl.core.messages import MeasureRequest
 from fnrfl.data.scaling import InputMoments
 from fnrfl.engines import remote_clients
-from fnrfl.engines.letters import Letter
+from fnrfl.engines.letters import Letter, Version
 from fnrfl.engines.node import Node, VersionedFolder
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.runs.result import Result
@@ -186,6 +186,14 @@ def test_a_memory_that_was_lost_is_never_scored_as_a_newborn_one(tmp_path: Path)
     at = first_letter_of("memory", "local-only")
     with pytest.raises(FnrflError, match="it no longer has what it remembered"):
         on_network(config("local-only"), tmp_path, faults={at: "forgets"})
+
+
+def test_a_damaged_file_of_a_node_is_not_read(tmp_path: Path) -> None:
+    kept = VersionedFolder(tmp_path)
+    version = kept.write(Version(0, 1), {"c": torch.zeros(3)})
+    assert kept.read(version) is not None
+    kept.write(Version(0, 1), {"c": torch.ones(3)})  # a whole file, and not the one that the server knows of
+    assert kept.read(version) is None
 
 
 def one_node(folder: Path, request: Any) -> tuple[Node, Letter]:
