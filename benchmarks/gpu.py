@@ -245,7 +245,7 @@ class Stopped(Exception):
 
 
 def determinism() -> Iterator[Row]:
-    """The same seed twice, and a run that is stopped and gone on with."""
+    """The same seed twice, a run that is stopped and gone on with, and how much slower repeatable kernels are."""
     keys = [*RESNET, "engine=gpu", "engine.precision=bf16", "client.epochs=1", "rounds=4", "algorithm=scaffold"]
 
     def stop(event: Row) -> None:
@@ -258,6 +258,12 @@ def determinism() -> Iterator[Row]:
             runs.run(config(keys), out=Path(folder) / "stopped", progress=stop, checkpoint_every=0.0)
         resumed = runs.resume(Path(folder) / "stopped").model_sha256
     yield {"benchmark": "determinism", "same_twice": found[0] == found[1], "resumed_the_same": resumed == found[0]}
+    rates = {}
+    for repeatable in ("false", "true"):
+        keys = [*RESNET, *FAST, f"engine.deterministic={repeatable}", "client.epochs=5", "rounds=10"]
+        rates[repeatable] = rate(keys, count=2)["images_per_second"]
+    slower = round(rates["false"] / rates["true"], 3)
+    yield {"benchmark": "determinism", "images_per_second": rates["true"], "fast": rates["false"], "slower": slower}
 
 
 def told(event: Row) -> None:
@@ -337,10 +343,11 @@ def fnr() -> Iterator[Row]:
 
 
 def precision() -> Iterator[Row]:
-    """Accuracy of bf16 against float32: three seeds at two local epochs."""
-    for seed in range(3):
-        for kind in ("bf16", "float32"):
-            yield whole("precision", "client.epochs=2", f"engine.precision={kind}", f"seed={seed}")
+    """Accuracy of bf16 against float32: three seeds, clients alike, where the spread over seeds is small."""
+    for kind in ("bf16", "float32"):
+        for seed in range(3):
+            keys = ["scenario=iid", "client.epochs=2", "rounds=5", f"engine.precision={kind}", f"seed={seed}"]
+            yield whole("precision", *keys, runs_alike=3)
 
 
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {

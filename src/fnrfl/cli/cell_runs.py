@@ -52,6 +52,12 @@ Rerun = Annotated[
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print markdown, for a document.")]
 Committed = Annotated[bool, typer.Option("--rerun", help="Of a table, also cells that have a committed result.")]
 Again = Annotated[bool, typer.Option("--again", help="Try cells that failed once more.")]
+Processes = Annotated[
+    int,
+    typer.Option(
+        "--processes", min=1, max=64, metavar="N", help="Run N cells beside each other; their seconds are no measure."
+    ),
+]
 Names = Annotated[
     list[str] | None,
     typer.Argument(metavar="[TABLE|CELL]...", show_default="the queue", help="Tables, or cells by their id."),
@@ -104,6 +110,7 @@ def run_cells(
     words: Set = None,
     rerun: Committed = False,
     again: Again = False,
+    processes: Processes = 1,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -111,11 +118,13 @@ def run_cells(
 
     \b
     fnrfl reproduce run --scale quick --for 9m
+    fnrfl reproduce run --scale quick --for 2h --processes 3
     fnrfl reproduce run accuracy controls --scale tiny --seeds 0
     fnrfl reproduce run resnet18/label/honest/fedavg/seed0@quick --set engine=gpu
 
     Each result is a line of JSON, written when its cell is finished. On a GPU cells run in bf16 and not
-    deterministically, unless --set engine=... says how.
+    deterministically, unless --set engine=... says how. With --processes, one cell prepares its programs while others
+    train; no table shows the seconds of such cells.
     """
     with errors_in_words(debug):
         from fnrfl.results.reproduce.kept_lines import HERE, KeptLines
@@ -123,7 +132,7 @@ def run_cells(
         screen, place = console(quiet=quiet), out or HERE
         lines = KeptLines.read(place)
         cells = _named_cells(names, scale, seeds, lines if not rerun else KeptLines([], []))
-        done = carry(cells, place, lines, screen, time=time, words=words or (), again=again)
+        done = carry(cells, place, lines, screen, time=time, words=words or (), again=again, processes=processes)
         failed = sum("failed" in line for line in done)
         screen.print(f"{len(done) - failed} cells done, {failed} failed; lines in {place}")
         say_where_the_page_is(screen, place, cells[0].scale if cells else scale or "quick")
@@ -139,6 +148,7 @@ def carry(
     time: str | None,
     words: Sequence[str],
     again: bool = False,
+    processes: int = 1,
 ) -> list[CellLine]:
     """Run cells, and show each as it begins and ends."""
     from fnrfl.results.reproduce.carrying import carry_out
@@ -146,7 +156,7 @@ def carry(
     seconds = None if time is None else read_duration(time)
     with notices(screen), how_to_go_on(lambda: GO_ON):
         return carry_out(
-            cells, place, lines=lines, seconds=seconds, words=words, again=again,
+            cells, place, lines=lines, seconds=seconds, words=words, again=again, processes=processes,
             tell=lambda notice: _show_cell(screen, notice),
         )  # fmt: skip
 

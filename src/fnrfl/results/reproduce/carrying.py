@@ -1,11 +1,12 @@
-"""Running cells: many in one process, so that they share compiled steps, with a line on the disk after each."""
+"""Running cells: many in a process, so that they share compiled steps, with a line on the disk after each."""
 
 from __future__ import annotations
 
 import datetime
 import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -59,49 +60,140 @@ def carry_out(
     seconds: float | None = None,
     words: Sequence[str] = (),
     again: bool = False,
+    processes: int = 1,
     tell: Tell = lambda notice: None,
 ) -> list[CellLine]:
-    """Run cells one after another and append a line to `out` after each; what was done is returned.
+    """Run cells and append a line to `out` after each; what was done is returned.
 
     A cell that has a line in `out` is not run again, so that the same call goes on where it was stopped; with `again`
     one that failed there is tried once more. A cell that fails is written down as failed, and the others go on; but
     what would fail for every cell, such as a key that does not exist or data that is not there, ends the call. With
     `seconds`, no cell is begun that will not fit into what is left of them. `words` are keys of
-    [engine], for all.
+    [engine], for all. With several `processes` cells run beside each other, and their lines say so.
     """
     refuse_other_keys(words)
     check_lines_file(out)
-    began, done, expected = time.monotonic(), list[CellLine](), ExpectedSeconds(lines)
     engine = [] if words_name_engine(words) else engine_words()
-    waiting, ready = list(cells), set[str]()
-    while True:
-        waiting = _still_to_do(waiting, out, again={line["id"] for line in done} if again else None)
-        left = float("inf") if seconds is None else seconds - (time.monotonic() - began)
-        cell = choose(waiting, left, ready, expected, preparing=PREPARING if engine else 0.0)
-        if cell is None:
-            return done
-        ahead = min(left, sum(map(expected.seconds, waiting)))
-        notice = CellNotice("start", cell, len(cells) - len(waiting) + 1, len(cells), ahead)
-        make_room(out)
-        tell(notice)
-        alike = _how_many_alike(cell, waiting, left / max(1.0, expected.seconds(cell)))
-        done.append(_finish(notice, out, engine if cell.scale != "tiny" else (), words, alike, tell))
-        expected.learn(done[-1])
-        ready |= programs(cell)
+    waiting = CellQueue(cells, out, lines, seconds, again, processes, PREPARING if engine else 0.0)
+    how = HowToRun(tuple(engine), tuple(words), processes)
+    if processes == 1:
+        work_through(waiting, lambda turn: compute_line(turn.cell, how, turn.alike, turn.showing(tell)), tell)
+    else:
+        from fnrfl.results.reproduce.side_by_side import work_side_by_side
+
+        work_side_by_side(waiting, how, tell)
+    return waiting.done
+
+
+@dataclass(frozen=True)
+class HowToRun:
+    """What all cells of a call have in common."""
+
+    engine: tuple[str, ...]  # for cells that are not tiny
+    words: tuple[str, ...]
+    processes: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A cell that is to be run now."""
+
+    notice: CellNotice
+    alike: int  # cells that will use what is prepared for this one
+
+    @property
+    def cell(self) -> PaperCell:
+        """The cell."""
+        return self.notice.cell
+
+    def showing(self, tell: Tell) -> Callable[[Event], None]:
+        """What a run calls after each of its rounds."""
+        return lambda event: tell(replace(self.notice, what="round", event=event))
+
+
+def work_through(waiting: CellQueue, compute: Callable[[Turn], CellLine], tell: Tell) -> None:
+    """Take cells from a queue until none is left for which there is time, and write the line of each."""
+    ready = waiting.new_worker()
+    while (turn := waiting.take(ready)) is not None:
+        make_room(waiting.out)
+        tell(turn.notice)
+        line = compute(turn)
+        waiting.finish(turn.cell, line)
+        tell(replace(turn.notice, what="failed" if "failed" in line else "done", line=line))
+
+
+class CellQueue:
+    """Cells that are still to be run, for one worker or for several threads."""
+
+    def __init__(
+        self, cells: Sequence[PaperCell], out: Path, lines: KeptLines, seconds: float | None, again: bool,
+        processes: int = 1, preparing: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.out, self.done = out, list[CellLine]()
+        self._cells, self._seconds, self._again = cells, seconds, again
+        self._processes, self._preparing = processes, preparing
+        self._began, self._expected = time.monotonic(), ExpectedSeconds(lines)
+        self._lock, self._taken = threading.Lock(), set[PaperCell]()
+        self._ready: list[set[str]] = []  # programs of each worker
+        self.stopped = False
+
+    def new_worker(self) -> set[str]:
+        """The programs that a worker has; the queue adds to them."""
+        self._ready.append(set())
+        return self._ready[-1]
+
+    def take(self, ready: set[str]) -> Turn | None:
+        """The next cell for a worker with these programs; None if there is none, or no time for it."""
+        with self._lock:
+            tried = {line["id"] for line in self.done} if self._again else None
+            waiting = _still_to_do(self._cells, self.out, again=tried)
+            free = [cell for cell in waiting if cell not in self._taken]
+            left = float("inf") if self._seconds is None else self._seconds - (time.monotonic() - self._began)
+            others = set[str]().union(*(programs for programs in self._ready if programs is not ready))
+            cell = choose(free, left, ready, self.seconds, preparing=self._preparing, others=others)
+            if cell is None or self.stopped:
+                return None
+            ahead = min(left, sum(map(self.seconds, waiting)) / self._processes)
+            alike = _how_many_alike(cell, free, left / max(1.0, self.seconds(cell)))
+            self._taken.add(cell)
+            ready |= programs(cell)
+            number = len(self._cells) - len(free) + 1
+            return Turn(CellNotice("start", cell, number, len(self._cells), ahead), alike)
+
+    def finish(self, cell: PaperCell, line: CellLine) -> None:
+        """Write a cell's line."""
+        with self._lock:
+            append_line(self.out, line)
+            self.done.append(line)
+            self._expected.learn(line)
+            self._taken.discard(cell)
+
+    def seconds(self, cell: PaperCell) -> float:
+        """About how long a cell will take beside the others."""
+        return self._expected.seconds(cell) * self._processes
 
 
 def choose(
-    cells: Sequence[PaperCell], left: float, ready: set[str], expected: ExpectedSeconds, *, preparing: float
+    cells: Sequence[PaperCell],
+    left: float,
+    ready: set[str],
+    seconds: Callable[[PaperCell], float],
+    *,
+    preparing: float,
+    others: Set[str] = frozenset(),
 ) -> PaperCell | None:
-    """The next cell: the first that fits into the time left, but before it one that needs no program to be prepared."""
-    fitting: list[tuple[bool, int, PaperCell]] = []
+    """The next cell: the first that fits into the time left, but before it one that needs no program to be prepared.
+
+    Where programs must be prepared, rather those that no other process has: each then keeps to its own.
+    """
+    fitting: list[tuple[bool, bool, int, PaperCell]] = []
     for cell in cells:
         missing = programs(cell) - ready
-        if left == float("inf") or expected.seconds(cell) + preparing * len(missing) <= left:
-            fitting.append((bool(missing), len(fitting), cell))
+        if left == float("inf") or seconds(cell) + preparing * len(missing) <= left:
+            fitting.append((bool(missing), bool(missing & others), len(fitting), cell))
         if len(fitting) == LOOK_AHEAD:
             break
-    return min(fitting)[2] if fitting else None
+    return min(fitting)[3] if fitting else None
 
 
 def engine_words() -> list[str]:
@@ -147,41 +239,38 @@ def _how_many_alike(cell: PaperCell, others: Sequence[PaperCell], most: float) -
     return max(1, int(min(most, sum(bool(programs(cell) & programs(other)) for other in others))))
 
 
-def _finish(
-    notice: CellNotice, out: Path, engine: Sequence[str], words: Sequence[str], alike: int, tell: Tell
-) -> CellLine:
-    """Run the cell of a notice and write its line."""
+def compute_line(cell: PaperCell, how: HowToRun, alike: int, show: Callable[[Event], None]) -> CellLine:
+    """Run a cell: its line, which says so if it has failed."""
     from fnrfl.runs.run import run
 
-    cell, began = notice.cell, time.perf_counter()
-
-    def show(event: Event) -> None:
-        tell(replace(notice, what="round", event=event))
-
-    about: CellLine = {
-        "id": cell.id,
-        "recipe": cell.recipe,
-        "overrides": list(cell.overrides),
-        "leaks": list(cell.leaks),
-    }
-    about |= {"words": list(words), "date": datetime.date.today().isoformat()} | _machine()
+    began = time.perf_counter()
     try:
-        config = cell.config([*engine, *watch_words(cell)], words)
-        result = run(
-            config, out=None, progress=lambda e: tell(replace(notice, what="round", event=e)), runs_alike=alike
-        )
+        engine = how.engine if cell.scale != "tiny" else ()
+        config = cell.config([*engine, *watch_words(cell)], how.words)
+        result = run(config, out=None, progress=show, runs_alike=alike)
     except ConfigError:  # a word that is wrong, or data that is not there: no cell would do
         raise
     except Exception as error:  # the others may still do
-        if words and isinstance(error, CompatibilityError):  # the words may be at fault, and not the cell
+        if how.words and isinstance(error, CompatibilityError):  # the words may be at fault, and not the cell
             raise
-        line = about | {"failed": sentence(error), "seconds_wall": round(time.perf_counter() - began, 2)}
+        line = failed_line(cell, how, sentence(error))
     else:
-        line = about | numbers_of(result) | {"seconds_wall": round(time.perf_counter() - began, 2)}
-    append_line(out, line)
+        line = _about(cell, how) | numbers_of(result)
+    line["seconds_wall"] = round(time.perf_counter() - began, 2)
     _let_go()
-    tell(replace(notice, what="failed" if "failed" in line else "done", line=line))
     return line
+
+
+def failed_line(cell: PaperCell, how: HowToRun, why: str) -> CellLine:
+    """The line of a cell that has no numbers."""
+    return _about(cell, how) | {"failed": why}
+
+
+def _about(cell: PaperCell, how: HowToRun) -> CellLine:
+    """What a line says whatever became of the cell."""
+    about = {"id": cell.id, "recipe": cell.recipe, "overrides": list(cell.overrides), "leaks": list(cell.leaks)}
+    about |= {"words": list(how.words), "date": datetime.date.today().isoformat()} | _machine()
+    return about | ({"processes": how.processes} if how.processes > 1 else {})
 
 
 def watch_words(cell: PaperCell) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fnrfl.results.reproduce.kept_lines import CellLine
+from fnrfl.results.reproduce.kept_lines import CellLine, ran_alone
 from fnrfl.results.statistics import Reached, mean, rank_correlation, reached
 
 Measure = Callable[..., float | None]  # of lines, in the order of a claim's runs
@@ -67,8 +67,11 @@ def best_rho(fnr: CellLine, *others: CellLine) -> float | None:
 
 
 def on_one_machine(*lines: CellLine) -> bool:
-    """Whether seconds can be compared: one device and one engine."""
-    return len({(line["device"], line["engine"]["name"], line["engine"]["precision"]) for line in lines}) == 1
+    """Whether seconds can be compared: one device and one engine, and no other cell beside."""
+    return (
+        all(map(ran_alone, lines))
+        and len({(line["device"], line["engine"]["name"], line["engine"]["precision"]) for line in lines}) == 1
+    )
 
 
 def both_ways(line: CellLine) -> float:

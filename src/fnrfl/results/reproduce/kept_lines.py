@@ -83,6 +83,11 @@ def is_of_today(cell: PaperCell, line: CellLine) -> bool:
     return (line.get("recipe"), tuple(line.get("overrides", ()))) == (cell.recipe, cell.overrides)
 
 
+def ran_alone(line: CellLine) -> bool:
+    """Whether its seconds are a measure: beside other processes everything takes longer."""
+    return bool(line.get("processes", 1) == 1)
+
+
 def read_lines(path: Path) -> list[CellLine]:
     """All whole lines of a file; a kill may have left half of one."""
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines
+from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines, ran_alone
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import PaperTable, TablePart, find_table
 from fnrfl.results.reproduce.printed import CURVES, PRINTED
@@ -252,8 +252,8 @@ def _get(metric: str) -> Callable[[CellLine], float | None]:
 
     metrics: dict[str, Callable[[CellLine], float | None]] = {
         "mib": traffic,
-        "seconds": lambda line: float(line["seconds_train"]),
-        "kappa": lambda line: float(line["accuracy"]) * 1e4 / line["seconds_train"],
+        "seconds": lambda line: float(line["seconds_train"]) if ran_alone(line) else None,
+        "kappa": lambda line: float(line["accuracy"]) * 1e4 / line["seconds_train"] if ran_alone(line) else None,
         "rho": lambda line: float(line["accuracy"]) * 1e4 / traffic(line) if traffic(line) else None,
     }
     return metrics.get(metric, lambda line: line.get(metric))

@@ -110,7 +110,7 @@ PREPARING = 60.0  # seconds for a program that the process has not met, on a GPU
 
 
 class ExpectedSeconds:
-    """About how long cells take, without preparing: as long as like cells took, else by their images."""
+    """About how long cells take alone, without preparing: as long as like cells took, else by their images."""
 
     def __init__(self, known: Iterable[CellLine]) -> None:
         self._like: dict[tuple[str, ...], list[float]] = {}
@@ -124,7 +124,7 @@ class ExpectedSeconds:
         with suppress(ConfigError):
             for alike in _alike(PaperCell.read(line["id"])):
                 took = line["seconds_wall"] - line["seconds_preparing"]
-                self._like.setdefault(alike, []).append(took)
+                self._like.setdefault(alike, []).append(took / line.get("processes", 1))
 
     def seconds(self, cell: PaperCell) -> float:
         """Of one cell."""

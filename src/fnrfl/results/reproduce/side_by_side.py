@@ -1,0 +1,111 @@
+"""Cells in several processes: while one prepares its programs, the others keep the GPU at work."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+from fnrfl.core.errors import FnrflError
+from fnrfl.results.reproduce.carrying import (
+    CellNotice,
+    CellQueue,
+    HowToRun,
+    Tell,
+    Turn,
+    compute_line,
+    failed_line,
+    work_through,
+)
+from fnrfl.results.reproduce.kept_lines import CellLine
+
+DIED = "The process ended before the cell was done; perhaps there was not enough memory."
+
+
+def work_side_by_side(waiting: CellQueue, how: HowToRun, tell: Tell) -> None:
+    """Run cells of a queue in several processes; the first error that concerns all of them is raised."""
+    workers = [CellProcess(how) for _ in range(how.processes)]
+    errors: list[Exception] = []
+    speaking = threading.Lock()
+
+    def say(notice: CellNotice) -> None:
+        with speaking:
+            tell(notice)
+
+    def work(worker: CellProcess) -> None:
+        def compute(turn: Turn) -> CellLine:
+            try:
+                return worker.compute(turn)
+            except (EOFError, OSError):
+                if waiting.stopped:  # it was ended on purpose
+                    raise
+                worker.end()
+                return failed_line(turn.cell, how, DIED)
+
+        try:
+            work_through(waiting, compute, say)
+        except Exception as error:
+            errors.append(error)
+            waiting.stopped = True
+
+    threads = [threading.Thread(target=work, args=[worker], daemon=True) for worker in workers]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:  # also after Ctrl-C
+        waiting.stopped = True
+        for worker in workers:
+            worker.end()
+    if errors:
+        raise errors[0]
+
+
+class CellProcess:
+    """A process that computes one cell after another; it is started with its first one, and again after its end."""
+
+    def __init__(self, how: HowToRun) -> None:
+        self._how = how
+        self._running: tuple[BaseProcess, Connection] | None = None
+
+    def compute(self, turn: Turn) -> CellLine:
+        """The line of a cell. Raises what concerns all cells, and EOFError or OSError if the process died."""
+        _, pipe = self._running = self._running or self._start()
+        pipe.send((turn.cell, turn.alike))
+        answer: CellLine | FnrflError = pipe.recv()
+        if isinstance(answer, FnrflError):
+            raise answer
+        return answer
+
+    def _start(self) -> tuple[BaseProcess, Connection]:
+        context = get_context("spawn")
+        mine, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=[theirs, self._how], daemon=True)
+        process.start()
+        theirs.close()  # so that its end is noticed here
+        return process, mine
+
+    def end(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._running is not None:
+            process, _ = self._running
+            process.terminate()
+            process.join()
+            self._running = None
+
+
+def _serve(pipe: Connection, how: HowToRun) -> None:
+    """Compute cells as they are asked for, until nobody asks any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    while True:
+        try:
+            cell, alike = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(compute_line(cell, how, alike, lambda event: None))
+        except FnrflError as error:
+            pipe.send(error)
