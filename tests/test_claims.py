@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 
 from fnrfl import cli
 from fnrfl.results.reproduce import claim_measures as of
-from fnrfl.results.reproduce.carrying import carry_out, watch_words
+from fnrfl.results.reproduce.carrying import carry_out
+from fnrfl.results.reproduce.cell_lines import watch_words
 from fnrfl.results.reproduce.claims import CLAIM_SEEDS, CLAIMS, HEADLINE_GAIN, HEADLINE_TIME, ClaimRow, find_claim_cells
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines
 from fnrfl.results.reproduce.paper_cells import PaperCell

@@ -21,7 +21,9 @@ from fnrfl.cli.cell_runs import read_duration
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ClientError, ConfigError, FnrflError
 from fnrfl.results.reproduce import carrying, kept_lines
-from fnrfl.results.reproduce.carrying import CellNotice, carry_out, choose
+from fnrfl.results.reproduce.carrying import carry_out
+from fnrfl.results.reproduce.cell_lines import numbers_of
+from fnrfl.results.reproduce.cell_queue import CellNotice, choose
 from fnrfl.results.reproduce.figures import LEAKS_KEY, draw_all
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, read_lines
 from fnrfl.results.reproduce.paper_cells import PaperCell
@@ -259,7 +261,7 @@ def test_seconds_are_those_of_like_cells() -> None:
 def test_a_cell_that_needs_no_new_program_is_taken_first_and_none_that_does_not_fit() -> None:
     plain = PaperCell("resnet18", "label", "honest", "fedavg", 0, "quick")
     moon = PaperCell("resnet18", "label", "honest", "moon", 0, "quick")
-    expected = ExpectedSeconds([line_of(plain), line_of(moon, seconds_wall=102.0)])
+    expected = ExpectedSeconds([line_of(plain), line_of(moon, seconds_wall=102.0)]).seconds
     ready = set(programs(plain))
     assert choose([moon, plain], 1e9, ready, expected, preparing=45.0) == plain
     assert choose([moon, plain], 1e9, set(), expected, preparing=45.0) == moon
@@ -356,18 +358,17 @@ def test_stopping_leaves_whole_lines_and_the_next_call_goes_on(tmp_path: Path) -
 
 def test_a_gpu_is_used_fast_unless_somebody_names_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(carrying, "engine_words", lambda: list(carrying.ON_A_GPU))
-    seen: list[Sequence[str]] = []
+    seen: list[tuple[str, str, bool]] = []
 
-    def finish(notice: CellNotice, out: Path, engine: Sequence[str], *_: Any) -> CellLine:
-        seen.append(tuple(engine))
-        append_line(out, line := line_of(notice.cell))
-        return line
+    def run(config: RunConfig, **_: Any) -> Any:
+        seen.append((config.engine.name, config.engine.precision, config.engine.deterministic))
+        raise ClientError("enough.", client=0, round=1, stage="local")
 
-    monkeypatch.setattr(carrying, "_finish", finish)
+    monkeypatch.setattr(run_module, "run", run)
     quick = PaperCell("resnet18", "label", "honest", "fedavg", 0, "quick")
     carry_out([TINY, quick], tmp_path / "a", lines=NOTHING)
     carry_out([quick], tmp_path / "b", lines=NOTHING, words=["engine=loop"])
-    assert seen == [(), carrying.ON_A_GPU, ()]
+    assert seen == [("auto", "auto", True), ("gpu", "bf16", False), ("loop", "auto", True)]
 
 
 # -- tables as they are shown -----------------------------------------------------------------------------------------
@@ -436,7 +437,7 @@ def test_kappa_and_rho_of_a_table_are_those_of_a_run(tmp_path: Path) -> None:
 
     cell = PaperCell("resnet18", "label", "paper", "scaffold", 0, "tiny")
     result = run(cell.config(), out=None)
-    line = line_of(cell, seconds_wall=1.0) | carrying.numbers_of(result)
+    line = line_of(cell, seconds_wall=1.0) | numbers_of(result)
     parts = show_table("cost", KeptLines([], [line]), "tiny").parts[5:10]
     here = [part.columns[1].values[3].mean for part in parts]
     traffic = (result.bytes_up + result.bytes_down) / 2**20

@@ -19,7 +19,7 @@ from fnrfl.core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fnrfl.results.reproduce.carrying import CellNotice
+    from fnrfl.results.reproduce.cell_queue import CellNotice
     from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines
     from fnrfl.results.reproduce.paper_cells import PaperCell
 
@@ -52,7 +52,7 @@ Rerun = Annotated[
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print markdown, for a document.")]
 Committed = Annotated[bool, typer.Option("--rerun", help="Of a table, also cells that have a committed result.")]
 Again = Annotated[bool, typer.Option("--again", help="Try cells that failed once more.")]
-Processes = Annotated[
+ProcessCount = Annotated[
     int,
     typer.Option(
         "--processes", min=1, max=64, metavar="N", help="Run N cells beside each other; their seconds are no measure."
@@ -110,7 +110,7 @@ def run_cells(
     words: Set = None,
     rerun: Committed = False,
     again: Again = False,
-    processes: Processes = 1,
+    processes: ProcessCount = 1,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from fnrfl.core.errors import FnrflError
-from fnrfl.results.reproduce.carrying import (
-    CellNotice,
-    CellQueue,
-    HowToRun,
-    Tell,
-    Turn,
-    compute_line,
-    failed_line,
-    work_through,
-)
+from fnrfl.results.reproduce.cell_lines import HowToRun, compute_line, failed_line
+from fnrfl.results.reproduce.cell_queue import CellNotice, CellQueue, CellTurn, Tell, work_through
 from fnrfl.results.reproduce.kept_lines import CellLine
 
 DIED = "The process ended before the cell was done; perhaps there was not enough memory."
+NOT_STARTED = "A process for cells ended before it could begin; what it said stands above. Leave out --processes."
+SECONDS_TO_END = 10.0  # seconds for a process to end by itself
+READY = "ready"  # what a process says before its first cell
 
 
 def work_side_by_side(waiting: CellQueue, how: HowToRun, tell: Tell) -> None:
@@ -35,7 +31,7 @@ def work_side_by_side(waiting: CellQueue, how: HowToRun, tell: Tell) -> None:
             tell(notice)
 
     def work(worker: CellProcess) -> None:
-        def compute(turn: Turn) -> CellLine:
+        def compute(turn: CellTurn) -> CellLine:
             try:
                 return worker.compute(turn)
             except (EOFError, OSError):
@@ -45,6 +41,7 @@ def work_side_by_side(waiting: CellQueue, how: HowToRun, tell: Tell) -> None:
                 return failed_line(turn.cell, how, DIED)
 
         try:
+            _leave_ctrl_c_to_others()
             work_through(waiting, compute, say)
         except Exception as error:
             errors.append(error)
@@ -71,28 +68,35 @@ class CellProcess:
         self._how = how
         self._running: tuple[BaseProcess, Connection] | None = None
 
-    def compute(self, turn: Turn) -> CellLine:
+    def compute(self, turn: CellTurn) -> CellLine:
         """The line of a cell. Raises what concerns all cells, and EOFError or OSError if the process died."""
-        _, pipe = self._running = self._running or self._start()
+        pipe = self._start() if self._running is None else self._running[1]
         pipe.send((turn.cell, turn.alike))
         answer: CellLine | FnrflError = pipe.recv()
         if isinstance(answer, FnrflError):
             raise answer
         return answer
 
-    def _start(self) -> tuple[BaseProcess, Connection]:
+    def _start(self) -> Connection:
         context = get_context("spawn")
         mine, theirs = context.Pipe()
         process = context.Process(target=_serve, args=[theirs, self._how], daemon=True)
         process.start()
+        self._running = process, mine
         theirs.close()  # so that its end is noticed here
-        return process, mine
+        try:
+            mine.recv()
+        except EOFError:
+            raise FnrflError(NOT_STARTED) from None
+        return mine
 
     def end(self) -> None:
         """End the process, whatever it is doing."""
         if self._running is not None:
             process, _ = self._running
             process.terminate()
+            process.join(SECONDS_TO_END)
+            process.kill()
             process.join()
             self._running = None
 
@@ -100,12 +104,21 @@ class CellProcess:
 def _serve(pipe: Connection, how: HowToRun) -> None:
     """Compute cells as they are asked for, until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
-    while True:
-        try:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # at once, and not after the round as a run alone
+    try:
+        pipe.send(READY)
+        while True:
             cell, alike = pipe.recv()
-        except EOFError:
-            return
-        try:
-            pipe.send(compute_line(cell, how, alike, lambda event: None))
-        except FnrflError as error:
-            pipe.send(error)
+            try:
+                pipe.send(compute_line(cell, how, alike, lambda event: None))
+            except FnrflError as error:
+                pipe.send(error)
+    except (EOFError, OSError):  # whoever asked has gone
+        return
+
+
+def _leave_ctrl_c_to_others() -> None:
+    """In this thread, and in processes that it starts until they say how they handle it: else they would end with a
+    traceback each."""
+    if hasattr(signal, "pthread_sigmask"):  # Windows has none
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

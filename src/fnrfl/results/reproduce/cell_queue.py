@@ -1,0 +1,156 @@
+"""Cells that are still to be run, for one worker or several: who takes which, and a line on the disk after each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, is_of_today, make_room, read_lines
+from fnrfl.results.reproduce.paper_cells import PaperCell
+from fnrfl.results.reproduce.waiting import ExpectedSeconds, programs
+from fnrfl.rundir.events import Event
+
+LOOK_AHEAD = 40  # cells of the queue among which one that needs no new program is taken first
+
+
+@dataclass(frozen=True)
+class CellNotice:
+    """What is being done, for whoever shows it."""
+
+    what: Literal["start", "round", "done", "failed"]
+    cell: PaperCell
+    number: int  # from 1
+    total: int  # how many there were to do
+    seconds_left: float  # about, for all
+    line: CellLine | None = None
+    event: Event | None = None
+
+
+Tell = Callable[[CellNotice], None]
+
+
+@dataclass(frozen=True)
+class CellTurn:
+    """A cell that is to be run now."""
+
+    notice: CellNotice
+    alike: int  # cells that will use what is prepared for this one
+
+    @property
+    def cell(self) -> PaperCell:
+        """The cell."""
+        return self.notice.cell
+
+    def showing(self, tell: Tell) -> Callable[[Event], None]:
+        """What a run calls after each of its rounds."""
+        return lambda event: tell(replace(self.notice, what="round", event=event))
+
+
+def work_through(waiting: CellQueue, compute: Callable[[CellTurn], CellLine], tell: Tell) -> None:
+    """Take cells from a queue until none is left for which there is time, and write the line of each."""
+    ready = waiting.new_worker()
+    while (turn := waiting.take(ready)) is not None:
+        make_room(waiting.out)
+        tell(turn.notice)
+        line = compute(turn)
+        waiting.finish(turn.cell, line)
+        tell(replace(turn.notice, what="failed" if "failed" in line else "done", line=line))
+
+
+class CellQueue:
+    """Cells that are still to be run, for one worker or for several threads."""
+
+    def __init__(
+        self, cells: Sequence[PaperCell], out: Path, lines: KeptLines, seconds: float | None, again: bool,
+        processes: int = 1, preparing: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.out, self.done = out, list[CellLine]()
+        self._cells, self._seconds, self._again = cells, seconds, again
+        self._processes, self._preparing = processes, preparing
+        self._began, self._expected = time.monotonic(), ExpectedSeconds(lines)
+        self._lock, self._taken = threading.Lock(), set[PaperCell]()
+        self._ready: list[set[str]] = []  # programs of each worker
+        self.stopped = False
+
+    def new_worker(self) -> set[str]:
+        """The programs that a worker has; the queue adds to them."""
+        self._ready.append(set())
+        return self._ready[-1]
+
+    def take(self, ready: set[str]) -> CellTurn | None:
+        """The next cell for a worker with these programs; None if there is none, or no time for it."""
+        with self._lock:
+            tried = {line["id"] for line in self.done} if self._again else None
+            waiting = _still_to_do(self._cells, self.out, again=tried)
+            free = [cell for cell in waiting if cell not in self._taken]
+            left = float("inf") if self._seconds is None else self._seconds - (time.monotonic() - self._began)
+            others = set[str]().union(*(programs for programs in self._ready if programs is not ready))
+            cell = choose(free, left, ready, self.seconds, preparing=self._preparing, others=others)
+            if cell is None or self.stopped:
+                return None
+            ahead = min(left, sum(map(self.seconds, waiting)) / self._processes)
+            alike = _how_many_alike(cell, free, left / max(1.0, self.seconds(cell)))
+            self._taken.add(cell)
+            ready |= programs(cell)
+            number = len(self._cells) - len(free) + 1
+            return CellTurn(CellNotice("start", cell, number, len(self._cells), ahead), alike)
+
+    def finish(self, cell: PaperCell, line: CellLine) -> None:
+        """Write a cell's line."""
+        with self._lock:
+            append_line(self.out, line)
+            self.done.append(line)
+            self._expected.learn(line)
+            self._taken.discard(cell)
+
+    def seconds(self, cell: PaperCell) -> float:
+        """About how long a cell will take beside the others."""
+        return self._expected.seconds(cell) * self._processes
+
+
+def choose(
+    cells: Sequence[PaperCell],
+    left: float,
+    ready: set[str],
+    seconds: Callable[[PaperCell], float],
+    *,
+    preparing: float,
+    others: Set[str] = frozenset(),
+) -> PaperCell | None:
+    """The next cell: the first that fits into the time left, but before it one that needs no program to be prepared.
+
+    Where programs must be prepared, rather those that no other process has: each then keeps to its own.
+    """
+    fitting: list[tuple[bool, bool, int, PaperCell]] = []
+    for cell in cells:
+        missing = programs(cell) - ready
+        if left == float("inf") or seconds(cell) + preparing * len(missing) <= left:
+            fitting.append((bool(missing), bool(missing & others), len(fitting), cell))
+        if len(fitting) == LOOK_AHEAD:
+            break
+    return min(fitting)[3] if fitting else None
+
+
+def _still_to_do(cells: Sequence[PaperCell], out: Path, again: set[str] | None) -> list[PaperCell]:
+    """Those without a result in a file, which is read each time, since another process may write to it.
+
+    A cell that has failed is done, unless `again` says which ones have been tried again since: then all others are not.
+    """
+    written = {line["id"]: line for line in read_lines(out)} if out.exists() else {}
+
+    def is_done(cell: PaperCell) -> bool:
+        line = written.get(cell.id)
+        if line is None or not is_of_today(cell, line):
+            return False
+        return "failed" not in line or again is None or cell.id in again
+
+    return [cell for cell in cells if not is_done(cell)]
+
+
+def _how_many_alike(cell: PaperCell, others: Sequence[PaperCell], most: float) -> int:
+    """How many cells will use what is prepared for this one, as far as time allows."""
+    return max(1, int(min(most, sum(bool(programs(cell) & programs(other)) for other in others))))
