@@ -184,13 +184,16 @@ def test_half_a_line_is_passed_over_and_the_next_begins_a_new_one(tmp_path: Path
 
 
 def test_committed_results_are_whole_and_of_cells_that_exist() -> None:
+    seen: list[str] = []
     for path in kept_lines.OF_SOURCES.glob("*.jsonl"):
         texts = path.read_text(encoding="utf-8").splitlines()
         lines = read_lines(path)
         assert len(lines) == len(texts), path
+        seen += [line["id"] for line in lines]
         for line in lines:
             assert PaperCell.read(line["id"]).id == line["id"]
             assert ("failed" in line) or (bool(line["leaks"]) == bool(PaperCell.read(line["id"]).leaks))
+    assert len(set(seen)) == len(seen)  # which of two would count is said by names of files alone
 
 
 def test_results_of_the_package_are_found_without_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

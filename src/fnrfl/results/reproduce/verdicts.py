@@ -30,7 +30,7 @@ from fnrfl.results.statistics import LEVEL, Estimate, estimate
 
 Outcome = Literal["holds", "does not hold", "cannot be told", "not run"]
 VERDICT_HEAD = "verdict, by the honest protocol"
-_NO_NUMBER = "has run, but without this number: seconds are compared on one device, and pairs need fnr.watch"
+_NO_NUMBER = "has run, but without this number: seconds need cells that ran alone on one device, pairs need fnr.watch"
 
 
 @dataclass(frozen=True)
