@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from types import FrameType
 
 from fnrfl.core.errors import FnrflError
 from fnrfl.results.reproduce.cell_lines import HowToRun, compute_line, failed_line
 from fnrfl.results.reproduce.cell_queue import CellNotice, CellQueue, CellTurn, Tell, work_through
 from fnrfl.results.reproduce.kept_lines import CellLine
+from fnrfl.rundir.interrupt import Interrupted
 
 DIED = "The process ended before the cell was done; perhaps there was not enough memory."
 NOT_STARTED = "A process for cells ended before it could begin; what it said stands above. Leave out --processes."
@@ -55,6 +56,8 @@ def work_side_by_side(waiting: CellQueue, how: HowToRun, tell: Tell) -> None:
             thread.join()
     finally:  # also after Ctrl-C
         waiting.stopped = True
+        for worker in workers:  # first all are told, since each takes a second
+            worker.tell_to_end()
         for worker in workers:
             worker.end()
     if errors:
@@ -90,11 +93,16 @@ class CellProcess:
             raise FnrflError(NOT_STARTED) from None
         return mine
 
+    def tell_to_end(self) -> None:
+        """Ask the process to end, whatever it is doing."""
+        if self._running is not None:
+            self._running[0].terminate()
+
     def end(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process, and wait until it has."""
+        self.tell_to_end()
         if self._running is not None:
             process, _ = self._running
-            process.terminate()
             process.join(SECONDS_TO_END)
             process.kill()
             process.join()
@@ -104,7 +112,7 @@ class CellProcess:
 def _serve(pipe: Connection, how: HowToRun) -> None:
     """Compute cells as they are asked for, until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # at once, and not after the round as a run alone
+    signal.signal(signal.SIGTERM, _stop_at_once)
     try:
         pipe.send(READY)
         while True:
@@ -113,8 +121,13 @@ def _serve(pipe: Connection, how: HowToRun) -> None:
                 pipe.send(compute_line(cell, how, alike, lambda event: None))
             except FnrflError as error:
                 pipe.send(error)
-    except (EOFError, OSError):  # whoever asked has gone
+    except (KeyboardInterrupt, EOFError, OSError):  # it was told to end, or whoever asked has gone
         return
+
+
+def _stop_at_once(number: int, frame: FrameType | None) -> None:
+    """The handler of SIGTERM here; a run alone would go on to the end of its round."""
+    raise Interrupted(number)
 
 
 def _leave_ctrl_c_to_others() -> None:
