@@ -802,7 +802,7 @@ MUTANTS = [
     ),
     *mutants(
         _live,
-        rho_dropped=("torch.where(known, count, 0.0) / len(u)", "known.to(u.dtype)"),
+        rho_dropped=("torch.where(known, count, 0.0) / hot.sum()", "known.to(u.dtype)"),
         live_sum_not_mean=("u @ hot / count.clamp(min=1)", "u @ hot"),
         unknown_targets_count=("(target > 0) & (count > 0)", "count > 0"),
     ),
@@ -840,7 +840,10 @@ MUTANTS = [
     ),
     *mutants(
         constant,
-        constant_with_gradient=("hot.mean(0) @ target", "hot.mean(0) @ (target - u @ hot + (u @ hot).detach())"),
+        constant_with_gradient=(
+            "hot.sum(0) / hot.sum() @ target",
+            "hot.sum(0) / hot.sum() @ (target - u @ hot + (u @ hot).detach())",
+        ),
     ),
     *mutants(
         Penalised.loss,

@@ -21,6 +21,7 @@ from fnrfl.core.types import Batch, Flat, Out, State, Tree
 class Contrastive(Objective):
     """Cross-entropy plus mu times the contrast of three projections; both references are frozen, in eval mode."""
 
+    takes_padding: ClassVar[bool] = True
     mu: float
     tau: float
 

@@ -41,9 +41,14 @@ class Objective:
     """
 
     registry: ClassVar[dict[str, type[Objective]]] = {}
+    # Whether `loss` looks at the examples of a batch through `batch.mean` alone, so that padding changes nothing. A
+    # class with a loss of its own says it for itself: it does not inherit the answer.
+    takes_padding: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         Objective.registry[cls.__name__] = cls
+        if "loss" in vars(cls) and "takes_padding" not in vars(cls):
+            cls.takes_padding = False
 
     def noise(self, batch: int) -> Shapes:
         """Shapes of the uniform numbers that one step needs; they arrive in `batch.noise`."""
@@ -63,6 +68,7 @@ class Objective:
         if CLASS_WEIGHTS not in own:
             return batch.mean(losses)
         weights = own[CLASS_WEIGHTS].gather(0, batch.y)
+        weights = weights if batch.real is None else weights * batch.real
         return (weights * losses).sum() / weights.sum()
 
     def correct(self, grad: Flat, params: Flat, start: Flat, shared: Tree, own: Tree) -> Flat:

@@ -7,6 +7,8 @@ activations do not. Convolutions: `client_convolutions.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,6 +33,8 @@ def share_kernels(module: nn.Module) -> None:
 class Norm:
     """What replaces the forward pass of a BatchNorm layer."""
 
+    real: Tensor | None = None  # of the batch that is coming: 1 for an example, 0 for padding; None: no padding
+
     def forward(self: Any, x: Tensor) -> Any:
         """The same as torch's."""
         channels = x.shape[1]
@@ -41,21 +45,42 @@ class Norm:
             scale = weight * (self.running_var + self.eps).rsqrt()
             across = (1, channels, *[1] * (x.ndim - 2))
             return (x * scale.view(across) + (bias - self.running_mean * scale).view(across)).to(x.dtype)
-        y, mean, rstd = _Normalised.apply(x, weight, bias, self.eps)
+        if self.real is None:
+            y, mean, rstd = _Normalised.apply(x, weight, bias, self.eps)
+            count = x.numel() // channels
+            unbiased = count / max(1, count - 1)
+        else:
+            rows = self.real.to(wide)[:, None].expand(-1, channels)
+            y, mean, rstd = _PaddedNormalised.apply(x, rows, weight, bias, self.eps)
+            count = self.real.sum() * (x.numel() // (len(x) * channels))
+            unbiased = count / (count - 1).clamp(min=1)
         if self.training and self.running_mean is not None:
-            self._remember(mean, rstd, x.numel() // channels)
+            self._remember(mean, rstd, unbiased)
         return y
 
-    def _remember(self: Any, mean: Tensor, rstd: Tensor, count: int) -> None:
+    def _remember(self: Any, mean: Tensor, rstd: Tensor, unbiased: float | Tensor) -> None:
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             part = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.to(mean.dtype)
-            var = (rstd.square().reciprocal() - self.eps) * (count / max(1, count - 1))
+            var = (rstd.square().reciprocal() - self.eps) * unbiased
             self.running_mean.add_((mean - self.running_mean) * part)
             self.running_var.add_((var - self.running_var) * part)
 
 
 _NORMS: dict[type, Any] = {kind: type(f"Shared{kind.__name__}", (Norm, kind), {}) for kind in BATCHNORMS}
+
+
+@contextmanager
+def leaving_padding_out(module: nn.Module, real: Tensor | None) -> Iterator[None]:
+    """Inside, the BatchNorm layers of this file leave padding out; `real` is 1 for an example and 0 for padding."""
+    layers = [] if real is None else [layer for layer in module.modules() if isinstance(layer, Norm)]
+    for layer in layers:
+        layer.real = real
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.real = None
 
 
 def _joined(v: Tensor, axis: int | None, clients: int) -> Tensor:
@@ -120,3 +145,80 @@ class _Backward(Function):
         vectors = (_joined(v, d, M) for v, d in zip((weight, mean, rstd), dims[2:5], strict=True))
         dx, dweight, dbias = _Backward.apply(folded(grad, dims[0], M), folded(x, dims[1], M), *vectors, eps)
         return (dx.unflatten(1, (M, -1)), dweight.view(M, -1), dbias.view(M, -1)), (1, 0, 0)
+
+
+class _PaddedNormalised(Function):
+    """The same with padding: only examples, for which `rows` [B, C] is 1, count for mean and deviation.
+
+    Whoever reads the outputs of padding must send no gradient back through them.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, rows: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        across, along, axes, count = _beside(x, rows)
+        wide = x.to(rows.dtype)
+        mean = (wide * along).sum(axes) / count
+        gap = wide - mean.view(across)
+        rstd = ((gap.square() * along).sum(axes) / count + eps).rsqrt()
+        return (gap * (rstd * weight).view(across) + bias.view(across)).to(x.dtype), mean, rstd
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, rows, weight, _, _ = inputs
+        _, mean, rstd = output
+        ctx.mark_non_differentiable(mean, rstd)
+        ctx.save_for_backward(x, rows, weight, mean, rstd)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        dx, dweight, dbias = _PaddedBackward.apply(grads[0], *ctx.saved_tensors)
+        return dx, None, dweight, dbias, None
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, x: Tensor, rows: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Any, Any]:
+        M = info.batch_size
+        y, mean, rstd = _PaddedNormalised.apply(
+            folded(x, dims[0], M), folded(rows, dims[1], M), _joined(weight, dims[2], M), _joined(bias, dims[3], M), eps
+        )
+        return (y.unflatten(1, (M, -1)), mean.view(M, -1), rstd.view(M, -1)), (1, 0, 0)
+
+
+class _PaddedBackward(Function):
+    """Its gradients with respect to x, weight and bias."""
+
+    @staticmethod
+    def forward(
+        grad: Tensor, x: Tensor, rows: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        across, along, axes, count = _beside(x, rows)
+        wide, normal = grad.to(rows.dtype), (x.to(rows.dtype) - mean.view(across)) * rstd.view(across)
+        dbias, dweight = wide.sum(axes), (wide * normal).sum(axes)
+        common = ((dbias / count).view(across) + normal * (dweight / count).view(across)) * along
+        return ((wide - common) * (weight * rstd).view(across)).to(x.dtype), dweight, dbias
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError("second derivatives of BatchNorm")
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, grad: Tensor, x: Tensor, rows: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+    ) -> tuple[Any, Any]:
+        M = info.batch_size
+        tables = (folded(t, d, M) for t, d in zip((grad, x, rows), dims[:3], strict=True))
+        vectors = (_joined(v, d, M) for v, d in zip((weight, mean, rstd), dims[3:], strict=True))
+        dx, dweight, dbias = _PaddedBackward.apply(*tables, *vectors)
+        return (dx.unflatten(1, (M, -1)), dweight.view(M, -1), dbias.view(M, -1)), (1, 0, 0)
+
+
+def _beside(x: Tensor, rows: Tensor) -> tuple[tuple[int, ...], Tensor, list[int], Tensor]:
+    """(the shape of channels' numbers beside x, rows beside x, the axes of a channel, how many numbers it has)."""
+    inner = [1] * (x.ndim - 2)
+    numbers = x[0, 0].numel()
+    return (1, x.shape[1], *inner), rows.view(*rows.shape, *inner), [0, *range(2, x.ndim)], rows.sum(0) * numbers

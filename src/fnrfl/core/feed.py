@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -43,11 +43,38 @@ class Plan:
         sizes = self.sizes[:steps]
         return Plan(self.order[: sum(sizes)], sizes, self.crops, self.noise)
 
+    def rows(self, first: int, last: int, padded_to: int | None = None) -> PlanRows:
+        """The batches from step `first` up to `last`, a row each: all of one size, or padded to one.
+
+        A batch that is shorter is padded with its first example.
+        """
+        if padded_to is None:
+            order, crops = self.part(first, last)
+            return PlanRows(order.view(last - first, -1), None if crops is None else crops.view(last - first, -1), None)
+        sizes, column = torch.tensor(self.sizes[first:last])[:, None], torch.arange(padded_to)
+        real = column < sizes
+        where = sum(self.sizes[:first]) + sizes.cumsum(0) - sizes + column * real
+        return PlanRows(self.order[where], None if self.crops is None else self.crops[where], real)
+
+    def lay_noise(self, x: Tensor, first: int) -> None:
+        """Lay noise over the batches from step `first` on, [steps, size, ...], and not over their padding."""
+        if self.noise is not None:
+            for size, batch in zip(self.sizes[first : first + len(x)], x, strict=True):
+                batch[:size] = self.noise(batch[:size])
+
     def part(self, first: int, last: int) -> tuple[Tensor, Tensor | None]:
         """Positions and crops of the batches from step `first` up to `last`, end to end."""
         before = sum(self.sizes[:first])
         where = slice(before, before + sum(self.sizes[first:last]))
         return self.order[where], None if self.crops is None else self.crops[where]
+
+
+class PlanRows(NamedTuple):
+    """Some batches of a plan, [steps, size]."""
+
+    order: Tensor
+    crops: Tensor | None
+    real: Tensor | None  # whether each is an example and not padding; None: all are
 
 
 class Feed(Protocol):

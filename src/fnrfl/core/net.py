@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fnrfl.core import masks
-from fnrfl.core.client_kernels import share_kernels
+from fnrfl.core.client_kernels import leaving_padding_out, share_kernels
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.fingerprint import fingerprint
 from fnrfl.core.modules import (
@@ -241,10 +241,12 @@ class Net:
         *,
         mode: Literal["updating", "batch", "frozen"],
         masks: Tree | None = None,
+        real: Tensor | None = None,
     ) -> tuple[Out, Tree]:
         """One forward pass, and the buffers after it; the caller's buffers stay as they are.
 
-        updating: train mode; batch: train mode, buffers as before; frozen: eval mode.
+        updating: train mode; batch: train mode, buffers as before; frozen: eval mode. `real` says which rows of x are
+        examples and which are padding, for nets that take it.
         """
         train = mode != "frozen"
         if self.module.training != train:
@@ -258,7 +260,7 @@ class Net:
             # Copies even where the type stays: they begin at round addresses, and those of many clients are one block.
             type_of = lambda name: self.dtype if name in self.batchnorm else self.compute  # noqa: E731
             weights = {k: v.to(type_of(k), copy=True) for k, v in weights.items()}
-        with self._captured() as seen, self._mixed():
+        with self._captured() as seen, self._mixed(), leaving_padding_out(self.module, real):
             logits = functional_call(self.module, {**weights, **used}, (x,), tie_weights=self._ties_weights)
         logits = logits.to(self.dtype)
         features = seen["features"].flatten(1).to(self.dtype) if "features" in seen else logits[:, :0]
@@ -323,10 +325,11 @@ class Model:
     buffers: Tree  # the client's own, renewed by each training forward pass
     masks: Tree
     mode: Literal["updating", "batch", "frozen"]
+    real: Tensor | None = None  # which rows of a batch are examples; None: all
 
     def __call__(self, params: Flat, x: Tensor) -> Out:
         """The training forward pass."""
-        out, self.buffers = self.net.apply(params, self.buffers, x, mode=self.mode, masks=self.masks)
+        out, self.buffers = self.net.apply(params, self.buffers, x, mode=self.mode, masks=self.masks, real=self.real)
         return out
 
     def frozen(self, other: State, x: Tensor) -> Out:

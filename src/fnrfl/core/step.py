@@ -118,7 +118,7 @@ def local_step(
     """
 
     def loss(params: Flat) -> tuple[Tensor, Tree]:
-        model = Model(net, start, carry.buffers, batch.noise, training.batchnorm)
+        model = Model(net, start, carry.buffers, batch.noise, training.batchnorm, batch.real)
         out = model(params, batch.x)
         return objective.loss(out, model, params, batch, shared, own), model.buffers
 

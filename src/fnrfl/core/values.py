@@ -27,16 +27,28 @@ SERVER = -1  # in the place of a client, where the server does a client's work
 @trees.node
 @dataclass(frozen=True)
 class Batch:
-    """One batch of one client. There is never padding in it."""
+    """One batch of one client.
+
+    An engine may pad a short batch, for objectives that allow it (`Objective.takes_padding`): `marks["real"]` is then 1
+    for an example and 0 for a copy of the first one, which counts for nothing.
+    """
 
     x: Tensor  # [B, ...]
     y: Tensor  # [B]
     index: Tensor  # [B] positions in the split
     noise: Tree = field(default_factory=dict)  # uniform numbers, in the shapes that net and objective asked for
+    marks: Tree = field(default_factory=dict)
+
+    @property
+    def real(self) -> Tensor | None:
+        """1 for an example, 0 for padding, [B]; None: there is no padding."""
+        return self.marks.get("real")
 
     def mean(self, per_example: Tensor) -> Tensor:
         """Mean over the examples: every objective reduces with this."""
-        return per_example.mean()
+        if self.real is None:
+            return per_example.mean()
+        return (per_example * self.real).sum() / self.real.sum()
 
 
 @dataclass(frozen=True)

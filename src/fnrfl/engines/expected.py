@@ -42,6 +42,11 @@ class ExpectedWork:
         most = max(expected.values(), default=0)
         return {rows: most if taken >= BESIDE_ANOTHER else taken for rows, taken in expected.items()}
 
+    def largest_batch(self, job: Job) -> int:
+        """The size that short batches are padded to: as a rule the same in every round, whoever is in the cohort."""
+        mine = max(size for plan in job.plans for size in plan.sizes)
+        return min(job.training.batch, max(mine, *self.examples))
+
     def frequent_sizes(self, job: Job, most: int) -> set[int]:
         """Sizes of last batches that are worth a program each; none if the last batches have more than `most`."""
         uses, often = self._last_sizes(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -69,7 +70,7 @@ def clients_that_fit(size: int, itemsize: int, cohort: int) -> int:
 class Gpus:
     """One station on each device; the server is on the first. `devices` may be anything that torch knows."""
 
-    probes_together, max_gather_bytes = False, 256 << 20
+    probes_together, max_gather_bytes, max_padding = False, 256 << 20, math.inf
 
     def __init__(self, net: Net, feed: Feed, devices: Sequence[torch.device] = (), *, tf32: bool = False) -> None:
         self.net, self.feed, self.tf32 = net, feed, tf32

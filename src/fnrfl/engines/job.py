@@ -56,25 +56,25 @@ class Job:
         """How many steps each client takes."""
         return [plan.steps for plan in self.plans]
 
-    def batches(self, at: Mapping[int, int], steps: int, feed: Feed, idle: int = 0) -> Batch:
-        """Some clients' next batches, [steps, clients, ...], all of one size; to be asked for in order.
+    def batches(
+        self, at: Mapping[int, int], steps: int, feed: Feed, *, idle: int = 0, padded_to: int | None = None
+    ) -> Batch:
+        """Some clients' next batches, [steps, clients, ...]; to be asked for in order.
 
-        `at` has each row's first step; `idle` more rows repeat the first row's.
+        `at` has each row's first step; `idle` more rows repeat the first row's. Batches are all of one size, or are
+        padded to one.
         """
-        parts = [self.plans[m].part(first, first + steps) for m, first in at.items()]
-        positions = [order.view(steps, -1) for order, _ in parts]
-        crops = [crop.view(steps, -1) for _, crop in parts if crop is not None]
-        noise = [self.draws[m](*positions[0].shape) for m in at] if self.noise_shapes(1) else [{}]
+        parts = [self.plans[m].rows(first, first + steps, padded_to) for m, first in at.items()]
+        noise = [self.draws[m](*parts[0].order.shape) for m in at] if self.noise_shapes(1) else [{}]
         filled = lambda rows: torch.stack(rows + rows[:1] * idle, 1)  # noqa: E731
-        index = filled(positions)
+        index, crops = filled([part.order for part in parts]), [part.crops for part in parts if part.crops is not None]
         x, y = feed.take(self.task.data, index, filled(crops) if crops else None)
-        for i, m in enumerate(at):
-            lay = self.plans[m].noise
-            if lay is not None:
-                for batch in x[:, i]:
-                    batch.copy_(lay(batch))
+        for i, (m, first) in enumerate(at.items()):
+            self.plans[m].lay_noise(x[:, i], first)
         uniform = {k: filled([draw[k] for draw in noise]).to(x.device, non_blocking=True) for k in noise[0]}
-        return Batch(x, y, index.to(x.device, non_blocking=True), uniform)
+        real = [part.real for part in parts if part.real is not None]
+        marks = {"real": filled(real).to(x.device, self.start.params.dtype, non_blocking=True)} if real else {}
+        return Batch(x, y, index.to(x.device, non_blocking=True), uniform, marks)
 
     def batches_of(self, m: int, first: int, last: int, station: Station) -> Iterator[tuple[int, Batch]]:
         """One client's batches from step `first` up to `last`: (size, [steps, size, ...]) of those of one size.
@@ -95,14 +95,21 @@ class Job:
             yield size, Batch(x_, y_, index_, self.draws[m](steps, size))
             taken = some.stop
 
-    def example_batch(self, rows: Sequence[int], size: int, feed: Feed, dtype: torch.dtype) -> Batch:
-        """A batch of some clients, [M, size, ...], that takes nothing from their random streams."""
-        index = torch.stack([self.plans[m].order[:size] for m in rows])
+    def example_batch(
+        self, rows: Sequence[int], size: int, feed: Feed, dtype: torch.dtype, *, padded: bool = False
+    ) -> Batch:
+        """A batch of some clients, [M, size, ...], that takes nothing from their random streams.
+
+        A client may have fewer examples than a batch: they come again. With `padded`, its last example is padding.
+        """
+        orders = [order if len(order) else self.plans[rows[0]].order for order in (self.plans[m].order for m in rows)]
+        index = torch.stack([order[torch.arange(size) % len(order)] for order in orders])
         x, y = feed.take(self.task.data, index)
         stream = generator(0, "example")
         drawn = {k: torch.rand(len(rows), *s, generator=stream) for k, s in self.noise_shapes(index.shape[1]).items()}
         noise = {k: v.to(x.device, dtype) for k, v in drawn.items()}  # examples may be whole numbers
-        return Batch(x, y, index.to(x.device), noise)
+        real = (torch.arange(size, device=x.device) < max(1, size - 1)).to(dtype).expand(len(rows), -1).contiguous()
+        return Batch(x, y, index.to(x.device), noise, {"real": real} if padded else {})
 
     def step(self, net: Net, gradient: Gradient) -> Step:
         """One step of one client as a function of everything that it reads and writes."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch.func import vmap
 
 from fnrfl.core import trees
 from fnrfl.core.engine import Step, run_steps
+from fnrfl.core.padding import TRIED_ROWS, takes_padding
 from fnrfl.core.step import Carry, by_transform, ready_to_transform
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch
@@ -31,6 +34,7 @@ class Vectorised:
         self, recorder: Recorder | None = None, expected: ExpectedWork = NOTHING_KNOWN, *, group_size: int = GROUP_SIZE
     ) -> None:
         self.recorder, self.expected, self.group_size = recorder, expected, group_size
+        self._takes_padding: bool | None = None  # of the net; None: not tried yet
 
     def warm_up(self) -> None:
         ready_to_transform()
@@ -71,9 +75,9 @@ class Vectorised:
         if not sizes:
             return [job.carry.params.new_zeros(0) for _ in steps]
         groups = in_groups(steps, self.group_size)
-        train_group = (
-            self._trains_even(job, place, groups) if len(sizes) == 1 else self._trains_uneven(job, place, groups)
-        )
+        pads = len(sizes) > 1 and self._pads(job, place)
+        even = pads or len(sizes) == 1
+        train_group = self._trains_even(job, place, groups, pads) if even else self._trains_uneven(job, place, groups)
 
         def train(station: Station, g: int) -> list[Tensor]:
             with blame([job.clients[m] for m in groups[g]]):
@@ -83,13 +87,31 @@ class Vectorised:
         by_row = {m: loss for group, rows in losses for m, loss in zip(group, rows, strict=True)}
         return [by_row[m] for m in range(len(steps))]
 
-    def _trains_even(self, job: Job, place: Place, groups: list[list[int]]) -> TrainGroup:
-        """How groups are trained whose batches are all of one size."""
+    def _pads(self, job: Job, place: Place) -> bool:
+        """Whether short batches are padded: it must change nothing, and take less time than going apart."""
+        if not job.task.objective.takes_padding or job.noise_shapes(1):
+            return False
+        together_anyway = all(plan.sizes == job.plans[0].sizes for plan in job.plans)
+        if together_anyway and math.isfinite(place.max_padding):
+            return False
+        taken = sum(sum(plan.sizes) for plan in job.plans)
+        if sum(job.steps) * self.expected.largest_batch(job) > (1 + place.max_padding) * taken:
+            return False
+        if self._takes_padding is None:
+            longest = max(range(len(job.plans)), key=lambda m: len(job.plans[m].order))
+            x, _ = place.feed.take(job.task.data, job.plans[longest].order[:TRIED_ROWS])
+            self._takes_padding = takes_padding(place.net, x)
+        return self._takes_padding
+
+    def _trains_even(self, job: Job, place: Place, groups: list[list[int]], pads: bool) -> TrainGroup:
+        """How groups are trained whose batches are all of one size, or are padded to it."""
         width, size = max(map(len, groups)), job.plans[groups[0][0]].sizes[0]
+        size = self.expected.largest_batch(job) if pads else size
         steps = [[job.steps[m] for m in group] for group in groups]
         rows = {(w, size) for each in steps for _, _, w in shrinking(each, width)}
-        programs = self._programs(job, place, groups[0], width, rows)
-        return lambda station, g: self._train_group(station, place, job, groups[g], width, programs)
+        programs = self._programs(job, place, groups[0], width, rows, pads=pads)
+        cuts = Cuts(width, size, size if pads else None)
+        return lambda station, g: self._train_group(station, place, job, groups[g], cuts, programs)
 
     def _trains_uneven(self, job: Job, place: Place, groups: list[list[int]]) -> TrainGroup:
         """How groups are trained whose batches are of several sizes."""
@@ -108,23 +130,25 @@ class Vectorised:
         return train
 
     def _train_group(
-        self, station: Station, place: Place, job: Job, group: list[int], width: int, programs: Programs
+        self, station: Station, place: Place, job: Job, group: list[int], cuts: Cuts, programs: Programs
     ) -> list[Tensor]:
         """All steps of some clients, sorted by their number of steps; a group short of `width` has idle rows.
 
         A client that has finished is copied out, and its row goes on idly until the group shrinks past it: rows do not
         know of each other, and a step costs nearly the same with one row more.
         """
-        net, steps = station.net, [job.steps[m] for m in group]
+        net, steps, width = station.net, [job.steps[m] for m in group], cuts.width
         carry, fixed = job.rows(padded(group, width), net.device)
         losses = carry.params.new_zeros(max(steps), width)
         for first, last, w in shrinking(steps, width):
             top = slice(0, w)
-            program = programs.get((net.device, w, job.plans[group[0]].sizes[0])) or _plain_program(job, station)
+            program = programs.get((net.device, w, cuts.size)) or _plain_program(job, station)
             some = fixed._replace(start=trees.rows(fixed.start, top), own=trees.rows(fixed.own, top))
             live = [m for m, n in zip(group, steps, strict=True) if n > first]
             for a, b in stretches(job, place, first, last, w):
-                batches = job.batches(dict.fromkeys(live, a), b - a, station.feed, idle=w - len(live))
+                batches = job.batches(
+                    dict.fromkeys(live, a), b - a, station.feed, idle=w - len(live), padded_to=cuts.padded_to
+                )
                 losses[a:b, top] = program(trees.rows(carry, top), some, batches)
             ended = [i for i, n in enumerate(steps) if n == last]
             write_rows(job.carry, [group[i] for i in ended], carry, ended)
@@ -163,29 +187,46 @@ class Vectorised:
         same_in_every_round = self.expected.participation == 1.0
         return ShortSizes(frequent, frequent - shared, shared if same_in_every_round else set())
 
-    def _programs(self, job: Job, place: Place, group: list[int], width: int, needed: set[tuple[int, int]]) -> Programs:
+    def _programs(
+        self,
+        job: Job,
+        place: Place,
+        group: list[int],
+        width: int,
+        needed: set[tuple[int, int]],
+        *,
+        pads: bool = False,
+    ) -> Programs:
         """Programs for each of these (number of rows, batch size), on every device."""
         if self.recorder is None:
             return {}
         expected = self.expected.compiled_together(job, width)
         # The widest first: it takes longest to compile.
         asked = [(station, *row) for row in sorted(needed, reverse=True) for station in place.devices()]
-        wanted = [self._wanted(job, station, group, w, n, expected.get(w, 0)) for station, w, n in asked]
+        wanted = [self._wanted(job, station, group, w, n, expected.get(w, 0), pads) for station, w, n in asked]
         found = zip(asked, self.recorder.programs_of(wanted), strict=True)
         return {(station.net.device, w, n): program for (station, w, n), program in found if program is not None}
 
     def _wanted(
-        self, job: Job, station: Station, group: list[int], width: int, size: int, expected_steps: int = 0
+        self, job: Job, station: Station, group: list[int], width: int, size: int, expected_steps: int, pads: bool
     ) -> Wanted:
         """A step of `width` clients with batches of a size, to be recorded."""
         net = station.net
 
         def example() -> tuple[Step, Carry, Fixed, Batch]:
             rows = padded(group, width)[:width]
-            batch = job.example_batch(rows, size, station.feed, net.dtype)
+            batch = job.example_batch(rows, size, station.feed, net.dtype, padded=pads)
             return _vectorised_step(job, station), *job.rows(rows, net.device), batch
 
-        return Wanted((width, size, job.key, net.device), example, expected_steps)
+        return Wanted((width, size, pads, job.key, net.device), example, expected_steps)
+
+
+class Cuts(NamedTuple):
+    """How the steps of groups are cut: into how many rows, and into batches of which size."""
+
+    width: int
+    size: int
+    padded_to: int | None  # that size; None: all batches are of it
 
 
 TrainGroup = Callable[[Station, int], list[Tensor]]  # at a station, group -> the losses of its clients

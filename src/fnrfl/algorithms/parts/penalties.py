@@ -15,7 +15,7 @@ from fnrfl.core.types import Batch, Flat, Out, Shapes, State, Tree
 
 # Each is a function of the examples' norms u [B], the class indicator hot [B, C], the targets [C] (0: none) and the
 # number of peers. rho_l is the share of class l in the batch, as in Algorithm 3. `constant` is handed Delta
-# instead of the targets.
+# instead of the targets. Padding has no class: its row of the indicator is 0, and hot.sum() counts the examples.
 
 Penalty = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
@@ -25,7 +25,7 @@ def _live(u: Tensor, hot: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tenso
     count = hot.sum(0)
     known = (target > 0) & (count > 0)
     mean = torch.where(known, (u @ hot) / count.clamp(min=1), 1.0)
-    return torch.where(known, count, 0.0) / len(u), mean, torch.where(known, target, 1.0)
+    return torch.where(known, count, 0.0) / hot.sum(), mean, torch.where(known, target, 1.0)
 
 
 def relative(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
@@ -56,7 +56,7 @@ def huber(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
 def per_sample(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
     """mean_i (u_i - T_{y_i})^2: also narrows the spread within a class."""
     goal = hot @ target
-    return torch.where(goal > 0, (u - goal).square(), 0.0).mean()
+    return torch.where(goal > 0, (u - goal).square(), 0.0).sum() / hot.sum()
 
 
 def log_ratio(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
@@ -73,7 +73,7 @@ def literal(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
 
 def constant(u: Tensor, hot: Tensor, target: Tensor, peers: int) -> Tensor:
     """sum_l rho_l Delta[l] with Delta from the norms before refinement, as printed: a number without gradient."""
-    return hot.mean(0) @ target
+    return hot.sum(0) / hot.sum() @ target
 
 
 PENALTIES: dict[str, Penalty] = {
@@ -97,6 +97,9 @@ class Penalised(Objective):
     weight: float
     peers: int
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "takes_padding", self.inner.takes_padding)
+
     def noise(self, batch: int) -> Shapes:
         return self.inner.noise(batch)
 
@@ -109,6 +112,7 @@ class Penalised(Objective):
             return loss
         target = (own | shared)["fnr.target"]
         hot = class_indicator(batch.y, len(target)).to(out.features.dtype)
+        hot = hot if batch.real is None else hot * batch.real[:, None]
         return loss + self.weight * PENALTIES[self.penalty](feature_norms(out.features), hot, target, self.peers)
 
     def correct(self, grad: Flat, params: Flat, start: Flat, shared: Tree, own: Tree) -> Flat:
