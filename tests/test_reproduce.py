@@ -540,6 +540,19 @@ def test_the_plan_as_json(tmp_path: Path) -> None:
         assert bool(cell["leaks"]) == bool(PaperCell.read(cell["id"]).leaks)
 
 
+def test_the_plan_says_how_much_is_left_for_each_purpose(tmp_path: Path) -> None:
+    place = ["--scale", "quick", "--out", str(tmp_path / "none.jsonl")]
+    plan, text = json.loads(typed("plan", *place, "--json").output), typed("plan", *place).output
+    names = [part["for"] for part in plan["purposes"]]
+    assert names == list(dict.fromkeys(cell["for"] for cell in plan["cells"]))
+    for part in plan["purposes"]:
+        seconds = [cell["seconds"] for cell in plan["cells"] if cell["for"] == part["for"]]
+        assert part["cells"] == len(seconds)
+        assert part["seconds"] == pytest.approx(sum(seconds), abs=0.1 * len(seconds))
+        assert f"\n{part['for']}: {part['cells']} cell" in text
+    assert [line.partition(":")[0] for line in text.splitlines()[-1 - len(names) : -1]] == names
+
+
 def test_a_cell_by_its_id_and_a_mark_on_every_line_about_a_leak(tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
     got = typed("run", TINY.id, LEAKING.id, "--out", str(out))
