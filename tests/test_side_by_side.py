@@ -24,7 +24,7 @@ from fnrfl.results.reproduce.cell_lines import HowToRun
 from fnrfl.results.reproduce.cell_queue import CellNotice, CellQueue, CellTurn
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, read_lines
 from fnrfl.results.reproduce.paper_cells import PaperCell
-from fnrfl.results.reproduce.side_by_side import DIED, NOT_STARTED, CellProcess
+from fnrfl.results.reproduce.side_by_side import DIED, NOT_STARTED, SECONDS_TO_END, CellProcess
 
 NOTHING = KeptLines([], [])
 CELLS = [
@@ -128,10 +128,28 @@ def test_a_process_that_is_told_to_end_does_so_at_once_and_silently(capfd: pytes
     thread.start()
     assert done.wait(120) and worker._running is not None
     process = worker._running[0]
-    worker.end()
+    worker.tell_to_end()
+    worker.end(time.monotonic() + SECONDS_TO_END)
     thread.join(10)
     assert not thread.is_alive() and process.exitcode == 0  # by itself: it can clean up
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_whoever_closes_the_output_stops_all(tmp_path: Path) -> None:
+    """As `fnrfl reproduce run ... | head -1` does."""
+    out = tmp_path / "lines.jsonl"
+    command = [sys.executable, "-m", "fnrfl", "reproduce", "run", "accuracy", "--scale", "tiny", "--processes", "2"]
+    running = subprocess.Popen(
+        [*command, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert running.stdout is not None and running.stderr is not None
+    running.stdout.readline()
+    running.stdout.close()
+    said = running.stderr.read()
+    assert running.wait(60) == 141
+    assert said == "fnrfl: the output was closed. To go on, give the same command again: finished cells are kept.\n"
+    assert not out.exists() or not [line for line in read_lines(out) if "failed" in line]
 
 
 @pytest.mark.slow

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
 from types import FrameType
 
 from fnrfl.core.errors import FnrflError
@@ -17,14 +19,14 @@ from fnrfl.rundir.interrupt import Interrupted
 
 DIED = "The process ended before the cell was done; perhaps there was not enough memory."
 NOT_STARTED = "A process for cells ended before it could begin; what it said stands above. Leave out --processes."
-SECONDS_TO_END = 10.0  # seconds for a process to end by itself
+SECONDS_TO_END = 5.0  # for a process to end by itself
 READY = "ready"  # what a process says before its first cell
 
 
 def work_side_by_side(waiting: CellQueue, how: HowToRun, tell: Tell) -> None:
-    """Run cells of a queue in several processes; the first error that concerns all of them is raised."""
+    """Run cells of a queue in several processes; the first error that concerns all of them ends them."""
     workers = [CellProcess(how) for _ in range(how.processes)]
-    errors: list[Exception] = []
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()  # why each thread has: None, or what went wrong
     speaking = threading.Lock()
 
     def say(notice: CellNotice) -> None:
@@ -38,30 +40,30 @@ def work_side_by_side(waiting: CellQueue, how: HowToRun, tell: Tell) -> None:
             except (EOFError, OSError):
                 if waiting.stopped:  # it was ended on purpose
                     raise
-                worker.end()
+                worker.end(time.monotonic() + SECONDS_TO_END)
                 return failed_line(turn.cell, how, DIED)
 
         try:
             _leave_ctrl_c_to_others()
             work_through(waiting, compute, say)
-        except Exception as error:
-            errors.append(error)
-            waiting.stopped = True
+        except BaseException as error:  # also that nobody reads the output any more
+            ended.put(error)
+        else:
+            ended.put(None)
 
-    threads = [threading.Thread(target=work, args=[worker], daemon=True) for worker in workers]
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        for worker in workers:
+            threading.Thread(target=work, args=[worker], daemon=True).start()
+        for _ in workers:
+            if (error := ended.get()) is not None:
+                raise error
     finally:  # also after Ctrl-C
         waiting.stopped = True
-        for worker in workers:  # first all are told, since each takes a second
+        for worker in workers:  # all are told before one is waited for
             worker.tell_to_end()
+        latest = time.monotonic() + SECONDS_TO_END
         for worker in workers:
-            worker.end()
-    if errors:
-        raise errors[0]
+            worker.end(latest)
 
 
 class CellProcess:
@@ -98,12 +100,11 @@ class CellProcess:
         if self._running is not None:
             self._running[0].terminate()
 
-    def end(self) -> None:
-        """End the process, and wait until it has."""
-        self.tell_to_end()
+    def end(self, latest: float) -> None:
+        """Wait until the process has ended; at the latest time it is killed."""
         if self._running is not None:
             process, _ = self._running
-            process.join(SECONDS_TO_END)
+            process.join(max(0.0, latest - time.monotonic()))
             process.kill()
             process.join()
             self._running = None
@@ -126,7 +127,8 @@ def _serve(pipe: Connection, how: HowToRun) -> None:
 
 
 def _stop_at_once(number: int, frame: FrameType | None) -> None:
-    """The handler of SIGTERM here; a run alone would go on to the end of its round."""
+    """The handler of SIGTERM here; a run alone would go on to the end of its round. A second one kills."""
+    signal.signal(number, signal.SIG_DFL)
     raise Interrupted(number)
 
 
