@@ -63,7 +63,8 @@ def fresh() -> None:
 def images(built: Built, t: int = 0) -> int:
     """Images that private training of a round's cohort sees."""
     client, sizes = built.config.client, [len(mine) for mine in built.splits.clients]
-    return sum(-(-client.epochs * sizes[m] // client.batch) * client.batch for m in cohort(built.config, t).tolist())
+    once = [client.epochs * sizes[m] for m in cohort(built.config, t).tolist()]
+    return sum(n if client.last_batch == "keep" else -(-n // client.batch) * client.batch for n in once)
 
 
 def rounds(built: Built, count: int, compile: bool | None = None) -> Iterator[Row]:
@@ -154,6 +155,14 @@ def ragged() -> Iterator[Row]:
             ["public.size=5000", *keys, *FAST, "client.epochs=2", "rounds=3"], compile=False, count=2, recipe=recipe
         )
         yield {"benchmark": "ragged", "cohort": says, **found}
+
+
+def keep() -> Iterator[Row]:
+    """Short last batches, which are padded, against batches that run on: label skew, where every client has its own."""
+    for says, keys in (("resnet18", [*RESNET, "client.epochs=2"]), ("simple-cnn", [*SIMPLE, "client.epochs=5"])):
+        for last in ("run-on", "keep"):
+            more = ["scenario=label-dirichlet(0.5)", f"client.last_batch={last}", "rounds=10"]
+            yield {"benchmark": "keep", "model": says, "last_batch": last, **rate([*keys, *FAST, *more])}
 
 
 def predicted(built: Built, notes: Row) -> float:
@@ -358,6 +367,7 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
         simple,
         widths,
         ragged,
+        keep,
         forward,
         methods,
         memory,

@@ -38,6 +38,7 @@ from mutants import mutants
 from test_conformance import FEW_METHODS, algorithm, each
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, World, assert_near, classification
 
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 KEEP = replace(classification().training, last_batch="keep", batch=15)
 
 
@@ -132,6 +133,23 @@ def test_every_engine_pads_a_net_without_batchnorm(engine: str) -> None:
         one, other = both(FedAvg(), classification(module=Plain), engine)
     assert_near(one.state, other.state, 1e-9)
     assert ("private", True) in decided
+
+
+@on_a_gpu
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("refined", [False, True])
+def test_padding_on_a_gpu(record: bool, refined: bool) -> None:
+    """Captured steps too, of clients that have fewer examples than a batch as well."""
+    world, training = classification(module=Normed), replace(KEEP, batch=39)
+    one, other = (
+        Run(algorithm("fedavg", refined), engine, world=world, training=training, active=6, **options)
+        for engine, options in (("loop", {}), ("gpu-fast", {"device": "cuda", "record": record}))
+    )
+    with asked() as decided:
+        for run in (one, other):
+            run.rounds(2)
+    assert all(pads for _, pads in decided) and decided
+    assert_near(one.state, other.state.to(torch.device("cpu")), 1e-9)
 
 
 def test_clients_smaller_than_a_batch_and_weights_of_classes() -> None:

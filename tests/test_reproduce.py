@@ -499,10 +499,11 @@ def test_the_split_is_the_one_of_the_papers_figures() -> None:
 
 
 def test_a_figure_with_a_leak_has_a_banner_and_metadata_and_one_without_has_none(tmp_path: Path) -> None:
-    notes = {"refined_before": [[0.25] * 10], "refined_after": [[0.5] * 10]}
+    told = {"refined": [3], "counts": [[7] * 10], "accuracy_before": [[None] * 10], "accuracy_after": [[0.5] * 10]}
+    notes = {"refined_before": [[0.25] * 10], "refined_after": [[0.5] * 10], "watched": [[told]]}
     cells = [cell for name in ("convergence", "attribution") for cell in TABLES[name].cells("tiny")]
     drawn = draw_all(KeptLines([full_line(cell, 0.5) | {"notes": notes} for cell in cells], []), "tiny", tmp_path)
-    assert len(drawn) == 13
+    assert len(drawn) == 15
     for path in drawn:
         picture = Image.open(path)
         leaks = picture.text[LEAKS_KEY]  # type: ignore[attr-defined]

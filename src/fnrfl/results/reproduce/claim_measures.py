@@ -131,7 +131,7 @@ def rare_classes(line: CellLine) -> float | None:
     It is taken over the classes of each refined client in each round, and averaged.
     """
     found = []
-    for told in _watched(line):
+    for told in watched(line):
         for counts, before, after in zip(told["counts"], told["accuracy_before"], told["accuracy_after"], strict=True):
             known = [c for c, value in enumerate(before) if value is not None and after[c] is not None]
             found.append(rank_correlation([counts[c] for c in known], [after[c] - before[c] for c in known]))
@@ -144,7 +144,7 @@ def gap_and_angle(line: CellLine) -> float | None:
     It is taken before refinement in each round, and averaged.
     """
     found = []
-    for told in _watched(line):
+    for told in watched(line):
         pairs = [(gap, cosine) for gap, cosine in zip(told["gaps_before"], told["cosines_before"], strict=True)]
         known = [(gap, -cosine) for gap, cosine in pairs if cosine is not None]
         found.append(rank_correlation([gap for gap, _ in known], [turned for _, turned in known]))
@@ -153,7 +153,7 @@ def gap_and_angle(line: CellLine) -> float | None:
 
 def closer_updates(line: CellLine) -> float | None:
     """How much refinement adds to the mean cosine of the angle between two clients' updates."""
-    return _mean_of_known([_mean_change(told, "cosines") for told in _watched(line)])
+    return _mean_of_known([_mean_change(told, "cosines") for told in watched(line)])
 
 
 def closer_updates_by_penalty(fnr: CellLine, control: CellLine) -> float | None:
@@ -164,7 +164,7 @@ def closer_updates_by_penalty(fnr: CellLine, control: CellLine) -> float | None:
 def smaller_gaps(line: CellLine) -> float | None:
     """By which share refinement makes the mean gap between two clients' class norms smaller."""
     shares = []
-    for told in _watched(line):
+    for told in watched(line):
         before = mean(told["gaps_before"])
         shares.append(-(_mean_change(told, "gaps") or 0.0) / before if before else None)
     return _mean_of_known(shares)
@@ -175,7 +175,7 @@ def smaller_gaps_by_penalty(fnr: CellLine, control: CellLine) -> float | None:
     return _difference(smaller_gaps(fnr), smaller_gaps(control))
 
 
-def _watched(line: CellLine) -> list[CellLine]:
+def watched(line: CellLine) -> list[CellLine]:
     """What was logged in each round; nothing if the run was made without `fnr.watch`."""
     return [told for round_told in line["notes"].get("watched", []) for told in round_told or []]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.report.plots import INK, LINE, PALETTE, STYLE, draw_heat
+from fnrfl.results.reproduce.claim_measures import watched
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import BOTH, TABLES, TablePart
@@ -97,6 +98,7 @@ def _figures(look: _Lookup) -> Iterator[Drawn]:
         for part in TABLES["convergence"].parts:
             yield from _convergence(look, part, setting)
         yield from _refinement(look, setting)
+        yield from _one_refined(look, setting)
     yield from _attribution(look)
 
 
@@ -168,6 +170,25 @@ def _refinement(look: _Lookup, setting: str) -> Iterator[Drawn]:
     title = f"{COLUMN_NAMES[setting]}: accuracy of refined clients on ranking data, label skew, last round"
     figure.axes[0].set_title(title, fontsize=9, loc="left")
     yield Drawn(f"refinement-{setting}", figure, leaks_of(lines))
+
+
+def _one_refined(look: _Lookup, setting: str) -> Iterator[Drawn]:
+    """The same for one client, as the paper draws it: the first that the last round refined, with its examples."""
+    lines = [
+        line for line in look.seeds(TablePart("resnet18", "label", ()), setting, "fedavg+fnr")[:1] if watched(line)
+    ]
+    for line in lines:
+        told = watched(line)[-1]
+        named = {
+            f"{when} refinement": [value or 0.0 for value in told[f"accuracy_{when}"][0]]
+            for when in ("before", "after")
+        }
+        classes = zip(classes_of_scale(look.scale), told["counts"][0], strict=True)
+        figure = _bars([f"{name}: {count}" for name, count in classes], named)
+        whose = f"client {told['refined'][0] + 1}, with its examples of each class"
+        title = f"{COLUMN_NAMES[setting]}: {whose}; label skew, seed {line['id'].partition('/seed')[2][0]}, last round"
+        figure.axes[0].set_title(title, fontsize=9, loc="left")
+        yield Drawn(f"refinement-of-one-{setting}", figure, leaks_of(lines))
 
 
 def _attribution(look: _Lookup) -> Iterator[Drawn]:
