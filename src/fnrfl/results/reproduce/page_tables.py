@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fnrfl.config.spelling import counted
 from fnrfl.results.report.tables import Column, Table, TableCell
 from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines, ran_alone
 from fnrfl.results.reproduce.paper_cells import PaperCell
@@ -176,7 +175,7 @@ def cell_groups(lines: KeptLines, scale: str, *, prefer_here: bool = False) -> l
 RAN_COLUMNS = (
     Column("cell", "and the command that runs it again", number=False),
     Column("accuracy", "on the test set after the last round"),
-    Column("seconds", "of training; of a cell that ran beside others no measure"),
+    Column("seconds", "of training; beside 2: no measure, two other cells ran at the same time"),
     Column("all seconds", "with evaluation, preparing data and compiling"),
     Column("MiB", "traffic in both directions, all rounds"),
     Column("date", number=False),
@@ -188,7 +187,7 @@ WAITING_COLUMNS = (Column("cell", "and the command that runs it", number=False),
 def _ran_row(cell: PaperCell, line: CellLine, origin: str) -> tuple[TableCell, ...]:
     mib = (line["bytes_up"] + line["bytes_down"]) / MIB
     leak = bool(line["leaks"])
-    beside = "" if ran_alone(line) else f"beside {counted(line['processes'] - 1, 'other')}"  # else no measure
+    beside = "" if ran_alone(line) else f"beside {line['processes'] - 1}"
     return (
         TableCell(cell.id, cell.id, leak=leak, command=rerun_command(cell, line)),
         TableCell(f"{line['accuracy']:.4f}", line["accuracy"], leak=leak),
