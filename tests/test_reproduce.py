@@ -622,4 +622,4 @@ def test_every_table_at_the_tiny_scale(tmp_path: Path) -> None:
         values = [v for part in table["parts"] for column in part["columns"] for v in column["values"]]
         assert not {"not run", "failed", "older recipe"} & {value["words"] for value in values}, name
     assert "leak: " in (tmp_path / "tables-tiny.md").read_text()
-    assert len(list((tmp_path / "figures-tiny").glob("*.png"))) == 13
+    assert len(list((tmp_path / "figures-tiny").glob("*.png"))) == 15
