@@ -27,7 +27,8 @@ from fnrfl.engines import torchscript
 from fnrfl.engines.expected import FREQUENT
 from fnrfl.engines.groups import GROUP_SIZE, halves, in_groups, shrinking
 from fnrfl.engines.place import Threads
-from fnrfl.engines.recorder import FlatProgram, Program, Recorder
+from fnrfl.engines.programs import FlatProgram, Program
+from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.torchscript import TorchScript
 from fnrfl.engines.vectorised import Vectorised
 from fnrfl.models.catalogue import build_model

@@ -20,7 +20,8 @@ from fnrfl.engines.expected import NOTHING_KNOWN, ExpectedWork
 from fnrfl.engines.groups import GROUP_SIZE, ShortSizes, Turn, in_groups, padded, shrinking, turns_of
 from fnrfl.engines.job import CLIENT_AXES, Fixed, Job, write_rows
 from fnrfl.engines.place import Place, Station
-from fnrfl.engines.recorder import Program, Recorder, Wanted
+from fnrfl.engines.programs import Program
+from fnrfl.engines.recorder import Recorder, Wanted
 from fnrfl.engines.runner import Blame, Probing, stretches
 
 
