@@ -23,7 +23,7 @@ from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.shown import ShownTable, ShownValue
-from fnrfl.results.reproduce.verdicts import Verdict, claims_page, find_cells, judge, show_claims, sum_up
+from fnrfl.results.reproduce.verdicts import VERDICT_HEAD, Verdict, claims_page, find_cells, judge, show_claims, sum_up
 from fnrfl.results.reproduce.waiting import queue
 from fnrfl.results.reproduce.wording import as_json, as_text
 from fnrfl.results.statistics import Estimate, estimate, rank_correlation
@@ -349,6 +349,21 @@ def test_seconds_of_two_devices_and_runs_without_watch_are_said_to_lack_the_numb
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_no_claim_is_about_seconds_beside_other_processes() -> None:
+    beside = show_claims(KeptLines([line | {"processes": 3} for line in everything().committed.values()], []), "quick")
+    lost = set()
+    for before, after in zip(whole().parts[1:], beside.parts[1:], strict=True):  # the first is the overview
+        for old, new in zip(before.columns, after.columns, strict=True):
+            for row, mine, others in zip(before.rows, old.values, new.values, strict=True):
+                if mine.words != others.words:
+                    is_verdict = old.head == VERDICT_HEAD
+                    assert others.words == ("cannot be told: no such number" if is_verdict else "-")
+                    lost.add((before.title.partition(":")[0], row.partition(",")[0]))
+    assert {name for name, _ in lost} == {"headline-time", "time", "convergence", "kappa-rho"}
+    assert {row for name, row in lost if name == "convergence"} == {"seconds"}
+    assert {row for name, row in lost if name == "kappa-rho"} == {"kappa"}
 
 
 def test_cells_of_claims_exist_and_those_that_need_it_are_watched() -> None:

@@ -258,6 +258,7 @@ def test_seconds_are_those_of_like_cells() -> None:
         [line_of(other_seed), line_of(other_skew, seconds_wall=1000.0), {"id": "gone", "recipe": ""}]
     )
     assert learnt.seconds(cell) == 7.0
+    assert ExpectedSeconds([line_of(other_seed, processes=2)]).seconds(cell) == 3.5  # alone it takes half as long
     assert ExpectedSeconds([line_of(cell, failed="No.")]).seconds(cell) == ExpectedSeconds([]).seconds(cell) > 0
 
 
@@ -271,6 +272,19 @@ def test_a_cell_that_needs_no_new_program_is_taken_first_and_none_that_does_not_
     assert choose([moon, plain], 60.0, set(), expected, preparing=45.0) == plain
     assert choose([moon, plain], 6.0, ready, expected, preparing=45.0) is None
     assert choose([], 6.0, ready, expected, preparing=0.0) is None
+
+
+def test_a_process_rather_prepares_what_no_other_has() -> None:
+    plain, again, moon = (
+        PaperCell("resnet18", "label", "honest", method, seed, "quick")
+        for method, seed in (("fedavg", 0), ("fedavg", 1), ("moon", 0))
+    )
+    taken = set(programs(plain))
+    pick = functools.partial(choose, seconds=ExpectedSeconds([]).seconds, preparing=0.0)
+    assert pick([again, moon], 1e9, set()) == again
+    assert pick([again, moon], 1e9, set(), others=taken) == moon
+    assert pick([moon, again], 1e9, taken, others=taken) == again  # but first what needs nothing
+    assert pick([again], 1e9, set(), others=taken) == again  # better twice than not at all
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -447,6 +461,24 @@ def test_kappa_and_rho_of_a_table_are_those_of_a_run(tmp_path: Path) -> None:
     assert here == [traffic, result.seconds_train, result.accuracy, result.kappa, result.rho]
 
 
+def test_seconds_beside_other_processes_are_in_no_table() -> None:
+    """Whatever is not made of seconds is shown as before."""
+    alone, beside = (
+        show_table("cost", KeptLines([line | more for line in filled().committed.values()], []), "quick")
+        for more in ({}, {"processes": 3})
+    )
+    changed = 0
+    for before, after in zip(alone.parts, beside.parts, strict=True):
+        timed = before.title.endswith((": seconds of training", "accuracy * 1e4 / seconds"))
+        for old, new in zip(before.columns, after.columns, strict=True):
+            if timed and old.protocol != "printed":
+                assert {value.mean for value in new.values} == {None} and {value.words for value in new.values} == {"-"}
+                changed += len(new.values)
+            else:
+                assert new == old
+    assert changed == 2 * 2 * 6 * 3  # metrics, protocols, methods, skews
+
+
 def test_what_was_printed_stands_beside_what_was_run() -> None:
     table = show_table("cost", KeptLines([], []), "full")
     printed = {part.title: part.columns[0].values[0].words for part in table.parts}
@@ -507,6 +539,19 @@ def test_the_plan_as_json(tmp_path: Path) -> None:
     for cell in plan["cells"]:
         assert cell["id"].endswith("@quick") and cell["command"].startswith("fnrfl run ")
         assert bool(cell["leaks"]) == bool(PaperCell.read(cell["id"]).leaks)
+
+
+def test_the_plan_says_how_much_is_left_for_each_purpose(tmp_path: Path) -> None:
+    place = ["--scale", "quick", "--out", str(tmp_path / "none.jsonl")]
+    plan, text = json.loads(typed("plan", *place, "--json").output), typed("plan", *place).output
+    names = [part["for"] for part in plan["purposes"]]
+    assert names == list(dict.fromkeys(cell["for"] for cell in plan["cells"]))
+    for part in plan["purposes"]:
+        seconds = [cell["seconds"] for cell in plan["cells"] if cell["for"] == part["for"]]
+        assert part["cells"] == len(seconds)
+        assert part["seconds"] == pytest.approx(sum(seconds), abs=0.1 * len(seconds))
+        assert f"\n{part['for']}: {part['cells']} cell" in text
+    assert [line.partition(":")[0] for line in text.splitlines()[-1 - len(names) : -1]] == names
 
 
 def test_a_cell_by_its_id_and_a_mark_on_every_line_about_a_leak(tmp_path: Path) -> None:

@@ -192,6 +192,21 @@ def test_every_cell_is_there_once_with_what_it_cost_or_not_run() -> None:
     assert set(devices) == {"a device (committed)", "a device (computed here)"}
 
 
+def test_seconds_of_cells_that_ran_beside_others_say_so_and_sort_as_before() -> None:
+    def costs(**more: Any) -> tuple[list[Cell], str]:
+        page = render_page(all_finished(**more), "tiny")
+        return [cell for _, cell in Found(page).cells if cell.label in ("seconds", "all seconds")], page
+
+    alone, page = costs()
+    beside, page_beside = costs(processes=3)
+    assert len(alone) == 2 * len(CELLS)
+    assert [f"{cell.text} beside 2" for cell in alone] == [cell.text for cell in beside]
+    assert [cell.value for cell in alone] == [cell.value for cell in beside]
+    assert {cell.text.partition(" ")[2] for cell in costs(processes=2)[0]} == {"beside 1"}
+    hours, shared = (sum(map(float, re.findall(r"Together ([\d.]+) hours", text))) for text in (page, page_beside))
+    assert 0 < shared == pytest.approx(hours / 3, abs=0.03)  # the processes had the time together
+
+
 def test_spread_over_seeds_is_beside_the_mean(whole: str) -> None:
     cells = [cell for _, cell in Found(whole).cells if cell.table == "accuracy" and cell.label == "honest protocol"]
     assert cells and all(re.fullmatch(r"0\.\d{4} ± 0\.\d{4}\d*", cell.text) for cell in cells)

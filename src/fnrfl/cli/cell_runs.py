@@ -74,10 +74,11 @@ def show_plan(scale: AnyScale = None, out: LinesOut = None, json: Json = False, 
     """
     with errors_in_words(debug, answers=json):
         from fnrfl.results.reproduce.kept_lines import HERE, KeptLines
-        from fnrfl.results.reproduce.waiting import queue
+        from fnrfl.results.reproduce.waiting import by_purpose, queue
 
         lines = KeptLines.read(out or HERE)
         waiting = queue(lines, scale)
+        parts = by_purpose(waiting)
         if json:
             cells = [
                 {
@@ -86,8 +87,9 @@ def show_plan(scale: AnyScale = None, out: LinesOut = None, json: Json = False, 
                 }
                 for one in waiting
             ]  # fmt: skip
+            purposes = [{"for": left.purpose, "cells": left.cells, "seconds": round(left.seconds, 1)} for left in parts]
             total = round(sum(one.seconds for one in waiting), 1)
-            print_answer(json_format.dumps({"cells": cells, "seconds": total}, indent=1))
+            print_answer(json_format.dumps({"cells": cells, "purposes": purposes, "seconds": total}, indent=1))
             return
         rows, spent = [("", "cell", "for", "seconds", "sum")], 0.0
         for number, one in enumerate(waiting, 1):
@@ -95,6 +97,8 @@ def show_plan(scale: AnyScale = None, out: LinesOut = None, json: Json = False, 
             leak = " leak" if one.cell.leaks else ""
             rows.append((str(number), one.cell.id + leak, one.purpose, f"{one.seconds:.0f}", _duration(spent)))
         print_table(rows)
+        for left in parts:
+            typer.echo(f"{left.purpose}: {counted(left.cells, 'cell')}, about {_duration(left.seconds)}")
         failed = [line["id"] for line in lines if "failed" in line]
         typer.echo(f"{counted(len(waiting), 'cell')}, about {_duration(spent)} on an H200, without compiling steps")
         if failed:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fnrfl.results.report.tables import Column, Table, TableCell
-from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines
+from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines, ran_alone
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
@@ -175,7 +175,7 @@ def cell_groups(lines: KeptLines, scale: str, *, prefer_here: bool = False) -> l
 RAN_COLUMNS = (
     Column("cell", "and the command that runs it again", number=False),
     Column("accuracy", "on the test set after the last round"),
-    Column("seconds", "of training"),
+    Column("seconds", "of training; beside 2: no measure, two other cells ran at the same time"),
     Column("all seconds", "with evaluation, preparing data and compiling"),
     Column("MiB", "traffic in both directions, all rounds"),
     Column("date", number=False),
@@ -187,11 +187,12 @@ WAITING_COLUMNS = (Column("cell", "and the command that runs it", number=False),
 def _ran_row(cell: PaperCell, line: CellLine, origin: str) -> tuple[TableCell, ...]:
     mib = (line["bytes_up"] + line["bytes_down"]) / MIB
     leak = bool(line["leaks"])
+    beside = "" if ran_alone(line) else f"beside {line['processes'] - 1}"
     return (
         TableCell(cell.id, cell.id, leak=leak, command=rerun_command(cell, line)),
         TableCell(f"{line['accuracy']:.4f}", line["accuracy"], leak=leak),
-        TableCell(f"{line['seconds_train']:,.1f}", line["seconds_train"]),
-        TableCell(f"{line['seconds_wall']:,.1f}", line["seconds_wall"]),
+        TableCell(f"{line['seconds_train']:,.1f}", line["seconds_train"], beside),
+        TableCell(f"{line['seconds_wall']:,.1f}", line["seconds_wall"], beside),
         TableCell(f"{mib:,.1f}", mib),
         _text(line["date"]),
         TableCell(line["device"], line["device"], f"({origin})"),
@@ -220,7 +221,7 @@ def _as_typed(value: object) -> str:
 def _about(setting: str, lines: Sequence[CellLine]) -> str:
     """What a setting is, and what its finished cells cost in sum."""
     meaning = TRIAL_SETTINGS[setting].meaning
-    hours = sum(line["seconds_wall"] for line in lines) / 3600
+    hours = sum(line["seconds_wall"] / line.get("processes", 1) for line in lines) / 3600
     gib = sum(line["bytes_up"] + line["bytes_down"] for line in lines) / MIB / 1024
     cost = f" Together {hours:,.2f} hours and {gib:,.1f} GiB of simulated traffic." if lines else ""
     return f"{meaning[0].upper()}{meaning[1:]}.{cost}"

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
+import time
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
+from types import FrameType
 
 from fnrfl.core.errors import FnrflError
 from fnrfl.results.reproduce.cell_lines import HowToRun, compute_line, failed_line
 from fnrfl.results.reproduce.cell_queue import CellNotice, CellQueue, CellTurn, Tell, work_through
 from fnrfl.results.reproduce.kept_lines import CellLine
+from fnrfl.rundir.interrupt import Interrupted
 
 DIED = "The process ended before the cell was done; perhaps there was not enough memory."
 NOT_STARTED = "A process for cells ended before it could begin; what it said stands above. Leave out --processes."
-SECONDS_TO_END = 10.0  # seconds for a process to end by itself
+SECONDS_TO_END = 5.0  # for a process to end by itself
 READY = "ready"  # what a process says before its first cell
 
 
 def work_side_by_side(waiting: CellQueue, how: HowToRun, tell: Tell) -> None:
-    """Run cells of a queue in several processes; the first error that concerns all of them is raised."""
+    """Run cells of a queue in several processes; the first error that concerns all of them ends them."""
     workers = [CellProcess(how) for _ in range(how.processes)]
-    errors: list[Exception] = []
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()  # why each thread has: None, or what went wrong
     speaking = threading.Lock()
 
     def say(notice: CellNotice) -> None:
@@ -37,28 +40,30 @@ def work_side_by_side(waiting: CellQueue, how: HowToRun, tell: Tell) -> None:
             except (EOFError, OSError):
                 if waiting.stopped:  # it was ended on purpose
                     raise
-                worker.end()
+                worker.end(time.monotonic() + SECONDS_TO_END)
                 return failed_line(turn.cell, how, DIED)
 
         try:
             _leave_ctrl_c_to_others()
             work_through(waiting, compute, say)
-        except Exception as error:
-            errors.append(error)
-            waiting.stopped = True
+        except BaseException as error:  # also that nobody reads the output any more
+            ended.put(error)
+        else:
+            ended.put(None)
 
-    threads = [threading.Thread(target=work, args=[worker], daemon=True) for worker in workers]
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        for worker in workers:
+            threading.Thread(target=work, args=[worker], daemon=True).start()
+        for _ in workers:
+            if (error := ended.get()) is not None:
+                raise error
     finally:  # also after Ctrl-C
         waiting.stopped = True
+        for worker in workers:  # all are told before one is waited for
+            worker.tell_to_end()
+        latest = time.monotonic() + SECONDS_TO_END
         for worker in workers:
-            worker.end()
-    if errors:
-        raise errors[0]
+            worker.end(latest)
 
 
 class CellProcess:
@@ -90,12 +95,16 @@ class CellProcess:
             raise FnrflError(NOT_STARTED) from None
         return mine
 
-    def end(self) -> None:
-        """End the process, whatever it is doing."""
+    def tell_to_end(self) -> None:
+        """Ask the process to end, whatever it is doing."""
+        if self._running is not None:
+            self._running[0].terminate()
+
+    def end(self, latest: float) -> None:
+        """Wait until the process has ended; at the latest time it is killed."""
         if self._running is not None:
             process, _ = self._running
-            process.terminate()
-            process.join(SECONDS_TO_END)
+            process.join(max(0.0, latest - time.monotonic()))
             process.kill()
             process.join()
             self._running = None
@@ -104,7 +113,7 @@ class CellProcess:
 def _serve(pipe: Connection, how: HowToRun) -> None:
     """Compute cells as they are asked for, until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # at once, and not after the round as a run alone
+    signal.signal(signal.SIGTERM, _stop_at_once)
     try:
         pipe.send(READY)
         while True:
@@ -113,8 +122,14 @@ def _serve(pipe: Connection, how: HowToRun) -> None:
                 pipe.send(compute_line(cell, how, alike, lambda event: None))
             except FnrflError as error:
                 pipe.send(error)
-    except (EOFError, OSError):  # whoever asked has gone
+    except (KeyboardInterrupt, EOFError, OSError):  # it was told to end, or whoever asked has gone
         return
+
+
+def _stop_at_once(number: int, frame: FrameType | None) -> None:
+    """The handler of SIGTERM here; a run alone would go on to the end of its round. A second one kills."""
+    signal.signal(number, signal.SIG_DFL)
+    raise Interrupted(number)
 
 
 def _leave_ctrl_c_to_others() -> None:

@@ -98,6 +98,23 @@ def queue(lines: KeptLines, scale: str | None = None) -> list[Waiting]:
     return [Waiting(cell, first[cell], expected.seconds(cell)) for cell in waiting]
 
 
+@dataclass(frozen=True)
+class PurposeLeft:
+    """How much of the queue is for one purpose."""
+
+    purpose: str
+    cells: int
+    seconds: float
+
+
+def by_purpose(waiting: Sequence[Waiting]) -> list[PurposeLeft]:
+    """What is left for each purpose, in the order of the queue."""
+    found: dict[str, list[float]] = {}
+    for one in waiting:
+        found.setdefault(one.purpose, []).append(one.seconds)
+    return [PurposeLeft(purpose, len(seconds), sum(seconds)) for purpose, seconds in found.items()]
+
+
 # -- how long a cell takes ---------------------------------------------------------------------------------------------
 
 RATES = {  # images/s of training, H200, bf16, ten clients; that of resnet50 is a guess by its arithmetic

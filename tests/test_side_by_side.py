@@ -1,0 +1,195 @@
+"""Cells in several processes: the same models as in one, whatever becomes of a process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fnrfl.core.errors import ConfigError, FnrflError
+from fnrfl.results.reproduce import side_by_side
+from fnrfl.results.reproduce.carrying import carry_out
+from fnrfl.results.reproduce.cell_lines import HowToRun
+from fnrfl.results.reproduce.cell_queue import CellNotice, CellQueue, CellTurn
+from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, read_lines
+from fnrfl.results.reproduce.paper_cells import PaperCell
+from fnrfl.results.reproduce.side_by_side import DIED, NOT_STARTED, SECONDS_TO_END, CellProcess
+
+NOTHING = KeptLines([], [])
+CELLS = [
+    PaperCell("resnet18", "label", setting, method, 0, "tiny")
+    for setting, method in (("honest", "fedavg"), ("honest", "fedprox"), ("paper", "fedavg+fnr"))
+]
+
+
+def carried(out: Path, processes: int, **more: Any) -> dict[str, CellLine]:
+    """The lines of the cells, by id."""
+    carry_out(CELLS, out, lines=NOTHING, processes=processes, **more)
+    return {line["id"]: line for line in read_lines(out)}
+
+
+def test_two_processes_make_the_models_of_one_and_say_that_they_were_two(tmp_path: Path) -> None:
+    heard: list[CellNotice] = []
+    alone, beside = carried(tmp_path / "a.jsonl", 1), carried(tmp_path / "b.jsonl", 2, tell=heard.append)
+    assert alone.keys() == beside.keys() == {cell.id for cell in CELLS}
+    for name, line in alone.items():
+        for number in ("model_sha256", "accuracies", "bytes_up", "leaks", "notes"):
+            assert beside[name][number] == line[number]
+    assert {line.get("processes") for line in alone.values()} == {None}
+    assert {line["processes"] for line in beside.values()} == {2}
+    assert sorted(notice.number for notice in heard if notice.what == "start") == [1, 2, 3]
+    assert {notice.cell for notice in heard if notice.what == "done"} == set(CELLS)
+    assert active_children() == []
+
+
+@pytest.mark.slow
+def test_what_would_fail_for_every_cell_ends_the_call_in_the_same_words(tmp_path: Path) -> None:
+    said = []
+    for processes in (1, 2):
+        with pytest.raises(ConfigError) as error:
+            carried(tmp_path / "lines.jsonl", processes, words=["engine.thread=1"])
+        said.append(str(error.value))
+    assert said[0] == said[1] and "engine.thread" in said[0]
+    assert not (tmp_path / "lines.jsonl").exists() and active_children() == []
+
+
+def test_no_two_workers_take_one_cell_and_none_a_cell_without_time(tmp_path: Path) -> None:
+    waiting = CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, None, False, processes=3)
+    workers = [waiting.new_worker() for _ in range(3)]
+    turns = [waiting.take(worker) for worker in (*workers, *workers)]
+    assert {turn.cell for turn in turns if turn is not None} == set(CELLS)
+    assert turns[len(CELLS) :] == [None] * 3
+    late = CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False, processes=3)
+    assert late.take(late.new_worker()) is None  # a second alone is three beside two others
+    assert CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False).take(set()) is not None
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_fails_one_cell_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, victim, real = tmp_path / "lines.jsonl", CELLS[1], CellProcess.compute
+
+    def compute(worker: CellProcess, turn: CellTurn) -> CellLine:
+        if turn.cell == victim:
+            if worker._running is None:
+                worker._start()
+            assert worker._running is not None and (number := worker._running[0].pid) is not None
+            threading.Timer(0.3, os.kill, [number, signal.SIGKILL]).start()  # its first cell takes longer
+        return real(worker, turn)
+
+    monkeypatch.setattr(CellProcess, "compute", compute)
+    lines = carried(out, 2)
+    assert {name: line.get("failed") for name, line in lines.items()} == {
+        cell.id: DIED if cell == victim else None for cell in CELLS
+    }
+    assert lines[victim.id]["processes"] == 2 and len(read_lines(out)) == len(CELLS)
+    monkeypatch.undo()
+    assert carried(out, 1, again=True)[victim.id].get("failed") is None
+
+
+@pytest.mark.slow
+def test_processes_that_cannot_begin_end_the_call_and_fail_no_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side, "_serve", _ends_at_once)
+    with pytest.raises(FnrflError, match=NOT_STARTED):
+        carried(tmp_path / "lines.jsonl", 2)
+    assert not (tmp_path / "lines.jsonl").exists()
+
+
+def _ends_at_once(*_: Any) -> None:
+    pass
+
+
+@pytest.mark.slow
+def test_a_process_that_is_told_to_end_does_so_at_once_and_silently(capfd: pytest.CaptureFixture[str]) -> None:
+    """It does not wait for its round, as a run alone does: at the full size that may be a minute."""
+    worker = CellProcess(HowToRun((), (), 2))
+
+    def work() -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                worker.compute(CellTurn(CellNotice("start", CELLS[0], 1, 1, 0.0), 1))
+                done.set()
+
+    done, thread = threading.Event(), threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert done.wait(120) and worker._running is not None
+    process = worker._running[0]
+    worker.tell_to_end()
+    worker.end(time.monotonic() + SECONDS_TO_END)
+    thread.join(10)
+    assert not thread.is_alive() and process.exitcode == 0  # by itself: it can clean up
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_whoever_closes_the_output_stops_all(tmp_path: Path) -> None:
+    """As `fnrfl reproduce run ... | head -1` does."""
+    out = tmp_path / "lines.jsonl"
+    command = [sys.executable, "-m", "fnrfl", "reproduce", "run", "accuracy", "--scale", "tiny", "--processes", "2"]
+    running = subprocess.Popen(
+        [*command, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert running.stdout is not None and running.stderr is not None
+    running.stdout.readline()
+    running.stdout.close()
+    said = running.stderr.read()
+    assert running.wait(60) == 141
+    assert said == "fnrfl: the output was closed. To go on, give the same command again: finished cells are kept.\n"
+    assert not out.exists() or not [line for line in read_lines(out) if "failed" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="a terminal of Windows has no such group")
+def test_ctrl_c_ends_all_processes_and_leaves_whole_lines(tmp_path: Path) -> None:
+    """As a terminal does it: to every process of the command, also to one that is still starting."""
+    out = tmp_path / "lines.jsonl"
+    for begun in (0, 2):  # lines that there are when it is stopped
+        command = [sys.executable, "-m", "fnrfl", "reproduce", "run", "accuracy", "--scale", "tiny", "--processes", "3"]
+        running = subprocess.Popen(
+            [*command, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True, cwd=tmp_path,
+        )  # fmt: skip
+        if begun:
+            _wait(lambda: out.exists() and len(read_lines(out)) >= 2, 120)
+        else:
+            assert running.stdout is not None and "left" in running.stdout.readline()  # the first cell has begun
+            time.sleep(0.1)  # the processes are at their imports
+        os.killpg(running.pid, signal.SIGINT)
+        said, _ = running.communicate(timeout=60)
+        assert running.returncode == 130, said
+        assert "To go on, give the same command again" in said
+        assert "Traceback" not in said and "leaked" not in said and "rror" not in said
+        _wait(functools.partial(_has_gone, running.pid), 20)
+    text = out.read_text(encoding="utf-8")
+    assert text.endswith("\n") and len(read_lines(out)) == len(text.splitlines()) >= 2
+    assert not [line for line in read_lines(out) if "failed" in line]
+
+
+def _has_gone(group: int) -> bool:
+    """Whether no process of it is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def _wait(until: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
