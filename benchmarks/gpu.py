@@ -138,7 +138,7 @@ def simple() -> Iterator[Row]:
 
 def headline() -> Iterator[Row]:
     """The rate of private training, balanced clients, ten epochs."""
-    found = rate([*RESNET, *FAST, "client.epochs=10", "rounds=10"], count=2)
+    found = rate([*RESNET, *FAST, "client.epochs=10", "rounds=10"], compile=True, count=2)
     share = {k: round(found["images_per_second"] / v, 3) for k, v in CEILINGS.items()}
     yield {"benchmark": "fedavg-resnet18-10x64", **found, "share_of": share}
 
@@ -162,7 +162,7 @@ def keep() -> Iterator[Row]:
     for says, keys in (("resnet18", [*RESNET, "client.epochs=2"]), ("simple-cnn", [*SIMPLE, "client.epochs=5"])):
         for last in ("run-on", "keep"):
             more = ["scenario=label-dirichlet(0.5)", f"client.last_batch={last}", "rounds=10"]
-            yield {"benchmark": "keep", "model": says, "last_batch": last, **rate([*keys, *FAST, *more])}
+            yield {"benchmark": "keep", "model": says, "last_batch": last, **rate([*keys, *FAST, *more], compile=True)}
 
 
 def predicted(built: Built, notes: Row) -> float:
@@ -270,7 +270,7 @@ def determinism() -> Iterator[Row]:
     rates = {}
     for repeatable in ("false", "true"):
         keys = [*RESNET, *FAST, f"engine.deterministic={repeatable}", "client.epochs=5", "rounds=10"]
-        rates[repeatable] = rate(keys, count=2)["images_per_second"]
+        rates[repeatable] = rate(keys, compile=True, count=2)["images_per_second"]
     slower = round(rates["false"] / rates["true"], 3)
     yield {"benchmark": "determinism", "images_per_second": rates["true"], "fast": rates["false"], "slower": slower}
 
@@ -280,7 +280,7 @@ def told(event: Row) -> None:
     print(event["round"], event["accuracy"], flush=True)
 
 
-def whole(name: str, *keys: str, recipe: str = "label-skew", runs_alike: int = 1) -> Row:
+def whole(name: str, *keys: str, recipe: str = "label-skew", runs_alike: int | None = None) -> Row:
     """A run as the command line does it, evaluation, log and checkpoints included."""
     fresh()
     made = config(["public.size=5000", *FAST, *keys], recipe)

@@ -15,7 +15,8 @@ from torch import Tensor
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.engines import compiled, cuda_graphs, torchscript
-from fnrfl.engines.recorder import FlatProgram, Recorder, Recording, repeated
+from fnrfl.engines.programs import FlatProgram, Recording, repeated
+from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.torchscript import TorchScript
 from toys import Run, assert_near
 
@@ -93,22 +94,24 @@ def test_what_a_compiled_step_depends_on_has_a_folder_of_its_own(monkeypatch: An
 
 
 class _Ended:
-    """A worker that has ended."""
+    """A worker that has ended, after it has written to the file that it was given."""
 
-    stderr = None
+    def __init__(self, status: int, said: str = "", stderr: Any = None) -> None:
+        self.returncode = status
+        if stderr is not None:
+            stderr.write(said.encode())
 
-    def __init__(self, status: int, said: str = "") -> None:
-        self.returncode, self.said = status, said
-
-    def communicate(self, timeout: float) -> tuple[None, str]:
-        return None, self.said
+    def wait(self, timeout: float) -> int:
+        return self.returncode
 
     def poll(self) -> int:
         return self.returncode
 
 
 def test_a_worker_that_fails_is_told_in_a_line(monkeypatch: Any, cache: Path) -> None:
-    monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, **__: _Ended(1, "Traceback\n  ...\nOSError: full\n"))
+    monkeypatch.setattr(
+        compiled.subprocess, "Popen", lambda *_, stderr, **__: _Ended(1, "Traceback\n  ...\nOSError: full\n", stderr)
+    )
     compiling = compiled.start(recorded())
     with pytest.raises(RuntimeError, match="^OSError: full$"):
         compiling.result()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from fnrfl.engines.expected import BESIDE_ANOTHER, ExpectedWork
+import pytest
+
+from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.engines.expected import BESIDE_ANOTHER, RARE, ExpectedWork
+from fnrfl.engines.groups import halves
+from toys import Run, assert_near, classification
 
 
 def job(epochs: int, batch: int, clients: int) -> Any:
@@ -17,7 +23,7 @@ def job(epochs: int, batch: int, clients: int) -> Any:
 
 def test_every_step_of_every_client_is_in_a_group_of_some_rows() -> None:
     work = ExpectedWork(examples=[64 * n for n in (1, 2, 3, 40)], rounds=5)
-    by_rows = work.steps_by_rows(job(epochs=2, batch=64, clients=4), width=4)
+    by_rows = work.steps_by_rows(job(epochs=2, batch=64, clients=4), halves(4))
     assert set(by_rows) <= {4, 2, 1}
     assert sum(by_rows.values()) >= 5 * 2 * (1 + 2 + 3 + 40)  # idle rows are counted too
     assert by_rows[1] > by_rows[4]
@@ -26,7 +32,7 @@ def test_every_step_of_every_client_is_in_a_group_of_some_rows() -> None:
 def test_a_width_that_is_not_rare_is_compiled_beside_the_most_frequent_one() -> None:
     work = ExpectedWork(examples=[6400, 6400, 32000, 32000], rounds=10)
     task = job(epochs=2, batch=64, clients=4)
-    by_rows, together = work.steps_by_rows(task, 4), work.compiled_together(task, 4)
+    by_rows, together = work.steps_by_rows(task, halves(4)), work.compiled_together(task, halves(4))
     assert min(by_rows.values()) >= BESIDE_ANOTHER
     assert set(together.values()) == {max(by_rows.values())} and together.keys() == by_rows.keys()
 
@@ -34,6 +40,30 @@ def test_a_width_that_is_not_rare_is_compiled_beside_the_most_frequent_one() -> 
 def test_a_rare_width_counts_for_itself() -> None:
     work = ExpectedWork(examples=[64000, 64000, 64000, 64640], rounds=10)
     task = job(epochs=1, batch=64, clients=4)
-    by_rows, together = work.steps_by_rows(task, 4), work.compiled_together(task, 4)
+    by_rows, together = work.steps_by_rows(task, halves(4)), work.compiled_together(task, halves(4))
     assert 0 < by_rows[1] < BESIDE_ANOTHER < by_rows[4]
     assert together == by_rows
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 10, 1000])
+def test_a_width_of_few_steps_needs_no_program_where_idle_rows_cost_little(rounds: int) -> None:
+    work, task = ExpectedWork(examples=[640, 6400, 32000, 32640], rounds=rounds), job(epochs=2, batch=64, clients=4)
+    widths, halved = work.widths(task, 4), work.steps_by_rows(task, halves(4))
+    assert widths == [rows for rows in halves(4) if rows == 4 or halved[rows] // rows >= RARE]
+    assert (len(widths), widths[-1]) == ({1: 2, 3: 2, 10: 2, 1000: 3}[rounds], 4)
+    taken = work.steps_by_rows(task, widths)  # wider, and as many
+    assert set(taken) == set(widths) and sum(taken.values()) >= sum(halved.values())
+
+
+@pytest.mark.parametrize(("engine", "rounds"), [("gpu-fast", 1), ("gpu-fast", 10_000), ("batched-fast", 1)])
+@pytest.mark.usefixtures("no_programs")
+def test_groups_shrink_to_widths_that_have_a_program(engine: str, rounds: int) -> None:
+    """Where idle rows cost time, to a half each time."""
+    training = replace(classification().training, batch=7)
+    run = Run(FedAvg(), engine, training=training, active=6, rounds=rounds)
+    run.rounds(2)
+    assert_near(run.state, Run(FedAvg(), training=training, active=6).rounds(2), atol=1e-9)
+    recorder = run.engine.server.runner.recorder
+    assert recorder is not None
+    widths: Any = {key[0] for key in recorder.programs}  # type: ignore[index]
+    assert widths == ({6} if (engine, rounds) == ("gpu-fast", 1) else set(halves(6)))

@@ -27,7 +27,8 @@ from fnrfl.engines import torchscript
 from fnrfl.engines.expected import FREQUENT
 from fnrfl.engines.groups import GROUP_SIZE, halves, in_groups, shrinking
 from fnrfl.engines.place import Threads
-from fnrfl.engines.recorder import FlatProgram, Program, Recorder
+from fnrfl.engines.programs import FlatProgram, Program
+from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.torchscript import TorchScript
 from fnrfl.engines.vectorised import Vectorised
 from fnrfl.models.catalogue import build_model
@@ -234,7 +235,7 @@ def test_groups_hold_everybody_once_longest_first(steps: list[int]) -> None:
 @given(STEPS)
 def test_a_shrinking_group_takes_every_step_of_everybody(steps: list[int]) -> None:
     steps = sorted(steps, reverse=True)
-    taken = shrinking(steps, len(steps))
+    taken = shrinking(steps, halves(len(steps)))
     assert [first for first, _, _ in taken] == [0, *(last for _, last, _ in taken)][: len(taken)]
     assert (taken[-1][1] if taken else 0) == max(steps)
     for first, last, width in taken:

@@ -333,7 +333,7 @@ MUTANTS = [
         Vectorised._pads,
         padding_of_every_objective=("not job.task.objective.takes_padding", "False"),
         padding_of_random_steps=("job.noise_shapes(1)", "False"),
-        padding_whatever_it_costs=("(1 + place.max_padding) * taken", "math.inf"),
+        padding_whatever_it_costs=("(1 + MAX_PADDING) * taken", "10 * taken"),
     ),
     *mutants(
         ExpectedWork.largest_batch, padded_to_the_largest_client=("max(mine, *self.examples)", "max(self.examples)")

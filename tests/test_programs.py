@@ -20,7 +20,8 @@ from fnrfl.config import load
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.fingerprint import fingerprint
 from fnrfl.core.net import Net
-from fnrfl.engines.recorder import ProgramStore, Recorder
+from fnrfl.engines.programs import ProgramStore
+from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.torchscript import TorchScript, update_by_parts
 from fnrfl.runs import build_engine
 from fnrfl.runs.build import build

@@ -52,6 +52,7 @@ class Layout:
     devices: Sequence[torch.device] = ()  # GPUs; none: the net's device
     tf32: bool = False
     record: bool = False  # record steps and run them without Python
+    waits_for_compiler: bool = True  # on a GPU; else steps that are not compiled yet are taken as they are
     clients_at_once: int | None = None  # None: the whole cohort
     folder: Path | None = None  # client memory and held models live on disk
     memory_on_host: bool = False  # client memory does not live on the GPU
@@ -101,7 +102,7 @@ def assemble_trainer(
     """What takes the steps of clients, here or on a machine of their own."""
     on_gpu = name == "gpu"
     place: Place = Gpus(net, feed, layout.devices, tf32=layout.tf32) if on_gpu else Threads(net, feed, layout.threads)
-    recorder = Recorder(_backend(net), net.fingerprint()) if layout.record else None
+    recorder = Recorder(_backend(net, layout), net.fingerprint()) if layout.record else None
     expected = ExpectedWork([int(n) for n in feed.examples.tolist()], rounds, participation)
     group_size = _group_size(layout) if on_gpu else GROUP_SIZE
     runner: Runner = (
@@ -118,8 +119,10 @@ def _block(net: Net, threads: int) -> int:
     return max(FOLD_ROWS, fits // FOLD_ROWS * FOLD_ROWS, -(-4 * threads // FOLD_ROWS) * FOLD_ROWS)
 
 
-def _backend(net: Net) -> TorchScript | CudaGraphs:
-    return CudaGraphs(net.compute or net.dtype) if net.device.type == "cuda" else TorchScript()
+def _backend(net: Net, layout: Layout) -> TorchScript | CudaGraphs:
+    if net.device.type != "cuda":
+        return TorchScript()
+    return CudaGraphs(net.compute or net.dtype, waits=layout.waits_for_compiler)
 
 
 def _group_size(layout: Layout) -> int:

@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, fx
 
-from fnrfl.engines.recorder import FlatStep, Recording
+from fnrfl.engines.programs import FlatStep, Recording
 
 log = logging.getLogger("fnrfl")
 THREADS = "4"  # of one worker: several are at work at the same time
@@ -47,13 +47,19 @@ class Compiling:
 
     folder: Path
     device: torch.device
-    worker: subprocess.Popen[str] | None = None  # None: it was compiled before
+    worker: subprocess.Popen[bytes] | None = None  # None: it was compiled before
+    asked: Path = Path()  # the worker's own folder
+
+    def ready(self) -> bool:
+        """Whether `result` need not wait."""
+        return self.worker is None or self.worker.poll() is not None
 
     def result(self) -> FlatStep:
         """The compiled step; waits for it. Raises RuntimeError with the worker's last words if there is none."""
         if self.worker is not None:
-            _, said = self.worker.communicate(timeout=PATIENCE)
+            self.worker.wait(PATIENCE)
             if self.worker.returncode:
+                said = (self.asked / "said.txt").read_text(errors="replace")
                 log.debug("a worker could not compile a step:\n%s", said)
                 raise RuntimeError(said.strip().rpartition("\n")[2] or f"exit status {self.worker.returncode}")
         try:
@@ -86,11 +92,12 @@ def start(recording: Recording) -> Compiling:
     # -P: a file json.py in the working folder must not run.
     command = [sys.executable, "-P", "-m", "fnrfl.engines.compiled", str(asked), str(folder)]
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    worker = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env=os.environ | {"PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": THREADS},
-    )  # fmt: skip
-    compiling = Compiling(folder, device, worker)
+    with (asked / "said.txt").open("wb") as said:  # not a pipe, which somebody would have to read all the time
+        worker = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
+            env=os.environ | {"PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": THREADS},
+        )  # fmt: skip
+    compiling = Compiling(folder, device, worker, asked)
     weakref.finalize(compiling, _end, worker, asked)
     return compiling
 
@@ -126,13 +133,11 @@ def _keep_few(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _end(worker: subprocess.Popen[str], asked: Path) -> None:
+def _end(worker: subprocess.Popen[bytes], asked: Path) -> None:
     """Nobody wants the result any more, or it is there."""
     if worker.poll() is None:
         worker.kill()
         worker.wait()
-    if worker.stderr is not None:
-        worker.stderr.close()
     shutil.rmtree(asked, ignore_errors=True)
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from fnrfl.engines import compiled
-from fnrfl.engines.recorder import FlatProgram, FlatStep, Recording, repeated
+from fnrfl.engines.programs import FlatProgram, FlatStep, Recording, repeated
 
 log = logging.getLogger("fnrfl")
 STAGED_BYTES = 64 << 20  # bytes of batches that lie ready on the device, for each program
@@ -30,9 +31,9 @@ MAX_RELATIVE_ERROR = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 
 class CudaGraphs:
     """The backend for GPUs: recorded steps are compiled where that pays, and captured."""
 
-    def __init__(self, compute: torch.dtype, *, compile: bool | None = None) -> None:
-        """`compile` says whether to compile; None: where many steps are to be taken."""
-        self.compute, self.compile = compute, compile
+    def __init__(self, compute: torch.dtype, *, compile: bool | None = None, waits: bool = True) -> None:
+        """`compile` says whether to compile; None: where many steps are to be taken. `waits`: until it is done."""
+        self.compute, self.compile, self.waits = compute, compile, waits
         self.max_programs = 32 * torch.cuda.device_count()  # each program holds tensors of its own
 
     def settings(self, expected_steps: int) -> Hashable:
@@ -56,23 +57,27 @@ class CudaGraphs:
     def cannot_record(self) -> None:
         log.warning("a step could not be recorded and is slower for that.")
 
+    def coming(self, recording: Recording) -> CompiledLater | None:
+        """A compiled step, if nobody minds that it rounds otherwise than the one that is used until it is there."""
+        if self.waits or self.compile or torch.backends.cudnn.deterministic:
+            return None
+        compiling = self._compiling(recording)
+        return None if compiling is None or compiling.ready() else CompiledLater(self, compiling, recording.graph)
+
     def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
-        compiling = None
+        return self._candidates(recording, self._compiling(recording))
+
+    def _compiling(self, recording: Recording) -> compiled.Compiling | None:
         if self._pays_to_compile(recording.expected_steps):
             try:
-                compiling = compiled.start(recording)
+                return compiled.start(recording)
             except OSError as error:  # no folder to keep it in, or no room
                 log.warning("a step cannot be compiled (%s) and is captured as it is.", error)
-        return self._candidates(recording, compiling)
+        return None
 
     def _candidates(self, recording: Recording, compiling: compiled.Compiling | None) -> Iterator[FlatProgram]:
         if compiling is not None:
-            try:
-                yield self._captured(compiling.result(), recording)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                log.warning("a step could not be compiled (%s) and is captured as it is.", error)
+            yield from self.compiled_programs(compiling, recording)
         try:
             yield self._captured(recording.graph, recording)
         except torch.OutOfMemoryError:
@@ -80,6 +85,15 @@ class CudaGraphs:
         except Exception as error:
             log.warning("a step could not be captured (%s: %s) and is slower for that.", type(error).__name__, error)
         yield repeated(recording.graph)
+
+    def compiled_programs(self, compiling: compiled.Compiling, recording: Recording) -> Iterator[FlatProgram]:
+        """A compiled step as a program; none if it could not be compiled. Waits for it."""
+        try:
+            yield self._captured(compiling.result(), recording)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            log.warning("a step could not be compiled (%s) and is captured as it is.", error)
 
     def close_enough(self, before: Tensor, program: Tensor, step: Tensor) -> bool:
         if not before.is_floating_point():
@@ -97,6 +111,21 @@ class CudaGraphs:
         except Exception:
             self.forget()  # the pool of a capture that failed is not usable
             raise
+
+
+@dataclass(frozen=True)
+class CompiledLater:
+    """A step that another process compiles while the captured one is used."""
+
+    backend: CudaGraphs
+    compiling: compiled.Compiling
+    graph: fx.GraphModule
+
+    def ready(self) -> bool:
+        return self.compiling.ready()
+
+    def programs(self, recording: Recording) -> Iterator[FlatProgram]:
+        return self.backend.compiled_programs(self.compiling, recording)
 
 
 # One pool for all, and one stream for each device, so that programs use the same memory: no two graphs of a device run

@@ -10,6 +10,7 @@ from fnrfl.core.values import SERVER
 from fnrfl.engines.groups import halves, in_groups, shrinking
 from fnrfl.engines.job import Job
 
+RARE = 500  # steps of a group in all rounds: to record and capture one takes longer than so many with idle rows
 BESIDE_ANOTHER = 1_000  # steps of clients: worth compiling while a more frequent step is compiled
 FREQUENT = 300  # steps with last batches of one size, in all rounds: recording takes as long as so many
 
@@ -23,22 +24,28 @@ class ExpectedWork:
     participation: float = 1.0  # about this part of the clients is active in a round
     together: int = 0  # clients that have a task at once, where others train some of them
 
-    def steps_by_rows(self, job: Job, width: int) -> dict[int, int]:
-        """Steps of clients in groups of each number of rows, in all rounds."""
+    def widths(self, job: Job, width: int) -> list[int]:
+        """Numbers of rows that groups shrink to, where idle rows cost little: those of few steps need no program."""
+        halved = halves(width)
+        taken = self.steps_by_rows(job, halved)
+        return [rows for rows in halved if rows == width or taken.get(rows, 0) >= RARE * rows]
+
+    def steps_by_rows(self, job: Job, widths: Sequence[int]) -> dict[int, int]:
+        """Steps of clients in groups of each number of rows, in all rounds; the last of `widths` is a whole group's."""
         epochs, (sizes, often) = job.training.epochs, self._sizes(job)
         steps = [-(-epochs * n // job.training.batch) for n in sizes]
         expected: dict[int, int] = {}
-        for group in in_groups(steps, width):
-            for first, last, rows in shrinking([steps[m] for m in group], width):
+        for group in in_groups(steps, widths[-1]):
+            for first, last, rows in shrinking([steps[m] for m in group], widths):
                 expected[rows] = expected.get(rows, 0) + (last - first) * rows
         return {rows: int(taken * often) for rows, taken in expected.items()}
 
-    def compiled_together(self, job: Job, width: int) -> dict[int, int]:
+    def compiled_together(self, job: Job, widths: Sequence[int]) -> dict[int, int]:
         """The same, where each number of rows counts as much as the most frequent one, unless it is rare.
 
         Steps are compiled side by side: what takes no longer than the rest need not pay for itself.
         """
-        expected = self.steps_by_rows(job, width)
+        expected = self.steps_by_rows(job, widths)
         most = max(expected.values(), default=0)
         return {rows: most if taken >= BESIDE_ANOTHER else taken for rows, taken in expected.items()}
 

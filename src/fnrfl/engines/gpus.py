@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -70,7 +69,7 @@ def clients_that_fit(size: int, itemsize: int, cohort: int) -> int:
 class Gpus:
     """One station on each device; the server is on the first. `devices` may be anything that torch knows."""
 
-    probes_together, max_gather_bytes, max_padding = False, 256 << 20, math.inf
+    probes_together, max_gather_bytes, idle_rows_cost = False, 256 << 20, False
 
     def __init__(self, net: Net, feed: Feed, devices: Sequence[torch.device] = (), *, tf32: bool = False) -> None:
         self.net, self.feed, self.tf32 = net, feed, tf32

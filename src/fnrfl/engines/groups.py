@@ -31,26 +31,28 @@ class Turn(NamedTuple):
 def in_groups(steps: Sequence[int], size: int = GROUP_SIZE) -> list[list[int]]:
     """Clients in groups of at most `size`, those with the most steps first, as equal in number as can be.
 
-    >>> in_groups([3, 9, 1, 8, 4])
-    [[1, 3, 4, 0, 2]]
+    >>> in_groups([3, 9, 1, 8, 4]), in_groups([])
+    ([[1, 3, 4, 0, 2]], [])
     """
+    if not steps:
+        return []
     order = sorted(range(len(steps)), key=lambda m: -steps[m])  # stable
     size = -(-len(order) // -(-len(order) // size))
     return [order[i : i + size] for i in range(0, len(order), size)]
 
 
-def shrinking(steps: Sequence[int], width: int) -> list[tuple[int, int, int]]:
-    """(first step, last step, rows): stretches between the ends of clients, rows halved as clients finish.
+def shrinking(steps: Sequence[int], widths: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(first step, last step, rows): stretches between the ends of clients, with the fewest rows of `widths` that do.
 
-    Halves rather than as many as are left: every number of rows is another program.
+    Not with as many rows as clients are left: every number of rows is another program.
 
-    >>> shrinking([9, 4, 4, 2], 4)
+    >>> shrinking([9, 4, 4, 2], halves(4))
     [(0, 2, 4), (2, 4, 4), (4, 9, 1)]
     """
     parts, first = [], 0
     for last in sorted({n for n in steps if n}):
         live = sum(n > first for n in steps)
-        parts.append((first, last, next(w for w in halves(width) if w >= live)))
+        parts.append((first, last, next(w for w in widths if w >= live)))
         first = last
     return parts
 

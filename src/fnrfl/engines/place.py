@@ -34,7 +34,7 @@ class Place(Protocol):
     feed: Feed
     probes_together: bool  # whether the models of several clients are asked in one pass; else one fills the device
     max_gather_bytes: int  # examples that are gathered at once: many steps of a small net, one of a large
-    max_padding: float  # rows of padding, as a share of the examples, that cost less than steps of their own
+    idle_rows_cost: bool  # whether a step takes longer for rows that do nothing
 
     def each(self, count: int, work: Work[T]) -> list[T]:
         """`work(station, i)` for every i below count, side by side, each with a station that nobody else uses."""
@@ -118,7 +118,7 @@ class Threads:
     `functional_call` swaps parameters inside the module, so two threads that shared one would silently mix clients up.
     """
 
-    probes_together, max_gather_bytes, max_padding = True, 4 << 20, 0.25
+    probes_together, max_gather_bytes, idle_rows_cost = True, 4 << 20, True
 
     def __init__(self, net: Net, feed: Feed, threads: int = 1) -> None:
         self.net, self.feed = net, feed

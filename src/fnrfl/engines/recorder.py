@@ -13,8 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
@@ -26,24 +25,11 @@ from fnrfl.core.engine import Step
 from fnrfl.core.errors import out_of_memory
 from fnrfl.core.forks import process_lock
 from fnrfl.core.step import ready_to_transform
+from fnrfl.engines.programs import STORE, Coming, FlatProgram, FlatStep, Program, ProgramStore, Recording, StoredProgram
 
 log = logging.getLogger("fnrfl")
-Program = Callable[[Any, Any, Any], Tensor]  # (carry, fixed, turns [S, ...]) -> losses [S, ...]; changes `carry`
-FlatStep = Callable[..., Tensor]  # the same step as a function of tensors
-FlatProgram = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]  # (carry and fixed, turns [S, ...]) -> losses
 Example = Callable[[], tuple[Step, Any, Any, Any]]  # a step, its carry, what it reads, and one turn
 _RECORDING = process_lock()
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A recorded step, with the arguments that it was recorded with."""
-
-    graph: fx.GraphModule
-    constants: list[Tensor]  # tensors that stay the same objects from step to step: those of the carry in front
-    turn: list[Tensor]  # tensors that differ from step to step
-    num_written: int  # tensors of the carry
-    expected_steps: int  # about how many steps of clients will be taken
 
 
 class Wanted(NamedTuple):
@@ -63,6 +49,7 @@ class RecordedStep:
     recording: Recording | None  # None: it cannot be recorded
     candidates: Iterator[FlatProgram]
     stepped: Sequence[Tensor] = ()  # its arguments after one step, once it was taken
+    coming: Coming | None = None
 
 
 class Backend(Protocol):
@@ -82,6 +69,10 @@ class Backend(Protocol):
         """Programs that may do what the step does, the fastest first; what takes long begins with this call."""
         ...
 
+    def coming(self, recording: Recording) -> Coming | None:
+        """What is made while the first candidate is used, and then takes its place; None: nothing."""
+        ...
+
     def recording(self) -> AbstractContextManager[object]:
         """Is around all of recording."""
         ...
@@ -97,48 +88,6 @@ class Backend(Protocol):
     def cannot_record(self) -> None:
         """A step stays as it is."""
         ...
-
-
-@dataclass(eq=False)
-class StoredProgram:
-    """A program, or None for a step that cannot be recorded, and when it was last used."""
-
-    program: Program | None
-    used: int = 0
-
-
-class ProgramStore:
-    """Programs by everything that they depend on; the one that was not used for the longest time goes first."""
-
-    def __init__(self) -> None:
-        self._stored: dict[Hashable, StoredProgram] = {}
-        self._lock = process_lock()
-        self._uses = count()
-
-    def get(self, key: Hashable) -> StoredProgram | None:
-        """The program of a key, if there is one."""
-        return self._stored.get(key)
-
-    def keep(self, key: Hashable, program: Program | None, most: int) -> StoredProgram:
-        """Keep a program, beside at most `most` - 1 others."""
-        with self._lock:
-            stored = self._stored[key] = StoredProgram(program, next(self._uses))
-            while len(self._stored) > most:
-                del self._stored[min(self._stored, key=lambda key: self._stored[key].used)]
-            return stored
-
-    def use(self, stored: StoredProgram) -> Program | None:
-        """A program, which is to stay now that it is used."""
-        stored.used = next(self._uses)
-        return stored.program
-
-    def clear(self) -> None:
-        """Let all programs go."""
-        with self._lock:
-            self._stored.clear()
-
-
-STORE = ProgramStore()  # of all runs of this process
 
 
 class Recorder:
@@ -182,26 +131,39 @@ class Recorder:
             if isinstance(one, RecordedStep):
                 self.take_step(one)
         stored = [one if isinstance(one, StoredProgram) else self._stored(one) for one in begun]
+        for known, asked in zip(stored, wanted, strict=True):
+            if known.coming is not None and known.coming.ready():
+                self._improve(known, known.coming, asked)
         self.programs.update(zip((one.key for one in wanted), stored, strict=True))
         self.seconds += time.perf_counter() - began
         return [self.store.use(one) for one in stored]
 
     def _found_or_begun(self, wanted: Wanted) -> StoredProgram | RecordedStep:
-        step, carry, fixed, turn = wanted.example()
-        shapes = tuple((t.shape, t.stride(), t.dtype, t.device) for t in trees.leaves((carry, fixed, turn)))
+        step, constants, turn, num_written = _flat_example(wanted)
+        shapes = tuple((t.shape, t.stride(), t.dtype, t.device) for t in (*constants, *turn))
         whole_key = self._scope, wanted.key, shapes, self.backend.settings(wanted.expected_steps)
-        like, num_written = (carry, fixed, turn), len(trees.leaves(carry))
-        flat = lambda *tensors: step(*trees.rebuilt(like, iter(tensors)))  # noqa: E731
-        constants, each = trees.leaves((carry, fixed)), trees.leaves(turn)
         return self.store.get(whole_key) or self.begin(
-            flat, constants, each, num_written, wanted.expected_steps, whole_key
+            step, constants, turn, num_written, wanted.expected_steps, whole_key
         )
 
     def _stored(self, begun: RecordedStep) -> StoredProgram:
         self.num_recorded += 1
         flat = self.finish(begun)
         program = None if flat is None else _of_trees(flat)
-        return self.store.keep(begun.key, program, self.backend.max_programs)
+        stored = self.store.keep(begun.key, program, self.backend.max_programs)
+        stored.coming = None if flat is None else begun.coming
+        return stored
+
+    def _improve(self, stored: StoredProgram, coming: Coming, wanted: Wanted) -> None:
+        """Use the program that has been made in the meantime, if it repeats the step as well."""
+        stored.coming = None
+        step, constants, turn, num_written = _flat_example(wanted)
+        recording = Recording(coming.graph, constants, turn, num_written, wanted.expected_steps)
+        begun = RecordedStep((), step, recording, coming.programs(recording))
+        self.take_step(begun)
+        flat = self._first_that_repeats(begun)
+        if flat is not None:
+            stored.program = _of_trees(flat)
 
     def record(
         self, step: FlatStep, constants: list[Tensor], turn: list[Tensor], num_written: int, expected_steps: int = 0
@@ -223,7 +185,11 @@ class Recorder:
         with self._quietly():
             graph = _graph(step, [*constants, *turn], self.backend.decompositions())
             recording = Recording(graph, constants, turn, num_written, expected_steps)
-            return RecordedStep(key, step, recording, self.backend.candidates(recording))
+            coming = self.backend.coming(recording)
+            at_once = (
+                recording if coming is None else replace(recording, expected_steps=0)
+            )  # nothing is compiled for it
+            return RecordedStep(key, step, recording, self.backend.candidates(at_once), coming=coming)
         return RecordedStep(key, step, None, iter(()))
 
     def take_step(self, begun: RecordedStep) -> None:
@@ -237,13 +203,18 @@ class Recorder:
 
     def finish(self, begun: RecordedStep) -> FlatProgram | None:
         """The first program that repeats the step; None if there is none."""
+        program = self._first_that_repeats(begun)
+        if program is None:
+            self.backend.cannot_record()
+        return program
+
+    def _first_that_repeats(self, begun: RecordedStep) -> FlatProgram | None:
         if begun.recording is not None and begun.stepped:
             with self._quietly():
                 for program in begun.candidates:
                     if self.matches(program, begun.recording, begun.stepped):
                         return program
                     log.warning("a recorded step does not repeat the one it was recorded from and is not used.")
-        self.backend.cannot_record()
         return None
 
     @contextmanager
@@ -268,15 +239,16 @@ class Recorder:
         return all(self.backend.close_enough(*three) for three in threes)
 
 
+def _flat_example(wanted: Wanted) -> tuple[FlatStep, list[Tensor], list[Tensor], int]:
+    """(the step as a function of tensors, those that stay, those of a turn, how many of the first it changes)."""
+    step, carry, fixed, turn = wanted.example()
+    like = carry, fixed, turn
+    flat = lambda *tensors: step(*trees.rebuilt(like, iter(tensors)))  # noqa: E731
+    return flat, trees.leaves((carry, fixed)), trees.leaves(turn), len(trees.leaves(carry))
+
+
 def _of_trees(program: FlatProgram) -> Program:
     return lambda carry, fixed, turns: program(trees.leaves((carry, fixed)), trees.leaves(turns))
-
-
-def repeated(step: FlatStep) -> FlatProgram:
-    """The program that calls a step once for every turn."""
-    return lambda constants, turns: torch.stack(
-        [step(*constants, *turn) for turn in zip(*(t.unbind() for t in turns), strict=True)]
-    )
 
 
 def _graph(step: FlatStep, arguments: list[Tensor], decompositions: Any) -> fx.GraphModule:

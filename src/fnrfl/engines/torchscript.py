@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from fnrfl.core.errors import out_of_memory
-from fnrfl.engines.recorder import FlatProgram, Recording, repeated
+from fnrfl.engines.programs import FlatProgram, Recording, repeated
 
 LARGE_PART = 1 << 15  # numbers of a gradient from which on another pass over it takes longer than another operator
 
@@ -39,6 +39,9 @@ class TorchScript:
             if out_of_memory(error):
                 raise
         yield repeated(recording.graph)
+
+    def coming(self, recording: Recording) -> None:
+        """Nothing: what takes long is done at once."""
 
     def recording(self) -> AbstractContextManager[object]:
         return nullcontext()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,11 +16,14 @@ from fnrfl.core.step import Carry, by_transform, ready_to_transform
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch
 from fnrfl.engines.expected import NOTHING_KNOWN, ExpectedWork
-from fnrfl.engines.groups import GROUP_SIZE, ShortSizes, Turn, in_groups, padded, shrinking, turns_of
+from fnrfl.engines.groups import GROUP_SIZE, ShortSizes, Turn, halves, in_groups, padded, shrinking, turns_of
 from fnrfl.engines.job import CLIENT_AXES, Fixed, Job, write_rows
 from fnrfl.engines.place import Place, Station
-from fnrfl.engines.recorder import Program, Recorder, Wanted
+from fnrfl.engines.programs import Program
+from fnrfl.engines.recorder import Recorder, Wanted
 from fnrfl.engines.runner import Blame, Probing, stretches
+
+MAX_PADDING = 0.25  # of the examples: padding that takes less time than short batches apart, where rows take time
 
 
 class Vectorised:
@@ -91,12 +93,11 @@ class Vectorised:
         """Whether short batches are padded: it must change nothing, and take less time than going apart."""
         if not job.task.objective.takes_padding or job.noise_shapes(1):
             return False
-        together_anyway = all(plan.sizes == job.plans[0].sizes for plan in job.plans)
-        if together_anyway and math.isfinite(place.max_padding):
-            return False
-        taken = sum(sum(plan.sizes) for plan in job.plans)
-        if sum(job.steps) * self.expected.largest_batch(job) > (1 + place.max_padding) * taken:
-            return False
+        if place.idle_rows_cost:
+            together_anyway = all(plan.sizes == job.plans[0].sizes for plan in job.plans)
+            rows, taken = sum(job.steps) * self.expected.largest_batch(job), sum(sum(plan.sizes) for plan in job.plans)
+            if together_anyway or rows > (1 + MAX_PADDING) * taken:
+                return False
         if self._takes_padding is None:
             longest = max(range(len(job.plans)), key=lambda m: len(job.plans[m].order))
             x, _ = place.feed.take(job.task.data, job.plans[longest].order[:TRIED_ROWS])
@@ -107,10 +108,11 @@ class Vectorised:
         """How groups are trained whose batches are all of one size, or are padded to it."""
         width, size = max(map(len, groups)), job.plans[groups[0][0]].sizes[0]
         size = self.expected.largest_batch(job) if pads else size
+        widths = halves(width) if place.idle_rows_cost else self.expected.widths(job, width)
         steps = [[job.steps[m] for m in group] for group in groups]
-        rows = {(w, size) for each in steps for _, _, w in shrinking(each, width)}
-        programs = self._programs(job, place, groups[0], width, rows, pads=pads)
-        cuts = Cuts(width, size, size if pads else None)
+        rows = {(w, size) for each in steps for _, _, w in shrinking(each, widths)}
+        programs = self._programs(job, place, groups[0], widths, rows, pads=pads)
+        cuts = Cuts(widths, size, size if pads else None)
         return lambda station, g: self._train_group(station, place, job, groups[g], cuts, programs)
 
     def _trains_uneven(self, job: Job, place: Place, groups: list[list[int]]) -> TrainGroup:
@@ -120,7 +122,7 @@ class Vectorised:
         turns = [turns_of({m: job.plans[m].sizes for m in group}, width, short) for group in groups]
         every = {(turn.width, turn.size) for each in turns for turn in each}
         recorded = {job.training.batch, *short.recorded}
-        programs = self._programs(job, place, groups[0], width, {row for row in every if row[1] in recorded})
+        programs = self._programs(job, place, groups[0], halves(width), {row for row in every if row[1] in recorded})
 
         def train(station: Station, g: int) -> list[Tensor]:
             losses = self._take_turns(station, place, job, turns[g], width, programs) if turns[g] else {}
@@ -137,10 +139,10 @@ class Vectorised:
         A client that has finished is copied out, and its row goes on idly until the group shrinks past it: rows do not
         know of each other, and a step costs nearly the same with one row more.
         """
-        net, steps, width = station.net, [job.steps[m] for m in group], cuts.width
+        net, steps, width = station.net, [job.steps[m] for m in group], cuts.widths[-1]
         carry, fixed = job.rows(padded(group, width), net.device)
         losses = carry.params.new_zeros(max(steps), width)
-        for first, last, w in shrinking(steps, width):
+        for first, last, w in shrinking(steps, cuts.widths):
             top = slice(0, w)
             program = programs.get((net.device, w, cuts.size)) or _plain_program(job, station)
             some = fixed._replace(start=trees.rows(fixed.start, top), own=trees.rows(fixed.own, top))
@@ -192,7 +194,7 @@ class Vectorised:
         job: Job,
         place: Place,
         group: list[int],
-        width: int,
+        widths: list[int],
         needed: set[tuple[int, int]],
         *,
         pads: bool = False,
@@ -200,7 +202,7 @@ class Vectorised:
         """Programs for each of these (number of rows, batch size), on every device."""
         if self.recorder is None:
             return {}
-        expected = self.expected.compiled_together(job, width)
+        expected = self.expected.compiled_together(job, widths)
         # The widest first: it takes longest to compile.
         asked = [(station, *row) for row in sorted(needed, reverse=True) for station in place.devices()]
         wanted = [self._wanted(job, station, group, w, n, expected.get(w, 0), pads) for station, w, n in asked]
@@ -224,7 +226,7 @@ class Vectorised:
 class Cuts(NamedTuple):
     """How the steps of groups are cut: into how many rows, and into batches of which size."""
 
-    width: int
+    widths: list[int]
     size: int
     padded_to: int | None  # that size; None: all batches are of it
 

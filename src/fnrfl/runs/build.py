@@ -55,7 +55,7 @@ class Built(RunParts):
 def build(
     config: RunConfig,
     scratch: Path | None = None,
-    runs_alike: int = 1,
+    runs_alike: int | None = None,
     scaling: Scaling | None = None,
     given: Given = NOTHING,
     connection: Connection | None = None,

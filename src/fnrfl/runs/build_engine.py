@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,15 +32,15 @@ def build_engine(
     net: Net,
     pool: Pool,
     scratch: Path | None,
-    runs_alike: int = 1,
+    runs_alike: int | None = None,
     there: Connection | RayActors | None = None,
     scaling: Scaling | None = None,
 ) -> Federation:
     """The engine that a resolved config names; `scratch` is a folder for what does not fit in memory.
 
-    Of `runs_alike` runs each uses what is compiled for one. But a run that is to be the same to the last bit, alone or
-    among others, decides alone. `there` is the way to clients on other machines, who are told `scaling`, or the actors
-    that train clients.
+    Of `runs_alike` runs each uses what is compiled for one, and waits for it, so that their seconds compare. But a run
+    that is to be the same to the last bit, alone or among others, decides alone. `there` is the way to clients on other
+    machines, who are told `scaling`, or the actors that train clients.
     """
     if config.engine.name == "flower":
         return _remote_engine(config, algorithm, net, pool, there if isinstance(there, Connection) else None, scaling)
@@ -51,8 +52,8 @@ def build_engine(
         config.client,
         seed=config.seed,
         client_memory=algorithm.client_state(net),
-        layout=_layout(config, net, pool, scratch),
-        rounds=config.rounds * (1 if alone else runs_alike),
+        layout=replace(_layout(config, net, pool, scratch), waits_for_compiler=runs_alike is not None),
+        rounds=config.rounds * (1 if alone else runs_alike or 1),
         participation=cohort_size(config) / config.clients,
         network=config.network,
         actors=there if isinstance(there, RayActors) else None,

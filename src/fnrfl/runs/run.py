@@ -58,7 +58,7 @@ def run(
     callbacks: Sequence[Any] = (),
     phase: Phase | None = None,
     checkpoint_every: float = 30.0,
-    runs_alike: int = 1,
+    runs_alike: int | None = None,
     given: Given = NOTHING,
     network: Network | None = None,
     parts: RunParts | None = None,
@@ -69,8 +69,9 @@ def run(
     writes nothing. With `overwrite` a run that has this directory keeps it until the new one has its first checkpoint.
     `progress` hears of every round when it has ended, `callbacks` of the beginning and the end too, `phase` the name of
     each phase of a round as it begins. This is one of `runs_alike` runs of this process: what is prepared for it serves
-    the others too. `given` are the objects that the config has words for. `network` leads to clients on other machines,
-    which keep two rounds, so that every round ends with a checkpoint; `parts` is what `meet` has agreed on with them.
+    the others too, and each waits for the compiler; None: it is alone, and begins at once. `given` are the objects that
+    the config has words for. `network` leads to clients on other machines, which keep two rounds, so that every round
+    ends with a checkpoint; `parts` is what `meet` has agreed on with them.
     """
     told = Listeners(progress, callbacks)
     names = () if out is None else run_files.possible_run_dirs(config, out, overwrite)
@@ -98,7 +99,7 @@ def resume(
     callbacks: Sequence[Any] = (),
     phase: Phase | None = None,
     checkpoint_every: float = 30.0,
-    runs_alike: int = 1,
+    runs_alike: int | None = None,
     given: Given = NOTHING,
     network: Network | None = None,
     parts: RunParts | None = None,

@@ -1,0 +1,95 @@
+"""Programs: recorded steps that run without Python, and where the runs of a process keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from fnrfl.core.forks import process_lock
+
+Program = Callable[[Any, Any, Any], Tensor]  # (carry, fixed, turns [S, ...]) -> losses [S, ...]; changes `carry`
+FlatStep = Callable[..., Tensor]  # the same step as a function of tensors
+FlatProgram = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]  # (carry and fixed, turns [S, ...]) -> losses
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded step, with the arguments that it was recorded with."""
+
+    graph: fx.GraphModule
+    constants: list[Tensor]  # tensors that stay the same objects from step to step: those of the carry in front
+    turn: list[Tensor]  # tensors that differ from step to step
+    num_written: int  # tensors of the carry
+    expected_steps: int  # about how many steps of clients will be taken
+
+
+class Coming(Protocol):
+    """A faster program for a recorded step, which is still being made."""
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        """The recorded step."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether it is there."""
+        ...
+
+    def programs(self, recording: Recording) -> Iterator[FlatProgram]:
+        """It, for tensors like those of a recording; nothing if it could not be made."""
+        ...
+
+
+@dataclass(eq=False)
+class StoredProgram:
+    """A program, or None for a step that cannot be recorded, when it was last used, and what will take its place."""
+
+    program: Program | None
+    used: int = 0
+    coming: Coming | None = None
+
+
+class ProgramStore:
+    """Programs by everything that they depend on; the one that was not used for the longest time goes first."""
+
+    def __init__(self) -> None:
+        self._stored: dict[Hashable, StoredProgram] = {}
+        self._lock = process_lock()
+        self._uses = count()
+
+    def get(self, key: Hashable) -> StoredProgram | None:
+        """The program of a key, if there is one."""
+        return self._stored.get(key)
+
+    def keep(self, key: Hashable, program: Program | None, most: int) -> StoredProgram:
+        """Keep a program, beside at most `most` - 1 others."""
+        with self._lock:
+            stored = self._stored[key] = StoredProgram(program, next(self._uses))
+            while len(self._stored) > most:
+                del self._stored[min(self._stored, key=lambda key: self._stored[key].used)]
+            return stored
+
+    def use(self, stored: StoredProgram) -> Program | None:
+        """A program, which is to stay now that it is used."""
+        stored.used = next(self._uses)
+        return stored.program
+
+    def clear(self) -> None:
+        """Let all programs go."""
+        with self._lock:
+            self._stored.clear()
+
+
+STORE = ProgramStore()  # of all runs of this process
+
+
+def repeated(step: FlatStep) -> FlatProgram:
+    """The program that calls a step once for every turn."""
+    return lambda constants, turns: torch.stack(
+        [step(*constants, *turn) for turn in zip(*(t.unbind() for t in turns), strict=True)]
+    )

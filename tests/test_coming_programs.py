@@ -1,0 +1,192 @@
+"""A faster program that is made while the first one is used, and takes its place when it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.config import load
+from fnrfl.engines import compiled, cuda_graphs
+from fnrfl.engines.assemble import Layout
+from fnrfl.engines.cuda_graphs import CompiledLater, CudaGraphs
+from fnrfl.engines.programs import FlatProgram, Recording, repeated
+from fnrfl.engines.recorder import Recorder
+from fnrfl.engines.torchscript import TorchScript
+from fnrfl.runs import build_engine
+from fnrfl.runs.build import build
+from toys import Run, assert_near
+
+pytestmark = pytest.mark.usefixtures("no_programs")
+
+
+@dataclass
+class Later:
+    """A program that is there after some questions, and counts its steps."""
+
+    graph: fx.GraphModule
+    questions: int
+    wrong: bool
+    fails: bool
+    steps: list[int]
+
+    def ready(self) -> bool:
+        self.questions -= 1
+        return self.questions < 0
+
+    def programs(self, recording: Recording) -> Iterator[FlatProgram]:
+        if self.fails:
+            raise RuntimeError("the compiler gave up")
+        plain = repeated(self.graph)
+
+        def program(constants: Sequence[Tensor], turns: Sequence[Tensor]) -> Tensor:
+            self.steps.append(len(turns[0]))
+            losses = plain(constants, turns)
+            if self.wrong:
+                constants[0].add_(1.0)
+            return losses
+
+        yield program
+
+
+@dataclass
+class Patient(TorchScript):
+    """A backend with something coming for every step."""
+
+    questions: int = 2
+    wrong: bool = False
+    fails: bool = False
+    made: list[Later] = field(default_factory=list)
+    compiled_at_once: list[int] = field(default_factory=list)
+
+    def coming(self, recording: Recording) -> Any:
+        self.made.append(Later(recording.graph, self.questions, self.wrong, self.fails, []))
+        return self.made[-1]
+
+    def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
+        self.compiled_at_once.append(recording.expected_steps)
+        return super().candidates(recording)
+
+
+def played(backend: TorchScript, rounds: int) -> Run:
+    run = Run(FNR(FedAvg()), "batched-fast", active=6)
+    runner = run.engine.server.runner
+    assert runner.recorder is not None
+    runner.recorder = Recorder(backend, run.net.fingerprint())
+    run.rounds(rounds)
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    return Run(FNR(FedAvg()), active=6).rounds(4)
+
+
+def test_it_takes_the_place_of_the_first_one_and_nothing_changes(plain: Any) -> None:
+    backend = Patient()
+    run = played(backend, 4)
+    assert backend.made and all(later.steps for later in backend.made)  # all of them were used in the end
+    assert all(sum(later.steps) > 1 for later in backend.made)  # and not only tried
+    assert backend.compiled_at_once == [0] * len(backend.made)  # nobody waits for what is coming anyway
+    assert_near(run.state, plain, atol=1e-9)
+
+
+def test_before_it_is_there_the_first_one_is_used(plain: Any) -> None:
+    backend = Patient(questions=1000)
+    assert_near(played(backend, 4).state, plain, atol=1e-9)
+    assert not any(later.steps for later in backend.made)
+
+
+@pytest.mark.parametrize("how", ["wrong", "fails"])
+def test_one_that_is_wrong_or_could_not_be_made_is_not_used(how: str, plain: Any) -> None:
+    backend = Patient(**{how: True})
+    assert_near(played(backend, 4).state, plain, atol=1e-9)
+    assert all(sum(later.steps) <= 1 for later in backend.made)  # tried once
+
+
+def test_a_run_that_finds_it_in_the_process_uses_it(plain: Any) -> None:
+    """It is asked for again by a later run, which records nothing."""
+    backend = Patient(questions=3)
+    played(backend, 1)
+    assert not any(later.steps for later in backend.made)
+    second = played(Patient(), 4)
+    assert all(sum(later.steps) > 1 for later in backend.made)
+    recorder = second.engine.server.runner.recorder
+    assert recorder is not None and recorder.num_recorded == 0
+    assert_near(second.state, plain, atol=1e-9)
+
+
+# -- on a GPU: compiled by another process -----------------------------------------------------------------------------
+
+
+@dataclass
+class Worker:
+    """A process that compiles."""
+
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> None:
+        self.returncode = 0
+
+    kill = wait
+
+
+@pytest.mark.parametrize(
+    ("waits", "deterministic", "on_disk", "steps", "comes"),
+    [
+        (False, False, False, 10**6, True),
+        (False, True, False, 10**6, False),  # bits would depend on how fast the compiler is
+        (False, False, True, 10**6, False),  # it is there already
+        (False, False, False, 10, False),  # it does not pay
+        (True, False, False, 10**6, False),  # seconds are to be compared
+    ],
+)
+def test_what_is_compiled_in_the_background(
+    waits: bool, deterministic: bool, on_disk: bool, steps: int, comes: bool, monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    backend = CudaGraphs(torch.float32, waits=waits)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", deterministic)
+    worker = Worker()
+    made = compiled.Compiling(tmp_path, torch.device("cpu"), None if on_disk else worker)  # type: ignore[arg-type]
+    monkeypatch.setattr(cuda_graphs.compiled, "start", lambda recording: made)
+    recording = Recorder(TorchScript()).begin(torch.Tensor.add_, [torch.ones(2)], [torch.ones(2)], 1, 0).recording
+    assert recording is not None
+    found = backend.coming(replace(recording, expected_steps=steps))
+    assert (found is not None) is comes
+    if found is not None:
+        assert isinstance(found, CompiledLater) and not found.ready()
+        worker.returncode = 0
+        assert found.ready() and found.graph is recording.graph
+        monkeypatch.setattr(compiled.Compiling, "result", lambda self: "compiled")
+        monkeypatch.setattr(backend, "_captured", lambda step, recording: (step, recording))
+        assert list(found.programs(recording)) == [("compiled", recording)]
+
+
+def test_what_could_not_be_compiled_in_the_background_is_told(monkeypatch: Any, tmp_path: Path, caplog: Any) -> None:
+    backend = CudaGraphs.__new__(CudaGraphs)
+    (tmp_path / "said.txt").write_text("Traceback\nOSError: full\n")
+    failed = compiled.Compiling(tmp_path / "none", torch.device("cpu"), Worker(1), tmp_path)  # type: ignore[arg-type]
+    monkeypatch.setattr(Worker, "wait", lambda self, timeout: None)
+    later = CompiledLater(backend, failed, fx.GraphModule({}, fx.Graph()))
+    assert list(later.programs(Recording(later.graph, [], [], 0, 0))) == []
+    assert "OSError: full" in caplog.text
+
+
+@pytest.mark.parametrize(("runs_alike", "waits"), [(None, False), (1, True), (10, True)])
+def test_a_run_that_nobody_compares_does_not_wait(runs_alike: int | None, waits: bool, monkeypatch: Any) -> None:
+    built = build(load("digits", ["rounds=1"]))
+    asked: list[Layout] = []
+    monkeypatch.setattr(build_engine, "assemble", lambda *_, **given: asked.append(given["layout"]))
+    build_engine.build_engine(built.config, built.algorithm, built.net, built.pool, None, runs_alike=runs_alike)
+    assert [layout.waits_for_compiler for layout in asked] == [waits]
