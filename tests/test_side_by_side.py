@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import active_children
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,16 @@ def test_no_two_workers_take_one_cell_and_none_a_cell_without_time(tmp_path: Pat
     late = CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False, processes=3)
     assert late.take(late.new_worker()) is None  # a second alone is three beside two others
     assert CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False).take(set()) is not None
+
+
+def test_a_system_without_another_process_fails_no_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(process: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(SpawnProcess, "_Popen", staticmethod(refused))
+    with pytest.raises(FnrflError, match="Resource temporarily unavailable.*--processes"):
+        carried(tmp_path / "lines.jsonl", 2)
+    assert not (tmp_path / "lines.jsonl").exists()
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from fnrfl.results.reproduce.kept_lines import CellLine
 from fnrfl.rundir.interrupt import Interrupted
 
 DIED = "The process ended before the cell was done; perhaps there was not enough memory."
+NO_PROCESS = "The system has no process for another cell ({error}). Set a smaller --processes."
 NOT_STARTED = "A process for cells ended before it could begin; what it said stands above. Leave out --processes."
 SECONDS_TO_END = 5.0  # for a process to end by itself
 READY = "ready"  # what a process says before its first cell
@@ -84,9 +85,12 @@ class CellProcess:
 
     def _start(self) -> Connection:
         context = get_context("spawn")
-        mine, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=[theirs, self._how], daemon=True)
-        process.start()
+        try:
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=[theirs, self._how], daemon=True)
+            process.start()
+        except OSError as error:  # no cell is at fault
+            raise FnrflError(NO_PROCESS.format(error=error.strerror or error)) from error
         self._running = process, mine
         theirs.close()  # so that its end is noticed here
         try:
