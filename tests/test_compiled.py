@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,23 @@ def test_the_folder_stays_small_and_keeps_what_was_used_last(monkeypatch: Any, c
         os.utime(cache / str(number), (number, number))
     compiled._keep_few(cache)
     assert sorted(path.name for path in cache.iterdir()) == ["2", "3"]
+
+
+def test_what_a_killed_run_left_is_removed_and_what_another_removes_is_no_error(monkeypatch: Any, cache: Path) -> None:
+    for name, age in (("asked-old", 2.0), ("asked-new", 0.1), ("step", 2.0), ("gone", 0.0)):
+        (cache / name).mkdir(parents=True)
+        used = time.time() - age * compiled.ABANDONED
+        os.utime(cache / name, (used, used))
+    look = Path.rglob
+
+    def removed_meanwhile(path: Path, pattern: str) -> Any:
+        if path.name == "gone":
+            path.rmdir()
+        return look(path, pattern)
+
+    monkeypatch.setattr(Path, "rglob", removed_meanwhile)
+    compiled._keep_few(cache)
+    assert {path.name for path in cache.iterdir()} == {"asked-new", "step"}
 
 
 def test_a_damaged_step_is_removed(cache: Path, monkeypatch: Any) -> None:

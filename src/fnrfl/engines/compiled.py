@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ log = logging.getLogger("fnrfl")
 THREADS = "4"  # of one worker: several are at work at the same time
 KEPT_BYTES = 4 << 30  # of compiled steps on disk, some 50 MB each; those not used for the longest time go first
 PATIENCE = 900.0  # seconds for one step
+ASKED = "asked-"  # how the names of workers' own folders begin
+ABANDONED = 24 * 3600.0  # seconds after which nobody is at work in such a folder: whoever asked was killed
 
 
 def cache_folder() -> Path:
@@ -85,7 +88,7 @@ def start(recording: Recording) -> Compiling:
         return Compiling(folder, device)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _keep_few(folder.parent)
-    asked = Path(tempfile.mkdtemp(prefix="asked-", dir=folder.parent))
+    asked = Path(tempfile.mkdtemp(prefix=ASKED, dir=folder.parent))
     (asked / "request.json").write_text(text)
     (asked / "step.py").write_text(recording.graph.code)
     _save_constants(asked / "constants.safetensors", constants)
@@ -125,12 +128,21 @@ def _precision_flags() -> dict[str, bool]:
 
 
 def _keep_few(folder: Path) -> None:
-    """Remove what was not used for the longest time, until the folder is small enough."""
-    total = 0
-    for path in sorted(folder.iterdir(), key=lambda path: -path.stat().st_mtime):
-        total += sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        if total > KEPT_BYTES:
+    """Remove what killed runs left, and what was not used for the longest time until the folder is small enough."""
+    total, now = 0, time.time()
+    for used, path, size in sorted([_used(path, now) for path in folder.iterdir()], reverse=True):
+        total += size
+        if total > KEPT_BYTES or (path.name.startswith(ASKED) and now - used > ABANDONED):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _used(path: Path, now: float) -> tuple[float, Path, int]:
+    """(when a folder was used, the folder, its bytes); one that others are just removing or writing is used now."""
+    try:
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        return path.stat().st_mtime, path, size
+    except FileNotFoundError:
+        return now, path, 0
 
 
 def _end(worker: subprocess.Popen[bytes], asked: Path) -> None:
