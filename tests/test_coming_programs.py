@@ -17,7 +17,7 @@ from fnrfl.config import load
 from fnrfl.engines import compiled, cuda_graphs
 from fnrfl.engines.assemble import Layout
 from fnrfl.engines.cuda_graphs import CompiledLater, CudaGraphs
-from fnrfl.engines.programs import FlatProgram, Recording, repeated
+from fnrfl.engines.programs import STORE, FlatProgram, Recording, repeated
 from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.torchscript import TorchScript
 from fnrfl.runs import build_engine
@@ -121,6 +121,20 @@ def test_a_run_that_finds_it_in_the_process_uses_it(plain: Any) -> None:
     recorder = second.engine.server.runner.recorder
     assert recorder is not None and recorder.num_recorded == 0
     assert_near(second.state, plain, atol=1e-9)
+
+
+def test_another_run_that_takes_it_first_is_no_error(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in threads of one process share programs, and so what is coming."""
+    backend = Patient(questions=0)
+    ready = Later.ready
+
+    def taken_meanwhile(later: Later) -> bool:
+        for stored in STORE._stored.values():
+            stored.coming = None
+        return ready(later)
+
+    monkeypatch.setattr(Later, "ready", taken_meanwhile)
+    assert_near(played(backend, 4).state, plain, atol=1e-9)
 
 
 # -- on a GPU: compiled by another process -----------------------------------------------------------------------------

@@ -132,8 +132,9 @@ class Recorder:
                 self.take_step(one)
         stored = [one if isinstance(one, StoredProgram) else self._stored(one) for one in begun]
         for known, asked in zip(stored, wanted, strict=True):
-            if known.coming is not None and known.coming.ready():
-                self._improve(known, known.coming, asked)
+            coming = known.coming  # another run may take it meanwhile
+            if coming is not None and coming.ready():
+                self._improve(known, coming, asked)
         self.programs.update(zip((one.key for one in wanted), stored, strict=True))
         self.seconds += time.perf_counter() - began
         return [self.store.use(one) for one in stored]
