@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -25,7 +26,7 @@ from fnrfl.results.reproduce.carrying import carry_out
 from fnrfl.results.reproduce.cell_lines import numbers_of
 from fnrfl.results.reproduce.cell_queue import CellNotice, choose
 from fnrfl.results.reproduce.figures import LEAKS_KEY, draw_all
-from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, read_lines
+from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, check_lines_file, read_lines
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.pictured_data import split_of
@@ -181,6 +182,25 @@ def test_half_a_line_is_passed_over_and_the_next_begins_a_new_one(tmp_path: Path
         file.write(b'{"id": "half')
     append_line(path, line_of(LEAKING))
     assert [line["id"] for line in read_lines(path)] == [TINY.id, LEAKING.id]
+
+
+def test_after_a_full_disk_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if no more than a part of the first line is there; and the file is named."""
+    path = tmp_path / "lines.jsonl"
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device") as error:
+        append_line(path, line_of(TINY))
+    assert error.value.filename == str(path)
+    for half in (b"", b'{"i', b'{"id": "resnet18/la'):
+        path.write_bytes(half)
+        check_lines_file(path)
+    path.write_text("notes of somebody")
+    with pytest.raises(ConfigError, match="something else"):
+        check_lines_file(path)
 
 
 def test_committed_results_are_whole_and_of_cells_that_exist() -> None:

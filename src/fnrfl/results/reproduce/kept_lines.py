@@ -20,6 +20,7 @@ Standing = Literal["committed", "here", "older recipe", "failed", "not run"]
 OF_PACKAGE = PACKAGE_FOLDER / "results" / "reproduce" / "committed"  # where a wheel has results/reproduction
 OF_SOURCES = PACKAGE_FOLDER.parent.parent / "results" / "reproduction"
 HERE = Path("runs") / "reproduction" / "lines.jsonl"
+BEGINNING = '{"id": "'  # of every line: what may be all that a full disk has taken of the first one
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def read_lines(path: Path) -> list[CellLine]:
 def check_lines_file(path: Path) -> None:
     """Refuse a file that has something else in it: no result is added to a log, or to somebody's notes."""
     check_output(path)
-    if path.exists() and not read_lines(path) and path.stat().st_size:
+    if path.exists() and not read_lines(path) and not BEGINNING.startswith(path.read_text("utf-8")[: len(BEGINNING)]):
         raise ConfigError(f"{path} has something else in it than results of cells. Choose another file with --out.")
 
 
@@ -125,14 +126,17 @@ def make_room(path: Path) -> None:
 def append_line(path: Path, line: CellLine) -> None:
     """Add a line to a file and wait until it is on the disk; after half a line, which a kill left, on a new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size:
-            file.seek(size - 1)
-        whole = not size or file.read(1) == b"\n"
-        file.write((b"" if whole else b"\n") + json.dumps(line, allow_nan=False).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+            whole = not size or file.read(1) == b"\n"
+            file.write((b"" if whole else b"\n") + json.dumps(line, allow_nan=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:  # a full disk does not say which file
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _last_of_each(lines: Iterable[CellLine]) -> dict[str, CellLine]:
