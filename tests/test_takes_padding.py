@@ -19,7 +19,7 @@ from fnrfl.engines.expected import NOTHING_KNOWN
 from fnrfl.engines.vectorised import Vectorised
 from fnrfl.models import catalogue
 from mutants import mutants
-from test_padding import KEEP, OwnMean, asked, both
+from test_padding import KEEP, Centred, OwnMean, asked, both
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, World, assert_near, assert_same, classification
 
 
@@ -129,6 +129,16 @@ def test_a_run_that_is_gone_on_with_decides_as_one_that_never_stopped() -> None:
         again.round(large)
     assert decided == [("private", True)] * 2
     assert_same(never.state, again.state)
+
+
+def test_examples_that_are_alike_say_nothing_about_a_net() -> None:
+    """All other rows are then like one's own, and to look at them changes nothing."""
+    world = classification(module=Centred)
+    x, y = world.pool._parts["private"]
+    largest = max(world.pool.shards, key=len)
+    x[largest] = x[largest[0]].clone()
+    one, other = both(FedAvg(), world, active=6)
+    assert_near(one.state, other.state, 1e-9)
 
 
 @pytest.mark.parametrize("model", ["cnn(norm=batch)", "mlp", "resnet18"])

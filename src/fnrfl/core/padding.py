@@ -20,8 +20,10 @@ def takes_padding(net: Net, x: Tensor) -> bool:
     """Whether rows of padding change nothing else in a training pass of a net, and nothing that it remembers.
 
     It is tried, with some examples: nobody can tell from a module whether its rows look at each other. A net that
-    cannot be tried, since its BatchNorm layers see other rows than those of the batch, takes none.
+    cannot be tried takes none: its BatchNorm layers see other rows than those of the batch, or the examples are alike.
     """
+    if (x == x[:1]).all():
+        return False
     try:
         return _is_as_without(_in_double_precision(net), x[:TRIED_ROWS].to(net.device))
     except Exception as error:
