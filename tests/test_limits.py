@@ -19,6 +19,7 @@ from fnrfl import cli
 from fnrfl.config import load
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError, FnrflError
+from fnrfl.core.rng import generator
 from fnrfl.core.types import Engine, State
 from fnrfl.runs import forecast as plan
 from fnrfl.runs import run as runs
@@ -57,6 +58,27 @@ def test_what_cannot_be_meant_is_refused_at_once(words: tuple[str, ...], said: s
     assert said in got.stderr
     assert "please report" not in got.stderr
     assert time.monotonic() - began < 5
+
+
+class Tokens(nn.Module):
+    """Takes whole numbers."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4 * input_shape[0], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embedding(x).flatten(1))
+        return logits
+
+
+def test_a_single_token_sequence_is_a_batch_like_any_other() -> None:
+    draw = generator(0, "tokens")
+    x, y = torch.randint(9, (66, 5), generator=draw), torch.randint(2, (66,), generator=draw)
+    client = {"batch": 1, "epochs": 1}
+    keys: dict[str, Any] = {"clients": 2, "scenario": "iid", "rounds": 1, "client": client, "out": None}
+    result = fnrfl.run(dataset=(x, y, x, y), model=Tokens, **keys)
+    assert len(result.rounds) == 1
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,13 @@ class Objective:
 
     registry: ClassVar[dict[str, type[Objective]]] = {}
     # Whether `loss` looks at the examples of a batch through `batch.mean` alone, so that padding changes nothing. A
-    # class with a loss of its own says it for itself: it does not inherit the answer.
+    # class with a loss of its own, or of a class beside it, says it for itself: it does not inherit the answer.
     takes_padding: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         Objective.registry[cls.__name__] = cls
-        if "loss" in vars(cls) and "takes_padding" not in vars(cls):
+        first = lambda name: next(i for i, base in enumerate(cls.__mro__) if name in vars(base))  # noqa: E731
+        if first("loss") < first("takes_padding"):
             cls.takes_padding = False
 
     def noise(self, batch: int) -> Shapes:

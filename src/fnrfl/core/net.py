@@ -334,4 +334,4 @@ class Model:
 
     def frozen(self, other: State, x: Tensor) -> Out:
         """Another model's answer: eval mode, its own buffers, no gradient."""
-        return self.net.apply(other.params.detach(), other.buffers, x, mode="frozen")[0]
+        return self.net.apply(other.params.detach(), other.buffers, x, mode="frozen", real=self.real)[0]

@@ -52,7 +52,7 @@ class ExpectedWork:
     def largest_batch(self, job: Job) -> int:
         """The size that short batches are padded to: as a rule the same in every round, whoever is in the cohort."""
         mine = max(size for plan in job.plans for size in plan.sizes)
-        return min(job.training.batch, max(mine, *self.examples))
+        return min(job.training.batch, max([mine, *self.examples]))
 
     def frequent_sizes(self, job: Job, most: int) -> set[int]:
         """Sizes of last batches that are worth a program each; none if the last batches have more than `most`."""

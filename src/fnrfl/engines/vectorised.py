@@ -98,9 +98,11 @@ class Vectorised:
             rows, taken = sum(job.steps) * self.expected.largest_batch(job), sum(sum(plan.sizes) for plan in job.plans)
             if together_anyway or rows > (1 + MAX_PADDING) * taken:
                 return False
+        longest = max((plan.order for plan in job.plans), key=len)
+        if len(longest) < TRIED_ROWS:  # said anew for each task: a run that is gone on with must decide alike
+            return False
         if self._takes_padding is None:
-            longest = max(range(len(job.plans)), key=lambda m: len(job.plans[m].order))
-            x, _ = place.feed.take(job.task.data, job.plans[longest].order[:TRIED_ROWS])
+            x, _ = place.feed.take(job.task.data, longest[:TRIED_ROWS])
             self._takes_padding = takes_padding(place.net, x)
         return self._takes_padding
 

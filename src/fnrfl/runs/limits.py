@@ -76,7 +76,7 @@ def _check_amount(config: RunConfig, passes: Passes) -> None:
 def _check_single(config: RunConfig, net: Net, passes: Passes) -> None:
     """Whether the model can be trained on one example, which BatchNorm over single numbers cannot."""
     params, buffers = net.flatten()
-    one = torch.zeros(1, *net.input_shape, dtype=net.dtype)
+    one = torch.zeros(1, *net.input_shape, dtype=net.input_dtype)  # of whole numbers: tokens
     masks = {name: torch.ones(1, *shape) for name, shape in net.drop_shapes.items()}
     try:
         with torch.no_grad():
