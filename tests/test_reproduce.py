@@ -102,6 +102,15 @@ def test_only_the_scale_of_the_work_differs_between_quick_and_full() -> None:
         assert differing <= {"client.epochs", "fnr.epochs", "algorithm.epochs"}
 
 
+def test_niid_bench_tuned_fedprox_for_each_skew() -> None:
+    mu = {
+        (setting, skew): PaperCell("simple-cnn", skew, setting, "fedprox", 0, "full").config().algorithm.options["mu"]
+        for setting in ("niid-bench", "niid-bench-standard")
+        for skew in ("label", "classes-2", "feature-0.1", "quantity")
+    }
+    assert mu == {key: 0.001 if key[1] == "label" else 0.01 for key in mu}
+
+
 def test_protocols_share_the_split() -> None:
     for table in TABLES.values():
         for block in table.parts:

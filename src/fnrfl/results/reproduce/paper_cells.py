@@ -102,6 +102,7 @@ class PaperCell:
             setting.keys,
             setting.full if self.scale == "full" else "",
             METHODS[base],
+            setting.tuned.get((self.skew, base), ""),
             AS_RELEASED.get(base, "") if paper else "",
             AROUND[around] if around else "",
             f"seed={self.seed}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
@@ -140,4 +140,5 @@ def _leave_ctrl_c_to_others() -> None:
     """In this thread, and in processes that it starts until they say how they handle it: else they would end with a
     traceback each."""
     if hasattr(signal, "pthread_sigmask"):  # Windows has none
+        resource_tracker.ensure_running()  # first: a thread that starts it has Ctrl-C again afterwards
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
