@@ -88,6 +88,32 @@ def test_a_system_without_another_process_fails_no_cell(tmp_path: Path, monkeypa
     assert not (tmp_path / "lines.jsonl").exists()
 
 
+def test_a_process_that_is_being_started_is_waited_for_and_no_other_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker, begun, done = CellProcess(HowToRun((), (), 2)), threading.Event(), list[str]()
+
+    def slowly(process: object) -> None:
+        begun.set()
+        time.sleep(0.3)
+        done.append("tried")
+        raise OSError(errno.EAGAIN, "no process")
+
+    monkeypatch.setattr(SpawnProcess, "_Popen", staticmethod(slowly))
+
+    def start() -> None:
+        with suppress(FnrflError):
+            worker._start()
+
+    threading.Thread(target=start).start()
+    begun.wait()
+    worker.tell_to_end()
+    assert done == ["tried"]
+    with pytest.raises(EOFError):
+        worker._start()
+    assert done == ["tried"]
+
+
 @pytest.mark.slow
 def test_a_process_that_dies_fails_one_cell_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

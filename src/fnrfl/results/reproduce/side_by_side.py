@@ -73,6 +73,7 @@ class CellProcess:
     def __init__(self, how: HowToRun) -> None:
         self._how = how
         self._running: tuple[BaseProcess, Connection] | None = None
+        self._starting, self._told_to_end = threading.Lock(), False
 
     def compute(self, turn: CellTurn) -> CellLine:
         """The line of a cell. Raises what concerns all cells, and EOFError or OSError if the process died."""
@@ -85,13 +86,16 @@ class CellProcess:
 
     def _start(self) -> Connection:
         context = get_context("spawn")
-        try:
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=[theirs, self._how], daemon=True)
-            process.start()
-        except OSError as error:  # no cell is at fault
-            raise FnrflError(NO_PROCESS.format(error=error.strerror or error)) from error
-        self._running = process, mine
+        with self._starting:
+            if self._told_to_end:
+                raise EOFError
+            try:
+                mine, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=[theirs, self._how], daemon=True)
+                process.start()
+            except OSError as error:  # no cell is at fault
+                raise FnrflError(NO_PROCESS.format(error=error.strerror or error)) from error
+            self._running = process, mine
         theirs.close()  # so that its end is noticed here
         try:
             mine.recv()
@@ -100,9 +104,14 @@ class CellProcess:
         return mine
 
     def tell_to_end(self) -> None:
-        """Ask the process to end, whatever it is doing."""
-        if self._running is not None:
-            self._running[0].terminate()
+        """Ask the process to end, whatever it is doing; one that is being started is started first.
+
+        Else this program could end in the middle, and the other would complain that it was told half of what to do.
+        """
+        with self._starting:
+            self._told_to_end = True
+            if self._running is not None:
+                self._running[0].terminate()
 
     def end(self, latest: float) -> None:
         """Wait until the process has ended; at the latest time it is killed."""
