@@ -63,6 +63,7 @@ class Patient(TorchScript):
     questions: int = 2
     wrong: bool = False
     fails: bool = False
+    waits: bool = False
     made: list[Later] = field(default_factory=list)
     compiled_at_once: list[int] = field(default_factory=list)
 
@@ -135,6 +136,13 @@ def test_another_run_that_takes_it_first_is_no_error(plain: Any, monkeypatch: py
 
     monkeypatch.setattr(Later, "ready", taken_meanwhile)
     assert_near(played(backend, 4).state, plain, atol=1e-9)
+
+
+def test_a_run_whose_seconds_are_compared_waits_for_what_another_run_began(plain: Any) -> None:
+    backend = Patient(questions=1000)
+    played(backend, 1)
+    assert_near(played(Patient(waits=True), 4).state, plain, atol=1e-9)
+    assert all(sum(later.steps) > 1 for later in backend.made)
 
 
 # -- on a GPU: compiled by another process -----------------------------------------------------------------------------

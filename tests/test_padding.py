@@ -221,6 +221,12 @@ def test_an_objective_with_a_loss_of_its_own_is_not_padded_unless_it_says_so() -
     for inner in (OwnMean(), Corrected()):
         assert Penalised(inner, "relative", 1.0, 3).takes_padding is inner.takes_padding
 
+    class OwnPenalty(Penalised):
+        def loss(self, *args: Any) -> Tensor:
+            return super().loss(*args)
+
+    assert not OwnPenalty(Objective(), "relative", 1.0, 3).takes_padding
+
     class Said(OwnMean):
         takes_padding = True
 
@@ -232,7 +238,7 @@ def test_an_objective_with_a_loss_of_its_own_is_not_padded_unless_it_says_so() -
             return super().loss(*args)
 
     assert Said.takes_padding and not Again.takes_padding
-    for made in (OwnMean, Said, Again):
+    for made in (OwnPenalty, Said, Again):
         Objective.registry.pop(made.__name__)
 
 
@@ -317,7 +323,11 @@ MUTANTS = [
         own_loss_inherits_padding=("first('loss') < first('takes_padding')", "False"),
     ),
     *mutants(Penalised.loss, padding_has_a_class=("hot * batch.real[:, None]", "hot")),
-    *mutants(Penalised.__post_init__, penalty_hides_the_inner_loss=("self.inner.takes_padding", "True")),
+    *mutants(
+        Penalised.__post_init__,
+        penalty_hides_the_inner_loss=("self.inner.takes_padding", "True"),
+        penalty_hides_its_own_loss=("type(self).takes_padding", "True"),
+    ),
     *mutants(
         _PaddedNormalised.forward,
         padding_in_the_statistics=("(wide * along).sum(axes)", "wide.sum(axes)"),

@@ -13,8 +13,8 @@ channels and output channels.
 from __future__ import annotations
 
 import torch
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
 PROGRAMS = 256  # keep a large GPU busy: tiles are halved, and sums are split, until there are so many

@@ -56,6 +56,7 @@ class Backend(Protocol):
     """What makes programs of recorded steps."""
 
     max_programs: int
+    waits: bool  # for what is coming, also where another run of the process did not
 
     def settings(self, expected_steps: int) -> Hashable:
         """What a program depends on beside the step and its arguments."""
@@ -133,7 +134,7 @@ class Recorder:
         stored = [one if isinstance(one, StoredProgram) else self._stored(one) for one in begun]
         for known, asked in zip(stored, wanted, strict=True):
             coming = known.coming  # another run may take it meanwhile
-            if coming is not None and coming.ready():
+            if coming is not None and (self.backend.waits or coming.ready()):
                 self._improve(known, coming, asked)
         self.programs.update(zip((one.key for one in wanted), stored, strict=True))
         self.seconds += time.perf_counter() - began

@@ -21,6 +21,7 @@ class TorchScript:
     """The backend for CPUs: threads work side by side while a program runs."""
 
     max_programs = 64  # each holds about a megabyte for good
+    waits = True
 
     def settings(self, expected_steps: int) -> Hashable:
         return "TorchScript", torch.are_deterministic_algorithms_enabled()

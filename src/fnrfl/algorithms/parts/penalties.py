@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -92,13 +93,14 @@ PENALTIES: dict[str, Penalty] = {
 class Penalised(Objective):
     """Phi = L + lambda * J around any objective; targets come in `own` (refinement) or `shared` (local training)."""
 
+    takes_padding: ClassVar[bool] = True  # if the inner objective does
     inner: Objective
     penalty: str
     weight: float
     peers: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "takes_padding", self.inner.takes_padding)
+        object.__setattr__(self, "takes_padding", type(self).takes_padding and self.inner.takes_padding)
 
     def noise(self, batch: int) -> Shapes:
         return self.inner.noise(batch)
