@@ -91,8 +91,8 @@ class Vectorised:
 
     def _pads(self, job: Job, place: Place) -> bool:
         """Whether short batches are padded: it must change nothing, and take less time than going apart."""
-        if not job.task.objective.takes_padding or job.noise_shapes(1) != job.noise_shapes(2):
-            return False  # padding would move what is drawn for each example
+        if not job.task.objective.takes_padding:
+            return False
         if place.idle_rows_cost:
             together_anyway = all(plan.sizes == job.plans[0].sizes for plan in job.plans)
             rows, taken = sum(job.steps) * self.expected.largest_batch(job), sum(sum(plan.sizes) for plan in job.plans)
