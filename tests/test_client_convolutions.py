@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,16 +28,19 @@ LAYERS: dict[str, Callable[[], nn.Conv2d]] = {
     "5x5 without padding": lambda: nn.Conv2d(16, 16, 5),
     "48 channels": lambda: nn.Conv2d(48, 80, 3, padding=1),
     "64 channels": lambda: nn.Conv2d(64, 128, 3, padding=1),
+    "few outputs": lambda: nn.Conv2d(3, 6, 5),
+    "six channels": lambda: nn.Conv2d(6, 16, 5),
+    "one channel": lambda: nn.Conv2d(1, 16, 3, padding=1),
+    "odd channels with a stride": lambda: nn.Conv2d(5, 7, 3, stride=2, padding=1, bias=False),
+    "1x1 of odd channels": lambda: nn.Conv2d(24, 130, 1),
     # torch's own
     "groups": lambda: nn.Conv2d(16, 16, 3, padding=1, groups=4),
     "dilation": lambda: nn.Conv2d(16, 16, 3, padding=2, dilation=2),
     "padding by name": lambda: nn.Conv2d(16, 16, 3, padding="same"),
     "reflected padding": lambda: nn.Conv2d(16, 16, 3, padding=1, padding_mode="reflect"),
     "oblong": lambda: nn.Conv2d(16, 16, (3, 1), padding=(1, 0)),
-    "few outputs": lambda: nn.Conv2d(3, 6, 5),
-    "six channels": lambda: nn.Conv2d(6, 16, 5),
 }
-OWN = list(LAYERS)[:7]
+OWN = list(LAYERS)[:12]
 
 
 @pytest.fixture
@@ -122,3 +130,11 @@ def test_kernels_on_a_gpu_equal_double_precision_and_repeat(name: str, clients: 
     for key in wanted:
         assert torch.equal(found[key], again[key]), key
         assert close(found[key], wanted[key], 0.02), key
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+def test_kernels_in_the_interpreter_equal_double_precision_for_any_channels() -> None:
+    script = [sys.executable, str(Path(__file__).with_name("interpreted.py"))]
+    done = subprocess.run(script, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -56,7 +56,7 @@ def _(info: Any, dims: Any, x: Tensor, w: Tensor, stride: int, pad: int) -> tupl
 @torch.library.impl(_library, "convolve_back", "CompositeExplicitAutograd")
 def _convolve_back(dy: Tensor, w: Tensor, stride: int, pad: int, height: int, width: int) -> Tensor:
     """The gradient of `convolve` with respect to x."""
-    if dy.is_cuda and w.shape[2] % 16 == 0 and _countable(dy, dy.shape[0] * w.shape[0] * w.shape[2] * height * width):
+    if dy.is_cuda and _countable(dy, dy.shape[0] * w.shape[0] * w.shape[2] * height * width):
         from fnrfl.core import conv_kernels
 
         return conv_kernels.convolve_back(dy, w, stride, pad, height, width)
@@ -133,8 +133,7 @@ class ClientConv2d(nn.Conv2d):
         if isinstance(self.padding, str) or self.padding_mode != "zeros" or self.groups > 1 or self.dilation != (1, 1):
             return False
         square = all(len({*pair}) == 1 for pair in (self.kernel_size, self.stride, self.padding))
-        channels = self.out_channels % 16 == 0 and (self.in_channels % 16 == 0 or self.in_channels <= 4)  # pictures
-        return square and channels and all(size % self.stride[0] == 0 for size in x.shape[-2:])
+        return square and all(size % self.stride[0] == 0 for size in x.shape[-2:])
 
 
 @cache

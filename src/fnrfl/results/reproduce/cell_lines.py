@@ -41,7 +41,8 @@ def compute_line(cell: PaperCell, how: HowToRun, alike: int, show: Callable[[Eve
     try:
         engine = how.engine if cell.scale != "tiny" else ()
         config = cell.config([*engine, *watch_words(cell)], how.words)
-        result = run(config, out=None, progress=show, runs_alike=alike)
+        alone = how.processes == 1  # else its seconds are no measure, and it need not wait for the compiler
+        result = run(config, out=None, progress=show, runs_alike=alike, compared=alone)
     except ConfigError:  # a word that is wrong, or data that is not there: no cell would do
         raise
     except Exception as error:  # the others may still do
