@@ -1,4 +1,6 @@
-"""The convolutions of `core/conv_kernels.py` on a CPU, by Triton's interpreter, against torch's in double precision.
+"""The convolutions of `core/conv_kernels.py` and `core/hopper_kernels.py` by Triton's interpreter, on a CPU.
+
+They are held against torch's in double precision.
 
 TRITON_INTERPRET=1 python tests/interpreted.py    # all cases; the interpreter is chosen when triton is imported
 """
@@ -13,7 +15,7 @@ from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input, conv2d_weight
 from triton.runtime import interpreter  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from fnrfl.core import conv_kernels
+from fnrfl.core import conv_kernels, hopper_kernels
 
 # clients, batch, in, out, height, width, side, stride, pad
 CASES = [
@@ -29,6 +31,18 @@ CASES = [
     (1, 1, 32, 130, 4, 4, 1, 1, 0),
     (2, 1, 130, 6, 4, 4, 3, 2, 1),
     (1, 9, 16, 16, 16, 16, 3, 1, 1),
+]
+# the same, for kernels that load by tensor descriptors
+HOPPER_CASES = [
+    (1, 3, 64, 64, 4, 4, 3, 1, 1),
+    (3, 7, 64, 128, 4, 8, 3, 2, 1),
+    (1, 2, 64, 64, 16, 4, 5, 1, 2),
+    (2, 5, 64, 128, 8, 8, 1, 2, 0),
+    (2, 9, 128, 64, 2, 2, 3, 1, 1),
+    (1, 40, 128, 128, 4, 4, 3, 1, 1),
+    (1, 2, 64, 64, 16, 16, 3, 1, 1),
+    (1, 1, 64, 64, 2, 256, 3, 1, 1),
+    (2, 7, 128, 128, 1, 1, 1, 1, 0),
 ]
 
 
@@ -51,7 +65,7 @@ def guarded(t: Tensor) -> Tensor:
     return room[4096:-4096].view(last.shape).movedim(-1, -3)
 
 
-def check(clients: int, batch: int, into: int, out: int, height: int, width: int, *geometry: int) -> None:
+def check(kernels: Any, clients: int, batch: int, into: int, out: int, height: int, width: int, *geometry: int) -> None:
     side, stride, pad = geometry
     torch.manual_seed(0)
     x = guarded(torch.randn(batch, clients * into, height, width))
@@ -65,9 +79,9 @@ def check(clients: int, batch: int, into: int, out: int, height: int, width: int
         "weigh": conv2d_weight(exact, weights.shape, dy.double(), stride, pad, 1, clients).unflatten(0, (clients, out)),
     }
     found = {
-        "convolve": conv_kernels.convolve(x, w, stride, pad),
-        "convolve_back": conv_kernels.convolve_back(dy, w, stride, pad, height, width),
-        "weigh": conv_kernels.weigh(x, dy, side, clients, stride, pad),
+        "convolve": kernels.convolve(x, w, stride, pad),
+        "convolve_back": kernels.convolve_back(dy, w, stride, pad, height, width),
+        "weigh": kernels.weigh(x, dy, side, clients, stride, pad),
     }
     for name, value in wanted.items():
         assert found[name].shape == value.shape, name
@@ -77,5 +91,9 @@ def check(clients: int, batch: int, into: int, out: int, height: int, width: int
 if __name__ == "__main__":
     bounds_of_loops()
     for case in CASES:
-        check(*case)
+        check(conv_kernels, *case)
         print(*case)
+    for hopper_kernels.MULTIPROCESSORS in (132, 1):  # small tiles and many parts, large tiles and one part
+        for case in HOPPER_CASES:
+            check(hopper_kernels, *case)
+            print(hopper_kernels.MULTIPROCESSORS, "multiprocessors:", *case)

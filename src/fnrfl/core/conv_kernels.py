@@ -21,6 +21,7 @@ from torch import Tensor
 PROGRAMS = 256  # keep a large GPU busy: tiles are halved, and sums are split, until there are so many
 TILE = 64  # pixels that the gradient of weights adds up at a time
 NARROWEST = 16  # channels of a block: a matrix product of the hardware has no shorter side
+MANY_PARTS = 32  # to add more of them one after the other takes longer than torch, which needs two kernels
 FLAT_BLOCK = 32  # taps and channels that are summed at a time where they are one axis (FLAT)
 
 
@@ -172,15 +173,25 @@ def _weigh(
     tl.store(to, acc.to(dw.dtype.element_ty), mask=(n < N)[:, None] & (at < SIDE * SIDE * C)[None, :])
 
 
+@triton.jit(do_not_specialize=["NUMBERS", "PARTS"])
+def _add_parts(dw, total, NUMBERS, PARTS, BLOCK: tl.constexpr):
+    """total[number] = sum over parts, in their order, of dw[part, number]."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), dtype=tl.float32)
+    for part in range(PARTS):
+        acc += tl.load(dw + part * NUMBERS + at, mask=at < NUMBERS, other=0.0)
+    tl.store(total + at, acc.to(total.dtype.element_ty), mask=at < NUMBERS)
+
+
 def convolve(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
     """Outputs of all clients, [batch, clients * out, rows, columns]."""
     (clients, out, into, side, _), (batch, _, height, width) = w.shape, x.shape
     rows, columns = ((size + 2 * pad - side) // stride + 1 for size in (height, width))
-    y = _new(x, batch, clients * out, rows, columns)
+    y = new_activations(x, batch, clients * out, rows, columns)
     pixels, (flat, summed) = batch * rows * columns, _summed(into, 64)
     tile, block = _tile(pixels, out, clients)
     _convolve[triton.cdiv(pixels, tile) * triton.cdiv(out, block), clients](
-        _channels_last(x), _channels_last(w), y, clients, pixels, into, out, height, width, rows, columns, side, stride,
+        channels_last(x), channels_last(w), y, clients, pixels, into, out, height, width, rows, columns, side, stride,
         pad, flat, tile, summed, block, num_warps=_warps(tile * block), num_stages=3,
     )  # fmt: skip
     return y
@@ -189,11 +200,11 @@ def convolve(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
 def convolve_back(dy: Tensor, w: Tensor, stride: int, pad: int, height: int, width: int) -> Tensor:
     """The gradient of the inputs, [batch, clients * in, height, width]; `stride` divides both sizes."""
     (clients, out, into, side, _), (batch, _, rows, columns) = w.shape, dy.shape
-    dx = _new(dy, batch, clients * into, height, width)
+    dx = new_activations(dy, batch, clients * into, height, width)
     pixels, (flat, summed) = batch * height * width // stride**2, _summed(out, 64)
     tile, block = _tile(pixels, into, clients * stride**2)
     _convolve_back[triton.cdiv(pixels, tile) * triton.cdiv(into, block), clients, stride**2](
-        _channels_last(dy), _channels_last(w), dx, clients, pixels, out, into, rows, columns, height, width, side,
+        channels_last(dy), channels_last(w), dx, clients, pixels, out, into, rows, columns, height, width, side,
         stride, pad, flat, tile, summed, block, num_warps=_warps(tile * block), num_stages=3,
     )  # fmt: skip
     return dx
@@ -210,18 +221,30 @@ def weigh(x: Tensor, dy: Tensor, side: int, clients: int, stride: int, pad: int)
     tiles = triton.cdiv(tiles, parts)
     dw = x.new_empty(parts, clients, out, side, side, into, dtype=torch.float32 if parts > 1 else x.dtype)
     _weigh[programs, clients, parts](
-        _channels_last(x), _channels_last(dy), dw, clients, pixels, tiles, into, out, height, width, rows, columns,
+        channels_last(x), channels_last(dy), dw, clients, pixels, tiles, into, out, height, width, rows, columns,
         side, stride, pad, flat, parts * tiles * TILE == pixels, TILE, block_k, block_n,
         num_warps=_warps(block_n * block_k), num_stages=4 if block_n * block_k <= 64 * 64 else 3,
     )  # fmt: skip
-    return (dw[0] if parts == 1 else dw.sum(0).to(x.dtype)).movedim(-1, 2)
+    return add_parts(dw, x.dtype)
 
 
-def _new(like: Tensor, *shape: int) -> Tensor:
+def add_parts(dw: Tensor, dtype: torch.dtype) -> Tensor:
+    """[clients, out, in, side, side] from [parts, clients, out, side, side, in]."""
+    if len(dw) == 1:
+        return dw[0].movedim(-1, 2)
+    if len(dw) > MANY_PARTS:
+        return dw.sum(0).to(dtype).movedim(-1, 2)
+    total = dw.new_empty(dw.shape[1:], dtype=dtype)
+    _add_parts[(triton.cdiv(total.numel(), 512),)](dw, total, total.numel(), len(dw), 512, num_warps=4)
+    return total.movedim(-1, 2)
+
+
+def new_activations(like: Tensor, *shape: int) -> Tensor:
+    """Empty activations with their channels last in memory."""
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
-def _channels_last(t: Tensor) -> Tensor:
+def channels_last(t: Tensor) -> Tensor:
     """The same tensor with its channels last, in memory and as an axis."""
     return t.movedim(-3, -1).contiguous()
 
