@@ -16,7 +16,7 @@ from torch import Tensor
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.engines import compiled, cuda_graphs, torchscript
-from fnrfl.engines.programs import FlatProgram, Recording, repeated
+from fnrfl.engines.programs import FlatProgram, Recording, StepArguments, repeated
 from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.torchscript import TorchScript
 from toys import Run, assert_near
@@ -39,8 +39,12 @@ def step(total: Tensor, factor: Tensor, x: Tensor) -> Tensor:
 
 
 def recorded() -> Recording:
-    found = Recorder(TorchScript()).begin(step, [torch.zeros(2), torch.ones(2)], [torch.ones(2)], 1, 0).recording
-    assert found is not None
+    return recording_of(StepArguments([torch.zeros(2), torch.ones(2)], [torch.ones(2)], 1, 0))
+
+
+def recording_of(arguments: StepArguments) -> Recording:
+    found = Recorder(TorchScript()).begin(step, arguments).arguments
+    assert isinstance(found, Recording)
     return found
 
 
@@ -88,8 +92,7 @@ def test_what_a_compiled_step_depends_on_has_a_folder_of_its_own(monkeypatch: An
     folders.add(compiled.start(recorded()).folder)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another")
     folders.add(compiled.start(recorded()).folder)
-    wider = Recorder(TorchScript()).begin(step, [torch.zeros(4, 2), torch.ones(2)], [torch.ones(2)], 1, 0).recording
-    assert wider is not None
+    wider = recording_of(StepArguments([torch.zeros(4, 2), torch.ones(2)], [torch.ones(2)], 1, 0))
     folders.add(compiled.start(wider).folder)
     assert len(folders) == 4
 
