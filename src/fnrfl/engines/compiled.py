@@ -19,6 +19,8 @@ import sys
 import tempfile
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +34,10 @@ from fnrfl.engines.programs import FlatStep, Recording, StepArguments, timed
 from fnrfl.engines.step_names import step_name
 
 log = logging.getLogger("fnrfl")
-THREADS = "4"  # of one worker: several are at work at the same time
+WORKER_SETTINGS = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "4",  # of one worker: several are at work at the same time
+    "TRITON_STORE_BINARY_ONLY": "1",  # else a step is kept with every intermediate text of each of its kernels
+}
 KEPT_BYTES = 4 << 30  # of compiled steps on disk, some 50 MB each; those not used for the longest time go first
 PATIENCE = 900.0  # seconds for one step
 ASKED = "asked-"  # how the names of workers' own folders begin
@@ -133,7 +138,7 @@ def start(recording: Recording) -> Compiling:
     with (asked / "said.txt").open("wb") as said:  # not a pipe, which somebody would have to read all the time
         worker = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
-            env=os.environ | {"PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": THREADS},
+            env=os.environ | {"PYTHONPATH": path} | WORKER_SETTINGS,
         )  # fmt: skip
     compiling = Compiling(folder, device, worker, asked)
     weakref.finalize(compiling, _end, worker, asked)
@@ -215,7 +220,28 @@ def _load_constants(path: Path, device: torch.device) -> list[Tensor]:
 
 
 def compile_request(asked: Path, folder: Path) -> None:
-    """Compile a step that `start` asked for into a folder, which appears whole or not at all."""
+    """Compile a step that `start` asked for, unless another worker is at it: then wait for that one."""
+    with _in_turn(folder):
+        if not (folder / "step.bin").exists():
+            _compile(asked, folder)
+
+
+@contextmanager
+def _in_turn(folder: Path) -> Iterator[None]:
+    """Inside, no other worker compiles this step. The system ends the turn of a worker that is killed."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: both compile it
+        yield
+        return
+    with folder.parent.with_suffix(".lock").open("ab") as turns:  # one file, with a byte for each step
+        with suppress(OSError):  # a file system without locks
+            fcntl.lockf(turns, fcntl.LOCK_EX, 1, int(folder.name[:12], 16))
+        yield
+
+
+def _compile(asked: Path, folder: Path) -> None:
+    """Compile a step into a folder, which appears whole or not at all."""
     import torch._dynamo  # the compiler takes for granted that somebody has imported it
     from torch.fx.experimental.proxy_tensor import make_fx
 
