@@ -209,7 +209,7 @@ class Vectorised:
             batch = job.example_batch(rows, size, station.feed, net.dtype, padded=pads)
             return _vectorised_step(job, station), *job.rows(rows, net.device), batch
 
-        return Wanted((width, size, pads, job.key, net.device), example, expected_steps)
+        return Wanted((width, size, pads, job.key, net.device), example, expected_steps, tells_all=True)
 
 
 class Cuts(NamedTuple):
