@@ -21,7 +21,7 @@ from fnrfl.core.errors import FnrflError
 from fnrfl.engines import compiled, cuda_graphs
 from fnrfl.engines.assemble import Layout
 from fnrfl.engines.cuda_graphs import CompiledLater, CudaGraphs
-from fnrfl.engines.programs import STORE, FlatProgram, Recording, repeated
+from fnrfl.engines.programs import STORE, FlatProgram, Recording, StepArguments, repeated
 from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.torchscript import TorchScript
 from fnrfl.runs import build_engine
@@ -45,7 +45,7 @@ class Later:
         self.questions -= 1
         return self.questions < 0
 
-    def programs(self, recording: Recording) -> Iterator[FlatProgram]:
+    def programs(self, arguments: StepArguments) -> Iterator[FlatProgram]:
         if self.fails:
             raise RuntimeError("the compiler gave up")
         plain = repeated(self.graph)
@@ -186,14 +186,15 @@ def test_what_is_compiled_in_the_background(
     worker = Worker()
     made = compiled.Compiling(tmp_path, torch.device("cpu"), None if on_disk else worker)  # type: ignore[arg-type]
     monkeypatch.setattr(cuda_graphs.compiled, "start", lambda recording: made)
-    recording = Recorder(TorchScript()).begin(torch.Tensor.add_, [torch.ones(2)], [torch.ones(2)], 1, 0).recording
-    assert recording is not None
+    arguments = StepArguments([torch.ones(2)], [torch.ones(2)], 1, 0)
+    recording = Recorder(TorchScript()).begin(torch.Tensor.add_, arguments).arguments
+    assert isinstance(recording, Recording)
     found = backend.coming(replace(recording, expected_steps=steps))
     assert (found is not None) is comes
     if found is not None:
         assert isinstance(found, CompiledLater) and not found.ready()
         worker.returncode = 0
-        assert found.ready() and found.graph is recording.graph
+        assert found.ready()
         monkeypatch.setattr(compiled.Compiling, "result", lambda self: "compiled")
         monkeypatch.setattr(backend, "_captured", lambda step, recording: (step, recording))
         assert list(found.programs(recording)) == [("compiled", recording)]
@@ -204,8 +205,7 @@ def test_what_could_not_be_compiled_in_the_background_is_told(monkeypatch: Any, 
     (tmp_path / "said.txt").write_text("Traceback\nOSError: full\n")
     failed = compiled.Compiling(tmp_path / "none", torch.device("cpu"), Worker(1), tmp_path)  # type: ignore[arg-type]
     monkeypatch.setattr(Worker, "wait", lambda self, timeout: None)
-    later = CompiledLater(backend, failed, fx.GraphModule({}, fx.Graph()))
-    assert list(later.programs(Recording(later.graph, [], [], 0, 0))) == []
+    assert list(CompiledLater(backend, failed).programs(StepArguments([], [], 0, 0))) == []
     assert "OSError: full" in caplog.text
 
 
@@ -234,7 +234,7 @@ class Sleeper(TorchScript):
     waits = False
 
     def coming(self, recording: Recording) -> Any:
-        return CompiledLater(self, compiled.start(recording), recording.graph)  # type: ignore[arg-type]
+        return CompiledLater(self, compiled.start(recording))  # type: ignore[arg-type]
 
 
 def test_what_is_compiled_for_a_run_goes_on_when_the_run_has_ended(monkeypatch: Any, tmp_path: Path) -> None:
