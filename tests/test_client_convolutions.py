@@ -224,6 +224,24 @@ def test_slices_of_a_flat_vector_at_any_address_give_the_same_bits(shape: Shape)
 
 
 @needs_gpu
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9, reason="needs capability 9"
+)
+def test_no_factor_of_a_product_goes_through_registers() -> None:
+    """Where the compiler let one do so, the sums of a kernel with eight warps did not repeat."""
+    from fnrfl.core import hopper_kernels as kernels
+
+    for shape in SHAPES[1:]:
+        for clients, batch in ((1, 64), (10, 64)):
+            computed(shape, *drawn(shape, clients, batch))
+    for kernel in (kernels._convolve, kernels._convolve_back, kernels._weigh):
+        compiled = kernel.device_caches[torch.cuda.current_device()][0].values()
+        loops = [one.asm["ttgir"].partition("scf.for")[2].partition("scf.yield")[0] for one in compiled]
+        assert any("warp_group_dot" in loop for loop in loops)
+        assert not any("local_load" in loop for loop in loops)
+
+
+@needs_gpu
 @pytest.mark.slow
 def test_a_compiled_step_has_the_same_bits() -> None:
     shape = SHAPES[2]
