@@ -20,6 +20,7 @@ from fnrfl.core import conv_kernels, hopper_kernels
 # clients, batch, in, out, height, width, side, stride, pad
 CASES = [
     (3, 2, 3, 6, 12, 12, 5, 1, 0),
+    (5, 15, 1, 6, 3, 4, 3, 1, 1),
     (1, 3, 6, 16, 14, 14, 5, 1, 0),
     (1, 3, 1, 16, 7, 9, 3, 1, 1),
     (3, 2, 5, 7, 8, 6, 3, 2, 1),

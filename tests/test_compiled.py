@@ -100,16 +100,38 @@ def test_what_a_compiled_step_depends_on_has_a_folder_of_its_own(monkeypatch: An
     assert len(folders) == 4
 
 
+def working_on(step: Path) -> subprocess.Popen[bytes]:
+    """A process that compiles a step until it is killed."""
+    code = "import sys; from pathlib import Path; from fnrfl.engines import compiled\n"
+    code += "with compiled._in_turn(Path(sys.argv[1])): print('at work', flush=True); sys.stdin.read()"
+    at_work = subprocess.Popen([sys.executable, "-c", code, str(step)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert at_work.stdout is not None and at_work.stdout.readline() == b"at work\n"
+    return at_work
+
+
+def test_few_workers_are_at_work_at_once(cache: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Whoever finds no place waits until another has ended."""
+    cache.mkdir()
+    done: list[Path] = []
+    monkeypatch.setattr(compiled, "_compile", lambda asked, folder: done.append(folder))
+    monkeypatch.setattr(compiled, "PLACES", 1)  # a process takes the first that is free
+    at_work = working_on(cache / ("a" * 32))
+    waiting = threading.Thread(target=compiled.compile_request, args=[tmp_path, cache / ("b" * 32)])
+    waiting.start()
+    waiting.join(0.5)
+    assert waiting.is_alive() and not done
+    at_work.kill()
+    waiting.join(30)
+    assert len(done) == 1
+
+
 def test_two_workers_do_not_compile_the_same_step(cache: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """One waits for the other; but not for one that was killed, nor for one that compiles something else."""
     cache.mkdir()
     done: list[Path] = []
     monkeypatch.setattr(compiled, "_compile", lambda asked, folder: done.append(folder))
-    code = "import sys; from pathlib import Path; from fnrfl.engines import compiled\n"
-    code += "with compiled._in_turn(Path(sys.argv[1])): print('at work', flush=True); sys.stdin.read()"
     step, other = cache / ("a" * 32), cache / ("b" * 32)
-    at_work = subprocess.Popen([sys.executable, "-c", code, str(step)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert at_work.stdin is not None and at_work.stdout is not None and at_work.stdout.readline() == b"at work\n"
+    at_work = working_on(step)
     compiled.compile_request(tmp_path, other)
     assert done == [other]
     waiting = threading.Thread(target=compiled.compile_request, args=[tmp_path, step])

@@ -141,7 +141,7 @@ class ClientConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The same as torch's."""
-        if x.dtype is torch.bfloat16 and _has_kernels(x.device) and self._fits(x):
+        if x.dtype is self.weight.dtype is torch.bfloat16 and _has_kernels(x.device) and self._fits(x):
             y: Tensor = _Convolved.apply(x, self.weight, self.stride[0], int(self.padding[0]))
             return y if self.bias is None else y + self.bias[:, None, None]
         if self.kernel_size == (1, 1) and self.padding == (0, 0) and self.groups == 1:

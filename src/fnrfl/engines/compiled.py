@@ -39,6 +39,8 @@ WORKER_SETTINGS = {
     "TRITON_STORE_BINARY_ONLY": "1",  # else a step is kept with every intermediate text of each of its kernels
 }
 KEPT_BYTES = 4 << 30  # of compiled steps on disk, some 50 MB each; those not used for the longest time go first
+PLACES = max(2, (os.cpu_count() or 2) // 2)  # for workers of all runs: more would take the processors from training
+FIRST_PLACE = 1 << 48  # behind the bytes of all steps
 PATIENCE = 900.0  # seconds for one step
 ASKED = "asked-"  # how the names of workers' own folders begin
 ABANDONED = 24 * 3600.0  # seconds after which nobody is at work in such a folder: whoever asked was killed
@@ -228,15 +230,24 @@ def compile_request(asked: Path, folder: Path) -> None:
 
 @contextmanager
 def _in_turn(folder: Path) -> Iterator[None]:
-    """Inside, no other worker compiles this step. The system ends the turn of a worker that is killed."""
+    """Inside, no other worker compiles this step, and few are at work. A worker that is killed loses its turn."""
     try:
         import fcntl
     except ImportError:  # Windows: both compile it
         yield
         return
-    with folder.parent.with_suffix(".lock").open("ab") as turns:  # one file, with a byte for each step
+
+    def is_free(place: int) -> bool:
+        with suppress(BlockingIOError, PermissionError):  # another worker has it
+            fcntl.lockf(turns, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, FIRST_PLACE + place)
+            return True
+        return False
+
+    with folder.parent.with_suffix(".lock").open("ab") as turns:  # one file, with a byte for each step and each place
         with suppress(OSError):  # a file system without locks
             fcntl.lockf(turns, fcntl.LOCK_EX, 1, int(folder.name[:12], 16))
+            while not any(map(is_free, range(PLACES))):
+                time.sleep(0.05)
         yield
 
 
