@@ -33,7 +33,7 @@ def ask_together(probing: Probing, place: Place, group_size: int, recorder: Reco
     def ask(station: Station, g: int) -> list[Tree]:
         models, probe = _models(probing, station, groups[g]), probing.request.probe
         step, total = _pass(probing, station), dict[str, Tensor]()
-        for batches in _of_one_size(probing, station, groups[g][0]):
+        for batches in _of_one_size(probing, station, groups[g]):
             if not total:
                 total = trees.aligned(_answers(probing, station, models, trees.rows(batches, 0)))
                 batches = trees.rows(batches, slice(1, None))
@@ -48,15 +48,23 @@ def ask_together(probing: Probing, place: Place, group_size: int, recorder: Reco
     return [answer for group in place.each(len(groups), ask) for answer in group]
 
 
+def _batches(probing: Probing, station: Station, group: Sequence[int]) -> Iterator[Batch]:
+    return probing.shared_batches(station, [probing.request.clients[m] for m in group])
+
+
 def _models(probing: Probing, station: Station, group: Sequence[int]) -> State:
     return trees.moved(trees.stacked([probing.model(m) for m in group]), station.net.device)
 
 
 def _answers(probing: Probing, station: Station, models: State, batch: Batch) -> Tree:
     """Sums over one batch, of every model."""
-    batch = replace(batch, x=station.net.laid_out(batch.x))
-    answer = lambda p, b: probing.request.probe(probing.forward(station.net, p, b, batch), batch)  # noqa: E731
-    answers: Tree = vmap(answer)(models.params, models.buffers)
+    probe, net, x = probing.request.probe, station.net, station.net.laid_out(batch.x)
+
+    def answer(params: Tensor, buffers: Tree, masks: Tree) -> Tree:
+        mine = replace(batch, x=x, noise=masks)
+        return probe(probing.forward(net, params, buffers, mine), mine)
+
+    answers: Tree = vmap(answer)(models.params, models.buffers, batch.noise)
     return answers
 
 
@@ -71,9 +79,9 @@ def _pass(probing: Probing, station: Station) -> Step:
     return step
 
 
-def _of_one_size(probing: Probing, station: Station, m: int) -> Iterator[Batch]:
+def _of_one_size(probing: Probing, station: Station, group: Sequence[int]) -> Iterator[Batch]:
     """The batches of a probe, [steps, size, ...]: some at a time, all of one size."""
-    batches = probing.batches(station, probing.request.clients[m])
+    batches = _batches(probing, station, group)
     for _, alike in groupby(batches, lambda batch: len(batch.y)):
         while some := list(islice(alike, AT_ONCE)):
             yield trees.stacked(some)
@@ -104,7 +112,7 @@ def _wanted(probing: Probing, station: Station, group: Sequence[int], expected_s
 
     def example() -> tuple[Step, Tree, State, Batch]:
         models = _models(probing, station, group)
-        batch = next(probing.batches(station, probing.request.clients[group[0]]))
+        batch = next(_batches(probing, station, group))
         return _pass(probing, station), trees.aligned(_answers(probing, station, models, batch)), models, batch
 
     key = "probe", len(group), probe, type(probe).__call__, station.net.device

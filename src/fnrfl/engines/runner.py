@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from fnrfl.core import trees
 from fnrfl.core.messages import MeasureRequest
 from fnrfl.core.net import Net
 from fnrfl.core.trees import Tree
@@ -51,15 +52,20 @@ class Probing:
 
     def batches(self, station: Station, client: int) -> Iterator[Batch]:
         """The batches that a client is asked about."""
-        feed, training, stream = station.feed, self.request.probe.training, self.stream(client)
+        for batch in self.shared_batches(station, [client]):
+            yield replace(batch, noise=trees.rows(batch.noise, 0))
+
+    def shared_batches(self, station: Station, clients: Sequence[int]) -> Iterator[Batch]:
+        """The batches that clients are asked about who look at the same examples; dropout masks are [M, ...]."""
+        feed, training, first = station.feed, self.request.probe.training, clients[0]
         if training is None:
-            yield from feed.probe_batches(client, self.request.data, stream)
+            yield from feed.probe_batches(first, self.request.data, self.stream(first))
             return
-        draw = self.draws(stream)
-        for positions in feed.plan(client, self.request.data, training, stream).batches:
+        draws = [self.draws(self.stream(client)) for client in clients]
+        for positions in feed.plan(first, self.request.data, training, self.stream(first)).batches:
             x, y = feed.take(self.request.data, positions)
-            masks = {k: v[0].to(x.device) for k, v in draw(1, len(positions)).items()}
-            yield Batch(x, y, positions.to(x.device), masks)
+            masks = trees.joined([draw(1, len(positions)) for draw in draws])
+            yield Batch(x, y, positions.to(x.device), trees.moved(masks, x.device))
 
     def forward(self, net: Net, params: Flat, buffers: Tree, batch: Batch) -> Out:
         """The forward pass that a probe looks at."""

@@ -46,10 +46,9 @@ class Vectorised:
     def measure(self, probing: Probing, place: Place) -> list[Tree]:
         request = probing.request
         one_by_one = lambda: place.each(len(request.clients), probing.answer)  # noqa: E731
-        masked = request.probe.training is not None and bool(place.net.drop_shapes)
-        differ = request.data == "private" or masked  # each client sees other numbers
-        small = request.probe.training is not None  # batches that do not fill a device
-        if differ or not (request.probe.asks_model and (place.probes_together or small)):
+        training = request.probe.training  # if there is one, batches do not fill a device
+        differ = request.data == "private" or (training is not None and training.shuffle)
+        if differ or not (request.probe.asks_model and (place.probes_together or training is not None)):
             return one_by_one()
         try:
             return ask_together(probing, place, self.group_size, self.recorder, self.expected.rounds)
