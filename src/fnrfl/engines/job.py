@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fnrfl.core import trees
 from fnrfl.core.engine import Step
-from fnrfl.core.feed import Feed, Plan
+from fnrfl.core.feed import Feed, Plan, plan_rows
 from fnrfl.core.net import Net
 from fnrfl.core.rng import generator
 from fnrfl.core.step import Carry, Gradient, local_step
@@ -64,17 +64,17 @@ class Job:
         `at` has each row's first step; `idle` more rows repeat the first row's. Batches are all of one size, or are
         padded to one.
         """
-        parts = [self.plans[m].rows(first, first + steps, padded_to) for m, first in at.items()]
-        noise = [self.draws[m](*parts[0].order.shape) for m in at] if self.noise_shapes(1) else [{}]
-        filled = lambda rows: torch.stack(rows + rows[:1] * idle, 1)  # noqa: E731
-        index, crops = filled([part.order for part in parts]), [part.crops for part in parts if part.crops is not None]
-        x, y = feed.take(self.task.data, index, filled(crops) if crops else None)
+        rows = [*at.items(), *list(at.items())[:1] * idle]
+        part = plan_rows([self.plans[m] for m, _ in rows], [first for _, first in rows], steps, padded_to)
+        x, y = feed.take(self.task.data, part.order, part.crops)
         for i, (m, first) in enumerate(at.items()):
             self.plans[m].lay_noise(x[:, i], first)
+        noise = [self.draws[m](steps, part.order.shape[2]) for m in at] if self.noise_shapes(1) else [{}]
+        filled = lambda drawn: torch.stack(drawn + drawn[:1] * idle, 1)  # noqa: E731
         uniform = {k: filled([draw[k] for draw in noise]).to(x.device, non_blocking=True) for k in noise[0]}
-        real = [part.real for part in parts if part.real is not None]
-        marks = {"real": filled(real).to(x.device, self.start.params.dtype, non_blocking=True)} if real else {}
-        return Batch(x, y, index.to(x.device, non_blocking=True), uniform, marks)
+        real = part.real
+        marks = {} if real is None else {"real": real.to(x.device, self.start.params.dtype, non_blocking=True)}
+        return Batch(x, y, part.order.to(x.device, non_blocking=True), uniform, marks)
 
     def batches_of(self, m: int, first: int, last: int, station: Station) -> Iterator[tuple[int, Batch]]:
         """One client's batches from step `first` up to `last`: (size, [steps, size, ...]) of those of one size.
