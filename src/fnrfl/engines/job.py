@@ -87,12 +87,12 @@ class Job:
         if plan.noise is not None:
             for batch in x.split(plan.sizes[first:last]):
                 batch.copy_(plan.noise(batch))
-        x, taken = station.net.laid_out(x), 0
+        x, taken, draws = station.net.laid_out(x), 0, bool(self.noise_shapes(1))
         for size, run in groupby(plan.sizes[first:last]):
             steps = len(list(run))
             some = slice(taken, taken + steps * size)
             x_, y_, index_ = (t[some].view(steps, size, *t.shape[1:]) for t in (x, y, index))
-            yield size, Batch(x_, y_, index_, self.draws[m](steps, size))
+            yield size, Batch(x_, y_, index_, self.draws[m](steps, size) if draws else {})
             taken = some.stop
 
     def example_batch(
@@ -127,12 +127,16 @@ class Job:
 
     def fixed(self, start: State, own: Tree, device: torch.device) -> Fixed:
         """What the steps of some clients read, on a device; the learning rate is a tensor, for recorded steps."""
-        shared, scale = trees.moved((self.task.shared, self.scale), device)
-        return Fixed(start, own, shared, self._lr.to(device), scale)
+        if device not in self._same_for_all:
+            lr = self.start.params.new_tensor(self.training.lr)
+            self._same_for_all[device] = trees.moved((self.task.shared, lr, self.scale), device)
+        shared, lr, scale = self._same_for_all[device]
+        return Fixed(start, own, shared, lr, scale)
 
     @cached_property
-    def _lr(self) -> Tensor:
-        return self.start.params.new_tensor(self.training.lr)
+    def _same_for_all(self) -> dict[torch.device, tuple[Tree, Tensor, Tree]]:
+        """(shared, learning rate, scale of inputs) on each device that was asked for."""
+        return {}
 
     def rows(self, rows: list[int], device: torch.device) -> tuple[Carry, Fixed]:
         """Copies of some clients' carries and of what their steps read, on a device."""
