@@ -141,7 +141,8 @@ class Job:
     def rows(self, rows: list[int], device: torch.device) -> tuple[Carry, Fixed]:
         """Copies of some clients' carries and of what their steps read, on a device."""
         where = torch.tensor(rows)
-        carry, start, own = trees.moved(trees.rows((self.carry, self.start, self.own), where), device)
+        picked = lambda t: t.index_select(0, where.to(t.device)).to(device)  # noqa: E731  (t[where]: number by number)
+        carry, start, own = trees.mapped(picked, (self.carry, self.start, self.own))
         return carry, self.fixed(start, own, device)
 
     @cached_property
@@ -156,5 +157,6 @@ class Job:
 
 def write_rows(carry: Carry, rows: list[int], other: Carry, there: slice | list[int]) -> None:
     """Take over some clients' rows of a carry from another."""
+    where = torch.tensor(rows)
     for old, new in zip(trees.leaves(carry), trees.leaves(other), strict=True):
-        old[rows] = new[there].to(old.device)
+        old.index_copy_(0, where.to(old.device), new[there].to(old.device))
