@@ -2,6 +2,7 @@
 
 python benchmarks/picture.py results/cpu/cpu-2026-11-15.jsonl docs/images/cpu.png
 python benchmarks/picture.py results/gpu/where-2026-11-15.jsonl docs/images/gpu.png
+python benchmarks/picture.py results/reproduction/h200-2026-11-16.jsonl docs/images/memory.png
 """
 
 from __future__ import annotations
@@ -33,9 +34,14 @@ KERNELS = {
 }
 
 
+def every(path: Path) -> list[dict[str, Any]]:
+    """All lines of a file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def latest(path: Path) -> list[dict[str, Any]]:
     """The last line of every measurement: a work may have been measured again."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = every(path)
     return list({(line["benchmark"], line.get("threads")): line for line in lines}.values())
 
 
@@ -109,16 +115,33 @@ def kernels(axes: Any, lines: list[dict[str, Any]]) -> None:
     axes.legend(frameon=False, fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.42, -0.2))
 
 
+def memory(axes: Any, lines: list[dict[str, Any]], where: str, place: str) -> None:
+    """What processes hold after each of their cells."""
+    for process in dict.fromkeys(line["memory"]["process"] for line in lines):
+        held = [line["memory"][where] / 1e3 for line in lines if line["memory"]["process"] == process]
+        axes.plot(range(1, len(held) + 1), held, marker="o", markersize=3, linewidth=1.2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("cells that the process has computed")
+    axes.set_ylabel(f"GB {place}")
+    axes.grid(alpha=0.3)
+
+
 def main(source: Path, target: Path) -> None:
     """Draw."""
-    lines = latest(source)
-    if all("kernels" in line for line in lines):
+    lines = every(source)
+    remembered = [line for line in lines if "memory" in line]
+    if remembered:
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
+        memory(left, remembered, "gpu_mb", "on the GPU")
+        memory(right, remembered, "host_mb", "on the host")
+        figure.suptitle("What a process holds after each of its cells; a line for each process", fontsize=10)
+    elif all("kernels" in line for line in lines):
         figure, axes = plt.subplots(figsize=(9.5, 3.6))
-        kernels(axes, lines)
+        kernels(axes, latest(source))
     else:
         figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), width_ratios=[1.1, 1])
-        ratios(left, lines)
-        where(right, lines)
+        ratios(left, latest(source))
+        where(right, latest(source))
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

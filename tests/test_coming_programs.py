@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,14 +17,15 @@ from torch import Tensor, fx
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.config import load
+from fnrfl.core.errors import FnrflError
 from fnrfl.engines import compiled, cuda_graphs
 from fnrfl.engines.assemble import Layout
 from fnrfl.engines.cuda_graphs import CompiledLater, CudaGraphs
-from fnrfl.engines.programs import STORE, FlatProgram, Recording, repeated
+from fnrfl.engines.programs import STORE, FlatProgram, Recording, StepArguments, repeated
 from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.torchscript import TorchScript
 from fnrfl.runs import build_engine
-from fnrfl.runs.build import build
+from fnrfl.runs.run import run
 from toys import Run, assert_near
 
 pytestmark = pytest.mark.usefixtures("no_programs")
@@ -41,7 +45,7 @@ class Later:
         self.questions -= 1
         return self.questions < 0
 
-    def programs(self, recording: Recording) -> Iterator[FlatProgram]:
+    def programs(self, arguments: StepArguments) -> Iterator[FlatProgram]:
         if self.fails:
             raise RuntimeError("the compiler gave up")
         plain = repeated(self.graph)
@@ -182,14 +186,15 @@ def test_what_is_compiled_in_the_background(
     worker = Worker()
     made = compiled.Compiling(tmp_path, torch.device("cpu"), None if on_disk else worker)  # type: ignore[arg-type]
     monkeypatch.setattr(cuda_graphs.compiled, "start", lambda recording: made)
-    recording = Recorder(TorchScript()).begin(torch.Tensor.add_, [torch.ones(2)], [torch.ones(2)], 1, 0).recording
-    assert recording is not None
+    arguments = StepArguments([torch.ones(2)], [torch.ones(2)], 1, 0)
+    recording = Recorder(TorchScript()).begin(torch.Tensor.add_, arguments).arguments
+    assert isinstance(recording, Recording)
     found = backend.coming(replace(recording, expected_steps=steps))
     assert (found is not None) is comes
     if found is not None:
         assert isinstance(found, CompiledLater) and not found.ready()
         worker.returncode = 0
-        assert found.ready() and found.graph is recording.graph
+        assert found.ready()
         monkeypatch.setattr(compiled.Compiling, "result", lambda self: "compiled")
         monkeypatch.setattr(backend, "_captured", lambda step, recording: (step, recording))
         assert list(found.programs(recording)) == [("compiled", recording)]
@@ -200,15 +205,52 @@ def test_what_could_not_be_compiled_in_the_background_is_told(monkeypatch: Any, 
     (tmp_path / "said.txt").write_text("Traceback\nOSError: full\n")
     failed = compiled.Compiling(tmp_path / "none", torch.device("cpu"), Worker(1), tmp_path)  # type: ignore[arg-type]
     monkeypatch.setattr(Worker, "wait", lambda self, timeout: None)
-    later = CompiledLater(backend, failed, fx.GraphModule({}, fx.Graph()))
-    assert list(later.programs(Recording(later.graph, [], [], 0, 0))) == []
+    assert list(CompiledLater(backend, failed).programs(StepArguments([], [], 0, 0))) == []
     assert "OSError: full" in caplog.text
 
 
-@pytest.mark.parametrize(("runs_alike", "waits"), [(None, False), (1, True), (10, True)])
-def test_a_run_that_nobody_compares_does_not_wait(runs_alike: int | None, waits: bool, monkeypatch: Any) -> None:
-    built = build(load("digits", ["rounds=1"]))
+@pytest.mark.parametrize(
+    ("runs_alike", "compared", "waits"),
+    [(None, True, False), (1, True, True), (10, True, True), (1, False, False), (10, False, False)],
+)
+def test_a_run_that_nobody_compares_does_not_wait(
+    runs_alike: int | None, compared: bool, waits: bool, monkeypatch: Any
+) -> None:
     asked: list[Layout] = []
-    monkeypatch.setattr(build_engine, "assemble", lambda *_, **given: asked.append(given["layout"]))
-    build_engine.build_engine(built.config, built.algorithm, built.net, built.pool, None, runs_alike=runs_alike)
+
+    def assemble(*_: Any, layout: Layout, **__: Any) -> None:
+        asked.append(layout)
+        raise FnrflError("It is enough.")
+
+    monkeypatch.setattr(build_engine, "assemble", assemble)
+    with pytest.raises(FnrflError):
+        run(load("digits", ["rounds=1"]), out=None, runs_alike=runs_alike, compared=compared)
     assert [layout.waits_for_compiler for layout in asked] == [waits]
+
+
+class Sleeper(TorchScript):
+    """A backend whose workers never end."""
+
+    waits = False
+
+    def coming(self, recording: Recording) -> Any:
+        return CompiledLater(self, compiled.start(recording))  # type: ignore[arg-type]
+
+
+def test_what_is_compiled_for_a_run_goes_on_when_the_run_has_ended(monkeypatch: Any, tmp_path: Path) -> None:
+    """The next run of the process may use it; and it ends when nobody can any more."""
+    monkeypatch.setenv("FNRFL_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "no GPU")
+    workers, popen = [], subprocess.Popen
+
+    def asleep(*_: Any, **__: Any) -> Any:
+        workers.append(popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        return workers[-1]
+
+    monkeypatch.setattr(compiled.subprocess, "Popen", asleep)
+    played(Sleeper(), 1)
+    gc.collect()
+    assert workers and all(worker.poll() is None for worker in workers)
+    STORE.clear()
+    gc.collect()
+    assert all(worker.poll() is not None for worker in workers)

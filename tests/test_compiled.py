@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +19,7 @@ from torch import Tensor
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.engines import compiled, cuda_graphs, torchscript
-from fnrfl.engines.programs import FlatProgram, Recording, repeated
+from fnrfl.engines.programs import FlatProgram, Recording, StepArguments, repeated
 from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.torchscript import TorchScript
 from toys import Run, assert_near
@@ -39,8 +42,12 @@ def step(total: Tensor, factor: Tensor, x: Tensor) -> Tensor:
 
 
 def recorded() -> Recording:
-    found = Recorder(TorchScript()).begin(step, [torch.zeros(2), torch.ones(2)], [torch.ones(2)], 1, 0).recording
-    assert found is not None
+    return recording_of(StepArguments([torch.zeros(2), torch.ones(2)], [torch.ones(2)], 1, 0))
+
+
+def recording_of(arguments: StepArguments) -> Recording:
+    found = Recorder(TorchScript()).begin(step, arguments).arguments
+    assert isinstance(found, Recording)
     return found
 
 
@@ -88,10 +95,34 @@ def test_what_a_compiled_step_depends_on_has_a_folder_of_its_own(monkeypatch: An
     folders.add(compiled.start(recorded()).folder)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another")
     folders.add(compiled.start(recorded()).folder)
-    wider = Recorder(TorchScript()).begin(step, [torch.zeros(4, 2), torch.ones(2)], [torch.ones(2)], 1, 0).recording
-    assert wider is not None
+    wider = recording_of(StepArguments([torch.zeros(4, 2), torch.ones(2)], [torch.ones(2)], 1, 0))
     folders.add(compiled.start(wider).folder)
     assert len(folders) == 4
+
+
+def test_two_workers_do_not_compile_the_same_step(cache: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """One waits for the other; but not for one that was killed, nor for one that compiles something else."""
+    cache.mkdir()
+    done: list[Path] = []
+    monkeypatch.setattr(compiled, "_compile", lambda asked, folder: done.append(folder))
+    code = "import sys; from pathlib import Path; from fnrfl.engines import compiled\n"
+    code += "with compiled._in_turn(Path(sys.argv[1])): print('at work', flush=True); sys.stdin.read()"
+    step, other = cache / ("a" * 32), cache / ("b" * 32)
+    at_work = subprocess.Popen([sys.executable, "-c", code, str(step)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert at_work.stdin is not None and at_work.stdout is not None and at_work.stdout.readline() == b"at work\n"
+    compiled.compile_request(tmp_path, other)
+    assert done == [other]
+    waiting = threading.Thread(target=compiled.compile_request, args=[tmp_path, step])
+    waiting.start()
+    waiting.join(0.5)
+    assert waiting.is_alive()
+    at_work.kill()
+    waiting.join(30)
+    assert done == [other, step]
+    step.mkdir()
+    (step / "step.bin").touch()
+    compiled.compile_request(tmp_path, step)
+    assert done == [other, step]
 
 
 class _Ended:

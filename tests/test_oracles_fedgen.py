@@ -418,12 +418,12 @@ MUTANTS = [
     ),
     *mutants(
         Generated.loss,
-        no_generated_features=("shared['a'] * self.size / len(batch.y)", "0.0"),
+        no_generated_features=("shared['a'] * self.size / batch.count", "0.0"),
         generated_sign=(
-            "... + shared['a'] * self.size / len(batch.y) * made",
-            "... - shared['a'] * self.size / len(batch.y) * made",
+            "... + shared['a'] * self.size / batch.count * made",
+            "... - shared['a'] * self.size / batch.count * made",
         ),
-        generated_not_per_batch=("shared['a'] * self.size / len(batch.y)", "shared['a']"),
+        generated_not_per_batch=("shared['a'] * self.size / batch.count", "shared['a']"),
         agreement_sign=("loss + ...", "loss - ..."),
         agreement_weight_dropped=(
             "shared['b'] * batch.mean((view.exp() * (view - out.logits.log_softmax(-1))).sum(-1))",

@@ -48,6 +48,7 @@ from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch, LocalTask, Out, Replies, Training
 from fnrfl.data import batches
 from fnrfl.data.batches import Pool, plan
+from fnrfl.engines import joint_probes
 from fnrfl.runs.method import build_algorithm
 from mutants import mutants
 from toys import (
@@ -436,14 +437,23 @@ def test_norm_pass_in_train_mode_overwrites_the_statistics_of_all(inner: Algorit
         assert torch.equal(after.trained, private.trained)
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("engine", ["loop", "batched", "batched-fast", "gpu", "gpu-fast"])
 @pytest.mark.parametrize("dropout", [False, True])
-def test_norms_of_the_train_mode_pass_are_those_of_its_batches(engine: str, dropout: bool) -> None:
-    """Under the leak BatchNorm is that of each batch of the pass, as in the paper's code; else it is in eval mode."""
+def test_norms_of_the_train_mode_pass_are_those_of_its_batches(
+    engine: str, dropout: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the leak BatchNorm is that of each batch of the pass, as in the paper's code; else it is in eval mode.
+
+    Many batches of one size are one recorded program; the last one here is shorter.
+    """
+    monkeypatch.setattr(joint_probes, "MANY", 1)
     world = classification(module=Mlp if dropout else NormedOnly)
     training = replace(world.training, last_batch="keep", batch=15)  # each example once
-    fnr = FNR(FedAvg(), norm_pass_train_mode=True)
+    fnr = FNR(FedAvg(), norm_pass_train_mode=True, batch=8)
     played, private, _ = handed_over(fnr, engine=engine, world=world, training=training)
+    recorder = played.engine.server.runner.recorder
+    recorded = [] if recorder is None else [key for key in recorder.programs if "probe" in key]
+    assert bool(recorded) == (engine.endswith("fast") and not dropout)
     told = torch.tensor(played.engine.notes["norms"], dtype=torch.float64)
     x, y = played.world.pool.take("public", torch.arange(55))
     for m, client in enumerate(private.clients.tolist()):

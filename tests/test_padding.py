@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fnrfl.algorithms.fedavg import FedAvg
+from fnrfl.algorithms.fedgen import Generated
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.parts.penalties import PENALTIES, Penalised
 from fnrfl.core.algorithm import Objective
@@ -106,7 +107,7 @@ def both(method: Any, world: World, engine: str = "gpu", **options: Any) -> tupl
 
 @each(lambda label, refined: not refined or label in FEW_METHODS, refined=(False, True))
 def test_padding_changes_no_method(label: str, refined: bool) -> None:
-    """Every method, with BatchNorm: those whose clients train on private data without draws of their own are padded."""
+    """Every method, with BatchNorm: those whose clients train on private data are padded."""
     with asked() as decided:
         one, other = both(algorithm(label, refined), classification(module=Normed))
     assert_near(one.state, other.state, 1e-9)
@@ -124,7 +125,7 @@ def test_padding_changes_no_penalty(penalty: str) -> None:
 
 def _is_padded(label: str) -> bool:
     """Whether a method trains its clients with an objective that takes padding."""
-    return not label.startswith(("fedgen", "public-only"))
+    return not label.startswith("public-only")
 
 
 @pytest.mark.parametrize("engine", ["batched", "batched-fast", "gpu", "gpu-fast"])
@@ -181,12 +182,12 @@ def test_noise_is_laid_over_examples_alone_and_drawn_as_without_padding() -> Non
     assert ("private", True) in decided
 
 
-def test_a_net_with_dropout_is_not_padded() -> None:
-    """Its masks are drawn for the examples of a batch, and padding would move what is drawn after them."""
+@pytest.mark.parametrize("engine", ["batched", "gpu", "gpu-fast"])
+def test_masks_are_drawn_for_examples_as_without_padding(engine: str) -> None:
     with asked() as decided:
-        one, other = both(FedAvg(), classification(module=Dropped))
+        one, other = both(FedAvg(), classification(module=Dropped), engine)
     assert_near(one.state, other.state, 1e-9)
-    assert [pads for _, pads in decided] == [False, False]
+    assert [pads for _, pads in decided] == [True, True]
 
 
 def test_a_crowd_of_tiny_clients_is_not_padded_on_a_cpu() -> None:
@@ -342,9 +343,13 @@ MUTANTS = [
         few_examples_do_not_come_again=("torch.arange(size) % len(order)", "torch.arange(size).clamp(max=len(order))"),
     ),
     *mutants(
+        Job._drawn,
+        numbers_drawn_for_padding=("self.draws[m](len(list(run)), size)", "self.draws[m](len(list(run)), padded_to)"),
+    ),
+    *mutants(Generated.loss, padding_in_generated=("batch.count", "len(batch.y)")),
+    *mutants(
         Vectorised._pads,
         padding_of_every_objective=("not job.task.objective.takes_padding", "False"),
-        padding_of_random_steps=("job.noise_shapes(1)", "False"),
         padding_whatever_it_costs=("(1 + MAX_PADDING) * taken", "10 * taken"),
     ),
     *mutants(

@@ -18,7 +18,7 @@ from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import load
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.fingerprint import fingerprint
-from fnrfl.engines.programs import ProgramStore
+from fnrfl.engines.programs import ProgramStore, StepArguments
 from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.torchscript import TorchScript
 from fnrfl.runs import build_engine
@@ -129,6 +129,15 @@ def test_a_fingerprint_is_of_what_a_module_computes() -> None:
     assert fingerprint(frozen) != plain
 
 
+def test_modules_that_share_other_weights_differ() -> None:
+    def tied(one: int, other: int) -> nn.Module:
+        module = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
+        module[one].weight = module[other].weight
+        return module
+
+    assert fingerprint(tied(0, 1)) == fingerprint(tied(0, 1)) != fingerprint(tied(2, 3))
+
+
 def test_the_store_is_bounded_and_keeps_what_is_used() -> None:
     store = ProgramStore()
     kept = [store.keep(i, None, 3) for i in range(3)]
@@ -189,8 +198,8 @@ def test_a_step_is_recorded_before_it_is_taken() -> None:
         return w.sum()
 
     recorder, w, x = Recorder(TorchScript()), torch.ones(3), torch.arange(3.0)
-    begun = recorder.begin(step, [w], [x], 1, 0)
-    assert begun.recording is not None and begun.stepped == ()
+    begun = recorder.begin(step, StepArguments([w], [x], 1, 0))
+    assert begun.arguments is not None and begun.stepped == ()
     recorder.take_step(begun)
     torch.testing.assert_close(begun.stepped[0], torch.ones(3) - 0.1 * x)
     program = recorder.finish(begun)

@@ -340,6 +340,9 @@ def test_cells_are_run_once_each_and_leave_what_the_tables_need(tmp_path: Path) 
     assert found[TINY.id]["clean"] == found[TINY.id]["accuracy"] and found[TINY.id]["noisy"] is None
     assert found[noisy.id]["noisy"] == found[noisy.id]["accuracy"] < found[noisy.id]["clean"]
     assert len(found[LEAKING.id]["notes"]["refined_after"]) == 3
+    held = [line["memory"] for line in found.values()]
+    assert {one["process"] for one in held} == {os.getpid()}
+    assert sys.platform != "linux" or all(50 < one["host_mb"] < 50_000 for one in held)
 
 
 def test_the_constant_penalty_changes_no_bit_whatever_its_weight(tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ import pytest
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.results.reproduce import side_by_side
 from fnrfl.results.reproduce.carrying import carry_out
-from fnrfl.results.reproduce.cell_lines import HowToRun
+from fnrfl.results.reproduce.cell_lines import HowToRun, compute_line
 from fnrfl.results.reproduce.cell_queue import CellNotice, CellQueue, CellTurn
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, read_lines
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.side_by_side import DIED, NOT_STARTED, SECONDS_TO_END, CellProcess
+from fnrfl.runs import run as runs
 
 NOTHING = KeptLines([], [])
 CELLS = [
@@ -54,6 +55,21 @@ def test_two_processes_make_the_models_of_one_and_say_that_they_were_two(tmp_pat
     assert sorted(notice.number for notice in heard if notice.what == "start") == [1, 2, 3]
     assert {notice.cell for notice in heard if notice.what == "done"} == set(CELLS)
     assert set(active_children()) <= before
+
+
+@pytest.mark.parametrize(("processes", "compared"), [(1, True), (3, False)])
+def test_cells_beside_others_do_not_wait_for_the_compiler(
+    processes: int, compared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+
+    def run(config: Any, **given: Any) -> None:
+        told.append(given)
+        raise FnrflError("It is enough.")
+
+    monkeypatch.setattr(runs, "run", run)
+    compute_line(CELLS[0], HowToRun((), (), processes), 7, lambda event: None)
+    assert [(given["runs_alike"], given["compared"]) for given in told] == [(7, compared)]
 
 
 @pytest.mark.slow

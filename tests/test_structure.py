@@ -86,6 +86,7 @@ DEFINED_TWICE = {
     "log": "the logger of the package",
     "load": "fnrfl.load and config.load are for users, and so is a data set's",
     **dict.fromkeys(("run", "resume", "compare", "evaluate", "predict", "report"), "a command, and what it calls"),
+    **dict.fromkeys(("convolve", "convolve_back", "weigh"), "kernels for most GPUs, and for Hopper's"),
 }
 
 

@@ -30,6 +30,7 @@ FLOOR = 1e-4  # a and b fall no lower
 class Generated(Objective):
     """Cross-entropy of the batch, of generated features, and agreement with features generated for the same labels."""
 
+    takes_padding: ClassVar[bool] = True
     size: int  # generated features of a step
     width: int  # of the noise
     hidden: int
@@ -48,7 +49,7 @@ class Generated(Objective):
         head = params[net.head_slice]
         y = labelled(shared["labels"], batch.noise["generated.label"])
         made = cross_entropy(net.head(head, make(batch.noise["generated"], y)), y).mean()
-        loss = super().loss(out, model, params, batch, shared, own) + shared["a"] * self.size / len(batch.y) * made
+        loss = super().loss(out, model, params, batch, shared, own) + shared["a"] * self.size / batch.count * made
         if not self.agree:
             return loss
         view = net.head(head.detach(), make(batch.noise["generated.view"], batch.y)).log_softmax(-1).detach()

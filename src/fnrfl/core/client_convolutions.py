@@ -1,13 +1,14 @@
 """Convolutions whose weights differ from client to client, as one kernel for all clients of a `vmap`.
 
-On a GPU and in bf16 these are kernels of our own (`conv_kernels.py`), which torch knows as three operators, so that
-steps with them can be recorded and compiled. In other types 1x1 convolutions are matrix products, since a grouped
-convolution goes group by group and a batched product does not; larger ones are torch's own.
+On a GPU and in bf16 these are kernels of our own (`conv_kernels.py`, `hopper_kernels.py`), which torch knows as three
+operators, so that steps with them can be recorded and compiled. In other types 1x1 convolutions are matrix products,
+since a grouped convolution goes group by group and a batched product does not; larger ones are torch's own.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-any-return"
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -32,9 +33,8 @@ _own, _torch = torch.ops.fnrfl, torch.ops.aten
 def _convolve(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
     """x [batch, clients * in, height, width], w [clients, out, in, side, side] -> [batch, clients * out, ...]."""
     if x.is_cuda and _countable(x, x.shape[0] * w.shape[0] * w.shape[1] * x.shape[2] * x.shape[3]):
-        from fnrfl.core import conv_kernels
-
-        return conv_kernels.convolve(x, w, stride, pad)
+        rows, columns = ((size + 2 * pad - w.shape[-1]) // stride + 1 for size in x.shape[2:])
+        return _kernels(x, w.shape[1:3], stride, x.shape[2:], (rows, columns)).convolve(x, w, stride, pad)
     y: Tensor = _torch.convolution(x, w.flatten(0, 1), None, *_geometry(stride, pad), len(w))
     return y.contiguous(memory_format=torch.channels_last)
 
@@ -56,10 +56,9 @@ def _(info: Any, dims: Any, x: Tensor, w: Tensor, stride: int, pad: int) -> tupl
 @torch.library.impl(_library, "convolve_back", "CompositeExplicitAutograd")
 def _convolve_back(dy: Tensor, w: Tensor, stride: int, pad: int, height: int, width: int) -> Tensor:
     """The gradient of `convolve` with respect to x."""
-    if dy.is_cuda and w.shape[2] % 16 == 0 and _countable(dy, dy.shape[0] * w.shape[0] * w.shape[2] * height * width):
-        from fnrfl.core import conv_kernels
-
-        return conv_kernels.convolve_back(dy, w, stride, pad, height, width)
+    if dy.is_cuda and _countable(dy, dy.shape[0] * w.shape[0] * w.shape[2] * height * width):
+        kernels = _kernels(dy, w.shape[1:3], stride, (height, width), dy.shape[2:])
+        return kernels.convolve_back(dy, w, stride, pad, height, width)
     x = dy.new_empty(dy.shape[0], w.shape[0] * w.shape[2], height, width)
     dx: Tensor = _torch.convolution_backward(
         dy, x, w.flatten(0, 1), None, *_geometry(stride, pad), len(w), [True, False, False]
@@ -82,9 +81,8 @@ def _(info: Any, dims: Any, dy: Tensor, w: Tensor, *geometry: int) -> tuple[Tens
 def _weigh(x: Tensor, dy: Tensor, side: int, clients: int, stride: int, pad: int) -> Tensor:
     """The gradient of `convolve` with respect to w."""
     if x.is_cuda and _countable(x, dy.numel()):
-        from fnrfl.core import conv_kernels
-
-        return conv_kernels.weigh(x, dy, side, clients, stride, pad)
+        channels = (x.shape[1] // clients, dy.shape[1] // clients)
+        return _kernels(x, channels, stride, x.shape[2:], dy.shape[2:]).weigh(x, dy, side, clients, stride, pad)
     w = x.new_empty(dy.shape[1], x.shape[1] // clients, side, side)
     dw: Tensor = _torch.convolution_backward(dy, x, w, None, *_geometry(stride, pad), clients, [False, True, False])[1]
     return dw.unflatten(0, (clients, -1)).movedim(2, -1).contiguous().movedim(-1, 2)
@@ -100,6 +98,29 @@ def _(info: Any, dims: Any, x: Tensor, dy: Tensor, side: int, clients: int, *geo
     M = info.batch_size
     dw = _own.weigh(folded(x, dims[0], M), folded(dy, dims[1], M), side, M * clients, *geometry)
     return dw.unflatten(0, (M, -1)), 0
+
+
+def _kernels(t: Tensor, channels: Sequence[int], stride: int, sizes: Sequence[int], outputs: Sequence[int]) -> Any:
+    """The module whose kernels are for a GPU, for a client's channels and for heights and widths."""
+    from fnrfl.core import conv_kernels
+
+    smaller = all(size == stride * output for size, output in zip(sizes, outputs, strict=True))
+    if not smaller or any(size & (size - 1) for size in sizes) or any(number % 64 for number in channels):
+        return conv_kernels
+    if not _has_descriptors(t.device):
+        return conv_kernels
+    from fnrfl.core import hopper_kernels
+
+    return hopper_kernels
+
+
+@cache
+def _has_descriptors(device: torch.device) -> bool:
+    """Whether a device loads tiles by tensor descriptors; older tritons were not seen to compile that well."""
+    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    return torch.cuda.get_device_capability(device)[0] == 9 and version >= (3, 6)
 
 
 def _countable(x: Tensor, numbers: int) -> bool:
@@ -133,8 +154,7 @@ class ClientConv2d(nn.Conv2d):
         if isinstance(self.padding, str) or self.padding_mode != "zeros" or self.groups > 1 or self.dilation != (1, 1):
             return False
         square = all(len({*pair}) == 1 for pair in (self.kernel_size, self.stride, self.padding))
-        channels = self.out_channels % 16 == 0 and (self.in_channels % 16 == 0 or self.in_channels <= 4)  # pictures
-        return square and channels and all(size % self.stride[0] == 0 for size in x.shape[-2:])
+        return square and all(size % self.stride[0] == 0 for size in x.shape[-2:])
 
 
 @cache

@@ -14,14 +14,16 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 
 def fingerprint(module: nn.Module) -> Hashable:
-    """Classes, settings and untrained parameters of a module and of all inside; not the trained ones and the buffers.
+    """Classes, settings, which parameters are shared, and untrained ones; not the trained ones and the buffers.
 
     An object that is not a plain value, such as a module's own tensor or function, stands for itself: modules that
     share it are equal, others are not.
     """
     parts = [(name, type(layer), _settings(layer)) for name, layer in module.named_modules(remove_duplicate=False)]
     untrained = [(name, content(p)) for name, p in module.named_parameters() if not p.requires_grad]
-    return (*parts, *untrained)
+    first = {id(p): name for name, p in module.named_parameters()}
+    shapes = [(name, p.shape, first[id(p)]) for name, p in module.named_parameters(remove_duplicate=False)]
+    return (*parts, *untrained, *shapes)
 
 
 def _settings(layer: nn.Module) -> Hashable:
@@ -37,17 +39,17 @@ def _value(value: Any) -> Hashable:
         return type(value), *((_value(k), _value(v)) for k, v in value.items())
     if isinstance(value, set | frozenset):
         return type(value), frozenset(map(_value, value))
-    return _Itself(value)
+    return Itself(value)
 
 
-class _Itself:
+class Itself:
     """Equal to itself alone, and alive as long as it is compared."""
 
     def __init__(self, value: object) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.value is other.value
+        return isinstance(other, Itself) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)

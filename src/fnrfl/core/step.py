@@ -122,6 +122,10 @@ def local_step(
         out = model(params, batch.x)
         return objective.loss(out, model, params, batch, shared, own), model.buffers
 
+    if training.frozen >= net.shapes.keys():  # nothing moves but what BatchNorm remembers, and that takes no gradient
+        value, buffers = loss(carry.params)
+        _remember(carry, buffers)
+        return value
     grad, value, buffers = gradient(loss, carry.params)
     if training.weight_decay:  # coupled: part of the raw gradient
         grad = grad.add(carry.params, alpha=training.weight_decay)
@@ -132,6 +136,10 @@ def local_step(
     shift = objective.shift(lr, shared, own)
     if shift is not None:
         carry.params.add_(shift.masked_fill(net.mask(training.frozen), 0.0) if training.frozen else shift)
+    _remember(carry, buffers)
+    return value
+
+
+def _remember(carry: Carry, buffers: Tree) -> None:
     for name, buffer in carry.buffers.items():
         buffer.copy_(buffers[name])
-    return value

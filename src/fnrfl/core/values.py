@@ -44,6 +44,11 @@ class Batch:
         """1 for an example, 0 for padding, [B]; None: there is no padding."""
         return self.marks.get("real")
 
+    @property
+    def count(self) -> Tensor | int:
+        """How many examples there are; padding is none."""
+        return len(self.y) if self.real is None else self.real.sum()
+
     def mean(self, per_example: Tensor) -> Tensor:
         """Mean over the examples: every objective reduces with this."""
         if self.real is None:

@@ -19,6 +19,8 @@ import sys
 import tempfile
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,10 +30,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, fx
 
-from fnrfl.engines.programs import FlatStep, Recording
+from fnrfl.engines.programs import FlatStep, Recording, StepArguments, timed
+from fnrfl.engines.step_names import step_name
 
 log = logging.getLogger("fnrfl")
-THREADS = "4"  # of one worker: several are at work at the same time
+WORKER_SETTINGS = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "4",  # of one worker: several are at work at the same time
+    "TRITON_STORE_BINARY_ONLY": "1",  # else a step is kept with every intermediate text of each of its kernels
+}
 KEPT_BYTES = 4 << 30  # of compiled steps on disk, some 50 MB each; those not used for the longest time go first
 PATIENCE = 900.0  # seconds for one step
 ASKED = "asked-"  # how the names of workers' own folders begin
@@ -52,6 +58,7 @@ class Compiling:
     device: torch.device
     worker: subprocess.Popen[bytes] | None = None  # None: it was compiled before
     asked: Path = Path()  # the worker's own folder
+    name: str | None = None  # by which it was found
 
     def ready(self) -> bool:
         """Whether `result` need not wait."""
@@ -60,16 +67,44 @@ class Compiling:
     def result(self) -> FlatStep:
         """The compiled step; waits for it. Raises RuntimeError with the worker's last words if there is none."""
         if self.worker is not None:
-            self.worker.wait(PATIENCE)
+            with timed("waiting for the compiler"):
+                self.worker.wait(PATIENCE)
             if self.worker.returncode:
                 said = (self.asked / "said.txt").read_text(errors="replace")
                 log.debug("a worker could not compile a step:\n%s", said)
                 raise RuntimeError(said.strip().rpartition("\n")[2] or f"exit status {self.worker.returncode}")
         try:
-            return _load(self.folder, self.device)
+            with timed("loading"):
+                return _load(self.folder, self.device)
         except Exception:
             shutil.rmtree(self.folder, ignore_errors=True)  # damaged: the next run has it compiled again
             raise
+
+    def lose_name(self) -> None:
+        """Have nobody find it by its name again: it did not do what the step does."""
+        if self.name is not None:
+            (self.folder / self.name).unlink(missing_ok=True)
+
+
+def find(arguments: StepArguments) -> Compiling | None:
+    """A step that was compiled before, by its name alone."""
+    device = arguments.constants[0].device
+    name = _name(arguments, device)
+    file = None if name is None else next(cache_folder().glob(f"*/{name}"), None)
+    if file is None:
+        return None
+    os.utime(file.parent)
+    return Compiling(file.parent, device, name=name)
+
+
+def _name(arguments: StepArguments, device: torch.device) -> str | None:
+    """The name of a step, compiled for a device by these versions; an empty file of this name is beside it."""
+    name = None if arguments.whole_key is None else step_name(arguments.whole_key)
+    return name and hashlib.sha256(json.dumps([name, _precision_flags(), _made_with(device)]).encode()).hexdigest()
+
+
+def _made_with(device: torch.device) -> list[str]:
+    return [torch.__version__, str(torch.version.cuda), torch.cuda.get_device_name(device), sys.version]
 
 
 def start(recording: Recording) -> Compiling:
@@ -79,12 +114,15 @@ def start(recording: Recording) -> Compiling:
         "constants": list(_held_constants(recording.graph)),
         "arguments": [_like(t) for t in [*recording.constants, *recording.turn]],
         "settings": _precision_flags(),
-        "made_with": [torch.__version__, str(torch.version.cuda), torch.cuda.get_device_name(device), sys.version],
+        "made_with": _made_with(device),
     }
     text, constants = json.dumps(request, sort_keys=True), _held_constants(recording.graph)
     folder = cache_folder() / _digest(text, recording.graph.code, constants)
+    name = None if constants else _name(recording, device)  # what a step holds may be of this run alone
     if (folder / "step.bin").exists():
         os.utime(folder)
+        if name is not None:
+            (folder / name).touch()
         return Compiling(folder, device)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _keep_few(folder.parent)
@@ -92,13 +130,15 @@ def start(recording: Recording) -> Compiling:
     (asked / "request.json").write_text(text)
     (asked / "step.py").write_text(recording.graph.code)
     _save_constants(asked / "constants.safetensors", constants)
+    if name is not None:
+        (asked / "name").write_text(name)
     # -P: a file json.py in the working folder must not run.
     command = [sys.executable, "-P", "-m", "fnrfl.engines.compiled", str(asked), str(folder)]
     path = os.pathsep.join(entry for entry in sys.path if entry)
     with (asked / "said.txt").open("wb") as said:  # not a pipe, which somebody would have to read all the time
         worker = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
-            env=os.environ | {"PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": THREADS},
+            env=os.environ | {"PYTHONPATH": path} | WORKER_SETTINGS,
         )  # fmt: skip
     compiling = Compiling(folder, device, worker, asked)
     weakref.finalize(compiling, _end, worker, asked)
@@ -180,7 +220,28 @@ def _load_constants(path: Path, device: torch.device) -> list[Tensor]:
 
 
 def compile_request(asked: Path, folder: Path) -> None:
-    """Compile a step that `start` asked for into a folder, which appears whole or not at all."""
+    """Compile a step that `start` asked for, unless another worker is at it: then wait for that one."""
+    with _in_turn(folder):
+        if not (folder / "step.bin").exists():
+            _compile(asked, folder)
+
+
+@contextmanager
+def _in_turn(folder: Path) -> Iterator[None]:
+    """Inside, no other worker compiles this step. The system ends the turn of a worker that is killed."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: both compile it
+        yield
+        return
+    with folder.parent.with_suffix(".lock").open("ab") as turns:  # one file, with a byte for each step
+        with suppress(OSError):  # a file system without locks
+            fcntl.lockf(turns, fcntl.LOCK_EX, 1, int(folder.name[:12], 16))
+        yield
+
+
+def _compile(asked: Path, folder: Path) -> None:
+    """Compile a step into a folder, which appears whole or not at all."""
     import torch._dynamo  # the compiler takes for granted that somebody has imported it
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -206,6 +267,8 @@ def compile_request(asked: Path, folder: Path) -> None:
     made.mkdir()
     artefact.save(path=str(made / "step.bin"), format="binary")
     shutil.copy(asked / "constants.safetensors", made)
+    if (asked / "name").exists():
+        (made / (asked / "name").read_text()).touch()
     try:
         os.replace(made, folder)
     except OSError:

@@ -14,10 +14,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from fnrfl.engines import compiled
-from fnrfl.engines.programs import FlatProgram, FlatStep, Recording, repeated
+from fnrfl.engines.programs import FlatProgram, FlatStep, Recording, StepArguments, repeated, timed
 
 log = logging.getLogger("fnrfl")
 STAGED_BYTES = 64 << 20  # bytes of batches that lie ready on the device, for each program
@@ -62,7 +62,21 @@ class CudaGraphs:
         if self.waits or self.compile or torch.backends.cudnn.deterministic:
             return None
         compiling = self._compiling(recording)
-        return None if compiling is None or compiling.ready() else CompiledLater(self, compiling, recording.graph)
+        return None if compiling is None or compiling.ready() else CompiledLater(self, compiling)
+
+    def made_before(self, arguments: StepArguments) -> Iterator[FlatProgram] | None:
+        found = compiled.find(arguments)
+        return None if found is None else self._found_programs(found, arguments)
+
+    def _found_programs(self, found: compiled.Compiling, arguments: StepArguments) -> Iterator[FlatProgram]:
+        """A step that was compiled before. Whoever asks for another one has refused it: it is not to be found again."""
+        try:
+            yield self._captured(found.result(), arguments)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            log.debug("a compiled step could not be used and is recorded", exc_info=True)
+        found.lose_name()
 
     def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
         return self._candidates(recording, self._compiling(recording))
@@ -86,10 +100,10 @@ class CudaGraphs:
             log.warning("a step could not be captured (%s: %s) and is slower for that.", type(error).__name__, error)
         yield repeated(recording.graph)
 
-    def compiled_programs(self, compiling: compiled.Compiling, recording: Recording) -> Iterator[FlatProgram]:
+    def compiled_programs(self, compiling: compiled.Compiling, arguments: StepArguments) -> Iterator[FlatProgram]:
         """A compiled step as a program; none if it could not be compiled. Waits for it."""
         try:
-            yield self._captured(compiling.result(), recording)
+            yield self._captured(compiling.result(), arguments)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -105,9 +119,10 @@ class CudaGraphs:
         rounding = 1e-6 * before.norm() + 1e-8 * before.numel() ** 0.5  # what rounding alone can do
         return bool(error <= MAX_RELATIVE_ERROR[self.compute] * moved + rounding)
 
-    def _captured(self, step: FlatStep, recording: Recording) -> FlatProgram:
+    def _captured(self, step: FlatStep, arguments: StepArguments) -> FlatProgram:
         try:
-            return CapturedStep(step, recording, _stream(recording.constants[0].device), _pool())
+            with timed("capturing"):
+                return CapturedStep(step, arguments, _stream(arguments.constants[0].device), _pool())
         except Exception:
             self.forget()  # the pool of a capture that failed is not usable
             raise
@@ -119,13 +134,12 @@ class CompiledLater:
 
     backend: CudaGraphs
     compiling: compiled.Compiling
-    graph: fx.GraphModule
 
     def ready(self) -> bool:
         return self.compiling.ready()
 
-    def programs(self, recording: Recording) -> Iterator[FlatProgram]:
-        return self.backend.compiled_programs(self.compiling, recording)
+    def programs(self, arguments: StepArguments) -> Iterator[FlatProgram]:
+        return self.backend.compiled_programs(self.compiling, arguments)
 
 
 # One pool for all, and one stream for each device, so that programs use the same memory: no two graphs of a device run
@@ -159,12 +173,12 @@ def cudnn_autotune() -> Iterator[None]:
 class CapturedStep:
     """A step as a graph, and the tensors that the graph reads and writes."""
 
-    def __init__(self, step: FlatStep, recording: Recording, stream: torch.cuda.Stream, pool: Any) -> None:
-        self._step, self._num_written = step, recording.num_written  # the step keeps its kernels alive
-        self._constants = [t.clone() for t in recording.constants]
-        turn_bytes = sum(t.numel() * t.element_size() for t in recording.turn)
+    def __init__(self, step: FlatStep, arguments: StepArguments, stream: torch.cuda.Stream, pool: Any) -> None:
+        self._step, self._num_written = step, arguments.num_written  # the step keeps its kernels alive
+        self._constants = [t.clone() for t in arguments.constants]
+        turn_bytes = sum(t.numel() * t.element_size() for t in arguments.turn)
         self._staged = max(1, min(STAGED_BATCHES, STAGED_BYTES // turn_bytes))
-        self._turns = [t.expand(self._staged, *t.shape).clone() for t in recording.turn]
+        self._turns = [t.expand(self._staged, *t.shape).clone() for t in arguments.turn]
         self._at = torch.zeros(1, dtype=torch.int64, device=self._constants[0].device)
         self._losses: Tensor | None = None
         self._graph = torch.cuda.CUDAGraph()

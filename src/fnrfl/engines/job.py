@@ -69,12 +69,23 @@ class Job:
         x, y = feed.take(self.task.data, part.order, part.crops)
         for i, (m, first) in enumerate(at.items()):
             self.plans[m].lay_noise(x[:, i], first)
-        noise = [self.draws[m](steps, part.order.shape[2]) for m in at] if self.noise_shapes(1) else [{}]
+        noise = [self._drawn(m, first, steps, padded_to) for m, first in at.items()] if self.noise_shapes(1) else [{}]
         filled = lambda drawn: torch.stack(drawn + drawn[:1] * idle, 1)  # noqa: E731
         uniform = {k: filled([draw[k] for draw in noise]).to(x.device, non_blocking=True) for k in noise[0]}
         real = part.real
         marks = {} if real is None else {"real": real.to(x.device, self.start.params.dtype, non_blocking=True)}
         return Batch(x, y, part.order.to(x.device, non_blocking=True), uniform, marks)
+
+    def _drawn(self, m: int, first: int, steps: int, padded_to: int | None) -> Tree:
+        """A client's uniform numbers of some steps, [steps, ...]: drawn for its examples, and 0 for padding."""
+        sizes = self.plans[m].sizes[first : first + steps]
+        if padded_to is None:
+            return self.draws[m](steps, sizes[0])
+        wanted, drawn = self.noise_shapes(padded_to), []
+        for size, run in groupby(sizes):
+            some = self.draws[m](len(list(run)), size)
+            drawn.append({k: _padded(some[k], shape) for k, shape in wanted.items()})
+        return {k: torch.cat([some[k] for some in drawn]) for k in wanted}
 
     def batches_of(self, m: int, first: int, last: int, station: Station) -> Iterator[tuple[int, Batch]]:
         """One client's batches from step `first` up to `last`: (size, [steps, size, ...]) of those of one size.
@@ -153,6 +164,13 @@ class Job:
         objective = self.task.objective
         code = tuple(getattr(type(objective), name) for name in ("loss", "correct", "shift"))
         return objective, code, replace(self.training, lr=0.0), own, shared
+
+
+def _padded(t: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """[steps, *shape] of a tensor whose other axes may be shorter: zeros come after it."""
+    whole = t.new_zeros(len(t), *shape)
+    whole[tuple(map(slice, t.shape))] = t
+    return whole
 
 
 def write_rows(carry: Carry, rows: list[int], other: Carry, there: slice | list[int]) -> None:

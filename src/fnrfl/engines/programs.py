@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
@@ -12,36 +15,39 @@ from torch import Tensor, fx
 
 from fnrfl.core.forks import process_lock
 
+log = logging.getLogger("fnrfl")
 Program = Callable[[Any, Any, Any], Tensor]  # (carry, fixed, turns [S, ...]) -> losses [S, ...]; changes `carry`
 FlatStep = Callable[..., Tensor]  # the same step as a function of tensors
 FlatProgram = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]  # (carry and fixed, turns [S, ...]) -> losses
 
 
 @dataclass(frozen=True)
-class Recording:
-    """A recorded step, with the arguments that it was recorded with."""
+class StepArguments:
+    """What a step is recorded with, and what a program is tried with."""
 
-    graph: fx.GraphModule
     constants: list[Tensor]  # tensors that stay the same objects from step to step: those of the carry in front
     turn: list[Tensor]  # tensors that differ from step to step
     num_written: int  # tensors of the carry
     expected_steps: int  # about how many steps of clients will be taken
+    whole_key: Hashable = None  # says all that the step computes, in every process; None: nothing does
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording(StepArguments):
+    """A recorded step, with the arguments that it was recorded with."""
+
+    graph: fx.GraphModule
 
 
 class Coming(Protocol):
     """A faster program for a recorded step, which is still being made."""
 
-    @property
-    def graph(self) -> fx.GraphModule:
-        """The recorded step."""
-        ...
-
     def ready(self) -> bool:
         """Whether it is there."""
         ...
 
-    def programs(self, recording: Recording) -> Iterator[FlatProgram]:
-        """It, for tensors like those of a recording; nothing if it could not be made."""
+    def programs(self, arguments: StepArguments) -> Iterator[FlatProgram]:
+        """It, for tensors like these; nothing if it could not be made."""
         ...
 
 
@@ -86,6 +92,16 @@ class ProgramStore:
 
 
 STORE = ProgramStore()  # of all runs of this process
+
+
+@contextmanager
+def timed(stage: str) -> Iterator[None]:
+    """Log how long a stage of preparing has taken; a GPU may still be at work on it."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        log.debug("preparing: %s took %.3f s", stage, time.perf_counter() - began)
 
 
 def repeated(step: FlatStep) -> FlatProgram:

@@ -25,7 +25,18 @@ from fnrfl.core.engine import Step
 from fnrfl.core.errors import out_of_memory
 from fnrfl.core.forks import process_lock
 from fnrfl.core.step import ready_to_transform
-from fnrfl.engines.programs import STORE, Coming, FlatProgram, FlatStep, Program, ProgramStore, Recording, StoredProgram
+from fnrfl.engines.programs import (
+    STORE,
+    Coming,
+    FlatProgram,
+    FlatStep,
+    Program,
+    ProgramStore,
+    Recording,
+    StepArguments,
+    StoredProgram,
+    timed,
+)
 
 log = logging.getLogger("fnrfl")
 Example = Callable[[], tuple[Step, Any, Any, Any]]  # a step, its carry, what it reads, and one turn
@@ -38,18 +49,20 @@ class Wanted(NamedTuple):
     key: Hashable
     example: Example
     expected_steps: int = 0
+    tells_all: bool = False  # whether the key, with the net and all shapes, says what the step computes: all its code
 
 
 @dataclass
 class RecordedStep:
-    """A step that is recorded and not a program yet."""
+    """A step that is recorded, or was made a program of by an earlier process, and is not a program yet."""
 
     key: Hashable
     step: FlatStep
-    recording: Recording | None  # None: it cannot be recorded
+    arguments: StepArguments | None  # None: it cannot be recorded
     candidates: Iterator[FlatProgram]
     stepped: Sequence[Tensor] = ()  # its arguments after one step, once it was taken
     coming: Coming | None = None
+    recorded_instead: Callable[[], RecordedStep] | None = None  # of one that was found: if no candidate will do
 
 
 class Backend(Protocol):
@@ -64,6 +77,10 @@ class Backend(Protocol):
 
     def decompositions(self) -> Any:
         """Operators that are recorded as others."""
+        ...
+
+    def made_before(self, arguments: StepArguments) -> Iterator[FlatProgram] | None:
+        """The program that an earlier process has made of a step, which need not be recorded; None: there is none."""
         ...
 
     def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
@@ -123,15 +140,15 @@ class Recorder:
         return self.programs_of([Wanted(key, example, expected_steps)])[0]
 
     def programs_of(self, wanted: Sequence[Wanted]) -> list[Program | None]:
-        """Several programs: while one is compiled, the next is recorded, and all steps are taken once."""
+        """Several programs: while one is compiled, the next is recorded, and all steps are taken once.
+
+        What earlier processes have made is not recorded, but must repeat the step as well.
+        """
         if self.closed:
             return [None for _ in wanted]
         began = time.perf_counter()
         begun = [self.programs.get(one.key) or self._found_or_begun(one) for one in wanted]
-        for one in begun:
-            if isinstance(one, RecordedStep):
-                self.take_step(one)
-        stored = [one if isinstance(one, StoredProgram) else self._stored(one) for one in begun]
+        stored = self._all_stored(begun)
         for known, asked in zip(stored, wanted, strict=True):
             coming = known.coming  # another run may take it meanwhile
             if coming is not None and (self.backend.waits or coming.ready()):
@@ -140,13 +157,41 @@ class Recorder:
         self.seconds += time.perf_counter() - began
         return [self.store.use(one) for one in stored]
 
+    def _all_stored(self, begun: Sequence[StoredProgram | RecordedStep]) -> list[StoredProgram]:
+        """Programs of what is begun; what was found and does not do is recorded before others are waited for."""
+        for one in begun:
+            if isinstance(one, RecordedStep):
+                self.take_step(one)
+        begun = [self._found_or_recorded(one) if isinstance(one, RecordedStep) else one for one in begun]
+        return [self._stored(one) if isinstance(one, RecordedStep) else one for one in begun]
+
     def _found_or_begun(self, wanted: Wanted) -> StoredProgram | RecordedStep:
-        step, constants, turn, num_written = _flat_example(wanted)
-        shapes = tuple((t.shape, t.stride(), t.dtype, t.device) for t in (*constants, *turn))
-        whole_key = self._scope, wanted.key, shapes, self.backend.settings(wanted.expected_steps)
-        return self.store.get(whole_key) or self.begin(
-            step, constants, turn, num_written, wanted.expected_steps, whole_key
-        )
+        step, arguments = _flat_example(wanted)
+        shapes = tuple((t.shape, t.stride(), t.dtype, t.device) for t in (*arguments.constants, *arguments.turn))
+        key = self._scope, wanted.key, shapes, self.backend.settings(wanted.expected_steps)
+        if (stored := self.store.get(key)) is not None:
+            return stored
+        arguments = replace(arguments, whole_key=key if wanted.tells_all else None)
+        return self._found(step, arguments, key) or self.begin(step, arguments, key)
+
+    def _found(self, step: FlatStep, arguments: StepArguments, key: Hashable) -> RecordedStep | None:
+        with self._quietly():
+            programs = self.backend.made_before(arguments)
+            if programs is not None:
+                instead = lambda: self.begin(step, arguments, key)  # noqa: E731
+                return RecordedStep(key, step, arguments, programs, recorded_instead=instead)
+        return None
+
+    def _found_or_recorded(self, begun: RecordedStep) -> StoredProgram | RecordedStep:
+        """A program that was found, if it repeats the step; else the step, which is recorded after all."""
+        if begun.recorded_instead is None:
+            return begun
+        flat = self._first_that_repeats(begun)
+        if flat is not None:
+            return self.store.keep(begun.key, _of_trees(flat), self.backend.max_programs)
+        recorded = begun.recorded_instead()
+        recorded.stepped = begun.stepped
+        return recorded
 
     def _stored(self, begun: RecordedStep) -> StoredProgram:
         self.num_recorded += 1
@@ -159,9 +204,8 @@ class Recorder:
     def _improve(self, stored: StoredProgram, coming: Coming, wanted: Wanted) -> None:
         """Use the program that has been made in the meantime, if it repeats the step as well."""
         stored.coming = None
-        step, constants, turn, num_written = _flat_example(wanted)
-        recording = Recording(coming.graph, constants, turn, num_written, wanted.expected_steps)
-        begun = RecordedStep((), step, recording, coming.programs(recording))
+        step, arguments = _flat_example(wanted)
+        begun = RecordedStep((), step, arguments, coming.programs(arguments))
         self.take_step(begun)
         flat = self._first_that_repeats(begun)
         if flat is not None:
@@ -174,19 +218,20 @@ class Recorder:
 
         The step changes the first `num_written` of `constants`.
         """
-        begun = self.begin(step, constants, turn, num_written, expected_steps)
+        begun = self.begin(step, StepArguments(constants, turn, num_written, expected_steps))
         self.take_step(begun)
         return self.finish(begun)
 
-    def begin(
-        self, step: FlatStep, constants: list[Tensor], turn: list[Tensor], num_written: int, expected_steps: int,
-        key: Hashable = (),
-    ) -> RecordedStep:  # fmt: skip
+    def begin(self, step: FlatStep, arguments: StepArguments, key: Hashable = ()) -> RecordedStep:
         """Record a step without taking it, and have it compiled if that pays."""
         ready_to_transform()
         with self._quietly():
-            graph = _graph(step, [*constants, *turn], self.backend.decompositions())
-            recording = Recording(graph, constants, turn, num_written, expected_steps)
+            with timed("recording"):
+                graph, has_numbers = _graph(
+                    step, [*arguments.constants, *arguments.turn], self.backend.decompositions()
+                )
+            whole_key = None if has_numbers else arguments.whole_key
+            recording = Recording(**vars(arguments) | {"whole_key": whole_key}, graph=graph)
             coming = self.backend.coming(recording)
             at_once = (
                 recording if coming is None else replace(recording, expected_steps=0)
@@ -196,10 +241,10 @@ class Recorder:
 
     def take_step(self, begun: RecordedStep) -> None:
         """Take the step itself once, while others compile it: what a program must repeat."""
-        if begun.recording is None:
+        if begun.arguments is None:
             return
-        arguments = _copies([*begun.recording.constants, *begun.recording.turn])
-        with self._quietly():
+        arguments = _copies([*begun.arguments.constants, *begun.arguments.turn])
+        with self._quietly(), timed("taking the step"):
             begun.step(*arguments)
             begun.stepped = arguments
 
@@ -211,10 +256,12 @@ class Recorder:
         return program
 
     def _first_that_repeats(self, begun: RecordedStep) -> FlatProgram | None:
-        if begun.recording is not None and begun.stepped:
+        if begun.arguments is not None and begun.stepped:
             with self._quietly():
                 for program in begun.candidates:
-                    if self.matches(program, begun.recording, begun.stepped):
+                    with timed("comparing"):
+                        repeats = self.matches(program, begun.arguments, begun.stepped)
+                    if repeats:
                         return program
                     log.warning("a recorded step does not repeat the one it was recorded from and is not used.")
         return None
@@ -233,40 +280,45 @@ class Recorder:
                 raise
             log.debug("a step could not be recorded", exc_info=True)
 
-    def matches(self, program: FlatProgram, recording: Recording, stepped: Sequence[Tensor]) -> bool:
+    def matches(self, program: FlatProgram, arguments: StepArguments, stepped: Sequence[Tensor]) -> bool:
         """Whether a program changes tensors as the step itself has changed them."""
-        changed = _copies(recording.constants)
-        program(changed, [t.clone()[None] for t in recording.turn])
-        threes = zip(recording.constants, changed, stepped, strict=False)
+        changed = _copies(arguments.constants)
+        program(changed, [t.clone()[None] for t in arguments.turn])
+        threes = zip(arguments.constants, changed, stepped, strict=False)
         return all(self.backend.close_enough(*three) for three in threes)
 
 
-def _flat_example(wanted: Wanted) -> tuple[FlatStep, list[Tensor], list[Tensor], int]:
-    """(the step as a function of tensors, those that stay, those of a turn, how many of the first it changes)."""
+def _flat_example(wanted: Wanted) -> tuple[FlatStep, StepArguments]:
+    """The step as a function of tensors, and such tensors."""
     step, carry, fixed, turn = wanted.example()
     like = carry, fixed, turn
     flat = lambda *tensors: step(*trees.rebuilt(like, iter(tensors)))  # noqa: E731
-    return flat, trees.leaves((carry, fixed)), trees.leaves(turn), len(trees.leaves(carry))
+    constants, num_written = trees.leaves((carry, fixed)), len(trees.leaves(carry))
+    return flat, StepArguments(constants, trees.leaves(turn), num_written, wanted.expected_steps)
 
 
 def _of_trees(program: FlatProgram) -> Program:
     return lambda carry, fixed, turns: program(trees.leaves((carry, fixed)), trees.leaves(turns))
 
 
-def _graph(step: FlatStep, arguments: list[Tensor], decompositions: Any) -> fx.GraphModule:
-    """The operators of a step: of tensors without numbers, or of copies if the step asks what the numbers are."""
+def _graph(step: FlatStep, arguments: list[Tensor], decompositions: Any) -> tuple[fx.GraphModule, bool]:
+    """The operators of a step: of tensors without numbers, or of copies if the step asks what the numbers are.
+
+    Also whether it did: then it may hold some.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx
 
     recorded = lambda mode, **more: make_fx(step, decompositions, mode, **more)(*_copies(arguments))  # noqa: E731
+    has_numbers = False
     try:
         graph: fx.GraphModule = recorded("fake", _allow_non_fake_inputs=True)
     except torch.OutOfMemoryError:
         raise
     except Exception:
         log.debug("a step cannot be recorded without its numbers", exc_info=True)
-        graph = recorded("real")
+        graph, has_numbers = recorded("real"), True
     _without_useless_views(graph)
-    return graph
+    return graph, has_numbers
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:

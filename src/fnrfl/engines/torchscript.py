@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.errors import out_of_memory
-from fnrfl.engines.programs import FlatProgram, Recording, repeated
+from fnrfl.engines.programs import FlatProgram, Recording, StepArguments, repeated
 from fnrfl.engines.rewriting import rewrite
 
 
@@ -29,6 +29,9 @@ class TorchScript:
 
         aten = torch.ops.aten
         return get_decompositions([aten.native_batch_norm_backward, aten.native_layer_norm_backward])
+
+    def made_before(self, arguments: StepArguments) -> None:
+        """Nothing: no program is kept on disk."""
 
     def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
         try:

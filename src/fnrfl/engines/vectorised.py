@@ -18,6 +18,7 @@ from fnrfl.core.values import Batch
 from fnrfl.engines.expected import NOTHING_KNOWN, ExpectedWork
 from fnrfl.engines.groups import GROUP_SIZE, ShortSizes, Turn, halves, in_groups, padded, shrinking, turns_of
 from fnrfl.engines.job import CLIENT_AXES, Fixed, Job, write_rows
+from fnrfl.engines.joint_probes import ask_together
 from fnrfl.engines.place import Place, Station
 from fnrfl.engines.programs import Program
 from fnrfl.engines.recorder import Recorder, Wanted
@@ -47,29 +48,15 @@ class Vectorised:
         one_by_one = lambda: place.each(len(request.clients), probing.answer)  # noqa: E731
         masked = request.probe.training is not None and bool(place.net.drop_shapes)
         differ = request.data == "private" or masked  # each client sees other numbers
-        if differ or not (request.probe.asks_model and place.probes_together):
+        small = request.probe.training is not None  # batches that do not fill a device
+        if differ or not (request.probe.asks_model and (place.probes_together or small)):
             return one_by_one()
         try:
-            return self._measure_together(probing, place)
+            return ask_together(probing, place, self.group_size, self.recorder, self.expected.rounds)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:  # of an operator that cannot be batched; one that is wrong says so again
             return one_by_one()
-
-    def _measure_together(self, probing: Probing, place: Place) -> list[Tree]:
-        request = probing.request
-        groups = [range(i, i + self.group_size) for i in range(0, len(request.clients), self.group_size)]
-
-        def ask(station: Station, g: int) -> list[Tree]:
-            net, rows = station.net, [m for m in groups[g] if m < len(request.clients)]
-            models = trees.moved(trees.stacked([probing.model(m) for m in rows]), net.device)
-            total: Tree = {}
-            for batch in probing.batches(station, request.clients[rows[0]]):
-                answer = lambda p, b, batch=batch: request.probe(probing.forward(net, p, b, batch), batch)  # noqa: E731
-                total = request.probe.add(total, vmap(answer)(models.params, models.buffers))
-            return [request.probe.finish({k: v[i] for k, v in total.items()}) for i in range(len(rows))]
-
-        return [answer for group in place.each(len(groups), ask) for answer in group]
 
     # -- training -----------------------------------------------------------------------------------------------------
     def run(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:
@@ -91,7 +78,7 @@ class Vectorised:
 
     def _pads(self, job: Job, place: Place) -> bool:
         """Whether short batches are padded: it must change nothing, and take less time than going apart."""
-        if not job.task.objective.takes_padding or job.noise_shapes(1):
+        if not job.task.objective.takes_padding:
             return False
         if place.idle_rows_cost:
             together_anyway = all(plan.sizes == job.plans[0].sizes for plan in job.plans)
@@ -222,7 +209,7 @@ class Vectorised:
             batch = job.example_batch(rows, size, station.feed, net.dtype, padded=pads)
             return _vectorised_step(job, station), *job.rows(rows, net.device), batch
 
-        return Wanted((width, size, pads, job.key, net.device), example, expected_steps)
+        return Wanted((width, size, pads, job.key, net.device), example, expected_steps, tells_all=True)
 
 
 class Cuts(NamedTuple):

@@ -59,6 +59,7 @@ def run(
     phase: Phase | None = None,
     checkpoint_every: float = 30.0,
     runs_alike: int | None = None,
+    compared: bool = True,
     given: Given = NOTHING,
     network: Network | None = None,
     parts: RunParts | None = None,
@@ -69,16 +70,16 @@ def run(
     writes nothing. With `overwrite` a run that has this directory keeps it until the new one has its first checkpoint.
     `progress` hears of every round when it has ended, `callbacks` of the beginning and the end too, `phase` the name of
     each phase of a round as it begins. This is one of `runs_alike` runs of this process: what is prepared for it serves
-    the others too, and each waits for the compiler; None: it is alone, and begins at once. `given` are the objects that
-    the config has words for. `network` leads to clients on other machines, which keep two rounds, so that every round
-    ends with a checkpoint; `parts` is what `meet` has agreed on with them.
+    the others too, and each waits for the compiler if their seconds are `compared`; None: it is alone, and begins at
+    once. `given` are the objects that the config has words for. `network` leads to clients on other machines, which
+    keep two rounds, so that every round ends with a checkpoint; `parts` is what `meet` has agreed on with them.
     """
     told = Listeners(progress, callbacks)
     names = () if out is None else run_files.possible_run_dirs(config, out, overwrite)
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         connection = None if network is None else Connection(network, uuid.uuid4().hex)
         checkpoint_every = checkpoint_every if network is None else 0.0
-        built = build(config, Path(scratch), runs_alike, given=given, connection=connection, parts=parts)
+        built = build(config, Path(scratch), runs_alike, None, given, connection, parts, compared=compared)
         for notice in built.notices:
             log.warning(notice)
         if out is None:

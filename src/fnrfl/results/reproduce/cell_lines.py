@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fnrfl.core.errors import CompatibilityError, ConfigError, sentence
@@ -40,7 +41,8 @@ def compute_line(cell: PaperCell, how: HowToRun, alike: int, show: Callable[[Eve
     try:
         engine = how.engine if cell.scale != "tiny" else ()
         config = cell.config([*engine, *watch_words(cell)], how.words)
-        result = run(config, out=None, progress=show, runs_alike=alike)
+        alone = how.processes == 1  # else its seconds are no measure, and it need not wait for the compiler
+        result = run(config, out=None, progress=show, runs_alike=alike, compared=alone)
     except ConfigError:  # a word that is wrong, or data that is not there: no cell would do
         raise
     except Exception as error:  # the others may still do
@@ -51,7 +53,7 @@ def compute_line(cell: PaperCell, how: HowToRun, alike: int, show: Callable[[Eve
         line = _about(cell, how) | numbers_of(result)
     line["seconds_wall"] = round(time.perf_counter() - began, 2)
     _let_go()
-    return line
+    return line | {"memory": _memory()}
 
 
 def failed_line(cell: PaperCell, how: HowToRun, why: str) -> CellLine:
@@ -138,6 +140,18 @@ def _machine() -> dict[str, str]:
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     return {"device": gpu or f"CPU, {os.cpu_count()} cores", "torch": torch.__version__, "fnrfl": __version__}
+
+
+def _memory() -> dict[str, int]:
+    """What the process holds after a cell, for the cells that follow: megabytes on the host and on the GPU."""
+    import torch
+
+    held, statm = {"process": os.getpid()}, Path("/proc/self/statm")
+    if statm.exists():  # Linux
+        held["host_mb"] = int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 10**6
+    if torch.cuda.is_available():
+        held["gpu_mb"] = torch.cuda.memory_reserved() // 10**6
+    return held
 
 
 def _let_go() -> None:

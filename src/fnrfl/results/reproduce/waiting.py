@@ -118,7 +118,7 @@ def by_purpose(waiting: Sequence[Waiting]) -> list[PurposeLeft]:
 # -- how long a cell takes ---------------------------------------------------------------------------------------------
 
 RATES = {  # images/s of training, H200, bf16, ten clients; that of resnet50 is a guess by its arithmetic
-    "resnet18": 50_000, "resnet50": 20_000, "vgg11": 60_000, "simple-cnn": 500_000,
+    "resnet18": 50_000, "resnet50": 20_000, "vgg11": 60_000, "simple-cnn": 800_000,
 }  # fmt: skip
 SLOWER = {"moon": 2.2, "feddc": 1.15, "feddyn": 1.1}  # a step against FedAvg's
 MORE = {"feddf": 0.9, "fedftg": 1.0, "fedgen": 0.1, "public-only": 0.4, "public-finetune": 0.4}  # seconds in a round
@@ -168,12 +168,10 @@ def _by_images(cell: PaperCell) -> float:
     private = 50_000 if paper or bench else 42_500
     images = private * epochs * SLOWER.get(base, 1.0) * RAGGED.get(cell.skew, 1.1)
     seconds = MORE.get(base, 0.0) + 0.1 + (1.0 if "feature" in cell.skew else 0.0)
-    if paper:  # last batches are kept, and those of a rare size are not recorded
-        seconds += 0.5 * epochs
     if around and around != "no-leak":
         public = 10_000 if paper else 4_000
         images += 1.5 * 5 * REFINE_EPOCHS[cell.scale] * public + 10 * public
-    return 3.0 + rounds * (seconds + images / RATES[cell.net]) * (2.0 if "weight-" in around and paper else 1.0)
+    return 3.0 + rounds * (seconds + images / RATES[cell.net])
 
 
 def programs(cell: PaperCell) -> frozenset[str]:
