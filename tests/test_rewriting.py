@@ -12,7 +12,8 @@ from torch.func import grad_and_value, vmap
 
 from fnrfl.core.algorithm import cross_entropy
 from fnrfl.core.net import Net
-from fnrfl.engines.recorder import _graph
+from fnrfl.engines.programs import StepArguments
+from fnrfl.engines.recorder import recorded
 from fnrfl.engines.rewriting import (
     _is_in_parts,
     _is_only_read,
@@ -35,7 +36,8 @@ def operators(graph: fx.GraphModule) -> list[Any]:
 
 def twice(step: Callable[..., Tensor], *arguments: Tensor) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The record of a step, two times."""
-    return _graph(step, list(arguments), None), _graph(step, list(arguments), None)
+    given = StepArguments(list(arguments), [], 0, 0)
+    return recorded(step, given, None).graph, recorded(step, given, None).graph
 
 
 def assert_do_the_same(one: fx.GraphModule, other: fx.GraphModule, *arguments: Tensor) -> None:

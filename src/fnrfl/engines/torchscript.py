@@ -68,9 +68,10 @@ class _Script(torch.jit.ScriptModule):
 def _scripted(recording: Recording) -> FlatProgram:
     """The loop over the steps inside TorchScript."""
     rewrite(recording.graph)
-    arguments = tuple(t.clone() for t in [*recording.constants, *recording.turn])
-    step = torch.jit.trace(recording.graph, arguments, check_trace=False, _store_inputs=False)
-    constants, turns = [f"a{i}" for i in range(len(recording.constants))], [f"b{i}" for i in range(len(recording.turn))]
+    arguments = recording.arguments
+    tensors = tuple(t.clone() for t in [*arguments.constants, *arguments.turn])
+    step = torch.jit.trace(recording.graph, tensors, check_trace=False, _store_inputs=False)
+    constants, turns = [f"a{i}" for i in range(len(arguments.constants))], [f"b{i}" for i in range(len(arguments.turn))]
     script = _Script(step)
     script.define(
         f"def forward(self, {', '.join(f'{name}: Tensor' for name in constants + turns)}) -> Tensor:\n"
