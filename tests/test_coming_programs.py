@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from fnrfl.engines import compiled, cuda_graphs
 from fnrfl.engines.assemble import Layout
 from fnrfl.engines.cuda_graphs import CompiledLater, CudaGraphs
 from fnrfl.engines.programs import STORE, FlatProgram, Recording, StepArguments, repeated
-from fnrfl.engines.recorder import Recorder
+from fnrfl.engines.recorder import Recorder, recorded
 from fnrfl.engines.torchscript import TorchScript
 from fnrfl.runs import build_engine
 from fnrfl.runs.run import run
@@ -76,7 +76,7 @@ class Patient(TorchScript):
         return self.made[-1]
 
     def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
-        self.compiled_at_once.append(recording.expected_steps)
+        self.compiled_at_once.append(recording.arguments.expected_steps)
         return super().candidates(recording)
 
 
@@ -186,18 +186,16 @@ def test_what_is_compiled_in_the_background(
     worker = Worker()
     made = compiled.Compiling(tmp_path, torch.device("cpu"), None if on_disk else worker)  # type: ignore[arg-type]
     monkeypatch.setattr(cuda_graphs.compiled, "start", lambda recording: made)
-    arguments = StepArguments([torch.ones(2)], [torch.ones(2)], 1, 0)
-    recording = Recorder(TorchScript()).begin(torch.Tensor.add_, arguments).arguments
-    assert isinstance(recording, Recording)
-    found = backend.coming(replace(recording, expected_steps=steps))
+    arguments = StepArguments([torch.ones(2)], [torch.ones(2)], 1, steps)
+    found = backend.coming(recorded(torch.Tensor.add_, arguments, None))
     assert (found is not None) is comes
     if found is not None:
         assert isinstance(found, CompiledLater) and not found.ready()
         worker.returncode = 0
         assert found.ready()
         monkeypatch.setattr(compiled.Compiling, "result", lambda self: "compiled")
-        monkeypatch.setattr(backend, "_captured", lambda step, recording: (step, recording))
-        assert list(found.programs(recording)) == [("compiled", recording)]
+        monkeypatch.setattr(backend, "_captured", lambda step, arguments: (step, arguments))
+        assert list(found.programs(arguments)) == [("compiled", arguments)]
 
 
 def test_what_could_not_be_compiled_in_the_background_is_told(monkeypatch: Any, tmp_path: Path, caplog: Any) -> None:

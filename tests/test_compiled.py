@@ -18,9 +18,8 @@ from torch import Tensor
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.engines import compiled, cuda_graphs, torchscript
+from fnrfl.engines import compiled, cuda_graphs, recorder, torchscript
 from fnrfl.engines.programs import FlatProgram, Recording, StepArguments, repeated
-from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.torchscript import TorchScript
 from toys import Run, assert_near
 
@@ -46,9 +45,7 @@ def recorded() -> Recording:
 
 
 def recording_of(arguments: StepArguments) -> Recording:
-    found = Recorder(TorchScript()).begin(step, arguments).arguments
-    assert isinstance(found, Recording)
-    return found
+    return recorder.recorded(step, arguments, None)
 
 
 @compiles
@@ -83,8 +80,8 @@ def test_rounds_of_compiled_steps_are_the_loop_engines(monkeypatch: pytest.Monke
     run = Run(FNR(FedAvg()), "batched-fast", active=3)
     run.rounds(2)
     assert_near(run.state, Run(FNR(FedAvg()), active=3).rounds(2), atol=1e-9)
-    recorder = run.engine.server.runner.recorder
-    assert recorder is not None and all(stored.program for stored in recorder.programs.values())
+    used = run.engine.server.runner.recorder
+    assert used is not None and all(stored.program for stored in used.programs.values())
 
 
 def test_what_a_compiled_step_depends_on_has_a_folder_of_its_own(monkeypatch: Any) -> None:

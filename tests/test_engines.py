@@ -204,7 +204,7 @@ def test_packed_and_unpacked_are_inverse(joint: str) -> None:
 
 
 def test_no_part_of_an_engine_inherits_from_another() -> None:
-    allowed = {object, Protocol, Engine, Decorator, torch.jit.ScriptModule}
+    allowed = {object, Exception, Protocol, Engine, Decorator, torch.jit.ScriptModule}
     found = []
     for module in pkgutil.iter_modules(fnrfl.engines.__path__):
         for name, value in vars(importlib.import_module(f"fnrfl.engines.{module.name}")).items():

@@ -80,15 +80,15 @@ class Machine:
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine whose compiler is the one of CPUs."""
-    machine, graph = Machine(tmp_path / "programs"), recorder._graph
+    machine, recorded = Machine(tmp_path / "programs"), recorder.recorded
     monkeypatch.setenv("FNRFL_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "no GPU")
 
     def counted(step: FlatStep, *more: Any) -> Any:
         machine.recorded.append(step)
-        return graph(step, *more)
+        return recorded(step, *more)
 
-    monkeypatch.setattr(recorder, "_graph", counted)
+    monkeypatch.setattr(recorder, "recorded", counted)
     return machine
 
 

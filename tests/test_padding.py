@@ -26,7 +26,7 @@ from fnrfl.core.client_kernels import (
     leaving_padding_out,
     share_kernels,
 )
-from fnrfl.core.feed import Plan
+from fnrfl.core.feed import Plan, plan_rows
 from fnrfl.core.net import Net
 from fnrfl.core.padding import takes_padding
 from fnrfl.core.rng import generator
@@ -336,7 +336,7 @@ MUTANTS = [
     ),
     *mutants(_PaddedBackward.forward, padding_has_a_gradient=("... * along", "...")),
     *mutants(_beside, padding_is_counted=("rows.sum(0)", "len(rows)")),
-    *mutants(Plan.rows, padding_is_an_example=("column < sizes", "column >= 0")),
+    *mutants(plan_rows, padding_is_an_example=("column < sizes", "column < sizes.max().expand_as(sizes)")),
     *mutants(Plan.lay_noise, noise_over_padding=("self.noise(batch[:size])", "self.noise(batch)[:size]")),
     *mutants(
         Job.example_batch,

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fedprox import FedProx
@@ -19,10 +18,9 @@ from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import load
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.fingerprint import fingerprint
-from fnrfl.core.net import Net
 from fnrfl.engines.programs import ProgramStore, StepArguments
 from fnrfl.engines.recorder import Recorder
-from fnrfl.engines.torchscript import TorchScript, update_by_parts
+from fnrfl.engines.torchscript import TorchScript
 from fnrfl.runs import build_engine
 from fnrfl.runs.build import build
 from toys import NUM_CLASSES, NUM_FEATURES, Run, assert_near, assert_same, classification
@@ -224,23 +222,3 @@ def test_an_operator_whose_result_cannot_be_foretold_is_recorded_with_its_number
     assert program is not None
     program([w], [x[None]])
     assert torch.equal(w, torch.ones(3) + 2 * x)
-
-
-def test_weights_that_go_down_layer_by_layer_are_the_same_to_the_bit() -> None:
-    layers = [nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 180), nn.ReLU(), nn.Linear(180, 4)]
-    net = Net(nn.Sequential(*layers), torch.zeros(2, 200))
-    params, turn = net.flatten()[0], [torch.randn(8, 200), torch.randint(4, (8,))]
-    descent = lambda p, lr, x, y: p.sub_(torch.func.grad(lambda q: loss(net, q, x, y))(p) * lr).sum()  # noqa: E731
-    whole, by_layer = (make_fx(descent)(params.clone(), torch.tensor(0.1), *turn) for _ in range(2))
-    update_by_parts(by_layer)
-    cats = [[node for node in graph.graph.nodes if "cat" in str(node.target)] for graph in (whole, by_layer)]
-    assert len(cats[0]) == 1 and len(cats[1]) > 1  # the small parts between the large ones
-    for graph, ends in ((whole, first := params.clone()), (by_layer, second := params.clone())):
-        for _ in range(3):
-            graph(ends, torch.tensor(0.3), *turn)
-    assert torch.equal(first, second)
-    assert not torch.equal(first, params)
-
-
-def loss(net: Net, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(net.apply(params, {}, x, mode="batch")[0].logits, y)

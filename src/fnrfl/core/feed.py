@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -43,19 +43,6 @@ class Plan:
         sizes = self.sizes[:steps]
         return Plan(self.order[: sum(sizes)], sizes, self.crops, self.noise)
 
-    def rows(self, first: int, last: int, padded_to: int | None = None) -> PlanRows:
-        """The batches from step `first` up to `last`, a row each: all of one size, or padded to one.
-
-        A batch that is shorter is padded with its first example.
-        """
-        if padded_to is None:
-            order, crops = self.part(first, last)
-            return PlanRows(order.view(last - first, -1), None if crops is None else crops.view(last - first, -1), None)
-        sizes, column = torch.tensor(self.sizes[first:last])[:, None], torch.arange(padded_to)
-        real = column < sizes
-        where = sum(self.sizes[:first]) + sizes.cumsum(0) - sizes + column * real
-        return PlanRows(self.order[where], None if self.crops is None else self.crops[where], real)
-
     def lay_noise(self, x: Tensor, first: int) -> None:
         """Lay noise over the batches from step `first` on, [steps, size, ...], and not over their padding."""
         if self.noise is not None:
@@ -70,11 +57,31 @@ class Plan:
 
 
 class PlanRows(NamedTuple):
-    """Some batches of a plan, [steps, size]."""
+    """Some batches of several plans, [steps, plans, size]."""
 
     order: Tensor
     crops: Tensor | None
     real: Tensor | None  # whether each is an example and not padding; None: all are
+
+
+def plan_rows(plans: Sequence[Plan], first: Sequence[int], steps: int, padded_to: int | None = None) -> PlanRows:
+    """The next batches of several plans, each from a step of its own: all of one size, or padded to one.
+
+    A batch that is shorter is padded with its first example.
+    """
+    orders, crops = zip(*[plan.part(a, a + steps) for plan, a in zip(plans, first, strict=True)], strict=True)
+    cropped = crops[0] is not None
+    if padded_to is None:
+        rows = lambda parts: torch.stack([part.view(steps, -1) for part in parts], 1)  # noqa: E731
+        return PlanRows(rows(orders), rows(crops) if cropped else None, None)
+    # All plans at once, end to end: one by one, what little there is to do would take longer than gathering examples.
+    each = torch.tensor([plan.sizes[a : a + steps] for plan, a in zip(plans, first, strict=True)])
+    begin = each.flatten().cumsum(0).view_as(each) - each
+    sizes, begin, column = each.t().unsqueeze(-1), begin.t().unsqueeze(-1), torch.arange(padded_to)
+    real = column < sizes
+    where = (begin + column * real).flatten()
+    rows = lambda parts: torch.cat(parts).index_select(0, where).view(real.shape)  # noqa: E731
+    return PlanRows(rows(orders), rows(crops) if cropped else None, real)
 
 
 class Feed(Protocol):

@@ -11,11 +11,11 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from fnrfl.core.ndarrays import Floats, Ints
 
 NUM_BINS = 15  # of the calibration error: equal ones from 0 to 1, each with its upper edge
+EDGES = np.linspace(0.0, 1.0, NUM_BINS + 1)[1:-1]  # between them
 SMALLEST = float(np.finfo(np.float64).eps)  # a probability below it counts as this much in the log-loss
 
 
@@ -40,22 +40,27 @@ class Answers:
         at = self.labels * columns + np.minimum(self.predicted, self.num_classes)
         return np.bincount(at, minlength=self.num_classes * columns).reshape(self.num_classes, columns)
 
-    @property
+    @cached_property
     def right(self) -> Ints:
         """Right answers of every class, [C]."""
         return self.confusion.diagonal()
 
-    @property
+    @cached_property
     def count(self) -> Ints:
         """Examples of every class, [C]."""
         found: Ints = self.confusion.sum(1)
         return found
 
-    @property
+    @cached_property
     def said(self) -> Ints:
         """How often every class was the answer, [C]."""
         found: Ints = self.confusion[:, :-1].sum(0)
         return found
+
+    @cached_property
+    def f1(self) -> Floats:
+        """F1 of every class, [C]; nan for one that neither the labels nor the answers have."""
+        return _ratio(2 * self.right, self.count + self.said)
 
 
 @dataclass(frozen=True)
@@ -92,15 +97,14 @@ def recall_by_class(answers: Answers) -> list[float | None]:
 
 def f1_macro(answers: Answers) -> float | None:
     """Mean F1 of the classes that the labels or the answers have."""
-    found = _f1(answers)
-    known = found[~np.isnan(found)]
+    known = answers.f1[~np.isnan(answers.f1)]
     return float(known.mean()) if len(known) else None
 
 
 def f1_weighted(answers: Answers) -> float | None:
     """Mean F1 of the classes, each counted as often as it has examples."""
     count = answers.count
-    return float(np.nan_to_num(_f1(answers)) @ count / count.sum()) if count.sum() else None
+    return float(np.nan_to_num(answers.f1) @ count / count.sum()) if count.sum() else None
 
 
 def auc(answers: Answers) -> float | None:
@@ -108,7 +112,9 @@ def auc(answers: Answers) -> float | None:
     shares = answers.probabilities
     if shares is None or not np.isfinite(shares).all():
         return None
-    areas = [_area(shares[:, one], answers.labels == one) for one in np.flatnonzero(answers.count)]
+    ranked = np.sort(shares, axis=0)
+    of_class = lambda one: shares[answers.labels == one, one]  # noqa: E731
+    areas = [_area(ranked[:, one], of_class(one)) for one in np.flatnonzero(answers.count)]
     known = [area for area in areas if area is not None]
     return float(np.mean(known)) if known else None
 
@@ -128,16 +134,11 @@ def calibration_error(answers: Answers) -> float | None:
     if shares is None or not len(shares) or np.isnan(shares).any():
         return None
     sure, right = shares.max(1), shares.argmax(1) == answers.labels
-    edges = np.linspace(0.0, 1.0, NUM_BINS + 1)
-    bins = np.searchsorted(edges[1:-1], sure)  # a value on an edge is in the bin below it
+    bins = np.searchsorted(EDGES, sure)  # a value on an edge is in the bin below it
     gaps = np.bincount(
         bins, weights=right - sure, minlength=NUM_BINS
     )  # of every bin: right answers minus expected ones
     return float(np.abs(gaps).sum() / len(sure))
-
-
-def _f1(answers: Answers) -> Floats:
-    return _ratio(2 * answers.right, answers.count + answers.said)
 
 
 def _ratio(above: Ints, below: Ints) -> Floats:
@@ -151,13 +152,16 @@ def _known(values: Floats) -> list[float | None]:
     return [None if value != value else value for value in values.tolist()]
 
 
-def _area(score: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
-    """P(a positive scores higher than a negative), an equal score counting one half; None without both."""
-    ours, others = np.sort(score[positive]), np.sort(score[~positive])
-    if not len(ours) or not len(others):
+def _area(ranked: Floats, positive: Floats) -> float | None:
+    """P(a positive scores higher than a negative), an equal score counting one half; None without negatives.
+
+    `ranked` are all scores in order: positives are counted against each other too, one half for each pair of them.
+    """
+    positives, negatives = len(positive), len(ranked) - len(positive)
+    if not negatives:
         return None
-    below = np.searchsorted(others, ours, "left").sum() + np.searchsorted(others, ours, "right").sum()
-    return float(below / (2.0 * len(ours) * len(others)))
+    below = np.searchsorted(ranked, positive, "left").sum() + np.searchsorted(ranked, positive, "right").sum()
+    return float((below - positives**2) / (2.0 * positives * negatives))
 
 
 TEST_METRICS = {

@@ -51,13 +51,22 @@ def mapped(change: Callable[..., Tensor], first: Any, *others: Any) -> Any:
 
 def leaves(value: Any) -> list[Tensor]:
     """All tensors of a tree, those of a dict in the order of their names, whoever was put in first."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [leaf for k in sorted(value) for leaf in leaves(value[k])]
-    names = _NODES.get(type(value))
-    parts = value if names is None else [getattr(value, name) for name in names]
-    return [leaf for part in parts for leaf in leaves(part)]
+    found: list[Tensor] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
+    """Add all tensors of a tree to a list."""
+    kind = type(value)
+    if kind is Tensor or isinstance(value, Tensor):  # the first is by far the faster to ask
+        found.append(value)
+    elif (names := _NODES.get(kind)) is not None:
+        for name in names:
+            _collect(getattr(value, name), found)
+    else:
+        for part in [value[k] for k in sorted(value)] if isinstance(value, dict) else value:
+            _collect(part, found)
 
 
 def rebuilt(like: T, tensors: Iterator[Tensor]) -> T:

@@ -126,7 +126,7 @@ class Pool:
         crops = augment.draw_crop_flip(len(made.order), stream("augment")) if cropped else None
         # The server, standing for everybody, sees examples without anybody's noise.
         noise = self._noise_of(client, stream) if private and client != SERVER else None
-        return Plan(shard[made.order], made.sizes, crops, noise)
+        return Plan(shard.index_select(0, made.order), made.sizes, crops, noise)
 
     def _shard(self, client: int) -> Tensor:
         """The positions of a client's examples; of everybody's for the server. Refused if they are elsewhere."""

@@ -111,16 +111,17 @@ def _made_with(device: torch.device) -> list[str]:
 
 def start(recording: Recording) -> Compiling:
     """Have a step compiled by another process, unless that was done before."""
-    device = recording.constants[0].device
+    arguments = recording.arguments
+    device = arguments.constants[0].device
     request = {
         "constants": list(_held_constants(recording.graph)),
-        "arguments": [_like(t) for t in [*recording.constants, *recording.turn]],
+        "arguments": [_like(t) for t in [*arguments.constants, *arguments.turn]],
         "settings": _precision_flags(),
         "made_with": _made_with(device),
     }
     text, constants = json.dumps(request, sort_keys=True), _held_constants(recording.graph)
     folder = cache_folder() / _digest(text, recording.graph.code, constants)
-    name = None if constants else _name(recording, device)  # what a step holds may be of this run alone
+    name = None if constants else _name(arguments, device)  # what a step holds may be of this run alone
     if (folder / "step.bin").exists():
         os.utime(folder)
         if name is not None:

@@ -82,7 +82,7 @@ class CudaGraphs:
         return self._candidates(recording, self._compiling(recording))
 
     def _compiling(self, recording: Recording) -> compiled.Compiling | None:
-        if self._pays_to_compile(recording.expected_steps):
+        if self._pays_to_compile(recording.arguments.expected_steps):
             try:
                 return compiled.start(recording)
             except OSError as error:  # no folder to keep it in, or no room
@@ -91,9 +91,9 @@ class CudaGraphs:
 
     def _candidates(self, recording: Recording, compiling: compiled.Compiling | None) -> Iterator[FlatProgram]:
         if compiling is not None:
-            yield from self.compiled_programs(compiling, recording)
+            yield from self.compiled_programs(compiling, recording.arguments)
         try:
-            yield self._captured(recording.graph, recording)
+            yield self._captured(recording.graph, recording.arguments)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

@@ -115,8 +115,11 @@ class Federation(Engine):
 
     def drawn_clients(self, cohort: Tensor, share: float, purpose: str) -> set[int]:
         """floor(share * m) clients of a cohort, whatever its order, but not all."""
+        drawn = num_drawn(len(cohort), share)
+        if not drawn:
+            return set()
         order = torch.randperm(len(cohort), generator=generator(self.seed, self.round, purpose))
-        return set(cohort.sort().values[order[: num_drawn(len(cohort), share)]].tolist())
+        return set(cohort.sort().values[order[:drawn]].tolist())
 
     def _part_of_epochs(self, client: int, epochs: int) -> int:
         """A straggler does a random part of the epochs, one at least and not all."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fnrfl.core import trees
 from fnrfl.core.engine import Step
-from fnrfl.core.feed import Feed, Plan
+from fnrfl.core.feed import Feed, Plan, plan_rows
 from fnrfl.core.net import Net
 from fnrfl.core.rng import generator
 from fnrfl.core.step import Carry, Gradient, local_step
@@ -64,17 +64,17 @@ class Job:
         `at` has each row's first step; `idle` more rows repeat the first row's. Batches are all of one size, or are
         padded to one.
         """
-        parts = [self.plans[m].rows(first, first + steps, padded_to) for m, first in at.items()]
-        noise = [self._drawn(m, first, steps, padded_to) for m, first in at.items()]
-        filled = lambda rows: torch.stack(rows + rows[:1] * idle, 1)  # noqa: E731
-        index, crops = filled([part.order for part in parts]), [part.crops for part in parts if part.crops is not None]
-        x, y = feed.take(self.task.data, index, filled(crops) if crops else None)
+        rows = [*at.items(), *list(at.items())[:1] * idle]
+        part = plan_rows([self.plans[m] for m, _ in rows], [first for _, first in rows], steps, padded_to)
+        x, y = feed.take(self.task.data, part.order, part.crops)
         for i, (m, first) in enumerate(at.items()):
             self.plans[m].lay_noise(x[:, i], first)
+        noise = [self._drawn(m, first, steps, padded_to) for m, first in at.items()] if self.noise_shapes(1) else [{}]
+        filled = lambda drawn: torch.stack(drawn + drawn[:1] * idle, 1)  # noqa: E731
         uniform = {k: filled([draw[k] for draw in noise]).to(x.device, non_blocking=True) for k in noise[0]}
-        real = [part.real for part in parts if part.real is not None]
-        marks = {"real": filled(real).to(x.device, self.start.params.dtype, non_blocking=True)} if real else {}
-        return Batch(x, y, index.to(x.device, non_blocking=True), uniform, marks)
+        real = part.real
+        marks = {} if real is None else {"real": real.to(x.device, self.start.params.dtype, non_blocking=True)}
+        return Batch(x, y, part.order.to(x.device, non_blocking=True), uniform, marks)
 
     def _drawn(self, m: int, first: int, steps: int, padded_to: int | None) -> Tree:
         """A client's uniform numbers of some steps, [steps, ...]: drawn for its examples, and 0 for padding."""
@@ -82,7 +82,7 @@ class Job:
         if padded_to is None:
             return self.draws[m](steps, sizes[0])
         wanted, drawn = self.noise_shapes(padded_to), []
-        for size, run in groupby(sizes if wanted else []):
+        for size, run in groupby(sizes):
             some = self.draws[m](len(list(run)), size)
             drawn.append({k: _padded(some[k], shape) for k, shape in wanted.items()})
         return {k: torch.cat([some[k] for some in drawn]) for k in wanted}
@@ -98,12 +98,12 @@ class Job:
         if plan.noise is not None:
             for batch in x.split(plan.sizes[first:last]):
                 batch.copy_(plan.noise(batch))
-        x, taken = station.net.laid_out(x), 0
+        x, taken, draws = station.net.laid_out(x), 0, bool(self.noise_shapes(1))
         for size, run in groupby(plan.sizes[first:last]):
             steps = len(list(run))
             some = slice(taken, taken + steps * size)
             x_, y_, index_ = (t[some].view(steps, size, *t.shape[1:]) for t in (x, y, index))
-            yield size, Batch(x_, y_, index_, self.draws[m](steps, size))
+            yield size, Batch(x_, y_, index_, self.draws[m](steps, size) if draws else {})
             taken = some.stop
 
     def example_batch(
@@ -138,17 +138,22 @@ class Job:
 
     def fixed(self, start: State, own: Tree, device: torch.device) -> Fixed:
         """What the steps of some clients read, on a device; the learning rate is a tensor, for recorded steps."""
-        shared, scale = trees.moved((self.task.shared, self.scale), device)
-        return Fixed(start, own, shared, self._lr.to(device), scale)
+        if device not in self._same_for_all:
+            lr = self.start.params.new_tensor(self.training.lr)
+            self._same_for_all[device] = trees.moved((self.task.shared, lr, self.scale), device)
+        shared, lr, scale = self._same_for_all[device]
+        return Fixed(start, own, shared, lr, scale)
 
     @cached_property
-    def _lr(self) -> Tensor:
-        return self.start.params.new_tensor(self.training.lr)
+    def _same_for_all(self) -> dict[torch.device, tuple[Tree, Tensor, Tree]]:
+        """(shared, learning rate, scale of inputs) on each device that was asked for."""
+        return {}
 
     def rows(self, rows: list[int], device: torch.device) -> tuple[Carry, Fixed]:
         """Copies of some clients' carries and of what their steps read, on a device."""
         where = torch.tensor(rows)
-        carry, start, own = trees.moved(trees.rows((self.carry, self.start, self.own), where), device)
+        picked = lambda t: t.index_select(0, where.to(t.device)).to(device)  # noqa: E731  (t[where]: number by number)
+        carry, start, own = trees.mapped(picked, (self.carry, self.start, self.own))
         return carry, self.fixed(start, own, device)
 
     @cached_property
@@ -170,5 +175,6 @@ def _padded(t: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def write_rows(carry: Carry, rows: list[int], other: Carry, there: slice | list[int]) -> None:
     """Take over some clients' rows of a carry from another."""
+    where = torch.tensor(rows)
     for old, new in zip(trees.leaves(carry), trees.leaves(other), strict=True):
-        old[rows] = new[there].to(old.device)
+        old.index_copy_(0, where.to(old.device), new[there].to(old.device))

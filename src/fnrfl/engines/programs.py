@@ -32,10 +32,11 @@ class StepArguments:
     whole_key: Hashable = None  # says all that the step computes, in every process; None: nothing does
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recording(StepArguments):
+@dataclass(frozen=True)
+class Recording:
     """A recorded step, with the arguments that it was recorded with."""
 
+    arguments: StepArguments
     graph: fx.GraphModule
 
 

@@ -227,16 +227,11 @@ class Recorder:
         ready_to_transform()
         with self._quietly():
             with timed("recording"):
-                graph, has_numbers = _graph(
-                    step, [*arguments.constants, *arguments.turn], self.backend.decompositions()
-                )
-            whole_key = None if has_numbers else arguments.whole_key
-            recording = Recording(**vars(arguments) | {"whole_key": whole_key}, graph=graph)
+                recording = recorded(step, arguments, self.backend.decompositions())
             coming = self.backend.coming(recording)
-            at_once = (
-                recording if coming is None else replace(recording, expected_steps=0)
-            )  # nothing is compiled for it
-            return RecordedStep(key, step, recording, self.backend.candidates(at_once), coming=coming)
+            if coming is not None:  # nothing is compiled at once
+                recording = replace(recording, arguments=replace(recording.arguments, expected_steps=0))
+            return RecordedStep(key, step, arguments, self.backend.candidates(recording), coming=coming)
         return RecordedStep(key, step, None, iter(()))
 
     def take_step(self, begun: RecordedStep) -> None:
@@ -301,24 +296,24 @@ def _of_trees(program: FlatProgram) -> Program:
     return lambda carry, fixed, turns: program(trees.leaves((carry, fixed)), trees.leaves(turns))
 
 
-def _graph(step: FlatStep, arguments: list[Tensor], decompositions: Any) -> tuple[fx.GraphModule, bool]:
+def recorded(step: FlatStep, arguments: StepArguments, decompositions: Any) -> Recording:
     """The operators of a step: of tensors without numbers, or of copies if the step asks what the numbers are.
 
-    Also whether it did: then it may hold some.
+    A step that did may hold some, and then no key says all that it computes.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    recorded = lambda mode, **more: make_fx(step, decompositions, mode, **more)(*_copies(arguments))  # noqa: E731
-    has_numbers = False
+    tensors = [*arguments.constants, *arguments.turn]
+    traced = lambda mode, **more: make_fx(step, decompositions, mode, **more)(*_copies(tensors))  # noqa: E731
     try:
-        graph: fx.GraphModule = recorded("fake", _allow_non_fake_inputs=True)
+        graph: fx.GraphModule = traced("fake", _allow_non_fake_inputs=True)
     except torch.OutOfMemoryError:
         raise
     except Exception:
         log.debug("a step cannot be recorded without its numbers", exc_info=True)
-        graph, has_numbers = recorded("real"), True
+        graph, arguments = traced("real"), replace(arguments, whole_key=None)
     _without_useless_views(graph)
-    return graph, has_numbers
+    return Recording(arguments, graph)
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:

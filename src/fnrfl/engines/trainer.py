@@ -162,7 +162,7 @@ class Trainer:
             examples=self._examples[cohort],
             steps=torch.tensor(steps, device=end.params.device),
             travel=end.params.new_tensor([travel[n] for n in steps]),
-            loss=torch.stack([row.mean() if len(row) else row.new_zeros(()) for row in losses]),
+            loss=_means(losses),
             trained=end.params,
             params=end.params,
             buffers=end.buffers,
@@ -221,6 +221,13 @@ def _draws(shapes: Callable[[int], Shapes], stream: RandomStream, net: Net) -> C
         return {k: torch.rand(steps, *shape, generator=streams[k]).to(net.dtype) for k, shape in wanted.items()}
 
     return draw
+
+
+def _means(losses: Sequence[Tensor]) -> Tensor:
+    """The mean of every client's losses, [M]; 0 for one without steps."""
+    if len({len(row) for row in losses}) == 1 and len(losses[0]):
+        return torch.stack(list(losses)).mean(1)
+    return torch.stack([row.mean() if len(row) else row.new_zeros(()) for row in losses])
 
 
 def _clipped(job: Job) -> State:

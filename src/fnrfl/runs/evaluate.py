@@ -96,6 +96,8 @@ def evaluate_model(
 
 def pooled(scores: list[Score]) -> Score:
     """The score on several data sets taken together."""
+    if len(scores) == 1:
+        return scores[0]
     total = sum(len(s.labels) for s in scores)
     logits = [s.logits for s in scores if s.logits is not None]
     return Score(
