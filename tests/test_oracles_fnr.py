@@ -45,10 +45,12 @@ from fnrfl.config import load
 from fnrfl.core.algorithm import Algorithm, Objective, class_indicator
 from fnrfl.core.errors import ClientError
 from fnrfl.core.rng import generator
+from fnrfl.core.step import local_step
 from fnrfl.core.types import Batch, LocalTask, Out, Replies, Training
 from fnrfl.data import batches
 from fnrfl.data.batches import Pool, plan
 from fnrfl.engines import joint_probes
+from fnrfl.engines.runner import Probing
 from fnrfl.runs.method import build_algorithm
 from mutants import mutants
 from toys import (
@@ -753,6 +755,15 @@ def test_the_log_has_one_ranking_for_each_client_of_the_cohort_in_its_order() ->
 # -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
 
 MUTANTS = [
+    *mutants(joint_probes._pass, last_batch_alone=("total[name].add_(part)", "total[name].copy_(part)")),
+    *mutants(
+        Probing.shared_batches,
+        everybody_has_one_mask=(
+            "[draw(1, len(positions)) for draw in draws]",
+            "[draws[0](1, len(positions))] * len(draws)",
+        ),
+    ),
+    *mutants(local_step, gradient_for_nothing=("training.frozen >= net.shapes.keys()", "training.frozen")),
     *mutants(
         feature_norms,
         norm_not_squared=("features.square", "features.abs"),
