@@ -31,6 +31,7 @@ LAYERS: dict[str, Callable[[], nn.Conv2d]] = {
     "few outputs": lambda: nn.Conv2d(3, 6, 5),
     "six channels": lambda: nn.Conv2d(6, 16, 5),
     "one channel": lambda: nn.Conv2d(1, 16, 3, padding=1),
+    "one channel and few outputs": lambda: nn.Conv2d(1, 6, 3, padding=1, bias=False),
     "odd channels with a stride": lambda: nn.Conv2d(5, 7, 3, stride=2, padding=1, bias=False),
     "1x1 of odd channels": lambda: nn.Conv2d(24, 130, 1),
     # torch's own
@@ -40,7 +41,7 @@ LAYERS: dict[str, Callable[[], nn.Conv2d]] = {
     "reflected padding": lambda: nn.Conv2d(16, 16, 3, padding=1, padding_mode="reflect"),
     "oblong": lambda: nn.Conv2d(16, 16, (3, 1), padding=(1, 0)),
 }
-OWN = list(LAYERS)[:12]
+OWN = list(LAYERS)[:13]
 # in, out, size, side, stride of ResNet-18 and, from the twelfth on, of VGG-11
 SHAPES = [
     (3, 64, 32, 3, 1), (64, 64, 32, 3, 1), (64, 128, 32, 3, 2), (64, 128, 32, 1, 2), (128, 128, 16, 3, 1),

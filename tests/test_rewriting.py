@@ -12,8 +12,9 @@ from torch.func import grad_and_value, vmap
 
 from fnrfl.core.algorithm import cross_entropy
 from fnrfl.core.net import Net
+from fnrfl.engines import torchscript
 from fnrfl.engines.programs import StepArguments
-from fnrfl.engines.recorder import recorded
+from fnrfl.engines.recorder import Recorder, recorded
 from fnrfl.engines.rewriting import (
     _is_in_parts,
     _is_only_read,
@@ -24,6 +25,7 @@ from fnrfl.engines.rewriting import (
     rewrite,
     update_by_parts,
 )
+from fnrfl.engines.torchscript import TorchScript
 from mutants import mutants
 
 aten = torch.ops.aten
@@ -187,6 +189,22 @@ def test_a_learning_rate_of_every_parameter_stays_beside_it() -> None:
     plain, rewritten = twice(step, *given)
     rewrite(rewritten)
     assert operators(rewritten) == operators(plain)
+
+
+def test_a_record_that_a_rule_spoils_is_used_as_it_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(graph: fx.GraphModule) -> None:
+        for node in list(graph.graph.nodes):
+            if node.target is torch.ops.aten.mul.Tensor:
+                node.target, node.args = torch.ops.aten.view.default, (node.args[0], [7])
+        graph.recompile()
+
+    monkeypatch.setattr(torchscript, "rewrite", spoil)
+    step = lambda w, x: w.add_(w * x).sum()  # noqa: E731
+    program = Recorder(TorchScript()).record(step, [torch.ones(3)], [torch.ones(3)], 1)
+    assert program is not None
+    carry = [torch.ones(3)]
+    program(carry, [torch.ones(2, 3)])
+    assert torch.equal(carry[0], torch.full((3,), 4.0))
 
 
 MUTANTS = [

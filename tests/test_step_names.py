@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,3 +161,17 @@ def test_another_source_has_other_names(monkeypatch: pytest.MonkeyPatch) -> None
     before = step_name(key())
     monkeypatch.setattr(step_names, "_sources_hash", lambda: "others")
     assert step_name(key()) != before
+
+
+def test_a_file_of_a_user_s_with_the_name_of_one_of_python_s_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sched.py").write_text("from torch import nn\n\nclass MyNet(nn.Linear):\n    pass\n")
+    spec = importlib.util.spec_from_file_location("sched", tmp_path / "sched.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    step_names._is_known.cache_clear()
+    monkeypatch.setitem(sys.modules, "sched", module)
+    assert step_name((module.MyNet,)) is None and step_name((OrderedDict, functools.partial)) is not None
+    step_names._is_known.cache_clear()

@@ -261,7 +261,7 @@ class Refining(Decorator):
     def _norm_pass(self) -> LocalTask:
         """A pass over public data that moves nothing but BatchNorm statistics, as the paper's code does by accident."""
         training = replace(
-            self._training(), epochs=1, batchnorm="updating", augment=False, shuffle=False,
+            self._training(), epochs=1, lr=0.0, weight_decay=0.0, batchnorm="updating", augment=False, shuffle=False,
             frozen=frozenset(self.net.shapes),
         )  # fmt: skip
         return LocalTask(

@@ -36,7 +36,7 @@ def _convolve(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
         rows, columns = ((size + 2 * pad - w.shape[-1]) // stride + 1 for size in x.shape[2:])
         return _kernels(x, w.shape[1:3], stride, x.shape[2:], (rows, columns)).convolve(x, w, stride, pad)
     y: Tensor = _torch.convolution(x, w.flatten(0, 1), None, *_geometry(stride, pad), len(w))
-    return y.contiguous(memory_format=torch.channels_last)
+    return _empty(y, *y.shape).copy_(y)
 
 
 @torch.library.register_fake("fnrfl::convolve", lib=_library)
@@ -63,7 +63,7 @@ def _convolve_back(dy: Tensor, w: Tensor, stride: int, pad: int, height: int, wi
     dx: Tensor = _torch.convolution_backward(
         dy, x, w.flatten(0, 1), None, *_geometry(stride, pad), len(w), [True, False, False]
     )[0]
-    return dx.contiguous(memory_format=torch.channels_last)
+    return _empty(dx, *dx.shape).copy_(dx)
 
 
 @torch.library.register_fake("fnrfl::convolve_back", lib=_library)

@@ -42,6 +42,7 @@ KEPT_BYTES = 4 << 30  # of compiled steps on disk, some 50 MB each; those not us
 PLACES = max(2, (os.cpu_count() or 2) // 2)  # for workers of all runs: more would take the processors from training
 FIRST_PLACE = 1 << 48  # behind the bytes of all steps
 PATIENCE = 900.0  # seconds for one step
+BEGUN = "begun"  # the file that says that a worker has its turn
 ASKED = "asked-"  # how the names of workers' own folders begin
 ABANDONED = 24 * 3600.0  # seconds after which nobody is at work in such a folder: whoever asked was killed
 
@@ -70,6 +71,8 @@ class Compiling:
         """The compiled step; waits for it. Raises RuntimeError with the worker's last words if there is none."""
         if self.worker is not None:
             with timed("waiting for the compiler"):
+                while not (self.asked / BEGUN).exists() and self.worker.poll() is None:  # others are at work
+                    time.sleep(0.05)
                 self.worker.wait(PATIENCE)
             if self.worker.returncode:
                 said = (self.asked / "said.txt").read_text(errors="replace")
@@ -225,6 +228,7 @@ def _load_constants(path: Path, device: torch.device) -> list[Tensor]:
 def compile_request(asked: Path, folder: Path) -> None:
     """Compile a step that `start` asked for, unless another worker is at it: then wait for that one."""
     with _in_turn(folder):
+        (asked / BEGUN).touch()
         if not (folder / "step.bin").exists():
             _compile(asked, folder)
 

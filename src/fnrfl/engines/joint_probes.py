@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import groupby, islice
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fnrfl.core import trees
-from fnrfl.core.engine import Probe, Step, run_steps
+from fnrfl.core.engine import Probe, Step
+from fnrfl.core.net import Net
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch, State
 from fnrfl.engines.place import Place, Station
@@ -19,30 +20,28 @@ from fnrfl.engines.programs import Program
 from fnrfl.engines.recorder import Recorder, Wanted
 from fnrfl.engines.runner import Probing
 
+ModelsAndScale = tuple[State, Tree]  # the scale of inputs is an argument: runs share programs
 PassPrograms = dict[tuple[torch.device, int, int], Program]  # (device, number of models, batch size) -> recorded passes
 MANY = 100  # batches of one size in the probes of a run: fewer are not worth a program
-AT_ONCE = 128  # batches that a program is handed
 
 
 def ask_together(probing: Probing, place: Place, group_size: int, recorder: Recorder | None, rounds: int) -> list[Tree]:
     """The answers of all clients, who look at the same batches; `rounds` says how often they will be asked about."""
-    count = len(probing.request.clients)
+    count, probe = len(probing.request.clients), probing.request.probe
     groups = [range(first, min(first + group_size, count)) for first in range(0, count, group_size)]
     programs = {} if recorder is None else _programs(probing, place, groups, recorder, rounds)
 
     def ask(station: Station, g: int) -> list[Tree]:
-        models, probe = _models(probing, station, groups[g]), probing.request.probe
-        step, total = _pass(probing, station), dict[str, Tensor]()
-        for batches in _of_one_size(probing, station, groups[g]):
-            if not total:
-                total = trees.aligned(_answers(probing, station, models, trees.rows(batches, 0)))
-                batches = trees.rows(batches, slice(1, None))
-            program = programs.get((station.net.device, len(groups[g]), batches.y.shape[1]))
-            if type(probe).add is not Probe.add:
-                for i in range(len(batches.y)):
-                    total = probe.add(total, _answers(probing, station, models, trees.rows(batches, i)))
-            elif len(batches.y):
-                (program or (lambda *work: run_steps(step, *work)))(total, models, batches)
+        net, models, total = station.net, _models(probing, station, groups[g]), dict[str, Tensor]()
+        for size, alike in groupby(_batches(probing, station, groups[g]), lambda batch: len(batch.y)):
+            program = programs.get((net.device, len(groups[g]), size))
+            if program is None or not total:
+                for batch in alike if program is None else islice(alike, 1):
+                    total = probe.add(total, _answers(probing, net, models, batch))
+            if program is not None:
+                total = trees.aligned(total)
+                for batches in _some_at_once(alike, place.max_gather_bytes):
+                    program(total, (models, net.scale), batches)
         return [probe.finish({k: v[i] for k, v in total.items()}) for i in range(len(groups[g]))]
 
     return [answer for group in place.each(len(groups), ask) for answer in group]
@@ -52,13 +51,20 @@ def _batches(probing: Probing, station: Station, group: Sequence[int]) -> Iterat
     return probing.shared_batches(station, [probing.request.clients[m] for m in group])
 
 
+def _some_at_once(batches: Iterator[Batch], most_bytes: int) -> Iterator[Batch]:
+    """Batches of one size, [steps, size, ...], as many at a time as take so many bytes."""
+    for first in batches:
+        size = sum(t.numel() * t.element_size() for t in trees.leaves(first))
+        yield trees.stacked([first, *islice(batches, max(0, most_bytes // size - 1))])
+
+
 def _models(probing: Probing, station: Station, group: Sequence[int]) -> State:
     return trees.moved(trees.stacked([probing.model(m) for m in group]), station.net.device)
 
 
-def _answers(probing: Probing, station: Station, models: State, batch: Batch) -> Tree:
+def _answers(probing: Probing, net: Net, models: State, batch: Batch) -> Tree:
     """Sums over one batch, of every model."""
-    probe, net, x = probing.request.probe, station.net, station.net.laid_out(batch.x)
+    probe, x = probing.request.probe, net.laid_out(batch.x)
 
     def answer(params: Tensor, buffers: Tree, masks: Tree) -> Tree:
         mine = replace(batch, x=x, noise=masks)
@@ -68,23 +74,16 @@ def _answers(probing: Probing, station: Station, models: State, batch: Batch) ->
     return answers
 
 
-def _pass(probing: Probing, station: Station) -> Step:
+def _pass(probing: Probing, net: Net) -> Step:
     """A batch more, as a function of everything that it reads and writes."""
 
-    def step(total: Tree, models: State, batch: Batch) -> Tensor:
-        for name, part in _answers(probing, station, models, batch).items():
+    def step(total: Tree, fixed: ModelsAndScale, batch: Batch) -> Tensor:
+        models, scale = fixed
+        for name, part in _answers(probing, net.scaling_by(scale), models, batch).items():
             total[name].add_(part)
         return models.params.new_zeros(())
 
     return step
-
-
-def _of_one_size(probing: Probing, station: Station, group: Sequence[int]) -> Iterator[Batch]:
-    """The batches of a probe, [steps, size, ...]: some at a time, all of one size."""
-    batches = _batches(probing, station, group)
-    for _, alike in groupby(batches, lambda batch: len(batch.y)):
-        while some := list(islice(alike, AT_ONCE)):
-            yield trees.stacked(some)
 
 
 def _programs(
@@ -95,25 +94,36 @@ def _programs(
     Only of probes in train mode: others look at large batches, and Python is no part of their time.
     """
     request, training = probing.request, probing.request.probe.training
-    if training is None or type(request.probe).add is not Probe.add:
+    if training is None or not _is_a_value(request.probe):
         return {}
     sizes = place.feed.plan(request.clients[0], request.data, training, probing.stream(request.clients[0])).sizes
-    if sizes.count(sizes[0]) * rounds < MANY:
+    often = sizes.count(sizes[0]) * rounds if sizes else 0
+    if often < MANY:
         return {}
-    steps = sizes.count(sizes[0]) * rounds
     asked = [(station, width) for width in {len(group) for group in groups} for station in place.devices()]
-    wanted = [_wanted(probing, station, range(width), steps * width) for station, width in asked]
+    wanted = [_wanted(probing, station, range(width), sizes[0], often * width) for station, width in asked]
     found = zip(asked, recorder.programs_of(wanted), strict=True)
     return {(station.net.device, width, sizes[0]): program for (station, width), program in found if program}
 
 
-def _wanted(probing: Probing, station: Station, group: Sequence[int], expected_steps: int) -> Wanted:
-    probe = probing.request.probe
+def _is_a_value(probe: Probe) -> bool:
+    """Whether probes that are equal ask the same, and add up as all do: only then can a program be found again."""
+    if not is_dataclass(probe) or not vars(probe).keys() <= {field.name for field in fields(probe)}:
+        return False
+    try:
+        hash(probe)
+    except TypeError:
+        return False
+    return type(probe).add is Probe.add
 
-    def example() -> tuple[Step, Tree, State, Batch]:
-        models = _models(probing, station, group)
-        batch = next(_batches(probing, station, group))
-        return _pass(probing, station), trees.aligned(_answers(probing, station, models, batch)), models, batch
 
-    key = "probe", len(group), probe, type(probe).__call__, station.net.device
+def _wanted(probing: Probing, station: Station, group: Sequence[int], size: int, expected_steps: int) -> Wanted:
+    probe, net = probing.request.probe, station.net
+
+    def example() -> tuple[Step, Tree, ModelsAndScale, Batch]:
+        models, batch = _models(probing, station, group), next(_batches(probing, station, group))
+        answers = trees.aligned(_answers(probing, net, models, batch))
+        return _pass(probing, net), answers, (models, net.scale), batch
+
+    key = "probe", len(group), size, probing.request.data, probe, type(probe).__call__, net.device
     return Wanted(key, example, expected_steps)

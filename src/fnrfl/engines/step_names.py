@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
+import sysconfig
 import time
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -28,6 +29,7 @@ log = logging.getLogger("fnrfl")
 _PLAIN = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format}
 _CONTAINERS = {tuple, list, torch.Size, dict, OrderedDict, set, frozenset}
 _KNOWN = sys.stdlib_module_names | {"fnrfl", "torch"}
+_PYTHON = Path(sysconfig.get_path("stdlib")).resolve()
 _BEGAN = time.time()
 
 
@@ -88,10 +90,20 @@ def _told_container(value: Any) -> str:
     return f"{type(value).__name__}({', '.join(told)})"
 
 
+@cache
+def _is_known(module: str) -> bool:
+    """Whether a module is of fnrfl, of torch or of Python; a user's file may have the name of one of Python's."""
+    package = module.partition(".")[0]
+    file = getattr(sys.modules.get(package), "__file__", None)
+    if package in ("fnrfl", "torch") or package not in _KNOWN or file is None:
+        return package in _KNOWN
+    return Path(file).resolve().is_relative_to(_PYTHON)
+
+
 def _told_class(cls: type) -> str:
     """A class by its name and its bases, if all of their methods are written where the classes are known from."""
     for base in cls.__mro__:
-        if "<" in base.__qualname__ or base.__module__.partition(".")[0] not in _KNOWN:
+        if "<" in base.__qualname__ or not _is_known(base.__module__):
             raise UnknownCode(base.__qualname__)
         for method in vars(base).values():
             _check_is_known(method)
@@ -110,6 +122,6 @@ def _told_function(function: FunctionType) -> str:
 def _check_is_known(function: object) -> None:
     """Refuse a function of unknown code, also inside one of known code; decorators put their own names around it."""
     while isinstance(function, FunctionType):
-        if str(function.__globals__.get("__name__")).partition(".")[0] not in _KNOWN:
+        if not _is_known(str(function.__globals__.get("__name__"))):
             raise UnknownCode(function.__qualname__)
         function = getattr(function, "__wrapped__", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -67,10 +68,10 @@ class _Script(torch.jit.ScriptModule):
 
 def _scripted(recording: Recording) -> FlatProgram:
     """The loop over the steps inside TorchScript."""
-    rewrite(recording.graph)
-    arguments = recording.arguments
+    arguments, graph = recording.arguments, copy.deepcopy(recording.graph)  # which stays for whoever needs it as it is
+    rewrite(graph)
     tensors = tuple(t.clone() for t in [*arguments.constants, *arguments.turn])
-    step = torch.jit.trace(recording.graph, tensors, check_trace=False, _store_inputs=False)
+    step = torch.jit.trace(graph, tensors, check_trace=False, _store_inputs=False)
     constants, turns = [f"a{i}" for i in range(len(arguments.constants))], [f"b{i}" for i in range(len(arguments.turn))]
     script = _Script(step)
     script.define(

@@ -53,9 +53,16 @@ class Vectorised:
         try:
             return ask_together(probing, place, self.group_size, self.recorder, self.expected.rounds)
         except torch.OutOfMemoryError:
-            raise
+            self._let_go(place)
         except RuntimeError:  # of an operator that cannot be batched; one that is wrong says so again
-            return one_by_one()
+            pass
+        return one_by_one()
+
+    def _let_go(self, place: Place) -> None:
+        """Make room on a device that is full."""
+        if self.recorder is not None:
+            self.recorder.clear()
+        place.free_memory()
 
     # -- training -----------------------------------------------------------------------------------------------------
     def run(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:
