@@ -2,7 +2,7 @@
 
 python benchmarks/picture.py results/cpu/cpu-2026-11-15.jsonl docs/images/cpu.png
 python benchmarks/picture.py results/gpu/where-2026-11-15.jsonl docs/images/gpu.png
-python benchmarks/picture.py results/reproduction/h200-2026-11-16.jsonl docs/images/memory.png
+python benchmarks/picture.py results/reproduction/h200-2026-11-17.jsonl docs/images/memory.png
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 WORKS = ("W1", "W1-ragged", "W2", "W2-ragged", "W3", "W3-ragged", "W4", "W5")
 PARTS = {
@@ -121,6 +122,7 @@ def memory(axes: Any, lines: list[dict[str, Any]], where: str, place: str) -> No
         held = [line["memory"][where] / 1e3 for line in lines if line["memory"]["process"] == process]
         axes.plot(range(1, len(held) + 1), held, marker="o", markersize=3, linewidth=1.2)
     axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("cells that the process has computed")
     axes.set_ylabel(f"GB {place}")
     axes.grid(alpha=0.3)

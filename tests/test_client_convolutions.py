@@ -125,6 +125,14 @@ def test_other_types_are_left_to_torch(dtype: torch.dtype, used: list[str]) -> N
         assert not used and all(torch.allclose(found[key], wanted[key], atol=1e-5) for key in wanted)
 
 
+def test_weights_that_are_not_trained_and_keep_their_type_are_left_to_torch(used: list[str]) -> None:
+    """Autocast brings the types together, and the kernels would not."""
+    layer, _, x = case("3x3", "cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = shared(layer.float())(x[0]), layer.float()(x[0])
+    assert not used and torch.equal(found, wanted)
+
+
 @needs_gpu
 @pytest.mark.parametrize(("clients", "batch"), [(10, 64), (1, 37), (3, 1)])
 @pytest.mark.parametrize("name", OWN)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -120,6 +121,27 @@ def test_few_workers_are_at_work_at_once(cache: Path, tmp_path: Path, monkeypatc
     at_work.kill()
     waiting.join(30)
     assert len(done) == 1
+
+
+def test_patience_begins_when_a_worker_has_its_turn(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(compiled, "PATIENCE", 0.4)
+    monkeypatch.setattr(compiled, "_load", lambda folder, device: "the step")
+
+    def result(*seconds: float) -> Any:
+        """Of a worker that waits so long for its turn, and then works so long."""
+        asked = Path(tempfile.mkdtemp(dir=tmp_path))
+        code = "import sys, time; from pathlib import Path; time.sleep(float(sys.argv[2]))\n"
+        code += "Path(sys.argv[1]).touch(); time.sleep(float(sys.argv[3]))"
+        worker = subprocess.Popen([sys.executable, "-c", code, str(asked / compiled.BEGUN), *map(str, seconds)])
+        try:
+            return compiled.Compiling(tmp_path, torch.device("cpu"), worker, asked).result()
+        finally:
+            worker.kill()
+            worker.wait()
+
+    assert result(1.0, 0.0) == "the step"
+    with pytest.raises(subprocess.TimeoutExpired):
+        result(0.0, 20.0)
 
 
 def test_two_workers_do_not_compile_the_same_step(cache: Path, tmp_path: Path, monkeypatch: Any) -> None:

@@ -80,6 +80,13 @@ def test_models_that_do_not_fit_together_are_asked_one_by_one(engine: str) -> No
         near(answers(engine), answers("loop"))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("record", [False, True])
+def test_answers_on_a_gpu(record: bool) -> None:
+    """Captured passes too; the last batch is shorter."""
+    near(answers("gpu-fast", device="cuda", record=record)["norms"].cpu(), answers("loop")["norms"])
+
+
 @dataclass
 class Changeable(Probe):
     """A probe of a user's, which cannot be hashed."""
