@@ -35,7 +35,7 @@ from fnrfl.engines.step_names import step_name
 
 log = logging.getLogger("fnrfl")
 WORKER_SETTINGS = {
-    "TORCHINDUCTOR_COMPILE_THREADS": "4",  # of one worker: several are at work at the same time
+    "TORCHINDUCTOR_COMPILE_THREADS": str(max(4, (os.cpu_count() or 4) // 2)),  # of one worker: several may be at work
     "TRITON_STORE_BINARY_ONLY": "1",  # else a step is kept with every intermediate text of each of its kernels
 }
 KEPT_BYTES = 4 << 30  # of compiled steps on disk, some 50 MB each; those not used for the longest time go first

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.engines import compiled
+from fnrfl.engines.own_kernels import compile_kernels
 from fnrfl.engines.programs import FlatProgram, FlatStep, Recording, StepArguments, repeated, timed
 
 log = logging.getLogger("fnrfl")
@@ -79,7 +80,9 @@ class CudaGraphs:
         found.lose_name()
 
     def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
-        return self._candidates(recording, self._compiling(recording))
+        compiling = self._compiling(recording)
+        compile_kernels(recording)  # while a worker compiles the rest
+        return self._candidates(recording, compiling)
 
     def _compiling(self, recording: Recording) -> compiled.Compiling | None:
         if self._pays_to_compile(recording.arguments.expected_steps):

@@ -1,0 +1,99 @@
+"""Kernels of fnrfl's own operators are compiled before a step is taken, each once."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fnrfl.core import client_convolutions
+from fnrfl.core.client_kernels import share_kernels
+from fnrfl.engines import own_kernels, recorder
+from fnrfl.engines.cuda_graphs import CudaGraphs
+from fnrfl.engines.programs import Recording, StepArguments
+
+OPERATORS = ("convolve", "convolve_back", "weigh")
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
+    """A step of three clients whose net has three layers of one shape and one of another."""
+    monkeypatch.setattr(client_convolutions, "_has_kernels", lambda device: True)
+    net = nn.Sequential(*(nn.Conv2d(16, 16, 3, stride, padding=1, bias=False) for stride in (1, 1, 1, 2))).bfloat16()
+    share_kernels(net)
+    weights = {name: torch.randn(3, *w.shape).bfloat16() for name, w in net.named_parameters()}
+
+    def step(*tensors: Tensor) -> Tensor:
+        mine, x = dict(zip(weights, tensors[:-1], strict=True)), tensors[-1]
+        loss = lambda w, x: functional_call(net, w, (x,)).float().square().mean()  # noqa: E731
+        for name, found in vmap(grad(loss))(mine, x).items():
+            mine[name].sub_(found)
+        return x.sum()
+
+    turn = torch.randn(3, 4, 16, 8, 8).bfloat16()
+    return recorder.recorded(step, StepArguments([*weights.values()], [turn], len(weights), 0), {})
+
+
+def test_each_operator_is_called_once_for_each_kind_of_arguments(recording: Recording, monkeypatch: Any) -> None:
+    called: list[own_kernels.Call] = []
+    threads = set[int]()
+    real = own_kernels._try
+
+    def noted(call: own_kernels.Call, device: torch.device) -> None:
+        called.append(call)
+        threads.add(threading.get_ident())
+        real(call, device)
+
+    monkeypatch.setattr(own_kernels, "_try", noted)
+    own_kernels.compile_kernels(recording)
+    nodes = [node for node in recording.graph.graph.nodes if own_kernels._is_own(node)]
+    assert {call[0] for call in called} == {getattr(torch.ops.fnrfl, name).default for name in OPERATORS}
+    assert len(called) == len({*called}) < len(nodes)  # layers of one shape share their kernels
+    assert {*called} == {own_kernels._call(node) for node in nodes}
+    assert threading.get_ident() not in threads
+
+
+def test_arguments_are_like_those_of_the_step(recording: Recording, monkeypatch: Any) -> None:
+    """Same shapes, strides and types, so that the same kernels are compiled."""
+    given: list[tuple[Any, ...]] = []
+
+    def shown(call: own_kernels.Call, device: torch.device) -> None:
+        given.append(tuple(own_kernels._empty(one, device) if isinstance(one, tuple) else one for one in call[1]))
+
+    monkeypatch.setattr(own_kernels, "_try", shown)
+    own_kernels.compile_kernels(recording)
+    told = lambda one: (one.shape, one.stride(), one.dtype) if isinstance(one, Tensor) else one  # noqa: E731
+    seen = {tuple(map(told, arguments)) for arguments in given}
+    nodes = [node for node in recording.graph.graph.nodes if own_kernels._is_own(node)]
+    want = {
+        tuple(told(one.meta["val"]) if isinstance(one, torch.fx.Node) else one for one in node.args) for node in nodes
+    }
+    assert seen == want
+
+
+def test_an_operator_that_fails_ends_nothing(recording: Recording, monkeypatch: Any, caplog: Any) -> None:
+    def refuse(*given: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(own_kernels, "_empty", refuse)
+    with caplog.at_level("DEBUG", "fnrfl"):
+        own_kernels.compile_kernels(recording)
+    assert "could not be called before its step" in caplog.text
+
+
+def test_a_step_without_such_operators_starts_no_thread(monkeypatch: Any) -> None:
+    step = lambda total, x: total.add_(x).sum()  # noqa: E731
+    recording = recorder.recorded(step, StepArguments([torch.zeros(2)], [torch.ones(2)], 1, 0), {})
+    monkeypatch.setattr(own_kernels, "ThreadPoolExecutor", None)
+    own_kernels.compile_kernels(recording)
+
+
+def test_a_gpu_compiles_them_before_it_captures(recording: Recording, monkeypatch: Any) -> None:
+    asked: list[Recording] = []
+    monkeypatch.setattr("fnrfl.engines.cuda_graphs.compile_kernels", asked.append)
+    CudaGraphs(torch.bfloat16, compile=False).candidates(recording)
+    assert asked == [recording]
