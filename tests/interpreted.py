@@ -109,7 +109,7 @@ def check_descent(clients: int, row: int, first: int, skips: list[tuple[int, int
     wanted = [t.double() for t in room]
     params, velocity, exact_params, exact_velocity = (t[4096:-4096].view(clients, row) for t in (*room, *wanted))
     grad, lr = torch.randn(clients, numbers).bfloat16(), torch.tensor(0.3)
-    descent_kernels.descend(params, velocity, lr, grad, first, skips, 0.9, 0.01)
+    descent_kernels.descend_part(params, velocity, lr, grad, first, skips, 0.9, 0.01)
     exact_velocity[:, chosen] = 0.9 * exact_velocity[:, chosen] + grad.double() + 0.01 * exact_params[:, chosen]
     exact_params[:, chosen] -= 0.3 * exact_velocity[:, chosen]
     for found, value in zip(room, wanted, strict=True):

@@ -44,12 +44,12 @@ def _descend(
         first - large for first, large in zip(firsts, accumulate(lengths, initial=0), strict=False)
     ]  # of the rest
     if has_kernels(params.device) and params.is_contiguous() and velocity.is_contiguous():
-        from fnrfl.core.descent_kernels import descend
+        from fnrfl.core.descent_kernels import descend_part
 
         for grad, first in zip(grads, firsts, strict=True):
-            descend(params, velocity, lr, grad, first, [], momentum, decay)
+            descend_part(params, velocity, lr, grad, first, [], momentum, decay)
         if rest is not None:
-            descend(params, velocity, lr, rest, 0, list(zip(before, lengths, strict=True)), momentum, decay)
+            descend_part(params, velocity, lr, rest, 0, list(zip(before, lengths, strict=True)), momentum, decay)
         return
     between = [] if rest is None else rest.tensor_split(before, -1)
     parts = [part for pair in zip_longest(between, grads) for part in pair if part is not None]

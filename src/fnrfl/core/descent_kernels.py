@@ -13,7 +13,7 @@ import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
-NUMBERS = 1024  # of a program
+PROGRAM_NUMBERS = 1024  # that one program updates
 ROUND = tl.constexpr(16)  # numbers from one round address to the next
 
 
@@ -48,7 +48,7 @@ def _descend(  # no argument may be called `params`: Triton's own launcher has a
         _take_step(weights, velocity, grad, lr, (at >= 0) & (at < N), MOMENTUM, DECAY)
 
 
-def descend(
+def descend_part(
     params: Tensor,
     velocity: Tensor,
     lr: Tensor,
@@ -60,7 +60,7 @@ def descend(
 ) -> None:
     """Take the step of some numbers of [P] or [M, P]: from `first` on, but for `skips`, (before, length) of each."""
     P, N = params.shape[-1], grad.shape[-1]
-    _descend[triton.cdiv(N + ROUND.value - 1, NUMBERS), params.numel() // P](
+    _descend[triton.cdiv(N + ROUND.value - 1, PROGRAM_NUMBERS), params.numel() // P](
         params, velocity, grad.contiguous(), lr, P, N, first, tuple(number for skip in skips for number in skip),
-        momentum, decay, NUMBERS, num_warps=4,
+        momentum, decay, PROGRAM_NUMBERS, num_warps=4,
     )  # fmt: skip
