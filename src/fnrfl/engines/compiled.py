@@ -261,7 +261,7 @@ def _compile(asked: Path, folder: Path) -> None:
     import torch._dynamo  # the compiler takes for granted that somebody has imported it
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    import fnrfl.core.client_convolutions  # noqa: F401, our own operators, which a step may hold
+    import fnrfl.core.descent  # noqa: F401, our own operators, which a step may hold: those of convolutions too
 
     request = json.loads((asked / "request.json").read_text())
     settings, cudnn = request["settings"], torch.backends.cudnn
