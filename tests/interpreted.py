@@ -1,6 +1,6 @@
-"""The kernels of `core/conv_kernels.py`, `core/hopper_kernels.py` and `core/descent_kernels.py`, on a CPU.
+"""The convolutions of `core/conv_kernels.py` and `core/hopper_kernels.py` by Triton's interpreter, on a CPU.
 
-Triton's interpreter runs them, and they are held against torch in double precision.
+They are held against torch's in double precision.
 
 TRITON_INTERPRET=1 python tests/interpreted.py    # all cases; the interpreter is chosen when triton is imported
 """
@@ -15,7 +15,7 @@ from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input, conv2d_weight
 from triton.runtime import interpreter  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from fnrfl.core import conv_kernels, descent_kernels, hopper_kernels
+from fnrfl.core import conv_kernels, hopper_kernels
 
 # clients, batch, in, out, height, width, side, stride, pad
 CASES = [
@@ -44,15 +44,6 @@ HOPPER_CASES = [
     (1, 2, 64, 64, 16, 16, 3, 1, 1),
     (1, 1, 64, 64, 2, 256, 3, 1, 1),
     (2, 7, 128, 128, 1, 1, 1, 1, 0),
-]
-# clients, numbers of a row, first, (before, length) of what is passed over, numbers of the gradient
-DESCENTS: list[tuple[int, int, int, list[tuple[int, int]], int]] = [
-    (3, 5003, 17, [], 4100),
-    (2, 5000, 0, [], 5000),
-    (1, 40, 5, [], 9),
-    (3, 1027, 2, [], 1025),
-    (3, 5003, 0, [(7, 1100), (40, 2048), (40, 300)], 1500),
-    (2, 4100, 0, [(0, 1000)], 3000),
 ]
 
 
@@ -98,29 +89,8 @@ def check(kernels: Any, clients: int, batch: int, into: int, out: int, height: i
         assert (found[name] - value).norm() <= 1e-5 * value.norm(), name
 
 
-def check_descent(clients: int, row: int, first: int, skips: list[tuple[int, int]], numbers: int) -> None:
-    """One pass of weights and velocities, between others that must stay as they are."""
-    torch.manual_seed(0)
-    chosen, at = torch.zeros(row, dtype=torch.bool), first
-    for before, (a, length) in zip([0, *(a for a, _ in skips)], [*skips, (numbers, 0)], strict=True):
-        chosen[at : at + a - before] = True
-        at += a - before + length
-    room = [torch.randn(clients * row + 2 * 4096) for _ in range(2)]
-    wanted = [t.double() for t in room]
-    params, velocity, exact_params, exact_velocity = (t[4096:-4096].view(clients, row) for t in (*room, *wanted))
-    grad, lr = torch.randn(clients, numbers).bfloat16(), torch.tensor(0.3)
-    descent_kernels.descend_part(params, velocity, lr, grad, first, skips, 0.9, 0.01)
-    exact_velocity[:, chosen] = 0.9 * exact_velocity[:, chosen] + grad.double() + 0.01 * exact_params[:, chosen]
-    exact_params[:, chosen] -= 0.3 * exact_velocity[:, chosen]
-    for found, value in zip(room, wanted, strict=True):
-        assert (found - value).abs().max() <= 1e-6
-
-
 if __name__ == "__main__":
     bounds_of_loops()
-    for case in DESCENTS:
-        check_descent(*case)
-        print(*case)
     for case in CASES:
         check(conv_kernels, *case)
         print(*case)

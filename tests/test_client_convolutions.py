@@ -54,7 +54,7 @@ SHAPES = [
 def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which of the three operators ran; on a CPU they are stood in for by torch's."""
     ran: list[str] = []
-    monkeypatch.setattr(client_convolutions, "has_kernels", lambda device: True)
+    monkeypatch.setattr(client_convolutions, "_has_kernels", lambda device: True)
     apply = client_convolutions._Convolved.apply
     monkeypatch.setattr(
         client_convolutions._Convolved, "apply", lambda *given: (ran.append("convolve"), apply(*given))[1]

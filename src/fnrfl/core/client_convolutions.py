@@ -141,7 +141,7 @@ class ClientConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The same as torch's."""
-        if x.dtype is self.weight.dtype is torch.bfloat16 and has_kernels(x.device) and self._fits(x):
+        if x.dtype is self.weight.dtype is torch.bfloat16 and _has_kernels(x.device) and self._fits(x):
             y: Tensor = _Convolved.apply(x, self.weight, self.stride[0], int(self.padding[0]))
             return y if self.bias is None else y + self.bias[:, None, None]
         if self.kernel_size == (1, 1) and self.padding == (0, 0) and self.groups == 1:
@@ -158,7 +158,7 @@ class ClientConv2d(nn.Conv2d):
 
 
 @cache
-def has_kernels(device: torch.device) -> bool:
+def _has_kernels(device: torch.device) -> bool:
     """Whether a device can run the kernels."""
     return (
         device.type == "cuda" and find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -279,7 +279,7 @@ def _compile(asked: Path, folder: Path, threads: int) -> None:
     import torch._dynamo  # the compiler takes for granted that somebody has imported it
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    import fnrfl.core.descent  # noqa: F401, our own operators, which a step may hold: those of convolutions too
+    import fnrfl.core.client_convolutions  # noqa: F401, our own operators, which a step may hold
 
     request = json.loads((asked / "request.json").read_text())
     settings, cudnn = request["settings"], torch.backends.cudnn

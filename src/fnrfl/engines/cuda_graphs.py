@@ -6,11 +6,10 @@ that, torch's compiler may join the operators of a step into fewer kernels (`com
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch import Tensor
 from fnrfl.engines import compiled
 from fnrfl.engines.own_kernels import compile_kernels
 from fnrfl.engines.programs import FlatProgram, FlatStep, Recording, StepArguments, repeated, timed
-from fnrfl.engines.rewriting import descend_by_layers
 
 log = logging.getLogger("fnrfl")
 STAGED_BYTES = 64 << 20  # bytes of batches that lie ready on the device, for each program
@@ -89,7 +87,7 @@ class CudaGraphs:
     def _compiling(self, recording: Recording) -> compiled.Compiling | None:
         if self._pays_to_compile(recording.arguments.expected_steps):
             try:
-                return compiled.start(_by_layers(recording))
+                return compiled.start(recording)
             except OSError as error:  # no folder to keep it in, or no room
                 log.warning("a step cannot be compiled (%s) and is captured as it is.", error)
         return None
@@ -98,7 +96,7 @@ class CudaGraphs:
         if compiling is not None:
             yield from self.compiled_programs(compiling, recording.arguments)
         try:
-            yield self._captured(_by_layers(recording).graph, recording.arguments)
+            yield self._captured(recording.graph, recording.arguments)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -145,13 +143,6 @@ class CompiledLater:
 
     def programs(self, arguments: StepArguments) -> Iterator[FlatProgram]:
         return self.backend.compiled_programs(self.compiling, arguments)
-
-
-def _by_layers(recording: Recording) -> Recording:
-    """The same step, in which large layers go down by their own gradients; what was recorded stays as it is."""
-    graph = copy.deepcopy(recording.graph)
-    descend_by_layers(graph)
-    return replace(recording, graph=graph)
 
 
 # One pool for all, and one stream for each device, so that programs use the same memory: no two graphs of a device run

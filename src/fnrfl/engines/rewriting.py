@@ -2,12 +2,12 @@
 
 A step of a small net takes as long as it has operators; one of a large layer, as its gradient is read and written. Each
 rule here puts operators in the place of others that compute the same up to rounding. What fits no rule stays as it was
-recorded. `rewrite` is for CPUs, `descend_by_layers` for GPUs, whose compiler does the rest.
+recorded.
 """
 
 from __future__ import annotations
 
-from itertools import accumulate, groupby
+from itertools import groupby
 from math import prod
 from operator import getitem
 from typing import Any
@@ -17,11 +17,8 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.passes.shape_prop import TensorMetadata
 
-import fnrfl.core.descent  # noqa: F401, an operator of our own
-
 LARGE_PART = 1 << 15  # numbers of a gradient from which on another pass over it takes longer than another operator
 _ops = torch.ops.aten
-_descend = torch.ops.fnrfl.descend.default
 
 
 def rewrite(graph: fx.GraphModule) -> None:
@@ -186,66 +183,6 @@ def _product(part: Any) -> Any:
     return node if _is_used_once(node, _ops.mm.default) and len(_shape(part)) == 1 else None
 
 
-# -- descent with momentum --------------------------------------------------------------------------------------------
-
-
-def descend_by_layers(graph: fx.GraphModule) -> None:
-    """Let large layers go down by their own gradients, as they were computed, and all other parameters in one go.
-
-    `params.sub_(velocity.mul_(momentum).add_(cat(parts)) * lr)`, with weight decay or without, becomes one operator.
-    """
-    written = _written(graph)
-    updates: Any = graph.graph.find_nodes(op="call_function", target=_ops.sub_.Tensor)
-    for update in filter(_is_plain_descent, updates):
-        params, (speed, lr) = update.args[0], update.args[1].args
-        if not _is_speed(speed):
-            continue
-        (velocity, momentum), (slowed, grad), decay = speed.args[0].args, speed.args, 0.0
-        if _is_used_once(grad, _ops.add.Tensor) and grad.args[1] is params and grad.next is slowed:
-            decay, grad = grad.kwargs.get("alpha", 1.0), grad.args[0]
-        if not _is_in_parts(grad, params) or any(_memory(node) in written for node in (lr, *grad.args[0])):
-            continue
-        with graph.graph.inserting_before(update):
-            layers = _layers(graph.graph, grad.args[0], written)
-            graph.graph.call_function(_descend, (params, velocity, lr, *layers, momentum, decay))
-        update.replace_all_uses_with(params)
-        for node in (update, update.args[1], speed, slowed):
-            graph.graph.erase_node(node)
-    _clean(graph)
-
-
-def _is_speed(node: Any) -> bool:
-    """Whether a node is `velocity.mul_(momentum).add_(grad)`, with a number, and all that is done to it is descent."""
-    if not _is_used_once(node, _ops.add_.Tensor) or node.kwargs or node.next not in node.users:
-        return False
-    slowed = node.args[0]
-    return _is_used_once(slowed, _ops.mul_.Tensor) and slowed.next is node and isinstance(slowed.args[1], float)
-
-
-def _layers(graph: fx.Graph, parts: list[Any], written: set[Any]) -> tuple[list[Any], list[int], Any]:
-    """(gradients of large layers, where they begin, the gradients of all others end to end or None)."""
-    last = len(_shape(parts[0])) - 1
-    begins = accumulate((_shape(part)[last] for part in parts), initial=0)
-    large = {first: part for first, part in zip(begins, parts, strict=False) if _is_large(part)}
-    small = [part for part in parts if not _is_large(part)]
-    rest = graph.call_function(_ops.cat.default, (small, last)) if small else None
-    return [_as_computed(part, written) for part in large.values()], list(large), rest
-
-
-def _as_computed(part: Any, written: set[Any]) -> Any:
-    """A part of a gradient in the type that it had before it was made one of another type for this alone."""
-    node = part
-    while _is_view(node) and len(node.users) == 1:
-        node = node.args[0]
-    if not _is_used_once(node, _ops._to_copy.default):
-        return part
-    source = node.args[0]
-    if _memory(source) in written or source.meta["tensor_meta"].stride != node.meta["tensor_meta"].stride:
-        return part
-    node.replace_all_uses_with(source)
-    return source if node is part else part
-
-
 # -- nodes ------------------------------------------------------------------------------------------------------------
 
 
@@ -259,12 +196,6 @@ def _is_view(node: Any) -> bool:
     if not isinstance(node.target, OpOverload):
         return bool(node.op == "call_function")
     return any(returned.alias_info is not None for returned in node.target._schema.returns)
-
-
-def _written(graph: fx.GraphModule) -> set[Any]:
-    """The memory of all that nodes have to do with that change something in place."""
-    mutable = [n for n in graph.graph.nodes if isinstance(n.target, OpOverload) and n.target._schema.is_mutable]
-    return {_memory(given) for node in mutable for given in node.all_input_nodes}
 
 
 def _is_view_of(other: Any, *nodes: Any) -> bool:
