@@ -111,7 +111,7 @@ def test_few_workers_are_at_work_at_once(cache: Path, tmp_path: Path, monkeypatc
     """Whoever finds no place waits until another has ended."""
     cache.mkdir()
     done: list[Path] = []
-    monkeypatch.setattr(compiled, "_compile", lambda asked, folder, threads: done.append(folder))
+    monkeypatch.setattr(compiled, "_compile", lambda asked, folder: done.append(folder))
     monkeypatch.setattr(compiled, "PLACES", 1)  # a process takes the first that is free
     at_work = working_on(cache / ("a" * 32))
     waiting = threading.Thread(target=compiled.compile_request, args=[tmp_path, cache / ("b" * 32)])
@@ -121,19 +121,6 @@ def test_few_workers_are_at_work_at_once(cache: Path, tmp_path: Path, monkeypatc
     at_work.kill()
     waiting.join(30)
     assert len(done) == 1
-
-
-def test_a_worker_that_is_alone_has_all_processors(cache: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    cache.mkdir()
-    given: list[int] = []
-    monkeypatch.setattr(compiled, "_compile", lambda asked, folder, threads: given.append(threads))
-    monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    monkeypatch.setattr(compiled, "PLACES", 2)
-    compiled.compile_request(tmp_path, cache / ("a" * 32))
-    at_work = working_on(cache / ("b" * 32))
-    compiled.compile_request(tmp_path, cache / ("a" * 32))
-    at_work.kill()
-    assert given == [16, 8] and compiled.threads_at(7) == 4
 
 
 def test_patience_begins_when_a_worker_has_its_turn(tmp_path: Path, monkeypatch: Any) -> None:
@@ -161,7 +148,7 @@ def test_two_workers_do_not_compile_the_same_step(cache: Path, tmp_path: Path, m
     """One waits for the other; but not for one that was killed, nor for one that compiles something else."""
     cache.mkdir()
     done: list[Path] = []
-    monkeypatch.setattr(compiled, "_compile", lambda asked, folder, threads: done.append(folder))
+    monkeypatch.setattr(compiled, "_compile", lambda asked, folder: done.append(folder))
     step, other = cache / ("a" * 32), cache / ("b" * 32)
     at_work = working_on(step)
     compiled.compile_request(tmp_path, other)

@@ -22,7 +22,7 @@ OPERATORS = ("convolve", "convolve_back", "weigh")
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
     """A step of three clients whose net has three layers of one shape and one of another."""
-    monkeypatch.setattr(client_convolutions, "has_kernels", lambda device: True)
+    monkeypatch.setattr(client_convolutions, "_has_kernels", lambda device: True)
     net = nn.Sequential(*(nn.Conv2d(16, 16, 3, stride, padding=1, bias=False) for stride in (1, 1, 1, 2))).bfloat16()
     share_kernels(net)
     weights = {name: torch.randn(3, *w.shape).bfloat16() for name, w in net.named_parameters()}

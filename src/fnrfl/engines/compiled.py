@@ -35,6 +35,7 @@ from fnrfl.engines.step_names import step_name
 
 log = logging.getLogger("fnrfl")
 WORKER_SETTINGS = {
+    "TORCHINDUCTOR_COMPILE_THREADS": str(max(4, (os.cpu_count() or 4) // 2)),  # twice as many were not faster
     "TRITON_STORE_BINARY_ONLY": "1",  # else a step is kept with every intermediate text of each of its kernels
 }
 KEPT_BYTES = 4 << 30  # of compiled steps on disk, some 50 MB each; those not used for the longest time go first
@@ -235,27 +236,19 @@ def _load_constants(path: Path, device: torch.device) -> list[Tensor]:
 
 def compile_request(asked: Path, folder: Path) -> None:
     """Compile a step that `start` asked for, unless another worker is at it: then wait for that one."""
-    with _in_turn(folder) as place:
+    with _in_turn(folder):
         (asked / BEGUN).touch()
         if not (folder / "step.bin").exists():
-            _compile(asked, folder, threads_at(place))
-
-
-def threads_at(place: int) -> int:
-    """Threads of the worker with this place: one that is alone has all processors, later ones share them."""
-    return max(4, (os.cpu_count() or 4) // (place + 1))
+            _compile(asked, folder)
 
 
 @contextmanager
-def _in_turn(folder: Path) -> Iterator[int]:
-    """Inside, no other worker compiles this step, and few are at work: the worker's place is given, the first free one.
-
-    A worker that is killed loses its turn.
-    """
+def _in_turn(folder: Path) -> Iterator[None]:
+    """Inside, no other worker compiles this step, and few are at work. A worker that is killed loses its turn."""
     try:
         import fcntl
     except ImportError:  # Windows: both compile it
-        yield PLACES - 1
+        yield
         return
 
     def is_free(place: int) -> bool:
@@ -264,18 +257,16 @@ def _in_turn(folder: Path) -> Iterator[int]:
             return True
         return False
 
-    place: int | None = None
     with folder.parent.with_suffix(".lock").open("ab") as turns:  # one file, with a byte for each step and each place
         with suppress(OSError):  # a file system without locks
             fcntl.lockf(turns, fcntl.LOCK_EX, 1, int(folder.name[:12], 16))
-            while (place := next(filter(is_free, range(PLACES)), None)) is None:
+            while not any(map(is_free, range(PLACES))):
                 time.sleep(0.05)
-        yield PLACES - 1 if place is None else place
+        yield
 
 
-def _compile(asked: Path, folder: Path, threads: int) -> None:
-    """Compile a step into a folder, which appears whole or not at all, and its kernels by several threads."""
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)  # is read by the import that follows
+def _compile(asked: Path, folder: Path) -> None:
+    """Compile a step into a folder, which appears whole or not at all."""
     import torch._dynamo  # the compiler takes for granted that somebody has imported it
     from torch.fx.experimental.proxy_tensor import make_fx
 

@@ -98,12 +98,12 @@ class Job:
         if plan.noise is not None:
             for batch in x.split(plan.sizes[first:last]):
                 batch.copy_(plan.noise(batch))
-        x, taken, draws = station.net.laid_out(x), 0, bool(self.noise_shapes(1))
+        x, index, taken, draws = station.net.laid_out(x), index.to(x.device), 0, bool(self.noise_shapes(1))
         for size, run in groupby(plan.sizes[first:last]):
             steps = len(list(run))
             some = slice(taken, taken + steps * size)
             x_, y_, index_ = (t[some].view(steps, size, *t.shape[1:]) for t in (x, y, index))
-            yield size, Batch(x_, y_, index_, self.draws[m](steps, size) if draws else {})
+            yield size, Batch(x_, y_, index_, trees.moved(self.draws[m](steps, size), x.device) if draws else {})
             taken = some.stop
 
     def example_batch(
