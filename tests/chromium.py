@@ -162,6 +162,8 @@ class Chromium:
 
 
 if __name__ == "__main__":
+    if not Path(sys.argv[1]).is_file():
+        raise SystemExit(f"There is no page {sys.argv[1]}.")
     with tempfile.TemporaryDirectory() as folder, Chromium(Path(folder)) as browser:
         words = sys.argv[5:]
         browser.show(Path(sys.argv[1]).resolve(), width=int(sys.argv[3]), height=int(sys.argv[4]), dark="dark" in words)
