@@ -68,6 +68,29 @@ def test_a_compiled_step_is_the_step_and_is_compiled_once(cache: Path, tmp_path:
     assert [path.name for path in cache.iterdir()] == [again.folder.name]  # nothing is left of the request
 
 
+def test_a_step_is_read_from_its_text_and_nothing_is_computed() -> None:
+    """Also tensors that a step makes of nothing are made by the graph; those that it holds are its last arguments."""
+
+    def making(total: Tensor, x: Tensor) -> Tensor:
+        total.add_(x * torch.ones(2) * torch.full((2,), float("inf")).reciprocal().add(4.0))
+        return total.sum()
+
+    made = recorder.recorded(making, StepArguments([torch.zeros(2)], [torch.ones(2)], 1, 0), None)
+    for recording, wanted in ((made, making), (recorded(), step)):
+        held = compiled._held_constants(recording.graph)
+        tensors = [*recording.arguments.constants, *recording.arguments.turn]
+        graph = compiled._graph_of(recording.graph.code, list(held), len(tensors) + len(held))
+        assert operators(graph) == operators(recording.graph)
+        assert not list(graph.buffers())
+        one, other = [t.clone() for t in tensors], [t.clone() for t in tensors]
+        assert torch.equal(graph(*one, *held.values()), wanted(*other)) and torch.equal(one[0], other[0])
+    assert torch.ops.aten.ones.default in operators(made.graph)
+
+
+def operators(graph: torch.fx.GraphModule) -> list[Any]:
+    return [node.target for node in graph.graph.nodes if node.op == "call_function"]
+
+
 @compiles
 @pytest.mark.slow
 def test_rounds_of_compiled_steps_are_the_loop_engines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,7 +268,6 @@ def _in_turn(folder: Path) -> Iterator[None]:
 def _compile(asked: Path, folder: Path) -> None:
     """Compile a step into a folder, which appears whole or not at all."""
     import torch._dynamo  # the compiler takes for granted that somebody has imported it
-    from torch.fx.experimental.proxy_tensor import make_fx
 
     import fnrfl.core.client_convolutions  # noqa: F401, our own operators, which a step may hold
 
@@ -282,9 +281,8 @@ def _compile(asked: Path, folder: Path) -> None:
         for shape, stride, dtype, device in request["arguments"]
     ]
     constants = _load_constants(asked / "constants.safetensors", arguments[0].device)
-    step = _with_constants_as_arguments((asked / "step.py").read_text(), request["constants"])
+    graph = _graph_of((asked / "step.py").read_text(), request["constants"], len(arguments) + len(constants))
     with torch.no_grad():
-        graph = make_fx(step, tracing_mode="fake")(*arguments, *constants)
         artefact = torch._inductor.standalone_compile(
             graph, [*arguments, *constants], dynamic_shapes="from_example_inputs"
         )
@@ -301,18 +299,34 @@ def _compile(asked: Path, folder: Path) -> None:
             raise
 
 
-def _with_constants_as_arguments(code: str, names: list[str]) -> FlatStep:
-    """A recorded step from its text; the tensors that it holds come last, since a saved artefact cannot hold them."""
-    space: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
+def _graph_of(code: str, names: list[str], count: int) -> fx.GraphModule:
+    """A recorded step of `count` tensors from its text; those that it holds, by `names`, come last among them.
+
+    A saved artefact cannot hold tensors. Nothing is computed here.
+    """
+    graph = fx.Graph()
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    arguments = [fx.Proxy(graph.placeholder(f"argument_{i}"), tracer) for i in range(count)]
+    first = count - len(names)
+    held = SimpleNamespace(**dict(zip(names, arguments[first:], strict=True)))
+    known = SimpleNamespace(**vars(torch) | {"ops": _Operators(torch.ops, tracer)})
+    space: dict[str, Any] = {"torch": known, "device": torch.device, "inf": math.inf, "nan": math.nan}
     exec(code, space)  # what this user's process has recorded
+    graph.output(space["forward"](held, *arguments[:first]).node)
+    return fx.GraphModule({}, graph)
 
-    def step(*arguments: Tensor) -> Tensor:
-        first = len(arguments) - len(names)
-        held = SimpleNamespace(**dict(zip(names, arguments[first:], strict=True)))
-        loss: Tensor = space["forward"](held, *arguments[:first])
-        return loss
 
-    return step
+class _Operators:
+    """Operators by their names; to call one writes it into a graph, also where no tensor is given to it."""
+
+    def __init__(self, found: Any, tracer: fx.proxy.TracerBase) -> None:
+        self._found, self._tracer = found, tracer
+
+    def __getattr__(self, name: str) -> _Operators:
+        return _Operators(getattr(self._found, name), self._tracer)
+
+    def __call__(self, *given: Any, **named: Any) -> fx.Proxy:
+        return self._tracer.create_proxy("call_function", self._found, given, named)
 
 
 if __name__ == "__main__":
