@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import resource
 import shutil
@@ -25,8 +24,13 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # What tests allow to run is not remembered in the home of whoever starts them.
-os.environ["FNRFL_STATE"] = tempfile.mkdtemp(prefix="fnrfl-state-")
-atexit.register(shutil.rmtree, os.environ["FNRFL_STATE"], ignore_errors=True)
+STATE = os.environ["FNRFL_STATE"] = tempfile.mkdtemp(prefix="fnrfl-state-")
+
+
+def pytest_unconfigure() -> None:
+    """Leave nothing behind; a worker of xdist ends without what `atexit` would do."""
+    shutil.rmtree(STATE, ignore_errors=True)
+
 
 # FNRFL_TEST_COSTS=FILE: every test appends a line with its CPU seconds, children included, and the process's megabytes.
 COSTS = os.environ.get("FNRFL_TEST_COSTS")
