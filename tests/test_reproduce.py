@@ -287,7 +287,10 @@ def test_seconds_are_those_of_like_cells() -> None:
         [line_of(other_seed), line_of(other_skew, seconds_wall=1000.0), {"id": "gone", "recipe": ""}]
     )
     assert learnt.seconds(cell) == 7.0
-    assert ExpectedSeconds([line_of(other_seed, processes=2)]).seconds(cell) == 3.5  # alone it takes half as long
+    beside = ExpectedSeconds([line_of(other_seed, processes=2)])
+    assert beside.seconds(cell) == ExpectedSeconds([]).seconds(cell)  # what ran beside it is not known
+    beside.learn(line_of(other_seed, processes=2))  # of this very run
+    assert beside.seconds(cell) == 3.5
     assert ExpectedSeconds([line_of(cell, failed="No.")]).seconds(cell) == ExpectedSeconds([]).seconds(cell) > 0
 
 
