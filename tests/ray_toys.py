@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def toy_trainer(plain: bytes) -> Trainer:
 
 
 class ToyActors(RayActors):
-    """The actors of a toy run, which takes them over from the run before; they end with the process."""
+    """The actors of a toy run, which takes them over from the run before; they end with the process, or by `close`."""
 
     last: ToyActors | None = None  # whoever has the actors
 
@@ -46,6 +47,7 @@ class ToyActors(RayActors):
         last, ToyActors.last = ToyActors.last, self
         if last is None:
             os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # Ray's processes find this module
+            self._ray, self._open, self._idle, self._starting = None, ExitStack(), [], {}  # others may have closed them
             self.__enter__()
         elif last is not self:
             self._ray, self._open, actors = last._ray, last._open, last._idle
@@ -57,6 +59,7 @@ class ToyActors(RayActors):
 
 @atexit.register
 def close() -> None:
-    """Leave no process and no folder."""
-    if ToyActors.last is not None:
-        ToyActors.last.close()
+    """Leave no process and no folder, and room for the actors of others."""
+    last, ToyActors.last = ToyActors.last, None
+    if last is not None:
+        last.close()

@@ -23,6 +23,7 @@ import pytest
 import torch
 
 import fnrfl
+import ray_toys
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Moon
@@ -46,7 +47,9 @@ from toys import SIZES, Run, assert_same, described, named, run_elsewhere
 
 @pytest.fixture
 def ray_installed() -> None:
+    """Ray, with room for actors: those of other files' runs would stay, and new ones would wait for ever."""
     pytest.importorskip("ray")
+    ray_toys.close()
 
 
 def with_ray(test: Any) -> Any:

@@ -217,3 +217,10 @@ def test_every_mutant_has_its_place() -> None:
     assert {name(source_of(m, PACKAGE)) for m in found} >= {
         name(path) for path in MODULES if name(path).startswith("algorithms.") and path.stem != "__init__"
     }
+
+
+@pytest.mark.xdist_group("alone")
+def test_the_tests_of_a_group_are_one_workers(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist knows groups by the names of tests: under a pytest that names them otherwise it forgets groups."""
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith("@alone")
