@@ -1,7 +1,7 @@
 """Kernels of fnrfl's own operators, compiled side by side before a step is taken.
 
-Triton compiles a kernel when it is first called, which takes a second or more, and a step calls dozens one after
-another. Here each operator of a recorded step is called once, by several threads, on tensors that hold nothing.
+Triton compiles a kernel when it is first called, and a step calls dozens one after another. Here each operator of a
+recorded step is called once, by several threads, on tensors that hold nothing.
 """
 
 from __future__ import annotations
