@@ -26,15 +26,8 @@ def compile_kernels(recording: Recording) -> None:
     device = recording.arguments.constants[0].device
     calls = list(dict.fromkeys(_call(node) for node in recording.graph.graph.nodes if _is_own(node)))
     if calls:
-        with timed("compiling kernels"), ThreadPoolExecutor(THREADS, initializer=_enter, initargs=(device,)) as threads:
+        with timed("compiling kernels"), ThreadPoolExecutor(THREADS) as threads:
             list(threads.map(lambda call: _try(call, device), calls))
-
-
-def _enter(device: torch.device) -> None:
-    """Let a new thread use a GPU: Triton makes descriptors only in a thread that has called the GPU before."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.cuda.synchronize()
 
 
 def _is_own(node: fx.Node) -> bool:
@@ -54,6 +47,9 @@ def _try(call: Call, device: torch.device) -> None:
     """Call an operator; one that cannot be called is called again, and fails, when the step is taken."""
     operator, given = call
     try:
+        if device.type == "cuda":  # Triton makes descriptors only in a thread that has called the GPU before
+            torch.cuda.set_device(device)
+            torch.cuda.synchronize()
         arguments = [_empty(one, device) if isinstance(one, tuple) else one for one in given]
         with torch.no_grad():
             operator(*arguments)
