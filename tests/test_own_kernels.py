@@ -21,11 +21,17 @@ OPERATORS = ("convolve", "convolve_back", "weigh")
 
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
-    """A step of three clients whose net has three layers of one shape and one of another."""
+    """On a CPU the operators are stood in for by torch's."""
     monkeypatch.setattr(client_convolutions, "_has_kernels", lambda device: True)
-    net = nn.Sequential(*(nn.Conv2d(16, 16, 3, stride, padding=1, bias=False) for stride in (1, 1, 1, 2))).bfloat16()
+    return recorded_step("cpu", channels=16)
+
+
+def recorded_step(device: str, channels: int) -> Recording:
+    """A step of three clients whose net has three layers of one shape and one of another."""
+    layers = (nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False) for stride in (1, 1, 1, 2))
+    net = nn.Sequential(*layers).to(device, torch.bfloat16)
     share_kernels(net)
-    weights = {name: torch.randn(3, *w.shape).bfloat16() for name, w in net.named_parameters()}
+    weights = {name: torch.randn(3, *w.shape, device=device).bfloat16() for name, w in net.named_parameters()}
 
     def step(*tensors: Tensor) -> Tensor:
         mine, x = dict(zip(weights, tensors[:-1], strict=True)), tensors[-1]
@@ -34,7 +40,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
             mine[name].sub_(found)
         return x.sum()
 
-    turn = torch.randn(3, 4, 16, 8, 8).bfloat16()
+    turn = torch.randn(3, 4, channels, 8, 8, device=device).bfloat16()
     return recorder.recorded(step, StepArguments([*weights.values()], [turn], len(weights), 0), {})
 
 
@@ -97,3 +103,14 @@ def test_a_gpu_compiles_them_before_it_captures(recording: Recording, monkeypatc
     monkeypatch.setattr("fnrfl.engines.cuda_graphs.compile_kernels", asked.append)
     CudaGraphs(torch.bfloat16, compile=False).candidates(recording)
     assert asked == [recording]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("channels", [16, 64])
+def test_on_a_gpu_every_operator_can_be_called(channels: int, caplog: Any) -> None:
+    """The second time kernels are there already, and new threads only launch them."""
+    made = recorded_step("cuda", channels)
+    with caplog.at_level("DEBUG", "fnrfl"):
+        for _ in range(2):
+            own_kernels.compile_kernels(made)
+    assert "compiling kernels took" in caplog.text and "could not be called" not in caplog.text
