@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fnrfl.core.messages import TrainReply
 from fnrfl.engines.assemble import assemble
 from fnrfl.engines.letters import LetterAnswer, Version
 from fnrfl.engines.node import Node, Participant
@@ -19,7 +20,7 @@ from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.runs.build import build
 
 # What a node may do with a letter, beside answering it.
-SPOILT = ("nan", "shape", "somebody-else", "no-clients", "travel", "version")  # answers that can be read
+SPOILT = ("nan", "shape", "somebody-else", "no-clients", "travel", "version", "no-step")  # answers that can be read
 FAULTS = ("dies-before", "dies-after", "hangs", "twice", "garbage", "forgets", *SPOILT)
 
 
@@ -94,6 +95,8 @@ def _spoilt(answer: LetterAnswer, how: str) -> LetterAnswer:
     if not hasattr(content, "replies"):
         return answer
     replies = content.replies
+    if how == "no-step":
+        return replace(answer, content=TrainReply(replies.pick(slice(0, 0)), {answer.client: "in the middle"}))
     if how == "no-clients":
         return replace(answer, content=replace(content, replies=replace(replies, clients=None)))
     if how == "travel":

@@ -19,7 +19,7 @@ from fnrfl.algorithms.ktpfl import SoftPredictions
 from fnrfl.algorithms.parts.norms import Accuracy
 from fnrfl.config import load
 from fnrfl.core.errors import ClientError, FnrflError
-from fnrfl.core.messages import MeasureRequest
+from fnrfl.core.messages import MeasureRequest, TrainReply
 from fnrfl.data.scaling import InputMoments
 from fnrfl.engines import remote_clients
 from fnrfl.engines.letters import Letter, Version
@@ -180,6 +180,24 @@ def test_clients_that_say_they_are_not_finite_are_skipped_and_nobody_else(hot: t
     network = Hot(nodes_of(chosen, tmp_path))
     result = run(chosen.replace({"engine.name": "flower"}), out=None, network=network)
     assert all(event["skipped"] == list(hot) and "missing" not in event for event in result.rounds)
+
+
+@pytest.mark.parametrize("spoilt", [{"params": torch.zeros(0, 3)}, {"params": None}])
+def test_nothing_of_a_reply_is_used_that_says_it_is_not_finite(spoilt: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever else is in it, the server goes on without this client."""
+
+    class Spoiling(FakeNetwork):
+        def _answers(self, client: int, letter: Any, *rest: Any) -> Any:
+            for who, message in super()._answers(client, letter, *rest):
+                answer = from_bytes(message)
+                if client == 1 and letter.phase == "local":
+                    replies = replace(answer.content.replies.pick(slice(0, 0)), **spoilt)
+                    message = to_bytes(replace(answer, content=TrainReply(replies, {client: 3})))
+                yield who, message
+
+    chosen = config("fedavg", "participation=1", "client.nonfinite=skip")
+    result = run(chosen.replace({"engine.name": "flower"}), out=None, network=Spoiling(nodes_of(chosen, tmp_path)))
+    assert all(event["skipped"] == [1] and "missing" not in event for event in result.rounds)
 
 
 def test_a_memory_that_was_lost_is_never_scored_as_a_newborn_one(tmp_path: Path) -> None:

@@ -160,6 +160,13 @@ class Replies:
             raise nobody_answered()
         return chunks[0] if len(chunks) == 1 else trees.joined(chunks)
 
+    @staticmethod
+    def of_nobody(model: State) -> Replies:
+        """The replies of no client, to a task with such a model."""
+        ids, numbers, models = torch.zeros(0, dtype=torch.int64), model.params.new_zeros(0), model.params[None][:0]
+        buffers = {name: value[None][:0] for name, value in model.buffers.items()}
+        return Replies(ids, numbers, ids, numbers, numbers, models, models, buffers, {})
+
 
 def nobody_answered() -> FnrflError:
     """The error to raise when every client of a cohort was left out."""

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-import torch
-
 from fnrfl.core import trees
 from fnrfl.core.errors import MissingClients
 from fnrfl.core.messages import Failure, MeasureRequest, TrainRequest
@@ -53,10 +51,10 @@ class RayTrainer:
         self._sent: tuple[State | None, Tree, object] | None = None  # what the actors were sent last
 
     def train(self, request: TrainRequest, held: State | None, memory: Tree) -> Trained:
-        seconds = self._network.deadline(private=request.task.is_private_training)
+        seconds = self._network.deadline(private=request.task.data == "private")
         models = None if held is None else [trees.rows(held, m) for m in range(len(request.clients))]
         answers, missing = self._ask(request, models, memory, seconds)
-        answers = answers or [(_no_replies(self.initial), {}, {})]
+        answers = answers or [(Replies.of_nobody(self.initial), {}, {})]
         replies, memories, not_finite = zip(*answers, strict=True)
         went_wrong = {client: step for part in not_finite for client, step in part.items()}
         return Trained(_joined(replies), trees.joined(memories), went_wrong, missing)
@@ -112,10 +110,3 @@ def _joined(parts: Sequence[Replies]) -> Replies:
     same = all(part.trained is part.params for part in parts)
     whole = trees.joined([replace(part, trained=part.params[:, :0]) for part in parts] if same else parts)
     return replace(whole, trained=whole.params) if same else whole
-
-
-def _no_replies(model: State) -> Replies:
-    """The replies of nobody."""
-    none, numbers = torch.zeros(0, dtype=torch.int64), model.params.new_zeros(0)
-    params, buffers = model.params.new_zeros(0, len(model.params)), {k: v[None][:0] for k, v in model.buffers.items()}
-    return Replies(none, none, none, numbers, numbers, params, params, buffers, {})

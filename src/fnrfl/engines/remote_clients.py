@@ -139,7 +139,7 @@ class RemoteClients:
 
         answers, missing = self._ask(request, request.task.purpose, seconds, check, _extras)
         if missing:
-            yield TrainReply(_nobody(self.initial), missing=missing)
+            yield TrainReply(Replies.of_nobody(self.initial), missing=missing)
         there = [client for client in request.clients if client in answers]
         for first in range(0, len(there), FOLD_ROWS):  # as many as are summed at once
             yield self._joined([answers.pop(client) for client in there[first : first + FOLD_ROWS]])
@@ -179,7 +179,8 @@ class RemoteClients:
                 self._held[answer.client] = answer.held
         lost = sorted(answer.client for answer in answers if answer.lost_memory)
         notes = {"wire_bytes": dict(self._bytes)} | ({"lost_memory": lost} if lost else {})
-        replies = trees.joined([answer.content.replies for answer in answers])
+        whole = [answer.content.replies for answer in answers if not answer.content.not_finite]
+        replies = trees.joined(whole) if whole else Replies.of_nobody(self.initial)
         not_finite = {k: v for answer in answers for k, v in answer.content.not_finite.items()}
         return TrainReply(replies, not_finite, notes)
 
@@ -268,20 +269,3 @@ def _model(state: State | None) -> State | None:
 
 def _extras(content: TrainReply) -> Tree:
     return content.replies.extras
-
-
-def _nobody(model: State) -> Replies:
-    """Replies of no client."""
-    empty = torch.zeros(0, dtype=torch.float64)
-    params = model.params[None][:0]
-    return Replies(
-        clients=torch.zeros(0, dtype=torch.int64),
-        examples=empty,
-        steps=torch.zeros(0, dtype=torch.int64),
-        travel=params.new_zeros(0),
-        loss=params.new_zeros(0),
-        trained=params,
-        params=params,
-        buffers={name: value[None][:0] for name, value in model.buffers.items()},
-        extras={},
-    )

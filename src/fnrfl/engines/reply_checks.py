@@ -49,8 +49,10 @@ def check_reply(content: Any, client: int, request: TrainRequest, model: State, 
     if not isinstance(content, TrainReply) or not isinstance(content.replies, Replies):
         return "its answer is no reply to a task."
     replies = content.replies
-    if content.not_finite and list(content.not_finite) == [client] and not len(replies.clients):
-        return None  # it says so itself
+    if content.not_finite:  # it says so itself, and nothing else of its reply is used
+        (who, step), *others = content.not_finite.items()
+        right = (who, others, len(replies.clients)) == (client, [], 0) and isinstance(step, int)
+        return None if right else "it does not say in the right form that its numbers are not finite."
     if replies.clients.tolist() != [client] or replies.examples.tolist() != [examples]:
         return f"it speaks of other clients, or of another number of examples than the {examples:g} that it has."
     if any(len(value) != 1 for value in replies.extras.values()):
