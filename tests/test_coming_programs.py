@@ -69,15 +69,10 @@ class Patient(TorchScript):
     fails: bool = False
     waits: bool = False
     made: list[Later] = field(default_factory=list)
-    compiled_at_once: list[int] = field(default_factory=list)
 
-    def coming(self, recording: Recording) -> Any:
+    def candidates(self, recording: Recording) -> Any:
         self.made.append(Later(recording.graph, self.questions, self.wrong, self.fails, []))
-        return self.made[-1]
-
-    def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
-        self.compiled_at_once.append(recording.arguments.expected_steps)
-        return super().candidates(recording)
+        return super().candidates(recording)[0], self.made[-1]
 
 
 def played(backend: TorchScript, rounds: int) -> Run:
@@ -99,7 +94,6 @@ def test_it_takes_the_place_of_the_first_one_and_nothing_changes(plain: Any) -> 
     run = played(backend, 4)
     assert backend.made and all(later.steps for later in backend.made)  # all of them were used in the end
     assert all(sum(later.steps) > 1 for later in backend.made)  # and not only tried
-    assert backend.compiled_at_once == [0] * len(backend.made)  # nobody waits for what is coming anyway
     assert_near(run.state, plain, atol=1e-9)
 
 
@@ -185,16 +179,21 @@ def test_what_is_compiled_in_the_background(
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", deterministic)
     worker = Worker()
     made = compiled.Compiling(tmp_path, torch.device("cpu"), None if on_disk else worker)  # type: ignore[arg-type]
-    monkeypatch.setattr(cuda_graphs.compiled, "start", lambda recording: made)
+    started: list[Recording] = []
+    monkeypatch.setattr(cuda_graphs.compiled, "start", lambda recording: started.append(recording) or made)
+    monkeypatch.setattr(backend, "_captured", lambda step, arguments: (step, arguments))
+    monkeypatch.setattr(compiled.Compiling, "result", lambda self: "compiled")
     arguments = StepArguments([torch.ones(2)], [torch.ones(2)], 1, steps)
-    found = backend.coming(recorded(torch.Tensor.add_, arguments, None))
+    recording = recorded(torch.Tensor.add_, arguments, None)
+    candidates, found = backend.candidates(recording)
+    assert len(started) == (steps == 10**6)
+    first: Any = next(candidates)
+    assert first[0] is recording.graph if comes or steps == 10 else first == ("compiled", arguments)
     assert (found is not None) is comes
     if found is not None:
         assert isinstance(found, CompiledLater) and not found.ready()
         worker.returncode = 0
         assert found.ready()
-        monkeypatch.setattr(compiled.Compiling, "result", lambda self: "compiled")
-        monkeypatch.setattr(backend, "_captured", lambda step, arguments: (step, arguments))
         assert list(found.programs(arguments)) == [("compiled", arguments)]
 
 
@@ -231,8 +230,9 @@ class Sleeper(TorchScript):
 
     waits = False
 
-    def coming(self, recording: Recording) -> Any:
-        return CompiledLater(self, compiled.start(recording))  # type: ignore[arg-type]
+    def candidates(self, recording: Recording) -> Any:
+        later = CompiledLater(self, compiled.start(recording))  # type: ignore[arg-type]
+        return super().candidates(recording)[0], later
 
 
 def test_what_is_compiled_for_a_run_goes_on_when_the_run_has_ended(monkeypatch: Any, tmp_path: Path) -> None:

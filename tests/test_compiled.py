@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +100,9 @@ def operators(graph: torch.fx.GraphModule) -> list[Any]:
 def test_rounds_of_compiled_steps_are_the_loop_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Private training and refinement, BatchNorm and dropout, several workers at a time."""
 
-    def candidates(self: TorchScript, recording: Recording) -> Iterator[FlatProgram]:
+    def candidates(self: TorchScript, recording: Recording) -> tuple[Iterator[FlatProgram], None]:
         compiling = compiled.start(recording)
-        return (repeated(each.result()) for each in [compiling])
+        return (repeated(each.result()) for each in [compiling]), None
 
     monkeypatch.setattr(torchscript.TorchScript, "candidates", candidates)
     run = Run(FNR(FedAvg()), "batched-fast", active=3)
@@ -252,6 +256,65 @@ def test_a_damaged_step_is_removed(cache: Path, monkeypatch: Any) -> None:
     assert not compiling.folder.exists()
 
 
+def test_a_step_that_a_full_gpu_could_not_load_stays(cache: Path, monkeypatch: Any) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(compiled, "_load", full)
+    cache.mkdir()
+    with pytest.raises(torch.OutOfMemoryError):
+        compiled.Compiling(cache, torch.device("cpu")).result()
+    assert cache.exists()
+
+
+def test_steps_in_a_folder_that_cannot_be_written_to_are_used(cache: Path, monkeypatch: Any) -> None:
+    """A cache that several users share, or one on a read-only disk."""
+    monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, **__: _Ended(0))
+    recording, name = recorded(), "f" * 64
+    folder = compiled.start(recording).folder
+    folder.mkdir()
+    for file in ("step.bin", name):
+        (folder / file).touch()
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(compiled, "_name", lambda *_: name)
+    for function in ("utime", "open", "unlink", "mkdir"):
+        monkeypatch.setattr(compiled.os, function, refused)
+    found, started = compiled.find(recording.arguments), compiled.start(recording)
+    assert found is not None and found.folder == started.folder == folder and started.worker is None
+    found.lose_name()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_that_ends_leaves_the_worker_its_request(cache: Path, monkeypatch: Any) -> None:
+    popen = subprocess.Popen
+    asleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, **__: popen(asleep))
+    compiling = compiled.start(recorded())
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            weakref.finalize._exitfunc()  # type: ignore[attr-defined]  # as at the end of a process
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (compiling.asked / "step.py").exists() and compiling.worker is not None and compiling.worker.poll() is None
+    asked = compiling.asked
+    del compiling
+    assert not asked.exists()
+
+
+@pytest.mark.skipif(not hasattr(signal, "alarm"), reason="this system has no alarm")
+def test_a_compiler_that_hangs_ends_and_lets_others_have_their_turn(cache: Path, tmp_path: Path) -> None:
+    cache.mkdir()
+    code = "import sys, time, json; from pathlib import Path; from fnrfl.engines import compiled\n"
+    code += "compiled.PATIENCE = 1.0; json.loads = lambda text: time.sleep(600)\n"
+    code += "(Path(sys.argv[1]) / 'request.json').write_text(''); compiled.compile_request(*map(Path, sys.argv[1:]))"
+    hanging = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(cache / ("a" * 32))])
+    assert hanging.wait(60) == -signal.SIGALRM
+
+
 def test_without_a_folder_steps_are_captured(cache: Path, tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("FNRFL_CACHE", str(tmp_path / "file" / "in"))
     (tmp_path / "file").write_text("")
@@ -260,8 +323,10 @@ def test_without_a_folder_steps_are_captured(cache: Path, tmp_path: Path, caplog
     captured: list[Any] = []
     monkeypatch.setattr(backend, "_captured", lambda step, recording: captured.append(step) or repeated(step))
     found = recorded()
-    assert next(backend.candidates(found)) is not None
-    assert captured == [found.graph] and "cannot be compiled" in caplog.text
+    backend.waits = False
+    candidates, later = backend.candidates(found)
+    assert next(candidates) is not None and later is None
+    assert captured == [found.graph] and caplog.text.count("cannot be compiled") == 1
 
 
 def test_constants_stay_where_they_were(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, fx
 
+from fnrfl.core.errors import out_of_memory
 from fnrfl.engines.programs import FlatStep, Recording, StepArguments, timed
 from fnrfl.engines.step_names import step_name
 
@@ -83,14 +85,16 @@ class Compiling:
         try:
             with timed("loading"):
                 return _load(self.folder, self.device)
-        except Exception:
-            shutil.rmtree(self.folder, ignore_errors=True)  # damaged: the next run has it compiled again
+        except Exception as error:
+            if not out_of_memory(error):  # it is damaged: the next run has it compiled again
+                shutil.rmtree(self.folder, ignore_errors=True)
             raise
 
     def lose_name(self) -> None:
         """Have nobody find it by its name again: it did not do what the step does."""
         if self.name is not None:
-            (self.folder / self.name).unlink(missing_ok=True)
+            with suppress(OSError):  # others may read this folder and not write
+                (self.folder / self.name).unlink(missing_ok=True)
 
 
 def find(arguments: StepArguments) -> Compiling | None:
@@ -100,7 +104,7 @@ def find(arguments: StepArguments) -> Compiling | None:
     file = None if name is None else next(cache_folder().glob(f"*/{name}"), None)
     if file is None:
         return None
-    os.utime(file.parent)
+    _mark_used(file.parent)
     return Compiling(file.parent, device, name=name)
 
 
@@ -128,9 +132,7 @@ def start(recording: Recording) -> Compiling:
     folder = cache_folder() / _digest(text, recording.graph.code, constants)
     name = None if constants else _name(arguments, device)  # what a step holds may be of this run alone
     if (folder / "step.bin").exists():
-        os.utime(folder)
-        if name is not None:
-            (folder / name).touch()
+        _mark_used(folder, name)
         return Compiling(folder, device)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _keep_few(folder.parent)
@@ -149,8 +151,16 @@ def start(recording: Recording) -> Compiling:
             env=os.environ | {"PYTHONPATH": path} | WORKER_SETTINGS,
         )  # fmt: skip
     compiling = Compiling(folder, device, worker, asked)
-    weakref.finalize(compiling, _end, worker, asked)
+    weakref.finalize(compiling, _end, worker, asked, os.getpid())
     return compiling
+
+
+def _mark_used(folder: Path, name: str | None = None) -> None:
+    """Note that a step is used, and its name; a folder that cannot be written to can still be read."""
+    with suppress(OSError):
+        os.utime(folder)
+        if name is not None:
+            (folder / name).touch()
 
 
 def _held_constants(graph: fx.GraphModule) -> dict[str, Tensor]:
@@ -193,8 +203,10 @@ def _used(path: Path, now: float) -> tuple[float, Path, int]:
         return now, path, 0
 
 
-def _end(worker: subprocess.Popen[bytes], asked: Path) -> None:
-    """Nobody wants the result any more, or it is there."""
+def _end(worker: subprocess.Popen[bytes], asked: Path, process: int) -> None:
+    """Nobody wants the result any more, or it is there. A fork of the process that asked ends nothing."""
+    if os.getpid() != process:
+        return
     if worker.poll() is None:
         worker.kill()
         worker.wait()
@@ -266,7 +278,9 @@ def _in_turn(folder: Path) -> Iterator[None]:
 
 
 def _compile(asked: Path, folder: Path) -> None:
-    """Compile a step into a folder, which appears whole or not at all."""
+    """Compile a step into a folder, which appears whole or not at all. The process ends if that takes too long."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(int(PATIENCE))  # a compiler that hangs must not keep others from their turn
     import torch._dynamo  # the compiler takes for granted that somebody has imported it
 
     import fnrfl.core.client_convolutions  # noqa: F401, our own operators, which a step may hold

@@ -58,13 +58,6 @@ class CudaGraphs:
     def cannot_record(self) -> None:
         log.warning("a step could not be recorded and is slower for that.")
 
-    def coming(self, recording: Recording) -> CompiledLater | None:
-        """A compiled step, if nobody minds that it rounds otherwise than the one that is used until it is there."""
-        if self.waits or self.compile or torch.backends.cudnn.deterministic:
-            return None
-        compiling = self._compiling(recording)
-        return None if compiling is None or compiling.ready() else CompiledLater(self, compiling)
-
     def made_before(self, arguments: StepArguments) -> Iterator[FlatProgram] | None:
         found = compiled.find(arguments)
         return None if found is None else self._found_programs(found, arguments)
@@ -79,10 +72,13 @@ class CudaGraphs:
             log.debug("a compiled step could not be used and is recorded", exc_info=True)
         found.lose_name()
 
-    def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
+    def candidates(self, recording: Recording) -> tuple[Iterator[FlatProgram], CompiledLater | None]:
+        """What is compiled comes later, if nobody minds that it rounds otherwise than what is used until then."""
         compiling = self._compiling(recording)
+        must_wait = self.waits or self.compile or torch.backends.cudnn.deterministic
+        later = None if must_wait or compiling is None or compiling.ready() else CompiledLater(self, compiling)
         compile_kernels(recording)  # while a worker compiles the rest
-        return self._candidates(recording, compiling)
+        return self._candidates(recording, compiling if later is None else None), later
 
     def _compiling(self, recording: Recording) -> compiled.Compiling | None:
         if self._pays_to_compile(recording.arguments.expected_steps):

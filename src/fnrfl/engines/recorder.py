@@ -83,12 +83,11 @@ class Backend(Protocol):
         """The program that an earlier process has made of a step, which need not be recorded; None: there is none."""
         ...
 
-    def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
-        """Programs that may do what the step does, the fastest first; what takes long begins with this call."""
-        ...
+    def candidates(self, recording: Recording) -> tuple[Iterator[FlatProgram], Coming | None]:
+        """Programs that may do what the step does, the fastest first; what takes long begins with this call.
 
-    def coming(self, recording: Recording) -> Coming | None:
-        """What is made while the first candidate is used, and then takes its place; None: nothing."""
+        And what is made while the first of them is used, and then takes its place; None: nothing.
+        """
         ...
 
     def recording(self) -> AbstractContextManager[object]:
@@ -228,10 +227,8 @@ class Recorder:
         with self._quietly():
             with timed("recording"):
                 recording = recorded(step, arguments, self.backend.decompositions())
-            coming = self.backend.coming(recording)
-            if coming is not None:  # nothing is compiled at once
-                recording = replace(recording, arguments=replace(recording.arguments, expected_steps=0))
-            return RecordedStep(key, step, arguments, self.backend.candidates(recording), coming=coming)
+            candidates, coming = self.backend.candidates(recording)
+            return RecordedStep(key, step, arguments, candidates, coming=coming)
         return RecordedStep(key, step, None, iter(()))
 
     def take_step(self, begun: RecordedStep) -> None:

@@ -34,16 +34,16 @@ class TorchScript:
     def made_before(self, arguments: StepArguments) -> None:
         """Nothing: no program is kept on disk."""
 
-    def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
+    def candidates(self, recording: Recording) -> tuple[Iterator[FlatProgram], None]:
+        return self._candidates(recording), None
+
+    def _candidates(self, recording: Recording) -> Iterator[FlatProgram]:
         try:
             yield _scripted(recording)
         except RuntimeError as error:  # of an operator that TorchScript does not take
             if out_of_memory(error):
                 raise
         yield repeated(recording.graph)
-
-    def coming(self, recording: Recording) -> None:
-        """Nothing: what takes long is done at once."""
 
     def recording(self) -> AbstractContextManager[object]:
         return nullcontext()
