@@ -26,11 +26,11 @@ from fnrfl.core.store import ClientStore
 from fnrfl.core.types import LocalTask, Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines import cuda_graphs
-from fnrfl.engines.cuda_graphs import MAX_RELATIVE_ERROR, CudaGraphs, cudnn_autotune
+from fnrfl.engines.cuda_graphs import cudnn_autotune
 from fnrfl.engines.gpus import Gpus, choose_kernels, found_devices
 from fnrfl.engines.job import Job
 from fnrfl.engines.place import Place
-from fnrfl.engines.recorder import Recorder, Wanted
+from fnrfl.engines.recorder import MAX_RELATIVE_ERROR, Recorder, Wanted, close_enough
 from fnrfl.engines.runner import Blame, Probing, Runner
 from fnrfl.models.catalogue import build_model
 from fnrfl.runs.build import build as build_run
@@ -552,15 +552,16 @@ def test_auto_says_that_it_found_no_gpu_where_it_would_take_one() -> None:
 
 @pytest.mark.parametrize("compute", list(MAX_RELATIVE_ERROR))
 def test_a_program_that_does_something_else_is_refused(compute: torch.dtype) -> None:
-    judge = object.__new__(CudaGraphs)  # whose memory is on a GPU
-    judge.compute = compute
     before = torch.randn(50, generator=torch.Generator().manual_seed(0))
     stepped = before + 0.1
-    assert judge.close_enough(before, stepped.clone(), stepped)
-    assert judge.close_enough(before, stepped + 0.05 * MAX_RELATIVE_ERROR[compute] * 0.1, stepped)
-    assert not judge.close_enough(before, before, stepped)  # it did nothing
-    assert not judge.close_enough(before, before - 0.1, stepped)  # it went the other way
-    assert not judge.close_enough(before, torch.where(before > 0, torch.nan, stepped), stepped)
+    assert close_enough(before, stepped.clone(), stepped, compute)
+    assert close_enough(before, stepped + 0.05 * MAX_RELATIVE_ERROR[compute] * 0.1, stepped, compute)
+    assert not close_enough(before, before, stepped, compute)  # it did nothing
+    assert not close_enough(before, before - 0.1, stepped, compute)  # it went the other way
+    assert not close_enough(before, torch.where(before > 0, torch.nan, stepped), stepped, compute)
     zero = torch.zeros(50)  # a mean that stays zero but for rounding, and one that does not
-    assert judge.close_enough(zero, zero + 3e-9, zero - 3e-9)
-    assert not judge.close_enough(zero, zero, zero + 1e-6)
+    assert close_enough(zero, zero + 3e-9, zero - 3e-9, compute)
+    assert not close_enough(zero, zero, zero + 1e-6, compute)
+    assert not close_enough(zero, zero, torch.zeros(1), compute)  # of another shape
+    assert not close_enough(zero, zero, zero + 1e-7, compute)
+    assert close_enough(zero, zero, zero + 1e-7, compute, shortest=1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -206,6 +206,26 @@ def test_a_step_is_recorded_before_it_is_taken() -> None:
     assert program is not None and torch.equal(w, torch.ones(3))
     program([w], [torch.stack([x, x])])
     torch.testing.assert_close(w, torch.ones(3) - 0.2 * x)
+
+
+@pytest.mark.parametrize("wrong", ["a step that is not taken", "another loss", "no loss", "nothing"])
+def test_a_small_step_must_be_repeated_as_exactly_as_a_large_one(wrong: str) -> None:
+    """Of parameters about 1, a step of 1e-5, and a program that does something else."""
+
+    def step(w: Tensor, x: Tensor) -> Tensor:
+        w.sub_(1e-5 * x)
+        return w.sum()
+
+    def program(constants: Sequence[Tensor], turns: Sequence[Tensor]) -> Tensor:
+        (w,), (x,) = constants, turns[0]
+        loss = w.sum() if wrong == "a step that is not taken" else step(w, x)
+        return {"another loss": 1.1 * loss, "no loss": loss * torch.nan}.get(wrong, loss)[None]
+
+    recorder = Recorder(TorchScript())
+    begun = recorder.begin(step, StepArguments([torch.ones(30)], [torch.arange(30.0)], 1, 0))
+    assert begun.arguments is not None
+    recorder.take_step(begun)
+    assert recorder.matches(program, begun.arguments, begun.stepped) is (wrong == "nothing")
 
 
 def test_an_operator_whose_result_cannot_be_foretold_is_recorded_with_its_numbers() -> None:

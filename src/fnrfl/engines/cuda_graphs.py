@@ -25,8 +25,6 @@ STAGED_BYTES = 64 << 20  # bytes of batches that lie ready on the device, for ea
 STAGED_BATCHES = 1024  # batches that lie ready, at most
 WARM_UP_STEPS = 3  # steps before a capture: libraries choose kernels and allocate in the first ones
 WORTH_COMPILING = 10_000  # steps of clients: compiling a large step takes a minute and saves half a millisecond of each
-# How far a program may be from the step that it was recorded from, relative to how far the step goes.
-MAX_RELATIVE_ERROR = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.5}
 
 
 class CudaGraphs:
@@ -34,7 +32,8 @@ class CudaGraphs:
 
     def __init__(self, compute: torch.dtype, *, compile: bool | None = None, waits: bool = True) -> None:
         """`compile` says whether to compile; None: where many steps are to be taken. `waits`: until it is done."""
-        self.compute, self.compile, self.waits = compute, compile, waits
+        self.compute: torch.dtype | None = compute
+        self.compile, self.waits = compile, waits
         self.max_programs = 32 * torch.cuda.device_count()  # each program holds tensors of its own
 
     def settings(self, expected_steps: int) -> Hashable:
@@ -107,16 +106,6 @@ class CudaGraphs:
             raise
         except Exception as error:
             log.warning("a step could not be compiled (%s) and is captured as it is.", error)
-
-    def close_enough(self, before: Tensor, program: Tensor, step: Tensor) -> bool:
-        if not before.is_floating_point():
-            return torch.equal(program, step)
-        if not torch.equal(program.isfinite(), step.isfinite()):
-            return False
-        before, program, step = (t.double().nan_to_num(posinf=0.0, neginf=0.0) for t in (before, program, step))
-        moved, error = (step - before).norm(), (program - step).norm()
-        rounding = 1e-6 * before.norm() + 1e-8 * before.numel() ** 0.5  # what rounding alone can do
-        return bool(error <= MAX_RELATIVE_ERROR[self.compute] * moved + rounding)
 
     def _captured(self, step: FlatStep, arguments: StepArguments) -> FlatProgram:
         try:

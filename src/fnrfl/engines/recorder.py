@@ -41,6 +41,8 @@ from fnrfl.engines.programs import (
 log = logging.getLogger("fnrfl")
 Example = Callable[[], tuple[Step, Any, Any, Any]]  # a step, its carry, what it reads, and one turn
 _RECORDING = process_lock()
+# How far a program may be from the step that it was recorded from, relative to how far the step goes.
+MAX_RELATIVE_ERROR = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.5}
 
 
 class Wanted(NamedTuple):
@@ -60,7 +62,7 @@ class RecordedStep:
     step: FlatStep
     arguments: StepArguments | None  # None: it cannot be recorded
     candidates: Iterator[FlatProgram]
-    stepped: Sequence[Tensor] = ()  # its arguments after one step, once it was taken
+    stepped: Sequence[Tensor] = ()  # its arguments after one step, and the step's loss, once it was taken
     coming: Coming | None = None
     recorded_instead: Callable[[], RecordedStep] | None = None  # of one that was found: if no candidate will do
 
@@ -70,6 +72,7 @@ class Backend(Protocol):
 
     max_programs: int
     waits: bool  # for what is coming, also where another run of the process did not
+    compute: torch.dtype | None  # the least precise type that a step computes in; None: that of its tensors
 
     def settings(self, expected_steps: int) -> Hashable:
         """What a program depends on beside the step and its arguments."""
@@ -92,10 +95,6 @@ class Backend(Protocol):
 
     def recording(self) -> AbstractContextManager[object]:
         """Is around all of recording."""
-        ...
-
-    def close_enough(self, before: Tensor, program: Tensor, step: Tensor) -> bool:
-        """Whether a program changed a tensor as the step did, up to rounding."""
         ...
 
     def forget(self) -> None:
@@ -237,8 +236,8 @@ class Recorder:
             return
         arguments = _copies([*begun.arguments.constants, *begun.arguments.turn])
         with self._quietly(), timed("taking the step"):
-            begun.step(*arguments)
-            begun.stepped = arguments
+            loss = begun.step(*arguments)
+            begun.stepped = [*arguments, loss.clone()]
 
     def finish(self, begun: RecordedStep) -> FlatProgram | None:
         """The first program that repeats the step; None if there is none."""
@@ -273,11 +272,27 @@ class Recorder:
             log.debug("a step could not be recorded", exc_info=True)
 
     def matches(self, program: FlatProgram, arguments: StepArguments, stepped: Sequence[Tensor]) -> bool:
-        """Whether a program changes tensors as the step itself has changed them."""
-        changed = _copies(arguments.constants)
-        program(changed, [t.clone()[None] for t in arguments.turn])
+        """Whether a program changes tensors as the step itself has changed them, and returns its loss."""
+        changed, compute = _copies(arguments.constants), self.backend.compute
+        (loss,) = program(changed, [t.clone()[None] for t in arguments.turn])
         threes = zip(arguments.constants, changed, stepped, strict=False)
-        return all(self.backend.close_enough(*three) for three in threes)
+        same_loss = close_enough(torch.zeros_like(loss), loss, stepped[-1], compute, shortest=1.0)
+        return same_loss and all(close_enough(*three, compute) for three in threes)
+
+
+def close_enough(
+    before: Tensor, program: Tensor, step: Tensor, compute: torch.dtype | None, *, shortest: float = 0.0
+) -> bool:
+    """Whether a program changed a tensor as the step did, up to rounding; a change below `shortest` counts as that."""
+    if program.shape != step.shape or not torch.equal(program.isfinite(), step.isfinite()):
+        return False
+    if not before.is_floating_point():
+        return torch.equal(program, step)
+    tolerance = MAX_RELATIVE_ERROR[compute or step.dtype]
+    before, program, step = (t.double().nan_to_num(posinf=0.0, neginf=0.0) for t in (before, program, step))
+    moved, error = (step - before).norm().clamp(min=shortest), (program - step).norm()
+    rounding = 1e-6 * before.norm() + 1e-8 * before.numel() ** 0.5  # what rounding alone can do
+    return bool(error <= tolerance * moved + rounding)
 
 
 def _flat_example(wanted: Wanted) -> tuple[FlatStep, StepArguments]:

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fnrfl.core.errors import out_of_memory
 from fnrfl.engines.programs import FlatProgram, Recording, StepArguments, repeated
@@ -20,6 +19,7 @@ class TorchScript:
 
     max_programs = 64  # each holds about a megabyte for good
     waits = True
+    compute: torch.dtype | None = None
 
     def settings(self, expected_steps: int) -> Hashable:
         return "TorchScript", torch.are_deterministic_algorithms_enabled()
@@ -47,9 +47,6 @@ class TorchScript:
 
     def recording(self) -> AbstractContextManager[object]:
         return nullcontext()
-
-    def close_enough(self, before: Tensor, program: Tensor, step: Tensor) -> bool:
-        return torch.allclose(program, step, rtol=1e-3, atol=1e-5, equal_nan=True)
 
     def forget(self) -> None:
         """Nothing: programs hold only what is theirs."""
