@@ -28,10 +28,11 @@ from fnrfl.core.client_kernels import (
 )
 from fnrfl.core.feed import Plan, plan_rows
 from fnrfl.core.net import Net
-from fnrfl.core.padding import takes_padding
+from fnrfl.core.padding import can_be_tried_with, takes_padding
 from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch
 from fnrfl.data.batches import Pool
+from fnrfl.engines import vectorised
 from fnrfl.engines.expected import ExpectedWork
 from fnrfl.engines.job import Job
 from fnrfl.engines.vectorised import Vectorised
@@ -265,6 +266,18 @@ def test_whether_a_net_takes_padding_is_tried(module: Any, shared: bool, padded:
     before, _ = net.flatten()
     assert takes_padding(net, x) is padded
     assert torch.equal(before, net.flatten()[0])
+
+
+def test_examples_that_show_nothing_decide_about_their_own_task_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is resumed after that task decides as the one that went on."""
+    x = torch.randn(5, NUM_FEATURES, generator=generator(0, "x"))
+    assert can_be_tried_with(x) and not can_be_tried_with(x[:4]) and not can_be_tried_with(x[:1].expand(5, -1))
+    can = iter([False, True])
+    monkeypatch.setattr(vectorised, "can_be_tried_with", lambda x: next(can))
+    with asked() as decided:
+        one, other = both(FedAvg(), classification(module=Plain))
+    assert_near(one.state, other.state, 1e-9)
+    assert [pads for _, pads in decided] == [False, True]
 
 
 def test_a_net_whose_rows_look_at_each_other_gives_the_same_everywhere() -> None:

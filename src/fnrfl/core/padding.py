@@ -16,14 +16,17 @@ TOLERANCE = 1e-9  # a row that looks at the others changes by more, and rounding
 MOVED = 0.1  # parameters are tried about so far from where they begin: some begin at 0, and hide what they will do
 
 
+def can_be_tried_with(x: Tensor) -> bool:
+    """Whether some examples can show if rows look at each other: there are enough, and they are not all alike."""
+    return len(x) >= TRIED_ROWS and not bool((x == x[:1]).all())
+
+
 def takes_padding(net: Net, x: Tensor) -> bool:
     """Whether rows of padding change nothing else in a training pass of a net, and nothing that it remembers.
 
     It is tried, with some examples: nobody can tell from a module whether its rows look at each other. A net that
-    cannot be tried takes none: its BatchNorm layers see other rows than those of the batch, or the examples are alike.
+    cannot be tried takes none: its BatchNorm layers see other rows than those of the batch.
     """
-    if (x == x[:1]).all():
-        return False
     try:
         return _is_as_without(_in_double_precision(net), x[:TRIED_ROWS].to(net.device))
     except Exception as error:

@@ -21,9 +21,10 @@ class SpilledReplies:
     """
 
     def __init__(self, chunks: Iterable[Replies], *, keep_models: bool) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="fnrfl-")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # made for the first chunk that goes to disk
         self._only: Replies | None = None
         self._shapes: list[Replies] = []  # of the chunks on disk: their names, types and devices, without rows
+        self._one_model: list[bool] = []  # whether `trained` and `params` of such a chunk are one tensor, written once
         clients = []
         for chunk in chunks:
             clients.append(chunk.clients)
@@ -42,22 +43,25 @@ class SpilledReplies:
         self.clients = torch.cat(clients)
 
     def __iter__(self) -> Iterator[Replies]:
-        with self._folder:
-            if self._only is not None:
-                yield self._only
-            for i in range(len(self._shapes)):
-                yield self._load(i)
-
-    def _file(self, i: int) -> Path:
-        return Path(self._folder.name) / f"{i}.safetensors"
+        if self._only is not None:
+            yield self._only
+        if self._folder is not None:
+            with self._folder as folder:
+                for i in range(len(self._shapes)):
+                    chunk = self._load(Path(folder) / f"{i}.safetensors", self._shapes[i])
+                    yield replace(chunk, trained=chunk.params) if self._one_model[i] else chunk
 
     def _save(self, chunk: Replies) -> None:
+        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="fnrfl-")
+        self._one_model.append(chunk.trained is chunk.params)
+        if self._one_model[-1]:
+            chunk = replace(chunk, trained=chunk.params[:, :0])
         tensors = {str(i): leaf for i, leaf in enumerate(trees.leaves(trees.aligned(chunk)))}
-        save_file(tensors, self._file(len(self._shapes)))
+        save_file(tensors, Path(self._folder.name) / f"{len(self._shapes)}.safetensors")
         self._shapes.append(trees.mapped(lambda t: t[:0].clone(), chunk))
 
-    def _load(self, i: int) -> Replies:
-        tensors, like = trees.aligned(load_file(self._file(i))), self._shapes[i]
-        self._file(i).unlink()
+    def _load(self, file: Path, like: Replies) -> Replies:
+        tensors = trees.aligned(load_file(file))
+        file.unlink()
         places = [leaf.device for leaf in trees.leaves(like)]
         return trees.rebuilt(like, iter([tensors[str(k)].to(place) for k, place in enumerate(places)]))

@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from fnrfl.core import trees
 from fnrfl.core.engine import Step, run_steps
-from fnrfl.core.padding import TRIED_ROWS, takes_padding
+from fnrfl.core.padding import TRIED_ROWS, can_be_tried_with, takes_padding
 from fnrfl.core.step import Carry, by_transform, ready_to_transform
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch
@@ -92,10 +92,10 @@ class Vectorised:
             if together_anyway or rows > (1 + MAX_PADDING) * taken:
                 return False
         longest = max((plan.order for plan in job.plans), key=len)
-        if len(longest) < TRIED_ROWS:  # said anew for each task: a run that is gone on with must decide alike
+        x, _ = place.feed.take(job.task.data, longest[:TRIED_ROWS])
+        if not can_be_tried_with(x):  # looked at anew for each task: a resumed run must make the same choice
             return False
         if self._takes_padding is None:
-            x, _ = place.feed.take(job.task.data, longest[:TRIED_ROWS])
             self._takes_padding = takes_padding(place.net, x)
         return self._takes_padding
 
