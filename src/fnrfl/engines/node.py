@@ -183,7 +183,7 @@ class Node:
         if not self.participant.shares_memory or request.memory is not None:
             raise FnrflError(
                 f"Client {request.client} does not show its memory to the server. Methods with personal models are "
-                "scored by the server: set share-memory = true in the node's own configuration to allow it."
+                "scored by the server: set share_memory = true in the node's own configuration to allow it."
             )
         return memory
 
