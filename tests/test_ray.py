@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,13 +30,15 @@ from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import load
-from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import ClientError, CompatibilityError, ConfigError, FnrflError
-from fnrfl.core.messages import Failure
+from fnrfl.core.messages import Failure, TrainRequest
 from fnrfl.core.network import NetworkOptions
+from fnrfl.core.types import LocalTask
 from fnrfl.engines import ray_actors, ray_session
 from fnrfl.engines.actor_trainer import ActorTrainer, from_message, to_message
 from fnrfl.engines.ray_actors import RayActors
+from fnrfl.engines.ray_trainer import RayTrainer
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.results import compare as comparing
@@ -598,3 +601,36 @@ def test_what_cannot_be_spread_is_refused_before_anything_is_written(tmp_path: P
     with pytest.raises(CompatibilityError, match="model was given as an object"):
         fnrfl.compare("digits", over={"rounds": [1, 2]}, model=net, out=tmp_path / "three", on="ray")
     assert [*tmp_path.iterdir()] == []
+
+
+# -- how long it is waited for -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Silent:
+    """Actors that never answer, and note how long they were waited for."""
+
+    count: int = 2
+    waited: list[float | None] = field(default_factory=list)
+
+    def put(self, message: object) -> object:
+        return message
+
+    def ask(self, common: object, message: object, parts: Sequence[slice], seconds: float | None) -> Any:
+        self.waited.append(seconds)
+        return [(part, "it is silent.") for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("task", "seconds"),
+    [({}, 3.0), ({"private": False}, 3.0), ({"data": "public", "private": False}, 4.0), ({"data": "public"}, 4.0)],
+)
+def test_ray_waits_for_all_work_on_private_data_as_long_as_for_training(task: dict[str, Any], seconds: float) -> None:
+    """As a network does: SCAFFOLD's second pass over private data takes as long as training, and no refinement."""
+    run, actors = Run(FedAvg()), Silent()
+    there = RayTrainer(run.engine.server, actors, NetworkOptions(train_deadline=3.0, refine_deadline=4.0))
+    training = run.engine.training
+    request = TrainRequest([0, 1], 0, LocalTask(Objective(), "local", run.state, **task), training, [1, 1])
+    trained = there.train(request, None, {})
+    assert actors.waited == [seconds] and not len(trained.replies.clients)
+    assert trained.missing == {0: "it is silent.", 1: "it is silent."}

@@ -96,7 +96,10 @@ class RayTrainer:
         return self._sent[2]
 
     def _parts(self, clients: list[int], seconds: float | None) -> list[slice]:
-        """The rows of each part: one client, if each has its own time; those with most examples begin."""
+        """The rows of each part: one client, if each has its own time, unless clients step together.
+
+        Those with most examples begin.
+        """
         rows, count = len(clients), self._actors.count
         width = 1 if seconds is not None else max(1, rows // (PARTS_PER_ACTOR * count))
         width = -(-rows // count) if self._in_groups else width
