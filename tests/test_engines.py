@@ -33,7 +33,7 @@ from fnrfl.core.errors import ClientError, CompatibilityError, FnrflError
 from fnrfl.core.masks import Dropout
 from fnrfl.core.net import Model, Net
 from fnrfl.core.rng import generator
-from fnrfl.core.step import Carry, Memory
+from fnrfl.core.step import Carry, ReusedMemory
 from fnrfl.core.store import ClientStore
 from fnrfl.core.types import Batch, Decorator, Engine, Flat, LocalTask, Out, Replies, State, Training, Tree
 from fnrfl.data.batches import Pool, plan
@@ -852,7 +852,7 @@ def test_scaffold_counts_four_messages(variates: str, engine: str) -> None:
 
 
 def test_memory_is_used_again_when_no_tensor_lies_in_it() -> None:
-    memory, like = Memory(), torch.zeros(3, 5)
+    memory, like = ReusedMemory(), torch.zeros(3, 5)
     first = memory.like(like).fill_(1.0)
     view = first[1]
     del first

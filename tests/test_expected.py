@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fnrfl.algorithms.fedavg import FedAvg
-from fnrfl.engines.expected import BESIDE_ANOTHER, RARE, ExpectedWork
+from fnrfl.engines.expected import MIN_STEPS_FOR_OWN_WIDTH, MIN_STEPS_TO_COMPILE_BESIDE, ExpectedWork
 from fnrfl.engines.groups import halves
 from toys import Run, assert_near, classification
 
@@ -33,7 +33,7 @@ def test_a_width_that_is_not_rare_is_compiled_beside_the_most_frequent_one() -> 
     work = ExpectedWork(examples=[6400, 6400, 32000, 32000], rounds=10)
     task = job(epochs=2, batch=64, clients=4)
     by_rows, together = work.steps_by_rows(task, halves(4)), work.compiled_together(task, halves(4))
-    assert min(by_rows.values()) >= BESIDE_ANOTHER
+    assert min(by_rows.values()) >= MIN_STEPS_TO_COMPILE_BESIDE
     assert set(together.values()) == {max(by_rows.values())} and together.keys() == by_rows.keys()
 
 
@@ -41,7 +41,7 @@ def test_a_rare_width_counts_for_itself() -> None:
     work = ExpectedWork(examples=[64000, 64000, 64000, 64640], rounds=10)
     task = job(epochs=1, batch=64, clients=4)
     by_rows, together = work.steps_by_rows(task, halves(4)), work.compiled_together(task, halves(4))
-    assert 0 < by_rows[1] < BESIDE_ANOTHER < by_rows[4]
+    assert 0 < by_rows[1] < MIN_STEPS_TO_COMPILE_BESIDE < by_rows[4]
     assert together == by_rows
 
 
@@ -49,7 +49,7 @@ def test_a_rare_width_counts_for_itself() -> None:
 def test_a_width_of_few_steps_needs_no_program_where_idle_rows_cost_little(rounds: int) -> None:
     work, task = ExpectedWork(examples=[640, 6400, 32000, 32640], rounds=rounds), job(epochs=2, batch=64, clients=4)
     widths, halved = work.widths(task, 4), work.steps_by_rows(task, halves(4))
-    assert widths == [rows for rows in halves(4) if rows == 4 or halved[rows] // rows >= RARE]
+    assert widths == [rows for rows in halves(4) if rows == 4 or halved[rows] // rows >= MIN_STEPS_FOR_OWN_WIDTH]
     assert (len(widths), widths[-1]) == ({1: 2, 3: 2, 10: 2, 1000: 3}[rounds], 4)
     taken = work.steps_by_rows(task, widths)  # wider, and as many
     assert set(taken) == set(widths) and sum(taken.values()) >= sum(halved.values())

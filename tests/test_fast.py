@@ -24,7 +24,7 @@ from fnrfl.core.types import Batch, Flat, LocalTask, Out, Training, Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines import recorder as recording
 from fnrfl.engines import torchscript
-from fnrfl.engines.expected import FREQUENT
+from fnrfl.engines.expected import MIN_STEPS_FOR_SHORT_BATCH
 from fnrfl.engines.groups import GROUP_SIZE, halves, in_groups, shrinking
 from fnrfl.engines.place import Threads
 from fnrfl.engines.programs import FlatProgram, Program
@@ -330,7 +330,7 @@ def test_long_runs_of_dense_nets_are_recorded_and_convolutions_are_channels_last
 
 
 @FAST
-@pytest.mark.parametrize("rounds", [1, FREQUENT])
+@pytest.mark.parametrize("rounds", [1, MIN_STEPS_FOR_SHORT_BATCH])
 def test_last_batches_are_recorded_if_there_will_be_many(engine: str, rounds: int) -> None:
     """And full ones, however many sizes the last ones have."""
     world = classification(module=Plain)

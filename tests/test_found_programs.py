@@ -289,11 +289,11 @@ def plain(total: Tensor, fixed: Tensor, turn: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("step", "tells_all", "named"), [(plain, True, 1), (plain, False, 0), (held, True, 0), (numbered, True, 0)]
+    ("step", "complete", "named"), [(plain, True, 1), (plain, False, 0), (held, True, 0), (numbered, True, 0)]
 )
-def test_what_may_hold_numbers_of_a_run_has_no_name(step: Any, tells_all: bool, named: int, machine: Machine) -> None:
+def test_what_may_hold_numbers_of_a_run_has_no_name(step: Any, complete: bool, named: int, machine: Machine) -> None:
     """And neither has a step whose key does not say all."""
-    asked = Wanted("sum", lambda: (step, torch.zeros(2), torch.ones(2), torch.ones(2)), tells_all=tells_all)
+    asked = Wanted("sum", lambda: (step, torch.zeros(2), torch.ones(2), torch.ones(2)), key_is_complete=complete)
     Recorder(OnCpu()).programs_of([asked])
     assert machine.done() == (1, 1) and len(machine.names()) == named
 

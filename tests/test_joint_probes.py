@@ -29,7 +29,7 @@ near = partial(torch.testing.assert_close, atol=1e-9, rtol=0)
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joint_probes, "MANY", 1)
+    monkeypatch.setattr(joint_probes, "MIN_BATCHES_FOR_PROGRAM", 1)
 
 
 def answers(engine: str, probe: Probe = NORMS, data: str = "public", **options: Any) -> dict[str, Tensor]:

@@ -448,7 +448,7 @@ def test_norms_of_the_train_mode_pass_are_those_of_its_batches(
 
     Many batches of one size are one recorded program; the last one here is shorter.
     """
-    monkeypatch.setattr(joint_probes, "MANY", 1)
+    monkeypatch.setattr(joint_probes, "MIN_BATCHES_FOR_PROGRAM", 1)
     world = classification(module=Mlp if dropout else NormedOnly)
     training = replace(world.training, last_batch="keep", batch=15)  # each example once
     fnr = FNR(FedAvg(), norm_pass_train_mode=True, batch=8)

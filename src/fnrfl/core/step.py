@@ -28,7 +28,7 @@ Loss = Callable[[Flat], tuple[Tensor, Tree]]  # parameters -> (loss, buffers aft
 Gradient = Callable[[Loss, Flat], tuple[Flat, Tensor, Tree]]  # -> (gradient, loss, buffers)
 
 
-class Memory:
+class ReusedMemory:
     """Memory of the host that is used again once no tensor lies in it any more.
 
     A system gives a program new pages only when they are first written, and that takes longer than the writing: for the
@@ -61,12 +61,12 @@ class Carry:
     memory: Tree  # the optimiser's
 
     @staticmethod
-    def new(training: Training, params: Flat, buffers: Tree, memory: Memory | None = None) -> Carry:
-        """A carry that owns copies of its tensors; `params` is [P] or [M, P], and its copy may lie in some memory."""
-        if memory is None:
+    def new(training: Training, params: Flat, buffers: Tree, reused: ReusedMemory | None = None) -> Carry:
+        """A carry that owns copies of its tensors; `params` is [P] or [M, P], and its copy may lie in `reused`."""
+        if reused is None:
             params = params.clone(memory_format=torch.contiguous_format)
         else:
-            params = memory.like(params).copy_(params)
+            params = reused.like(params).copy_(params)
         return Carry(params, trees.aligned(buffers), optim.new_memory(training, params))
 
 

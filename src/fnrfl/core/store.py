@@ -76,7 +76,7 @@ class ClientStore:
         return aligned(trees.moved(memory, self.home))
 
     def keep(self, client: int, memory: Tree) -> None:
-        """Replace one client's memory by a copy."""
+        """Replace one client's memory by these very tensors, which nobody may change; `put` copies."""
         self.changed.add(client)
         if self.folder is None:
             self._here[client] = memory

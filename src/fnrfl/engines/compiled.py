@@ -110,7 +110,7 @@ def find(arguments: StepArguments) -> Compiling | None:
 
 def _name(arguments: StepArguments, device: torch.device) -> str | None:
     """The name of a step, compiled for a device by these versions; an empty file of this name is beside it."""
-    name = None if arguments.whole_key is None else step_name(arguments.whole_key)
+    name = None if arguments.complete_key is None else step_name(arguments.complete_key)
     return name and hashlib.sha256(json.dumps([name, _precision_flags(), _made_with(device)]).encode()).hexdigest()
 
 

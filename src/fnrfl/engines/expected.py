@@ -10,14 +10,15 @@ from fnrfl.core.values import SERVER
 from fnrfl.engines.groups import halves, in_groups, shrinking
 from fnrfl.engines.job import Job
 
-RARE = 500  # steps of a group in all rounds: to record and capture one takes longer than so many with idle rows
-BESIDE_ANOTHER = 1_000  # steps of clients: worth compiling while a more frequent step is compiled
-FREQUENT = 300  # steps with last batches of one size, in all rounds: recording takes as long as so many
+# Steps in all rounds of a run: with fewer, the time that a program takes to make is not won back.
+MIN_STEPS_FOR_OWN_WIDTH = 500  # of a group, for a program of its number of rows; else it has idle rows
+MIN_STEPS_TO_COMPILE_BESIDE = 1_000  # of clients, to compile one while a more frequent step is compiled
+MIN_STEPS_FOR_SHORT_BATCH = 300  # with last batches of one size, for a program of that size
 
 
 @dataclass(frozen=True)
 class ExpectedWork:
-    """By the examples of all clients, whoever is in the cohort: a run that is gone on with must decide alike."""
+    """By the examples of all clients, whoever is in the cohort: a resumed run must make the same choices."""
 
     examples: Sequence[int] = ()  # of every client
     rounds: int = 1
@@ -28,7 +29,7 @@ class ExpectedWork:
         """Numbers of rows that groups shrink to, where idle rows cost little: those of few steps need no program."""
         halved = halves(width)
         taken = self.steps_by_rows(job, halved)
-        return [rows for rows in halved if rows == width or taken.get(rows, 0) >= RARE * rows]
+        return [rows for rows in halved if rows == width or taken.get(rows, 0) >= MIN_STEPS_FOR_OWN_WIDTH * rows]
 
     def steps_by_rows(self, job: Job, widths: Sequence[int]) -> dict[int, int]:
         """Steps of clients in groups of each number of rows, in all rounds; the last of `widths` is a whole group's."""
@@ -47,7 +48,7 @@ class ExpectedWork:
         """
         expected = self.steps_by_rows(job, widths)
         most = max(expected.values(), default=0)
-        return {rows: most if taken >= BESIDE_ANOTHER else taken for rows, taken in expected.items()}
+        return {rows: most if taken >= MIN_STEPS_TO_COMPILE_BESIDE else taken for rows, taken in expected.items()}
 
     def largest_batch(self, job: Job) -> int:
         """The size that short batches are padded to: as a rule the same in every round, whoever is in the cohort."""
@@ -57,7 +58,9 @@ class ExpectedWork:
     def frequent_sizes(self, job: Job, most: int) -> set[int]:
         """Sizes of last batches that are worth a program each; none if the last batches have more than `most`."""
         uses, often = self._last_sizes(job)
-        return set() if len(uses) > most else {n for n in uses if uses[n] * job.training.epochs * often >= FREQUENT}
+        if len(uses) > most:
+            return set()
+        return {n for n in uses if uses[n] * job.training.epochs * often >= MIN_STEPS_FOR_SHORT_BATCH}
 
     def shared_sizes(self, job: Job, width: int, most: int) -> set[int]:
         """Frequent sizes that two or more of `width` clients have, as a rule; none if that takes too many programs."""

@@ -24,9 +24,9 @@ from fnrfl.core.rng import generator
 from fnrfl.core.store import ClientMemory
 from fnrfl.core.training import ClientOptions, Training
 from fnrfl.core.trees import Tree
-from fnrfl.core.values import Data, LocalTask, Replies, State
+from fnrfl.core.values import SERVER, Data, LocalTask, Replies, State
 from fnrfl.engines.kept_clients import free_programs
-from fnrfl.engines.trainer import Trainer, server_request
+from fnrfl.engines.trainer import Trainer
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ class Federation(Engine):
     # -- the server's own work ----------------------------------------------------------------------------------------
     def fit(self, task: LocalTask) -> State:
         training = task.training or self.training
-        request = server_request(TrainRequest([], self.round, replace(task, remember=False), training, []))
+        request = TrainRequest([SERVER], self.round, replace(task, remember=False), training, [training.epochs])
         return self._retry_without_programs(lambda: self.server.fit(request))
 
     def generator(self, *key: object) -> torch.Generator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
@@ -50,6 +50,8 @@ class Job:
     noise_shapes: Callable[[int], Shapes]  # batch size -> the shapes of the uniform numbers of a step
     carry: Carry  # [M, ...]
     scale: Tree  # of the net's inputs; empty if they are not scaled
+    # (shared, learning rate, scale of inputs) on each device that was asked for
+    _same_for_all: dict[torch.device, tuple[Tree, Tensor, Tree]] = field(default_factory=dict, compare=False)
 
     @cached_property
     def steps(self) -> list[int]:
@@ -143,11 +145,6 @@ class Job:
             self._same_for_all[device] = trees.moved((self.task.shared, lr, self.scale), device)
         shared, lr, scale = self._same_for_all[device]
         return Fixed(start, own, shared, lr, scale)
-
-    @cached_property
-    def _same_for_all(self) -> dict[torch.device, tuple[Tree, Tensor, Tree]]:
-        """(shared, learning rate, scale of inputs) on each device that was asked for."""
-        return {}
 
     def rows(self, rows: list[int], device: torch.device) -> tuple[Carry, Fixed]:
         """Copies of some clients' carries and of what their steps read, on a device."""

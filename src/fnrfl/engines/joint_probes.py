@@ -22,7 +22,7 @@ from fnrfl.engines.runner import Probing
 
 ModelsAndScale = tuple[State, Tree]  # the scale of inputs is an argument: runs share programs
 PassPrograms = dict[tuple[torch.device, int, int], Program]  # (device, number of models, batch size) -> recorded passes
-MANY = 100  # batches of one size in the probes of a run: fewer are not worth a program
+MIN_BATCHES_FOR_PROGRAM = 100  # batches of one size in the probes of a run: fewer are not worth a program
 
 
 def ask_together(probing: Probing, place: Place, group_size: int, recorder: Recorder | None, rounds: int) -> list[Tree]:
@@ -98,7 +98,7 @@ def _programs(
         return {}
     sizes = place.feed.plan(request.clients[0], request.data, training, probing.stream(request.clients[0])).sizes
     often = sizes.count(sizes[0]) * rounds if sizes else 0
-    if often < MANY:
+    if often < MIN_BATCHES_FOR_PROGRAM:
         return {}
     asked = [(station, width) for width in {len(group) for group in groups} for station in place.devices()]
     wanted = [_wanted(probing, station, range(width), sizes[0], often * width) for station, width in asked]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from torch import Tensor
@@ -75,10 +76,8 @@ class Metered(Decorator):
             del replies
 
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
-        self.tell("measure")
-        began = self.clock()
-        answers = self.engine.measure(cohort, probe, data=data, at=at)
-        self._tick("measure", began)
+        with self._phase("measure"):
+            answers = self.engine.measure(cohort, probe, data=data, at=at)
         count = self.bytes.setdefault("measure", {"down": 0, "up": 0, "headers": 0})
         count["up"] += _tree(answers)
         if probe.asks_model:
@@ -86,18 +85,12 @@ class Metered(Decorator):
         return answers
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
-        self.tell("observe")
-        began = self.clock()
-        answers = self.engine.observe(cohort, probe, data=data)
-        self._tick("observe", began)
-        return answers
+        with self._phase("observe"):
+            return self.engine.observe(cohort, probe, data=data)
 
     def observe_models(self, cohort: Tensor, question: Callable[[Tensor], T]) -> T:
-        self.tell("observe")
-        began = self.clock()
-        answer = self.engine.observe_models(cohort, question)
-        self._tick("observe", began)
-        return answer
+        with self._phase("observe"):
+            return self.engine.observe_models(cohort, question)
 
     def _model(self, cohort: Tensor, start: State | None, stays: frozenset[str] = frozenset()) -> int:
         """Bytes of the models that go down with a task or a probe."""
@@ -123,6 +116,14 @@ class Metered(Decorator):
         params, buffers = self.engine.net.flatten()
         mine = self.engine.net.mask(names)
         return wire_bytes(params[mine]) + _tree({k: v for k, v in buffers.items() if k in names})
+
+    @contextmanager
+    def _phase(self, phase: str) -> Iterator[None]:
+        """Is around a phase that is one call."""
+        self.tell(phase)
+        began = self.clock()
+        yield
+        self._tick(phase, began)
 
     def _tick(self, phase: str, began: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + self.clock() - began

@@ -29,7 +29,7 @@ class StepArguments:
     turn: list[Tensor]  # tensors that differ from step to step
     num_written: int  # tensors of the carry
     expected_steps: int  # about how many steps of clients will be taken
-    whole_key: Hashable = None  # says all that the step computes, in every process; None: nothing does
+    complete_key: Hashable = None  # says all that the step computes, in every process; None: nothing does
 
 
 @dataclass(frozen=True)

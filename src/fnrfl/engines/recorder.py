@@ -51,7 +51,7 @@ class Wanted(NamedTuple):
     key: Hashable
     example: Example
     expected_steps: int = 0
-    tells_all: bool = False  # whether the key, with the net and all shapes, says what the step computes: all its code
+    key_is_complete: bool = False  # with the net and all shapes, it says all that the step computes
 
 
 @dataclass
@@ -169,7 +169,7 @@ class Recorder:
         key = self._scope, wanted.key, shapes, self.backend.settings(wanted.expected_steps)
         if (stored := self.store.get(key)) is not None:
             return stored
-        arguments = replace(arguments, whole_key=key if wanted.tells_all else None)
+        arguments = replace(arguments, complete_key=key if wanted.key_is_complete else None)
         return self._found(step, arguments, key) or self.begin(step, arguments, key)
 
     def _found(self, step: FlatStep, arguments: StepArguments, key: Hashable) -> RecordedStep | None:
@@ -323,7 +323,7 @@ def recorded(step: FlatStep, arguments: StepArguments, decompositions: Any) -> R
         raise
     except Exception:
         log.debug("a step cannot be recorded without its numbers", exc_info=True)
-        graph, arguments = traced("real"), replace(arguments, whole_key=None)
+        graph, arguments = traced("real"), replace(arguments, complete_key=None)
     _without_useless_views(graph)
     return Recording(arguments, graph)
 

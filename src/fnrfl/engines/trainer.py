@@ -17,10 +17,10 @@ from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.messages import MeasureRequest, TrainRequest
 from fnrfl.core.net import Net
 from fnrfl.core.rng import generator
-from fnrfl.core.step import Carry, Memory
+from fnrfl.core.step import Carry, ReusedMemory
 from fnrfl.core.training import BALANCED, NONE, read_class_weights
 from fnrfl.core.trees import Tree
-from fnrfl.core.values import SERVER, RandomStream, Replies, Shapes, State
+from fnrfl.core.values import RandomStream, Replies, Shapes, State
 from fnrfl.engines.job import Job
 from fnrfl.engines.place import Place
 from fnrfl.engines.runner import Probing, Runner
@@ -60,7 +60,7 @@ class Trainer:
         self.net, self.feed = place.net, place.feed
         self.initial = State(*self.net.flatten())
         self._examples = self.feed.examples.to(self.net.device)
-        self._memory = Memory() if self.net.device.type == "cpu" else None  # of the clients' models
+        self._reused = ReusedMemory() if self.net.device.type == "cpu" else None  # of the clients' models
         # A buffer that is not finite from the start, such as a mask of attention, may stay so.
         self._checked_buffers = {
             k for k, v in self.initial.buffers.items() if v.is_floating_point() and bool(v.isfinite().all())
@@ -118,7 +118,7 @@ class Trainer:
         if request.max_steps is not None:
             plans = [plan.first(request.max_steps) for plan in plans]
         draws = [_draws(shapes, stream, self.net) for stream in streams]
-        carry = Carry.new(request.training, start.params, start.buffers, self._memory)
+        carry = Carry.new(request.training, start.params, start.buffers, self._reused)
         return Job(clients, task, request.training, start, own, plans, draws, shapes, carry, self.net.scale)
 
     def _class_weights(self, request: TrainRequest) -> Tree:
@@ -250,8 +250,3 @@ def _named(clients: Sequence[int], round: int, purpose: str) -> Iterator[None]:
         who = "" if len(clients) == 1 else f"one of clients {', '.join(map(str, clients))}: "
         message = f"{who}{type(error).__name__}: {error}"
         raise ClientError(message, client=clients[0], round=round + 1, stage=purpose) from error
-
-
-def server_request(request: TrainRequest) -> TrainRequest:
-    """The request as the server takes it itself, in the place of a client."""
-    return replace(request, clients=[SERVER], epochs=[request.training.epochs])

@@ -107,7 +107,7 @@ class Vectorised:
         steps = [[job.steps[m] for m in group] for group in groups]
         rows = {(w, size) for each in steps for _, _, w in shrinking(each, widths)}
         programs = self._programs(job, place, groups[0], widths, rows, pads=pads)
-        cuts = Cuts(widths, size, size if pads else None)
+        cuts = Cuts(widths, size, pads)
         return lambda station, g: self._train_group(station, place, job, groups[g], cuts, programs)
 
     def _trains_uneven(self, job: Job, place: Place, groups: list[list[int]]) -> TrainGroup:
@@ -143,8 +143,9 @@ class Vectorised:
             some = fixed._replace(start=trees.rows(fixed.start, top), own=trees.rows(fixed.own, top))
             live = [m for m, n in zip(group, steps, strict=True) if n > first]
             for a, b in stretches(job, place, first, last, w):
+                padded_to = cuts.size if cuts.pads else None
                 batches = job.batches(
-                    dict.fromkeys(live, a), b - a, station.feed, idle=w - len(live), padded_to=cuts.padded_to
+                    dict.fromkeys(live, a), b - a, station.feed, idle=w - len(live), padded_to=padded_to
                 )
                 losses[a:b, top] = program(trees.rows(carry, top), some, batches)
             ended = [i for i, n in enumerate(steps) if n == last]
@@ -215,7 +216,7 @@ class Vectorised:
             batch = job.example_batch(rows, size, station.feed, net.dtype, padded=pads)
             return _vectorised_step(job, station), *job.rows(rows, net.device), batch
 
-        return Wanted((width, size, pads, job.key, net.device), example, expected_steps, tells_all=True)
+        return Wanted((width, size, pads, job.key, net.device), example, expected_steps, key_is_complete=True)
 
 
 class Cuts(NamedTuple):
@@ -223,7 +224,7 @@ class Cuts(NamedTuple):
 
     widths: list[int]
     size: int
-    padded_to: int | None  # that size; None: all batches are of it
+    pads: bool  # whether shorter batches are padded to that size; else all are of it
 
 
 TrainGroup = Callable[[Station, int], list[Tensor]]  # at a station, group -> the losses of its clients

@@ -1,1 +1,1 @@
-"""The run directory: its files, and how it is written, locked, replaced, stopped and gone on with."""
+"""The run directory: its files, and how it is written, locked, replaced, stopped and resumed."""

@@ -62,7 +62,7 @@ def taken(run_dir: Path, config: RunConfig) -> ConfigError:
 
 
 def is_begun(config: RunConfig, run_dir: Path) -> bool:
-    """Whether a run directory is of this config and can be gone on with."""
+    """Whether a run directory is of this config and can be resumed."""
     return _is_unfinished(run_dir) and is_of(config, run_dir)
 
 
