@@ -425,3 +425,12 @@ def test_the_page_is_what_the_command_prints_from_committed_results() -> None:
     page = claims_page(show_claims(KeptLines.read(Path("none.jsonl")), "quick"))
     written = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
     assert written == page, "write it again: fnrfl reproduce claims --markdown --out none.jsonl > docs/claims.md"
+
+
+def test_a_value_names_the_seeds_that_it_has() -> None:
+    """Under the paper's protocol seeds count that nobody asked for."""
+    place, (row, *_) = next((c.name, c.rows) for c in CLAIMS if c.name == "penalty")
+    cells = [cell for seed in (1, 2) for cell in row.cells("paper", seed, "quick")]
+    value = shown(show_claims(KeptLines([made_line(cell) for cell in cells], []), "quick"), place, 0, "paper")
+    assert value.seeds == (1, 2) and value.missing == (0,) and value.words.endswith("(2 of 3 seeds)")
+    assert {cell.id for cell in cells} < {*value.cells}

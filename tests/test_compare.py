@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,9 @@ from fnrfl.results.compare import (
     compare,
     default_out,
     grid,
+    plan_grid,
     read_seeds,
+    seeds_in_list,
     split_commas,
     summarise,
     table,
@@ -384,6 +387,41 @@ def shown(found: Comparison, width: int) -> str:
     console = Console(width=width, file=io.StringIO())
     console.print(table(found, width))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize("width", [20, 30, 45, 60, 66, 72, 100, 200])
+@pytest.mark.parametrize("target", [False, True])
+def test_no_terminal_is_so_narrow_that_a_leak_is_not_marked(width: int, target: bool) -> None:
+    """A name is folded, and columns of numbers make room for it."""
+    lines = shown(made("paper-label-skew", target=target), width).splitlines()
+    names = [line.strip().partition("  ")[0] for line in lines]
+    assert "".join(names).replace(" ", "").count("(leak)") == 2
+
+
+def test_a_difference_of_fewer_seeds_than_its_row_says_so() -> None:
+    found = made(failures={"fnr-off-seed-1": "no"})
+    line = found.rows[1]
+    assert line.seeds == (0, 1) and line.difference is not None and line.difference.n == 1
+    assert "| +0.1000 (n = 1) |" in found.to_markdown() and found.table()["difference_n"][1] == 1
+    assert "(n =" not in made().to_markdown() and made().table()["difference_n"][1] == 2
+
+
+@pytest.mark.parametrize("target", [float("nan"), float("inf"), 90.0, -0.1])
+def test_a_target_that_is_no_accuracy_is_refused_before_anything_runs(target: float, tmp_path: Path) -> None:
+    cells = grid("digits", ["rounds=1"], ["fnr=off,on"], [0])
+    for judged in (plan_grid, compare):
+        with pytest.raises(ConfigError, match="an accuracy is between 0 and 1"):
+            judged(cells, tmp_path / "out", target=target)
+    with pytest.raises(ConfigError, match='no metric "nonsense"'):
+        plan_grid(cells, tmp_path / "out", metric="nonsense")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("seeds", [[0.5, 1.7], ["x"], "0-2", 3])
+def test_seeds_that_are_no_whole_numbers_are_refused(seeds: Any) -> None:
+    with pytest.raises(ConfigError, match="it must be a list of whole numbers"):
+        seeds_in_list(seeds)
+    assert seeds_in_list(np.arange(2)) == [0, 1]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 150, 200])

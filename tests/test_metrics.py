@@ -19,8 +19,9 @@ from fnrfl import cli
 from fnrfl.config import load
 from fnrfl.core import quality
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.quality import TEST_METRICS, Answers
-from fnrfl.results.compare import Comparison, grid, summarise, table
+from fnrfl.core.quality import NAMES_OF_RESULTS, TEST_METRICS, Answers
+from fnrfl.results.compare import Comparison, compare, grid, summarise, table
+from fnrfl.results.compare.rows import METRICS
 from fnrfl.results.report import metric_tables
 from fnrfl.results.report.lines import panels_of
 from fnrfl.results.report.page import report
@@ -259,6 +260,7 @@ def test_own_metrics_are_in_every_round_under_their_functions_names(mine: Path) 
         ("mine:brier, mine", '"mine" is none'),
         ("auc", '"auc" is in every log'),
         ("other:auc", "auc is the name of a metric of fnrfl's"),
+        ("other:kappa", "kappa is something else in the results of a run"),
         ("mine:brier, other:brier", "has two functions brier"),
     ],
 )
@@ -266,6 +268,15 @@ def test_a_metric_that_is_none_is_refused_before_anything_is_trained(words: str,
     with pytest.raises(ConfigError, match=says):
         fnrfl.run("digits", **SMALL | {"out": "here"}, metrics=words)
     assert not Path("here").exists()
+
+
+def test_every_name_in_the_results_is_refused_for_a_metric(mine: Path) -> None:
+    found = compare(grid("digits", ["rounds=1", "clients=2"], ["fnr=off"], [0]), "compared", target=0.5)
+    names = {*found.runs[0], *METRICS, *(column.removesuffix("_sd") for column in found.table())}
+    ends = {
+        f"{name}_{end}" for name in ("accuracy", "difference", "penalty") for end in ("to", "low", "high", "p", "n")
+    }
+    assert names - ends - {*TEST_METRICS, "cell"} <= NAMES_OF_RESULTS
 
 
 def test_a_file_that_names_a_metric_needs_trust(mine: Path) -> None:

@@ -43,7 +43,7 @@ from fnrfl.algorithms.parts.penalties import (
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import load
 from fnrfl.core.algorithm import Algorithm, Objective, class_indicator
-from fnrfl.core.errors import ClientError
+from fnrfl.core.errors import ClientError, ConfigError
 from fnrfl.core.rng import generator
 from fnrfl.core.step import local_step
 from fnrfl.core.types import Batch, LocalTask, Out, Replies, Training
@@ -909,3 +909,8 @@ MUTANTS = [
         accuracy_inverted=("out.logits.argmax(-1) == batch.y", "out.logits.argmax(-1) != batch.y"),
     ),
 ]
+
+
+def test_a_target_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ConfigError, match='it must be "others" or "all"'):
+        norm_targets(torch.ones(3, 2), torch.tensor([0]), "other")  # type: ignore[arg-type]

@@ -300,6 +300,14 @@ def test_the_command_runs_it_again(tmp_path: Path) -> None:
 # -- any kind of run --------------------------------------------------------------------------------------------------
 
 
+def test_a_run_without_the_answer_of_a_client_makes_a_page(tmp_path: Path) -> None:
+    path = fake_run(tmp_path / "a")
+    header, *events = (path / "events.jsonl").read_text().splitlines()
+    told = [json.dumps(json.loads(event) | {"missing": {3: "local: it has not answered in time."}}) for event in events]
+    (path / "events.jsonl").write_text("\n".join([header, *told]) + "\n")
+    assert "damaged" not in page_of(path)
+
+
 def test_a_single_bare_run_of_one_round(tmp_path: Path) -> None:
     page = page_of(fake_run(tmp_path / "one", rounds=1))
     text = Elements(page).text
@@ -890,6 +898,21 @@ def test_a_real_run_reads_as_its_result(compared: Path) -> None:
         assert run.last("worst_client") == summary["worst_client"]
         assert run.seconds[-1] == pytest.approx(summary["seconds_train"], rel=1e-12)
         assert run.mib[-1] == pytest.approx((summary["bytes_up"] + summary["bytes_down"]) / 2**20)
+
+
+def test_a_comparison_says_nothing_about_the_runs_of_another(tmp_path: Path) -> None:
+    """Their folders are called alike."""
+    for folder, base, rounds in (("a", "scaffold", 2), ("b", "fedprox", 3)):
+        runs = [{"cell": name, "group": name} for name in ("fedavg", "scaffold", "fedprox")]
+        rows = [{"group": run["group"], "baseline": base} for run in runs]
+        for run in runs:
+            fake_run(tmp_path / folder / run["cell"], algorithm=run["cell"], rounds=rounds)
+        said = {"runs": runs, "rows": rows, "failed": []}
+        (tmp_path / folder / "comparison.json").write_text(json.dumps(said))
+    runs = read.load_runs([tmp_path / "a", tmp_path / "b"]).runs
+    groups = [group for panel in report_lines.panels_of(runs) for group in panel.groups]
+    named = relatives.baseline(groups).runs[0].path
+    assert named in (tmp_path / "a" / "scaffold", tmp_path / "b" / "fedprox")
 
 
 def test_a_comparison_decides_its_baseline(compared: Path) -> None:

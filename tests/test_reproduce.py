@@ -53,6 +53,50 @@ def typed(*words: str) -> Result:
     return CliRunner().invoke(cli.app, ["reproduce", *words])
 
 
+def test_a_failure_of_today_counts_before_a_success_of_an_older_recipe() -> None:
+    cell = PaperCell("resnet18", "label", "honest", "fedavg", 0, "quick")
+    old, new = line_of(cell, overrides=["older=1"]), line_of(cell, failed="no memory")
+    assert KeptLines([], [old, new]).find(cell).state == "failed"
+    assert KeptLines([], [line_of(cell), new]).find(cell).state == "here"
+    assert KeptLines([], [new, line_of(cell)]).find(cell).state == "here"
+
+
+def test_a_cell_that_failed_before_is_named_and_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cell = PaperCell("resnet18", "label", "honest", "fedavg", 77, "quick")
+    append_line(tmp_path / "lines.jsonl", line_of(cell, failed="no memory"))
+    got = typed("run", cell.id, "--out", "lines.jsonl")
+    assert got.exit_code == 3 and "1 cell failed before; --again tries them once more." in got.output
+
+
+def test_options_that_would_do_nothing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (("--set", "engine=loop"), ("--for", "9m")):
+        got = typed("accuracy", *words)
+        assert got.exit_code == 2 and "Give --rerun too" in got.stderr
+    for words in (("--scale", "full"), ("--seeds", "7")):
+        got = typed("run", "resnet18/label/honest/fedavg/seed0@tiny", *words)
+        assert got.exit_code == 2 and "has its seed and its scale in its name" in got.stderr
+
+
+def test_seconds_of_several_devices_have_no_mean() -> None:
+    cells = [PaperCell("resnet18", "label", "honest", "fedavg", seed, "quick") for seed in range(3)]
+    about = {
+        "leaks": [],
+        "bytes_up": 1,
+        "bytes_down": 1,
+        "seconds_train": 10.0,
+        "engine": {"name": "gpu", "precision": "bf16"},
+    }
+    alike = [line_of(cell, **about) for cell in cells]
+    apart = [alike[0], *(line | {"device": "CPU", "seconds_train": 4000.0} for line in alike[1:])]
+    for lines, seconds in ((alike, "10.0 ± 0.0"), (apart, "several devices")):
+        columns = [
+            column for part in show_table("cost", KeptLines([], lines), "quick").parts for column in part.columns
+        ]
+        assert seconds in [value.words for column in columns for value in column.values]
+
+
 # -- cells ------------------------------------------------------------------------------------------------------------
 
 

@@ -130,6 +130,7 @@ def compare(
     init: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     baseline: str | None = None,
+    metric: str = "accuracy",
     target: float | None = None,
     control: bool = True,
     trust: bool = False,
@@ -144,6 +145,7 @@ def compare(
     `over` has lists of values by key: `{"algorithm": ["fedavg", "scaffold"], "client.lr": [0.01, 0.1]}`; methods and
     data may be objects there too, and models functions. The runs are kept in `out`, by default
     runs/compare-<name>-<hash>. Called again, finished runs are kept, and unfinished ones go on; `on` Ray side by side.
+    Groups are compared by `metric`; one of your own is also named in the key `metrics`.
     """
     from fnrfl.results import compare as comparing
     from fnrfl.runs.given import take_axes, take_objects
@@ -157,6 +159,7 @@ def compare(
         cells,
         out or comparing.default_out(cells),
         baseline=baseline,
+        metric=metric,
         target=target,
         progress=progress,
         callbacks=callbacks,

@@ -139,8 +139,11 @@ def run_cells(
         done = carry(cells, place, lines, screen, time=time, words=words or (), again=again, processes=processes)
         failed = sum("failed" in line for line in done)
         screen.print(f"{len(done) - failed} cells done, {failed} failed; lines in {place}")
+        before = 0 if again else sum(lines.find(cell).state == "failed" for cell in cells)
+        if before:
+            screen.print(f"{counted(before, 'cell')} failed before; --again tries them once more.")
         say_where_the_page_is(screen, place, cells[0].scale if cells else scale or "quick")
-        raise typer.Exit(3 if failed else 0)
+        raise typer.Exit(3 if failed or before else 0)
 
 
 def carry(
@@ -193,6 +196,8 @@ def _named_cells(
     found: list[PaperCell] = []
     for name in names:
         if "@" in name:
+            if scale is not None or seeds is not None:
+                raise ConfigError(f"{name} has its seed and its scale in its name. Leave --scale and --seeds out.")
             found.append(PaperCell.read(name))
         else:
             cells = find_cells(name, scale or "quick", chosen)

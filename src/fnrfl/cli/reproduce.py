@@ -107,6 +107,8 @@ def _run_missing(asked: _Request, time: str | None, words: Sequence[str], screen
     from fnrfl.results.reproduce.verdicts import find_cells
 
     if asked.scale != "tiny" and not asked.rerun:
+        if time is not None or words:
+            raise ConfigError("--for and --set are for cells that are run. Give --rerun too, which runs them here.")
         return 0
     lines = KeptLines.read(asked.place)
     cells = [cell for name in asked.tables for cell in find_cells(name, asked.scale, asked.seeds)]

@@ -198,9 +198,9 @@ def compare(
         folder = out or comparing.default_out(cells)
         screen = console(quiet=quiet, stderr=json or dry_run)
         _note(comparing.about_seeds(seeds), screen)
-        if dry_run:
-            return _plan(cells, folder, baseline, screen, json=json)
         judged = {"baseline": baseline, "metric": metric, "target": target}
+        if dry_run:
+            return _plan(cells, folder, judged, screen, json=json)
         found = _run_grid(cells, folder, screen, log or (), judged | {"checkpoint_every": checkpoint_every, "on": on})
         _show_comparison(found, screen, json=json)
         if report and found.runs:
@@ -284,12 +284,12 @@ def _note(note: str | None, screen: Console) -> None:
         screen.print(f"note: {note}")
 
 
-def _plan(cells: list[Cell], folder: Path, baseline: str | None, screen: Console, *, json: bool) -> None:
+def _plan(cells: list[Cell], folder: Path, judged: dict[str, Any], screen: Console, *, json: bool) -> None:
     """Print which runs a comparison would have, and how long they take."""
     from fnrfl.results.compare import plan_grid
 
     with grid_display(screen) as show:
-        planned = plan_grid(cells, folder, baseline=baseline, progress=show, missing=missing_dataset)
+        planned = plan_grid(cells, folder, **judged, progress=show, missing=missing_dataset)
     print_plan(planned, folder, json=json)
 
 

@@ -120,7 +120,7 @@ def refuse_metrics(words: str) -> Iterator[str]:
     """Metrics that are no functions of the user's, or whose names are taken."""
     if words == "none":
         return
-    from fnrfl.core.quality import TEST_METRICS  # numpy takes a while
+    from fnrfl.core.quality import NAMES_OF_RESULTS, TEST_METRICS  # numpy takes a while
 
     names: list[str] = []
     for one in own_code.each_name("metrics", words):
@@ -131,6 +131,8 @@ def refuse_metrics(words: str) -> Iterator[str]:
             yield f'{said} must name functions of yours, "module:function", joined by commas; "{one}"{ours}.'
         elif target.name in TEST_METRICS:
             yield f"{said}: {target.name} is the name of a metric of fnrfl's. Rename the function."
+        elif target.name in NAMES_OF_RESULTS:
+            yield f"{said}: {target.name} is something else in the results of a run. Rename the function."
         elif target.name in names:
             yield f"{said} has two functions {target.name}, and a metric has its function's name. Rename one."
         else:

@@ -169,7 +169,7 @@ TEST_METRICS = {
     for metric in (
         Metric("accuracy", "share of right answers on the test set"),
         Metric("balanced_accuracy", "mean over the classes of the accuracy in each"),
-        Metric("loss", "mean cross-entropy on the test set, as training has it", False),
+        Metric("loss", "mean cross-entropy on the test set, as in training", False),
         Metric("f1_macro", "mean F1 of the classes", True, f1_macro),
         Metric("f1_weighted", "mean F1 of the classes, weighted by their examples", True, f1_weighted),
         Metric("auc", "area under the ROC curve, one class against the rest, mean over the classes", True, auc),
@@ -188,3 +188,12 @@ TEST_METRICS = {
     )
 }  # fmt: skip
 NUMBER_METRICS = tuple(name for name, metric in TEST_METRICS.items() if metric.shape == "number")
+# What else a run, and a comparison of runs, has under a name: no function of a user's can have that name.
+NAMES_OF_RESULTS = frozenset({
+    "accuracy_best", "accuracy_clean", "accuracy_last3", "accuracy_own", "accuracy_site", "accuracy_site_pooled",
+    "algorithm", "bytes_down", "bytes_to_target", "bytes_up", "control", "dataset", "difference", "fnr", "group",
+    "kappa", "leaks", "metric", "model_sha256", "n", "own_metrics", "p", "penalty", "per_class", "per_client",
+    "per_site", "protocol", "rho", "round", "rounds", "rounds_to_target", "run", "run_dir", "scenario", "seconds",
+    "seconds_eval", "seconds_to_target", "seconds_train", "seed", "seeds", "target", "validation_accuracy",
+    "worst_client", "worst_site",
+})  # fmt: skip

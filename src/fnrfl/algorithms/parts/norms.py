@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.algorithm import class_indicator
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.types import Batch, Out, Probe, Training, Tree
 
 # -- Algorithm 1: class average feature norms -------------------------------------------------------------------------
@@ -99,6 +100,8 @@ def norm_targets(norms: Tensor, refined: Tensor, target: Literal["others", "all"
     >>> norm_targets(torch.tensor([[2.0], [4.0], [6.0]]), torch.tensor([0]), "others")
     tensor([[5.]])
     """
+    if target not in ("others", "all"):
+        raise ConfigError(f'target is {target!r}; it must be "others" or "all".')
     if not num_peers(len(norms), len(refined), target):
         return torch.zeros_like(norms[refined])
     weak = torch.zeros(len(norms), dtype=torch.bool, device=refined.device).index_fill(0, refined, True)

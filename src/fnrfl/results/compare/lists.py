@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import SupportsIndex
 
 from fnrfl.config.typed import SHORTHANDS, flatten, toml
 from fnrfl.core.errors import ConfigError
@@ -48,9 +50,11 @@ def about_seeds(text: str) -> str | None:
 
 def seeds_in_list(seeds: object) -> list[int]:
     """Seeds that were passed in."""
-    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
-        raise ConfigError(f"seeds is {seeds!r}; it must be a list of whole numbers, as in [0, 1, 2] or range(3).")
-    return [int(seed) for seed in seeds]
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+        found = list(seeds)
+        if all(isinstance(seed, SupportsIndex) for seed in found):
+            return [operator.index(seed) for seed in found]
+    raise ConfigError(f"seeds is {seeds!r}; it must be a list of whole numbers, as in [0, 1, 2] or range(3).")
 
 
 def overrides_in_words(values: Mapping[str, object]) -> list[str]:

@@ -9,11 +9,10 @@ from typing import Any, Literal
 
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError, FnrflError, sentence
-from fnrfl.results.compare.baselines import find_baseline
 from fnrfl.results.compare.belonging import Members
 from fnrfl.results.compare.cells import Cell
 from fnrfl.results.compare.folder import check_comparison_folder
-from fnrfl.results.compare.running import Notice
+from fnrfl.results.compare.running import Notice, check_judged
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,8 @@ def plan_grid(
     out: str | Path,
     *,
     baseline: str | None = None,
+    metric: str = "accuracy",
+    target: float | None = None,
     progress: Callable[[Notice], None] | None = None,
     missing: Callable[[RunConfig], str | None] = lambda config: None,
 ) -> list[PlannedRun]:
@@ -53,7 +54,7 @@ def plan_grid(
     the data set that a config lacks on this machine; such a group is not timed, because that would fetch the data.
     """
     out, tell = Path(out), progress or (lambda notice: None)
-    find_baseline([cell.group for cell in cells], baseline)
+    check_judged(cells, baseline, metric, target)
     check_comparison_folder(out, cells)
     Members(out, cells)
     there = {cell.name: _found(out / cell.name, cell) for cell in cells}

@@ -75,7 +75,7 @@ def as_line(row: Row) -> dict[str, Any]:
     paired = (("difference", row.baseline, row.difference), ("penalty", row.control, row.penalty))
     for name, other, value in paired:
         flat |= {f"{name}_to": other, name: value and value.mean}
-        flat |= {f"{name}_{field}": value and getattr(value, field) for field in ("low", "high", "p")}
+        flat |= {f"{name}_{field}": value and getattr(value, field) for field in ("low", "high", "p", "n")}
     return flat
 
 

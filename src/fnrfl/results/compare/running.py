@@ -14,7 +14,7 @@ from fnrfl.core.errors import ConfigError, FnrflError, sentence
 from fnrfl.core.quality import NUMBER_METRICS, TEST_METRICS, Metric
 from fnrfl.results.compare.baselines import find_baseline
 from fnrfl.results.compare.belonging import Members
-from fnrfl.results.compare.cells import Cell
+from fnrfl.results.compare.cells import Cell, Parts
 from fnrfl.results.compare.folder import check_comparison_folder, write_grid, write_tables
 from fnrfl.results.compare.rows import Summary
 from fnrfl.results.compare.summary import summarise
@@ -60,7 +60,7 @@ def compare(
     is otherwise the same, by `metric`. Nothing is written unless every group can be built.
     """
     out = Path(out)
-    chosen = find_baseline([cell.group for cell in cells], baseline), _compared_metric(cells, metric)
+    chosen = check_judged(cells, baseline, metric, target)
     tell = progress or (lambda notice: None)
     turns = (_turns if on == "here" else _turns_on_ray)(cells, _How(out, given, callbacks, checkpoint_every, tell))
     members = _prepare(cells, out, tell, given)
@@ -84,6 +84,15 @@ def compare(
     found = replace(summarise(cells, summaries, failures, *chosen), folder=out)
     write_tables(out, found)
     return found
+
+
+def check_judged(
+    cells: Sequence[Cell], baseline: str | None, metric: str, target: float | None
+) -> tuple[Parts, Metric]:
+    """The parts that a baseline has, and the metric, as they were named; what there is not is refused."""
+    if target is not None and not 0 <= target <= 1:
+        raise ConfigError(f"target is {target:g}; an accuracy is between 0 and 1.")
+    return find_baseline([cell.group for cell in cells], baseline), _compared_metric(cells, metric)
 
 
 def _compared_metric(cells: Sequence[Cell], name: str) -> Metric:

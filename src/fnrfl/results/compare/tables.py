@@ -24,6 +24,7 @@ DISPENSABLE = (
     "MiB up", "MiB down", "best", "last 3", "rho", "kappa", "p of penalty", "seconds", "worst client", "MiB", "p",
     "penalty",
 )  # fmt: skip  # columns that a narrow terminal does without, in this order
+LEAST_NAME = 12  # characters of a line of a run's name
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,12 +103,16 @@ def table(comparison: Comparison, width: int = 120) -> Table:
     columns = _columns(comparison, digits=3)
     widths = {name: max(map(len, [*cells, *name.split()])) for name, cells in columns.items()}
     widths["run"] = min(widths["run"], 40)  # longer ones are folded
-    for name in (*DISPENSABLE, *({"accuracy"} - {comparison.metric.name})):
+    targets = [name for name in reversed(columns) if " to " in name]
+    for name in (*DISPENSABLE, *({"accuracy"} - {comparison.metric.name}), *targets, "difference", "n"):
         if sum(widths.values()) + 3 * len(widths) + 1 > width:
             widths.pop(name, None)
     made = Table(box=box.SIMPLE_HEAD)
     for name, cells in widths.items():
-        made.add_column(name, justify="left" if name == "run" else "right", width=None if name == "run" else cells)
+        if name == "run":  # with the leak mark at its end, which a narrow terminal must not lose
+            made.add_column(name, min_width=min(cells, LEAST_NAME), overflow="fold")
+        else:
+            made.add_column(name, justify="right", width=cells)
     for row, texts in zip(comparison.rows, zip(*(columns[name] for name in widths), strict=True), strict=True):
         made.add_row(*(Text(cell, style="red" if row.leaks and not place else "") for place, cell in enumerate(texts)))
     return made
@@ -150,7 +155,7 @@ def _columns(comparison: Comparison, digits: int) -> dict[str, list[str]]:
         "p": [_p(row.difference) for row in rows],
     }
     if any(row.control for row in rows):
-        columns["penalty"] = [_reach(row.penalty, plain) for row in rows]
+        columns["penalty"] = [_reach(row, row.penalty, plain) for row in rows]
         columns["p of penalty"] = [_p(row.penalty) for row in rows]
     columns |= {
         "accuracy": _spreads(rows, "accuracy", plain),
@@ -186,7 +191,7 @@ def _means(rows: Sequence[Row], name: str, form: str, scale: float = 1.0) -> lis
 
 def _difference(row: Row, form: str) -> str:
     """A row minus its baseline."""
-    return "baseline" if row.baseline == row.group else _reach(row.difference, form)
+    return "baseline" if row.baseline == row.group else _reach(row, row.difference, form)
 
 
 def _traffic(row: Row) -> str:
@@ -206,11 +211,12 @@ def _spread(value: Estimate | None, form: str) -> str:
     return format(value.mean, form) + ("" if value.sd is None else f" ± {value.sd:{form}}")
 
 
-def _reach(value: Difference | None, form: str) -> str:
-    """A difference and the half of its interval."""
+def _reach(row: Row, value: Difference | None, form: str) -> str:
+    """A difference and the half of its interval; and of how many seeds, if the row has more."""
     if value is None:
         return ""
-    return format(value.mean, f"+{form}") + ("" if value.high is None else f" ± {value.high - value.mean:{form}}")
+    half = "" if value.high is None else f" ± {value.high - value.mean:{form}}"
+    return format(value.mean, f"+{form}") + half + (f" (n = {value.n})" if value.n != len(row.seeds) else "")
 
 
 def _p(value: Difference | None) -> str:

@@ -112,8 +112,8 @@ def _relatives(lines: Sequence[LineGroup]) -> Iterable[tuple[LineGroup, LineGrou
 
 def baseline(groups: Sequence[LineGroup]) -> LineGroup:
     """What the lines of a setting are compared with: as the comparison says, else the first one without FNR."""
-    said = {name for group in groups for run in group.runs for name in run.baseline}
-    named = [group for group in groups if said & {run.path.name for run in group.runs}]
+    said = {run.path.parent / name for group in groups for run in group.runs for name in run.baseline}
+    named = [group for group in groups if said & {run.path for run in group.runs}]
     bare = [group for group in groups if not group.runs[0].refines]
     return (named or bare or list(groups))[0]
 

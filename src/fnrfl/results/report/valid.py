@@ -91,7 +91,7 @@ class Round(_Lines):
     refined: list[int] = []
     not_refined: list[int] = []
     dropped: list[int] = []
-    missing: dict[int, str] = {}  # client -> phase and reason
+    missing: dict[str, str] = {}  # client -> phase and reason; names in JSON are text
     ranking: list[Share] | None = None
     norms: list[list[Share] | None] | None = None
     refined_before: list[Share] | None = None

@@ -68,10 +68,12 @@ def best_rho(fnr: CellLine, *others: CellLine) -> float | None:
 
 def on_one_machine(*lines: CellLine) -> bool:
     """Whether seconds can be compared: one device and one engine, and no other cell beside."""
-    return (
-        all(map(ran_alone, lines))
-        and len({(line["device"], line["engine"]["name"], line["engine"]["precision"]) for line in lines}) == 1
-    )
+    engines = [line.get("engine", {}) for line in lines]
+    places = {
+        (line["device"], engine.get("name"), engine.get("precision"))
+        for line, engine in zip(lines, engines, strict=True)
+    }
+    return all(map(ran_alone, lines)) and len(places) == 1
 
 
 def both_ways(line: CellLine) -> float:

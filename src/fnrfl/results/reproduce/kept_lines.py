@@ -81,7 +81,11 @@ class KeptLines:
 
 def is_of_today(cell: PaperCell, line: CellLine) -> bool:
     """Whether a line was made from the recipe and the overrides that its cell has now."""
-    return (line.get("recipe"), tuple(line.get("overrides", ()))) == (cell.recipe, cell.overrides)
+    return _made_from(line) == (cell.recipe, cell.overrides)
+
+
+def _made_from(line: CellLine) -> tuple[object, tuple[str, ...]]:
+    return line.get("recipe"), tuple(line.get("overrides", ()))
 
 
 def ran_alone(line: CellLine) -> bool:
@@ -140,9 +144,10 @@ def append_line(path: Path, line: CellLine) -> None:
 
 
 def _last_of_each(lines: Iterable[CellLine]) -> dict[str, CellLine]:
-    """The last line of each cell, but one that succeeded is not replaced by one that failed."""
+    """The last line of each cell, but one that succeeded is not replaced by one of the same recipe that failed."""
     found: dict[str, CellLine] = {}
     for line in lines:
-        if "failed" not in line or "failed" in found.get(line["id"], line):
+        before = found.get(line["id"], line)
+        if "failed" not in line or "failed" in before or _made_from(before) != _made_from(line):
             found[line["id"]] = line
     return found

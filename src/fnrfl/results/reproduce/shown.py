@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from fnrfl.results.reproduce.claim_measures import on_one_machine
 from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines, ran_alone
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import PaperTable, TablePart, find_table
@@ -181,7 +182,9 @@ class _Shown:
 
     def _column(self, part: TablePart, setting: str, metric: str) -> ShownColumn:
         form = _FORMS.get(metric, ".4f")
-        values = [self._value(self._cells(part, setting, method), _get(metric), form) for method in part.methods]
+        is_time = metric in ("seconds", "kappa")
+        cells = [self._cells(part, setting, method) for method in part.methods]
+        values = [self._value(each, _get(metric), form, is_time=is_time) for each in cells]
         head = COLUMN_NAMES[setting] if len(part.settings) > 1 or len(part.metrics) == 1 else METRIC_NAMES[metric]
         return ShownColumn(head, TRIAL_SETTINGS[setting].protocol, tuple(values))
 
@@ -190,9 +193,14 @@ class _Shown:
         return [PaperCell(part.net, part.skew, setting, method, seed, self.scale) for seed in seeds]
 
     def _value(
-        self, cells: Sequence[PaperCell], get: Callable[[CellLine], float | None], form: str = ".4f"
+        self,
+        cells: Sequence[PaperCell],
+        get: Callable[[CellLine], float | None],
+        form: str = ".4f",
+        *,
+        is_time: bool = False,
     ) -> ShownValue:
-        """The mean of some seeds."""
+        """The mean of some seeds; of a time, only if all of them are of one device and one engine."""
         protocol, ids = cells[0].protocol, tuple(cell.id for cell in cells)
         found = {cell: self.lines.find(cell, prefer_here=self.prefer_here) for cell in cells}
         numbers = {cell: get(one.line) for cell, one in found.items() if one.usable}
@@ -200,6 +208,9 @@ class _Shown:
         if not known:
             why = why_not(list(found.values()), bool(numbers))
             return ShownValue(protocol, why, sources=failures_among(found), cells=ids)
+        if is_time and not on_one_machine(*(found[cell].line for cell in known)):
+            sources = tuple(dict.fromkeys(found[cell].words for cell in known))
+            return ShownValue(protocol, "several devices", sources=sources, cells=ids)
         result = estimate(list(known.values()))
         words = format(result.mean, form) + ("" if result.sd is None else f" ± {result.sd:{form}}")
         if len(known) < len(cells):
@@ -303,5 +314,5 @@ def _notes(name: str, parts: Sequence[ShownPart], scale: str) -> Iterator[str]:
     if name == "cost":
         yield "Seconds and kappa compare only within one device, one engine and one scale: never with what was printed."
         devices = {source for part in parts for c in part.columns for v in c.values for source in v.sources}
-        if len([source for source in devices if source.startswith("committed")]) > 1:
+        if len([source for source in devices if source.startswith(("committed", "computed here"))]) > 1:
             yield "The rows of this table are of several days or devices."

@@ -134,7 +134,8 @@ class _Looked:
 
     def value(self, row: ClaimRow, setting: str) -> ShownValue:
         """The number of a row under a setting, as it is shown."""
-        numbers, asked = self.numbers(row, setting), self.asked(setting)
+        numbers = self.numbers(row, setting)
+        asked = sorted({*self.asked(setting), *numbers})
         if not numbers:
             return self._no_value(row, setting)
         result = estimate(list(numbers.values()))
@@ -145,7 +146,7 @@ class _Looked:
         return ShownValue(
             setting, f"{result.mean:{row.form}}{spread}{part}", result.mean, result.sd, tuple(numbers), missing,
             leaks_of(one.line for one in behind), tuple(dict.fromkeys(one.words for one in behind)),
-            self._ids(row, setting), result.low, result.high,
+            self._ids(row, setting, asked), result.low, result.high,
         )  # fmt: skip
 
     def _no_value(self, row: ClaimRow, setting: str) -> ShownValue:
@@ -157,11 +158,11 @@ class _Looked:
         sources = (_NO_NUMBER,) if ran else (_needs(lacking), *failures_among(known))
         return ShownValue(
             setting, why_not(list(known.values()), ran), missing=tuple(asked), sources=sources,
-            cells=self._ids(row, setting),
+            cells=self._ids(row, setting, asked),
         )  # fmt: skip
 
-    def _ids(self, row: ClaimRow, setting: str) -> tuple[str, ...]:
-        return tuple(cell.id for seed in self.asked(setting) for cell in row.cells(setting, seed, self.scale))
+    def _ids(self, row: ClaimRow, setting: str, seeds: Sequence[int]) -> tuple[str, ...]:
+        return tuple(cell.id for seed in seeds for cell in row.cells(setting, seed, self.scale))
 
     def shown_verdict(self, row: ClaimRow) -> ShownValue:
         """The verdict on a row, with its interval."""
