@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fnrfl.results.reproduce.kept_lines import CellLine, ran_alone
+from fnrfl.results.reproduce.kept_lines import CellLine, on_one_machine
 from fnrfl.results.statistics import Reached, mean, rank_correlation, reached
 
 Measure = Callable[..., float | None]  # of lines, in the order of a claim's runs
@@ -64,16 +64,6 @@ def best_kappa(fnr: CellLine, *others: CellLine) -> float | None:
 def best_rho(fnr: CellLine, *others: CellLine) -> float | None:
     """Accuracy per byte, as a share beyond the best of the others."""
     return _beyond_best([line["accuracy"] / both_ways(line) for line in (fnr, *others)])
-
-
-def on_one_machine(*lines: CellLine) -> bool:
-    """Whether seconds can be compared: one device and one engine, and no other cell beside."""
-    engines = [line.get("engine", {}) for line in lines]
-    places = {
-        (line["device"], engine.get("name"), engine.get("precision"))
-        for line, engine in zip(lines, engines, strict=True)
-    }
-    return all(map(ran_alone, lines)) and len(places) == 1
 
 
 def both_ways(line: CellLine) -> float:

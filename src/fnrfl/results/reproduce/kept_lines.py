@@ -93,6 +93,16 @@ def ran_alone(line: CellLine) -> bool:
     return bool(line.get("processes", 1) == 1)
 
 
+def on_one_machine(*lines: CellLine) -> bool:
+    """Whether seconds can be compared: one device and one engine, and no other cell beside."""
+    engines = [line.get("engine", {}) for line in lines]
+    places = {
+        (line["device"], engine.get("name"), engine.get("precision"))
+        for line, engine in zip(lines, engines, strict=True)
+    }
+    return all(map(ran_alone, lines)) and len(places) == 1
+
+
 def read_lines(path: Path) -> list[CellLine]:
     """All whole lines of a file; a kill may have left half of one."""
     try:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fnrfl.results.reproduce.claim_measures import on_one_machine
-from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines, ran_alone
+from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines, on_one_machine, ran_alone
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import PaperTable, TablePart, find_table
 from fnrfl.results.reproduce.printed import CURVES, PRINTED
