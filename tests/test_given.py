@@ -220,6 +220,32 @@ def test_names_of_classes_are_taken_over() -> None:
     assert run(dataset=(X, np.array(["no", "maybe", "yes"])[Y])).classes == ("maybe", "no", "yes")
 
 
+def with_classes(x: Any, y: Any, classes: list[str]) -> Items:
+    items = Items(x, y)
+    items.classes = classes  # type: ignore[attr-defined]
+    return items
+
+
+def test_labels_of_a_test_set_with_fewer_classes_are_matched_by_name() -> None:
+    known = Y[100:] > 0  # the test part lacks the first class, so that its own numbers are one lower
+    one = with_classes(X[:100], Y[:100], ["a", "b", "c"])
+    other = with_classes(X[100:][known], Y[100:][known] - 1, ["b", "c"])
+    right = run(dataset=(X[:100], Y[:100], X[100:][known], Y[100:][known]), out="right")
+    pair = run(dataset=(one, other))
+    assert pair.classes == ("a", "b", "c")
+    assert pair.accuracy == right.accuracy
+    assert fnrfl.evaluate(pair, (one, other)).accuracy == right.accuracy
+    assert fnrfl.evaluate(pair, other).accuracy == right.accuracy
+    reversed_names = with_classes(X[:100], 2 - Y[:100], ["c", "b", "a"])
+    assert fnrfl.evaluate(pair, (reversed_names, other)).accuracy == right.accuracy
+    with pytest.raises(
+        ConfigError, match=r"dataset \(test\) has the class 'd', which dataset \(train\) has not; .*a, b"
+    ):
+        run(dataset=(one, with_classes(X[100:], Y[100:], ["a", "b", "d"])))
+    with pytest.raises(ConfigError, match=r"dataset \(test\) has the label 2 and names 2 classes"):
+        run(dataset=(one, with_classes(X[100:], Y[100:], ["a", "b"])))
+
+
 def test_transforms_that_draw_draw_the_same_each_time_and_leave_the_callers_stream() -> None:
     noisy = Items(item=lambda x, y: (torch.tensor(x) + torch.rand(5), y))
     torch.manual_seed(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fnrfl.core import trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.object_hash import object_hash
 from fnrfl.core.rng import seeded
+from fnrfl.core.words import counted
 from fnrfl.data.datasets import Dataset, DataSource, source_of_values
 from fnrfl.data.readers import PARTS
 from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Examples, RawData, Reading
@@ -41,13 +43,7 @@ def values_in_memory(value: object, title: str, *, labelled: bool = True) -> obj
         value = _from_mapping(value, title)
     parts = value if isinstance(value, tuple) else (value,)
     if len(parts) in (1, 2) and all(map(_has_items, parts)):
-        names = (ONLY_PART,) if len(parts) == 1 else PARTS
-        with seeded(0, "given data"):
-            read = [
-                _read_items(part, f"{title} ({name})" if name else title)
-                for name, part in zip(names, parts, strict=True)
-            ]
-        value = RawData({name: examples for name, (examples, _) in zip(names, read, strict=True)}, read[0][1])
+        value = _read_parts(parts, title)
     elif not labelled and not isinstance(value, tuple | Dataset):
         value = RawData({ONLY_PART: Examples(value)})
     return tuple(map(_array_or_itself, value)) if isinstance(value, tuple) else value
@@ -96,6 +92,38 @@ def _has_items(value: object) -> bool:
         return True
     array = isinstance(value, str | bytes | Sequence | Mapping | Tensor) or hasattr(value, "__array__")
     return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not array and not isinstance(value, Dataset)
+
+
+def _read_parts(parts: Sequence[object], title: str) -> RawData:
+    """One data set, or one to train with and one to test with; both number their classes as the first does."""
+    names = (ONLY_PART,) if len(parts) == 1 else PARTS
+    titles = [f"{title} ({name})" if name else title for name in names]
+    with seeded(0, "given data"):
+        read = [_read_items(part, told) for part, told in zip(parts, titles, strict=True)]
+    examples, (classes, *others) = [one for one, _ in read], [known for _, known in read]
+    if classes and others and others[0] and others[0] != classes:
+        examples[1] = replace(examples[1], y=_renumbered(examples[1].y, others[0], classes, titles))
+    return RawData(dict(zip(names, examples, strict=True)), classes)
+
+
+def _renumbered(y: object, own: Sequence[str], classes: Sequence[str], titles: Sequence[str]) -> object:
+    """Labels that number a data set's own classes, as numbers of the same names in the training data's list."""
+    numbers = np.asarray(y)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        return y  # names, or something that is refused elsewhere
+    for number in np.unique(numbers).tolist():
+        if not 0 <= number < len(own):
+            raise ConfigError(
+                f"{titles[1]} has the label {number} and names {counted(len(own), 'class', 'classes')}; labels are "
+                "positions in that list. Correct the label or name every class."
+            )
+        if own[number] not in classes:
+            raise ConfigError(
+                f"{titles[1]} has the class {own[number]!r}, which {titles[0]} has not; its classes are "
+                f"{', '.join(classes)}. Add it to the training data or leave its examples out."
+            )
+    place = {name: at for at, name in enumerate(classes)}
+    return np.array([place[own[number]] for number in numbers.tolist()], dtype=np.int64)
 
 
 def _read_items(items: Any, title: str) -> tuple[Examples, list[str] | None]:
