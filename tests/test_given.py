@@ -256,6 +256,16 @@ def test_transforms_that_draw_draw_the_same_each_time_and_leave_the_callers_stre
     assert run(dataset=noisy).data.sha256 == first.data.sha256
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_pictures_deeper_than_8_bits_are_refused_and_not_cut_off(mode: str) -> None:
+    image = pytest.importorskip("PIL.Image")
+    deep = [image.new(mode, (4, 4), 1000 + at) for at in range(4)]
+    with pytest.raises(
+        ConfigError, match=f"Item 0 of dataset is a picture .*its pixels are of mode {mode}, not 8 bits"
+    ):
+        values_in_memory(Items(deep, [0, 1, 0, 1]), "dataset")
+
+
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(())

@@ -20,6 +20,7 @@ from fnrfl.core.words import counted
 from fnrfl.data.datasets import Dataset, DataSource, source_of_values
 from fnrfl.data.readers import PARTS
 from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Examples, RawData, Reading
+from fnrfl.data.sources.images import refuse_deep_pixels
 
 LABELS = ("label", "labels", "y", "target", "class")  # what items with named values call their label
 INPUTS = ("x", "image", "img", "pixel_values", "input_ids", "features", "inputs")  # and their input
@@ -175,15 +176,25 @@ def _input_and_label(item: Any, names: tuple[Any, Any], title: str) -> tuple[np.
     """One item as an array and a label."""
     try:
         x, y = item[names[0]], item[names[1]]
-        if hasattr(x, "convert") and x.mode not in ("L", "RGB", "RGBA"):  # a picture with a palette or one bit a pixel
-            x = x.convert("RGB")
-        values = _plain(x)
+        values = _plain(_picture(x, title) if hasattr(x, "convert") else x)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{title} is not like the first ({type(error).__name__}: {error}); all must be alike. Correct it."
         ) from error
     label = _plain(y)
     return values, label.item() if label.size == 1 else label.tolist()
+
+
+def _picture(image: Any, title: str) -> Any:
+    """A picture with 8 bits for each value; one with a palette or one bit a pixel is read as colour."""
+    try:
+        refuse_deep_pixels(image.mode)
+    except ValueError as error:
+        raise ConfigError(
+            f"{title} is a picture that cannot be taken: {error}. Give its pixels as an array of floats, or scale them "
+            "to 8 bits in its transform."
+        ) from error
+    return image if image.mode in ("L", "RGB", "RGBA") else image.convert("RGB")
 
 
 def _plain(values: object) -> np.ndarray:

@@ -22,9 +22,14 @@ def read_image(file: Path | io.BytesIO, size: tuple[int, int] | None = None) -> 
         raise ConfigError("image files need pillow, which is not installed. Run `pip install pillow`.") from error
     try:
         with Image.open(file) as image:
-            if image.mode[0] in "IF":
-                raise ValueError(f"its pixels are of mode {image.mode}, not 8 bits deep")
+            refuse_deep_pixels(image.mode)
             plain = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
             return np.asarray(plain if size is None else plain.resize(size[::-1], Image.Resampling.BILINEAR))
     except (SyntaxError, struct.error, Image.DecompressionBombError) as error:  # what pillow makes of broken files
         raise ValueError(str(error)) from error
+
+
+def refuse_deep_pixels(mode: str) -> None:
+    """Refuse pixels of 16 bits or more, which pillow would cut off at white in making 8 bits of them."""
+    if mode[0] in "IF":
+        raise ValueError(f"its pixels are of mode {mode}, not 8 bits deep")
