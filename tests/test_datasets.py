@@ -534,6 +534,11 @@ def test_the_checksum_follows_the_contents() -> None:
         (np.zeros((20, 5, 6), np.uint8), (1, 5, 6), torch.uint8),
         (np.zeros((20, 5, 6, 3), np.uint8), (3, 5, 6), torch.uint8),
         (np.zeros((20, 3, 5, 6), np.uint8), (3, 5, 6), torch.uint8),
+        (np.zeros((20, 64, 64, 13), np.uint8), (13, 64, 64), torch.uint8),
+        (np.zeros((20, 13, 64, 64), np.uint8), (13, 64, 64), torch.uint8),
+        (np.zeros((20, 13, 64, 48), np.uint8), (13, 64, 48), torch.uint8),
+        (np.zeros((20, 3, 4, 4), np.uint8), (3, 4, 4), torch.uint8),
+        (np.zeros((20, 1, 1, 1), np.uint8), (1, 1, 1), torch.uint8),
         (np.zeros((20, 7), np.int16), (7,), torch.int64),
         (np.zeros((20, 7), bool), (7,), torch.float32),
         (np.zeros((20, 7), ">f4"), (7,), torch.float32),
@@ -548,8 +553,19 @@ def test_only_pixels_change_their_layout(made: np.ndarray, shape: tuple[int, ...
     assert dataset.input_shape == shape and dataset.train.x.dtype == dtype
 
 
-def test_channels_last_pixels_keep_their_places() -> None:
-    x, y = make_images(20, (5, 6, 3))
+@pytest.mark.parametrize("shape", [(4, 4, 3), (4, 4, 4), (16, 4, 4), (8, 8, 8), (64, 48, 13), (8, 8, 13), (3, 5, 3)])
+def test_pixels_that_may_have_two_layouts_are_refused(shape: tuple[int, ...]) -> None:
+    x, y = make_images(20, shape)
+    with pytest.raises(
+        ConfigError, match=r"x_train of a is uint8\[20, .* may be pixels .* Give them as \[n, C, H, W\]"
+    ):
+        from_arrays("a", x, y, x, y)
+    assert from_arrays("a", x / 255, y, x / 255, y).input_shape == shape
+
+
+@pytest.mark.parametrize("shape", [(5, 6, 3), (9, 9, 5)])
+def test_channels_last_pixels_keep_their_places(shape: tuple[int, ...]) -> None:
+    x, y = make_images(20, shape)
     assert torch.equal(from_arrays("a", x, y, x, y).train.x, torch.from_numpy(x).permute(0, 3, 1, 2))
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
 
+USUAL_CHANNELS = (1, 3, 4)  # of a picture
+
 
 def tensor(array: np.ndarray) -> Tensor:
     """An array as a tensor, in the same memory where that can be written."""
@@ -74,14 +76,31 @@ def _pixels(x: np.ndarray, title: str) -> np.ndarray:
     """uint8 means pixels: [n, C, H, W], whichever of the usual layouts they come in."""
     if x.ndim == 3:
         return x[:, None]
-    if x.ndim == 4 and x.shape[1] not in (1, 3, 4) and x.shape[3] in (1, 3, 4):
-        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     if x.ndim != 4:
         raise ConfigError(
             f"{title} is uint8{list(x.shape)}; uint8 means pixels, [n, H, W] or [n, C, H, W]. "
             "Reshape it to images, or store features as float32 and whole numbers as int64."
         )
-    return x
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if _channels_are_last(x.shape, title) else x
+
+
+def _channels_are_last(shape: tuple[int, ...], title: str) -> bool:
+    """Whether four axes are [n, H, W, C] rather than [n, C, H, W]; refused where they may be both.
+
+    One, three or four channels speak for a layout, and so does a square picture. Where neither tells, [n, C, H, W]
+    has fewer channels than pixels in height and width.
+    """
+    _, left, middle, right = shape
+    first = (left in USUAL_CHANNELS) + (left != middle == right)
+    last = (right in USUAL_CHANNELS) + (left == middle > right)
+    if first > last or left == right == 1 or (first == last and left < min(middle, right)):
+        return False
+    if last > first == 0:
+        return True
+    raise ConfigError(
+        f"{title} is uint8{list(shape)}, which may be pixels [n, C, H, W] or [n, H, W, C]. Give them as [n, C, H, W]; "
+        "if they are, give them as floats from 0 to 1, which are taken as they are."
+    )
 
 
 def as_one_type(x: Sequence[np.ndarray]) -> list[np.ndarray]:
