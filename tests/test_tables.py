@@ -123,6 +123,42 @@ def test_a_run_and_its_use_read_alike(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (again.label, again.client, again.ignore) == ("diagnosis", "hospital", "id")
 
 
+def test_columns_without_a_name_are_nobodys_and_no_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    held = {"age": hospitals()["age"], "dose": hospitals()["dose, mg"], "diagnosis": hospitals()["diagnosis"]}
+    rows = [",".join(map(str, row)) for row in zip(*held.values(), strict=True)]
+    names = ",".join(held)
+    Path("plain.csv").write_text("\n".join([names, *rows]))
+    Path("commas.csv").write_text("\n".join(f"{line},," for line in [names, *rows]))
+    Path("frame.csv").write_text("\n".join([f",{names}", *(f"{7 * at},{row}" for at, row in enumerate(rows))]))
+    plain, commas, frame = (read_source(f"{name}.csv").raw for name in ("plain", "commas", "frame"))
+    for raw in (commas, frame):
+        assert raw.columns == plain.columns and raw.parts[""].clients is None
+        np.testing.assert_array_equal(raw.parts[""].x, plain.parts[""].x)
+        np.testing.assert_array_equal(raw.parts[""].y, plain.parts[""].y)
+    assert plain.notices == commas.notices == ()
+    assert frame.notices == ("A column without a name (the first) of frame.csv is left out: it numbers rows.",)
+    with pytest.raises(ConfigError, match="frame.csv .*client"):
+        load("frame.csv", by_client=True)
+    for one in ("plain.csv", "frame.csv"):
+        result = fnrfl.run(None, out=f"run-{one}", dataset=one, **QUICK)
+        for other in ("plain.csv", "commas.csv", "frame.csv"):
+            assert evaluate(f"run-{one}", other).accuracy == result.accuracy
+            assert predict(f"run-{one}", other).labels == predict(f"run-{one}", one).labels
+    assert predict("run-plain.csv", "frame.csv").notes[0] == frame.notices[0]
+    more = [f"{at},{at}.25,{at},{('ill', 'well')[at % 2]}" for at in range(12)]
+    Path("more.csv").write_text("\n".join([f",{names}", *more]))
+    fnrfl.run(None, out=None, dataset="plain.csv", public={"source": "more.csv"}, **QUICK)
+
+
+@pytest.mark.parametrize("cells", [("a", "b"), ("0", "0"), ("0", ""), ("0.5", "1.5")])
+def test_a_column_without_a_name_that_does_not_number_rows_is_refused(tmp_path: Path, cells: tuple[str, str]) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"a,,label\n1,{cells[0]},x\n2,{cells[1]},y\n")
+    with pytest.raises(ConfigError, match=r"has a column without a name \(number 2\), such as .* Name it in the first"):
+        load(str(path))
+
+
 # -- categories and missing values -------------------------------------------------------------------------------------
 
 MISSING = ["", "NA", "n/a", "NaN", "null", "?", "  "]

@@ -74,9 +74,9 @@ def read_tables(
     ]
     if known is not None:
         unknown = [notice for table in tables for notice in unknown_categories(table, categories)]
-        return TablesRead(examples, classes, known, tuple(unknown))
+        return TablesRead(examples, classes, known, (*_unnamed_notices(tables), *unknown))
     columns = None if classes is None else _described(tables[0], categories, x)
-    return TablesRead(examples, classes, columns, _category_notices(categories))
+    return TablesRead(examples, classes, columns, (*_unnamed_notices(tables), *_category_notices(categories)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +111,8 @@ def _opened_alike(paths: Sequence[Path], expected: Expected | None, reading: Rea
 
 
 def _opened(path: Path, expected: Expected | None, reading: Reading) -> CsvTable:
-    header, lines = _read_lines(path)
-    return CsvTable(path, header, lines, find_roles(header, path, expected, reading))
+    header, lines, left_out = _read_lines(path)
+    return CsvTable(path, header, lines, find_roles(header, path, expected, reading), left_out)
 
 
 def _carried(table: CsvTable, name: str | None) -> list[str] | None:
@@ -135,8 +135,17 @@ def _category_notices(categories: Categories) -> tuple[str, ...]:
     return (f"Columns of categories have one input for each category: {each}.",) if categories else ()
 
 
-def _read_lines(path: Path) -> tuple[list[str], list[Line]]:
-    """The header and the other lines that are not empty, all of one length."""
+def _unnamed_notices(tables: Sequence[CsvTable]) -> tuple[str, ...]:
+    """A sentence about columns without a name that number the rows."""
+    having = [table for table in tables if table.left_out]
+    if not having:
+        return ()
+    more = f" and of {counted(len(having) - 1, 'other table')}" if len(having) > 1 else ""
+    return (f"A column without a name ({having[0].left_out}) of {having[0].path}{more} is left out: it numbers rows.",)
+
+
+def _read_lines(path: Path) -> tuple[list[str], list[Line], str]:
+    """The header, the other lines that are not empty, all of one length, and which column was left out, in words."""
     require_file(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -153,7 +162,7 @@ def _read_lines(path: Path) -> tuple[list[str], list[Line]]:
     header = [cell.strip() for cell in lines.pop(0)[1]]
     if all(is_number(cell) for cell in header):
         raise without_header(path, header)
-    if twice := [name for name, count in Counter(header).items() if count > 1]:
+    if twice := [name for name, count in Counter(header).items() if name and count > 1]:
         raise ConfigError(
             f"{path} has more than one column called {listed_columns(twice)}; columns are told apart by name. Rename "
             "them."
@@ -164,4 +173,23 @@ def _read_lines(path: Path) -> tuple[list[str], list[Line]]:
                 f"line {number} of {path} has {counted(len(cells), 'column')}; the header names {len(header)}. "
                 "Correct that line."
             )
-    return header, lines
+    return _without_unnamed(path, header, lines) if "" in header else (header, lines, "")
+
+
+def _without_unnamed(path: Path, header: list[str], lines: list[Line]) -> tuple[list[str], list[Line], str]:
+    """A table without its columns that have no name: empty ones, and one that numbers the rows, which is told."""
+    numbering = []
+    for at in (at for at, name in enumerate(header) if not name):
+        cells = [cells[at].strip() for _, cells in lines]
+        if not any(cells):
+            continue  # a comma at the end of every line
+        where = "the first" if at == 0 else "the last" if at == len(header) - 1 else f"number {at + 1}"
+        if numbering or not all(map(str.isdecimal, cells)) or len(set(cells)) < len(cells):
+            raise ConfigError(
+                f"{path} has a column without a name ({where}), such as {next(filter(None, cells))!r}; only a column "
+                "that numbers the rows, as pandas writes it, may have none. Name it in the first line, or remove it."
+            )
+        numbering.append(where)
+    named = [at for at, name in enumerate(header) if name]
+    lines = [(number, [cells[at] for at in named]) for number, cells in lines]
+    return [header[at] for at in named], lines, "".join(numbering)

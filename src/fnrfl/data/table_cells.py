@@ -33,6 +33,7 @@ class CsvTable:
     header: list[str]
     lines: list[Line]
     roles: Roles
+    left_out: str = ""  # which column has no name and numbers the rows, in words
 
     @property
     def inputs(self) -> list[str]:
