@@ -314,6 +314,19 @@ def test_features_are_compared_in_one_precision() -> None:
         toy_splits(dataset, bare(dataset), public=Part(torch.from_numpy(x[:5]), torch.from_numpy(y[:5])))
 
 
+def test_features_of_a_finer_type_are_compared_in_the_coarser_one() -> None:
+    x, y = numpy_generator(0, "x").normal(size=(60, 3)), np.arange(60) % 2
+    x[:, 0] = 0.0
+    dataset = from_arrays("table", x[:40], y[:40], x[40:], y[40:])
+    exact, minus_zero = torch.from_numpy(x[:5]), torch.tensor([-1.0, 1.0, 1.0])
+    known = exact.float()
+    for public in (known, known * minus_zero, exact * minus_zero):
+        with pytest.raises(CompatibilityError, match="5 that are also in the training set"):
+            toy_splits(dataset, bare(dataset), public=Part(public, torch.from_numpy(y[:5])))
+    other = toy_splits(dataset, bare(dataset), public=Part(known + 1, torch.from_numpy(y[:5])))
+    assert other.public.x.dtype == torch.float64
+
+
 # -- the leak ----------------------------------------------------------------------------------------------------------
 
 

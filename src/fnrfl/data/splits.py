@@ -239,12 +239,25 @@ def _public_from_other_source(
             f"{dataset.num_classes} classes, numbered from 0. Correct the labels."
         )
     inside = {"the training set": dataset.train, "the test set": dataset.test}
+    compared = _type_to_compare(pool.x.dtype, like.dtype)
+    check_disjoint(
+        {}, outside=_in_type(pool, compared), inside={n: _in_type(one, compared) for n, one in inside.items()}
+    )
     if pool.x.is_floating_point() and not like.is_floating_point():  # fractions beside whole numbers stay what they are
-        inside = {name: Part(part.x.to(pool.x.dtype), part.y) for name, part in inside.items()}
-    else:
-        pool = Part(pool.x.to(like.dtype), pool.y)
-    check_disjoint({}, outside=pool, inside=inside)
-    return pool
+        return pool
+    return Part(pool.x.to(like.dtype), pool.y)
+
+
+def _type_to_compare(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """The type in which numbers that were equal before they were stored are equal again: the coarser floating one."""
+    floating = [dtype for dtype in (one, other) if dtype.is_floating_point]
+    return min(floating, key=lambda dtype: dtype.itemsize) if floating else other
+
+
+def _in_type(part: Part, dtype: torch.dtype) -> Part:
+    """Examples in another type, with one zero: -0.0 is 0.0."""
+    x = part.x.to(dtype)
+    return Part(x + 0.0 if dtype.is_floating_point else x, part.y)
 
 
 def _type_and_shape(x: Tensor) -> str:
