@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
+import logging
+import re
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from operator import itemgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import SafeUUID
 
 import numpy as np
 import pytest
@@ -571,6 +582,73 @@ def test_hashes_tell_apart_what_computes_something_else() -> None:
     assert len({object_hash(function) for function in functions}) == len(functions)
     one, two = (object_hash(made) for made in (lambda: Net(4), lambda: Net(4)))
     assert one == two
+
+
+class Slotted:
+    __slots__ = ("__private", "size")
+
+    def __init__(self, size: int, private: int = 0) -> None:
+        self.size, self.__private = size, private
+
+
+@dataclass(slots=True)
+class SlottedRecord:
+    rate: float
+
+
+class Level(Enum):
+    LOW = "low"
+    HIGH = "high"
+
+
+HELD_ELSEWHERE: dict[str, Callable[[int], Any]] = {
+    "numpy's numbers": lambda n: np.float32(n),
+    "numpy's whole numbers": lambda n: np.int64(n),
+    "numpy's types": lambda n: np.dtype([("a", f"f{2**n}")]),
+    "numpy's dates": lambda n: np.datetime64(n, "D"),
+    "paths": lambda n: Path(f"data/{n}"),
+    "decimals": lambda n: Decimal(n) / 8,
+    "fractions": lambda n: Fraction(n, 7),
+    "queues": lambda n: deque([n, [n]]),
+    "ranges": lambda n: range(n),
+    "slices": lambda n: slice(n),
+    "bytes": lambda n: bytearray([n]),
+    "dates": lambda n: date(2020, 1, n),
+    "times": lambda n: datetime(2020, 1, 1, n),
+    "spans": lambda n: timedelta(n),
+    "members": lambda n: list(Level)[n % 2],
+    "members of Python's": lambda n: list(SafeUUID)[n % 2],
+    "slots": lambda n: Slotted(n),
+    "private slots": lambda n: Slotted(0, n),
+    "records with slots": lambda n: SlottedRecord(n),
+    "namespaces": lambda n: SimpleNamespace(width=n),
+    "patterns": lambda n: re.compile("a" * 300 + str(n)),
+    "getters": lambda n: itemgetter(n),
+    "streams": lambda n: np.random.default_rng(n),
+    "cached functions": lambda n: functools.lru_cache(make(n)),
+}
+
+
+@pytest.mark.parametrize("case", HELD_ELSEWHERE)
+def test_hashes_follow_what_objects_hold_elsewhere_than_in_attributes(case: str) -> None:
+    make_one = HELD_ELSEWHERE[case]
+    hashes = [object_hash({"setting": make_one(n)}) for n in (1, 2, 1)]
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
+def test_what_cannot_be_told_is_equal_to_nothing_else() -> None:
+    loggers, locks = [logging.getLogger(name) for name in "ab"], [threading.Lock(), threading.Lock()]
+    assert object_hash(loggers[0]) == object_hash(loggers[1])  # they change nothing that is computed
+    assert object_hash(locks[0]) == object_hash(locks[1])
+
+    class Sealed:
+        __slots__ = ()
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            raise TypeError("it cannot be copied")
+
+    one, other = Sealed(), Sealed()
+    assert object_hash(one) == object_hash(one) != object_hash(other)
 
 
 # -- what the commands do ----------------------------------------------------------------------------------------------

@@ -9,9 +9,22 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
+import os
+import re
 import sys
+from argparse import Namespace
+from array import array
+from collections import UserList, UserString, deque
 from collections.abc import Iterator, Mapping
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from datetime import date, time, timedelta, tzinfo
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
+from random import Random
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, SimpleNamespace
+from uuid import UUID
 
 import numpy as np
 import torch
@@ -23,6 +36,10 @@ from fnrfl.core.fingerprint import content
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 _BY_NAME = (torch.dtype, torch.device, torch.memory_format)
+_BY_REPR = (
+    *(PurePath, Decimal, Fraction, range, slice, bytearray, array, date, time, timedelta, tzinfo, UUID, np.dtype),
+    *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
+)
 _KNOWN_CODE = sys.stdlib_module_names | {"torch", "numpy", "fnrfl"}
 _NOT_WRITTEN = {
     "__doc__",
@@ -118,15 +135,65 @@ def _told_code(value: object, seen: dict[int, object]) -> Iterator[str]:
             yield "hook"
         case _:
             yield from _told(type(value), seen)
-            if (
-                type(value).__module__.partition(".")[0] not in sys.stdlib_module_names
-            ):  # a logger knows half the program
-                yield from _told(dict(getattr(value, "__dict__", {})), seen)
+            held = _held(value)
+            if held is not None:
+                yield from _told(held, seen)
+            if _package(type(value)) not in sys.stdlib_module_names:  # a logger knows half the program
+                attributes = _attributes(value)
+                plain = held is None and not attributes and not hasattr(value, "__dict__")
+                yield from _told(_reduced(value) if plain else attributes, seen)
+
+
+def _held(value: object) -> object:
+    """What an object of Python or numpy holds elsewhere than in its attributes; None for others."""
+    match value:
+        case np.generic():
+            return str(value.dtype), value.tobytes()
+        case deque():
+            return value.maxlen, list(value)
+        case re.Pattern():
+            return value.pattern, value.flags
+        case SimpleNamespace() | Namespace():
+            return vars(value)
+        case UserList() | UserString():
+            return value.data
+        case Random():
+            return value.getstate()
+        case Enum():
+            return value.name
+    if isinstance(value, _BY_REPR):
+        return repr(value)
+    return getattr(value, "__wrapped__", None) if _package(type(value)) == "functools" else None
+
+
+def _attributes(value: object) -> dict[str, object]:
+    """The attributes of an object, in its dictionary and in slots."""
+    found = dict(getattr(value, "__dict__", {}))
+    for cls in type(value).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            private = name.startswith("__") and not name.endswith("__")
+            attribute = f"_{cls.__name__.lstrip('_')}{name}" if private else name
+            if name not in ("__dict__", "__weakref__") and hasattr(value, attribute):
+                found[attribute] = getattr(value, attribute)
+    return found
+
+
+def _reduced(value: object) -> object:
+    """What an object without attributes would be copied by; one that cannot be copied is equal to no other."""
+    try:
+        return value.__reduce_ex__(4)
+    except (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError):
+        return {} if _package(type(value)) in _KNOWN_CODE else f"{id(value)} of {os.getpid()}"
+
+
+def _package(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
 
 
 def _told_class(cls: type, seen: dict[int, object]) -> Iterator[str]:
     yield f"class {cls.__qualname__}"
-    if cls.__module__.partition(".")[0] in _KNOWN_CODE:
+    if _package(cls) in _KNOWN_CODE:
         yield cls.__module__
         return
     yield from _told({name: one for name, one in sorted(vars(cls).items()) if name not in _NOT_WRITTEN}, seen)
