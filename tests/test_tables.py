@@ -265,6 +265,27 @@ def test_text_that_does_not_repeat_is_no_category_unless_a_key_says_so(tmp_path:
     np.testing.assert_array_equal(examples_of(path, categories=("c",)).x.sum(1), np.ones(40))
 
 
+def test_a_cell_with_an_underscore_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    label = ["1_0", "10"] * 30
+    codes = write(Path("codes.csv"), {"code": ["2_1", "21", "3_0"] * 20, "age": range(60), "label": label})
+    with pytest.raises(ConfigError, match="line 2 of codes.csv has '2_1' in column 'code', and line 3"):
+        load(codes)
+    raw = read_source(codes, reading=Reading(categories=("code",))).raw
+    assert raw.columns is not None and raw.columns.categories == {"code": ("21", "2_1", "3_0")}
+    assert list(raw.classes or ()) == ["10", "1_0"]
+    alone = read_source(write(Path("alone.csv"), {"code": ["2_1", "2_2"] * 30, "label": label})).raw
+    assert alone.columns is not None and alone.columns.categories == {"code": ("2_1", "2_2")}
+    fnrfl.run(
+        None,
+        out="run",
+        dataset=write(Path("plain.csv"), {"age": range(60), "dose": range(60), "label": label}),
+        **QUICK,
+    )
+    with pytest.raises(ConfigError, match="line 3 of new.csv has '2_1' in column 'age', which is a column of numbers"):
+        predict("run", write(Path("new.csv"), {"age": ["1e1", "2_1"], "dose": [1, 2]}))
+
+
 def test_numbers_are_categories_if_a_key_says_so(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", {"ward": [3, 1, 10, 3], "label": [0, 1, 0, 1]})
     raw = read_source(path, reading=Reading(categories=("ward",))).raw

@@ -178,7 +178,7 @@ def _read_lines(path: Path) -> tuple[list[str], list[Line], str]:
 
 def _without_unnamed(path: Path, header: list[str], lines: list[Line]) -> tuple[list[str], list[Line], str]:
     """A table without its columns that have no name: empty ones, and one that numbers the rows, which is told."""
-    numbering = []
+    numbering: list[str] = []
     for at in (at for at, name in enumerate(header) if not name):
         cells = [cells[at].strip() for _, cells in lines]
         if not any(cells):

@@ -88,8 +88,11 @@ def _all_numbers(table: CsvTable) -> np.ndarray | None:
     """The inputs of a table that has numbers alone; None for others. Much faster than column by column."""
     inputs = table.roles.inputs
     pick = itemgetter(*inputs) if len(inputs) > 1 else lambda cells: (cells[inputs[0]],)
+    rows = [pick(cells) for _, cells in table.lines]
+    if any("_" in "".join(cells) for cells in rows):
+        return None  # no number, whatever numpy says
     try:
-        x = np.array([pick(cells) for _, cells in table.lines], dtype=np.float64)
+        x = np.array(rows, dtype=np.float64)
     except ValueError:
         return None
     _check_range(table, x, inputs)
@@ -99,14 +102,12 @@ def _all_numbers(table: CsvTable) -> np.ndarray | None:
 def _numbers(table: CsvTable, at: int) -> np.ndarray:
     """A column of numbers, [n, 1]."""
     cells = table.cells(at)
-    try:
-        x = np.array([["nan" if is_missing(cell) else cell] for cell in cells], dtype=np.float64)
-    except ValueError as error:
-        row = next(row for row, cell in enumerate(cells) if not (is_missing(cell) or is_number(cell)))
+    if text := [row for row, cell in enumerate(cells) if not (is_missing(cell) or is_number(cell))]:
         raise ConfigError(
-            f"{table.place(row, at)}, which is a column of numbers. Correct that cell. A column of categories holds "
-            "text alone, or is named in dataset.categories before training."
-        ) from error
+            f"{table.place(text[0], at)}, which is a column of numbers. Correct that cell. A column of categories "
+            "holds text alone, or is named in dataset.categories before training."
+        )
+    x = np.array([["nan" if is_missing(cell) else cell] for cell in cells], dtype=np.float64)
     _check_range(table, x, [at])
     return x
 

@@ -158,9 +158,9 @@ def without_header(path: Path, header: Sequence[str]) -> ConfigError:
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell reads as a number."""
+    """Whether a cell reads as a number; one with an underscore, which Python would pass over, is text."""
     try:
         float(cell)
     except ValueError:
         return False
-    return True
+    return "_" not in cell
