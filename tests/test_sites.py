@@ -176,6 +176,18 @@ def test_train_and_test_are_parts_and_never_clients() -> None:
         load_data("pictures", by_client=True)
 
 
+@pytest.mark.parametrize("names", [("Training", "Testing"), ("train", "Test"), ("TRAIN", "TEST"), ("Train", "Valid")])
+def test_parts_under_other_names_are_no_clients(names: tuple[str, str]) -> None:
+    for number, name in enumerate(names):
+        write_images(Path("pictures") / name, number)
+        write_csv(Path(f"tables/{name}.csv"), number)
+    for folder in ("pictures", "tables"):
+        with pytest.raises(
+            ConfigError, match=f"{folder} has .*{names[1]}.*must be called train and test.* Rename them"
+        ):
+            load_data(folder)
+
+
 def test_a_folder_of_classes_names_nobody() -> None:
     write_images(Path("pictures"), 0, count=8)
     assert load_data("pictures").classes == ("cat", "dog")

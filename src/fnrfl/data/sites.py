@@ -26,6 +26,7 @@ from fnrfl.data.natural import in_natural_order, some_of
 from fnrfl.data.readers import IMAGE_ENDINGS, PARTS, read_images, read_npz
 from fnrfl.data.reading import ONLY_PART, Examples, Expected, RawData, Reading
 
+PART_WORDS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})  # in any case
 TABLE_ENDINGS = (".csv", ".npz")
 FILE_READERS: dict[str, Callable[[Path, Expected | None, Reading], RawData]] = {
     ".npz": read_npz,
@@ -71,19 +72,33 @@ def read_folder(folder: Path, expected: Expected | None, reading: Reading) -> Ra
 
 def find_sites(folder: Path) -> list[Site]:
     """The clients that a folder has a file or folder for, in natural order; empty if it has none."""
-    if (alone := site_at(folder)) is not None and alone.kind != "images":  # train.csv and test.csv of no client
-        return [replace(alone, name="")]
     entries = _entries(folder)
+    if (alone := site_at(folder)) is not None and alone.kind != "images":  # train.csv and test.csv of no client
+        _refuse_other_part_names(folder, [at.stem for at in entries if at.suffix.lower() == alone.kind])
+        return [replace(alone, name="")]
     if any(at.is_dir() and _has_images(at) for at in entries):
         return []  # CLASS/*.png; folders that lie deeper are told of by whoever reads it
     found = [site for at in entries if (site := site_at(at)) is not None]
     names = [site.name for site in found]
+    _refuse_other_part_names(folder, names)
     if set(names) & set(PARTS):
         return []  # train/CLASS/*.png: parts of one data set; whoever reads them says what lies beside them
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"{folder} has more than one file or folder for the client {twice[0]}. Leave one of them.")
     order = {name: at for at, name in enumerate(in_natural_order(names))}
     return sorted(found, key=lambda site: order[site.name])
+
+
+def _refuse_other_part_names(folder: Path, names: Sequence[str]) -> None:
+    """Refuse parts of one data set under other names than train and test: they are nobody's clients."""
+    if not names or not {name.lower() for name in names} <= PART_WORDS:
+        return
+    if set(names) <= {*PARTS} or ("train" in names and set(names) <= {"train", "test", "val", "valid", "validation"}):
+        return  # whoever reads the parts says what lies beside them
+    raise ConfigError(
+        f"{folder} has {some_of(names)}, which look like parts of one data set and not like clients; its parts must be "
+        "called train and test, in lower case. Rename them, and move elsewhere what is neither."
+    )
 
 
 def site_at(at: Path) -> Site | None:
