@@ -15,6 +15,7 @@ from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data.datasets import load, read_source
 from fnrfl.data.reading import Reading, parse_image_size
+from fnrfl.data.sources.images import read_image
 from fnrfl.runs.predict import evaluate, predict
 
 QUICK: dict[str, Any] = {"clients": 2, "rounds": 1, "scenario": "iid", "model": "mlp"}
@@ -60,6 +61,16 @@ def test_pictures_are_resized_by_pillows_bilinear_filter(tmp_path: Path) -> None
             np.testing.assert_array_equal(x.transpose(1, 2, 0), image.resize((4, 6), Image.Resampling.BILINEAR))
     same = read_source(str(pets(tmp_path / "same")), reading=Reading(image_size=(9, 7))).raw.parts[""]
     np.testing.assert_array_equal(same.x, read_source(str(tmp_path / "same")).raw.parts[""].x)
+
+
+@pytest.mark.parametrize("size", [None, (6, 4)])
+def test_pictures_stand_as_their_camera_held_them(tmp_path: Path, size: tuple[int, int] | None) -> None:
+    upright = picture(tmp_path / "upright.png", 0, (9, 7))
+    with Image.open(upright) as image:
+        exif = image.getexif()
+        exif[0x0112] = 6  # the camera was turned: the top row is on the right
+        image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
+    np.testing.assert_array_equal(read_image(tmp_path / "turned.png", size), read_image(upright, size))
 
 
 def test_grey_among_colour_is_converted_with_a_notice(tmp_path: Path) -> None:

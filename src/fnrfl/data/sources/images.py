@@ -14,16 +14,17 @@ from fnrfl.core.errors import ConfigError
 def read_image(file: Path | io.BytesIO, size: tuple[int, int] | None = None) -> np.ndarray:
     """The 8-bit pixels of an image file: [H, W] where it is grey, [H, W, 3] otherwise; resized to a height and width.
 
-    The filter is Pillow's bilinear one: a pixel is an average over all that it stands for.
+    It is turned as its EXIF data says, as cameras write it. The filter is Pillow's bilinear one: a pixel is an average over all that it stands for.
     """
     try:
-        from PIL import Image
+        from PIL import Image, ImageOps
     except ImportError as error:
         raise ConfigError("image files need pillow, which is not installed. Run `pip install pillow`.") from error
     try:
         with Image.open(file) as image:
             refuse_deep_pixels(image.mode)
-            plain = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+            upright = ImageOps.exif_transpose(image)
+            plain = upright.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
             return np.asarray(plain if size is None else plain.resize(size[::-1], Image.Resampling.BILINEAR))
     except (SyntaxError, struct.error, Image.DecompressionBombError) as error:  # what pillow makes of broken files
         raise ValueError(str(error)) from error
