@@ -14,7 +14,8 @@ from fnrfl.core.errors import ConfigError
 def read_image(file: Path | io.BytesIO, size: tuple[int, int] | None = None) -> np.ndarray:
     """The 8-bit pixels of an image file: [H, W] where it is grey, [H, W, 3] otherwise; resized to a height and width.
 
-    It is turned as its EXIF data says, as cameras write it. The filter is Pillow's bilinear one: a pixel is an average over all that it stands for.
+    It is turned as its EXIF data says, as cameras write it. The filter is Pillow's bilinear one: a pixel is an average
+    over all that it stands for.
     """
     try:
         from PIL import Image, ImageOps
