@@ -20,7 +20,8 @@ from fnrfl.config import load as load_config
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.types import Batch, Out, Tree
-from fnrfl.data.reading import Columns
+from fnrfl.data.datasets import read_source
+from fnrfl.data.reading import Columns, Reading
 from fnrfl.data.scaling import InputMoments, merged
 from fnrfl.runs.build import build
 from fnrfl.runs.data import reading_of
@@ -195,6 +196,17 @@ def test_rows_that_are_left_out_are_left_out_of_answers(tmp_path: Path) -> None:
     got = predict(tmp_path / "run", write(tmp_path / "new.csv", patients(20, seed=2)))
     assert list(got.rows) == [str(row) for row in range(20) if row % 7 > 2]
     assert any("9 of 20 examples have missing values and are left out" in note for note in got.notes)
+
+
+def test_a_client_that_would_have_nothing_left_is_refused(tmp_path: Path) -> None:
+    table: dict[str, Any] = {"age": list(range(30)), "who": [f"H{row % 3}" for row in range(30)], "label": [0, 1] * 15}
+    table["age"] = ["" if who == "H1" else age for age, who in zip(table["age"], table["who"], strict=True)]
+    table["dose"] = range(30)
+    reading = Reading(client="who", missing="drop", label="label")
+    source = read_source(write(tmp_path / "p.csv", table), reading=reading)
+    with pytest.raises(ConfigError, match="p.csv: client H1 has no example without a missing value, .*dataset.missing"):
+        source.dataset(by_client=True)
+    assert source.dataset().notices == source.raw.notices  # where clients are drawn, nobody is gone
 
 
 # -- odd data ----------------------------------------------------------------------------------------------------------

@@ -155,6 +155,8 @@ class DataSource:
         parts = list(self.raw.parts.values())
         if by_client and parts[0].clients is None:
             raise natural.names_nobody(self.name)
+        if by_client and self.raw.emptied:
+            raise natural.left_with_nothing(self.name, self.raw.emptied)
         if len(parts) == 1:
             parts = _draw_test_part(self.name, parts[0], seed, by_client)
         made = _assemble(self.name, parts, self.raw.classes, self.source, self.checksum)

@@ -12,6 +12,7 @@ import numpy as np
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
+from fnrfl.data.natural import in_natural_order
 from fnrfl.data.reading import RawData, Reading
 
 
@@ -41,6 +42,7 @@ def _in_columns(raw: RawData, gaps: dict[str, np.ndarray]) -> str:
 def _without_gaps(name: str, raw: RawData, gaps: dict[str, np.ndarray]) -> RawData:
     """The examples of which every value is known."""
     parts, total, left_out = {}, 0, 0
+    emptied: set[str] = set()
     for part, examples in raw.parts.items():
         known = np.logical_not(gaps[part].reshape(len(examples.x), -1).any(axis=1))
         if not known.any():
@@ -50,8 +52,10 @@ def _without_gaps(name: str, raw: RawData, gaps: dict[str, np.ndarray]) -> RawDa
             )
         rows = examples.names or [str(row) for row in range(len(known))]
         parts[part] = replace(examples, names=rows).take(np.flatnonzero(known))
+        if examples.clients is not None:
+            emptied |= {*examples.clients.tolist()} - {*examples.clients[known].tolist()}
         total, left_out = total + len(known), left_out + int((~known).sum())
-    return replace(raw, parts=parts).with_notices(
+    return replace(raw, parts=parts, emptied=tuple(in_natural_order(emptied))).with_notices(
         f"{name}: {left_out:,} of {counted(total, 'example')} {'has' if left_out == 1 else 'have'} missing values and "
         f'{"is" if left_out == 1 else "are"} left out (dataset.missing = "drop").'
     )

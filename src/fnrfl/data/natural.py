@@ -66,6 +66,16 @@ def names_nobody(data: str) -> ConfigError:
     )
 
 
+def left_with_nothing(data: str, clients: Sequence[str]) -> ConfigError:
+    """Clients whose every example of a part has a missing value, where those are left out."""
+    one = len(clients) == 1
+    return ConfigError(
+        f"{data}: {'client' if one else 'clients'} {some_of(clients)} {'has' if one else 'have'} no example without a "
+        'missing value, and dataset.missing = "drop" leaves the others out. Set dataset.missing = "mean", leave '
+        f"columns out with dataset.ignore, or leave {'that client' if one else 'those clients'} out."
+    )
+
+
 def some_of(names: Sequence[str]) -> str:
     """The first few names in a sentence."""
     more = len(names) - MAX_NAMED

@@ -148,6 +148,7 @@ class RawData:
     classes: Sequence[str] | None = None  # the names of the classes, if they are known
     columns: Columns | None = None  # of a table with labels
     notices: tuple[str, ...] = ()  # sentences about what is there and not used
+    emptied: tuple[str, ...] = ()  # clients of which a part had examples, all with missing values and left out
 
     def with_notices(self, *notices: str) -> RawData:
         """The same data with more notices."""
