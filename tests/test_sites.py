@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -380,6 +381,22 @@ def test_a_changed_split_is_refused() -> None:
         Path("split.json").write_text(text)
         with pytest.raises(ConfigError):
             build.build(load_config(None, ["scenario=split.json"]))
+
+
+@pytest.mark.parametrize("position", [-1, 5000, 10**30])
+@pytest.mark.parametrize("where", ["positions", "public_positions", "validation_positions"])
+def test_a_split_with_a_position_where_nothing_is_is_refused(where: str, position: int) -> None:
+    save("iid", "clients=4")
+    manifest = json.loads(Path("split.json").read_text())
+    (manifest["positions"][1] if where == "positions" else manifest["splits"][where])[0] = position
+    manifest["splits"]["sha256"] = splits_hash(manifest["splits"])
+    content = {key: value for key, value in manifest.items() if key not in ("sha256", "splits")}
+    packed = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    Path("split.json").write_text(json.dumps(manifest | {"sha256": hashlib.sha256(packed.encode()).hexdigest()}))
+    with pytest.raises(
+        ConfigError, match="scenario = 'split.json' is no split .*Save it again with `fnrfl scenario save`"
+    ):
+        build.build(load_config(None, ["scenario=split.json"]))
 
 
 def test_a_run_of_a_saved_split_is_the_run_of_its_scenario() -> None:

@@ -17,7 +17,7 @@ from fnrfl.config import load as load_config
 from fnrfl.core.errors import ConfigError
 from fnrfl.data.csv_tables import read_tables
 from fnrfl.data.datasets import load, read_source
-from fnrfl.data.reading import Columns, Examples, Reading
+from fnrfl.data.reading import Columns, Examples, Reading, split_names
 from fnrfl.runs.data import reading_of
 from fnrfl.runs.predict import evaluate, predict
 
@@ -76,6 +76,7 @@ def test_every_example_keeps_its_client_when_a_test_part_is_drawn(tmp_path: Path
         (" id , day", ("id", "day")),
         ('id,"dose, mg"', ("id", "dose, mg")),
         ("a,,b,", ("a", "b")),
+        ('\n  id,\n  day\r\n"dose, mg"\rward\n', ("id", "day", "dose, mg", "ward")),
     ],
 )
 def test_ignored_columns_are_written_as_in_a_table(text: str, names: tuple[str, ...]) -> None:
@@ -149,6 +150,11 @@ def test_columns_without_a_name_are_nobodys_and_no_inputs(tmp_path: Path, monkey
     more = [f"{at},{at}.25,{at},{('ill', 'well')[at % 2]}" for at in range(12)]
     Path("more.csv").write_text("\n".join([f",{names}", *more]))
     fnrfl.run(None, out=None, dataset="plain.csv", public={"source": "more.csv"}, **QUICK)
+
+
+def test_a_list_of_columns_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(ConfigError, match="The list 'aaaa.* cannot be read .*it must be names that commas separate"):
+        split_names("a" * 200_000)
 
 
 @pytest.mark.parametrize("cells", [("a", "b"), ("0", "0"), ("0", ""), ("0.5", "1.5")])

@@ -65,9 +65,15 @@ def parse_image_size(text: str) -> tuple[int, int] | None:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Names that commas separate; one with a comma in it stands in quotes."""
-    names = next(csv.reader([text], skipinitialspace=True), [])
-    return tuple(name.strip() for name in names if name.strip())
+    """Names that commas or ends of lines separate; one with a comma in it stands in quotes."""
+    try:
+        lines = list(csv.reader(text.splitlines(keepends=True), skipinitialspace=True))
+    except csv.Error as error:
+        raise ConfigError(
+            f"The list {text[:40]!r} cannot be read ({error}); it must be names that commas separate, and one with a "
+            "comma in it stands in quotes. Correct it."
+        ) from error
+    return tuple(name.strip() for line in lines for name in line if name.strip())
 
 
 PLAIN_READING = Reading()  # as it is where no key says otherwise

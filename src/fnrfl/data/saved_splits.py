@@ -51,9 +51,19 @@ class SavedFile:
                     f"{self.path} sets {counted(len(found), 'example')} aside, and {key} = {size} asks for {asked}. "
                     f"Set {key} = {len(found)}, or save a split with this {key}."
                 )
-        rest = np.setdiff1d(np.arange(len(labels)), np.concatenate([self.public, self.validation]))
+        set_aside = np.concatenate([self.public, self.validation])
+        self._refuse_positions_beyond(len(labels), set_aside)
+        rest = np.setdiff1d(np.arange(len(labels)), set_aside)
+        self._refuse_positions_beyond(len(rest), *self.partition.positions)
         shared = share_out(self.public, ranking, distill)
         return Carved(*shared, self.validation, rest, ranking, distill, seed, self.public)
+
+    def _refuse_positions_beyond(self, count: int, *positions: np.ndarray) -> None:
+        """Refuse positions where no example is; the data is the one that the file names."""
+        for held in positions:
+            if len(beyond := held[(held < 0) | (held >= count)]):
+                why = f"it has the position {beyond.flat[0]} among {counted(count, 'example')}, numbered from 0"
+                raise damaged_split(self.path, why)
 
     def refuse_other_data(self, dataset: Dataset) -> None:
         """Refuse data that the split was not drawn for: contents are compared."""
@@ -93,6 +103,6 @@ def read_saved_split(path: str) -> SavedFile:
         if "public_positions" not in splits:
             raise damaged_split(path, "it is of a version that did not write down what is set aside")
         public, validation = (np.array(splits[f"{name}_positions"], np.int64) for name in ("public", "validation"))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise damaged_split(path, f"{type(error).__name__}: {error}") from error
     return SavedFile(path, partition, public, validation, splits)
