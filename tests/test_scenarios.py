@@ -124,6 +124,8 @@ def test_canonical_text(text: str, canonical: str) -> None:
         ("label-dirichlet(0.5, alpha=1)", "alpha of label-dirichlet is given twice"),
         ("label-dirichlet(half)", "alpha of label-dirichlet is half; it must be a number"),
         ("label-dirichlet(1e999)", "too large"),
+        ("feature-noise(nan)", "sigma of feature-noise is nan; it must be a number"),
+        ("quantity-dirichlet(alpha=NaN)", "alpha of quantity-dirichlet is NaN; it must be a number"),
         ("label-dirichlet(0)", "alpha is 0; it must be between"),
         ("label-dirichlet(-1)", "alpha is -1; it must be between"),
         ("label-dirichlet(0.5, min=0)", "min is 0; it must be at least 1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data.datasets import Dataset, read_source
 from fnrfl.data.datasets import load as load_data
-from fnrfl.data.reading import Reading
+from fnrfl.data.reading import Reading, split_names
 from fnrfl.data.splits import splits_hash
 from fnrfl.runs import build
 from fnrfl.runs.predict import evaluate
@@ -194,6 +195,30 @@ def test_a_folder_of_classes_names_nobody() -> None:
     assert load_data("pictures").classes == ("cat", "dog")
     with pytest.raises(ConfigError, match="names none"):
         load_data("pictures", by_client=True)
+
+
+def test_names_that_systems_store_in_two_ways_are_one_name() -> None:
+    one, two = (unicodedata.normalize(form, "é") for form in ("NFC", "NFD"))
+    for number, name in enumerate((one, two)):
+        write_images(Path(f"pictures/H{number}"), number)
+        Path(f"pictures/H{number}/cat").rename(f"pictures/H{number}/{name}")
+        Path("tables").mkdir(exist_ok=True)
+        lines = [f"{row},{number},{(name, 'b')[row % 2]},H{name}" for row in range(8)]
+        Path(f"tables/H{number}.csv").write_text("\n".join([f"a,{name},label,who", *lines]))
+    assert load_data("pictures").classes == ("dog", one)
+    keys = Reading(ignore=("who",))
+    tables = read_source("tables", reading=keys).dataset(by_client=True)
+    assert tables.classes == ("b", one) and tables.columns is not None and tables.columns.inputs == ("a", one)
+    for file in (0, 1):
+        held = read_source(f"tables/H{file}.csv", reading=Reading(client="who", ignore=split_names(two)))
+        assert held.raw.parts[""].clients.tolist() == [f"H{one}"] * 8
+        assert held.raw.columns is not None and held.raw.columns.inputs == ("a",)
+    np.savez("own.npz", x=np.zeros((8, 2)), y=[one, two] * 4, client=[one, two] * 4)
+    assert (load_data("own.npz").classes, set(load_data("own.npz").train_clients or ())) == ((one,), {one})
+    Path("tables/H0.csv").rename(f"tables/{one}.csv")
+    Path("tables/H1.csv").rename(f"tables/{two}.csv")
+    with pytest.raises(ConfigError, match="more than one file or folder for the client"):
+        load_data("tables")
 
 
 def test_one_client_has_one_place() -> None:

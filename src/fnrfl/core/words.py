@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 INPUT_SCALE = "input_scale"  # the name of a model's first layer, if its inputs are scaled
 
 
@@ -13,3 +15,8 @@ def counted(number: int, what: str, several: str = "") -> str:
 def printable(text: str) -> str:
     """Text that comes from data, such as a client's name, with control characters as escapes: they move no cursor."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def same_spelling(name: str) -> str:
+    """A name as everybody writes it: an accented letter is one character, which some systems store as two (NFC)."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.words import counted
+from fnrfl.core.words import counted, same_spelling
 
 USUAL_CHANNELS = (1, 3, 4)  # of a picture
 
@@ -122,7 +122,7 @@ def class_labels(values: object, title: str) -> np.ndarray:
     if y.dtype.kind == "O" and all(isinstance(label, str) for label in y):
         y = y.astype(np.str_)
     if y.dtype.kind in "US":
-        return _decoded(y, title)
+        return _in_same_spelling(_decoded(y, title))
     if y.dtype.kind not in "biuf":
         raise ConfigError(f"{title} is of type {y.dtype}; labels must be class numbers from 0, or names. Convert them.")
     for bad, rule in ((y != np.floor(y), "whole numbers"), (y < 0, "numbered from 0")):
@@ -136,6 +136,11 @@ def class_labels(values: object, title: str) -> np.ndarray:
             f"{title} holds the label {y.max()}; class numbers must fit into int64. Give names as strings."
         )
     return y.astype(np.int64)
+
+
+def _in_same_spelling(names: np.ndarray) -> np.ndarray:
+    plain = all(map(str.isascii, names.tolist()))
+    return names if plain else np.array([same_spelling(name) for name in names.tolist()])
 
 
 def _decoded(y: np.ndarray, title: str) -> np.ndarray:
@@ -163,7 +168,7 @@ def client_names(values: object, num_examples: int, title: str) -> np.ndarray:
     if ids.dtype.kind == "f" and np.isfinite(ids).all() and (ids == np.floor(ids)).all():
         ids = np.array([int(number) for number in ids.tolist()], dtype=object)
     named = ids.dtype.kind in "Uiub" or all(isinstance(one, str | int) for one in ids.tolist())
-    names = [str(one).strip() for one in ids.tolist()] if named and ids.dtype.kind != "f" else [""]
+    names = [same_spelling(str(one).strip()) for one in ids.tolist()] if named and ids.dtype.kind != "f" else [""]
     if "" in names:
         at = names.index("")
         raise ConfigError(
@@ -180,7 +185,7 @@ def class_names(values: object, title: str) -> list[str]:
         raise ConfigError(
             f"{title} has the shape {list(listed.shape)}; it must be a list with one name for each class. Make it one."
         )
-    return [str(name) for name in (_decoded(listed, title) if listed.dtype.kind == "S" else listed)]
+    return [same_spelling(str(name)) for name in (_decoded(listed, title) if listed.dtype.kind == "S" else listed)]
 
 
 def numbered(

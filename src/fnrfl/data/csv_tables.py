@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.words import counted
+from fnrfl.core.words import counted, same_spelling
 from fnrfl.data.reading import (
     ONLY_PART,
     PLAIN_READING,
@@ -159,7 +159,7 @@ def _read_lines(path: Path) -> tuple[list[str], list[Line], str]:
             f"{path} has {counted(len(lines), 'line')} and {counted(num_columns, 'column')}; it must have a header, "
             "examples, and two columns at least, separated by commas. Write it again."
         )
-    header = [cell.strip() for cell in lines.pop(0)[1]]
+    header = [same_spelling(cell.strip()) for cell in lines.pop(0)[1]]
     if all(is_number(cell) for cell in header):
         raise without_header(path, header)
     if twice := [name for name, count in Counter(header).items() if name and count > 1]:

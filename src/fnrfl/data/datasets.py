@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import did_you_mean
-from fnrfl.core.words import counted
+from fnrfl.core.words import counted, same_spelling
 from fnrfl.data import arrays, natural, readers, sites, strata
 from fnrfl.data.gaps import with_gaps_treated
 from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Columns, Examples, Expected, RawData, Reading
@@ -296,7 +296,8 @@ def checked_raw(name: str, raw: RawData, reading: Reading) -> RawData:
             f"{xs[1].dtype}{list(xs[1].shape[1:])}; they must be alike. Prepare both in the same way."
         )
     alike = {part: replace(parts[part], x=x) for part, x in zip(parts, xs, strict=True)}
-    return with_gaps_treated(name, replace(raw, parts=alike), reading)
+    classes = None if raw.classes is None else [same_spelling(str(one)) for one in raw.classes]
+    return with_gaps_treated(name, replace(raw, parts=alike, classes=classes), reading)
 
 
 def _assemble(

@@ -16,7 +16,7 @@ from fnrfl.core import trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.object_hash import object_hash
 from fnrfl.core.rng import seeded
-from fnrfl.core.words import counted
+from fnrfl.core.words import counted, same_spelling
 from fnrfl.data.datasets import Dataset, DataSource, source_of_values
 from fnrfl.data.readers import PARTS
 from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Examples, RawData, Reading
@@ -214,4 +214,4 @@ def _class_names(items: Any, names: tuple[Any, Any] | None) -> list[str] | None:
     else:
         found = getattr(items, "classes", None)
     known = isinstance(found, list | tuple) and all(isinstance(name, str) for name in found)
-    return list(found) if known and found else None
+    return [same_spelling(name) for name in found] if known and found else None

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import same_spelling
 
 # What readers of files raise when the bytes are not what the format promises.
 UNREADABLE = (
@@ -47,7 +48,8 @@ class Reading:
     ) -> Reading:
         """From the values of the keys; names of columns with a comma in them stand in quotes, as in a table."""
         size = parse_image_size(image_size)
-        return cls(label.strip(), client.strip(), split_names(ignore), split_names(categories), missing, size)
+        label, client = same_spelling(label.strip()), same_spelling(client.strip())
+        return cls(label, client, split_names(ignore), split_names(categories), missing, size)
 
 
 def parse_image_size(text: str) -> tuple[int, int] | None:
@@ -73,7 +75,7 @@ def split_names(text: str) -> tuple[str, ...]:
             f"The list {text[:40]!r} cannot be read ({error}); it must be names that commas separate, and one with a "
             "comma in it stands in quotes. Correct it."
         ) from error
-    return tuple(name.strip() for line in lines for name in line if name.strip())
+    return tuple(same_spelling(name.strip()) for line in lines for name in line if name.strip())
 
 
 PLAIN_READING = Reading()  # as it is where no key says otherwise

@@ -201,7 +201,9 @@ class _Parser:
             try:
                 number: int | float = kind(word)
             except ValueError:
-                raise self._error(f"{key} of {term.name} is {word}; it must be {rule}.") from None
+                number = math.nan
+            if isinstance(number, float) and math.isnan(number):
+                raise self._error(f"{key} of {term.name} is {word}; it must be {rule}.")
             if number in (math.inf, -math.inf):
                 raise self._error(f"{key} of {term.name} is {word}, which is too large.")
             return number

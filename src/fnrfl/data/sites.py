@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import same_spelling
 from fnrfl.data import arrays, leaf
 from fnrfl.data.csv_tables import read_csv, read_tables
 from fnrfl.data.natural import in_natural_order, some_of
@@ -105,15 +106,16 @@ def site_at(at: Path) -> Site | None:
     """What a file or folder holds of a client, if anything."""
     if not at.is_dir():
         kind = at.suffix.lower()
-        return Site(at.stem, kind, {ONLY_PART: at}) if kind in TABLE_ENDINGS else None
+        return Site(same_spelling(at.stem), kind, {ONLY_PART: at}) if kind in TABLE_ENDINGS else None
     for kind in TABLE_ENDINGS:
         parts = {part: at / f"{part}{kind}" for part in PARTS if (at / f"{part}{kind}").is_file()}
         if list(parts) == ["test"]:
             raise ConfigError(f"{at} has test{kind} but no train{kind}, which must go with it. Add one.")
         if parts:
-            return Site(at.name, kind, parts if len(parts) == 2 else {ONLY_PART: parts["train"]})
+            return Site(same_spelling(at.name), kind, parts if len(parts) == 2 else {ONLY_PART: parts["train"]})
     classes = [*_folders(at), *(inside for part in PARTS for inside in _folders(at / part))]
-    return Site(at.name, "images", {ONLY_PART: at}) if any(map(_has_images, classes)) else None
+    found = any(map(_has_images, classes))
+    return Site(same_spelling(at.name), "images", {ONLY_PART: at}) if found else None
 
 
 def _entries(folder: Path) -> list[Path]:

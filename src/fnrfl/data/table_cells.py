@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.words import counted
+from fnrfl.core.words import counted, same_spelling
 from fnrfl.data.reading import Categories, Reading
 from fnrfl.data.table_columns import Roles, is_number, listed_columns
 
@@ -48,7 +48,7 @@ class CsvTable:
 
     def cells(self, at: int) -> list[str]:
         """The cells of a column."""
-        return [cells[at].strip() for _, cells in self.lines]
+        return [same_spelling(cells[at].strip()) for _, cells in self.lines]
 
     def at(self, name: str) -> int:
         """Where a column stands."""

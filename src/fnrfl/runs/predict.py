@@ -16,6 +16,7 @@ from fnrfl.core.feed import forward_batch
 from fnrfl.core.isolation import isolated
 from fnrfl.core.quality import TEST_METRICS
 from fnrfl.core.types import State
+from fnrfl.core.words import same_spelling
 from fnrfl.data.batches import scaled
 from fnrfl.data.datasets import DataSource, read_source
 from fnrfl.data.in_memory import source_in_memory, values_in_memory
@@ -108,7 +109,7 @@ def predict(
         raise ConfigError(
             f"{_title(data)} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
         )
-    expected = replace(expected_of(trained), carried=id_column)
+    expected = replace(expected_of(trained), carried=None if id_column is None else same_spelling(id_column))
     data, source = _read(data, expected, reading_of(trained.config))
     asked = {name: matched(trained, data, part, source.raw.classes) for name, part in source.raw.parts.items()}
     x = [part.x for part in asked.values()]
