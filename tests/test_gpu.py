@@ -30,7 +30,8 @@ from fnrfl.engines.cuda_graphs import cudnn_autotune
 from fnrfl.engines.gpus import Gpus, choose_kernels, found_devices
 from fnrfl.engines.job import Job
 from fnrfl.engines.place import Place
-from fnrfl.engines.recorder import MAX_RELATIVE_ERROR, Recorder, Wanted, close_enough
+from fnrfl.engines.programs import MAX_RELATIVE_ERROR, close_enough
+from fnrfl.engines.recorder import Recorder, Wanted
 from fnrfl.engines.runner import Blame, Probing, Runner
 from fnrfl.models.catalogue import build_model
 from fnrfl.runs.build import build as build_run

@@ -156,17 +156,9 @@ def compare(
     overrides, lists = comparing.overrides_in_words(words), comparing.axes_in_words(axes)
     cells = comparing.grid(recipe, overrides, lists, comparing.seeds_in_list(seeds), control=control, trust=trust)
     return comparing.compare(
-        cells,
-        out or comparing.default_out(cells),
-        baseline=baseline,
-        metric=metric,
-        target=target,
-        progress=progress,
-        callbacks=callbacks,
-        checkpoint_every=checkpoint_every,
-        given=given,
-        on=on,
-    )
+        cells, out or comparing.default_out(cells), baseline=baseline, metric=metric, target=target, progress=progress,
+        callbacks=callbacks, checkpoint_every=checkpoint_every, given=given, on=on,
+    )  # fmt: skip
 
 
 def report(

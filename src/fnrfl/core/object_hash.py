@@ -134,14 +134,18 @@ def _told_code(value: object, seen: dict[int, object]) -> Iterator[str]:
         case RemovableHandle():
             yield "hook"
         case _:
-            yield from _told(type(value), seen)
-            held = _held(value)
-            if held is not None:
-                yield from _told(held, seen)
-            if _package(type(value)) not in sys.stdlib_module_names:  # a logger knows half the program
-                attributes = _attributes(value)
-                plain = held is None and not attributes and not hasattr(value, "__dict__")
-                yield from _told(_reduced(value) if plain else attributes, seen)
+            yield from _told_object(value, seen)
+
+
+def _told_object(value: object, seen: dict[int, object]) -> Iterator[str]:
+    yield from _told(type(value), seen)
+    held = _held(value)
+    if held is not None:
+        yield from _told(held, seen)
+    if _package(type(value)) not in sys.stdlib_module_names:  # a logger knows half the program
+        attributes = _attributes(value)
+        plain = held is None and not attributes and not hasattr(value, "__dict__")
+        yield from _told(_reduced(value) if plain else attributes, seen)
 
 
 def _held(value: object) -> object:

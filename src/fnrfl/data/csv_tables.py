@@ -159,14 +159,7 @@ def _read_lines(path: Path) -> tuple[list[str], list[Line], str]:
             f"{path} has {counted(len(lines), 'line')} and {counted(num_columns, 'column')}; it must have a header, "
             "examples, and two columns at least, separated by commas. Write it again."
         )
-    header = [same_spelling(cell.strip()) for cell in lines.pop(0)[1]]
-    if all(is_number(cell) for cell in header):
-        raise without_header(path, header)
-    if twice := [name for name, count in Counter(header).items() if name and count > 1]:
-        raise ConfigError(
-            f"{path} has more than one column called {listed_columns(twice)}; columns are told apart by name. Rename "
-            "them."
-        )
+    header = _read_header(path, lines.pop(0)[1])
     for number, cells in lines:
         if len(cells) != len(header):
             raise ConfigError(
@@ -176,6 +169,19 @@ def _read_lines(path: Path) -> tuple[list[str], list[Line], str]:
     return _without_unnamed(path, header, lines) if "" in header else (header, lines, "")
 
 
+def _read_header(path: Path, cells: list[str]) -> list[str]:
+    """The names of the columns, empty where one has none."""
+    header = [same_spelling(cell.strip()) for cell in cells]
+    if all(is_number(cell) for cell in header):
+        raise without_header(path, header)
+    if twice := [name for name, count in Counter(header).items() if name and count > 1]:
+        raise ConfigError(
+            f"{path} has more than one column called {listed_columns(twice)}; columns are told apart by name. Rename "
+            "them."
+        )
+    return header
+
+
 def _without_unnamed(path: Path, header: list[str], lines: list[Line]) -> tuple[list[str], list[Line], str]:
     """A table without its columns that have no name: empty ones, and one that numbers the rows, which is told."""
     numbering: list[str] = []
@@ -183,7 +189,7 @@ def _without_unnamed(path: Path, header: list[str], lines: list[Line]) -> tuple[
         cells = [cells[at].strip() for _, cells in lines]
         if not any(cells):
             continue  # a comma at the end of every line
-        where = "the first" if at == 0 else "the last" if at == len(header) - 1 else f"number {at + 1}"
+        where = {0: "the first", len(header) - 1: "the last"}.get(at, f"number {at + 1}")
         if numbering or not all(map(str.isdecimal, cells)) or len(set(cells)) < len(cells):
             raise ConfigError(
                 f"{path} has a column without a name ({where}), such as {next(filter(None, cells))!r}; only a column "

@@ -84,10 +84,14 @@ def find_sites(folder: Path) -> list[Site]:
     _refuse_other_part_names(folder, names)
     if set(names) & set(PARTS):
         return []  # train/CLASS/*.png: parts of one data set; whoever reads them says what lies beside them
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ConfigError(f"{folder} has more than one file or folder for the client {twice[0]}. Leave one of them.")
+    _refuse_twice_the_same(folder, names)
     order = {name: at for at, name in enumerate(in_natural_order(names))}
     return sorted(found, key=lambda site: order[site.name])
+
+
+def _refuse_twice_the_same(folder: Path, names: Sequence[str]) -> None:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(f"{folder} has more than one file or folder for the client {twice[0]}. Leave one of them.")
 
 
 def _refuse_other_part_names(folder: Path, names: Sequence[str]) -> None:

@@ -19,6 +19,8 @@ log = logging.getLogger("fnrfl")
 Program = Callable[[Any, Any, Any], Tensor]  # (carry, fixed, turns [S, ...]) -> losses [S, ...]; changes `carry`
 FlatStep = Callable[..., Tensor]  # the same step as a function of tensors
 FlatProgram = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]  # (carry and fixed, turns [S, ...]) -> losses
+# How far a program may be from the step that it was recorded from, relative to how far the step goes.
+MAX_RELATIVE_ERROR = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.5}
 
 
 @dataclass(frozen=True)
@@ -110,3 +112,18 @@ def repeated(step: FlatStep) -> FlatProgram:
     return lambda constants, turns: torch.stack(
         [step(*constants, *turn) for turn in zip(*(t.unbind() for t in turns), strict=True)]
     )
+
+
+def close_enough(
+    before: Tensor, program: Tensor, step: Tensor, compute: torch.dtype | None, *, shortest: float = 0.0
+) -> bool:
+    """Whether a program changed a tensor as the step did, up to rounding; a change below `shortest` counts as that."""
+    if program.shape != step.shape or not torch.equal(program.isfinite(), step.isfinite()):
+        return False
+    if not before.is_floating_point():
+        return torch.equal(program, step)
+    tolerance = MAX_RELATIVE_ERROR[compute or step.dtype]
+    before, program, step = (t.double().nan_to_num(posinf=0.0, neginf=0.0) for t in (before, program, step))
+    moved, error = (step - before).norm().clamp(min=shortest), (program - step).norm()
+    rounding = 1e-6 * before.norm() + 1e-8 * before.numel() ** 0.5  # what rounding alone can do
+    return bool(error <= tolerance * moved + rounding)

@@ -35,14 +35,13 @@ from fnrfl.engines.programs import (
     Recording,
     StepArguments,
     StoredProgram,
+    close_enough,
     timed,
 )
 
 log = logging.getLogger("fnrfl")
 Example = Callable[[], tuple[Step, Any, Any, Any]]  # a step, its carry, what it reads, and one turn
 _RECORDING = process_lock()
-# How far a program may be from the step that it was recorded from, relative to how far the step goes.
-MAX_RELATIVE_ERROR = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.5}
 
 
 class Wanted(NamedTuple):
@@ -278,21 +277,6 @@ class Recorder:
         threes = zip(arguments.constants, changed, stepped, strict=False)
         same_loss = close_enough(torch.zeros_like(loss), loss, stepped[-1], compute, shortest=1.0)
         return same_loss and all(close_enough(*three, compute) for three in threes)
-
-
-def close_enough(
-    before: Tensor, program: Tensor, step: Tensor, compute: torch.dtype | None, *, shortest: float = 0.0
-) -> bool:
-    """Whether a program changed a tensor as the step did, up to rounding; a change below `shortest` counts as that."""
-    if program.shape != step.shape or not torch.equal(program.isfinite(), step.isfinite()):
-        return False
-    if not before.is_floating_point():
-        return torch.equal(program, step)
-    tolerance = MAX_RELATIVE_ERROR[compute or step.dtype]
-    before, program, step = (t.double().nan_to_num(posinf=0.0, neginf=0.0) for t in (before, program, step))
-    moved, error = (step - before).norm().clamp(min=shortest), (program - step).norm()
-    rounding = 1e-6 * before.norm() + 1e-8 * before.numel() ** 0.5  # what rounding alone can do
-    return bool(error <= tolerance * moved + rounding)
 
 
 def _flat_example(wanted: Wanted) -> tuple[FlatStep, StepArguments]:

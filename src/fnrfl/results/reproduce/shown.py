@@ -13,7 +13,7 @@ from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import PaperTable, TablePart, find_table
 from fnrfl.results.reproduce.printed import CURVES, PRINTED
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
-from fnrfl.results.statistics import estimate
+from fnrfl.results.statistics import Estimate, estimate
 from fnrfl.runs.metrics import MIB
 
 METRIC_NAMES = {
@@ -207,24 +207,15 @@ class _Shown:
         if not known:
             why = why_not(list(found.values()), bool(numbers))
             return ShownValue(protocol, why, sources=failures_among(found), cells=ids)
-        if is_time and not on_one_machine(*(found[cell].line for cell in known)):
-            sources = tuple(dict.fromkeys(found[cell].words for cell in known))
+        lines = [found[cell].line for cell in known]
+        sources = tuple(dict.fromkeys(found[cell].words for cell in known))
+        if is_time and not on_one_machine(*lines):
             return ShownValue(protocol, "several devices", sources=sources, cells=ids)
-        result = estimate(list(known.values()))
-        words = format(result.mean, form) + ("" if result.sd is None else f" ± {result.sd:{form}}")
-        if len(known) < len(cells):
-            words += f" ({len(known)} of {len(cells)} seeds)"
+        result, missing = estimate(list(known.values())), _seeds(cell for cell in cells if cell not in known)
+        words = _spread(result, form) + (f" ({len(known)} of {len(cells)} seeds)" if missing else "")
         return ShownValue(
-            protocol,
-            words,
-            result.mean,
-            result.sd,
-            tuple(cell.seed for cell in known),
-            tuple(cell.seed for cell in cells if cell not in known),
-            leaks_of(found[cell].line for cell in known),
-            tuple(dict.fromkeys(found[cell].words for cell in known)),
-            ids,
-        )
+            protocol, words, result.mean, result.sd, _seeds(known), missing, leaks_of(lines), sources, ids
+        )  # fmt: skip
 
     def _curves(self, part: TablePart, rows: tuple[str, ...]) -> Iterator[ShownPart]:
         """Accuracy after each round: a part for what was printed, and one for each setting."""
@@ -246,6 +237,14 @@ class _Shown:
                 for t in range(rounds)
             ]
             yield ShownPart(f"{part_title(part)}: {COLUMN_NAMES[setting]}, by round", rows, tuple(columns))
+
+
+def _spread(result: Estimate, form: str) -> str:
+    return format(result.mean, form) + ("" if result.sd is None else f" ± {result.sd:{form}}")
+
+
+def _seeds(cells: Iterable[PaperCell]) -> tuple[int, ...]:
+    return tuple(cell.seed for cell in cells)
 
 
 def _printed_point(curve: Sequence[float] | None, t: int) -> ShownValue:
