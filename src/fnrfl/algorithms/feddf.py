@@ -37,7 +37,7 @@ class FedDF(Algorithm):
         "logits", "what is averaged over the teachers; probs has the gradient of the official code's avg_losses too"
     )
     batchnorm: Literal["frozen", "batch", "updating"] = option(
-        "frozen", "frozen: eval mode; batch: batch statistics, none stored; updating: the official code"
+        "updating", "updating: train mode, as in the paper and the official code; batch: none stored; frozen: eval mode"
     )
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:

@@ -28,7 +28,10 @@ Size = Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0)]
 
 # A key whose default has changed since it was introduced: the first default, which stays out of the hash for ever. By
 # method, as in {"fedprox": {"algorithm.mu": 0.01}}; "" is for the keys of every run, [fnr] included.
-FIRST_DEFAULTS: dict[str, FlatValues] = {"": {"engine.precision": "float32", "dataset.scale": "none"}}
+FIRST_DEFAULTS: dict[str, FlatValues] = {
+    "": {"engine.precision": "float32", "dataset.scale": "none"},
+    "feddf": {"algorithm.batchnorm": "frozen"},
+}
 
 
 # A key that had another name once: hashes have the first one for ever, and files of older versions may say it.
