@@ -6,7 +6,7 @@ import copy
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -283,3 +283,21 @@ def test_kernels_in_the_interpreter_equal_double_precision_for_any_channels() ->
     script = [sys.executable, str(Path(__file__).with_name("interpreted.py"))]
     done = subprocess.run(script, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def _no_loop_over_clients() -> Iterator[None]:
+    """Inside, what `vmap` would do client by client is an error."""
+    torch._C._functorch._set_vmap_fallback_enabled(False)
+    yield
+    torch._C._functorch._set_vmap_fallback_enabled(True)
+
+
+@pytest.mark.usefixtures("_no_loop_over_clients")
+@pytest.mark.parametrize("size", [1, (1, 1), (2, 1)])
+def test_pooling_needs_no_loop_over_clients(size: int | tuple[int, int]) -> None:
+    x = torch.randn(3, 4, 6, 6, 8, generator=torch.Generator().manual_seed(0))
+    layer = nn.Sequential(nn.AdaptiveAvgPool2d(size))
+    wanted = torch.stack([layer(one.movedim(-1, 1)) for one in x])
+    share_kernels(layer)
+    assert torch.equal(vmap(lambda one: layer(one.movedim(-1, 1)))(x), wanted)

@@ -114,6 +114,11 @@ def recipes() -> dict[str, str]:
     return {path.stem: _first_line(path).lstrip("# ") for path in sorted(RECIPES.glob("*.toml"))}
 
 
+def is_own_model(words: str) -> bool:
+    """Whether a model is a user's, and not one of fnrfl's, perhaps with options."""
+    return words.partition("(")[0].strip() not in MODELS
+
+
 def is_given(words: str) -> bool:
     """Whether a value of a config stands for an object that was passed in, which no config can hold."""
     return GIVEN.fullmatch(words) is not None

@@ -2,7 +2,8 @@
 
 BatchNorm: torch's own rule for `vmap` copies activations into another memory order and wants one type for all. Here the
 library's kernels see [batch, clients * channels, ...] as it lies in memory, and statistics keep all their digits when
-activations do not. Convolutions: `client_convolutions.py`.
+activations do not. Pooling of whole images: torch computes a mean, and then arranges it in memory in a way that `vmap`
+can only do client by client. Convolutions: `client_convolutions.py`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,16 @@ def share_kernels(module: nn.Module) -> None:
             layer.__class__ = _NORMS[type(layer)]
         elif type(layer) is nn.Conv2d:
             layer.__class__ = ClientConv2d
+        elif type(layer) is nn.AdaptiveAvgPool2d and layer.output_size in (1, (1, 1), [1, 1]):
+            layer.__class__ = WholeImageMean
+
+
+class WholeImageMean(nn.AdaptiveAvgPool2d):
+    """The same as torch's of output size 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean over height and width."""
+        return x.mean((-2, -1), keepdim=True)
 
 
 class Norm:

@@ -80,6 +80,18 @@ def last_linear(module: nn.Module, example: Tensor) -> str | None:
     return called[-1] if called else None
 
 
+WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside of torch.compile's or of one for several GPUs: fnrfl compiles and spreads steps by itself."""
+    while isinstance(inner := getattr(module, WRAPPERS.get(type(module).__name__, ""), None), nn.Module):
+        module = inner
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CompatibilityError("The model is a ScriptModule. Give the nn.Module that it was made from.")
+    return module
+
+
 def whole(module: nn.Module, example: Tensor) -> nn.Module:
     """The module with all of its parameters: lazy layers learn their shapes from a first example."""
     if any(is_lazy(p) for p in [*module.parameters(), *module.buffers()]):

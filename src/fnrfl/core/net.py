@@ -84,10 +84,19 @@ class Net:
         self._buffers = [n for n, _ in module.named_buffers() if n not in self.drop_shapes]
         self._ties_weights = has_tied_weights(module)
         self._has_untrained_floats = self._finds_untrained_floats()
-        params, buffers = self.flatten()
-        with torch.no_grad():
-            out = self.eval_forward(params, buffers, example)
+        out = self._first_answer(example)
         self.num_features, self.num_logits = out.features.shape[1], out.logits.shape[1]
+
+    @torch.no_grad()
+    def _first_answer(self, example: Tensor) -> Out:
+        """What the net says to an example; a module that asks for `view`s as torch's usual order has them gets it."""
+        try:
+            return self.eval_forward(*self.flatten(), self.laid_out(example))
+        except RuntimeError:
+            if not self.channels_last:
+                raise
+        self.channels_last = False
+        return self.eval_forward(*self.flatten(), example)
 
     def _finds_untrained_floats(self) -> bool:
         """Whether a parameter is not trained, or a floating buffer is not BatchNorm's."""

@@ -134,7 +134,11 @@ def _is_current(module: ModuleType, file: ModuleFile) -> bool:
     members += [m for c in members if isinstance(c, type) and c.__module__ == module.__name__ for m in vars(c).values()]
     functions = (getattr(member, "__func__", member) for member in members)
     codes = (function.__code__ for function in functions if isinstance(function, FunctionType))
-    return all(code in now for code in codes if same_file(code.co_filename, str(file.path)))
+    here = (code for code in codes if same_file(code.co_filename, str(file.path)))
+    return all(code in now for code in here if not code.co_name.startswith(ADDED_BY_TORCH))
+
+
+ADDED_BY_TORCH = "torch_dynamo_resume_in_"  # torch.compile puts the rest of a function that it broke into its module
 
 
 @lru_cache(maxsize=256)

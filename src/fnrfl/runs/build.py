@@ -80,16 +80,14 @@ def build(
     made = (parts.config, parts.algorithm, parts.net, parts.pool)
     actors = ray_actors(parts, scaling, given) if parts.config.engine.name == "ray" else None
     engine = build_engine(*made, scratch, runs_alike, connection or actors, scaling, compared=compared)
-    notices = (*parts.notices, *_notices(parts.config, parts.splits, config.engine.name, parts.dataset.columns))
+    notices = (*parts.notices, *_notices(parts.config, parts.splits, parts.dataset.columns))
     told = vars(parts) | {"notices": notices}
     return Built(**told, engine=engine, scaling=scaling, metrics=metrics, given=given, connection=connection)
 
 
-def _notices(config: RunConfig, splits: Splits, asked: str, columns: Columns | None) -> tuple[str, ...]:
-    """What a user should know once, before the first round; `asked` is the engine that was asked for."""
+def _notices(config: RunConfig, splits: Splits, columns: Columns | None) -> tuple[str, ...]:
+    """What a user should know once, before the first round."""
     said = []
-    if asked == "auto" and config.engine.name == "loop" and not torch.cuda.is_available():
-        said.append("engine = auto found no GPU and runs on the CPU.")
     size = config.public.size
     if config.public.source != "train" and size != PublicOptions.size:
         said.append(

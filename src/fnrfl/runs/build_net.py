@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fnrfl.config import RunConfig, registry
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError
-from fnrfl.core.modules import whole
+from fnrfl.core.modules import unwrapped, whole
 from fnrfl.core.net import Net
 from fnrfl.core.rng import seeded
 from fnrfl.data.batches import check_fits
@@ -75,7 +75,10 @@ def _build_module(config: RunConfig, input_shape: tuple[int, ...], num_classes: 
     model = given.fetch("model", name) if registry.is_given(name) else None
     if isinstance(model, nn.Module):
         return copy.deepcopy(model).float()
-    return build_model(name, input_shape, num_classes, model)
+    module = unwrapped(build_model(name, input_shape, num_classes, model))
+    for layer in module.modules():
+        layer._compiled_call_impl = None  # of `module.compile()`; a copy has none
+    return module
 
 
 def _keeping_padding(module: nn.Module) -> nn.Module:
@@ -88,6 +91,20 @@ def _keeping_padding(module: nn.Module) -> nn.Module:
         if isinstance(layer, nn.TransformerEncoder):
             layer.use_nested_tensor = False
     return module
+
+
+@torch.no_grad()
+def notices_on_model(config: RunConfig, net: Net) -> tuple[str, ...]:
+    """What looks like a mistake in a user's model: answers that are probabilities, where the loss takes logits."""
+    if not registry.is_own_model(config.model.name):
+        return ()
+    logits = net.eval_forward(*net.flatten(), torch.zeros(2, *net.input_shape, dtype=net.input_dtype)).logits
+    if not ((logits >= 0).all() and (logits.sum(1) - 1).abs().max() < 1e-4):
+        return ()
+    return (
+        "the model's answers are probabilities: it seems to end in a Softmax. The loss has one already, and with both "
+        "a model learns slowly. Remove the layer.",
+    )
 
 
 @torch.no_grad()

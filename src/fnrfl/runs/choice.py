@@ -14,6 +14,7 @@ from fnrfl.data.datasets import Dataset
 from fnrfl.engines.gpus import clients_that_fit, found_devices
 from fnrfl.engines.groups import GROUP_SIZE
 from fnrfl.runs.cohorts import cohort_size
+from fnrfl.runs.together import why_not_together
 
 SMALL = 1_000_000  # parameters times batch of a dense net up to which clients step together
 WORTH_RECORDING = 300  # steps of groups of clients in a run, on a CPU
@@ -33,10 +34,13 @@ def choose_scale(config: RunConfig, dataset: Dataset, net: Net) -> RunConfig:
     return config.replace({"dataset.scale": "standard" if own else "none"})
 
 
-def choose_engine(config: RunConfig, net: Net) -> RunConfig:
-    """What `auto` stands for: a fixed rule of model, machine and cohort, never a stopwatch, so that runs repeat."""
+def choose_engine(config: RunConfig, net: Net) -> tuple[RunConfig, tuple[str, ...]]:
+    """What `auto` stands for: a fixed rule of model, machine and cohort, never a stopwatch, so that runs repeat.
+
+    With it comes a notice, if there is no GPU, or if the clients of a user's own model cannot step together.
+    """
     engine, cohort = config.engine, cohort_size(config)
-    name = _chosen_name(config, net) if engine.name == "auto" else engine.name
+    name, notices = _name_that_can(config, net)
     workers = _num_workers(config, name)
     threads = max(1, min(cohort, workers)) if engine.threads == "auto" else int(engine.threads)
     at_once = engine.clients_at_once
@@ -45,7 +49,24 @@ def choose_engine(config: RunConfig, net: Net) -> RunConfig:
     elif at_once == "auto":
         at_once = max(threads, CHUNK_BYTES // (8 * 4 * net.size))
     chosen = {"name": name, "precision": _chosen_precision(config, net, name), "threads": threads}
-    return config.replace({"engine": chosen | {"clients_at_once": min(cohort, int(at_once))}})
+    return config.replace({"engine": chosen | {"clients_at_once": min(cohort, int(at_once))}}), notices
+
+
+def _name_that_can(config: RunConfig, net: Net) -> tuple[str, tuple[str, ...]]:
+    """The engine, and a notice if it is not the one that somebody may expect."""
+    auto = config.engine.name == "auto"
+    name = _chosen_name(config, net) if auto else config.engine.name
+    if auto and name == "loop" and not torch.cuda.is_available():
+        return name, ("engine = auto found no GPU and runs on the CPU.",)
+    why = why_not_together(config, net, loops=name == "gpu" or not auto) if name in ("batched", "gpu") else None
+    if why is None:
+        return name, ()
+    if not auto:
+        raise CompatibilityError(
+            f'engine = "{name}" trains several clients in one step, and torch cannot do that with model = '
+            f'"{config.model.name}" ({why}). Set engine = "loop" or "auto", or change the model.'
+        )
+    return "loop", (f"engine = auto trains the clients one after another, on the CPU: {why}.",)
 
 
 def _num_workers(config: RunConfig, engine: str) -> int:

@@ -22,6 +22,7 @@ from fnrfl.config import RunConfig, registry
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.isolation import isolated
+from fnrfl.core.modules import unwrapped
 from fnrfl.core.object_hash import module_hash, object_hash, tensors_hash
 from fnrfl.core.options import values_of
 from fnrfl.core.trees import Tree, under
@@ -225,13 +226,15 @@ def _model(value: object) -> list[GivenObject]:
             )
         return [GivenObject("model", _name_of(value), object_hash(value), value)]
     try:
-        module = copy.deepcopy(value).cpu().train()
+        module = unwrapped(copy.deepcopy(value)).cpu().train()
+    except CompatibilityError:
+        raise
     except Exception as error:  # whatever copying a user's object may raise
         raise CompatibilityError(
             f"model cannot be copied ({type(error).__name__}: {error}), and it is never changed itself. Give a "
             "function that makes it."
         ) from error
-    given = [GivenObject("model", _name_of(value), module_hash(module), module)]
+    given = [GivenObject("model", _name_of(module), module_hash(module), module)]
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         return given  # its weights are drawn when it sees an example
     return [replace(_init(module.state_dict()), implied=True), *given]
@@ -253,6 +256,7 @@ def put_first_weights(module: nn.Module, weights: Tree, model: str) -> None:
     What a trained model scales its inputs by is left aside: the clients of this run tell their own.
     """
     weights = weights if hasattr(module, INPUT_SCALE) else _without_scale(weights)
+    weights = _without_wrappers(weights, module)
     wanted = {name: tuple(one.shape) for name, one in module.state_dict().items()}
     found = {name: tuple(one.shape) for name, one in weights.items()}
     way = f"Give the state_dict of a module like model = {model}."
@@ -268,6 +272,15 @@ def put_first_weights(module: nn.Module, weights: Tree, model: str) -> None:
             f"init has {name} with shape {list(found[name])}, and the model has it with {list(wanted[name])}. {way}"
         )
     module.load_state_dict(weights)
+
+
+def _without_wrappers(weights: Tree, module: nn.Module) -> Tree:
+    """The weights without the words that torch.compile's module and DataParallel put before all of their names."""
+    for word in ("_orig_mod", "module"):
+        inside = under(word, weights)
+        if inside and len(inside) == len(weights) and not hasattr(module, word):
+            return _without_wrappers(inside, module)
+    return weights
 
 
 def _without_scale(weights: Tree) -> Tree:

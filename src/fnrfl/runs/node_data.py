@@ -249,7 +249,7 @@ def _site_parts(recipe: RunConfig, site: SiteSplits, agreement: Agreement, clien
     partition = stand_in_partition(agreement, client, own, scenarios.parse(recipe.scenario), recipe.seed)
     config, net = fitting_net(with_counted_clients(recipe, partition), dataset, site.algorithm)
     check_values(config, net, site.splits)
-    config = choose_engine(config, net)
+    config, _ = choose_engine(config, net)  # the server says what is to be said about it
     net = on_device(config, net)
     pool = build_pool(config, dataset, partition, site.splits, net, client)
     return RunParts(config, dataset, partition, site.splits, site.algorithm, net, pool, dataset.notices)

@@ -25,6 +25,7 @@ from fnrfl.algorithms.parts.norms import Accuracy, ClassNorms, norm_targets, wea
 from fnrfl.algorithms.parts.penalties import PENALTIES, Penalised
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
+from fnrfl.core.modules import unwrapped
 from fnrfl.core.net import Net
 from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.rng import stream_kept
@@ -126,7 +127,7 @@ def refine(
         raise ConfigError("public_loader gave no batch to refine on. Give at least one batch of (x, y).")
     if net is not None:
         _check_finite(losses, carry)
-        _write(model, net.unflatten(carry.params) | carry.buffers)
+        _write(net.module, net.unflatten(carry.params) | carry.buffers)
     return model
 
 
@@ -145,7 +146,7 @@ def _batches(model: nn.Module, loader: Loader) -> Iterator[Batch]:
 
 
 def _net(model: nn.Module, x: Tensor, features: str | None) -> Net:
-    net = Net(model, x[:2], features=features, own_random=True)
+    net = Net(unwrapped(model), x[:2], features=features, own_random=True)
     if not net.has_features:
         raise CompatibilityError(
             f"{type(model).__name__} calls no Linear layer whose input could be its features. Name the layer whose "

@@ -17,7 +17,7 @@ from fnrfl.data.holdings import Partition
 from fnrfl.data.scaling import Scaling
 from fnrfl.data.splits import Splits
 from fnrfl.engines.gpus import found_devices, kernel_settings
-from fnrfl.runs.build_net import build_net, check_values
+from fnrfl.runs.build_net import build_net, check_values, notices_on_model
 from fnrfl.runs.choice import choose_engine, choose_scale
 from fnrfl.runs.data import (
     build_pool,
@@ -43,7 +43,7 @@ class RunParts:
     algorithm: Algorithm
     net: Net
     pool: Pool
-    notices: tuple[str, ...]  # about the data
+    notices: tuple[str, ...]  # about the data, and about the model
 
     def scaled_by(self, scaling: Scaling) -> RunParts:
         """The same with a net that scales its inputs, and fills in missing ones, as the config says."""
@@ -77,10 +77,10 @@ def complete_parts(
     config, net = fitting_net(config, dataset, algorithm, given)
     check_needs(config, algorithm, net, splits, partition)
     check_values(config, net, splits)
-    config = choose_engine(config, net)
+    config, on_engine = choose_engine(config, net)
+    notices = (*notices, *notices_on_clients(config, dataset, partition), *notices_on_model(config, net), *on_engine)
     net = on_device(config, net)
     pool = build_pool(config, dataset, partition, splits, net)
-    notices = (*notices, *notices_on_clients(config, dataset, partition))
     return RunParts(config, dataset, partition, splits, algorithm, net, pool, notices)
 
 

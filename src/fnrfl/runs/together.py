@@ -1,0 +1,52 @@
+"""Whether torch can train several clients of a model in one step: a trial step of two."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fnrfl.config import RunConfig, registry
+from fnrfl.core.net import Net
+from fnrfl.core.step import by_transform
+from fnrfl.core.types import Flat, Tree
+
+
+def why_not_together(config: RunConfig, net: Net, *, loops: bool) -> str | None:
+    """What torch says to a step of two clients of a user's own model; None if it takes one, as with fnrfl's models.
+
+    For some operators torch goes through the clients one by one inside the step, which is slower than one client after
+    another. With `loops` that is no reason.
+    """
+    if not registry.is_own_model(config.model.name):
+        return None
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            _step_of_two(net)
+        except Exception as error:  # a user's model may raise anything
+            said = str(error).strip().partition("\n")[0].partition(". ")[0][:200].rstrip(".")
+            return f"{type(error).__name__}: {said}"
+    slow = re.search(r"performance drop.*?aten::(\w+)", " ".join(str(one.message) for one in warned))
+    return None if slow is None or loops else f"torch goes through them one by one for its operator {slow[1]}"
+
+
+def _step_of_two(net: Net) -> None:
+    """Gradients of two clients, with two examples each; by a copy, for a module may keep what it has seen."""
+    net = net.copy()
+    params, buffers = net.flatten()
+    x = net.laid_out(torch.zeros(2, *net.input_shape, dtype=net.input_dtype))
+    masks = {name: torch.ones(2, *shape, dtype=net.dtype) for name, shape in net.drop_shapes.items()}
+
+    def step(params: Flat, buffers: Tree, x: Tensor, masks: Tree) -> Flat:
+        def loss(params: Flat) -> tuple[Tensor, Tree]:
+            out, new = net.apply(params, buffers, x, mode="updating", masks=masks)
+            return out.logits.square().mean(), new
+
+        return by_transform(loss, params)[0]
+
+    twice = lambda tree: {name: torch.stack([one, one]) for name, one in tree.items()}  # noqa: E731
+    vmap(step)(torch.stack([params, params]), twice(buffers), torch.stack([x, x]), twice(masks))

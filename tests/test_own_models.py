@@ -1,0 +1,153 @@
+"""Models as users have them: wrapped, compiled, with branches, in torch's usual memory order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fnrfl
+from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.modules import unwrapped
+
+
+def pictures() -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(240) % 4
+    return torch.randn(4, 2, 6, 6, generator=draw)[y] + torch.randn(240, 2, 6, 6, generator=draw), y
+
+
+class Branch(nn.Module):
+    """Looks at the numbers to decide what to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(72, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.out(x if x.mean() > 0 else x * 2)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer, self.out = kind(12, 6, batch_first=True), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layer(x.flatten(2).reshape(len(x), 6, 12))[0][:, -1])
+
+
+class Keeps(nn.Module):
+    """Remembers what it has seen last, as people do to look at features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(72, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = F.relu(self.hidden(x.flatten(1)))
+        return self.out(self.seen)
+
+
+class Viewed(nn.Module):
+    """As in many tutorials: `view` after a convolution, which needs torch's usual memory order."""
+
+    def __init__(self, how: str = "view") -> None:
+        super().__init__()
+        self.how, self.conv, self.out = how, nn.Conv2d(2, 4, 3), nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(getattr(F.relu(self.conv(x)), self.how)(-1, 64))
+
+
+def dense(*more: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 4), *more)
+
+
+def trained(model: Any, **keys: Any) -> fnrfl.Result:
+    dotted = {"public.size": 0.1} | keys
+    return fnrfl.run(dataset=pictures(), model=model, clients=3, rounds=2, fnr="on", out=None, **dotted)
+
+
+@pytest.mark.parametrize("make", [Branch, lambda: Recurrent(nn.LSTM)], ids=["branch", "lstm"])
+def test_clients_that_cannot_step_together_are_trained_one_after_another(
+    make: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert trained(make).config.engine.name == "loop"
+    assert any("one after another" in notice for notice in caplog.messages)
+
+
+@pytest.mark.parametrize("make", [lambda: Recurrent(nn.GRU), dense, Keeps], ids=["gru", "dense", "keeps"])
+def test_clients_that_can_step_together_do(make: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture) -> None:
+    assert trained(make).config.engine.name == "batched" and not caplog.messages
+
+
+def test_an_engine_that_cannot_train_a_model_says_so_before_the_first_round() -> None:
+    with pytest.raises(CompatibilityError, match=r'engine = "batched" trains several.*Set engine = "loop" or "auto"'):
+        trained(Branch, engine="batched")
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_model_that_views_what_a_convolution_gave_is_trained(engine: str) -> None:
+    viewed, reshaped = (trained(lambda how=how: Viewed(how), engine=engine) for how in ("view", "reshape"))
+    for name, weight in viewed.model.state_dict().items():
+        torch.testing.assert_close(weight, reshaped.model.state_dict()[name], rtol=1e-4, atol=1e-6)
+
+
+MODELS = {"lstm": lambda: Recurrent(nn.LSTM), "gru": lambda: Recurrent(nn.GRU), "viewed": Viewed, "dense": dense}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gpu_trains_them_as_the_loop_engine_does(name: str) -> None:
+    exact = {"engine.precision": "float64"}
+    one, other = (trained(MODELS[name], engine=engine, **exact).model.state_dict() for engine in ("loop", "gpu"))
+    for key, weight in one.items():
+        torch.testing.assert_close(other[key], weight, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, lambda m: nn.DataParallel(torch.compile(m))])
+def test_a_wrapped_module_is_the_module_in_it(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    module = dense()
+    assert unwrapped(wrap(module)) is module
+    plain, wrapped = trained(dense()), trained(wrap(dense()))
+    assert wrapped.model_sha256 == plain.model_sha256
+    assert trained(dense, init=wrap(dense()).state_dict()).model_sha256 == plain.model_sha256
+
+
+def test_a_module_that_compiles_itself_is_called_as_it_is() -> None:
+    def compiling() -> nn.Module:
+        module = dense()
+        module.compile(backend=lambda *_: pytest.fail("it was compiled"))
+        return module
+
+    assert trained(compiling).model_sha256 == trained(dense).model_sha256
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel])
+def test_a_loop_of_ones_own_may_have_wrapped_modules(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    batches, plain = [tuple(part[:64] for part in pictures())], dense().eval()
+    wrapped = wrap(dense().eval())
+    norms = fnrfl.class_norms(wrapped, batches)
+    assert torch.equal(norms, fnrfl.class_norms(plain, batches))
+    for one in (wrapped, plain):
+        assert fnrfl.refine(one, batches, 2 * norms, batchnorm="frozen") is one
+    for weight, wanted in zip(wrapped.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(weight, wanted) and not torch.equal(weight, torch.zeros_like(weight))
+
+
+def test_a_script_is_refused() -> None:
+    with pytest.raises(CompatibilityError, match="is a ScriptModule. Give the nn.Module"):
+        trained(lambda: torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(72, 4))))
+
+
+@pytest.mark.parametrize(("last", "said"), [(nn.Softmax(1), 1), (nn.LogSoftmax(1), 0), (nn.Identity(), 0)])
+def test_a_softmax_at_the_end_is_noticed(last: nn.Module, said: int, caplog: pytest.LogCaptureFixture) -> None:
+    trained(dense(last))
+    assert sum("Softmax" in notice for notice in caplog.messages) == said
