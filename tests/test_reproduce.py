@@ -69,6 +69,27 @@ def test_a_cell_that_failed_before_is_named_and_is_no_success(tmp_path: Path, mo
     assert got.exit_code == 3 and "1 cell failed before; --again tries them once more." in got.output
 
 
+def test_a_time_into_which_no_cell_fits_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cell = PaperCell("resnet18", "label", "honest", "fedavg", 77, "quick")
+    said = "No cell was begun: none is expected to be finished within 1s"
+    got = typed("run", cell.id, "--for", "1s", "--out", "lines.jsonl")
+    assert got.exit_code == 0 and said in got.output
+    append_line(tmp_path / "lines.jsonl", line_of(cell))
+    assert said not in typed("run", cell.id, "--for", "1s", "--out", "lines.jsonl").output
+
+
+def test_a_table_says_its_size_and_at_which_scale_it_has_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    quick, full = typed("niid-bench"), typed("niid-bench", "--scale", "full")
+    assert "with --scale full:" in quick.output and "with --scale" not in full.output
+    assert "Scale full: NIID-Bench's size, 50 rounds" in full.output
+    assert "Scale full: the paper's size" in typed("accuracy", "--scale", "full").output
+    assert "with --scale" not in typed("niid-bench", "--json").output
+
+
 def test_options_that_would_do_nothing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for words in (("--set", "engine=loop"), ("--for", "9m")):
@@ -323,6 +344,13 @@ def test_what_the_issue_lists_is_in_the_queue_before_the_rest() -> None:
             assert places[f"resnet18/{skew}/honest/feddf/seed{seed}@quick"] < rest
 
 
+def test_a_cell_of_an_older_recipe_waits_again_and_one_that_failed_does_not() -> None:
+    cell = PaperCell("resnet18", "label", "honest", "moon", 0, "quick")
+    made = {"today": {}, "older": {"overrides": ["rounds=3"]}, "failed": {"failed": "no memory"}}
+    waits = {name: cell in [one.cell for one in queue(KeptLines([], [line_of(cell, **m)]))] for name, m in made.items()}
+    assert waits == {"today": False, "older": True, "failed": False}
+
+
 def test_seconds_are_those_of_like_cells() -> None:
     cell = PaperCell("resnet18", "label", "honest", "moon", 0, "quick")
     other_seed = PaperCell("resnet18", "label", "honest", "moon", 1, "quick")
@@ -331,6 +359,12 @@ def test_seconds_are_those_of_like_cells() -> None:
         [line_of(other_seed), line_of(other_skew, seconds_wall=1000.0), {"id": "gone", "recipe": ""}]
     )
     assert learnt.seconds(cell) == 7.0
+    two_cores = ExpectedSeconds([line_of(other_seed)], on_a_cpu=True)
+    assert two_cores.seconds(cell) > 500 * ExpectedSeconds([]).seconds(cell)  # what an H200 took says nothing of a CPU
+    own = line_of(other_seed, device="CPU, 2 cores", seconds_wall=5000.0)
+    assert (
+        4000 < ExpectedSeconds([own], on_a_cpu=True).seconds(cell) <= 5000 > 20 * ExpectedSeconds([own]).seconds(cell)
+    )
     beside = ExpectedSeconds([line_of(other_seed, processes=2)])
     assert beside.seconds(cell) == ExpectedSeconds([]).seconds(cell)  # what ran beside it is not known
     beside.learn(line_of(other_seed, processes=2))  # of this very run

@@ -84,14 +84,14 @@ def test_what_would_fail_for_every_cell_ends_the_call_in_the_same_words(tmp_path
 
 
 def test_no_two_workers_take_one_cell_and_none_a_cell_without_time(tmp_path: Path) -> None:
-    waiting = CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, None, False, processes=3)
+    waiting = CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, None, False, processes=3, on_a_cpu=True)
     workers = [waiting.new_worker() for _ in range(3)]
     turns = [waiting.take(worker) for worker in (*workers, *workers)]
     assert {turn.cell for turn in turns if turn is not None} == set(CELLS)
     assert turns[len(CELLS) :] == [None] * 3
-    late = CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False, processes=3)
+    late = CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False, processes=3, on_a_cpu=True)
     assert late.take(late.new_worker()) is None  # a second alone is three beside two others
-    assert CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False).take(set()) is not None
+    assert CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False, on_a_cpu=True).take(set()) is not None
 
 
 def test_a_system_without_another_process_fails_no_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def run_cells(
     train; no table shows the seconds of such cells.
     """
     with errors_in_words(debug):
-        from fnrfl.results.reproduce.kept_lines import HERE, KeptLines
+        from fnrfl.results.reproduce.kept_lines import HERE, KeptLines, wait_for_a_run
 
         screen, place = console(quiet=quiet), out or HERE
         lines = KeptLines.read(place)
@@ -139,6 +139,8 @@ def run_cells(
         done = carry(cells, place, lines, screen, time=time, words=words or (), again=again, processes=processes)
         failed = sum("failed" in line for line in done)
         screen.print(f"{len(done) - failed} cells done, {failed} failed; lines in {place}")
+        if time is not None and not done and wait_for_a_run(cells, lines):
+            screen.print(f"No cell was begun: none is expected to be finished within {time} on this machine.")
         before = 0 if again else sum(lines.find(cell).state == "failed" for cell in cells)
         if before:
             screen.print(f"{counted(before, 'cell')} failed before; --again tries them once more.")

@@ -13,11 +13,14 @@ from fnrfl.cli.cell_runs import CellSeeds, For, LinesOut, Markdown, Rerun, Scale
 from fnrfl.cli.common import HELP, Debug, Json, Quiet, console, errors_in_words, print_answer, print_table
 from fnrfl.cli.notices import notices
 from fnrfl.cli.tables_page import say_where_the_page_is, show_page, write_page_of
+from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.reproduce.titles import CLAIMS_TITLE, TITLES
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from fnrfl.results.reproduce.kept_lines import KeptLines
 
 reproduce = typer.Typer(
     help="The paper's tables: printed, by its protocol, and honest.",
@@ -117,6 +120,16 @@ def _run_missing(asked: _Request, time: str | None, words: Sequence[str], screen
     return sum("failed" in line for line in done)
 
 
+def _say_other_scales(asked: _Request, lines: KeptLines, screen: Console) -> None:
+    """Where else this table has results: of NIID-Bench's, all are at the full size."""
+    from fnrfl.results.reproduce.verdicts import find_cells
+
+    for scale in ("quick", "full"):
+        usable = sum(lines.find(cell).usable for cell in find_cells(asked.name, scale, asked.seeds))
+        if usable and scale != asked.scale:
+            screen.print(f"with --scale {scale}: {counted(usable, 'cell')} of this table with a result")
+
+
 @reproduce.command("figures")
 def figures(
     scale: Scale = "quick", rerun: Rerun = False, out: LinesOut = None, quiet: Quiet = False, debug: Debug = False
@@ -160,6 +173,7 @@ def _print_tables(asked: _Request, form: str, screen: Console) -> None:
     print_answer(as_json(shown) if form == "json" else "\n".join(map(forms[form], shown)))
     if asked.name != "all":
         if form == "text":  # markdown and JSON are for documents and programs
+            _say_other_scales(asked, lines, screen)
             say_where_the_page_is(screen, asked.place, asked.scale)
     else:
         folder = asked.place.parent

@@ -11,7 +11,6 @@ from fnrfl.results.reproduce.cell_queue import CellQueue, Tell, work_through
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, check_lines_file
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.side_by_side import work_side_by_side
-from fnrfl.results.reproduce.waiting import PREPARING
 
 ON_A_GPU = ("engine=gpu", "engine.precision=bf16", "engine.deterministic=false")
 
@@ -35,10 +34,12 @@ def carry_out(
     `seconds`, no cell is begun that will not fit into what is left of them. `words` are keys of
     [engine], for all. With several `processes` cells run beside each other, and their lines say so.
     """
+    import torch
+
     refuse_other_keys(words)
     check_lines_file(out)
     engine = [] if words_name_engine(words) else engine_words()
-    waiting = CellQueue(cells, out, lines, seconds, again, processes, PREPARING if engine else 0.0)
+    waiting = CellQueue(cells, out, lines, seconds, again, processes, on_a_cpu=not torch.cuda.is_available())
     how = HowToRun(tuple(engine), tuple(words), processes)
     if processes == 1:
         work_through(waiting, lambda turn: compute_line(turn.cell, how, turn.alike, turn.showing(tell)), tell)

@@ -53,7 +53,7 @@ def compute_line(cell: PaperCell, how: HowToRun, alike: int, show: Callable[[Eve
         line = _about(cell, how) | numbers_of(result)
     line["seconds_wall"] = round(time.perf_counter() - began, 2)
     _let_go()
-    return line | {"memory": _memory()}
+    return line | {"memory": memory_held()}
 
 
 def failed_line(cell: PaperCell, how: HowToRun, why: str) -> CellLine:
@@ -142,7 +142,7 @@ def _machine() -> dict[str, str]:
     return {"device": gpu or f"CPU, {os.cpu_count()} cores", "torch": torch.__version__, "fnrfl": __version__}
 
 
-def _memory() -> dict[str, int]:
+def memory_held() -> dict[str, int]:
     """What the process holds after a cell, for the cells that follow: megabytes on the host and on the GPU."""
     import torch
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, is_of_today, make_room, read_lines
 from fnrfl.results.reproduce.paper_cells import PaperCell
-from fnrfl.results.reproduce.waiting import ExpectedSeconds, programs
+from fnrfl.results.reproduce.waiting import PREPARING, ExpectedSeconds, programs
 from fnrfl.rundir.events import Event
 
 LOOK_AHEAD = 40  # cells of the queue among which one that needs no new program is taken first
@@ -66,12 +66,12 @@ class CellQueue:
 
     def __init__(
         self, cells: Sequence[PaperCell], out: Path, lines: KeptLines, seconds: float | None, again: bool,
-        processes: int = 1, preparing: float = 0.0,
+        processes: int = 1, on_a_cpu: bool = False,
     ) -> None:  # fmt: skip
         self.out, self.done = out, list[CellLine]()
         self._cells, self._seconds, self._again = cells, seconds, again
-        self._processes, self._preparing = processes, preparing
-        self._began, self._expected = time.monotonic(), ExpectedSeconds(lines)
+        self._processes, self._preparing = processes, 0.0 if on_a_cpu else PREPARING
+        self._began, self._expected = time.monotonic(), ExpectedSeconds(lines, on_a_cpu)
         self._lock, self._taken = threading.Lock(), set[PaperCell]()
         self._ready: list[set[str]] = []  # programs of each worker
         self.stopped = False

@@ -285,8 +285,10 @@ def failures_among(found: dict[PaperCell, CellResult]) -> tuple[str, ...]:
     return tuple(f"{cell.id} failed: {one.line['failed']}" for cell, one in found.items() if one.state == "failed")
 
 
-def scale_note(scale: str) -> str:
+def scale_note(scale: str, table: str = "") -> str:
     """How large the runs are."""
+    if (table, scale) == ("niid-bench", "full"):
+        return "Scale full: NIID-Bench's size, 50 rounds of ten local epochs."
     return {
         "tiny": "Scale tiny: digits and small nets. It shows that the recipes run, and nothing about the paper.",
         "quick": "Scale quick: CIFAR-10, ten rounds of two local epochs and one epoch of refinement.",
@@ -301,7 +303,7 @@ def _notes(name: str, parts: Sequence[ShownPart], scale: str) -> Iterator[str]:
     )
     if leaks:
         yield f"leak: {', '.join(leaks)}. A value that says leak is no honest result."
-    yield scale_note(scale)
+    yield scale_note(scale, name)
     yield "Accuracy is on the test set after the last round; over several seeds mean ± standard deviation."
     if name in ("accuracy", "mixed", "noise", "orthogonality", "cost"):
         yield (

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines
+from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, wait_for_a_run
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import OTHERS, SIX, TABLES
 from fnrfl.results.reproduce.settings import REFINE_EPOCHS
@@ -94,8 +94,7 @@ def queue(lines: KeptLines, scale: str | None = None) -> list[Waiting]:
         for cell in wanted.cells():
             if scale in (None, cell.scale):
                 first.setdefault(cell, wanted.purpose)
-    waiting = (cell for cell in first if lines.find(cell).state in ("not run", "older recipe"))
-    return [Waiting(cell, first[cell], expected.seconds(cell)) for cell in waiting]
+    return [Waiting(cell, first[cell], expected.seconds(cell)) for cell in wait_for_a_run(first, lines)]
 
 
 @dataclass(frozen=True)
@@ -123,16 +122,19 @@ RATES = {  # images/s of training, H200, bf16, ten equal clients; those of resne
 SLOWER = {"moon": 2.2, "feddc": 1.15, "feddyn": 1.1}  # a step against FedAvg's
 MORE = {"feddf": 0.9, "fedftg": 1.0, "fedgen": 0.1, "public-only": 0.4, "public-finetune": 0.4}  # seconds in a round
 RAGGED = {"quantity": 1.5, "label+quantity": 1.4, "label": 1.2, "label+feature-0.1": 1.2, "label+feature-0.5": 1.2}
+ON_A_CPU = {"resnet18": 2000, "resnet50": 2000, "vgg11": 600, "simple-cnn": 150}  # times as long on two cores; rough
 PREPARING = 60.0  # seconds for a program that the process has not met, on a GPU
 
 
 class ExpectedSeconds:
     """About how long cells take alone, without preparing: as long as like cells took, else by their images."""
 
-    def __init__(self, known: Iterable[CellLine]) -> None:
+    def __init__(self, known: Iterable[CellLine], on_a_cpu: bool = False) -> None:
         self._like: dict[tuple[str, ...], list[float]] = {}
+        self._on_a_cpu = on_a_cpu
         for line in known:
-            if line.get("processes", 1) == 1:  # beside others, whatever they were, a cell took longer
+            alone = line.get("processes", 1) == 1  # beside others, whatever they were, a cell took longer
+            if alone and line.get("device", "").startswith("CPU") == on_a_cpu:
                 self.learn(line)
 
     def learn(self, line: CellLine) -> None:
@@ -149,7 +151,8 @@ class ExpectedSeconds:
         for alike in _alike(cell):
             if alike in self._like:
                 return mean(self._like[alike])
-        return _by_images(cell)
+        slower = ON_A_CPU[cell.net] if self._on_a_cpu and cell.scale != "tiny" else 1
+        return _by_images(cell) * slower
 
 
 def _alike(cell: PaperCell) -> list[tuple[str, ...]]:
