@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
+import itertools
 import json
 import resource
 import tempfile
@@ -32,6 +33,7 @@ from fnrfl.algorithms.parts.norms import ClassNorms
 from fnrfl.config import RunConfig, load, registry
 from fnrfl.engines.cuda_graphs import CudaGraphs
 from fnrfl.engines.metered import Metered
+from fnrfl.results.reproduce import cell_lines
 from fnrfl.runs import run as runs
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.cohorts import cohort
@@ -45,6 +47,8 @@ CEILINGS = {  # images/s of ResNet-18 measured apart on an H200, torch 2.11: one
 FAST = ["engine=gpu", "engine.precision=bf16", "engine.deterministic=false"]
 RESNET = ["dataset=cifar10", "model=resnet18", "scenario=iid", "public.size=5000", "validation.size=0.05"]
 SIMPLE = ["dataset=cifar10", "model=simple-cnn", "scenario=iid", "public.size=0", "validation.size=0"]
+HELD_METHODS = ("fedavg", "fedprox", "scaffold", "moon", "feddyn", "feddc")
+HELD_SCENARIOS = ("iid", "label-dirichlet(0.5)", "quantity-dirichlet(0.5)", "label-classes(2)")
 Row = dict[str, Any]
 
 
@@ -341,6 +345,18 @@ def grid() -> Iterator[Row]:
             yield whole("grid", *keys, runs_alike=10)
 
 
+def held(methods: tuple[str, ...] = HELD_METHODS, scenarios: tuple[str, ...] = HELD_SCENARIOS) -> Iterator[Row]:
+    """What a process holds after each of many different cells of one short round: memory must not grow for ever."""
+    for place, (scenario, method) in enumerate(itertools.product(scenarios, methods), 1):
+        keys = [f"algorithm={method}", f"scenario={scenario}", "client.epochs=1", "rounds=1"]
+        refined = ["fnr=on", "fnr.epochs=1"] if method == "fedavg" else []
+        row = whole("held", *keys, *refined)
+        yield {"benchmark": "held", "place": place, "keys": [*keys, *refined], "accuracy": row["accuracy"]} | {
+            "seconds_preparing": row["seconds_preparing"],
+            "memory": cell_lines.memory_held(),
+        }
+
+
 def fedavg() -> Iterator[Row]:
     """The paper's size: ten rounds of ten epochs under label skew."""
     yield whole("fedavg-run")
@@ -373,6 +389,7 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
         memory,
         determinism,
         grid,
+        held,
         fedavg,
         fnr,
         precision,

@@ -2,7 +2,7 @@
 
 python benchmarks/picture.py results/cpu/cpu-2026-11-15.jsonl docs/images/cpu.png
 python benchmarks/picture.py results/gpu/where-2026-11-15.jsonl docs/images/gpu.png
-python benchmarks/picture.py results/reproduction/h200-2026-11-17.jsonl docs/images/memory.png
+python benchmarks/picture.py results/gpu/h200-2026-11-17-{second,third}.jsonl docs/images/memory.png
 """
 
 from __future__ import annotations
@@ -119,18 +119,20 @@ def kernels(axes: Any, lines: list[dict[str, Any]]) -> None:
 def memory(axes: Any, lines: list[dict[str, Any]], where: str, place: str) -> None:
     """What processes hold after each of their cells."""
     for process in dict.fromkeys(line["memory"]["process"] for line in lines):
-        held = [line["memory"][where] / 1e3 for line in lines if line["memory"]["process"] == process]
-        axes.plot(range(1, len(held) + 1), held, marker="o", markersize=3, linewidth=1.2)
+        own = [line for line in lines if line["memory"]["process"] == process]
+        held = [line["memory"][where] / 1e3 for line in own]
+        axes.plot(range(1, len(held) + 1), held, marker="o", markersize=3, linewidth=1.2, label=own[0]["benchmark"])
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("cells that the process has computed")
     axes.set_ylabel(f"GB {place}")
     axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=8, title="benchmark", title_fontsize=8)
 
 
-def main(source: Path, target: Path) -> None:
+def main(sources: list[Path], target: Path) -> None:
     """Draw."""
-    lines = every(source)
+    lines, source = [line for source in sources for line in every(source)], sources[-1]
     remembered = [line for line in lines if "memory" in line]
     if remembered:
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
@@ -151,4 +153,5 @@ def main(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    *sources, target = map(Path, sys.argv[1:])
+    main(sources, target)

@@ -59,3 +59,15 @@ def test_a_round_as_the_gpu_benchmark_plays_it(moon: bool, monkeypatch: Any) -> 
     assert len(played[-1]["notes"]["refined"]) == refined
     local = (5 if moon else 3) * images  # MOON has two more models look at every image
     assert passes == local + 10 * (public + ranking) + refined * (2 * ranking + 3 * epochs * public)
+
+
+def test_memory_is_said_after_each_of_different_cells(monkeypatch: Any) -> None:
+    import gpu
+
+    cpu = ["engine=loop", "dataset=digits", "model=mlp", "public.size=50"]
+    monkeypatch.setattr(gpu, "config", lambda keys, recipe: load("digits", [k for k in keys if "=" in k] + cpu))
+    monkeypatch.setattr(gpu, "FAST", [])
+    monkeypatch.setattr(gpu, "fresh", lambda: None)
+    found = list(gpu.held(("fedavg", "fedprox"), ("iid", "label-dirichlet(0.5)")))
+    assert [row["place"] for row in found] == [1, 2, 3, 4]
+    assert len({tuple(row["keys"]) for row in found}) == 4 and all(row["memory"]["process"] for row in found)
