@@ -19,6 +19,8 @@ import torch
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
+from fnrfl.core.forks import filters_lock
+
 TINY = 5e-324  # the smallest float there is: zero where such numbers are flushed
 
 
@@ -97,20 +99,19 @@ class _Process:
     """How many entries there are in this process, and how to put back what the first of them found."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
         self.inside = 0
         self.threads = 1  # inside operators, as the first found them
         self.found = ExitStack()
 
     def enter(self) -> None:
-        with self.lock:
+        with filters_lock:
             if not self.inside:
                 self.threads = torch.get_num_threads()
                 self._set()
             self.inside += 1
 
     def leave(self) -> None:
-        with self.lock:
+        with filters_lock:
             self.inside -= 1
             if not self.inside:
                 self.found.close()
@@ -128,7 +129,6 @@ class _Process:
     def forked(self) -> None:
         """In a child process only the thread that forked is left."""
         self.inside = _here.depth
-        self.lock.release()
         if not self.inside:
             self.found.close()
 
@@ -148,9 +148,7 @@ def until_left(setting: AbstractContextManager[object]) -> None:
 
 _one, _here = _Process(), _Here()
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(
-        before=_one.lock.acquire, after_in_parent=_one.lock.release, after_in_child=lambda: _one.forked()
-    )
+    os.register_at_fork(after_in_child=lambda: _one.forked())
 
 
 @contextmanager

@@ -25,6 +25,8 @@ from importlib import machinery
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.forks import filters_lock
+from fnrfl.core.parsing import parsed
 
 KEYS = ("model.name", "dataset.name", "public.source", "algorithm.name", "metrics")  # of a config, that may name code
 WITH_OPTIONS = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", re.DOTALL)  # a model's name: `nets:make(hidden=3)`
@@ -37,7 +39,7 @@ LOADERS: tuple[tuple[type, list[str]], ...] = (
     (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
 )
 
-import_lock = threading.RLock()  # all threads share Python's cache of folders and its filter of warnings
+import_lock = threading.RLock()  # all threads share Python's cache of folders
 
 
 @dataclass(frozen=True)
@@ -284,9 +286,9 @@ def read_file(path: str | None) -> bytes:
 def _imported_names(content: bytes) -> frozenset[str]:
     """Names of the modules that a source imports anywhere in it, up to their first dot; none if it is no Python."""
     try:
-        with import_lock, warnings.catch_warnings():
+        with filters_lock, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(content)
+            tree = parsed(lambda: ast.parse(content))
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # nothing of it can run either
         return frozenset()
     names: set[str] = set()

@@ -16,6 +16,7 @@ from importlib.util import spec_from_file_location
 from types import CodeType, FunctionType, ModuleType
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.forks import filters_lock
 from fnrfl.core.own_code import CodeSource, ModuleFile, import_lock, python_finds, read_file, same_file
 
 _served_files: dict[str, ModuleFile] = {}  # modules of users' folders that may be imported
@@ -145,7 +146,7 @@ ADDED_BY_TORCH = "torch_dynamo_resume_in_"  # torch.compile puts the rest of a f
 def _compiled(file: ModuleFile) -> frozenset[CodeType]:
     """The code of everything that a source defines; nothing if it is no Python."""
     try:
-        with import_lock, warnings.catch_warnings():
+        with filters_lock, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return frozenset(_codes(compile(file.content or b"", str(file.path), "exec", dont_inherit=True)))
     except (SyntaxError, ValueError):

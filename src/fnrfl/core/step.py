@@ -18,6 +18,7 @@ from fnrfl.core import optim, trees
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.forks import process_lock
 from fnrfl.core.net import Model, Net
+from fnrfl.core.parsing import parsed
 from fnrfl.core.training import Training
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch, Flat, State
@@ -89,7 +90,7 @@ def ready_to_transform() -> None:
     if _transformed:
         return
     with _first_transform:
-        vmap(grad(torch.sum))(torch.zeros(1, 1))
+        parsed(lambda: vmap(grad(torch.sum))(torch.zeros(1, 1)))
         _transformed = True
 
 

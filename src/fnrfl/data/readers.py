@@ -14,6 +14,7 @@ import numpy as np
 
 from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.ndarrays import read_arrays
 from fnrfl.core.words import counted
 from fnrfl.data.arrays import class_names
 from fnrfl.data.reading import (
@@ -41,8 +42,7 @@ def read_npz(path: Path, expected: Expected | None = None, reading: Reading = PL
     """Arrays called x_train, y_train, x_test, y_test, or x and y; `classes` may name the classes."""
     require_file(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
+        arrays = read_arrays(path)
     except (*UNREADABLE, AttributeError) as error:  # a lone .npy under this name has no files
         raise unreadable(path, "a .npz of plain arrays", error) from error
     classes = class_names(arrays["classes"], f"classes of {path}") if "classes" in arrays else None

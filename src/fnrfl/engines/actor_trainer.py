@@ -14,6 +14,7 @@ import torch
 
 from fnrfl.core import trees
 from fnrfl.core.errors import out_of_memory, sentence
+from fnrfl.core.forks import filters_lock
 from fnrfl.core.messages import Failure, MeasureRequest, TrainRequest
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import State
@@ -32,7 +33,7 @@ def to_message(value: Any) -> Message:
 def from_message(message: Message) -> Any:
     """The inverse of `to_message`; its tensors must not be written to."""
     text, *arrays = message
-    with warnings.catch_warnings():
+    with filters_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that arrays in Ray's memory cannot be written to
         return from_parts(text, [torch.from_numpy(array) for array in arrays])
 

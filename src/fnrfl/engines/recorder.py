@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from fnrfl.core import trees
 from fnrfl.core.engine import Step
 from fnrfl.core.errors import out_of_memory
-from fnrfl.core.forks import process_lock
+from fnrfl.core.forks import filters_lock, process_lock
 from fnrfl.core.step import ready_to_transform
 from fnrfl.engines.programs import (
     STORE,
@@ -261,7 +261,7 @@ class Recorder:
         """Whatever a model does that cannot be recorded, it can still be run; but memory that is full is an error."""
         try:
             # Recording puts hooks on all modules of the process, which do nothing to others but must not be mixed up.
-            with _RECORDING, self.backend.recording(), warnings.catch_warnings():
+            with _RECORDING, self.backend.recording(), filters_lock, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of constants in the record, and of TorchScript's age
                 warnings.filterwarnings("default", message=".*deterministic.*")
                 yield

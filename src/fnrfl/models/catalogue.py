@@ -12,6 +12,7 @@ from torch import nn
 from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import did_you_mean
+from fnrfl.core.parsing import parsed
 from fnrfl.models.resnet import resnet18, resnet50
 from fnrfl.models.small import cnn, mlp, simple_cnn
 from fnrfl.models.vgg import VGG11
@@ -57,7 +58,8 @@ def _parse_spec(spec: str) -> tuple[str, dict[str, object]]:
     try:
         if match is None:
             raise ValueError
-        call = ast.parse(f"f({match[2] or ''})", mode="eval").body
+        text = f"f({match[2] or ''})"
+        call = parsed(lambda: ast.parse(text, mode="eval")).body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise ValueError
         options: dict[str, object] = {}

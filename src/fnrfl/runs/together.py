@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fnrfl.config import RunConfig, registry
+from fnrfl.core.forks import filters_lock
 from fnrfl.core.net import Net
 from fnrfl.core.step import by_transform
 from fnrfl.core.types import Flat, Tree
@@ -23,7 +24,7 @@ def why_not_together(config: RunConfig, net: Net, *, loops: bool) -> str | None:
     """
     if not registry.is_own_model(config.model.name):
         return None
-    with warnings.catch_warnings(record=True) as warned:
+    with filters_lock, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             _step_of_two(net)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fnrfl.core.ndarrays import read_arrays
+from fnrfl.core.parsing import parsed
 from fnrfl.data.sources.entry import Arrays
 
 
@@ -28,15 +30,14 @@ def cache_dir() -> Path:
 
 def read_cached(path: Path) -> Arrays:
     """The arrays of a cache file, which stores labels as small integers."""
-    with np.load(path, allow_pickle=False) as file:
-        x_train, y_train, x_test, y_test = (file[key] for key in ("x_train", "y_train", "x_test", "y_test"))
+    x_train, y_train, x_test, y_test = read_arrays(path, "x_train", "y_train", "x_test", "y_test").values()
     return Arrays(x_train, y_train.astype(np.int64), x_test, y_test.astype(np.int64))
 
 
 def cached_origin(path: Path) -> str:
     """Where the arrays of a cache file came from."""
     with np.load(path, allow_pickle=False) as file:
-        return str(file["source"]) if "source" in file else str(path)
+        return str(parsed(lambda: file["source"])) if "source" in file else str(path)
 
 
 def write_cached(path: Path, arrays: Arrays, origin: str) -> None:
