@@ -75,11 +75,12 @@ class Patient(TorchScript):
         return super().candidates(recording)[0], self.made[-1]
 
 
-def played(backend: TorchScript, rounds: int) -> Run:
-    run = Run(FNR(FedAvg()), "batched-fast", active=6)
+def played(backend: TorchScript, rounds: int, *, threads: int = 2, group_size: int = 16) -> Run:
+    run = Run(FNR(FedAvg()), "batched-fast", active=6, threads=threads)
     runner = run.engine.server.runner
     assert runner.recorder is not None
-    runner.recorder = Recorder(backend, run.net.fingerprint())
+    runner.recorder, runner.group_size = Recorder(backend, run.net.fingerprint()), group_size
+    run.engine.server.place.max_gather_bytes = 1  # programs are called for one step at a time
     run.rounds(rounds)
     return run
 
@@ -103,6 +104,22 @@ def test_before_it_is_there_the_first_one_is_used(plain: Any) -> None:
     assert not any(later.steps for later in backend.made)
 
 
+def test_it_comes_in_the_middle_of_a_round() -> None:
+    backend = Patient(questions=3)  # one when the round asks for programs, and one before each call
+    run = played(backend, 1, threads=1)
+    widest, refining = backend.made[0], backend.made[-1]
+    assert widest.steps[1:] and refining.steps[1:]  # the first step is the trial
+    assert_near(run.state, Run(FNR(FedAvg()), active=6).rounds(1), atol=1e-9)
+
+
+def test_while_several_threads_train_nothing_changes() -> None:
+    backend = Patient(questions=1)
+    played(backend, 1, threads=2, group_size=3)
+    local, refining = backend.made[:-1], backend.made[-1]
+    assert local and not any(later.steps for later in local)
+    assert refining.steps  # of one group, which the thread that asked trains alone
+
+
 @pytest.mark.parametrize("how", ["wrong", "fails"])
 def test_one_that_is_wrong_or_could_not_be_made_is_not_used(how: str, plain: Any) -> None:
     backend = Patient(**{how: True})
@@ -112,9 +129,11 @@ def test_one_that_is_wrong_or_could_not_be_made_is_not_used(how: str, plain: Any
 
 def test_a_run_that_finds_it_in_the_process_uses_it(plain: Any) -> None:
     """It is asked for again by a later run, which records nothing."""
-    backend = Patient(questions=3)
+    backend = Patient(questions=1000)
     played(backend, 1)
     assert not any(later.steps for later in backend.made)
+    for later in backend.made:
+        later.questions = 0
     second = played(Patient(), 4)
     assert all(sum(later.steps) > 1 for later in backend.made)
     recorder = second.engine.server.runner.recorder

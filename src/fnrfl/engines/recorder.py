@@ -9,10 +9,11 @@ repeat the very step that it was recorded from, or the step stays as it is.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -152,7 +153,27 @@ class Recorder:
                 self._improve(known, coming, asked)
         self.programs.update(zip((one.key for one in wanted), stored, strict=True))
         self.seconds += time.perf_counter() - began
-        return [self.store.use(one) for one in stored]
+        return [self._used(known, asked) for known, asked in zip(stored, wanted, strict=True)]
+
+    def _used(self, stored: StoredProgram, wanted: Wanted) -> Program | None:
+        """A program that gives way to what is coming as soon as it is there: a round may be long.
+
+        It looks only where the thread that asks now also trains, for then no other thread of the run works.
+        """
+        first, asker = self.store.use(stored), threading.get_ident()
+        if first is None or stored.coming is None:
+            return first
+
+        def program(carry: Any, fixed: Any, turns: Any) -> Tensor:
+            coming = stored.coming
+            if coming is not None and threading.get_ident() == asker and coming.ready():
+                began = time.perf_counter()
+                with suppress(torch.OutOfMemoryError):  # there is no room for both
+                    self._improve(stored, coming, wanted)
+                self.seconds += time.perf_counter() - began
+            return (stored.program or first)(carry, fixed, turns)
+
+        return program
 
     def _all_stored(self, begun: Sequence[StoredProgram | RecordedStep]) -> list[StoredProgram]:
         """Programs of what is begun; what was found and does not do is recorded before others are waited for."""
