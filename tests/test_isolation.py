@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -131,6 +133,37 @@ def test_a_forked_process_runs_after_its_parent_has(monkeypatch: pytest.MonkeyPa
         assert answers.get() == wanted
     finally:
         torch.set_num_threads(before)
+
+
+FORK_BESIDE_A_THREAD = """
+import os, threading, time
+from fnrfl.core.forks import process_lock
+
+for order in (1, -1):
+    outer, inner = (process_lock(), process_lock())[::order]
+    begun = threading.Event()
+
+    def work():
+        with outer:
+            begun.set()
+            time.sleep(0.2)
+            with inner:
+                pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    if not (child := os.fork()):
+        with outer, inner:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_and_a_thread_that_takes_two_locks_do_not_wait_for_each_other() -> None:
+    subprocess.run([sys.executable, "-c", FORK_BESIDE_A_THREAD], check=True, timeout=60)
 
 
 def test_a_run_leaves_no_thread_behind() -> None:
