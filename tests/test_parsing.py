@@ -112,6 +112,22 @@ def test_filters_of_warnings_are_as_before_whatever_threads_did_in_turns() -> No
     assert list(warnings.filters) == before
 
 
+def test_beside_a_run_nobody_waits_for_the_filters_of_warnings() -> None:
+    """A run that records a step holds them for as long as a compiler takes, and others come and go meanwhile."""
+    passed = threading.Event()
+
+    def come_and_go() -> None:
+        with isolated():
+            passed.set()
+
+    other = threading.Thread(target=come_and_go)
+    with isolated(), filters_lock:
+        other.start()
+        assert passed.wait(10)
+        other.join(10)
+        assert not other.is_alive()
+
+
 def test_whoever_changes_the_filters_of_warnings_holds_their_lock() -> None:
     source = Path(__file__).parents[1] / "src" / "fnrfl"
     lines = [line for path in source.rglob("*.py") for line in path.read_text(encoding="utf-8").splitlines()]

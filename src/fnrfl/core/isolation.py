@@ -19,7 +19,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
-from fnrfl.core.forks import filters_lock
+from fnrfl.core.forks import filters_lock, process_lock
 
 TINY = 5e-324  # the smallest float there is: zero where such numbers are flushed
 
@@ -99,22 +99,25 @@ class _Process:
     """How many entries there are in this process, and how to put back what the first of them found."""
 
     def __init__(self) -> None:
+        self.lock = process_lock()  # not that of filters, which a run that records a step holds until it is compiled
         self.inside = 0
         self.threads = 1  # inside operators, as the first found them
         self.found = ExitStack()
 
     def enter(self) -> None:
-        with filters_lock:
+        with self.lock:
             if not self.inside:
                 self.threads = torch.get_num_threads()
-                self._set()
+                with filters_lock:
+                    self._set()
             self.inside += 1
 
     def leave(self) -> None:
-        with filters_lock:
+        with self.lock:
             self.inside -= 1
             if not self.inside:
-                self.found.close()
+                with filters_lock:
+                    self.found.close()
 
     def _set(self) -> None:
         self.found.enter_context(_no_warning_is_an_error())
