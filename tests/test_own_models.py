@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import vmap
 
 import fnrfl
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.modules import unwrapped
+from fnrfl.core.net import Net
+from fnrfl.runs import together
 
 
 def pictures() -> tuple[Tensor, Tensor]:
@@ -86,6 +90,18 @@ def test_clients_that_cannot_step_together_are_trained_one_after_another(
 @pytest.mark.parametrize("make", [lambda: Recurrent(nn.GRU), dense, Keeps], ids=["gru", "dense", "keeps"])
 def test_clients_that_can_step_together_do(make: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture) -> None:
     assert trained(make).config.engine.name == "batched" and not caplog.messages
+
+
+def test_what_torch_warns_other_threads_of_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def beside_another_thread(net: Net) -> None:
+        slow = threading.Thread(target=vmap(lambda x: torch.histc(x, 4)), args=(torch.rand(2, 9),))
+        slow.start()
+        slow.join()
+        step_of_two(net)
+
+    step_of_two = together._step_of_two
+    monkeypatch.setattr(together, "_step_of_two", beside_another_thread)
+    assert trained(dense).config.engine.name == "batched"
 
 
 def test_an_engine_that_cannot_train_a_model_says_so_before_the_first_round() -> None:

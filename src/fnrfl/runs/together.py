@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,15 +28,29 @@ def why_not_together(config: RunConfig, net: Net, *, loops: bool) -> str | None:
     """
     if not registry.is_own_model(config.model.name):
         return None
-    with filters_lock, warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    with _warnings_here() as warned:
         try:
             _step_of_two(net)
         except Exception as error:  # a user's model may raise anything
             said = str(error).strip().partition("\n")[0].partition(". ")[0][:200].rstrip(".")
             return f"{type(error).__name__}: {said}"
-    slow = re.search(r"performance drop.*?aten::(\w+)", " ".join(str(one.message) for one in warned))
+    slow = re.search(r"performance drop.*?aten::(\w+)", " ".join(warned))
     return None if slow is None or loops else f"torch goes through them one by one for its operator {slow[1]}"
+
+
+@contextmanager
+def _warnings_here() -> Iterator[list[str]]:
+    """What this thread is warned of inside: Python has one place for all threads, and others may use `vmap` as well."""
+    here, warned = threading.get_ident(), list[str]()
+
+    def keep(message: object, *_: Any, **__: Any) -> None:
+        if threading.get_ident() == here:
+            warned.append(str(message))
+
+    with filters_lock, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = keep
+        yield warned
 
 
 def _step_of_two(net: Net) -> None:
