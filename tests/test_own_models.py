@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import fnrfl
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.modules import unwrapped
 from fnrfl.core.net import Net
-from fnrfl.runs import together
+from fnrfl.runs import build_net, together
 
 
 def pictures() -> tuple[Tensor, Tensor]:
@@ -135,6 +136,31 @@ def test_a_wrapped_module_is_the_module_in_it(wrap: Callable[[nn.Module], nn.Mod
     plain, wrapped = trained(dense()), trained(wrap(dense()))
     assert wrapped.model_sha256 == plain.model_sha256
     assert trained(dense, init=wrap(dense()).state_dict()).model_sha256 == plain.model_sha256
+
+
+def test_runs_of_compiled_modules_of_older_versions_are_loaded_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their files have the names that torch.compile makes."""
+
+    def make() -> nn.Module:
+        module = nn.Sequential(nn.Flatten(), nn.Linear(72, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+        return torch.compile(module, backend="eager")  # type: ignore[return-value]
+
+    def stop(event: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    keys: dict[str, Any] = {"dataset": pictures(), "model": make, "clients": 2, "rounds": 2, "public.size": 0.1}
+    with monkeypatch.context() as older:
+        older.setattr(build_net, "unwrapped", lambda module: module)
+        whole = fnrfl.run(**keys, out=tmp_path / "whole")
+        with pytest.raises(KeyboardInterrupt):
+            fnrfl.run(**keys, out=tmp_path / "part", progress=stop)
+    assert any(name.startswith("_orig_mod.") for name in whole.weights)
+    loaded = fnrfl.load(tmp_path / "whole", model=make)
+    resumed = fnrfl.resume(tmp_path / "part", model=make, dataset=pictures())
+    for name, weight in resumed.model.state_dict().items():
+        assert torch.equal(weight, loaded.model.state_dict()[name])
 
 
 def test_a_module_that_compiles_itself_is_called_as_it_is() -> None:

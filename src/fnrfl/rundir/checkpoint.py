@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from fnrfl.rundir import files
 from fnrfl.rundir.directory import CHECKPOINT_FOLDER, checkpoint_files
 
 CHECKPOINT_FORMAT = 3  # 2 (version 0.1.0): no hashes; 1: convolutions were not channels-last
+COMPILED = re.compile(r"(^|/)(?:_orig_mod\.)+")  # what torch.compile put before names, and older versions left there
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,7 @@ def read_tensors(path: Path, sha256: str | None = None) -> Tree:
                 f"{path} is not what the run wrote: its sha256 is not the one in checkpoint.json. Put the file back as "
                 "it was, or run again into another directory."
             )
-        return aligned(from_bytes(content))
+        return aligned({COMPILED.sub(r"\1", name): tensor for name, tensor in from_bytes(content).items()})
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} cannot be read ({error}). Run again into another directory.") from error
 
