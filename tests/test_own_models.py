@@ -136,6 +136,8 @@ def test_a_wrapped_module_is_the_module_in_it(wrap: Callable[[nn.Module], nn.Mod
     plain, wrapped = trained(dense()), trained(wrap(dense()))
     assert wrapped.model_sha256 == plain.model_sha256
     assert trained(dense, init=wrap(dense()).state_dict()).model_sha256 == plain.model_sha256
+    further = [trained(dense, init=model.state_dict()).model_sha256 for model in (plain.model, wrap(plain.model))]
+    assert further[0] == further[1] != plain.model_sha256
 
 
 def test_runs_of_compiled_modules_of_older_versions_are_loaded_and_resumed(

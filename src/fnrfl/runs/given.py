@@ -255,8 +255,9 @@ def put_first_weights(module: nn.Module, weights: Tree, model: str) -> None:
 
     What a trained model scales its inputs by is left aside: the clients of this run tell their own.
     """
-    weights = weights if hasattr(module, INPUT_SCALE) else _without_scale(weights)
     weights = _without_wrappers(weights, module)
+    if not hasattr(module, INPUT_SCALE):
+        weights = _without_wrappers(_without_scale(weights), module)
     wanted = {name: tuple(one.shape) for name, one in module.state_dict().items()}
     found = {name: tuple(one.shape) for name, one in weights.items()}
     way = f"Give the state_dict of a module like model = {model}."
