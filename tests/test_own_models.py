@@ -80,7 +80,12 @@ def trained(model: Any, **keys: Any) -> fnrfl.Result:
     return fnrfl.run(dataset=pictures(), model=model, clients=3, rounds=2, fnr="on", out=None, **dotted)
 
 
-@pytest.mark.parametrize("make", [Branch, lambda: Recurrent(nn.LSTM)], ids=["branch", "lstm"])
+def mlp() -> nn.Module:
+    """Called as one of fnrfl's models."""
+    return Branch()
+
+
+@pytest.mark.parametrize("make", [Branch, lambda: Recurrent(nn.LSTM), mlp], ids=["branch", "lstm", "mlp"])
 def test_clients_that_cannot_step_together_are_trained_one_after_another(
     make: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture
 ) -> None:

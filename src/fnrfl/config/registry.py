@@ -115,8 +115,8 @@ def recipes() -> dict[str, str]:
 
 
 def is_own_model(words: str) -> bool:
-    """Whether a model is a user's, and not one of fnrfl's, perhaps with options."""
-    return words.partition("(")[0].strip() not in MODELS
+    """Whether a model is a user's, whatever it is called, and not one of fnrfl's, perhaps with options."""
+    return is_given(words) or words.partition("(")[0].strip() not in MODELS
 
 
 def is_given(words: str) -> bool:
