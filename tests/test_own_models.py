@@ -110,6 +110,14 @@ def test_what_torch_warns_other_threads_of_decides_nothing(monkeypatch: pytest.M
     assert trained(dense).config.engine.name == "batched"
 
 
+def test_memory_that_is_full_at_the_moment_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(net: Net) -> None:
+        torch.empty(1 << 60)
+
+    monkeypatch.setattr(together, "_step_of_two", full)
+    assert trained(dense).config.engine.name == "batched"
+
+
 def test_an_engine_that_cannot_train_a_model_says_so_before_the_first_round() -> None:
     with pytest.raises(CompatibilityError, match=r'engine = "batched" trains several.*Set engine = "loop" or "auto"'):
         trained(Branch, engine="batched")

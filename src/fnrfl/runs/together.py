@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fnrfl.config import RunConfig, registry
+from fnrfl.core.errors import out_of_memory
 from fnrfl.core.forks import filters_lock
 from fnrfl.core.net import Net
 from fnrfl.core.step import by_transform
@@ -32,6 +33,8 @@ def why_not_together(config: RunConfig, net: Net, *, loops: bool) -> str | None:
         try:
             _step_of_two(net)
         except Exception as error:  # a user's model may raise anything
+            if out_of_memory(error):  # which says nothing about the model, and may be otherwise next time
+                return None
             said = str(error).strip().partition("\n")[0].partition(". ")[0][:200].rstrip(".")
             return f"{type(error).__name__}: {said}"
     slow = re.search(r"performance drop.*?aten::(\w+)", " ".join(warned))
