@@ -208,3 +208,10 @@ def test_a_script_is_refused() -> None:
 def test_a_softmax_at_the_end_is_noticed(last: nn.Module, said: int, caplog: pytest.LogCaptureFixture) -> None:
     trained(dense(last))
     assert sum("Softmax" in notice for notice in caplog.messages) == said
+
+
+def test_biases_that_add_up_to_one_are_no_softmax(caplog: pytest.LogCaptureFixture) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(72, 4))
+    nn.init.constant_(module[1].bias, 0.25)
+    trained(module)
+    assert not caplog.messages

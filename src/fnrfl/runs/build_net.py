@@ -98,7 +98,10 @@ def notices_on_model(config: RunConfig, net: Net) -> tuple[str, ...]:
     """What looks like a mistake in a user's model: answers that are probabilities, where the loss takes logits."""
     if not registry.is_own_model(config.model.name):
         return ()
-    logits = net.eval_forward(*net.flatten(), torch.zeros(2, *net.input_shape, dtype=net.input_dtype)).logits
+    x = torch.zeros(2, *net.input_shape, dtype=net.input_dtype)
+    if net.input_dtype.is_floating_point:  # of zeros alone a last layer may answer its biases, which can be anything
+        x[1] = 1
+    logits = net.eval_forward(*net.flatten(), x).logits
     if not ((logits >= 0).all() and (logits.sum(1) - 1).abs().max() < 1e-4):
         return ()
     return (
