@@ -242,6 +242,15 @@ def test_a_line_of_an_older_recipe_is_never_used() -> None:
     assert TINY in [waiting.cell for waiting in _queue_with(TINY, KeptLines([older], []))]
 
 
+@pytest.mark.parametrize("said", [{"leaks": []}, {}, {"leaks": ["public_is_test", "another"]}])
+def test_a_file_can_add_leaks_to_a_cell_and_take_none_away(said: CellLine) -> None:
+    without = {key: value for key, value in full_line(LEAKING, 0.5).items() if key != "leaks"}
+    lines = KeptLines([], [without | said])
+    assert lines.find(LEAKING).line["leaks"] == [*LEAKING.leaks, *said.get("leaks", [])[1:]]
+    assert "0.5000 leak [" in as_text(show_table("accuracy", lines, "tiny"))
+    assert KeptLines([], [line_of(TINY)]).find(TINY).line["leaks"] == []
+
+
 def test_a_failure_counts_only_where_nothing_succeeded() -> None:
     failed = line_of(TINY, failed="It did not.")
     assert KeptLines([], [failed]).find(TINY).state == "failed"

@@ -64,7 +64,8 @@ class KeptLines:
     def find(self, cell: PaperCell, *, prefer_here: bool = False) -> CellResult:
         """What is known of a cell. A committed line counts before one computed here, unless `prefer_here`.
 
-        A line that was made from other overrides than the cell has today is never used: it is an older recipe.
+        A line that was made from other overrides than the cell has today is never used: it is an older recipe. Its
+        leaks are those of the cell, whatever the file says, and any others that the file names.
         """
         places: list[tuple[Standing, Mapping[str, CellLine]]] = [("committed", self.committed), ("here", self.here)]
         known = [(state, lines[cell.id]) for state, lines in places if cell.id in lines]
@@ -73,7 +74,8 @@ class KeptLines:
         fitting = [(state, line) for state, line in known if is_of_today(cell, line)]
         for state, line in fitting:
             if "failed" not in line:
-                return CellResult(state, line)
+                leaks = dict.fromkeys([*cell.leaks, *line.get("leaks", ())])
+                return CellResult(state, line | {"leaks": list(leaks)})
         if fitting:
             return CellResult("failed", fitting[0][1])
         return CellResult("older recipe", known[0][1]) if known else CellResult("not run")
