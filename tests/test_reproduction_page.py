@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from chromium import BINARY, Chromium
 from fnrfl import cli
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.reproduce import page_charts
+from fnrfl.results.reproduce import figures, page_charts
 from fnrfl.results.reproduce.carrying import carry_out
 from fnrfl.results.reproduce.claims import CLAIMS
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, read_lines
@@ -149,6 +149,19 @@ def test_charts_of_a_run_with_a_leak_say_so() -> None:
         assert "printed" in chart["title"] or chart["leak"] == (min(values) >= 0.8) == (max(values) >= 0.4)
     for chart in data["waterfalls"]:
         assert chart["leak"] and [bar["leak"] for bar in chart["bars"]] == [False, True, True, True, True]
+
+
+def test_a_chart_names_the_lines_that_have_fewer_seeds() -> None:
+    runs = [("fedavg", 0), ("fedavg", 1), ("fedavg", 2), ("fedprox", 0)]
+    cells = [PaperCell("resnet18", "label", "honest", method, seed, "tiny") for method, seed in runs]
+    page = render_page(KeptLines([finished(cell, 1) for cell in cells], []), "tiny")
+    assert page.count("Not all seeds have run: FedProx has 0</figcaption>") == 1
+    assert page.count("Not all seeds have run") == 1
+    some, every = (KeptLines([finished(cell, 1) for cell in cells[:upto]], []) for upto in (None, 3))
+    part = TABLES["convergence"].parts[1]
+    for lines, names in ((some, ["FedAvg", "FedProx (1 of 3 seeds)"]), (every, ["FedAvg"])):
+        (drawn,) = figures._convergence(figures._Lookup(lines, "tiny", False), part, "honest")
+        assert [line.get_label() for line in drawn.figure.axes[0].get_lines()] == names
 
 
 def test_no_column_has_two_protocols(whole: str) -> None:

@@ -134,6 +134,7 @@ def _noisy_samples(scale: str) -> Drawn:
 def _convergence(look: _Lookup, part: TablePart, setting: str) -> Iterator[Drawn]:
     """Accuracy by round: the mean over seeds and, dotted, what was printed."""
     skew, found = part.skew, {method: look.seeds(part, setting, method) for method in part.methods}
+    asked = len(part.seeds_of(setting))
     if not any(found.values()):
         return
     figure = Figure(figsize=WIDE, layout="constrained")
@@ -143,7 +144,8 @@ def _convergence(look: _Lookup, part: TablePart, setting: str) -> Iterator[Drawn
         if curves:
             rounds = range(1, len(curves[0]) + 1)
             at = list(zip(*curves, strict=True))
-            axes.plot(rounds, [mean(values) for values in at], color=colour, label=method_name(method))
+            label = method_name(method) + (f" ({len(curves)} of {asked} seeds)" if len(curves) < asked else "")
+            axes.plot(rounds, [mean(values) for values in at], color=colour, label=label)
             axes.fill_between(rounds, list(map(min, at)), list(map(max, at)), color=colour, alpha=0.13, linewidth=0)
         if method in CURVES and (skew, setting, look.scale) == ("label", "paper", "full"):
             axes.plot(range(1, 11), CURVES[method], ":", color=colour, label=f"{method_name(method)}, printed")

@@ -28,7 +28,9 @@ def _curve_chart(number: int, part: ShownPart) -> ChartData:
         if (points := list(_points([column.values[place] for column in part.columns])))
     ]
     leak = any(value.leaks for column in part.columns for value in column.values)
-    return {"number": number, "skew": skew, "title": title, "leak": leak, "series": series}
+    last = zip(part.rows, part.columns[-1].values, strict=True)
+    fewer = [f"{row} has {', '.join(map(str, value.seeds))}" for row, value in last if value.seeds and value.missing]
+    return {"number": number, "skew": skew, "title": title, "leak": leak, "series": series, "fewer": "; ".join(fewer)}
 
 
 def _points(values: Sequence[ShownValue]) -> Iterator[ChartData]:
