@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -414,6 +415,24 @@ class TestInABrowser:
             assert sorted(values) == sorted(before) and len(set(known)) > 3
             assert known == sorted(known, reverse=reverse) and values[len(known) :] == [""] * (len(values) - len(known))
         assert browser.run("return document.querySelector('th[aria-sort]').getAttribute('aria-sort')") == "ascending"
+
+    def test_a_saved_table_has_deviations_of_their_own_and_says_how_many_seeds(
+        self, browser: Chromium, tmp_path: Path
+    ) -> None:
+        runs = [("fedavg+fnr", 0), ("fedavg", 0), ("fedavg", 1), *(("fedprox", seed) for seed in range(3))]
+        cells = [PaperCell("resnet18", "feature-0.5", "honest", method, seed, "tiny") for method, seed in runs]
+        lines = KeptLines([finished(cell, cell.seed) for cell in cells], [])
+        browser.show(write_page(lines, "tiny", tmp_path / "page.html"))
+        saved = browser.run(
+            "const table = document.querySelector('[data-table=accuracy]');"
+            "return { csv: exporting.csv(table), latex: exporting.latex(table) }"
+        )
+        rows = list(csv.DictReader(saved["csv"].removeprefix("\ufeff").splitlines()))
+        heads = [f"honest protocol{what}" for what in ("", ", standard deviation", ", more")]
+        assert [[row[head] for head in heads] for row in rows[:3]] == [
+            ["0.1000", "", "(1 of 3 seeds)"], ["0.1001", "0.0001", "(2 of 3 seeds)"], ["0.1002", "0.0002", ""],
+        ]  # fmt: skip
+        assert "0.1000 (1 of 3 seeds) " in saved["latex"] and r"0.1001 $\pm$ 0.0001 (2 of 3 seeds)" in saved["latex"]
 
     def test_every_table_has_a_name_and_heads(self, browser: Chromium, file: Path) -> None:
         browser.show(file)

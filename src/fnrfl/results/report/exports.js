@@ -61,9 +61,10 @@ const exporting = (() => {
       const found = interval
         ? [0, 1].map((end) => [`${name}, ${["low", "high"][end]}`, true, cells.map(({ text }) => text.split(" to ")[end] || "")])
         : [[name, number, cells.map(({ text }) => text)]];
-      if (cells.some(({ beside }) => beside)) {
-        const spread = cells.every(({ beside }) => !beside || beside.startsWith("\u00b1"));
-        found.push([spread ? `${name}, standard deviation` : `${name}, more`, spread, cells.map(({ beside }) => beside.replace(/^\u00b1\s*/, ""))]);
+      // Beside a number stand its standard deviation, a remark such as (2 of 3 seeds), or both.
+      const besides = cells.map(({ beside }) => beside.match(/^(?:\u00b1\s*(\S+)\s*)?([^]*)$/));
+      for (const [place, what] of [[1, "standard deviation"], [2, "more"]]) {
+        if (besides.some((parts) => parts[place])) found.push([`${name}, ${what}`, place === 1, besides.map((parts) => parts[place] || "")]);
       }
       if (cells.some(({ below }) => below)) found.push([`${name}, more`, false, cells.map(({ below }) => below)]);
       if (cells.some(({ leak }) => leak)) found.push([c ? `${name}, leak` : "leak", false, cells.map(({ leak }) => (leak ? "leak" : ""))]);
@@ -86,7 +87,7 @@ const exporting = (() => {
       `\\begin{tabular}{${columns.map(({ number }) => (number ? "r" : "l")).join("")}}`,
       "\\toprule", line(columns.map((column) => tex(column.name))), "\\midrule",
       ...rows.map((row) => line(row.map((one, c) =>
-        `${tex(one.text)}${one.beside ? ` ${tex(one.beside.startsWith("\u00b1") ? one.beside : `(${one.beside})`)}` : ""}${one.leak || (everywhere && c === 0) ? mark : ""}`))),
+        `${tex(one.text)}${one.beside ? ` ${tex(/^[\u00b1(]/.test(one.beside) ? one.beside : `(${one.beside})`)}` : ""}${one.leak || (everywhere && c === 0) ? mark : ""}`))),
       "\\bottomrule", "\\end{tabular}", ""].join("\n");
   }
 
