@@ -601,6 +601,12 @@ def test_seconds_beside_other_processes_are_in_no_table() -> None:
     assert changed == 2 * 2 * 6 * 3  # metrics, protocols, methods, skews
 
 
+def test_seconds_that_are_no_measure_say_why() -> None:
+    line = full_line(PaperCell("resnet18", "label", "honest", "fedavg", 0, "quick"), 0.5) | {"processes": 3}
+    text = as_text(show_table("cost", KeptLines([], [line]), "quick"))
+    assert text.count("- [") == 2 and "its seconds are no measure: other cells ran at the same time" in text
+
+
 def test_what_was_printed_stands_beside_what_was_run() -> None:
     table = show_table("cost", KeptLines([], []), "full")
     printed = {part.title: part.columns[0].values[0].words for part in table.parts}

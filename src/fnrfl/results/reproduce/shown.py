@@ -41,6 +41,7 @@ SKEW_NAMES = {
     "label+feature-0.5": "label and feature skew, noise 0.5", "label+quantity": "label and quantity skew",
     "classes-1": "one class per client", "classes-2": "two classes per client", "classes-3": "three classes per client",
 }  # fmt: skip
+_NO_MEASURE = "has run, but its seconds are no measure: other cells ran at the same time"
 NET_NAMES = {"resnet18": "ResNet-18", "resnet50": "ResNet-50", "vgg11": "VGG-11", "simple-cnn": "simple-cnn"}
 METHOD_NAMES = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "moon": "MOON", "fednova": "FedNova",
@@ -206,7 +207,8 @@ class _Shown:
         known = {cell: number for cell, number in numbers.items() if number is not None}
         if not known:
             why = why_not(list(found.values()), bool(numbers))
-            return ShownValue(protocol, why, sources=failures_among(found), cells=ids)
+            about = (_NO_MEASURE,) if is_time and numbers else failures_among(found)
+            return ShownValue(protocol, why, sources=about, cells=ids)
         lines = [found[cell].line for cell in known]
         sources = tuple(dict.fromkeys(found[cell].words for cell in known))
         if is_time and not on_one_machine(*lines):
