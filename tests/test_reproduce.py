@@ -708,6 +708,8 @@ def test_of_a_table_only_cells_without_a_result_are_run(tmp_path: Path, monkeypa
     [
         (["run", "acuracy"], 'There is no table "acuracy"'),
         (["run", "--for", "soon"], '"soon" is not a time'),
+        (["run", TINY.id.removesuffix("@tiny")], f"Write {TINY.id}, or @quick or @full"),
+        (["run", TINY.id.removesuffix("@tiny"), "--scale", "tiny"], f"Write {TINY.id}, or @quick or @full"),
         (["run", "x@tiny"], "is not a cell"),
         (["run", "resnet18/label/niid-bench/fedavg+fnr/seed0@tiny"], "FNR needs labelled public data"),
         (["run", "accuracy", "--seeds", "a"], "is not a list of seeds"),

@@ -197,10 +197,10 @@ def _named_cells(
         return [cell for cell in cells if chosen is None or cell.seed in chosen]
     found: list[PaperCell] = []
     for name in names:
-        if "@" in name:
+        if "@" in name or "/" in name:
+            found.append(PaperCell.read(name))
             if scale is not None or seeds is not None:
                 raise ConfigError(f"{name} has its seed and its scale in its name. Leave --scale and --seeds out.")
-            found.append(PaperCell.read(name))
         else:
             cells = find_cells(name, scale or "quick", chosen)
             found += [cell for cell in cells if not lines.find(cell).usable]

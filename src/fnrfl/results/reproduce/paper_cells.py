@@ -55,7 +55,10 @@ class PaperCell:
     @classmethod
     def read(cls, text: str) -> PaperCell:
         """The cell that an id names; what is wrong with it is said."""
-        parts, _, scale = text.partition("@")
+        parts, at, scale = text.partition("@")
+        if not at:
+            first, *others = (f"@{name}" for name in SCALES)
+            raise ConfigError(f'"{text}" is a cell without its scale. Write {text}{first}, or {" or ".join(others)}.')
         try:
             net, skew, setting, method, seed = parts.split("/")
             cell = cls(net, skew, setting, method, int(seed.removeprefix("seed")), scale)
