@@ -267,6 +267,15 @@ def test_half_a_line_is_passed_over_and_the_next_begins_a_new_one(tmp_path: Path
     assert [line["id"] for line in read_lines(path)] == [TINY.id, LEAKING.id]
 
 
+def test_a_file_that_was_saved_on_windows_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    lines = "\r\n".join(json.dumps(line_of(cell)) for cell in (TINY, LEAKING))
+    for text in (f"\ufeff{lines}\r\n", f"\ufeff{lines}"):
+        path.write_bytes(text.encode())
+        check_lines_file(path)
+        assert [line["id"] for line in read_lines(path)] == [TINY.id, LEAKING.id]
+
+
 def test_after_a_full_disk_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if no more than a part of the first line is there; and the file is named."""
     path = tmp_path / "lines.jsonl"

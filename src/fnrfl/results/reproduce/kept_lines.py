@@ -115,7 +115,7 @@ def read_lines(path: Path) -> list[CellLine]:
     try:
         if not path.is_file():  # a pipe or a device may never end
             raise OSError(0, "it is not an ordinary file")
-        texts = path.read_text(encoding="utf-8").splitlines()
+        texts = path.read_text(encoding="utf-8-sig").splitlines()  # a mark at its beginning is Windows'
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{path} cannot be read: {reason}. Choose another file with --out.") from error
