@@ -69,6 +69,19 @@ def test_a_cell_that_failed_before_is_named_and_is_no_success(tmp_path: Path, mo
     assert got.exit_code == 3 and "1 cell failed before; --again tries them once more." in got.output
 
 
+def test_why_nothing_was_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for cell in TABLES["rate"].cells("tiny"):
+        append_line(tmp_path / "lines.jsonl", line_of(cell))
+    named = typed("run", cell.id, "--out", "lines.jsonl")
+    assert named.exit_code == 0 and "0 cells done, 0 failed" in named.output
+    assert (
+        "1 cell has a result in lines.jsonl already. To run it again, choose another file with --out." in named.output
+    )
+    table = typed("run", "rate", "--scale", "tiny", "--out", "lines.jsonl")
+    assert table.exit_code == 0 and "Nothing was left to run. Of a table, --rerun also takes cells" in table.output
+
+
 def test_a_time_into_which_no_cell_fits_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cell = PaperCell("resnet18", "label", "honest", "fedavg", 77, "quick")

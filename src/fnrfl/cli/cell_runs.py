@@ -138,7 +138,16 @@ def run_cells(
         cells = _named_cells(names, scale, seeds, lines if not rerun else KeptLines([], []))
         done = carry(cells, place, lines, screen, time=time, words=words or (), again=again, processes=processes)
         failed = sum("failed" in line for line in done)
-        screen.print(f"{len(done) - failed} cells done, {failed} failed; lines in {place}")
+        screen.print(f"{counted(len(done) - failed, 'cell')} done, {failed} failed; lines in {place}")
+        kept = sum(lines.find(cell, prefer_here=True).state == "here" for cell in cells)
+        if kept:
+            has, them = ("has", "it") if kept == 1 else ("have", "them")
+            screen.print(
+                f"{counted(kept, 'cell')} {has} a result in {place} already. To run {them} again, choose another file "
+                "with --out."
+            )
+        if not cells:
+            screen.print("Nothing was left to run. Of a table, --rerun also takes cells that have a result.")
         if time is not None and not done and wait_for_a_run(cells, lines):
             screen.print(f"No cell was begun: none is expected to be finished within {time} on this machine.")
         before = 0 if again else sum(lines.find(cell).state == "failed" for cell in cells)
