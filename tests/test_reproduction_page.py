@@ -338,6 +338,11 @@ def test_other_commands_say_where_the_page_is(tmp_path: Path, monkeypatch: pytes
     assert "page" not in typed("rate", "--quiet").stderr
 
 
+def test_results_that_cannot_be_read_are_not_blamed_on_the_page(tmp_path: Path) -> None:
+    answer = typed("page", "--lines", str(tmp_path), "--out", str(tmp_path / "page.html"))
+    assert answer.exit_code == 2 and "it is not an ordinary file. Choose another file." in answer.stderr
+
+
 def test_a_page_is_not_written_over_a_file_of_a_run(tmp_path: Path) -> None:
     for name in ("config.toml", "events.jsonl"):
         (tmp_path / name).write_text("")

@@ -118,7 +118,7 @@ def read_lines(path: Path) -> list[CellLine]:
         texts = path.read_text(encoding="utf-8-sig").splitlines()  # a mark at its beginning is Windows'
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{path} cannot be read: {reason}. Choose another file with --out.") from error
+        raise ConfigError(f"{path} cannot be read: {reason}. Choose another file.") from error
     found = []
     for text in texts:
         try:
