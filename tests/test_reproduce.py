@@ -21,7 +21,7 @@ from fnrfl import cli
 from fnrfl.cli.cell_runs import read_duration
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ClientError, ConfigError, FnrflError
-from fnrfl.results.reproduce import carrying, kept_lines
+from fnrfl.results.reproduce import carrying, figures, kept_lines
 from fnrfl.results.reproduce.carrying import carry_out
 from fnrfl.results.reproduce.cell_lines import numbers_of
 from fnrfl.results.reproduce.cell_queue import CellNotice, choose
@@ -648,11 +648,16 @@ def test_the_split_is_the_one_of_the_papers_figures() -> None:
     ]  # fmt: skip
 
 
-def test_a_figure_with_a_leak_has_a_banner_and_metadata_and_one_without_has_none(tmp_path: Path) -> None:
+def drawable() -> KeptLines:
+    """A result for every cell that figures show."""
     told = {"refined": [3], "counts": [[7] * 10], "accuracy_before": [[None] * 10], "accuracy_after": [[0.5] * 10]}
     notes = {"refined_before": [[0.25] * 10], "refined_after": [[0.5] * 10], "watched": [[told]]}
     cells = [cell for name in ("convergence", "attribution") for cell in TABLES[name].cells("tiny")]
-    drawn = draw_all(KeptLines([full_line(cell, 0.5) | {"notes": notes} for cell in cells], []), "tiny", tmp_path)
+    return KeptLines([full_line(cell, 0.5) | {"notes": notes} for cell in cells], [])
+
+
+def test_a_figure_with_a_leak_has_a_banner_and_metadata_and_one_without_has_none(tmp_path: Path) -> None:
+    drawn = draw_all(drawable(), "tiny", tmp_path)
     assert len(drawn) == 15
     for path in drawn:
         picture = Image.open(path)
@@ -661,6 +666,13 @@ def test_a_figure_with_a_leak_has_a_banner_and_metadata_and_one_without_has_none
         expected = path.stem.endswith("paper") or path.stem.startswith("attribution")
         assert ("public_is_test" in leaks) == expected and (leaks == "none") != expected, path
         assert (red > 5000) == expected, path
+
+
+def test_every_figure_of_results_says_its_scale() -> None:
+    drawn = list(figures._figures(figures._Lookup(drawable(), "tiny", False)))[4:]  # the first ones are of the data
+    assert len(drawn) == 11
+    for one in drawn:
+        assert "scale tiny" in one.figure.axes[0].get_title(loc="left"), one.name
 
 
 def test_figures_of_the_data_need_no_results(tmp_path: Path) -> None:

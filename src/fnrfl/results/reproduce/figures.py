@@ -169,7 +169,8 @@ def _refinement(look: _Lookup, setting: str) -> Iterator[Drawn]:
     )
     named = {"before refinement": before, "after refinement": after}
     figure = _bars(classes_of_scale(look.scale), named)
-    title = f"{COLUMN_NAMES[setting]}: accuracy of refined clients on ranking data, label skew, last round"
+    what = "accuracy of refined clients on ranking data"
+    title = f"{COLUMN_NAMES[setting]}: {what}, label skew, last round, scale {look.scale}"
     figure.axes[0].set_title(title, fontsize=9, loc="left")
     yield Drawn(f"refinement-{setting}", figure, leaks_of(lines))
 
@@ -188,7 +189,8 @@ def _one_refined(look: _Lookup, setting: str) -> Iterator[Drawn]:
         classes = zip(classes_of_scale(look.scale), told["counts"][0], strict=True)
         figure = _bars([f"{name}: {count}" for name, count in classes], named)
         whose = f"client {told['refined'][0] + 1}, with its examples of each class"
-        title = f"{COLUMN_NAMES[setting]}: {whose}; label skew, seed {line['id'].partition('/seed')[2][0]}, last round"
+        seed = PaperCell.read(line["id"]).seed
+        title = f"{COLUMN_NAMES[setting]}: {whose}; label skew, seed {seed}, last round, scale {look.scale}"
         figure.axes[0].set_title(title, fontsize=9, loc="left")
         yield Drawn(f"refinement-of-one-{setting}", figure, leaks_of(lines))
 
