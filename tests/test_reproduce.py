@@ -92,6 +92,15 @@ def test_a_time_into_which_no_cell_fits_is_said(tmp_path: Path, monkeypatch: pyt
     assert said not in typed("run", cell.id, "--for", "1s", "--out", "lines.jsonl").output
 
 
+def test_cells_that_time_did_not_suffice_for_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(carrying, "carry_out", lambda cells, *_, **__: [line_of(cells[0])])
+    words = ("--scale", "tiny", "--out", "lines.jsonl", "--for", "9m")
+    for got in (typed("run", "rate", *words), typed("rate", *words)):
+        assert got.exit_code == 0 and "5 cells did not fit into 9m. To go on, give the same command" in got.output
+    assert "did not fit" not in typed("rate", *words[:-2]).output
+
+
 def test_a_table_says_its_size_and_at_which_scale_it_has_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

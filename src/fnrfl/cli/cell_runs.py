@@ -173,10 +173,15 @@ def carry(
 
     seconds = None if time is None else read_duration(time)
     with notices(screen), how_to_go_on(lambda: GO_ON):
-        return carry_out(
+        done = carry_out(
             cells, place, lines=lines, seconds=seconds, words=words, again=again, processes=processes,
             tell=lambda notice: _show_cell(screen, notice),
         )  # fmt: skip
+    begun, settled = {line["id"] for line in done}, ("here",) if again else ("here", "failed")
+    left = [cell for cell in cells if cell.id not in begun and lines.find(cell, prefer_here=True).state not in settled]
+    if time is not None and done and left:
+        screen.print(f"{counted(len(left), 'cell')} did not fit into {time}. {GO_ON}")
+    return done
 
 
 def read_duration(text: str) -> float:
