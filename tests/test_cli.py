@@ -271,6 +271,12 @@ def test_an_unknown_list_is_refused() -> None:
 # ---- help and typos ----
 
 
+@pytest.mark.parametrize("words", [["rnu"], ["reproduce", "acuracy"], ["data", "gett"]])
+def test_a_command_that_is_not_there_is_answered_once(words: list[str]) -> None:
+    got = CliRunner().invoke(cli.app, words)
+    assert got.exit_code == 2 and got.stderr.count("Did you mean") == 1 and got.stderr.count(words[-1]) == 1
+
+
 def commands() -> list[tuple[str, ...]]:
     """Every command there is, those of groups included."""
     found = [(info.name or (info.callback and info.callback.__name__) or "",) for info in cli.app.registered_commands]

@@ -8,7 +8,7 @@ import sys
 
 from fnrfl.cli import deploy, listing, look, reproduce, train, use
 from fnrfl.cli.common import app
-from fnrfl.cli.keywords import KeyValueCommand, PlainCommand
+from fnrfl.cli.keywords import KeyValueCommand, PlainCommand, PlainGroup
 from fnrfl.rundir.interrupt import OutputClosed
 
 __all__ = ["app", "main"]
@@ -26,6 +26,7 @@ app.add_typer(deploy.deploy, name="deploy")
 app.command("list")(listing.list_)
 app.command()(look.doctor)
 for group in (app, look.scenario, look.data, reproduce.reproduce, deploy.deploy):
+    group.info.cls = PlainGroup
     for command in group.registered_commands:
         if not issubclass(command.cls or PlainCommand, PlainCommand):
             command.cls = PlainCommand

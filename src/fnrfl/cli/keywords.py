@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
+
+
+class PlainGroup(TyperGroup):
+    """Commands under one name: one that is not there is answered with those that may be meant, once."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As usual, but for what typer adds to the sentence where click itself names them since 8.4."""
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            if getattr(error, "possibilities", None):
+                error.message = error.message.partition(" Did you mean")[0]  # type: ignore[attr-defined]
+            raise
 
 
 class PlainCommand(TyperCommand):
