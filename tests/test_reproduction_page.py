@@ -152,6 +152,13 @@ def test_charts_of_a_run_with_a_leak_say_so() -> None:
         assert chart["leak"] and [bar["leak"] for bar in chart["bars"]] == [False, True, True, True, True]
 
 
+def test_a_caption_says_what_its_chart_shows_without_the_heads_above_it(whole: str) -> None:
+    """It is all that a saved figure has."""
+    captions = re.findall(r"<figcaption>(.*?)</figcaption><div[^>]*data-(?:curves|waterfall)", whole)
+    assert len(captions) == 7 + 4 and len(set(captions)) == len(captions)
+    assert all(" skew" in caption for caption in captions)
+
+
 def test_a_chart_names_the_lines_that_have_fewer_seeds() -> None:
     runs = [("fedavg", 0), ("fedavg", 1), ("fedavg", 2), ("fedprox", 0)]
     cells = [PaperCell("resnet18", "label", "honest", method, seed, "tiny") for method, seed in runs]
