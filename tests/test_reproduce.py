@@ -475,6 +475,16 @@ def test_the_constant_penalty_changes_no_bit_whatever_its_weight(tmp_path: Path)
     assert len({line["model_sha256"] for line in read_lines(tmp_path / "lines.jsonl")}) == 1
 
 
+def test_fedavg_has_the_same_model_without_the_leaks_and_tables_say_so(tmp_path: Path) -> None:
+    cells = [PaperCell("resnet18", "label", "paper", f"fedavg{more}", 0, "tiny") for more in ("", "+no-leak")]
+    done = carry_out(cells, tmp_path / "lines.jsonl", lines=NOTHING)
+    assert done[0]["model_sha256"] == done[1]["model_sha256"] and done[0]["leaks"] and not done[1]["leaks"]
+    said = "such as FedAvg, has the same model without it."
+    for line, expected in zip(done, (True, False), strict=True):
+        tables = [show_table(name, KeptLines([], [line]), "tiny") for name in ("accuracy", "attribution")]
+        assert any(said in as_text(table) for table in tables) == expected
+
+
 def test_a_cell_that_fails_is_written_down_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -305,6 +305,10 @@ def _notes(name: str, parts: Sequence[ShownPart], scale: str) -> Iterator[str]:
     )
     if leaks:
         yield f"leak: {', '.join(leaks)}. A value that says leak is no honest result."
+        yield (
+            "Every run with a leak switched on says leak. That of a method without public data, such as FedAvg, has "
+            "the same model without it."
+        )
     yield scale_note(scale, name)
     yield "Accuracy is on the test set after the last round; over several seeds mean ± standard deviation."
     if name in ("accuracy", "mixed", "noise", "orthogonality", "cost"):
