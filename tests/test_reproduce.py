@@ -46,7 +46,9 @@ NOTHING = KeptLines([], [])
 def line_of(cell: PaperCell, **more: Any) -> CellLine:
     """What a finished cell leaves, as far as the queue reads it."""
     about = {"id": cell.id, "recipe": cell.recipe, "overrides": list(cell.overrides), "date": "2026-11-16"}
-    return about | {"device": "a device", "accuracy": 0.5, "seconds_wall": 9.0, "seconds_preparing": 2.0} | more
+    sizes = {"accuracy": 0.5, "accuracies": [0.5], "bytes_up": 2**20, "bytes_down": 2**20, "notes": {}}
+    seconds = {"seconds_train": 6.0, "seconds_wall": 9.0, "seconds_preparing": 2.0}
+    return about | {"device": "a device"} | sizes | seconds | more
 
 
 def typed(*words: str) -> Result:
@@ -287,6 +289,17 @@ def test_half_a_line_is_passed_over_and_the_next_begins_a_new_one(tmp_path: Path
         file.write(b'{"id": "half')
     append_line(path, line_of(LEAKING))
     assert [line["id"] for line in read_lines(path)] == [TINY.id, LEAKING.id]
+
+
+@pytest.mark.parametrize("name", [*kept_lines.ABOUT_CELLS, *kept_lines.CELL_NUMBERS])
+def test_a_line_that_lacks_what_tables_need_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    append_line(path, line_of(LEAKING))
+    append_line(path, line_of(TINY) | {name: None})
+    with pytest.raises(ConfigError, match=f'line 2: the result of {TINY.id} has no "{name}".* Take this line out'):
+        read_lines(path)
+    append_line(tmp_path / "failed.jsonl", line_of(TINY, failed="no memory") | dict.fromkeys(kept_lines.CELL_NUMBERS))
+    assert read_lines(tmp_path / "failed.jsonl")
 
 
 def test_a_file_that_was_saved_on_windows_is_read(tmp_path: Path) -> None:
@@ -558,7 +571,7 @@ def full_line(cell: PaperCell, accuracy: float) -> CellLine:
     """What a finished cell leaves, as far as a table reads it."""
     rounds = cell.config().rounds
     more = {"accuracies": [accuracy] * rounds, "clean": accuracy, "noisy": accuracy / 2, "seconds_train": 10.0}
-    return line_of(cell, accuracy=accuracy, leaks=list(cell.leaks), bytes_up=2**20, bytes_down=2**20, **more)
+    return line_of(cell, accuracy=accuracy, leaks=list(cell.leaks), **more)
 
 
 @functools.cache

@@ -20,6 +20,10 @@ Standing = Literal["committed", "here", "older recipe", "failed", "not run"]
 OF_PACKAGE = PACKAGE_FOLDER / "results" / "reproduce" / "committed"  # where a wheel has results/reproduction
 OF_SOURCES = PACKAGE_FOLDER.parent.parent / "results" / "reproduction"
 HERE = Path("runs") / "reproduction" / "lines.jsonl"
+ABOUT_CELLS = ("recipe", "overrides", "date", "device")  # what every line must have
+CELL_NUMBERS = (
+    "accuracy", "accuracies", "seconds_train", "seconds_wall", "seconds_preparing", "bytes_up", "bytes_down", "notes",
+)  # fmt: skip
 BEGINNING = '{"id": "'  # of every line: what may be all that a full disk has taken of the first one
 
 
@@ -120,12 +124,18 @@ def read_lines(path: Path) -> list[CellLine]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{path} cannot be read: {reason}. Choose another file.") from error
     found = []
-    for text in texts:
+    for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
         except ValueError:
             continue
         if isinstance(line, dict) and isinstance(line.get("id"), str):
+            for name in ABOUT_CELLS if "failed" in line else ABOUT_CELLS + CELL_NUMBERS:
+                if line.get(name) is None:
+                    raise ConfigError(
+                        f'{path}, line {number}: the result of {line["id"]} has no "{name}", which tables need. '
+                        "Take this line out, and the cell can be run again."
+                    )
             found.append(line)
     return found
 
