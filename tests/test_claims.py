@@ -241,6 +241,12 @@ def test_without_an_interval_nothing_is_told() -> None:
     assert judge(estimate([5.0, 5.0, 5.0])) == Verdict("cannot be told", "every seed has the same value")
 
 
+@pytest.mark.parametrize(("scale", "about_the_paper"), [("tiny", False), ("quick", True), ("full", True)])
+def test_a_verdict_on_digits_says_that_it_is_not_about_the_paper(scale: str, about_the_paper: bool) -> None:
+    heads = {part.columns[-1].head for part in show_claims(KeptLines([], []), scale).parts}
+    assert len(heads) == 1 and ("not about the paper" in heads.pop()) != about_the_paper
+
+
 def test_a_claim_holds_if_all_its_rows_do() -> None:
     holds, fails, open_, none = (
         Verdict(word, "")

@@ -28,7 +28,7 @@ from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.reproduction_page import render_page, write_page
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
 from fnrfl.results.reproduce.shown import ShownColumn, ShownPart, ShownTable, ShownValue
-from fnrfl.results.reproduce.verdicts import VERDICT_HEAD, Outcome, find_cells
+from fnrfl.results.reproduce.verdicts import ON_DIGITS, Outcome, find_cells
 
 EVIL = "</script><img src=x onerror=alert(1)>'\"&"
 CELLS = list(dict.fromkeys(cell for name in (*TABLES, "claims") for cell in find_cells(name, "tiny")))
@@ -259,7 +259,7 @@ def test_claims_are_numbers_or_words() -> None:
 
 def test_every_claim_has_a_verdict_and_a_leak_where_it_leaks(whole: str) -> None:
     cells = [cell for _, cell in Found(whole).cells if cell.table == "claims"]
-    verdicts = [cell.text for cell in cells if cell.label == VERDICT_HEAD]
+    verdicts = [cell.text for cell in cells if cell.label == ON_DIGITS]
     assert len(verdicts) == len(CLAIMS) + sum(len(claim.rows) for claim in CLAIMS)
     assert all(verdict.startswith(get_args(Outcome)) for verdict in verdicts)
     for cell in cells:

@@ -30,6 +30,7 @@ from fnrfl.results.statistics import LEVEL, Estimate, estimate
 
 Outcome = Literal["holds", "does not hold", "cannot be told", "not run"]
 VERDICT_HEAD = "verdict, by the honest protocol"
+ON_DIGITS = f"{VERDICT_HEAD}, on digits: not about the paper"
 _NO_NUMBER = "has run, but without this number: seconds need cells that ran alone on one device, pairs need fnr.watch"
 
 
@@ -97,6 +98,11 @@ class _Looked:
     scale: str
     seeds: Sequence[int] | None
     prefer_here: bool
+
+    @property
+    def verdict_head(self) -> str:
+        """What stands above the verdicts."""
+        return ON_DIGITS if self.scale == "tiny" else VERDICT_HEAD
 
     def asked(self, setting: str) -> Sequence[int]:
         """The seeds that a value should have."""
@@ -202,7 +208,7 @@ def _part(looked: _Looked, claim: Claim) -> ShownPart:
     for setting in CLAIM_SEEDS:
         values = tuple(looked.value(row, setting) for row in claim.rows)
         columns.append(ShownColumn(COLUMN_NAMES[setting], setting, values))
-    columns.append(ShownColumn(VERDICT_HEAD, "honest", tuple(map(looked.shown_verdict, claim.rows))))
+    columns.append(ShownColumn(looked.verdict_head, "honest", tuple(map(looked.shown_verdict, claim.rows))))
     title = f"{claim.name}: {claim.sentence} ({claim.place})"
     return ShownPart(title, tuple(row.label for row in claim.rows), tuple(columns), f"Shown: {claim.about}.")
 
@@ -223,7 +229,7 @@ def _overview(looked: _Looked) -> ShownPart:
     for setting in CLAIM_SEEDS:
         values = tuple(_range(claim, [looked.value(row, setting) for row in claim.rows]) for claim in CLAIMS)
         columns.append(ShownColumn(COLUMN_NAMES[setting], setting, values))
-    columns.append(ShownColumn(VERDICT_HEAD, "honest", tuple(_summed(looked, claim) for claim in CLAIMS)))
+    columns.append(ShownColumn(looked.verdict_head, "honest", tuple(_summed(looked, claim) for claim in CLAIMS)))
     rows = tuple(f"{claim.name}: {claim.sentence}" for claim in CLAIMS)
     return ShownPart(
         "All claims", rows, tuple(columns), "Of a claim with several rows: from the smallest to the largest."
