@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 from fnrfl import cli
 from fnrfl.cli.cell_runs import read_duration
 from fnrfl.config import RunConfig
+from fnrfl.config.schema import FIRST_DEFAULTS
 from fnrfl.core.errors import ClientError, ConfigError, FnrflError
 from fnrfl.results.reproduce import carrying, figures, kept_lines
 from fnrfl.results.reproduce.carrying import carry_out
@@ -31,7 +32,7 @@ from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.pictured_data import split_of
 from fnrfl.results.reproduce.printed import COST_METRICS, PRINTED
-from fnrfl.results.reproduce.settings import SCALES, TRIAL_SETTINGS
+from fnrfl.results.reproduce.settings import METHODS, SCALES, TRIAL_SETTINGS
 from fnrfl.results.reproduce.shown import ShownColumn, ShownValue, show_table
 from fnrfl.results.reproduce.waiting import ORDER, ExpectedSeconds, programs, queue
 from fnrfl.results.reproduce.wording import as_json, as_markdown, as_text
@@ -264,6 +265,15 @@ def test_a_line_of_an_older_recipe_is_never_used() -> None:
     assert (found.state, found.usable) == ("older recipe", False)
     assert KeptLines([older], [line_of(TINY)]).find(TINY).state == "here"
     assert TINY in [waiting.cell for waiting in _queue_with(TINY, KeptLines([older], []))]
+
+
+def test_a_cell_names_the_options_of_its_method_whose_default_has_changed() -> None:
+    """A line that was made with an earlier default has other overrides then, and is an older recipe."""
+    changed = {method: keys for method, keys in FIRST_DEFAULTS.items() if method in METHODS}
+    assert changed
+    for method, keys in changed.items():
+        named = PaperCell("resnet18", "label", "honest", method, 0, "quick").overrides
+        assert keys.keys() <= {word.partition("=")[0] for word in named}
 
 
 @pytest.mark.parametrize("said", [{"leaks": []}, {}, {"leaks": ["public_is_test", "another"]}])

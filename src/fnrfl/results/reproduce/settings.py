@@ -72,7 +72,7 @@ METHODS = {
     "fednova": "algorithm=fednova",
     "feddyn": "algorithm=feddyn",
     "fedftg": "algorithm=fedftg",
-    "feddf": "algorithm=feddf",
+    "feddf": "algorithm=feddf algorithm.batchnorm=updating",  # named, since it was not always the default
     "feddc": "algorithm=feddc",
     "fedgen": "algorithm=fedgen",
     "public-returned": "algorithm=public-returned",
