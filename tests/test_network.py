@@ -288,7 +288,7 @@ def schedules(draw: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     schedule=schedules(),
     method=st.sampled_from(["fedavg", "scaffold", "fnr fedavg"]),

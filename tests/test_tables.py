@@ -209,7 +209,7 @@ def examples_of(path: str, **keys: Any) -> Examples:
     return examples
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(columns=tables(gaps=False), data=st.data())
 def test_inputs_are_what_one_would_compute_at_first(tmp_path: Path, columns: Any, data: st.DataObject) -> None:
     x = examples_of(write(tmp_path / "t.csv", columns)).x
@@ -219,7 +219,7 @@ def test_inputs_are_what_one_would_compute_at_first(tmp_path: Path, columns: Any
     np.testing.assert_array_equal(examples_of(write(tmp_path / "u.csv", turned)).x, x[order])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(columns=tables())
 def test_dropped_rows_are_those_with_a_gap_and_no_others(tmp_path: Path, columns: Any) -> None:
     whole = np.array(plainly(columns), dtype=np.float32)
@@ -230,7 +230,7 @@ def test_dropped_rows_are_those_with_a_gap_and_no_others(tmp_path: Path, columns
     assert len(known) == 12 or list(examples.names or []) == [str(row) for row in known]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(columns=tables(), cut=st.integers(1, 11), data=st.data())
 def test_tables_read_alike_are_one_table_in_pieces(tmp_path: Path, columns: Any, cut: int, data: st.DataObject) -> None:
     reading = Reading(missing="drop")  # the reader leaves gaps as they are
