@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -108,6 +110,15 @@ def test_a_dry_run_estimates_time_and_memory_within_reason(engine: str) -> None:
     assert got["steps"] == sum(got["steps_by_phase"].values())
     assert 0.05 < got["seconds_estimate"] < 600
     assert 100 * 2**20 < got["memory_estimate"] < 100 * 2**30
+
+
+def test_a_moment_in_which_others_have_the_core_is_no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step that is timed seems to take a minute, and all others ten milliseconds."""
+    looks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: 60.0 * ((look := next(looks)) > 0) + 0.01 * look)
+    monkeypatch.setattr(plan, "time", clock)
+    got = json.loads(command("run", "fnr=on", "engine=loop", "--dry-run", "--json").stdout)
+    assert got["seconds_estimate"] < 600
 
 
 def test_a_dry_run_prints_a_config_that_runs_and_writes_nothing(folder: Path) -> None:

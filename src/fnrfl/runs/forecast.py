@@ -290,7 +290,7 @@ def _seconds_per_step(built: Built, clients: Tensor, task: LocalTask) -> float:
     if config.name != "loop" or engine.server.runner.recorder is not None:
         timed(1)  # the first vmap of a process takes seconds, and recording a step takes a while
     once = timed(1)
-    return once if once > SLOW else min(timed(TIMED_STEPS) for _ in range(3))
+    return min(once, timed(1)) if once > SLOW else min(timed(TIMED_STEPS) for _ in range(3))
 
 
 def _seconds_per_look(built: Built) -> float:
@@ -304,7 +304,9 @@ def _seconds_per_look(built: Built) -> float:
         return (time.perf_counter() - began) / len(y)
 
     once = timed(GLANCE)
-    return once if GLANCE * once > SLOW else min(timed(forward_batch(built.net.device)) for _ in range(3))
+    if GLANCE * once > SLOW:
+        return min(once, timed(GLANCE))
+    return min(timed(forward_batch(built.net.device)) for _ in range(3))
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
