@@ -52,12 +52,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused_at_once(words: tuple[str, ...], said: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()  # what others do meanwhile does not count
     got = command("run", *SHORT, *words)
     assert got.exit_code in (2, 3), got.output
     assert said in got.stderr
     assert "please report" not in got.stderr
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 class Tokens(nn.Module):

@@ -357,9 +357,9 @@ def test_the_impossible_is_refused_with_a_way_out(
 def test_large_splits_are_quick() -> None:
     """500 clients, 100 classes, 100,000 examples: tens of milliseconds; seconds would mean a loop crept in."""
     labels = np.arange(100_000) % 100
-    start = time.perf_counter()
+    start = time.process_time()  # what others do meanwhile does not count
     assert is_exact(split("label-dirichlet(0.5)", labels, 500, num_classes=100), labels)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 # ---- noise ----
@@ -525,7 +525,7 @@ def _stress(number: int) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     for seed in range(number):
         text, labels, classes, clients = _random_scenario(rng)
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             partition = draw(parse(text), labels, clients, seed, num_classes=classes)
         except ConfigError as refusal:
@@ -534,7 +534,7 @@ def _stress(number: int) -> Counter[str]:
         else:
             assert is_exact(partition, labels), (text, seed)
             outcomes["exact"] += 1
-        assert time.perf_counter() - start < 60, f"{text} with {clients} clients hangs"
+        assert time.process_time() - start < 60, f"{text} with {clients} clients hangs"
     return outcomes
 
 
