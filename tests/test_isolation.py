@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -205,6 +206,7 @@ def put(get: Callable[[], Any], put: Callable[[Any], object], value: Any) -> Ite
 
 @contextmanager
 def warnings_are_errors() -> Iterator[None]:
+    gc.collect()  # what other tests left, such as temporary folders, warns when it goes
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         filters = list(warnings.filters)
