@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict
@@ -554,6 +555,39 @@ def test_the_first_ctrl_c_asks_and_the_second_interrupts(capfd: pytest.CaptureFi
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class Going:
+    """Calls something in a moment in which Python ignores errors: while an object goes."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+
+    def __del__(self) -> None:
+        self.call()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_python_ignores_comes_once_more(number: signal.Signals) -> None:
+    hook, before = sys.unraisablehook, signal.getsignal(number)
+
+    def work() -> None:
+        Going(lambda: os.kill(os.getpid(), number))
+        time.sleep(30)
+
+    with interruptible():
+        os.kill(os.getpid(), number)
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    assert sys.unraisablehook is hook and signal.getsignal(number) is before
+
+
+def test_other_errors_that_python_ignores_are_told_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: told.append(ignored.exc_type))
+    with interruptible():
+        Going(lambda: 1 / 0)
+    assert told == [ZeroDivisionError]
 
 
 def test_ctrl_c_that_means_something_else_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

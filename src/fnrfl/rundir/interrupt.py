@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import _thread
+import functools
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 SIGNAL_AGAIN = {signal.SIGINT: "Press Ctrl-C again"}
+ONCE_MORE = 0.01  # seconds after which a signal comes again that was ignored
 Handler = Callable[[int, FrameType | None], object]
 
 
@@ -78,6 +84,7 @@ _USUAL = {
 @contextmanager
 def _handled(handler: Handler, which: Mapping[signal.Signals, object]) -> Iterator[None]:
     """Inside, those signals that have their usual meaning are handled by somebody else."""
+    handled = False
     with ExitStack() as before:
         for number, usual in which.items():
             found = signal.getsignal(number)
@@ -88,4 +95,20 @@ def _handled(handler: Handler, which: Mapping[signal.Signals, object]) -> Iterat
             except ValueError:  # only the main thread may
                 break
             before.callback(signal.signal, number, found)
+            handled = True
+        if handled:
+            before.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
+            sys.unraisablehook = functools.partial(_send_again, sys.unraisablehook)
         yield
+
+
+def _send_again(others: Callable[[Any], object], ignored: Any) -> None:
+    """Have a signal come once more if Python ignored what its handler raised, as it does while an object goes."""
+    number = exit_code(ignored.exc_value) - 128 if isinstance(ignored.exc_value, KeyboardInterrupt) else None
+    if number not in _USUAL:
+        others(ignored)
+        return
+    send = functools.partial(os.kill, os.getpid()) if os.name == "posix" else _thread.interrupt_main
+    again = threading.Timer(ONCE_MORE, send, [number])
+    again.daemon = True
+    again.start()
