@@ -84,6 +84,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine, recorded = Machine(tmp_path / "programs"), recorder.recorded
     monkeypatch.setenv("FNRFL_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "no GPU")
+    monkeypatch.setattr(step_names, "_sources_hash", lambda: "sources")  # a file may be saved while tests run
 
     def counted(step: FlatStep, *more: Any) -> Any:
         machine.recorded.append(step)
