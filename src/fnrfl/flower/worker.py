@@ -33,9 +33,9 @@ def answer_letters(folder: Path, answer: Callable[[bytes], bytes]) -> None:
         (folder / SOCKET).unlink(missing_ok=True)  # of a worker that was killed: this one has the lock
         door.bind(f"{name}/{SOCKET}")
         door.listen()
-        door.settimeout(IDLE)
         try:
             while True:
+                door.settimeout(IDLE)
                 there, _ = door.accept()
                 with there, suppress(OSError, EOFError):  # whoever has gone before the reply loses it
                     there.settimeout(None)
