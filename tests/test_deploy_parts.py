@@ -130,6 +130,16 @@ def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> 
         bystander.wait()
 
 
+def test_how_another_child_has_ended_is_left_for_whoever_started_it(
+    family: Callable[[str], tuple[Processes, Recorded]],
+) -> None:
+    there, _ = family("time.sleep(60)")
+    bystander = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
+    os.waitid(os.P_PID, bystander.pid, os.WEXITED | os.WNOWAIT)
+    there.stop()
+    assert bystander.wait() == 7
+
+
 def test_a_record_that_is_damaged_is_named(tmp_path: Path) -> None:
     (tmp_path / "processes.json").write_text("{")
     with pytest.raises(FnrflError, match=r"processes\.json"):

@@ -152,9 +152,9 @@ def _wait(family: Mapping[int, str], seconds: float) -> dict[int, str]:
     until = time.monotonic() + seconds
     left = dict(family)
     while left and time.monotonic() < until:
-        with suppress(ChildProcessError):  # our own children would stay as zombies
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        for pid in left:
+            with suppress(ChildProcessError):  # it is no child of ours, which would stay as a zombie
+                os.waitpid(pid, os.WNOHANG)
         left = {pid: started for pid, started in left.items() if start_of(pid) == started}
         if left:
             time.sleep(0.05)
