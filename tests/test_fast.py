@@ -119,7 +119,7 @@ def test_a_record_that_does_not_repeat_the_step_is_refused(engine: str, monkeypa
                 node.target = torch.ops.aten.add_.Tensor
         graph.recompile()
 
-    monkeypatch.setattr(recording, "_without_useless_views", spoil)
+    monkeypatch.setattr(recording, "leave_out_views", spoil)
     run = Run(FedAvg(), engine)
     plain = Run(FedAvg(), engine.removesuffix("-fast"), threads=2)
     assert_same(run.rounds(2), plain.rounds(2))

@@ -139,22 +139,29 @@ def run_cells(
         done = carry(cells, place, lines, screen, time=time, words=words or (), again=again, processes=processes)
         failed = sum("failed" in line for line in done)
         screen.print(f"{counted(len(done) - failed, 'cell')} done, {failed} failed; lines in {place}")
-        kept = sum(lines.find(cell, prefer_here=True).state == "here" for cell in cells)
-        if kept:
-            has, them = ("has", "it") if kept == 1 else ("have", "them")
-            screen.print(
-                f"{counted(kept, 'cell')} {has} a result in {place} already. To run {them} again, choose another file "
-                "with --out."
-            )
-        if not cells:
-            screen.print("Nothing was left to run. Of a table, --rerun also takes cells that have a result.")
         if time is not None and not done and wait_for_a_run(cells, lines):
             screen.print(f"No cell was begun: none is expected to be finished within {time} on this machine.")
         before = 0 if again else sum(lines.find(cell).state == "failed" for cell in cells)
-        if before:
-            screen.print(f"{counted(before, 'cell')} failed before; --again tries them once more.")
+        _say_what_was_not_run(cells, lines, place, before, screen)
         say_where_the_page_is(screen, place, cells[0].scale if cells else scale or "quick")
         raise typer.Exit(3 if failed or before else 0)
+
+
+def _say_what_was_not_run(
+    cells: Sequence[PaperCell], lines: KeptLines, place: Path, failed: int, screen: Console
+) -> None:
+    """Which of the cells that were asked for were not run, and how to have them run."""
+    kept = sum(lines.find(cell, prefer_here=True).state == "here" for cell in cells)
+    if kept:
+        has, them = ("has", "it") if kept == 1 else ("have", "them")
+        screen.print(
+            f"{counted(kept, 'cell')} {has} a result in {place} already. To run {them} again, choose another file "
+            "with --out."
+        )
+    if not cells:
+        screen.print("Nothing was left to run. Of a table, --rerun also takes cells that have a result.")
+    if failed:
+        screen.print(f"{counted(failed, 'cell')} failed before; --again tries them once more.")
 
 
 def carry(
@@ -201,7 +208,6 @@ def _named_cells(
 ) -> list[PaperCell]:
     """The cells that were asked for; without a name, the queue. Of a table, those that have no result among `lines`."""
     from fnrfl.results.compare import read_seeds
-    from fnrfl.results.reproduce.paper_cells import PaperCell
     from fnrfl.results.reproduce.verdicts import find_cells
     from fnrfl.results.reproduce.waiting import queue
 
@@ -212,15 +218,23 @@ def _named_cells(
     found: list[PaperCell] = []
     for name in names:
         if "@" in name or "/" in name:
-            found.append(PaperCell.read(name))
-            if scale is not None or seeds is not None:
-                raise ConfigError(f"{name} has its seed and its scale in its name. Leave --scale and --seeds out.")
+            found.append(_read_cell(name, alone=scale is None and seeds is None))
         else:
             cells = find_cells(name, scale or "quick", chosen)
             found += [cell for cell in cells if not lines.find(cell).usable]
     for cell in found:
         cell.config()  # refuses names that cannot go together
     return list(dict.fromkeys(found))
+
+
+def _read_cell(name: str, *, alone: bool) -> PaperCell:
+    """The cell of a name; `alone`: nothing else says its seed or its scale."""
+    from fnrfl.results.reproduce.paper_cells import PaperCell
+
+    cell = PaperCell.read(name)
+    if not alone:
+        raise ConfigError(f"{name} has its seed and its scale in its name. Leave --scale and --seeds out.")
+    return cell
 
 
 def _show_cell(screen: Console, notice: CellNotice) -> None:

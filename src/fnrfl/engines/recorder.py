@@ -39,6 +39,7 @@ from fnrfl.engines.programs import (
     close_enough,
     timed,
 )
+from fnrfl.engines.rewriting import leave_out_views
 
 log = logging.getLogger("fnrfl")
 Example = Callable[[], tuple[Step, Any, Any, Any]]  # a step, its carry, what it reads, and one turn
@@ -329,28 +330,10 @@ def recorded(step: FlatStep, arguments: StepArguments, decompositions: Any) -> R
     except Exception:
         log.debug("a step cannot be recorded without its numbers", exc_info=True)
         graph, arguments = traced("real"), replace(arguments, complete_key=None)
-    _without_useless_views(graph)
+    leave_out_views(graph)
     return Recording(arguments, graph)
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Distinct ones: a tensor given twice would be taken for one input."""
     return [t.clone() for t in tensors]
-
-
-def _without_useless_views(graph: fx.GraphModule) -> None:
-    """Leave out what differentiation and `vmap` left behind: views that change nothing, transposes undone at once."""
-    aten = torch.ops.aten
-    views = {aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default}
-    for node in list(graph.graph.nodes):
-        source = node.args[0] if node.op == "call_function" and node.args else None
-        if not isinstance(source, fx.Node):
-            continue
-        before, after = source.meta.get("tensor_meta"), node.meta.get("tensor_meta")
-        if node.target in views and before is not None and after is not None:
-            if (before.shape, before.stride, before.dtype) == (after.shape, after.stride, after.dtype):
-                node.replace_all_uses_with(source)
-        elif node.target is source.target is aten.transpose.int and {*node.args[1:]} == {*source.args[1:]}:
-            node.replace_all_uses_with(source.args[0])
-    graph.graph.eliminate_dead_code()
-    graph.recompile()

@@ -28,6 +28,26 @@ def rewrite(graph: fx.GraphModule) -> None:
     update_by_parts(graph)
 
 
+# -- views ------------------------------------------------------------------------------------------------------------
+
+
+def leave_out_views(graph: fx.GraphModule) -> None:
+    """Leave out what differentiation and `vmap` left behind: views that change nothing, transposes undone at once."""
+    views = {_ops.expand.default, _ops.view.default, _ops._unsafe_view.default, _ops.reshape.default}
+    for node in list(graph.graph.nodes):
+        source = node.args[0] if node.op == "call_function" and node.args else None
+        if not isinstance(source, fx.Node):
+            continue
+        before, after = source.meta.get("tensor_meta"), node.meta.get("tensor_meta")
+        if node.target in views and before is not None and after is not None:
+            if (before.shape, before.stride, before.dtype) == (after.shape, after.stride, after.dtype):
+                node.replace_all_uses_with(source)
+        elif node.target is source.target is _ops.transpose.int and {*node.args[1:]} == {*source.args[1:]}:
+            node.replace_all_uses_with(source.args[0])
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
 # -- copies -----------------------------------------------------------------------------------------------------------
 
 

@@ -206,8 +206,7 @@ class _Shown:
         numbers = {cell: get(one.line) for cell, one in found.items() if one.usable}
         known = {cell: number for cell, number in numbers.items() if number is not None}
         if not known:
-            why = why_not(list(found.values()), bool(numbers))
-            about = (_NO_MEASURE,) if is_time and numbers else failures_among(found)
+            why, about = _why_none(found, has_run=bool(numbers), is_time=is_time)
             return ShownValue(protocol, why, sources=about, cells=ids)
         lines = [found[cell].line for cell in known]
         sources = tuple(dict.fromkeys(found[cell].words for cell in known))
@@ -239,6 +238,12 @@ class _Shown:
                 for t in range(rounds)
             ]
             yield ShownPart(f"{part_title(part)}: {COLUMN_NAMES[setting]}, by round", rows, tuple(columns))
+
+
+def _why_none(found: dict[PaperCell, CellResult], *, has_run: bool, is_time: bool) -> tuple[str, tuple[str, ...]]:
+    """Why a value has no number, and what must be known about it."""
+    about = (_NO_MEASURE,) if is_time and has_run else failures_among(found)
+    return why_not(list(found.values()), has_run), about
 
 
 def _spread(result: Estimate, form: str) -> str:
