@@ -149,8 +149,9 @@ def _convergence(look: _Lookup, part: TablePart, setting: str) -> Iterator[Drawn
             axes.fill_between(rounds, list(map(min, at)), list(map(max, at)), color=colour, alpha=0.13, linewidth=0)
         if method in CURVES and (skew, setting, look.scale) == ("label", "paper", "full"):
             axes.plot(range(1, 11), CURVES[method], ":", color=colour, label=f"{method_name(method)}, printed")
+    several = any(len(lines) > 1 for lines in found.values())
     axes.set_xlabel("round")
-    axes.set_ylabel("test accuracy")
+    axes.set_ylabel("test accuracy" + ("; band: lowest to highest seed" if several else ""))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color=LINE)
     axes.set_title(f"{COLUMN_NAMES[setting]}: {SKEW_NAMES[skew]}, scale {look.scale}", fontsize=10, loc="left")
