@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,6 +215,29 @@ def test_what_is_compiled_in_the_background(
         worker.returncode = 0
         assert found.ready()
         assert list(found.programs(arguments)) == [("compiled", arguments)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_compiled_step_comes_in_the_middle_of_a_round(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("FNRFL_CACHE", str(tmp_path))
+    monkeypatch.setattr(cuda_graphs, "WORTH_COMPILING", 0)
+    asked: Counter[int] = Counter()
+
+    def ready(later: CompiledLater) -> bool:
+        """Not there for three questions, and then as soon as it is compiled."""
+        asked[id(later)] += 1
+        if asked[id(later)] > 3 and later.compiling.worker is not None:
+            later.compiling.worker.wait(300)
+        return later.compiling.ready()
+
+    monkeypatch.setattr(CompiledLater, "ready", ready)
+    run = Run(FNR(FedAvg()), "gpu-fast", active=6, device="cuda")
+    runner = run.engine.server.runner
+    runner.recorder = Recorder(CudaGraphs(torch.float64, waits=False), run.net.fingerprint())
+    run.engine.server.place.max_gather_bytes = 1
+    run.rounds(1)
+    assert max(asked.values()) == 4  # the widest step was asked for until it came, and then no more
+    assert_near(run.state, Run(FNR(FedAvg()), active=6).rounds(1), atol=1e-9)
 
 
 def test_what_could_not_be_compiled_in_the_background_is_told(monkeypatch: Any, tmp_path: Path, caplog: Any) -> None:

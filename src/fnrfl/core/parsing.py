@@ -1,7 +1,7 @@
 """Python's parser, and what calls it, in threads beside each other.
 
 Before Python 3.11.8 and 3.12.2 there is one count of depth for the parsers of all threads, and a thread that parses
-while another one does may get a SystemError although its text is good (issue 106905 of python/cpython).
+while another one does may get a SystemError although its text is good (python/cpython, gh-106905).
 """
 
 from __future__ import annotations
