@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,14 @@ from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.config import load
 from fnrfl.core.errors import FnrflError
+from fnrfl.core.messages import TrainRequest
 from fnrfl.engines import compiled, cuda_graphs
 from fnrfl.engines.assemble import Layout
 from fnrfl.engines.cuda_graphs import CompiledLater, CudaGraphs
-from fnrfl.engines.programs import STORE, FlatProgram, Recording, StepArguments, repeated
+from fnrfl.engines.programs import STORE, FlatProgram, Recording, StepArguments, StoredProgram, repeated
 from fnrfl.engines.recorder import Recorder, recorded
 from fnrfl.engines.torchscript import TorchScript
+from fnrfl.engines.trainer import Trained, Trainer
 from fnrfl.runs import build_engine
 from fnrfl.runs.run import run
 from toys import Run, assert_near
@@ -111,6 +114,37 @@ def test_it_comes_in_the_middle_of_a_round() -> None:
     widest, refining = backend.made[0], backend.made[-1]
     assert widest.steps[1:] and refining.steps[1:]  # the first step is the trial
     assert_near(run.state, Run(FNR(FedAvg()), active=6).rounds(1), atol=1e-9)
+
+
+def test_in_the_middle_of_a_round_memory_that_does_not_suffice_for_both_is_no_error(monkeypatch: Any) -> None:
+    def full(later: Later, arguments: StepArguments) -> Iterator[FlatProgram]:
+        raise torch.OutOfMemoryError
+
+    begun: list[str] = []
+    train = Trainer.train
+
+    def counted(trainer: Trainer, request: TrainRequest, *rest: Any) -> Trained:
+        begun.append(request.task.purpose)
+        return train(trainer, request, *rest)
+
+    monkeypatch.setattr(Trainer, "train", counted)
+    monkeypatch.setattr(Later, "programs", full)
+    run = played(Patient(questions=3), 1, threads=1)
+    assert begun == ["local", "refine", "deliver"]  # nobody had to begin again
+    assert_near(run.state, Run(FNR(FedAvg()), active=6).rounds(1), atol=1e-9)
+
+
+def test_seconds_that_it_takes_in_the_middle_of_a_round_are_of_preparing(monkeypatch: Any) -> None:
+    before: list[float] = []
+
+    def improve(recorder: Recorder, stored: StoredProgram, *_: Any) -> None:
+        before.append(recorder.seconds)
+        stored.coming = None
+        time.sleep(0.2)
+
+    monkeypatch.setattr(Recorder, "_improve", improve)
+    run = played(Patient(questions=3), 1, threads=1)
+    assert before and run.engine.seconds_preparing >= before[-1] + 0.2
 
 
 def test_while_several_threads_train_nothing_changes() -> None:

@@ -128,6 +128,25 @@ def test_beside_a_run_nobody_waits_for_the_filters_of_warnings() -> None:
         assert not other.is_alive()
 
 
+def test_the_last_run_to_end_waits_until_filters_of_warnings_are_put_back() -> None:
+    before, inside, leave = list(warnings.filters), threading.Event(), threading.Event()
+
+    def run() -> None:
+        with isolated():
+            inside.set()
+            leave.wait(10)
+
+    other = threading.Thread(target=run)
+    other.start()
+    assert inside.wait(10)
+    with filters_lock, warnings.catch_warnings():
+        leave.set()
+        other.join(0.3)
+        assert other.is_alive()
+    other.join(10)
+    assert list(warnings.filters) == before
+
+
 def test_whoever_changes_the_filters_of_warnings_holds_their_lock() -> None:
     source = Path(__file__).parents[1] / "src" / "fnrfl"
     lines = [line for path in source.rglob("*.py") for line in path.read_text(encoding="utf-8").splitlines()]
