@@ -93,15 +93,20 @@ def test_an_error_that_never_ends_and_errors_of_another_kind_are_raised() -> Non
     assert len(calls) == ATTEMPTS + 1
 
 
-def test_filters_of_warnings_are_as_before_whatever_threads_did_in_turns() -> None:
-    before, inside, leave = list(warnings.filters), threading.Event(), threading.Event()
+def isolated_thread() -> tuple[threading.Thread, threading.Event, threading.Event]:
+    """A thread that is inside of `isolated` from the first event until the second."""
+    inside, leave = threading.Event(), threading.Event()
 
-    def run() -> None:
+    def stay() -> None:
         with isolated():
             inside.set()
             leave.wait(10)
 
-    other = threading.Thread(target=run)
+    return threading.Thread(target=stay), inside, leave
+
+
+def test_filters_of_warnings_are_as_before_whatever_threads_did_in_turns() -> None:
+    before, (other, inside, leave) = list(warnings.filters), isolated_thread()
     with filters_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         other.start()
@@ -129,14 +134,7 @@ def test_beside_a_run_nobody_waits_for_the_filters_of_warnings() -> None:
 
 
 def test_the_last_run_to_end_waits_until_filters_of_warnings_are_put_back() -> None:
-    before, inside, leave = list(warnings.filters), threading.Event(), threading.Event()
-
-    def run() -> None:
-        with isolated():
-            inside.set()
-            leave.wait(10)
-
-    other = threading.Thread(target=run)
+    before, (other, inside, leave) = list(warnings.filters), isolated_thread()
     other.start()
     assert inside.wait(10)
     with filters_lock, warnings.catch_warnings():
