@@ -7,6 +7,7 @@ import dataclasses
 import doctest
 import importlib
 import inspect
+import itertools
 import json
 import re
 import runpy
@@ -461,10 +462,15 @@ def test_the_readme_gives_the_papers_numbers_as_printed_and_its_own_as_committed
         json.loads(line) for path in sorted((ROOT / "results/reproduction").glob("*.jsonl")) for line in path.open()
     ]
     committed = {line["id"]: f"{line['accuracy']:.4f}" for line in lines if line.get("accuracy") is not None}
-    for name, method in (("FedAvg", "fedavg"), ("FedAvg + FNR", "fedavg+fnr")):
-        cells = [f"resnet18/label/{protocol}/{method}/seed0@full" for protocol in ("paper", "honest")]
-        printed = f"{PRINTED['accuracy', 'resnet18', 'label', method].value:.4f}"
-        assert rows[name] == [printed, *(committed.get(cell, "not run") for cell in cells)]
+    skews = {"label skew": "label", "feature skew": "feature-0.5", "quantity skew": "quantity"}
+    methods = {"FedAvg": "fedavg", "FedAvg + FNR": "fedavg+fnr"}
+    control = f"{next(iter(skews))}: FNR with weight 0"
+    assert rows.keys() == {f"{skew}: {method}" for skew in skews for method in methods} | {control}
+    assert rows[control] == ["", "", committed["resnet18/label/honest/fedavg+weight-0/seed0@full"]]
+    for (skew_name, skew), (method_name, method) in itertools.product(skews.items(), methods.items()):
+        cells = [f"resnet18/{skew}/{protocol}/{method}/seed0@full" for protocol in ("paper", "honest")]
+        printed = f"{PRINTED['accuracy', 'resnet18', skew, method].value:.4f}"
+        assert rows[f"{skew_name}: {method_name}"] == [printed, *(committed.get(cell, "not run") for cell in cells)]
 
 
 def test_the_changelog_and_citation_name_this_version() -> None:

@@ -292,6 +292,15 @@ def test_a_failure_counts_only_where_nothing_succeeded() -> None:
     assert KeptLines([failed], [line_of(TINY)]).find(TINY).state == "here"
 
 
+def test_a_run_beside_others_does_not_replace_one_alone_of_the_same_recipe() -> None:
+    alone, beside = full_line(TINY, 0.5), full_line(TINY, 0.6) | {"processes": 4}
+    for lines in ([alone, beside], [beside, alone]):
+        assert KeptLines(lines, []).find(TINY).line["accuracy"] == 0.5
+    assert KeptLines([beside, line_of(TINY, failed="It did not.")], []).find(TINY).line["accuracy"] == 0.6
+    older = alone | {"overrides": ["rounds=1"]}
+    assert KeptLines([older, beside], []).find(TINY).line["accuracy"] == 0.6
+
+
 def test_half_a_line_is_passed_over_and_the_next_begins_a_new_one(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "lines.jsonl"
     append_line(path, line_of(TINY))

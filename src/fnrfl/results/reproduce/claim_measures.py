@@ -130,6 +130,11 @@ def rare_classes(line: CellLine) -> float | None:
     return _mean_of_known(found)
 
 
+def rare_classes_by_penalty(fnr: CellLine, control: CellLine) -> float | None:
+    """How much further that correlation is from the one of refinement without the penalty."""
+    return _difference(rare_classes(fnr), rare_classes(control))
+
+
 def gap_and_angle(line: CellLine) -> float | None:
     """How the gap between class norms goes with the angle between updates: rank correlation over pairs of clients.
 

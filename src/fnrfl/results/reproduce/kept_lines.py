@@ -171,10 +171,15 @@ def append_line(path: Path, line: CellLine) -> None:
 
 
 def _last_of_each(lines: Iterable[CellLine]) -> dict[str, CellLine]:
-    """The last line of each cell, but one that succeeded is not replaced by one of the same recipe that failed."""
+    """The last line of each cell, but of one recipe the best: one that succeeded, and of those one that ran alone."""
     found: dict[str, CellLine] = {}
     for line in lines:
         before = found.get(line["id"], line)
-        if "failed" not in line or "failed" in before or _made_from(before) != _made_from(line):
+        if _made_from(before) != _made_from(line) or _worth(line) >= _worth(before):
             found[line["id"]] = line
     return found
+
+
+def _worth(line: CellLine) -> tuple[bool, bool]:
+    """What a line has: numbers, and seconds that are a measure."""
+    return "failed" not in line, ran_alone(line)

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from fnrfl.config.spelling import counted
 from fnrfl.results.reproduce.claims import CLAIM_SEEDS, CLAIMS, Claim, ClaimRow, find_claim_cells
-from fnrfl.results.reproduce.kept_lines import CellResult, KeptLines
+from fnrfl.results.reproduce.kept_lines import CellResult, KeptLines, ran_alone
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import find_table
 from fnrfl.results.reproduce.shown import (
@@ -161,7 +161,9 @@ class _Looked:
         cells = [cell for seed in asked for cell in row.cells(setting, seed, self.scale)]
         known = {cell: self.lines.find(cell, prefer_here=self.prefer_here) for cell in cells}
         lacking = [cell for cell, one in known.items() if not one.usable]
-        sources = (_NO_NUMBER,) if ran else (_needs(lacking), *failures_among(known))
+        beside = [cell for cell, one in known.items() if one.usable and not ran_alone(one.line)]
+        without = _NO_NUMBER + (f"; beside others ran {_named(beside)}" if beside else "")
+        sources = (without,) if ran else (f"needs cells: {_named(lacking)}", *failures_among(known))
         return ShownValue(
             setting, why_not(list(known.values()), ran), missing=tuple(asked), sources=sources,
             cells=self._ids(row, setting, asked),
@@ -183,8 +185,8 @@ class _Looked:
         return any(all(one.usable for one in results) for results in self.found(row, setting).values())
 
 
-def _needs(cells: Sequence[PaperCell]) -> str:
-    """Which cells must be run, in the words that a shell makes ids of."""
+def _named(cells: Sequence[PaperCell]) -> str:
+    """The ids of cells, in the words that a shell makes them of."""
     runs: dict[tuple[str, ...], list[PaperCell]] = {}
     for cell in cells:
         runs.setdefault((cell.net, cell.skew, cell.setting), []).append(cell)
@@ -192,7 +194,7 @@ def _needs(cells: Sequence[PaperCell]) -> str:
     for place, group in runs.items():
         methods, seeds = (_braced([str(getattr(cell, axis)) for cell in group]) for axis in ("method", "seed"))
         named.append(f"{'/'.join(place)}/{methods}/seed{seeds}@{group[0].scale}")
-    return f"needs cells: {' '.join(named)}"
+    return " ".join(named)
 
 
 def _braced(words: Sequence[str]) -> str:
