@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -332,3 +333,18 @@ def test_writes_are_whole_or_not_there(folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(outputs, "write_output", half)
     assert_refused(fnrfl("scenario", "save", "split.json", "iid"), "No space left on device", "Make room", code=3)
     assert not (folder / "split.json").exists()
+
+
+@pytest.mark.parametrize(
+    "word", ["algorithm=fedavg,fedprox", "client.lr=0.1,0.01", "scenario=iid,label-dirichlet(0.1)"]
+)
+def test_several_values_of_a_key_are_answered_with_the_option_for_them(word: str) -> None:
+    got = fnrfl("compare", "digits", word)
+    assert got.exit_code == 2 and f"To compare several values, write --over {shlex.quote(word)}" in got.stderr
+    assert "--over" not in fnrfl("run", "digits", word).stderr
+
+
+def test_several_seeds_and_a_wrong_value_are_not_answered_with_it() -> None:
+    assert "--over" not in fnrfl("compare", "digits", "seed=0,1").stderr
+    assert "--over" not in fnrfl("compare", "digits", "client.lr=fast").stderr
+    assert "--over" not in fnrfl("compare", "digits", "client.lr=fast", "model=mlp(hidden=64,depth=2)").stderr

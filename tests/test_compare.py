@@ -670,3 +670,18 @@ compare(cells, sys.argv[1], checkpoint_every=0.1)
     got, wanted = (json.loads((tmp_path / name / "comparison.json").read_text())["runs"] for name in ("out", "whole"))
     assert [(run["cell"], run["model_sha256"]) for run in got] == [(r["cell"], r["model_sha256"]) for r in wanted]
     assert len(got) == 6
+
+
+def test_a_notice_about_the_engine_is_told_once_in_a_comparison_and_once_by_a_run_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = runs.build
+    noticed = lambda *args, **more: dataclasses.replace(built(*args, **more), notices=("It is a notice.",))  # noqa: E731
+    monkeypatch.setattr(runs, "build", noticed)
+    told = lambda: [record.message for record in caplog.records if record.message == "It is a notice."]  # noqa: E731
+    for number in (1, 2):
+        compare(grid("digits", SMALL, METHODS, [0, 1]), tmp_path / str(number))
+        assert len(told()) == number
+    for number in (3, 4):
+        runs.run(load("digits", SMALL), out=None)
+        assert len(told()) == number

@@ -217,6 +217,6 @@ def say(line: str) -> None:
         typer.echo(line, err=True)
 
 
-def quoted(path: Path) -> str:
-    """A path as it is typed in a shell."""
-    return shlex.quote(str(path))
+def quoted(word: str | Path) -> str:
+    """A word or a path as it is typed in a shell."""
+    return shlex.quote(str(word))

@@ -32,7 +32,7 @@ from fnrfl.cli.dry_run import missing_dataset, print_forecast, print_plan
 from fnrfl.cli.notices import notices
 from fnrfl.cli.pace import both, paced
 from fnrfl.config.spelling import counted
-from fnrfl.core.errors import FnrflError, from_system, out_of_memory, sentence
+from fnrfl.core.errors import ConfigError, FnrflError, from_system, out_of_memory, sentence
 from fnrfl.core.words import printable
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def compare(
 
     with errors_in_words(debug, answers=json or dry_run):
         words = _with_own_metric(metric, *recipe_and_overrides(recipe, overrides))
-        cells = comparing.grid(*words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
+        cells = _grid(*words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
         folder = out or comparing.default_out(cells)
         screen = console(quiet=quiet, stderr=json or dry_run)
         _note(comparing.about_seeds(seeds), screen)
@@ -206,6 +206,22 @@ def compare(
         if report and found.runs:
             _report(folder, screen)
         raise typer.Exit(found.exit_code)
+
+
+def _grid(
+    recipe: str | None, overrides: Sequence[str], over: Sequence[str], seeds: Sequence[int], **how: bool
+) -> list[Cell]:
+    """The cells of a comparison; where a value with commas is refused, it says how to give several values."""
+    from fnrfl.results.compare import grid
+
+    try:
+        return grid(recipe, overrides, over, seeds, **how)
+    except ConfigError as error:
+        pairs = [(key, values) for key, _, values in (word.partition("=") for word in overrides) if "," in values]
+        several = " ".join(f"--over {quoted(f'{key}={values}')}" for key, values in pairs if key in str(error))
+        if not several or any(key == "seed" for key, _ in pairs):
+            raise
+        raise ConfigError(f"{error} To compare several values, write {several}") from error
 
 
 # -- a run -------------------------------------------------------------------------------------------------------------

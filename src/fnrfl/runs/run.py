@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import shlex
 import tempfile
 import time
@@ -40,8 +39,8 @@ from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.parts import RunParts
 from fnrfl.runs.result import Result
 from fnrfl.runs.scores import score_models
+from fnrfl.runs.told_once import tell_notices
 
-log = logging.getLogger("fnrfl")
 Progress = Callable[[Event], None]
 Phase = Callable[[str], None]
 NEEDED_METRICS = {"accuracy", "per_class", "per_client", "seconds", "bytes_up", "bytes_down"}  # of every round of a log
@@ -80,8 +79,7 @@ def run(
         connection = None if network is None else Connection(network, uuid.uuid4().hex)
         checkpoint_every = checkpoint_every if network is None else 0.0
         built = build(config, Path(scratch), runs_alike, None, given, connection, parts, compared=compared)
-        for notice in built.notices:
-            log.warning(notice)
+        tell_notices(built.notices)
         if out is None:
             return _train_rounds(built, RunWriter(None, checkpoint_every), Begun(), told, phase)
         with ExitStack() as stack:

@@ -21,6 +21,7 @@ from fnrfl.results.compare.summary import summarise
 from fnrfl.results.compare.tables import Comparison
 from fnrfl.results.statistics import reached
 from fnrfl.rundir.events import Event
+from fnrfl.runs.told_once import series_of_runs
 
 if TYPE_CHECKING:
     from fnrfl.runs.given import Given
@@ -39,6 +40,7 @@ class Notice:
     error: str = ""  # why it failed
 
 
+@series_of_runs()
 def compare(
     cells: Sequence[Cell],
     out: str | Path,

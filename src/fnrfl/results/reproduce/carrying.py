@@ -11,10 +11,12 @@ from fnrfl.results.reproduce.cell_queue import CellQueue, Tell, work_through
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, check_lines_file
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.side_by_side import work_side_by_side
+from fnrfl.runs.told_once import series_of_runs
 
 ON_A_GPU = ("engine=gpu", "engine.precision=bf16", "engine.deterministic=false")
 
 
+@series_of_runs()
 def carry_out(
     cells: Sequence[PaperCell],
     out: Path,
