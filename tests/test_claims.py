@@ -179,6 +179,8 @@ def test_what_is_watched_is_averaged_over_rounds_and_clients() -> None:
              zip(told["accuracy_before"], told["accuracy_after"], strict=True)]  # fmt: skip
     each = [rank_correlation(counts, gain) for counts, gain in zip(told["counts"], gains, strict=True)]
     assert of.rare_classes(line) == pytest.approx(plain.fmean(each))
+    by_penalty = plain.fmean(each) - (of.rare_classes(other) or 9)
+    assert of.rare_classes_by_penalty(line, other) == pytest.approx(by_penalty) and by_penalty
     angles = [1 - cosine for cosine in told["cosines_before"]]
     assert of.gap_and_angle(line) == pytest.approx(rank_correlation(told["gaps_before"], angles))
     closer = plain.fmean(told["cosines_after"]) - plain.fmean(told["cosines_before"])
