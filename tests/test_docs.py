@@ -8,7 +8,6 @@ import doctest
 import importlib
 import inspect
 import itertools
-import json
 import re
 import runpy
 import shlex
@@ -455,13 +454,12 @@ def test_the_readme_can_be_read_aloud_in_two_minutes() -> None:
 
 
 def test_the_readme_gives_the_papers_numbers_as_printed_and_its_own_as_committed() -> None:
+    from fnrfl.results.reproduce.kept_lines import KeptLines
     from fnrfl.results.reproduce.printed import PRINTED
 
     rows = {row[0]: row[1:] for row in table("README.md", "About the paper")}
-    lines = [
-        json.loads(line) for path in sorted((ROOT / "results/reproduction").glob("*.jsonl")) for line in path.open()
-    ]
-    committed = {line["id"]: f"{line['accuracy']:.4f}" for line in lines if line.get("accuracy") is not None}
+    lines = KeptLines.read(ROOT / "none.jsonl").committed
+    committed = {name: f"{line['accuracy']:.4f}" for name, line in lines.items() if "failed" not in line}
     skews = {"label skew": "label", "feature skew": "feature-0.5", "quantity skew": "quantity"}
     methods = {"FedAvg": "fedavg", "FedAvg + FNR": "fedavg+fnr"}
     control = f"{next(iter(skews))}: FNR with weight 0"
