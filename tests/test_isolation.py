@@ -180,13 +180,14 @@ def test_settings_for_a_gpu_are_put_back_when_a_run_is_left() -> None:
     cudnn = torch.backends.cudnn
 
     def now() -> tuple[object, ...]:
-        return cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.get_deterministic_debug_mode()
+        flags = cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, cudnn.enabled
+        return *flags, torch.get_deterministic_debug_mode()
 
     before = now()
     with isolated():
         with isolated():
-            isolation.until_left(kernel_settings(deterministic=True, tf32=True))
-        assert now() == (False, True, True, 1)
+            isolation.until_left(kernel_settings(deterministic=True, tf32=True, use_cudnn=False))
+        assert now() == (False, True, True, False, 1)
     assert now() == before
 
 

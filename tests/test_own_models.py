@@ -6,17 +6,21 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import grad, vmap
 
 import fnrfl
+from fnrfl.config import load
+from fnrfl.core import client_convolutions
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.modules import unwrapped
 from fnrfl.core.net import Net
+from fnrfl.engines import gpus
 from fnrfl.runs import build_net, together
 
 
@@ -130,7 +134,69 @@ def test_a_model_that_views_what_a_convolution_gave_is_trained(engine: str) -> N
         torch.testing.assert_close(weight, reshaped.model.state_dict()[name], rtol=1e-4, atol=1e-6)
 
 
-MODELS = {"lstm": lambda: Recurrent(nn.LSTM), "gru": lambda: Recurrent(nn.GRU), "viewed": Viewed, "dense": dense}
+class Pointwise(Viewed):
+    """A `view` after a 1x1 convolution, which is a matrix product where clients step together."""
+
+    def __init__(self, how: str = "view") -> None:
+        super().__init__(how)
+        self.conv, self.out = nn.Conv2d(2, 4, 1), nn.Linear(144, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(getattr(F.relu(self.conv(x)), self.how)(-1, 144))
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
+@pytest.mark.parametrize("kind", [Viewed, Pointwise])
+def test_layers_that_clients_share_give_what_can_be_viewed(
+    kind: type[Viewed], compute: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: in bf16 convolutions are kernels of fnrfl's own, with channels last in memory."""
+    monkeypatch.setattr(client_convolutions, "_has_kernels", lambda device: True)
+    own = mock.Mock(wraps=client_convolutions._Convolved.apply)
+    monkeypatch.setattr(client_convolutions._Convolved, "apply", own)
+    x = torch.randn(3, 5, 2, 6, 6)
+
+    def gradients(how: str) -> Tensor:
+        torch.manual_seed(0)
+        net = Net(kind(how), x[0], channels_last=True).copy(compute=compute).with_shared_kernels()
+        assert net.channels_last is (how == "reshape")  # a module that asks for a view has torch's usual order
+        weights = torch.stack([net.flatten()[0] * scale for scale in (1.0, 0.5, 2.0)])
+        answer = lambda flat, x: net.apply(flat, {}, x, mode="updating")[0].logits  # noqa: E731
+        found = vmap(grad(lambda flat, x: answer(flat, x).square().sum()))(weights, x)
+        named = [net.unflatten(client) for client in found]
+        return torch.cat([client[k].reshape(-1) for client in named for k in sorted(client)])
+
+    torch.testing.assert_close(gradients("view"), gradients("reshape"), rtol=1e-2, atol=1e-3)
+    assert bool(own.call_count) is (compute is torch.bfloat16)
+
+
+def test_the_trial_step_for_a_gpu_is_taken_as_a_gpu_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[bool, bool]] = []
+    step_of_two, cudnn = together._step_of_two, torch.backends.cudnn
+
+    def seen(net: Net) -> None:
+        tried.append((net.plain is not None, cudnn.enabled))
+        step_of_two(net)
+
+    monkeypatch.setattr(together, "_step_of_two", seen)
+    monkeypatch.setattr(gpus, "found_devices", lambda: [torch.device("cpu")])
+    config = load("digits", ["model=my:net"])
+    for make, engine in ((dense, "batched"), (dense, "gpu"), (lambda: Recurrent(nn.GRU), "gpu")):
+        assert together.why_not_together(config, Net(make(), torch.zeros(2, 2, 6, 6)), engine, loops=True) is None
+    assert tried == [(False, True), (True, True), (True, False)]  # with shared layers; recurrent ones without cuDNN
+    assert cudnn.enabled
+
+
+def test_a_gpu_that_is_not_there_is_what_a_trial_step_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(CompatibilityError, match='^engine = "gpu" needs an NVIDIA GPU'):
+        trained(dense, engine="gpu")
+
+
+MODELS = {
+    "lstm": lambda: Recurrent(nn.LSTM), "gru": lambda: Recurrent(nn.GRU), "viewed": Viewed, "pointwise": Pointwise,
+    "dense": dense,
+}  # fmt: skip
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -140,6 +206,19 @@ def test_a_gpu_trains_them_as_the_loop_engine_does(name: str) -> None:
     one, other = (trained(MODELS[name], engine=engine, **exact).model.state_dict() for engine in ("loop", "gpu"))
     for key, weight in one.items():
         torch.testing.assert_close(other[key], weight, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["viewed", "pointwise"])
+def test_a_gpu_trains_convolutions_that_are_viewed_in_its_own_precision(name: str) -> None:
+    torch.manual_seed(0)
+    first = MODELS[name]().state_dict()
+    short, whole = (
+        trained(MODELS[name], init=first, engine="gpu", **{"engine.precision": precision}).model.state_dict()
+        for precision in ("bf16", "float32")
+    )
+    for key, weight in whole.items():
+        torch.testing.assert_close(short[key], weight, rtol=0.1, atol=0.02)
 
 
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, lambda m: nn.DataParallel(torch.compile(m))])

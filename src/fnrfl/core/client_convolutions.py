@@ -139,8 +139,14 @@ def _empty(like: Tensor, *shape: int) -> Tensor:
 class ClientConv2d(nn.Conv2d):
     """A convolution with one kernel for all clients; a 1x1 convolution of another type is a matrix product."""
 
+    channels_last = True  # False: outputs in torch's usual memory order, for a module that asks for a `view` of them
+
     def forward(self, x: Tensor) -> Tensor:
         """The same as torch's."""
+        y = self._convolved(x)
+        return y if self.channels_last else y.contiguous()
+
+    def _convolved(self, x: Tensor) -> Tensor:
         if x.dtype is self.weight.dtype is torch.bfloat16 and _has_kernels(x.device) and self._fits(x):
             y: Tensor = _Convolved.apply(x, self.weight, self.stride[0], int(self.padding[0]))
             return y if self.bias is None else y + self.bias[:, None, None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,17 @@ aten = torch.ops.aten
 BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def share_kernels(module: nn.Module) -> None:
-    """Replace the layers of a module by the layers of this file, where there is one for them."""
+def share_kernels(module: nn.Module, *, channels_last: bool = True) -> None:
+    """Replace the layers of a module by the layers of this file, where there is one for them.
+
+    Without `channels_last`, convolutions give what they compute in torch's usual memory order.
+    """
     for layer in module.modules():
         if type(layer) in _NORMS:
             layer.__class__ = _NORMS[type(layer)]
         elif type(layer) is nn.Conv2d:
             layer.__class__ = ClientConv2d
+            cast(ClientConv2d, layer).channels_last = channels_last
         elif type(layer) is nn.AdaptiveAvgPool2d and layer.output_size in (1, (1, 1), [1, 1]):
             layer.__class__ = WholeImageMean
 

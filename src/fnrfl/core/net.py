@@ -154,7 +154,7 @@ class Net:
         """The same net, whose layers let the clients of a `vmap` share kernels; `eval_forward` is of one model."""
         other = self.copy()
         other.plain = other.plain or self.copy()
-        share_kernels(other.module)
+        share_kernels(other.module, channels_last=self.channels_last)
         return other
 
     def with_input_scale(self, scale: InputScale) -> Net:

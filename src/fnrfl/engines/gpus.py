@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
+from torch import nn
 
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.feed import Feed
@@ -31,21 +32,32 @@ def found_devices() -> list[torch.device]:
     return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
 
 
+def on_first_gpu(net: Net, compute: torch.dtype) -> Net:
+    """The net on the first GPU, with layers that clients share; its layers compute in a type."""
+    return net.copy(found_devices()[0], compute=compute).with_shared_kernels()
+
+
+def can_use_cudnn(net: Net) -> bool:
+    """Whether clients of a net can step together in cuDNN's kernels: `vmap` has no rule for its recurrent layers."""
+    return not any(isinstance(layer, nn.RNNBase) for layer in net.module.modules())
+
+
 _KERNEL_SETTINGS = threading.RLock()  # runs on GPUs in one process take turns
 
 
 @contextmanager
-def kernel_settings(*, deterministic: bool, tf32: bool) -> Iterator[None]:
+def kernel_settings(*, deterministic: bool, tf32: bool, use_cudnn: bool = True) -> Iterator[None]:
     """Inside, torch's kernels are chosen as a run needs them, for the whole process: runs take turns."""
     cudnn, matmul, utils = torch.backends.cudnn, torch.backends.cuda.matmul, torch.utils.deterministic
     with _KERNEL_SETTINGS, ExitStack() as before:
         for place, name in (
-            (cudnn, "allow_tf32"), (cudnn, "benchmark"), (cudnn, "deterministic"), (matmul, "allow_tf32"),
-            (utils, "fill_uninitialized_memory"),
+            (cudnn, "allow_tf32"), (cudnn, "benchmark"), (cudnn, "deterministic"), (cudnn, "enabled"),
+            (matmul, "allow_tf32"), (utils, "fill_uninitialized_memory"),
         ):  # fmt: skip
             before.callback(setattr, place, name, getattr(place, name))
         before.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
         choose_kernels(deterministic=deterministic, tf32=tf32)
+        cudnn.enabled = use_cudnn
         yield
 
 

@@ -58,7 +58,8 @@ def _name_that_can(config: RunConfig, net: Net) -> tuple[str, tuple[str, ...]]:
     name = _chosen_name(config, net) if auto else config.engine.name
     if auto and name == "loop" and not torch.cuda.is_available():
         return name, ("engine = auto found no GPU and runs on the CPU.",)
-    why = why_not_together(config, net, loops=name == "gpu" or not auto) if name in ("batched", "gpu") else None
+    tried = name in ("batched", "gpu")
+    why = why_not_together(config, net, name, loops=name == "gpu" or not auto) if tried else None
     if why is None:
         return name, ()
     if not auto:

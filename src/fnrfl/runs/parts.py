@@ -16,7 +16,7 @@ from fnrfl.data.datasets import Dataset
 from fnrfl.data.holdings import Partition
 from fnrfl.data.scaling import Scaling
 from fnrfl.data.splits import Splits
-from fnrfl.engines.gpus import found_devices, kernel_settings
+from fnrfl.engines.gpus import can_use_cudnn, kernel_settings, on_first_gpu
 from fnrfl.runs.build_net import build_net, check_values, notices_on_model
 from fnrfl.runs.choice import choose_engine, choose_scale
 from fnrfl.runs.data import (
@@ -98,7 +98,6 @@ def on_device(config: RunConfig, net: Net) -> Net:
     """The net where the engine computes; for a GPU, torch is set up until the run has ended."""
     if config.engine.name != "gpu":
         return net
-    precision = config.engine.precision
-    until_left(kernel_settings(deterministic=config.engine.deterministic, tf32=precision == "tf32"))
-    compute = torch.bfloat16 if precision == "bf16" else net.dtype
-    return net.copy(found_devices()[0], compute=compute).with_shared_kernels()
+    precision, repeats = config.engine.precision, config.engine.deterministic
+    until_left(kernel_settings(deterministic=repeats, tf32=precision == "tf32", use_cudnn=can_use_cudnn(net)))
+    return on_first_gpu(net, torch.bfloat16 if precision == "bf16" else net.dtype)

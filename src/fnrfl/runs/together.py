@@ -6,7 +6,7 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,24 +14,30 @@ from torch import Tensor
 from torch.func import vmap
 
 from fnrfl.config import RunConfig, registry
-from fnrfl.core.errors import out_of_memory
+from fnrfl.core.errors import FnrflError, out_of_memory
 from fnrfl.core.forks import filters_lock
 from fnrfl.core.net import Net
 from fnrfl.core.step import by_transform
 from fnrfl.core.types import Flat, Tree
+from fnrfl.engines.gpus import can_use_cudnn, kernel_settings, on_first_gpu
 
 
-def why_not_together(config: RunConfig, net: Net, *, loops: bool) -> str | None:
+def why_not_together(config: RunConfig, net: Net, engine: str, *, loops: bool) -> str | None:
     """What torch says to a step of two clients of a user's own model; None if it takes one, as with fnrfl's models.
 
-    For some operators torch goes through the clients one by one inside the step, which is slower than one client after
-    another. With `loops` that is no reason.
+    The step is taken where the engine takes its steps: on a GPU a layer may be computed by other operators. For some
+    operators torch goes through the clients one by one inside the step, which is slower than one client after another.
+    With `loops` that is no reason.
     """
     if not registry.is_own_model(config.model.name):
         return None
-    with _warnings_here() as warned:
+    on_gpu = engine == "gpu"
+    settings = kernel_settings(deterministic=False, tf32=False, use_cudnn=can_use_cudnn(net))
+    with settings if on_gpu else nullcontext(), _warnings_here() as warned:  # in this order, as while a run records
         try:
-            _step_of_two(net)
+            _step_of_two(on_first_gpu(net, net.dtype) if on_gpu else net)  # in bf16, kernels would have to be compiled
+        except FnrflError:  # there is no GPU
+            raise
         except Exception as error:  # a user's model may raise anything
             if out_of_memory(error):  # which says nothing about the model, and may be otherwise next time
                 return None
@@ -60,8 +66,8 @@ def _step_of_two(net: Net) -> None:
     """Gradients of two clients, with two examples each; by a copy, for a module may keep what it has seen."""
     net = net.copy()
     params, buffers = net.flatten()
-    x = net.laid_out(torch.zeros(2, *net.input_shape, dtype=net.input_dtype))
-    masks = {name: torch.ones(2, *shape, dtype=net.dtype) for name, shape in net.drop_shapes.items()}
+    x = net.laid_out(torch.zeros(2, *net.input_shape, dtype=net.input_dtype, device=net.device))
+    masks = {k: torch.ones(2, *v, dtype=net.dtype, device=net.device) for k, v in net.drop_shapes.items()}
 
     def step(params: Flat, buffers: Tree, x: Tensor, masks: Tree) -> Flat:
         def loss(params: Flat) -> tuple[Tensor, Tree]:
