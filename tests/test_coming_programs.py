@@ -256,9 +256,11 @@ def test_on_a_gpu_a_compiled_step_comes_in_the_middle_of_a_round(monkeypatch: An
     monkeypatch.setenv("FNRFL_CACHE", str(tmp_path))
     monkeypatch.setattr(cuda_graphs, "WORTH_COMPILING", 0)
     asked: Counter[int] = Counter()
+    alive: list[CompiledLater] = []  # so that no other gets the id of one that has come
 
     def ready(later: CompiledLater) -> bool:
         """Not there for three questions, and then as soon as it is compiled."""
+        alive.append(later)
         asked[id(later)] += 1
         if asked[id(later)] > 3 and later.compiling.worker is not None:
             later.compiling.worker.wait(300)
