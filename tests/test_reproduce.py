@@ -767,6 +767,13 @@ def test_the_plan_says_how_much_is_left_for_each_purpose(tmp_path: Path) -> None
     assert [line.partition(":")[0] for line in text.splitlines()[-1 - len(names) : -1]] == names
 
 
+def test_the_plan_of_a_scale_names_failed_cells_of_that_scale(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    append_line(out, line_of(TINY, failed="no memory"))
+    said = lambda scale: "--again" in typed("plan", "--scale", scale, "--out", str(out)).output  # noqa: E731
+    assert said("tiny") and not said("quick")
+
+
 def test_a_cell_by_its_id_and_a_mark_on_every_line_about_a_leak(tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
     got = typed("run", TINY.id, LEAKING.id, "--out", str(out))

@@ -99,7 +99,8 @@ def show_plan(scale: AnyScale = None, out: LinesOut = None, json: Json = False, 
         print_table(rows)
         for left in parts:
             typer.echo(f"{left.purpose}: {counted(left.cells, 'cell')}, about {_duration(left.seconds)}")
-        failed = [line["id"] for line in lines if "failed" in line]
+        of_scale = [line for line in lines if scale in (None, line["id"].rpartition("@")[2])]
+        failed = [line["id"] for line in of_scale if "failed" in line]
         typer.echo(f"{counted(len(waiting), 'cell')}, about {_duration(spent)} on an H200, without compiling steps")
         if failed:
             typer.echo(f"failed, and tried again only with --again: {', '.join(failed)}")

@@ -14,7 +14,7 @@ from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.waiting import PREPARING, ExpectedSeconds, programs
 from fnrfl.rundir.events import Event
 
-LOOK_AHEAD = 40  # cells of the queue among which one that needs no new program is taken first
+LOOK_AHEAD = 150  # cells of the queue among which one that needs no new program is taken first
 
 
 @dataclass(frozen=True)
