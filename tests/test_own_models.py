@@ -193,10 +193,42 @@ def test_a_gpu_that_is_not_there_is_what_a_trial_step_says(monkeypatch: pytest.M
         trained(dense, engine="gpu")
 
 
-MODELS = {
-    "lstm": lambda: Recurrent(nn.LSTM), "gru": lambda: Recurrent(nn.GRU), "viewed": Viewed, "pointwise": Pointwise,
-    "dense": dense,
-}  # fmt: skip
+class Mobile(nn.Module):
+    """A depthwise convolution and GroupNorm, as in nets for small devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.depthwise = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.norm, self.out = nn.GroupNorm(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.hardswish(self.norm(self.depthwise(F.relu(self.first(x))))).mean((2, 3)))
+
+
+class Patches(nn.Module):
+    """A small vision transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut, self.token = nn.Conv2d(2, 8, 3, stride=3), nn.Parameter(torch.zeros(1, 1, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encode, self.out = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.cut(x).flatten(2).transpose(1, 2)
+        return self.out(self.encode(torch.cat([self.token.expand(len(x), -1, -1), x], 1))[:, 0])
+
+
+IMAGE_MODELS = {"viewed": Viewed, "pointwise": Pointwise, "mobile": Mobile, "patches": Patches}
+MODELS = {"lstm": lambda: Recurrent(nn.LSTM), "gru": lambda: Recurrent(nn.GRU), "dense": dense, **IMAGE_MODELS}
+
+
+@pytest.mark.parametrize("name", ["mobile", "patches"])
+def test_engines_train_image_models_alike(name: str) -> None:
+    exact = {"engine.precision": "float64"}
+    one, other = (trained(MODELS[name], engine=engine, **exact).model.state_dict() for engine in ("loop", "batched"))
+    for key, weight in one.items():
+        torch.testing.assert_close(other[key], weight, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -209,8 +241,8 @@ def test_a_gpu_trains_them_as_the_loop_engine_does(name: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ["viewed", "pointwise"])
-def test_a_gpu_trains_convolutions_that_are_viewed_in_its_own_precision(name: str) -> None:
+@pytest.mark.parametrize("name", IMAGE_MODELS)
+def test_a_gpu_trains_image_models_in_its_own_precision(name: str) -> None:
     torch.manual_seed(0)
     first = MODELS[name]().state_dict()
     short, whole = (
