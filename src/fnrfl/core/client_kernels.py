@@ -165,17 +165,22 @@ class _Backward(Function):
 class _PaddedNormalised(Function):
     """The same with padding: only examples, for which `rows` [B, C] is 1, count for mean and deviation.
 
-    Whoever reads the outputs of padding must send no gradient back through them.
+    Mean and variance are those of each example first, in one pass over x, and then of all examples; other passes are
+    few as well, since a step that is captured and not compiled makes each of them. Whoever reads the outputs of padding
+    must send no gradient back through them.
     """
 
     @staticmethod
     def forward(x: Tensor, rows: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        across, along, axes, count = _beside(x, rows)
-        wide = x.to(rows.dtype)
-        mean = (wide * along).sum(axes) / count
-        gap = wide - mean.view(across)
-        rstd = ((gap.square() * along).sum(axes) / count + eps).rsqrt()
-        return (gap * (rstd * weight).view(across) + bias.view(across)).to(x.dtype), mean, rstd
+        across, examples, wide = _beside(x), rows.sum(0), x.to(rows.dtype)
+        numbers = wide[..., None] if x.ndim == 2 else wide.flatten(2)  # of each example and channel
+        own_var, own_mean = torch.var_mean(numbers, 2, correction=0)
+        mean = (own_mean * rows).sum(0) / examples
+        var = ((own_var + (own_mean - mean).square()) * rows).sum(0) / examples
+        rstd = (var + eps).rsqrt()
+        scale = rstd * weight
+        y = torch.addcmul((bias - mean * scale).view(across), wide, scale.view(across))
+        return y.to(x.dtype), mean, rstd
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -207,11 +212,15 @@ class _PaddedBackward(Function):
     def forward(
         grad: Tensor, x: Tensor, rows: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        across, along, axes, count = _beside(x, rows)
-        wide, normal = grad.to(rows.dtype), (x.to(rows.dtype) - mean.view(across)) * rstd.view(across)
-        dbias, dweight = wide.sum(axes), (wide * normal).sum(axes)
-        common = ((dbias / count).view(across) + normal * (dweight / count).view(across)) * along
-        return ((wide - common) * (weight * rstd).view(across)).to(x.dtype), dweight, dbias
+        across, axes = _beside(x), [0, *range(2, x.ndim)]
+        wide, gap = grad.to(rows.dtype), x - mean.view(across)
+        dbias, dweight = wide.sum(axes), (wide * gap).sum(axes) * rstd
+        # dx = scale * (grad - (dbias + gap * rstd * dweight) / count), where padding has no second part.
+        scale, share = weight * rstd, rows / (rows.sum(0) * (x.numel() // (len(x) * x.shape[1])))
+        common, slope = -share * (scale * dbias), -share * (scale * rstd * dweight)
+        along = (*rows.shape, *across[2:])
+        dx = torch.addcmul(torch.addcmul(common.view(along), gap, slope.view(along)), wide, scale.view(across))
+        return dx.to(x.dtype), dweight, dbias
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -232,8 +241,6 @@ class _PaddedBackward(Function):
         return (dx.unflatten(1, (M, -1)), dweight.view(M, -1), dbias.view(M, -1)), (1, 0, 0)
 
 
-def _beside(x: Tensor, rows: Tensor) -> tuple[tuple[int, ...], Tensor, list[int], Tensor]:
-    """(the shape of channels' numbers beside x, rows beside x, the axes of a channel, how many numbers it has)."""
-    inner = [1] * (x.ndim - 2)
-    numbers = x[0, 0].numel()
-    return (1, x.shape[1], *inner), rows.view(*rows.shape, *inner), [0, *range(2, x.ndim)], rows.sum(0) * numbers
+def _beside(x: Tensor) -> tuple[int, ...]:
+    """The shape of channels' numbers beside x."""
+    return 1, x.shape[1], *[1] * (x.ndim - 2)
