@@ -726,6 +726,16 @@ def test_every_figure_of_results_says_its_scale() -> None:
         assert "scale tiny" in one.figure.axes[0].get_title(loc="left"), one.name
 
 
+def test_bars_say_of_how_many_seeds_they_are() -> None:
+    part = TABLES["attribution"].parts[0]
+    cells = [PaperCell(part.net, part.skew, "paper", part.methods[0], seed, "tiny") for seed in range(3)]
+    for seeds, said in ((1, "(1 of 3 seeds)"), (3, "")):
+        few = KeptLines([], [line_of(cell, clean=0.5, noisy=0.4) for cell in cells[:seeds]])
+        (drawn,) = figures._attribution(figures._Lookup(few, "tiny", False))
+        (name,) = (label.get_text() for label in drawn.figure.axes[0].get_xticklabels())
+        assert name.partition("\n")[2] == said
+
+
 def test_figures_of_the_data_need_no_results(tmp_path: Path) -> None:
     names = {path.stem for path in draw_all(NOTHING, "tiny", tmp_path)}
     assert names == {"split-label", "split-quantity", "split-label-quantity", "noisy-samples"}

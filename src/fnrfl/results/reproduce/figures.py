@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.report.plots import INK, LINE, PALETTE, STYLE, draw_heat
 from fnrfl.results.reproduce.claim_measures import watched
@@ -144,7 +145,7 @@ def _convergence(look: _Lookup, part: TablePart, setting: str) -> Iterator[Drawn
         if curves:
             rounds = range(1, len(curves[0]) + 1)
             at = list(zip(*curves, strict=True))
-            label = method_name(method) + (f" ({len(curves)} of {asked} seeds)" if len(curves) < asked else "")
+            label = method_name(method) + _seeds_missing(lines, asked)
             axes.plot(rounds, [mean(values) for values in at], color=colour, label=label)
             axes.fill_between(rounds, list(map(min, at)), list(map(max, at)), color=colour, alpha=0.13, linewidth=0)
         if method in CURVES and (skew, setting, look.scale) == ("label", "paper", "full"):
@@ -171,7 +172,9 @@ def _refinement(look: _Lookup, setting: str) -> Iterator[Drawn]:
     named = {"before refinement": before, "after refinement": after}
     figure = _bars(classes_of_scale(look.scale), named)
     what = "accuracy of refined clients on ranking data"
-    title = f"{COLUMN_NAMES[setting]}: {what}, label skew, last round, scale {look.scale}"
+    title = (
+        f"{COLUMN_NAMES[setting]}: {what}, label skew, last round, {counted(len(lines), 'seed')}, scale {look.scale}"
+    )
     figure.axes[0].set_title(title, fontsize=9, loc="left")
     yield Drawn(f"refinement-{setting}", figure, leaks_of(lines))
 
@@ -207,9 +210,19 @@ def _attribution(look: _Lookup) -> Iterator[Drawn]:
         f"{score} test images": [mean([line[score] for line in lines]) for lines in found.values()]
         for score in ("clean", "noisy")
     }
-    figure = _bars([method_name(method).removeprefix("FedAvg + ").removeprefix("FedAvg, ") for method in found], named)
+    asked = len(part.seeds_of("paper"))
+    names = [
+        method_name(method).removeprefix("FedAvg + ").removeprefix("FedAvg, ") + _seeds_missing(lines, asked, "\n")
+        for method, lines in found.items()
+    ]
+    figure = _bars(names, named)
     figure.axes[0].set_title(f"feature skew, noise 0.5, FedAvg, scale {look.scale}", fontsize=10, loc="left")
     yield Drawn("attribution-feature", figure, leaks_of(line for lines in found.values() for line in lines))
+
+
+def _seeds_missing(lines: Sequence[CellLine], asked: int, before: str = " ") -> str:
+    """How many seeds a mean is of, if that is not all."""
+    return f"{before}({len(lines)} of {asked} seeds)" if len(lines) < asked else ""
 
 
 def _bars(names: Sequence[str], values: dict[str, list[float]]) -> Figure:
