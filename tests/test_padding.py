@@ -19,13 +19,7 @@ from fnrfl.algorithms.fedgen import Generated
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.parts.penalties import PENALTIES, Penalised
 from fnrfl.core.algorithm import Objective
-from fnrfl.core.client_kernels import (
-    _beside,
-    _PaddedBackward,
-    _PaddedNormalised,
-    leaving_padding_out,
-    share_kernels,
-)
+from fnrfl.core.client_kernels import _PaddedBackward, _PaddedNormalised, leaving_padding_out, share_kernels
 from fnrfl.core.feed import Plan, plan_rows
 from fnrfl.core.net import Net
 from fnrfl.core.padding import can_be_tried_with, takes_padding
@@ -344,11 +338,18 @@ MUTANTS = [
     ),
     *mutants(
         _PaddedNormalised.forward,
-        padding_in_the_statistics=("(wide * along).sum(axes)", "wide.sum(axes)"),
-        padding_in_the_deviation=("gap.square() * along", "gap.square()"),
+        padding_in_the_statistics=("own_mean * rows", "own_mean"),
+        padding_in_the_deviation=("(own_var + ...) * rows", "own_var + ..."),
+        padding_is_counted=("rows.sum(0)", "len(rows)"),
+        examples_do_not_differ=("own_var + (own_mean - mean).square()", "own_var"),
     ),
-    *mutants(_PaddedBackward.forward, padding_has_a_gradient=("... * along", "...")),
-    *mutants(_beside, padding_is_counted=("rows.sum(0)", "len(rows)")),
+    *mutants(
+        _PaddedBackward.forward,
+        padding_has_a_gradient=("rows / (...)", "torch.ones_like(rows) / (...)"),
+        padding_is_counted=("rows.sum(0)", "len(rows)"),
+        sign_of_the_slope=("-share * (scale * rstd * dweight)", "share * (scale * rstd * dweight)"),
+        sign_of_the_mean=("-share * (scale * dbias)", "share * (scale * dbias)"),
+    ),
     *mutants(plan_rows, padding_is_an_example=("column < sizes", "column < sizes.max().expand_as(sizes)")),
     *mutants(Plan.lay_noise, noise_over_padding=("self.noise(batch[:size])", "self.noise(batch)[:size]")),
     *mutants(
