@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +18,12 @@ from torch.func import grad, vmap
 import fnrfl
 from fnrfl.config import load
 from fnrfl.core import client_convolutions
+from fnrfl.core.client_kernels import share_kernels
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.modules import unwrapped
 from fnrfl.core.net import Net
 from fnrfl.engines import gpus
-from fnrfl.runs import build_net, together
+from fnrfl.runs import build_net, choice, together
 
 
 def pictures() -> tuple[Tensor, Tensor]:
@@ -193,6 +195,91 @@ def test_a_gpu_that_is_not_there_is_what_a_trial_step_says(monkeypatch: pytest.M
         trained(dense, engine="gpu")
 
 
+class Frames(nn.Module):
+    """Makes one axis of the batch and another, as for films."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(1, 4, 3), nn.Linear(128, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.conv(x.view(2 * len(x), 1, 6, 6)).reshape(len(x), -1))
+
+
+def test_a_model_may_join_the_batch_with_another_axis() -> None:
+    assert trained(Frames).config.engine.name == "loop"
+
+
+class Floats(nn.Module):
+    """Makes tensors of its own in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.layer, self.out = nn.Conv2d(3, 4, 3), nn.GRU(16, 6, batch_first=True), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = torch.linspace(-1, 1, 6).expand(len(x), 1, 6, 6)
+        x = self.conv(torch.cat([x.float(), place], 1))
+        return self.out(self.layer(x.flatten(2), torch.zeros(1, len(x), 6))[0][:, -1])
+
+
+class Numbered(nn.Module):
+    """Inputs are numbers of rows in a table, as fractions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.conv, self.out = nn.Embedding(1000, 2), nn.Conv2d(2, 4, 3), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.conv(self.table(x.long()).permute(0, 3, 1, 2)).mean((2, 3)))
+
+
+def as_on_a_gpu(module: nn.Module, example: Tensor, *, autocast: bool = True) -> Net:
+    return Net(module, example, autocast=autocast).copy(compute=torch.bfloat16).with_shared_kernels()
+
+
+def test_in_bf16_a_model_may_make_tensors_of_its_own() -> None:
+    together._step_of_two(as_on_a_gpu(Floats(), torch.zeros(2, 2, 6, 6)))
+    with pytest.raises(RuntimeError, match="type"):
+        together._step_of_two(as_on_a_gpu(Floats(), torch.zeros(2, 2, 6, 6), autocast=False))
+
+
+def test_bf16_rounds_no_inputs_of_a_model_of_ones_own() -> None:
+    """999 would be 1000."""
+    module, x = Numbered(), torch.full((2, 6, 6), 999.0)
+    net = as_on_a_gpu(module, x)
+    logits = net.eval_forward(*net.flatten(), x).logits
+    torch.testing.assert_close(logits, module.eval()(x), rtol=0.05, atol=0.02)
+
+
+class OwnNorm(nn.BatchNorm2d):
+    """A subclass, which torch batches over clients in one type alone."""
+
+
+def with_own_norm() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3), OwnNorm(4), nn.Flatten(), nn.Linear(64, 4))
+
+
+def test_a_model_that_does_not_compute_in_bf16_has_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "found_devices", lambda: [torch.device("cpu")])
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
+    net, config = Net(with_own_norm(), torch.zeros(2, 2, 6, 6), autocast=True), load("digits", ["model=my:net"])
+    precision, (notice,) = choice._precision_that_can(config, net, "gpu")
+    assert precision == "float32" and notice.startswith("engine.precision = auto is float32")
+    with pytest.raises(CompatibilityError, match='engine.precision = "bf16" does not go with model = "my:net"'):
+        choice._precision_that_can(config.replace({"engine.precision": "bf16"}), net, "gpu")
+    fine = Net(Viewed(), torch.zeros(2, 2, 6, 6), channels_last=True, autocast=True)
+    assert choice._precision_that_can(config, fine, "gpu") == ("bf16", ())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_convolution_of_one_example_without_its_batch(size: int) -> None:
+    layer, x = nn.Conv2d(2, 4, size), torch.randn(2, 6, 6)
+    shared = nn.Sequential(copy.deepcopy(layer))
+    share_kernels(shared)
+    torch.testing.assert_close(shared(x), layer(x))
+
+
 class Mobile(nn.Module):
     """A depthwise convolution and GroupNorm, as in nets for small devices."""
 
@@ -219,7 +306,10 @@ class Patches(nn.Module):
         return self.out(self.encode(torch.cat([self.token.expand(len(x), -1, -1), x], 1))[:, 0])
 
 
-IMAGE_MODELS = {"viewed": Viewed, "pointwise": Pointwise, "mobile": Mobile, "patches": Patches}
+IMAGE_MODELS = {
+    "viewed": Viewed, "pointwise": Pointwise, "mobile": Mobile, "patches": Patches, "frames": Frames,
+    "own-norm": with_own_norm,
+}  # fmt: skip
 MODELS = {"lstm": lambda: Recurrent(nn.LSTM), "gru": lambda: Recurrent(nn.GRU), "dense": dense, **IMAGE_MODELS}
 
 
@@ -247,7 +337,7 @@ def test_a_gpu_trains_image_models_in_its_own_precision(name: str) -> None:
     first = MODELS[name]().state_dict()
     short, whole = (
         trained(MODELS[name], init=first, engine="gpu", **{"engine.precision": precision}).model.state_dict()
-        for precision in ("bf16", "float32")
+        for precision in ("auto", "float32")
     )
     for key, weight in whole.items():
         torch.testing.assert_close(short[key], weight, rtol=0.1, atol=0.02)

@@ -140,6 +140,7 @@ class ClientConv2d(nn.Conv2d):
     """A convolution with one kernel for all clients; a 1x1 convolution of another type is a matrix product."""
 
     channels_last = True  # False: outputs in torch's usual memory order, for a module that asks for a `view` of them
+    own_kernels = True  # False: torch's convolutions alone, for which nothing has to be compiled
 
     def forward(self, x: Tensor) -> Tensor:
         """The same as torch's."""
@@ -147,10 +148,13 @@ class ClientConv2d(nn.Conv2d):
         return y if self.channels_last else y.contiguous()
 
     def _convolved(self, x: Tensor) -> Tensor:
-        if x.dtype is self.weight.dtype is torch.bfloat16 and _has_kernels(x.device) and self._fits(x):
+        if x.dtype is torch.float32 and torch.is_autocast_enabled(x.device.type):  # as torch's own convolutions do
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        own = self.own_kernels and x.dtype is self.weight.dtype is torch.bfloat16 and _has_kernels(x.device)
+        if own and self._fits(x):
             y: Tensor = _Convolved.apply(x, self.weight, self.stride[0], int(self.padding[0]))
             return y if self.bias is None else y + self.bias[:, None, None]
-        if self.kernel_size == (1, 1) and self.padding == (0, 0) and self.groups == 1:
+        if x.ndim == 4 and self.kernel_size == (1, 1) and self.padding == (0, 0) and self.groups == 1:
             rows, columns = self.stride
             return linear(x[:, :, ::rows, ::columns].movedim(1, -1), self.weight.flatten(1), self.bias).movedim(-1, 1)
         return super().forward(x)
@@ -158,6 +162,8 @@ class ClientConv2d(nn.Conv2d):
     def _fits(self, x: Tensor) -> bool:
         """Whether the kernels know the layer's geometry."""
         if isinstance(self.padding, str) or self.padding_mode != "zeros" or self.groups > 1 or self.dilation != (1, 1):
+            return False
+        if x.ndim != 4:  # one example without its batch
             return False
         square = all(len({*pair}) == 1 for pair in (self.kernel_size, self.stride, self.padding))
         return square and all(size % self.stride[0] == 0 for size in x.shape[-2:])

@@ -164,8 +164,9 @@ def mask_shapes(module: nn.Module, example: Tensor) -> Shapes:
                 hook.remove()
         return seen
 
-    two = inputs(example[:1].expand(2, *example.shape[1:]))
-    return masks.shapes(module, two, inputs(example[:1].expand(3, *example.shape[1:]))) if two else {}
+    copies = lambda number: torch.cat([example[:1]] * number)  # noqa: E731 - as a batch lies in memory
+    two = inputs(copies(2))
+    return masks.shapes(module, two, inputs(copies(3))) if two else {}
 
 
 def named_layer(module: nn.Module, name: str | None) -> str | None:

@@ -56,8 +56,13 @@ class Net:
         features: str | None = None,
         own_random: bool = False,
         channels_last: bool = False,
+        autocast: bool = False,
     ) -> None:
-        """`own_random` leaves random layers as they are, drawing from torch's global stream: for a user's own loop."""
+        """`own_random` leaves random layers as they are, drawing from torch's global stream: for a user's own loop.
+
+        `autocast` has operators bring types together where layers compute in another type: for a module that makes
+        tensors of its own, or that reads numbers in its inputs which another type would round.
+        """
         self.module = whole(module, example)
         self.input_shape, self.input_dtype = tuple(example.shape[1:]), example.dtype
         self.drop_shapes: Shapes = {}
@@ -83,7 +88,7 @@ class Net:
             refuse_random(module, example, self.drop_shapes)
         self._buffers = [n for n, _ in module.named_buffers() if n not in self.drop_shapes]
         self._ties_weights = has_tied_weights(module)
-        self._has_untrained_floats = self._finds_untrained_floats()
+        self._mixes_types = autocast or self._finds_untrained_floats()
         out = self._first_answer(example)
         self.num_features, self.num_logits = out.features.shape[1], out.logits.shape[1]
 
@@ -185,7 +190,8 @@ class Net:
     def fingerprint(self) -> Hashable:
         """What the net computes, as a value: nets with equal ones and the same `scale` do the same with tensors."""
         scale = tuple((name, tensor.shape) for name, tensor in self.scale.items())  # a step is handed the numbers
-        return fingerprint(self.module), self.dtype, self.compute, self.channels_last, self.feature_layer, scale
+        layout = self.channels_last, self._mixes_types
+        return fingerprint(self.module), self.dtype, self.compute, *layout, self.feature_layer, scale
 
     def flatten(self) -> tuple[Flat, Tree]:
         """The module's present parameters as one vector, and its buffers."""
@@ -265,7 +271,7 @@ class Net:
         weights = self.unflatten(params)
         x = x if self.input_scale is None else self.input_scale(x)
         if self.compute is not None:
-            x = x.to(self.compute) if x.is_floating_point() and not self._has_untrained_floats else x
+            x = x.to(self.compute) if x.is_floating_point() and not self._mixes_types else x
             # Copies even where the type stays: they begin at round addresses, and those of many clients are one block.
             type_of = lambda name: self.dtype if name in self.batchnorm else self.compute  # noqa: E731
             weights = {k: v.to(type_of(k), copy=True) for k, v in weights.items()}
@@ -289,8 +295,8 @@ class Net:
         return Out(*(torch.cat([getattr(half, f.name) for half in halves]) for f in fields(Out)))
 
     def _mixed(self) -> AbstractContextManager[object]:
-        """Layers that are not trained, and a module's own buffers, keep their type: operators bring types together."""
-        if self.compute in (None, self.dtype) or not self._has_untrained_floats:
+        """Layers that are not trained, and a module's own tensors, keep their type: operators bring types together."""
+        if self.compute in (None, self.dtype) or not self._mixes_types:
             return nullcontext()
         return torch.autocast(self.device.type, self.compute, cache_enabled=False)
 

@@ -53,7 +53,8 @@ def build_net(
         module = algorithm.adapt(module, first).to(dtype)
         example = example if tokens else example.to(dtype)
         try:
-            net = Net(module, example, features=named, channels_last=config.engine.accelerate)
+            own = registry.is_own_model(config.model.name)
+            net = Net(module, example, features=named, channels_last=config.engine.accelerate, autocast=own)
         except RuntimeError as error:
             if tokens or not _takes(module, example.to(torch.int64)):
                 raise

@@ -37,10 +37,11 @@ def choose_scale(config: RunConfig, dataset: Dataset, net: Net) -> RunConfig:
 def choose_engine(config: RunConfig, net: Net) -> tuple[RunConfig, tuple[str, ...]]:
     """What `auto` stands for: a fixed rule of model, machine and cohort, never a stopwatch, so that runs repeat.
 
-    With it comes a notice, if there is no GPU, or if the clients of a user's own model cannot step together.
+    With it come notices: if there is no GPU, if the clients of a user's own model cannot step together, or not in bf16.
     """
     engine, cohort = config.engine, cohort_size(config)
-    name, notices = _name_that_can(config, net)
+    name, on_engine = _name_that_can(config, net)
+    precision, on_precision = _precision_that_can(config, net, name)
     workers = _num_workers(config, name)
     threads = max(1, min(cohort, workers)) if engine.threads == "auto" else int(engine.threads)
     at_once = engine.clients_at_once
@@ -48,8 +49,8 @@ def choose_engine(config: RunConfig, net: Net) -> tuple[RunConfig, tuple[str, ..
         at_once = clients_that_fit(net.size, net.dtype.itemsize, cohort)
     elif at_once == "auto":
         at_once = max(threads, CHUNK_BYTES // (8 * 4 * net.size))
-    chosen = {"name": name, "precision": _chosen_precision(config, net, name), "threads": threads}
-    return config.replace({"engine": chosen | {"clients_at_once": min(cohort, int(at_once))}}), notices
+    chosen = {"name": name, "precision": precision, "threads": threads, "clients_at_once": min(cohort, int(at_once))}
+    return config.replace({"engine": chosen}), (*on_engine, *on_precision)
 
 
 def _name_that_can(config: RunConfig, net: Net) -> tuple[str, tuple[str, ...]]:
@@ -68,6 +69,21 @@ def _name_that_can(config: RunConfig, net: Net) -> tuple[str, tuple[str, ...]]:
             f'"{config.model.name}" ({why}). Set engine = "loop" or "auto", or change the model.'
         )
     return "loop", (f"engine = auto trains the clients one after another, on the CPU: {why}.",)
+
+
+def _precision_that_can(config: RunConfig, net: Net, engine: str) -> tuple[str, tuple[str, ...]]:
+    """The precision, and a notice if a user's own model does not compute in bf16."""
+    precision = _chosen_precision(config, net, engine)
+    tried = engine == "gpu" and precision == "bf16"
+    why = why_not_together(config, net, engine, loops=True, compute=torch.bfloat16) if tried else None
+    if why is None:
+        return precision, ()
+    if config.engine.precision != "auto":
+        raise CompatibilityError(
+            f'engine.precision = "bf16" does not go with model = "{config.model.name}" ({why}). Set engine.precision = '
+            '"float32" or "auto", or change the model.'
+        )
+    return "float32", (f"engine.precision = auto is float32, for the model does not compute in bf16: {why}.",)
 
 
 def _num_workers(config: RunConfig, engine: str) -> int:

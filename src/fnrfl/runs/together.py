@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fnrfl.config import RunConfig, registry
+from fnrfl.core.client_convolutions import ClientConv2d
 from fnrfl.core.errors import FnrflError, out_of_memory
 from fnrfl.core.forks import filters_lock
 from fnrfl.core.net import Net
@@ -22,12 +23,14 @@ from fnrfl.core.types import Flat, Tree
 from fnrfl.engines.gpus import can_use_cudnn, kernel_settings, on_first_gpu
 
 
-def why_not_together(config: RunConfig, net: Net, engine: str, *, loops: bool) -> str | None:
+def why_not_together(
+    config: RunConfig, net: Net, engine: str, *, loops: bool, compute: torch.dtype | None = None
+) -> str | None:
     """What torch says to a step of two clients of a user's own model; None if it takes one, as with fnrfl's models.
 
     The step is taken where the engine takes its steps: on a GPU a layer may be computed by other operators. For some
     operators torch goes through the clients one by one inside the step, which is slower than one client after another.
-    With `loops` that is no reason.
+    With `loops` that is no reason. On a GPU layers compute in `compute`; None: in the net's own type.
     """
     if not registry.is_own_model(config.model.name):
         return None
@@ -35,7 +38,7 @@ def why_not_together(config: RunConfig, net: Net, engine: str, *, loops: bool) -
     settings = kernel_settings(deterministic=False, tf32=False, use_cudnn=can_use_cudnn(net))
     with settings if on_gpu else nullcontext(), _warnings_here() as warned:  # in this order, as while a run records
         try:
-            _step_of_two(on_first_gpu(net, net.dtype) if on_gpu else net)  # in bf16, kernels would have to be compiled
+            _step_of_two(_without_own_kernels(on_first_gpu(net, compute or net.dtype)) if on_gpu else net)
         except FnrflError:  # there is no GPU
             raise
         except Exception as error:  # a user's model may raise anything
@@ -45,6 +48,14 @@ def why_not_together(config: RunConfig, net: Net, engine: str, *, loops: bool) -
             return f"{type(error).__name__}: {said}"
     slow = re.search(r"performance drop.*?aten::(\w+)", " ".join(warned))
     return None if slow is None or loops else f"torch goes through them one by one for its operator {slow[1]}"
+
+
+def _without_own_kernels(net: Net) -> Net:
+    """The same net; kernels of fnrfl's own would have to be compiled for one step."""
+    for layer in net.module.modules():
+        if isinstance(layer, ClientConv2d):
+            layer.own_kernels = False
+    return net
 
 
 @contextmanager
