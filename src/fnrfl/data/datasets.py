@@ -239,14 +239,14 @@ def source_of_values(name: str, made: object, told: str, reading: Reading) -> Da
             "y_test, clients_test, or x, y, clients. Change what it gives."
         )
     if len(made) < 4:
-        parts = {ONLY_PART: _as_returned(made)}
+        parts = {ONLY_PART: as_returned(made)}
     else:
         half = len(made) // 2
-        parts = {"train": _as_returned(made[:half]), "test": _as_returned(made[half:])}
+        parts = {"train": as_returned(made[:half]), "test": as_returned(made[half:])}
     return DataSource(name, name, checked_raw(name, RawData(parts), reading))
 
 
-def _as_returned(values: tuple[object, ...]) -> Examples:
+def as_returned(values: tuple[object, ...]) -> Examples:
     """x, y and perhaps the client of each example."""
     return Examples(values[0], values[1], clients=values[2] if len(values) > 2 else None)
 

@@ -17,7 +17,8 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.object_hash import object_hash
 from fnrfl.core.rng import seeded
 from fnrfl.core.words import counted, same_spelling
-from fnrfl.data.datasets import Dataset, DataSource, source_of_values
+from fnrfl.data import frames
+from fnrfl.data.datasets import Dataset, DataSource, as_returned, source_of_values
 from fnrfl.data.readers import PARTS
 from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Examples, RawData, Reading
 from fnrfl.data.sources.images import refuse_deep_pixels
@@ -46,8 +47,23 @@ def values_in_memory(value: object, title: str, *, labelled: bool = True) -> obj
     if len(parts) in (1, 2) and all(map(_has_items, parts)):
         value = _read_parts(parts, title)
     elif not labelled and not isinstance(value, tuple | Dataset):
-        value = RawData({ONLY_PART: Examples(value)})
-    return tuple(map(_array_or_itself, value)) if isinstance(value, tuple) else value
+        return RawData({ONLY_PART: Examples(_array_or_itself(value))}, columns=frames.columns_of(value))
+    return _arrays_and_columns(value, title) if isinstance(value, tuple) else value
+
+
+def _arrays_and_columns(values: tuple[object, ...], title: str) -> object:
+    """Arrays, with the names of columns where inputs are data frames; a test part has those of the training part."""
+    arrays = tuple(map(_array_or_itself, values))
+    half = len(values) if len(values) < 4 else len(values) // 2
+    columns = frames.columns_of(*values[:2]) if len(values) in (2, 3, 4, 6) else None
+    if columns is None:
+        return arrays
+    parts = {ONLY_PART: as_returned(arrays[:half])}
+    if half < len(values):
+        test = RawData({ONLY_PART: as_returned(arrays[half:])}, columns=frames.columns_of(values[half]))
+        test = frames.in_order_of(test, columns, f"The test part of {title}", "the training part")
+        parts = {"train": parts[ONLY_PART], "test": test.parts[ONLY_PART]}
+    return RawData(parts, columns=columns)
 
 
 def values_hash(values: object) -> str:

@@ -20,10 +20,11 @@ from fnrfl.data import augment, natural, scenarios
 from fnrfl.data.batches import Pool
 from fnrfl.data.carving import carve
 from fnrfl.data.datasets import Dataset, load, refuse_keys_of_others
+from fnrfl.data.frames import in_order_of
 from fnrfl.data.holdings import Partition
 from fnrfl.data.in_memory import source_in_memory
 from fnrfl.data.partitions import draw
-from fnrfl.data.reading import Expected, Reading
+from fnrfl.data.reading import Expected, RawData, Reading
 from fnrfl.data.saved_splits import read_saved_split
 from fnrfl.data.splits import Splits
 from fnrfl.data.terms import Natural, SavedSplit, Scenario
@@ -59,7 +60,9 @@ def load_public(config: RunConfig, dataset: Dataset, given: Given) -> Dataset | 
     if source == "test":
         return "test"
     if registry.is_given(source):
-        return source_in_memory(given.fetch("public", source), "public", reading_of(config)).dataset()
+        public = given.fetch("public", source)
+        public = in_order_of(public, dataset.columns, "The public data") if isinstance(public, RawData) else public
+        return source_in_memory(public, "public", reading_of(config)).dataset()
     expected = Expected(dataset.columns, colour=dataset.facts().colour)
     return load(source, expected=expected, reading=reading_of(config))
 

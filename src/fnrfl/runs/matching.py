@@ -86,7 +86,7 @@ def notes_on_columns(trained: TrainedRun, data: str, source: DataSource) -> tupl
     columns = trained.data.columns
     if is_table(data) and columns is None:
         said.append(f"The run has no names of columns, so the columns of {data} are taken by position.")
-    if not is_table(data) and columns is not None:
+    if not is_table(data) and source.raw.columns is None and columns is not None:
         listed = ", ".join(columns.inputs[:6]) + (", ..." if len(columns.inputs) > 6 else "")
         said.append(f"{data} has no names of columns, so they are taken in the order of the run's: {listed}.")
     return tuple(said)

@@ -19,8 +19,9 @@ from fnrfl.core.types import State
 from fnrfl.core.words import same_spelling
 from fnrfl.data.batches import scaled
 from fnrfl.data.datasets import DataSource, read_source
+from fnrfl.data.frames import in_order_of
 from fnrfl.data.in_memory import source_in_memory, values_in_memory
-from fnrfl.data.reading import ONLY_PART, Expected, Reading
+from fnrfl.data.reading import ONLY_PART, Expected, RawData, Reading
 from fnrfl.runs import run as runs
 from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TEST, Evaluation, Prediction, TrainedRun
 from fnrfl.runs.data import reading_of
@@ -131,6 +132,8 @@ def _read(data: object, expected: Expected, reading: Reading) -> tuple[str, Data
     """(what sentences call some data, the data): what a name stands for, or what was passed in."""
     if not isinstance(data, str | os.PathLike):
         values = values_in_memory(data, _title(data), labelled=False)
+        if isinstance(values, RawData):
+            values = in_order_of(values, expected.columns, _title(data))
         return _title(data), source_in_memory(values, _title(data), reading)
     trusted.given("dataset.name", _title(data))
     return _title(data), read_source(_title(data), expected, reading)

@@ -1,0 +1,52 @@
+"""Data frames, of pandas or polars: their columns have names, by which other data is matched. Neither is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import same_spelling
+from fnrfl.data.reading import Columns, RawData
+from fnrfl.data.table_columns import listed_columns
+
+UNNAMED_LABEL = "label"  # what labels are called that have no name
+
+
+def columns_of(x: object, y: object = None) -> Columns | None:
+    """The columns of a data frame; None of anything else, and where a name is no text or stands twice."""
+    names = getattr(x, "columns", None)
+    if names is None or getattr(x, "ndim", 2) != 2 or not all(isinstance(name, str) for name in names):
+        return None
+    inputs, label = tuple(map(same_spelling, names)), getattr(y, "name", None)
+    if len({*inputs}) < len(inputs):
+        return None
+    label = same_spelling(label) if isinstance(label, str) and label not in inputs else UNNAMED_LABEL
+    return Columns(inputs, ("number",) * len(inputs), label)
+
+
+def in_order_of(raw: RawData, columns: Columns | None, title: str, whose: str = "the training data") -> RawData:
+    """The same data with its columns in the order of others; refused if they are not the same columns.
+
+    Data without names is taken by position, and so are numbers for a table that has categories.
+    """
+    if raw.columns is None or columns is None or columns.categories or raw.columns.inputs == columns.inputs:
+        return raw
+    own = raw.columns.inputs
+    _refuse_others(own, columns.inputs, title, whose)
+    order = [own.index(name) for name in columns.inputs]
+    parts = {name: replace(part, x=np.asarray(part.x)[:, order]) for name, part in raw.parts.items()}
+    return replace(raw, parts=parts, columns=columns)
+
+
+def _refuse_others(own: Sequence[str], wanted: Sequence[str], title: str, whose: str) -> None:
+    missing, unexpected = [name for name in wanted if name not in own], [name for name in own if name not in wanted]
+    if missing or unexpected:
+        differ = [f"lacks {listed_columns(missing)}"] if missing else []
+        differ += [f"has {listed_columns(unexpected)}, which {whose} had not"] if unexpected else []
+        raise ConfigError(
+            f"{title} has other columns than {whose}: it {' and '.join(differ)}. The inputs are "
+            f"{listed_columns(wanted)}. Add, rename or leave out columns until they are the same."
+        )
