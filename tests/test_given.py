@@ -781,3 +781,19 @@ def test_the_public_names_are_what_dir_shows() -> None:
     assert all(getattr(fnrfl, name) is not None for name in dir(fnrfl))
     script = "import sys, fnrfl; dir(fnrfl); assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_classes_that_a_part_of_the_data_lacks_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    draw = np.random.default_rng(0)
+    x = lambda n: draw.normal(size=(n, 5)).astype(np.float32)  # noqa: E731
+    known, strange = np.array(["apple", "pear"] * 40), np.array(["apple", "plum"] * 10)
+    keys = KEYS | {"out": None, "fnr": "on"}
+    fnrfl.run(dataset=(x(80), known, x(20), strange), **keys | {"public": (x(12), np.array(["pear"] * 12))})
+    said = " ".join(caplog.messages)
+    assert "1 class without a training example (plum)" in said
+    assert "Public data has no example of 1 class (apple)" in said
+    caplog.clear()
+    fnrfl.run(dataset=(x(80), known), **keys)
+    assert not [message for message in caplog.messages if "class" in message]
+    fnrfl.run(dataset=(x(80), np.array(["apple"] * 80)), **KEYS | {"out": None})
+    assert "All training examples are of one class, 'apple'" in " ".join(caplog.messages)

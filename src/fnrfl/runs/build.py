@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from torch import Tensor
 from fnrfl.algorithms.parts.norms import num_refined
 from fnrfl.config import RunConfig
 from fnrfl.config.schema import PublicOptions
-from fnrfl.data.datasets import Facts
+from fnrfl.core.words import counted
+from fnrfl.data.datasets import Dataset, Facts
+from fnrfl.data.natural import some_of
 from fnrfl.data.reading import Columns
 from fnrfl.data.scaling import Scaling, looks_unscaled
 from fnrfl.data.splits import Splits
@@ -80,12 +83,12 @@ def build(
     made = (parts.config, parts.algorithm, parts.net, parts.pool)
     actors = ray_actors(parts, scaling, given) if parts.config.engine.name == "ray" else None
     engine = build_engine(*made, scratch, runs_alike, connection or actors, scaling, compared=compared)
-    notices = (*parts.notices, *_notices(parts.config, parts.splits, parts.dataset.columns))
+    notices = (*parts.notices, *_notices(parts.config, parts.splits, parts.dataset))
     told = vars(parts) | {"notices": notices}
     return Built(**told, engine=engine, scaling=scaling, metrics=metrics, given=given, connection=connection)
 
 
-def _notices(config: RunConfig, splits: Splits, columns: Columns | None) -> tuple[str, ...]:
+def _notices(config: RunConfig, splits: Splits, dataset: Dataset) -> tuple[str, ...]:
     """What a user should know once, before the first round."""
     said = []
     size = config.public.size
@@ -100,7 +103,25 @@ def _notices(config: RunConfig, splits: Splits, columns: Columns | None) -> tupl
         said.append(f"fnr.share = {config.fnr.share} of {whom} {cohort} is nobody: no client will be refined.")
     if config.fnr is not None and splits.public_to != "nobody":
         said.append(f"with {config.algorithm.name}, FNR ranks and refines on examples that clients have trained on.")
-    return (*said, *_rows_that_sums_tell(config, splits), *_unscaled_inputs(config, splits, columns))
+    more = (*_rows_that_sums_tell(config, splits), *_unscaled_inputs(config, splits, dataset.columns))
+    return (*said, *_missing_classes(config, splits, dataset.classes), *more)
+
+
+def _missing_classes(config: RunConfig, splits: Splits, names: Sequence[str]) -> Iterator[str]:
+    """Notices on classes that one part of the data has and another has not: one may be spelt in two ways."""
+    train, test, public = (set(part.y.unique().tolist()) for part in (splits.train, splits.test, splits.public))
+    if len(train) == 1:
+        yield f"All training examples are of one class, {names[min(train)]!r}: there is nothing to learn."
+    if strange := [names[label] for label in sorted(test - train)]:
+        yield (
+            f"The test part has {counted(len(strange), 'class', 'classes')} without a training example "
+            f"({some_of(strange)}): no model can know them."
+        )
+    if config.fnr is not None and public and (unseen := [names[label] for label in sorted(train - public)]):
+        yield (
+            f"Public data has no example of {counted(len(unseen), 'class', 'classes')} ({some_of(unseen)}): FNR "
+            "neither measures nor refines them."
+        )
 
 
 def _unscaled_inputs(config: RunConfig, splits: Splits, columns: Columns | None) -> tuple[str, ...]:
