@@ -109,12 +109,14 @@ def predict(
         raise ConfigError(
             f"{_title(data)} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
         )
-    expected = replace(expected_of(trained), carried=None if id_column is None else same_spelling(id_column))
+    carried = None if id_column is None else same_spelling(id_column)
+    expected = replace(expected_of(trained), carried=carried, labels_used=False)
     data, source = _read(data, expected, reading_of(trained.config))
-    asked = {name: matched(trained, data, part, source.raw.classes) for name, part in source.raw.parts.items()}
+    unlabelled = {name: replace(part, y=None) for name, part in source.raw.parts.items()}  # there may be other classes
+    asked = {name: matched(trained, data, part, None) for name, part in unlabelled.items()}
     x = [part.x for part in asked.values()]
     mean, per_client = _ask(trained, torch.cat(x) if len(x) > 1 else x[0], client)
-    carried = next(iter(asked.values())).carried
+    cells = next(iter(asked.values())).carried
     return Prediction(
         trained,
         [row for part in asked.values() for row in part.rows],
@@ -122,7 +124,7 @@ def predict(
         mean,
         per_client,
         parts=None if ONLY_PART in asked else [name for name, part in asked.items() for _ in part.rows],
-        ids=None if id_column is None or carried is None else (id_column, carried),
+        ids=None if id_column is None or cells is None else (id_column, cells),
         notes=(*notes_on_columns(trained, data, source), *note_on_other_data(trained, data, source)),
     )
 
