@@ -95,9 +95,9 @@ def read_images(folder: Path, expected: Expected | None = None, reading: Reading
 
     For a model that is only asked they may also lie in the folder itself, without labels.
     """
-    loose = _images(folder)  # in no folder of a class
+    loose = images_in(folder)  # in no folder of a class
     part_folders = [folder / part for part in PARTS if _subfolders(folder / part)] or [folder]
-    files = [[file for class_ in _subfolders(part) for file in _images(class_)] for part in part_folders]
+    files = [[file for class_ in _subfolders(part) for file in images_in(class_)] for part in part_folders]
     if expected is not None and not expected.labelled and loose:
         return _unlabelled_images(folder, loose, files, expected, reading)
     _check_part_folders(folder, part_folders, files)
@@ -147,7 +147,7 @@ def _passed_over(folder: Path, part_folders: list[Path], loose: list[Path]) -> l
         listed = _listed(others, folder)
         notices.append(f"{folder} also has the folders {listed}, which are not used: only train and test are.")
     classes = [class_ for part in part_folders for class_ in _subfolders(part)]
-    if empty := [class_ for class_ in classes if not _images(class_)]:
+    if empty := [class_ for class_ in classes if not images_in(class_)]:
         notices.append(f"{folder} has folders without an image in them, which make no class: {_listed(empty, folder)}.")
     if inner := [at for class_ in classes if class_ not in empty for at in _subfolders(class_)]:
         notices.append(
@@ -167,8 +167,9 @@ def _subfolders(folder: Path) -> list[Path]:
     return sorted(at for at in folder.iterdir() if at.is_dir() and at.name[0] != ".") if folder.is_dir() else []
 
 
-def _images(folder: Path) -> list[Path]:
-    return sorted(at for at in folder.iterdir() if at.suffix.lower() in IMAGE_ENDINGS)
+def images_in(folder: Path) -> list[Path]:
+    """The image files of a folder; hidden ones are none, such as the ._1.png that macOS puts beside 1.png."""
+    return sorted(at for at in folder.iterdir() if at.suffix.lower() in IMAGE_ENDINGS and at.name[0] != ".")
 
 
 def _stack(files: list[Path], expected: Expected | None, reading: Reading) -> tuple[np.ndarray, tuple[str, ...]]:
