@@ -309,6 +309,29 @@ def test_arrays_for_a_model_of_tables_are_taken_in_its_order_and_said(trained: r
     assert "in the order of the run's: age, dose, weight, pulse" in " ".join(got.notes)
 
 
+def test_a_folder_of_tables_is_matched_by_name_as_one_table_is(trained: runs.Result) -> None:
+    rows, run_dir = patients(20, 3), trained.run_dir or ""
+    one = predict(run_dir, write("new.csv", rows, [*NAMES, "id"]), id_column="id")
+    Path("sites").mkdir()
+    for name, own in (("A", rows[:8]), ("B", rows[8:])):
+        write(f"sites/{name}.csv", own, ["id", "kind", *reversed(NAMES)])
+    got = predict(run_dir, "sites", id_column="id")
+    assert (got.labels, got.ids, got.notes) == (one.labels, one.ids, ())
+    Path("parts").mkdir()
+    for part, own in (("train", rows[:8]), ("test", rows[8:])):
+        write(f"parts/{part}.csv", own, ["id", *NAMES])
+    assert predict(run_dir, "parts", id_column="id").ids == one.ids
+    with pytest.raises(CompatibilityError, match="'id', which"):
+        evaluate(run_dir, "sites")
+    for name, own in (("A", rows[:8]), ("B", rows[8:])):
+        write(f"sites/{name}.csv", own, ["kind", *reversed(NAMES)])
+    assert evaluate(run_dir, "sites").notes == ()
+    for name in "AB":
+        write(f"sites/{name}.csv", rows, NAMES)
+    with pytest.raises(ConfigError, match="sites has no labels, which would be in the column 'kind'"):
+        evaluate(run_dir, "sites")
+
+
 def test_public_data_is_matched_by_name_too(trained: runs.Result) -> None:
     write("public.csv", patients(40, 5), ["kind", *reversed(NAMES)])
     keys = [f"dataset={trained.config.dataset.name}", "public.source=public.csv", "scenario=iid", "clients=2"]

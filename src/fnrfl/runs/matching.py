@@ -5,6 +5,7 @@ The run's own data is known by its content, whatever it is called; other data is
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from fnrfl.data.arrays import tensor
 from fnrfl.data.batches import check_fits
 from fnrfl.data.datasets import DataSource
 from fnrfl.data.reading import Examples, Expected
+from fnrfl.data.sites import has_tables
 from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TrainedRun
 from fnrfl.runs.build_net import check_tokens
 
@@ -76,8 +78,8 @@ def note_on_other_data(trained: TrainedRun, data: str, source: DataSource) -> tu
 
 
 def is_table(data: str) -> bool:
-    """Whether data has columns with names."""
-    return Path(data).suffix.lower() == ".csv"
+    """Whether data has columns with names: a table, or a folder with the tables of clients."""
+    return Path(data).suffix.lower() == ".csv" or has_tables(Path(os.path.expanduser(data)))
 
 
 def notes_on_columns(trained: TrainedRun, data: str, source: DataSource) -> tuple[str, ...]:
@@ -86,7 +88,7 @@ def notes_on_columns(trained: TrainedRun, data: str, source: DataSource) -> tupl
     columns = trained.data.columns
     if is_table(data) and columns is None:
         said.append(f"The run has no names of columns, so the columns of {data} are taken by position.")
-    if not is_table(data) and columns is not None:
+    if source.raw.columns is None and columns is not None:
         listed = ", ".join(columns.inputs[:6]) + (", ..." if len(columns.inputs) > 6 else "")
         said.append(f"{data} has no names of columns, so they are taken in the order of the run's: {listed}.")
     return tuple(said)

@@ -105,7 +105,7 @@ def predict(
     `id_column` is carried along from a table.
     """
     trained = open_run(run, trust=trust, given=given)
-    if id_column is not None and not is_table(str(data)):
+    if id_column is not None and not is_table(_title(data)):
         raise ConfigError(
             f"{_title(data)} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
         )
@@ -116,7 +116,7 @@ def predict(
     asked = {name: matched(trained, data, part, None) for name, part in unlabelled.items()}
     x = [part.x for part in asked.values()]
     mean, per_client = _ask(trained, torch.cat(x) if len(x) > 1 else x[0], client)
-    cells = next(iter(asked.values())).carried
+    cells = [cell for part in asked.values() for cell in part.carried or ()]
     return Prediction(
         trained,
         [row for part in asked.values() for row in part.rows],
@@ -124,7 +124,7 @@ def predict(
         mean,
         per_client,
         parts=None if ONLY_PART in asked else [name for name, part in asked.items() for _ in part.rows],
-        ids=None if id_column is None or cells is None else (id_column, cells),
+        ids=None if id_column is None else (id_column, cells),
         notes=(*notes_on_columns(trained, data, source), *note_on_other_data(trained, data, source)),
     )
 
