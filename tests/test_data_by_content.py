@@ -332,6 +332,33 @@ def test_a_folder_of_tables_is_matched_by_name_as_one_table_is(trained: runs.Res
         evaluate(run_dir, "sites")
 
 
+@pytest.mark.parametrize("missing", ["mean", "drop"])
+def test_rows_of_a_folder_of_tables_are_named_by_client_and_place_in_its_file(missing: str) -> None:
+    rows = patients(200, 1)
+    Path("sites").mkdir()
+    for site in range(2):
+        write(f"sites/S{site}.csv", rows[site::2], [*NAMES, "kind"])
+    runs.run(load(None, ["dataset=sites", f"dataset.missing={missing}", "rounds=1", "scenario=natural"]), out="run")
+    new = {"Bonn": patients(4, 7), "Köln": patients(3, 8)}
+    new["Bonn"][1]["age"] = ""
+    Path("new").mkdir()
+    for site, own in new.items():
+        write(f"new/{site}.csv", own, NAMES)
+    got = list(csv.DictReader(io.StringIO(predict("run", "new").to_csv())))
+    alone = {site: csv.DictReader(io.StringIO(predict("run", f"new/{site}.csv").to_csv())) for site in new}
+    assert got == [{**row, "client": site} for site, table in alone.items() for row in table]
+    assert list(got[0])[:3] == ["row", "client", "label"] and len(got) == (7 if missing == "mean" else 6)
+
+
+def test_only_data_that_names_all_clients_has_a_column_of_them(trained: runs.Result) -> None:
+    x = np.array([[float(row[name]) for name in NAMES] for row in patients(6, 2)])
+    for name, clients in (("all", {"clients_train": list("abab"), "clients_test": ["a", "b"]}), ("some", {})):
+        arrays = {"clients_train": list("abab")} | clients
+        np.savez(f"{name}.npz", x_train=x[:4], x_test=x[4:], **{key: np.array(ids) for key, ids in arrays.items()})
+    assert predict(trained.run_dir or "", "all.npz").holders == list("ababab")
+    assert predict(trained.run_dir or "", "some.npz").holders is None
+
+
 def test_public_data_is_matched_by_name_too(trained: runs.Result) -> None:
     write("public.csv", patients(40, 5), ["kind", *reversed(NAMES)])
     keys = [f"dataset={trained.config.dataset.name}", "public.source=public.csv", "scenario=iid", "clients=2"]

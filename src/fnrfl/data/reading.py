@@ -138,7 +138,7 @@ class Examples:
 
     x: Any
     y: Any = None  # None where nobody knows the labels
-    names: Sequence[str] | None = None  # of images: paths, relative to the folder; of rows where some are left out
+    names: Sequence[str] | None = None  # of images: paths, relative to the folder; of rows: where each is in its file
     carried: Sequence[str] | None = None  # cells of a table's column that is no input
     clients: Any = None  # who holds each example: an array of ids, text or numbers; None where nobody says
 

@@ -249,7 +249,7 @@ def _alike(data: str, sites: Mapping[str, RawData]) -> dict[str, RawData]:
             )
     made: dict[str, dict[str, Examples]] = {}
     for (site, part), mine, values, labels in zip(titles, held, x, y, strict=True):
-        names = mine.names and [f"{site}/{name}" for name in mine.names]
+        names = [f"{site}/{name}" for name in mine.names] if mine.names else [str(row) for row in range(len(values))]
         made.setdefault(site, {})[part] = replace(mine, x=values, y=labels, names=names)
     return {site: replace(sites[site], parts=parts, classes=classes) for site, parts in made.items()}
 

@@ -32,8 +32,9 @@ class Asked:
 
     x: Tensor
     y: Tensor | None
-    rows: Sequence[str]  # where each example is in its part: a position from 0, or an image's path
+    rows: Sequence[str]  # where each example is in its part or its client's file: from 0, or an image's path
     carried: Sequence[str] | None = None  # what the table has in the column of ids
+    clients: Sequence[str] | None = None  # who holds each example, where the data says it
 
 
 def expected_of(trained: TrainedRun) -> Expected:
@@ -100,7 +101,8 @@ def matched(trained: TrainedRun, data: str, part: Examples, classes: Sequence[st
     check_fits(x, trained.net.input_dtype, data)
     check_tokens(trained.net, x, data)
     y = None if part.y is None else _as_numbers(part.y, classes, trained, data)
-    return Asked(x, y, part.names or [str(row) for row in range(len(x))], part.carried)
+    clients = None if part.clients is None else [str(one) for one in part.clients]
+    return Asked(x, y, part.names or [str(row) for row in range(len(x))], part.carried, clients)
 
 
 def _in_shape(x: Tensor, trained: TrainedRun, data: str) -> Tensor:

@@ -28,6 +28,7 @@ from fnrfl.runs.evaluate import evaluate_model as score
 from fnrfl.runs.evaluate import pooled
 from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.matching import (
+    Asked,
     expected_of,
     is_table,
     matched,
@@ -126,7 +127,14 @@ def predict(
         parts=None if ONLY_PART in asked else [name for name, part in asked.items() for _ in part.rows],
         ids=None if id_column is None else (id_column, cells),
         notes=(*notes_on_columns(trained, data, source), *note_on_other_data(trained, data, source)),
+        holders=_holders(list(asked.values())),
     )
+
+
+def _holders(parts: Sequence[Asked]) -> list[str] | None:
+    """The client of each example; None where some part does not say it."""
+    of_parts = [part.clients for part in parts if part.clients is not None]
+    return [one for clients in of_parts for one in clients] if len(of_parts) == len(parts) else None
 
 
 def _read(data: object, expected: Expected, reading: Reading) -> tuple[str, DataSource]:
