@@ -28,11 +28,13 @@ from fnrfl.data.reading import (
     require_file,
     unreadable,
 )
-from fnrfl.data.sources.images import read_image
+from fnrfl.data.sources.images import DeepPixelsError, read_image
 
 IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 CLIENT_ARRAYS = frozenset({"client", "clients", "client_id", "client_ids"})
 PARTS = ("train", "test")
+OF_OBJECTS = "Python's objects are not read, since that may run code. Save text with .astype(str), numbers as floats."
+TOO_DEEP = 'pixels must be bytes. Make 8 bits of 16, (pixels / 256).astype("uint8"), or save them as floats in a .npz.'
 
 
 # -- arrays ------------------------------------------------------------------------------------------------------------
@@ -44,7 +46,8 @@ def read_npz(path: Path, expected: Expected | None = None, reading: Reading = PL
     try:
         arrays = read_arrays(path)
     except (*UNREADABLE, AttributeError) as error:  # a lone .npy under this name has no files
-        raise unreadable(path, "a .npz of plain arrays", error) from error
+        way_out = OF_OBJECTS if "Object arrays" in str(error) else ""
+        raise unreadable(path, "a .npz of plain arrays", error, way_out) from error
     classes = class_names(arrays["classes"], f"classes of {path}") if "classes" in arrays else None
     parts = _parts_of_arrays(arrays, labelled=expected is None or expected.labelled)
     if not parts:
@@ -180,7 +183,7 @@ def _stack(files: list[Path], expected: Expected | None, reading: Reading) -> tu
         try:
             images.append(read_image(file, reading.image_size))
         except UNREADABLE as error:
-            raise unreadable(file, "an image", error) from error
+            raise unreadable(file, "an image", error, TOO_DEEP if isinstance(error, DeepPixelsError) else "") from error
         (height, width), (this_height, this_width) = images[0].shape[:2], images[-1].shape[:2]
         if (this_height, this_width) != (height, width):
             raise ConfigError(

@@ -170,11 +170,13 @@ def require_file(path: Path) -> None:
         raise ConfigError(f"{path} is not a regular file; data is read from files. Copy it into one.")
 
 
-def unreadable(path: Path, kind: str, error: Exception) -> ConfigError:
-    """What to say of a file that is not what its name promises."""
+def unreadable(path: Path, kind: str, error: Exception, way_out: str = "") -> ConfigError:
+    """What to say of a file that is not what its name promises; `way_out` is what to do where the reason is known."""
     if isinstance(error, FileNotFoundError):
         return ConfigError(f"dataset {path} does not exist (looked from {Path.cwd()}); name a file that does.")
+    if isinstance(error, UnicodeDecodeError):
+        way_out = "it is text in another encoding, such as Latin-1 or UTF-16, or no text. Save it as UTF-8."
     return ConfigError(
-        f"{path} cannot be read as {kind} ({type(error).__name__}: {error}); it is truncated or of another kind. "
-        "Write it again."
+        f"{path} cannot be read as {kind} ({type(error).__name__}: {error}); "
+        + (way_out or "it is truncated or of another kind. Write it again.")
     )
