@@ -125,6 +125,21 @@ def test_a_model_of_grey_pictures_does_not_take_colour(tmp_path: Path, monkeypat
         predict("run", "new")
 
 
+def test_one_picture_is_refused_with_the_way_to_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fnrfl.run(None, out="run", dataset=f"{pets(Path('pets'))}", **QUICK)
+    picture(Path("new/1.PNG"), 1)
+    with pytest.raises(ConfigError, match=r"'new/1\.PNG' is one picture.* Give its folder, 'new'") as told:
+        predict("run", "new/1.PNG")
+    assert "exists" not in str(told.value)
+    assert predict("run", "new").rows == ["1.PNG"]
+    Path("table.xlsx").write_bytes(b"PK")
+    with pytest.raises(ConfigError, match=r"'table\.xlsx' is a file that is not read.* Convert it to \.csv or \.npz"):
+        predict("run", "table.xlsx")
+    with pytest.raises(ConfigError, match="nor a file or folder that exists"):
+        predict("run", "new/2.png")
+
+
 def test_sizes_of_what_is_no_folder_are_refused() -> None:
     with pytest.raises(ConfigError, match="resizes the images of a folder, and dataset = 'digits' is none"):
         read_source("digits", reading=Reading(image_size=(4, 4)))

@@ -198,12 +198,23 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     elif ":" in name:
         return source_of_values(name, readers.call_function(name), f"dataset = {name!r} returned", reading)
     else:
-        raise ConfigError(
-            f"dataset = {name!r} is neither a known data set nor a file or folder that exists; it must be "
-            f"{', '.join(NAMED_DATASETS)}, a .npz, .csv or .json file, a folder of images or of clients, or "
-            "module:function." + (did_you_mean(name, NAMED_DATASETS) or " Check the name.")
-        )
+        raise _not_read(name, path)
     return DataSource(name, str(path.resolve()), checked_raw(name, raw, reading))
+
+
+def _not_read(name: str, path: Path) -> ConfigError:
+    """What to say of a name that stands for no data."""
+    if path.suffix.lower() in readers.IMAGE_ENDINGS and path.is_file():
+        return ConfigError(
+            f"dataset = {name!r} is one picture, and pictures are read by the folder. Give its folder, "
+            f"{str(path.parent)!r}, or one that holds this picture alone."
+        )
+    what = "a file that is not read" if path.is_file() else "neither a known data set nor a file or folder that exists"
+    way_out = " Convert it to .csv or .npz." if path.is_file() else did_you_mean(name, NAMED_DATASETS)
+    return ConfigError(
+        f"dataset = {name!r} is {what}; it must be {', '.join(NAMED_DATASETS)}, a .npz, .csv or .json file, a folder "
+        f"of images or of clients, or module:function.{way_out or ' Check the name.'}"
+    )
 
 
 def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
