@@ -359,6 +359,19 @@ def test_only_data_that_names_all_clients_has_a_column_of_them(trained: runs.Res
     assert predict(trained.run_dir or "", "some.npz").holders is None
 
 
+def test_numbers_for_classes_with_names_are_said(trained: runs.Result) -> None:
+    rows, run_dir = patients(20, 3), trained.run_dir or ""
+    x = np.array([[float(row[name]) for name in NAMES] for row in rows])
+    y = np.array([trained.classes.index(row["kind"]) for row in rows])
+    np.savez("numbered.npz", x=x, y=y)
+    np.savez("named.npz", x=x, y=np.array(trained.classes)[y])
+    np.savez("both.npz", x=x, y=y, classes=np.array(trained.classes))
+    numbered, named, both = (evaluate(run_dir, f"{name}.npz") for name in ("numbered", "named", "both"))
+    assert numbered.accuracy == named.accuracy == both.accuracy
+    assert "0 is taken as 'ill', 1 is taken as 'sound', 2 is taken as 'well'." in " ".join(numbered.notes)
+    assert not any("is taken as '" in note for got in (named, both) for note in got.notes)
+
+
 def test_public_data_is_matched_by_name_too(trained: runs.Result) -> None:
     write("public.csv", patients(40, 5), ["kind", *reversed(NAMES)])
     keys = [f"dataset={trained.config.dataset.name}", "public.source=public.csv", "scenario=iid", "clients=2"]

@@ -25,6 +25,8 @@ from fnrfl.data.sites import has_tables
 from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TrainedRun
 from fnrfl.runs.build_net import check_tokens
 
+MAX_PLACES = 6  # classes that a note names
+
 
 @dataclass(frozen=True, eq=False)
 class Asked:
@@ -95,6 +97,15 @@ def notes_on_columns(trained: TrainedRun, data: str, source: DataSource) -> tupl
     return tuple(said)
 
 
+def notes_on_labels(trained: TrainedRun, data: str, part: Examples, classes: Sequence[str] | None) -> tuple[str, ...]:
+    """What to say of labels that are numbers, for a model whose classes have names."""
+    if part.y is None or part.y.dtype.kind == "U" or classes is not None or _are_numbers(trained.classes):
+        return ()
+    taken = [f"{place} is taken as {name!r}" for place, name in enumerate(trained.classes[:MAX_PLACES])]
+    more = ", ..." if len(trained.classes) > MAX_PLACES else ""
+    return (f"{data} has numbers as labels, and the model's classes have names: {', '.join(taken)}{more}.",)
+
+
 def matched(trained: TrainedRun, data: str, part: Examples, classes: Sequence[str] | None) -> Asked:
     """Examples held against what the model was trained on."""
     x = _in_shape(tensor(part.x), trained, data)
@@ -133,6 +144,10 @@ def _as_numbers(y: np.ndarray, classes: Sequence[str] | None, trained: TrainedRu
     return tensor(np.array([number[name] for name in names], dtype=np.int64)[places])
 
 
+def _are_numbers(names: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"-?\d+", name) for name in names)
+
+
 def _names(values: np.ndarray, classes: Sequence[str] | None, known: Sequence[str], data: str) -> list[str]:
     """The names of classes that data numbers: `classes` are its own names for them, `known` those of the model."""
     largest = int(values[-1])
@@ -143,7 +158,7 @@ def _names(values: np.ndarray, classes: Sequence[str] | None, known: Sequence[st
                 "every class or correct the label."
             )
         return [str(classes[value]) for value in values]
-    if all(re.fullmatch(r"-?\d+", name) for name in known):
+    if _are_numbers(known):
         if sorted(known, key=int) != list(known):
             raise CompatibilityError(
                 f"{data} numbers its classes, and those of the model are called {', '.join(known)}: the label "

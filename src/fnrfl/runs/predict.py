@@ -35,6 +35,7 @@ from fnrfl.runs.matching import (
     note_on_other_data,
     notes_on_changes,
     notes_on_columns,
+    notes_on_labels,
     own_test_part,
 )
 from fnrfl.runs.own_metrics import asked_own, chosen, with_given
@@ -70,9 +71,11 @@ def evaluate(
         what = TEST
     else:
         part = "test" if len(source.raw.parts) > 1 else next(iter(source.raw.parts))
-        asked = matched(trained, data, source.raw.parts[part], source.raw.classes)
+        examples, classes = source.raw.parts[part], source.raw.classes
+        asked = matched(trained, data, examples, classes)
         what = OTHER_TEST if part == "test" else EVERYTHING
-        notes = (*notes_on_columns(trained, data, source), *notes_on_changes(trained, data, what))
+        notes = (*notes_on_columns(trained, data, source), *notes_on_labels(trained, data, examples, classes))
+        notes += notes_on_changes(trained, data, what)
     if asked.y is None:
         columns = trained.data.columns
         lacking = f", which would be in the column {columns.label!r}" if columns and is_table(data) else ""
