@@ -111,6 +111,23 @@ def test_data_that_changed_under_the_runs_name_is_said(trained: runs.Result, mon
         original.write_text(text)
 
 
+def test_a_file_of_the_runs_own_folder_is_said_to_be_trained_on() -> None:
+    Path("sites").mkdir()
+    for site, count in (("A", 50), ("B", 100)):
+        write(f"sites/{site}.csv", patients(count, count), [*NAMES, "kind"])
+    runs.run(load(None, ["dataset=sites", "rounds=1", "scenario=natural"]), out="run")
+    own = load_data("sites", by_client=True)
+    for site, count in (("A", 50), ("B", 100)):
+        trained_on = (own.train_clients or ()).count(site)
+        got = evaluate("run", f"./sites/{site}.csv")
+        assert 0 < trained_on < count and got.what == "all examples"
+        assert f"of its {count} examples, {trained_on} are in the training set" in " ".join(got.notes)
+    assert evaluate("run", "sites").notes == ()
+    assert evaluate("run", write("new.csv", patients(50, 3), [*NAMES, "kind"])).notes == ()
+    write("sites/B.csv", patients(100, 4), [*NAMES, "kind"])
+    assert "which has changed since the run" in " ".join(evaluate("run", "sites/A.csv").notes)
+
+
 def test_renamed_classes_are_other_data(trained: runs.Result) -> None:
     """The numbers of the classes are the same, and so is the hash of the arrays."""
     swapped = {"ill": "sound", "sound": "ill", "well": "well"}

@@ -17,13 +17,16 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.words import counted
 from fnrfl.data.arrays import tensor
 from fnrfl.data.batches import check_fits
-from fnrfl.data.datasets import DataSource
+from fnrfl.data.datasets import Dataset, DataSource, read_source
 from fnrfl.data.reading import Examples, Expected
 from fnrfl.data.sites import has_tables
+from fnrfl.data.splits import fingerprints
 from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TrainedRun
 from fnrfl.runs.build_net import check_tokens
+from fnrfl.runs.data import reading_of
 
 MAX_PLACES = 6  # classes that a note names
 
@@ -46,7 +49,13 @@ def expected_of(trained: TrainedRun) -> Expected:
 
 
 def own_test_part(trained: TrainedRun, source: DataSource) -> Asked | None:
-    """The test part of the run's own data, if that is what was given; only data of the same size is hashed."""
+    """The test part of the run's own data, if that is what was given."""
+    own = _own_data(trained, source)
+    return None if own is None else Asked(own.test.x, own.test.y, rows=())
+
+
+def _own_data(trained: TrainedRun, source: DataSource) -> Dataset | None:
+    """The run's own data, if that is what was given; only data of the same size is hashed."""
     facts = trained.data
     if facts.examples is not None and sum(facts.examples) != source.num_examples:
         return None
@@ -54,9 +63,26 @@ def own_test_part(trained: TrainedRun, source: DataSource) -> Asked | None:
         dataset = source.dataset(by_client=trained.data.clients is not None)
     except ConfigError:  # no run could have been made of it
         return None
-    if (dataset.checksum, dataset.classes) != (facts.sha256, facts.classes):
-        return None
-    return Asked(dataset.test.x, dataset.test.y, rows=())
+    return dataset if (dataset.checksum, dataset.classes) == (facts.sha256, facts.classes) else None
+
+
+def notes_on_training(trained: TrainedRun, data: str, asked: Asked) -> tuple[str, ...]:
+    """What to say of a file in the folder that the run was made with: how many of its examples are for training."""
+    path, folder = Path(os.path.expanduser(data)), Path(trained.data.source)
+    if not (folder.is_absolute() and folder.is_dir() and path.exists() and folder in path.resolve().parents):
+        return ()
+    try:
+        own = _own_data(trained, read_source(str(folder), expected_of(trained), reading_of(trained.config)))
+    except ConfigError:  # it can no longer be read
+        own = None
+    if own is None:
+        return (f"{data} lies in {folder}, which has changed since the run: the model may be trained on some of it.",)
+    known = set(fingerprints(own.train.x))
+    count = sum(one in known for one in fingerprints(asked.x))
+    return (
+        f"{data} lies in the run's own data: of its {counted(len(asked.x), 'example')}, {count:,} are in the training "
+        f"set. Evaluate {folder}, whose test part the model has not seen, or other data.",
+    )
 
 
 def notes_on_changes(trained: TrainedRun, data: str, what: str) -> tuple[str, ...]:

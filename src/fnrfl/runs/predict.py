@@ -36,6 +36,7 @@ from fnrfl.runs.matching import (
     notes_on_changes,
     notes_on_columns,
     notes_on_labels,
+    notes_on_training,
     own_test_part,
 )
 from fnrfl.runs.own_metrics import asked_own, chosen, with_given
@@ -75,7 +76,7 @@ def evaluate(
         asked = matched(trained, data, examples, classes)
         what = OTHER_TEST if part == "test" else EVERYTHING
         notes = (*notes_on_columns(trained, data, source), *notes_on_labels(trained, data, examples, classes))
-        notes += notes_on_changes(trained, data, what)
+        notes += (*notes_on_changes(trained, data, what), *notes_on_training(trained, data, asked))
     if asked.y is None:
         columns = trained.data.columns
         lacking = f", which would be in the column {columns.label!r}" if columns and is_table(data) else ""
