@@ -378,6 +378,24 @@ def test_a_table_needs_no_label_column(table: tuple[Path, Path], folder: Path) -
     assert header == ["row", "label", "p_cat", "p_dog", "p_eel"]
 
 
+@pytest.mark.parametrize("labels", [("cat", "", "?"), ("cat", "cow", "dog"), ("1", "1.5", "1.0")])
+def test_labels_that_nobody_needs_stop_no_prediction(table: tuple[Path, Path], labels: tuple[str, ...]) -> None:
+    rows = [f"{at},2,3,{at}" for at in range(3)]
+    Path("new.csv").write_text("\n".join(["a,b,c,d", *rows]))
+    with_labels = "\n".join(f"{row},{label}" for row, label in zip(rows, labels, strict=True))
+    Path("labelled.csv").write_text(f"a,b,c,d,label\n{with_labels}")
+    plain = predict(table[0], "new.csv")
+    assert predict(table[0], "labelled.csv").to_csv() == plain.to_csv()
+    with pytest.raises((ConfigError, CompatibilityError), match="label|class"):
+        evaluate(table[0], "labelled.csv")
+    for first, second in (("new.csv", "labelled.csv"), ("labelled.csv", "new.csv")):  # two clients, one with labels
+        sites = Path(f"{Path(first).stem}-first")
+        sites.mkdir()
+        for name, path in (("A", first), ("B", second)):
+            (sites / f"{name}.csv").write_text(Path(path).read_text())
+        assert predict(table[0], str(sites)).labels == 2 * plain.labels
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

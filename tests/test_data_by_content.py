@@ -111,6 +111,23 @@ def test_data_that_changed_under_the_runs_name_is_said(trained: runs.Result, mon
         original.write_text(text)
 
 
+def test_a_file_of_the_runs_own_folder_is_said_to_be_trained_on() -> None:
+    Path("sites").mkdir()
+    for site, count in (("A", 50), ("B", 100)):
+        write(f"sites/{site}.csv", patients(count, count), [*NAMES, "kind"])
+    runs.run(load(None, ["dataset=sites", "rounds=1", "scenario=natural"]), out="run")
+    own = load_data("sites", by_client=True)
+    for site, count in (("A", 50), ("B", 100)):
+        trained_on = (own.train_clients or ()).count(site)
+        got = evaluate("run", f"./sites/{site}.csv")
+        assert 0 < trained_on < count and got.what == "all examples"
+        assert f"of its {count} examples, {trained_on} are in the training set" in " ".join(got.notes)
+    assert evaluate("run", "sites").notes == ()
+    assert evaluate("run", write("new.csv", patients(50, 3), [*NAMES, "kind"])).notes == ()
+    write("sites/B.csv", patients(100, 4), [*NAMES, "kind"])
+    assert "which has changed since the run" in " ".join(evaluate("run", "sites/A.csv").notes)
+
+
 def test_renamed_classes_are_other_data(trained: runs.Result) -> None:
     """The numbers of the classes are the same, and so is the hash of the arrays."""
     swapped = {"ill": "sound", "sound": "ill", "well": "well"}
@@ -307,6 +324,69 @@ def test_arrays_for_a_model_of_tables_are_taken_in_its_order_and_said(trained: r
     got = predict(trained.run_dir or "", "new.npz")
     assert got.labels == predict(trained.run_dir or "", write("new.csv", rows, NAMES)).labels
     assert "in the order of the run's: age, dose, weight, pulse" in " ".join(got.notes)
+
+
+def test_a_folder_of_tables_is_matched_by_name_as_one_table_is(trained: runs.Result) -> None:
+    rows, run_dir = patients(20, 3), trained.run_dir or ""
+    one = predict(run_dir, write("new.csv", rows, [*NAMES, "id"]), id_column="id")
+    Path("sites").mkdir()
+    for name, own in (("A", rows[:8]), ("B", rows[8:])):
+        write(f"sites/{name}.csv", own, ["id", "kind", *reversed(NAMES)])
+    got = predict(run_dir, "sites", id_column="id")
+    assert (got.labels, got.ids, got.notes) == (one.labels, one.ids, ())
+    Path("parts").mkdir()
+    for part, own in (("train", rows[:8]), ("test", rows[8:])):
+        write(f"parts/{part}.csv", own, ["id", *NAMES])
+    assert predict(run_dir, "parts", id_column="id").ids == one.ids
+    with pytest.raises(CompatibilityError, match="'id', which"):
+        evaluate(run_dir, "sites")
+    for name, own in (("A", rows[:8]), ("B", rows[8:])):
+        write(f"sites/{name}.csv", own, ["kind", *reversed(NAMES)])
+    assert evaluate(run_dir, "sites").notes == ()
+    for name in "AB":
+        write(f"sites/{name}.csv", rows, NAMES)
+    with pytest.raises(ConfigError, match="sites has no labels, which would be in the column 'kind'"):
+        evaluate(run_dir, "sites")
+
+
+@pytest.mark.parametrize("missing", ["mean", "drop"])
+def test_rows_of_a_folder_of_tables_are_named_by_client_and_place_in_its_file(missing: str) -> None:
+    rows = patients(200, 1)
+    Path("sites").mkdir()
+    for site in range(2):
+        write(f"sites/S{site}.csv", rows[site::2], [*NAMES, "kind"])
+    runs.run(load(None, ["dataset=sites", f"dataset.missing={missing}", "rounds=1", "scenario=natural"]), out="run")
+    new = {"Bonn": patients(4, 7), "Köln": patients(3, 8)}
+    new["Bonn"][1]["age"] = ""
+    Path("new").mkdir()
+    for site, own in new.items():
+        write(f"new/{site}.csv", own, NAMES)
+    got = list(csv.DictReader(io.StringIO(predict("run", "new").to_csv())))
+    alone = {site: csv.DictReader(io.StringIO(predict("run", f"new/{site}.csv").to_csv())) for site in new}
+    assert got == [{**row, "client": site} for site, table in alone.items() for row in table]
+    assert list(got[0])[:3] == ["row", "client", "label"] and len(got) == (7 if missing == "mean" else 6)
+
+
+def test_only_data_that_names_all_clients_has_a_column_of_them(trained: runs.Result) -> None:
+    x = np.array([[float(row[name]) for name in NAMES] for row in patients(6, 2)])
+    for name, clients in (("all", {"clients_train": list("abab"), "clients_test": ["a", "b"]}), ("some", {})):
+        arrays = {"clients_train": list("abab")} | clients
+        np.savez(f"{name}.npz", x_train=x[:4], x_test=x[4:], **{key: np.array(ids) for key, ids in arrays.items()})
+    assert predict(trained.run_dir or "", "all.npz").holders == list("ababab")
+    assert predict(trained.run_dir or "", "some.npz").holders is None
+
+
+def test_numbers_for_classes_with_names_are_said(trained: runs.Result) -> None:
+    rows, run_dir = patients(20, 3), trained.run_dir or ""
+    x = np.array([[float(row[name]) for name in NAMES] for row in rows])
+    y = np.array([trained.classes.index(row["kind"]) for row in rows])
+    np.savez("numbered.npz", x=x, y=y)
+    np.savez("named.npz", x=x, y=np.array(trained.classes)[y])
+    np.savez("both.npz", x=x, y=y, classes=np.array(trained.classes))
+    numbered, named, both = (evaluate(run_dir, f"{name}.npz") for name in ("numbered", "named", "both"))
+    assert numbered.accuracy == named.accuracy == both.accuracy
+    assert "0 is taken as 'ill', 1 is taken as 'sound', 2 is taken as 'well'." in " ".join(numbered.notes)
+    assert not any("is taken as '" in note for got in (named, both) for note in got.notes)
 
 
 def test_public_data_is_matched_by_name_too(trained: runs.Result) -> None:

@@ -792,6 +792,34 @@ def test_a_table_that_is_missing_or_not_text_is_refused() -> None:
         load("table.csv")
 
 
+def test_a_file_whose_fault_is_known_is_refused_with_the_way_out_of_it() -> None:
+    text = "höhe,label\n" + "".join(f"{n},{n % 2}\n" for n in range(10))
+    for encoding in ("latin-1", "utf-16"):
+        Path("table.csv").write_text(text, encoding=encoding)
+        with pytest.raises(ConfigError, match="another encoding, such as Latin-1 or UTF-16.* Save it as UTF-8") as told:
+            load("table.csv")
+        assert "Write it again" not in str(told.value)
+    Path("table.csv").write_text(text, encoding="utf-8")
+    objects = np.array(["ja", "nein"] * 5, dtype=object)
+    np.savez("own.npz", x=np.zeros((10, 3)), y=objects)
+    with pytest.raises(ConfigError, match=r"Object arrays.* Save text with \.astype\(str\)"):
+        load("own.npz")
+    np.savez("own.npz", x=np.zeros((10, 3)), y=objects.astype(str))
+    deep = np.arange(0, 65536, 2185, dtype=np.uint16).reshape(5, 6)
+    for name, pixels in (("cat", deep), ("dog", deep.T.reshape(5, 6))):
+        Path(f"pets/{name}").mkdir(parents=True)
+        for number in range(2):
+            Image.fromarray(pixels).save(f"pets/{name}/{number}.png")
+    with pytest.raises(ConfigError, match=r'mode I;16.*\(pixels / 256\)\.astype\("uint8"\)') as told:
+        load("pets")
+    assert "Write it again" not in str(told.value)
+    for file in Path("pets").rglob("*.png"):
+        with Image.open(file) as image:
+            Image.fromarray((np.asarray(image) / 256).astype("uint8")).save(file)
+    assert [load(name).num_classes for name in ("table.csv", "own.npz", "pets")] == [2, 2, 2]
+    assert int(load("pets").train.x.max()) > 240
+
+
 # -- images ------------------------------------------------------------------------------------------------------------
 
 

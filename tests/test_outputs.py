@@ -9,12 +9,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from fnrfl.cli import app
 from fnrfl.config import load
 from fnrfl.core.errors import ConfigError
+from fnrfl.data.datasets import load as load_data
 from fnrfl.data.sources.cache import cache_dir
 from fnrfl.results.compare import compare, grid
 from fnrfl.results.report import report
@@ -72,6 +74,34 @@ def test_a_file_of_a_run_is_not_written_over(words: tuple[str, ...], here: Path)
     assert got.exit_code == 2 and words[-1].rpartition("/")[2].removesuffix("iid") in got.stderr
     assert "is a file" in got.stderr and "Choose another" in got.stderr
     assert contents(here) == before
+
+
+@pytest.mark.parametrize(
+    ("data", "out", "said"),
+    [
+        ("new.npz", "new.npz", "is the data that is read"),
+        ("new.npz", "sites/../new.npz", "is the data that is read"),
+        ("link.npz", "new.npz", "is the data that is read"),
+        ("sites", "sites/A.npz", "would lie in sites"),
+        ("sites/", "elsewhere/guesses.csv", "would lie in sites/"),
+    ],
+)
+def test_data_that_is_read_is_not_written_over_nor_added_to(data: str, out: str, said: str, here: Path) -> None:
+    digits = load_data("digits").test
+    os.mkdir("sites")
+    for name in ("new.npz", "sites/A.npz", "sites/B.npz"):
+        np.savez(name, x=digits.x[:5].numpy(), y=digits.y[:5].numpy())
+    os.symlink("new.npz", "link.npz")
+    os.symlink("sites", "elsewhere")
+    before = contents(here)
+    got = command("predict", "run", data, "-o", out)
+    assert got.exit_code == 2 and said in got.stderr and "Choose another" in got.stderr
+    assert contents(here) == before
+
+
+def test_a_folder_with_the_name_of_a_data_set_is_not_what_is_read(here: Path) -> None:
+    os.mkdir("digits")
+    assert command("predict", "run", "digits", "-o", "digits/guesses.csv").exit_code == 0
 
 
 def test_other_files_may_be_written_into_a_run(here: Path) -> None:

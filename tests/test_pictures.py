@@ -99,6 +99,22 @@ def test_a_run_and_its_use_read_alike(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "Of 4 images, 4 grey are taken as colour." in grey.notes and not colour.notes
 
 
+@pytest.mark.parametrize("layout", ["", "train", "Bonn"])  # folders of classes, those of a part, and those of a client
+def test_hidden_files_are_no_pictures(tmp_path: Path, layout: str) -> None:
+    """macOS writes ._1.png beside 1.png on disks of other systems."""
+    folder = pets(tmp_path / layout).parent if layout else pets(tmp_path)
+    if layout == "train":
+        pets(tmp_path / "test")
+    plain = read_source(str(folder)).raw
+    for place in [at for at in folder.rglob("*") if at.is_dir()] + [folder]:
+        (place / "._00.png").write_bytes(b"\0\5\26\7")
+    hidden = read_source(str(folder)).raw
+    assert hidden.notices == plain.notices == ()
+    for part, examples in plain.parts.items():
+        assert hidden.parts[part].names == examples.names
+        np.testing.assert_array_equal(hidden.parts[part].x, examples.x)
+
+
 def test_a_model_of_grey_pictures_does_not_take_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number in range(20):
@@ -107,6 +123,21 @@ def test_a_model_of_grey_pictures_does_not_take_colour(tmp_path: Path, monkeypat
     picture(Path("new/a.png"), 1)
     with pytest.raises(CompatibilityError, match="must be alike"):
         predict("run", "new")
+
+
+def test_one_picture_is_refused_with_the_way_to_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fnrfl.run(None, out="run", dataset=f"{pets(Path('pets'))}", **QUICK)
+    picture(Path("new/1.PNG"), 1)
+    with pytest.raises(ConfigError, match=r"'new/1\.PNG' is one picture.* Give its folder, 'new'") as told:
+        predict("run", "new/1.PNG")
+    assert "exists" not in str(told.value)
+    assert predict("run", "new").rows == ["1.PNG"]
+    Path("table.xlsx").write_bytes(b"PK")
+    with pytest.raises(ConfigError, match=r"'table\.xlsx' is a file that is not read.* Convert it to \.csv or \.npz"):
+        predict("run", "table.xlsx")
+    with pytest.raises(ConfigError, match="nor a file or folder that exists"):
+        predict("run", "new/2.png")
 
 
 def test_sizes_of_what_is_no_folder_are_refused() -> None:

@@ -169,11 +169,11 @@ def predict(
     answer is the mean of theirs, and a column client_ID has what each one says.
     """
     with errors_in_words(debug, answers=out is None):
-        from fnrfl.rundir.outputs import check_output, write_output
+        from fnrfl.rundir.outputs import check_not_read, check_output, write_output
         from fnrfl.runs.predict import predict as ask
 
         if out is not None:
-            check_output(out)
+            check_not_read(check_output(out), data)
         found = ask(run_dir, data, client=client, id_column=carried, trust=trust)
         print_leaks(found.trained.config.leaks_on, quiet=quiet, stderr=True)
         print_notes(found.notes, quiet=quiet)

@@ -60,8 +60,7 @@ class Net:
     ) -> None:
         """`own_random` leaves random layers as they are, drawing from torch's global stream: for a user's own loop.
 
-        `autocast` has operators bring types together where layers compute in another type: for a module that makes
-        tensors of its own, or that reads numbers in its inputs which another type would round.
+        `autocast` has operators bring types together where layers compute in another: for modules that make tensors.
         """
         self.module = whole(module, example)
         self.input_shape, self.input_dtype = tuple(example.shape[1:]), example.dtype
@@ -88,7 +87,7 @@ class Net:
             refuse_random(module, example, self.drop_shapes)
         self._buffers = [n for n, _ in module.named_buffers() if n not in self.drop_shapes]
         self._ties_weights = has_tied_weights(module)
-        self._mixes_types = autocast or self._finds_untrained_floats()
+        self._mixes_types = self._finds_mixed_types(autocast)
         out = self._first_answer(example)
         self.num_features, self.num_logits = out.features.shape[1], out.logits.shape[1]
 
@@ -103,12 +102,12 @@ class Net:
         self.channels_last = False
         return self.eval_forward(*self.flatten(), example)
 
-    def _finds_untrained_floats(self) -> bool:
-        """Whether a parameter is not trained, or a floating buffer is not BatchNorm's."""
+    def _finds_mixed_types(self, asked: bool) -> bool:
+        """Whether a parameter is not trained, or a floating buffer is not BatchNorm's; or what was asked for."""
         buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in self._buffers}
         known = self.batchnorm | self.shapes.keys()
         every = dict(self.module.named_parameters()) | buffers
-        return any(tensor.is_floating_point() for name, tensor in every.items() if name not in known)
+        return asked or any(tensor.is_floating_point() for name, tensor in every.items() if name not in known)
 
     @property
     def has_head(self) -> bool:
@@ -190,8 +189,8 @@ class Net:
     def fingerprint(self) -> Hashable:
         """What the net computes, as a value: nets with equal ones and the same `scale` do the same with tensors."""
         scale = tuple((name, tensor.shape) for name, tensor in self.scale.items())  # a step is handed the numbers
-        layout = self.channels_last, self._mixes_types
-        return fingerprint(self.module), self.dtype, self.compute, *layout, self.feature_layer, scale
+        types = self.dtype, self.compute, self._mixes_types
+        return fingerprint(self.module), *types, self.channels_last, self.feature_layer, scale
 
     def flatten(self) -> tuple[Flat, Tree]:
         """The module's present parameters as one vector, and its buffers."""
@@ -289,9 +288,8 @@ class Net:
         except torch.OutOfMemoryError:
             if len(x) == 1:
                 raise
-        halves = [
-            self.eval_forward(params, buffers, half) for half in x.chunk(2)
-        ]  # the failed attempt's tensors are gone
+        # The failed attempt's tensors are gone.
+        halves = [self.eval_forward(params, buffers, half) for half in x.chunk(2)]
         return Out(*(torch.cat([getattr(half, f.name) for half in halves]) for f in fields(Out)))
 
     def _mixed(self) -> AbstractContextManager[object]:

@@ -66,10 +66,12 @@ def read_tables(
     if reading.missing == "refuse":
         widths = [len(categories.get(name, "1")) for name in names]
         refuse_missing(tables, x, widths, training=expected is None)
-    y, classes = class_numbers(tables, None if expected is None else expected.classes)
-    carried = None if expected is None else expected.carried
+    of_others = expected or Expected()
+    y, classes = class_numbers(tables, of_others.classes, used=of_others.labels_used)
     examples = [
-        Examples(values.astype(np.float32), labels, carried=_carried(table, carried), clients=client_ids(table))
+        Examples(
+            values.astype(np.float32), labels, carried=_carried(table, of_others.carried), clients=client_ids(table)
+        )
         for table, values, labels in zip(tables, x, y, strict=True)
     ]
     if known is not None:
@@ -104,9 +106,12 @@ def describe_tables(paths: Sequence[Path], reading: Reading) -> TablesDescribed:
 def _opened_alike(paths: Sequence[Path], expected: Expected | None, reading: Reading) -> list[CsvTable]:
     """The tables, in whose headers the columns of the first are found by name."""
     first = _opened(paths[0], expected, reading)
-    label = None if first.roles.label is None else first.header[first.roles.label]
-    columns = Columns(tuple(first.inputs), ("number",) * len(first.inputs), label or "")
-    like = replace(expected or Expected(), columns=columns, labelled=label is not None, whose=str(paths[0]))
+    of_others = expected or Expected()
+    known = of_others.columns.label if of_others.columns else ""
+    label = known if first.roles.label is None else first.header[first.roles.label]
+    labelled = first.roles.label is not None and of_others.labels_used
+    columns = Columns(tuple(first.inputs), ("number",) * len(first.inputs), label)
+    like = replace(of_others, columns=columns, labelled=labelled, whose=str(paths[0]))
     return [first, *(_opened(path, like, reading) for path in paths[1:])]
 
 

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.nearest import did_you_mean
 from fnrfl.core.words import counted, same_spelling
 from fnrfl.data import arrays, natural, readers, sites, strata
 from fnrfl.data.gaps import with_gaps_treated
@@ -198,11 +197,7 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     elif ":" in name:
         return source_of_values(name, readers.call_function(name), f"dataset = {name!r} returned", reading)
     else:
-        raise ConfigError(
-            f"dataset = {name!r} is neither a known data set nor a file or folder that exists; it must be "
-            f"{', '.join(NAMED_DATASETS)}, a .npz, .csv or .json file, a folder of images or of clients, or "
-            "module:function." + (did_you_mean(name, NAMED_DATASETS) or " Check the name.")
-        )
+        raise readers.not_read(name, path, NAMED_DATASETS)
     return DataSource(name, str(path.resolve()), checked_raw(name, raw, reading))
 
 

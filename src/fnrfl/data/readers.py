@@ -6,7 +6,7 @@ them. A reader checks the files; `datasets` checks what the arrays hold. With `E
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import read_arrays
+from fnrfl.core.nearest import did_you_mean
 from fnrfl.core.words import counted
 from fnrfl.data.arrays import class_names
 from fnrfl.data.reading import (
@@ -28,11 +29,13 @@ from fnrfl.data.reading import (
     require_file,
     unreadable,
 )
-from fnrfl.data.sources.images import read_image
+from fnrfl.data.sources.images import DeepPixelsError, read_image
 
 IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 CLIENT_ARRAYS = frozenset({"client", "clients", "client_id", "client_ids"})
 PARTS = ("train", "test")
+OF_OBJECTS = "Python's objects are not read, since that may run code. Save text with .astype(str), numbers as floats."
+TOO_DEEP = 'pixels must be bytes. Make 8 bits of 16, (pixels / 256).astype("uint8"), or save them as floats in a .npz.'
 
 
 # -- arrays ------------------------------------------------------------------------------------------------------------
@@ -44,7 +47,8 @@ def read_npz(path: Path, expected: Expected | None = None, reading: Reading = PL
     try:
         arrays = read_arrays(path)
     except (*UNREADABLE, AttributeError) as error:  # a lone .npy under this name has no files
-        raise unreadable(path, "a .npz of plain arrays", error) from error
+        way_out = OF_OBJECTS if "Object arrays" in str(error) else ""
+        raise unreadable(path, "a .npz of plain arrays", error, way_out) from error
     classes = class_names(arrays["classes"], f"classes of {path}") if "classes" in arrays else None
     parts = _parts_of_arrays(arrays, labelled=expected is None or expected.labelled)
     if not parts:
@@ -95,9 +99,9 @@ def read_images(folder: Path, expected: Expected | None = None, reading: Reading
 
     For a model that is only asked they may also lie in the folder itself, without labels.
     """
-    loose = _images(folder)  # in no folder of a class
+    loose = images_in(folder)  # in no folder of a class
     part_folders = [folder / part for part in PARTS if _subfolders(folder / part)] or [folder]
-    files = [[file for class_ in _subfolders(part) for file in _images(class_)] for part in part_folders]
+    files = [[file for class_ in _subfolders(part) for file in images_in(class_)] for part in part_folders]
     if expected is not None and not expected.labelled and loose:
         return _unlabelled_images(folder, loose, files, expected, reading)
     _check_part_folders(folder, part_folders, files)
@@ -147,7 +151,7 @@ def _passed_over(folder: Path, part_folders: list[Path], loose: list[Path]) -> l
         listed = _listed(others, folder)
         notices.append(f"{folder} also has the folders {listed}, which are not used: only train and test are.")
     classes = [class_ for part in part_folders for class_ in _subfolders(part)]
-    if empty := [class_ for class_ in classes if not _images(class_)]:
+    if empty := [class_ for class_ in classes if not images_in(class_)]:
         notices.append(f"{folder} has folders without an image in them, which make no class: {_listed(empty, folder)}.")
     if inner := [at for class_ in classes if class_ not in empty for at in _subfolders(class_)]:
         notices.append(
@@ -167,8 +171,9 @@ def _subfolders(folder: Path) -> list[Path]:
     return sorted(at for at in folder.iterdir() if at.is_dir() and at.name[0] != ".") if folder.is_dir() else []
 
 
-def _images(folder: Path) -> list[Path]:
-    return sorted(at for at in folder.iterdir() if at.suffix.lower() in IMAGE_ENDINGS)
+def images_in(folder: Path) -> list[Path]:
+    """The image files of a folder; hidden ones are none, such as the ._1.png that macOS puts beside 1.png."""
+    return sorted(at for at in folder.iterdir() if at.suffix.lower() in IMAGE_ENDINGS and at.name[0] != ".")
 
 
 def _stack(files: list[Path], expected: Expected | None, reading: Reading) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -179,7 +184,7 @@ def _stack(files: list[Path], expected: Expected | None, reading: Reading) -> tu
         try:
             images.append(read_image(file, reading.image_size))
         except UNREADABLE as error:
-            raise unreadable(file, "an image", error) from error
+            raise unreadable(file, "an image", error, TOO_DEEP if isinstance(error, DeepPixelsError) else "") from error
         (height, width), (this_height, this_width) = images[0].shape[:2], images[-1].shape[:2]
         if (this_height, this_width) != (height, width):
             raise ConfigError(
@@ -209,3 +214,18 @@ def call_function(name: str) -> object:
     rule = "it is called without arguments and must return the data. Correct the function."
     with trust.user_errors_in_words(f"dataset = {name!r} failed", rule):
         return function()
+
+
+def not_read(name: str, path: Path, known: Collection[str]) -> ConfigError:
+    """What to say of a name that stands for no data; `known` are the names of data sets."""
+    if path.suffix.lower() in IMAGE_ENDINGS and path.is_file():
+        return ConfigError(
+            f"dataset = {name!r} is one picture, and pictures are read by the folder. Give its folder, "
+            f"{str(path.parent)!r}, or one that holds this picture alone."
+        )
+    what = "a file that is not read" if path.is_file() else "neither a known data set nor a file or folder that exists"
+    way_out = " Convert it to .csv or .npz." if path.is_file() else did_you_mean(name, known)
+    return ConfigError(
+        f"dataset = {name!r} is {what}; it must be {', '.join(known)}, a .npz, .csv or .json file, a folder "
+        f"of images or of clients, or module:function.{way_out or ' Check the name.'}"
+    )

@@ -127,6 +127,7 @@ class Expected:
     carried: str | None = None  # a column of ids that is copied into the answers and is no input
     colour: bool = False  # whether pictures must have three channels, so that grey ones are converted
     labelled: bool = True  # whether there must be labels
+    labels_used: bool = True  # whether somebody needs those that are there; else a table's may have gaps
     classes: tuple[str, ...] | None = None  # of a table whose site has agreed on them with others; None: those it has
     whose: str = "the training data"  # who has those columns
 
@@ -137,7 +138,7 @@ class Examples:
 
     x: Any
     y: Any = None  # None where nobody knows the labels
-    names: Sequence[str] | None = None  # of images: paths, relative to the folder; of rows where some are left out
+    names: Sequence[str] | None = None  # of images: paths, relative to the folder; of rows: where each is in its file
     carried: Sequence[str] | None = None  # cells of a table's column that is no input
     clients: Any = None  # who holds each example: an array of ids, text or numbers; None where nobody says
 
@@ -169,11 +170,13 @@ def require_file(path: Path) -> None:
         raise ConfigError(f"{path} is not a regular file; data is read from files. Copy it into one.")
 
 
-def unreadable(path: Path, kind: str, error: Exception) -> ConfigError:
-    """What to say of a file that is not what its name promises."""
+def unreadable(path: Path, kind: str, error: Exception, way_out: str = "") -> ConfigError:
+    """What to say of a file that is not what its name promises; `way_out` is what to do where the reason is known."""
     if isinstance(error, FileNotFoundError):
         return ConfigError(f"dataset {path} does not exist (looked from {Path.cwd()}); name a file that does.")
+    if isinstance(error, UnicodeDecodeError):
+        way_out = "it is text in another encoding, such as Latin-1 or UTF-16, or no text. Save it as UTF-8."
     return ConfigError(
-        f"{path} cannot be read as {kind} ({type(error).__name__}: {error}); it is truncated or of another kind. "
-        "Write it again."
+        f"{path} cannot be read as {kind} ({type(error).__name__}: {error}); "
+        + (way_out or "it is truncated or of another kind. Write it again.")
     )

@@ -24,7 +24,7 @@ from fnrfl.core.words import same_spelling
 from fnrfl.data import arrays, leaf
 from fnrfl.data.csv_tables import read_csv, read_tables
 from fnrfl.data.natural import in_natural_order, some_of
-from fnrfl.data.readers import IMAGE_ENDINGS, PARTS, read_images, read_npz
+from fnrfl.data.readers import PARTS, images_in, read_images, read_npz
 from fnrfl.data.reading import ONLY_PART, Examples, Expected, RawData, Reading
 
 PART_WORDS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})  # in any case
@@ -77,7 +77,7 @@ def find_sites(folder: Path) -> list[Site]:
     if (alone := site_at(folder)) is not None and alone.kind != "images":  # train.csv and test.csv of no client
         _refuse_other_part_names(folder, [at.stem for at in entries if at.suffix.lower() == alone.kind])
         return [replace(alone, name="")]
-    if any(at.is_dir() and _has_images(at) for at in entries):
+    if any(at.is_dir() and images_in(at) for at in entries):
         return []  # CLASS/*.png; folders that lie deeper are told of by whoever reads it
     found = [site for at in entries if (site := site_at(at)) is not None]
     names = [site.name for site in found]
@@ -118,7 +118,7 @@ def site_at(at: Path) -> Site | None:
         if parts:
             return Site(same_spelling(at.name), kind, parts if len(parts) == 2 else {ONLY_PART: parts["train"]})
     classes = [*_folders(at), *(inside for part in PARTS for inside in _folders(at / part))]
-    found = any(map(_has_images, classes))
+    found = any(map(images_in, classes))
     return Site(same_spelling(at.name), "images", {ONLY_PART: at}) if found else None
 
 
@@ -141,10 +141,6 @@ def _folders(folder: Path) -> list[Path]:
 def has_tables(folder: Path) -> bool:
     """Whether a folder holds the tables of clients, whose columns have names."""
     return folder.is_dir() and any(site.kind == ".csv" for site in find_sites(folder))
-
-
-def _has_images(at: Path) -> bool:
-    return any(inside.suffix.lower() in IMAGE_ENDINGS for inside in at.iterdir())
 
 
 def _kind_in_words(site: Site) -> str:
@@ -253,9 +249,13 @@ def _alike(data: str, sites: Mapping[str, RawData]) -> dict[str, RawData]:
             )
     made: dict[str, dict[str, Examples]] = {}
     for (site, part), mine, values, labels in zip(titles, held, x, y, strict=True):
-        names = mine.names and [f"{site}/{name}" for name in mine.names]
-        made.setdefault(site, {})[part] = replace(mine, x=values, y=labels, names=names)
+        made.setdefault(site, {})[part] = replace(mine, x=values, y=labels, names=_rows(site, mine))
     return {site: replace(sites[site], parts=parts, classes=classes) for site, parts in made.items()}
+
+
+def _rows(site: str, mine: Examples) -> list[str]:
+    """Where each example of a site is: a path in the folder, or its row in the site's file."""
+    return [f"{site}/{name}" for name in mine.names] if mine.names else [str(row) for row in range(len(mine.x))]
 
 
 def _in_channels(x: object, held: Sequence[Examples], title: str) -> np.ndarray:

@@ -189,10 +189,10 @@ def check_disjoint(
         holder[index] = number
     if outside is None:
         return
-    fingerprints = _fingerprints(outside)
-    known = set(fingerprints)
-    common = {name: known & set(_fingerprints(part)) for name, part in (inside or {}).items()}
-    if overlaps := {name: sum(one in both for one in fingerprints) for name, both in common.items() if both}:
+    found = fingerprints(outside.x)
+    known = set(found)
+    common = {name: known & set(fingerprints(part.x)) for name, part in (inside or {}).items()}
+    if overlaps := {name: sum(one in both for one in found) for name, both in common.items() if both}:
         listed = " and ".join(f"{count} that are also in {name}" for name, count in overlaps.items())
         raise CompatibilityError(
             f"public.source has {listed}, among its {counted(len(outside), 'example')}; public data must be disjoint "
@@ -200,11 +200,11 @@ def check_disjoint(
         )
 
 
-def _fingerprints(part: Part) -> list[bytes]:
-    """A fingerprint of each example's bytes, labels aside; none of examples that are elsewhere."""
-    if part.x.is_meta or not len(part):
+def fingerprints(x: Tensor) -> list[bytes]:
+    """A fingerprint of each example's bytes; none of examples that are elsewhere."""
+    if x.is_meta or not len(x):
         return []
-    examples = np.ascontiguousarray(part.x.numpy()).reshape(len(part), -1)
+    examples = np.ascontiguousarray(x.numpy()).reshape(len(x), -1)
     return [hashlib.blake2b(example.data, digest_size=16).digest() for example in examples]
 
 

@@ -246,15 +246,20 @@ def client_ids(table: CsvTable) -> np.ndarray | None:
 
 
 def class_numbers(
-    tables: Sequence[CsvTable], agreed: Sequence[str] | None = None
+    tables: Sequence[CsvTable], agreed: Sequence[str] | None = None, *, used: bool = True
 ) -> tuple[Sequence[np.ndarray | None], list[str] | None]:
     """Class numbers and names; labels in tables are names even where they look like numbers, as 1, 2, 3 or -1, 1.
 
-    Classes that were `agreed` on are numbered in their order.
+    Classes that were `agreed` on are numbered in their order. Labels with gaps are none at all if they are not `used`.
     """
-    if tables[0].roles.label is None:
+    if any(table.roles.label is None for table in tables):
         return [None] * len(tables), None
-    names = _class_names(tables, numeric=all(map(is_number, agreed or _labels(tables))))
+    try:
+        names = _class_names(tables, numeric=all(map(is_number, agreed or _labels(tables))))
+    except ConfigError:
+        if used:
+            raise
+        return [None] * len(tables), None
     known = list(agreed or sorted_classes(set(names)))
     index = {name: at for at, name in enumerate(known)}
     if unknown := [name for name in names if name not in index]:

@@ -1,4 +1,4 @@
-"""Files that commands write for people: never over a file of a run, and whole or not at all."""
+"""Files that commands write for people: never over a file of a run or what is read, and whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from fnrfl.config.registry import DATASETS
 from fnrfl.core.errors import ConfigError
 from fnrfl.rundir import files
 from fnrfl.rundir.directory import WRITTEN
@@ -32,6 +33,18 @@ def _is_needed(inside: Path, folder: Path) -> bool:
     if (folder / "config.toml").is_file() and (folder / "events.jsonl").is_file():
         return first in (*OF_A_RUN, "rounds") or inside.suffix == ".safetensors"
     return (folder / "grid.json").is_file() and str(inside) in OF_A_COMPARISON
+
+
+def check_not_read(path: Path, data: str) -> None:
+    """Refuse a path that is the data itself, or lies in its folder: the next to read that would take it for data."""
+    source = Path(os.path.expanduser(data))  # of an unknown user: as it is, where Path would raise
+    if data in DATASETS or not source.exists():
+        return
+    if path.exists() and path.samefile(source):
+        raise ConfigError(f"{path} is the data that is read: it is not written over. Choose another name.")
+    place = Path(os.path.realpath(path.parent)) / path.name
+    if source.is_dir() and any(folder.exists() and folder.samefile(source) for folder in place.parents):
+        raise ConfigError(f"{path} would lie in {data}, and be taken for data there. Choose another folder.")
 
 
 def write_output(path: Path, content: str | bytes) -> None:

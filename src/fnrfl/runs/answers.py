@@ -126,13 +126,14 @@ class Prediction:
     """What a model says about each example, in the order of the data."""
 
     trained: TrainedRun
-    rows: Sequence[str]  # where each example is in its part: a position from 0, or an image's path
+    rows: Sequence[str]  # where each example is in its part or its client's file: from 0, or an image's path
     labels: list[str]
     probabilities: Tensor  # [n, C]; the mean over clients, where each has a model of its own
     per_client: dict[int | str, list[str]]  # the label that each client's own model gives, where several were asked
     parts: Sequence[str] | None = None  # train or test, where the data has parts of its own
     ids: tuple[str, Sequence[str]] | None = None  # a column of the table that was carried along: its name and cells
     notes: tuple[str, ...] = ()  # what one should know beside the answers
+    holders: Sequence[str] | None = None  # the client of each example, where the data names clients
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -154,6 +155,8 @@ class Prediction:
             *(f"client_{one}" for one in self.per_client),
         ]
         places: dict[str, Sequence[str]] = {"row": self.rows}
+        if self.holders is not None:
+            places["client"] = self.holders
         if self.parts is not None:
             places["part"] = self.parts
         if self.ids is not None:

@@ -5,6 +5,7 @@ The run's own data is known by its content, whatever it is called; other data is
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +17,18 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.words import counted
 from fnrfl.data.arrays import tensor
 from fnrfl.data.batches import check_fits
-from fnrfl.data.datasets import DataSource
+from fnrfl.data.datasets import Dataset, DataSource, read_source
 from fnrfl.data.reading import Examples, Expected
+from fnrfl.data.sites import has_tables
+from fnrfl.data.splits import fingerprints
 from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TrainedRun
 from fnrfl.runs.build_net import check_tokens
+from fnrfl.runs.data import reading_of
+
+MAX_PLACES = 6  # classes that a note names
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +37,9 @@ class Asked:
 
     x: Tensor
     y: Tensor | None
-    rows: Sequence[str]  # where each example is in its part: a position from 0, or an image's path
+    rows: Sequence[str]  # where each example is in its part or its client's file: from 0, or an image's path
     carried: Sequence[str] | None = None  # what the table has in the column of ids
+    clients: Sequence[str] | None = None  # who holds each example, where the data says it
 
 
 def expected_of(trained: TrainedRun) -> Expected:
@@ -41,7 +49,13 @@ def expected_of(trained: TrainedRun) -> Expected:
 
 
 def own_test_part(trained: TrainedRun, source: DataSource) -> Asked | None:
-    """The test part of the run's own data, if that is what was given; only data of the same size is hashed."""
+    """The test part of the run's own data, if that is what was given."""
+    own = _own_data(trained, source)
+    return None if own is None else Asked(own.test.x, own.test.y, rows=())
+
+
+def _own_data(trained: TrainedRun, source: DataSource) -> Dataset | None:
+    """The run's own data, if that is what was given; only data of the same size is hashed."""
     facts = trained.data
     if facts.examples is not None and sum(facts.examples) != source.num_examples:
         return None
@@ -49,9 +63,26 @@ def own_test_part(trained: TrainedRun, source: DataSource) -> Asked | None:
         dataset = source.dataset(by_client=trained.data.clients is not None)
     except ConfigError:  # no run could have been made of it
         return None
-    if (dataset.checksum, dataset.classes) != (facts.sha256, facts.classes):
-        return None
-    return Asked(dataset.test.x, dataset.test.y, rows=())
+    return dataset if (dataset.checksum, dataset.classes) == (facts.sha256, facts.classes) else None
+
+
+def notes_on_training(trained: TrainedRun, data: str, asked: Asked) -> tuple[str, ...]:
+    """What to say of a file in the folder that the run was made with: how many of its examples are for training."""
+    path, folder = Path(os.path.expanduser(data)), Path(trained.data.source)
+    if not (folder.is_absolute() and folder.is_dir() and path.exists() and folder in path.resolve().parents):
+        return ()
+    try:
+        own = _own_data(trained, read_source(str(folder), expected_of(trained), reading_of(trained.config)))
+    except ConfigError:  # it can no longer be read
+        own = None
+    if own is None:
+        return (f"{data} lies in {folder}, which has changed since the run: the model may be trained on some of it.",)
+    known = set(fingerprints(own.train.x))
+    count = sum(one in known for one in fingerprints(asked.x))
+    return (
+        f"{data} lies in the run's own data: of its {counted(len(asked.x), 'example')}, {count:,} are in the training "
+        f"set. Evaluate {folder}, whose test part the model has not seen, or other data.",
+    )
 
 
 def notes_on_changes(trained: TrainedRun, data: str, what: str) -> tuple[str, ...]:
@@ -76,8 +107,8 @@ def note_on_other_data(trained: TrainedRun, data: str, source: DataSource) -> tu
 
 
 def is_table(data: str) -> bool:
-    """Whether data has columns with names."""
-    return Path(data).suffix.lower() == ".csv"
+    """Whether data has columns with names: a table, or a folder with the tables of clients."""
+    return Path(data).suffix.lower() == ".csv" or has_tables(Path(os.path.expanduser(data)))
 
 
 def notes_on_columns(trained: TrainedRun, data: str, source: DataSource) -> tuple[str, ...]:
@@ -86,10 +117,19 @@ def notes_on_columns(trained: TrainedRun, data: str, source: DataSource) -> tupl
     columns = trained.data.columns
     if is_table(data) and columns is None:
         said.append(f"The run has no names of columns, so the columns of {data} are taken by position.")
-    if not is_table(data) and source.raw.columns is None and columns is not None:
+    if source.raw.columns is None and columns is not None:
         listed = ", ".join(columns.inputs[:6]) + (", ..." if len(columns.inputs) > 6 else "")
         said.append(f"{data} has no names of columns, so they are taken in the order of the run's: {listed}.")
     return tuple(said)
+
+
+def notes_on_labels(trained: TrainedRun, data: str, part: Examples, classes: Sequence[str] | None) -> tuple[str, ...]:
+    """What to say of labels that are numbers, for a model whose classes have names."""
+    if part.y is None or part.y.dtype.kind == "U" or classes is not None or _are_numbers(trained.classes):
+        return ()
+    taken = [f"{place} is taken as {name!r}" for place, name in enumerate(trained.classes[:MAX_PLACES])]
+    more = ", ..." if len(trained.classes) > MAX_PLACES else ""
+    return (f"{data} has numbers as labels, and the model's classes have names: {', '.join(taken)}{more}.",)
 
 
 def matched(trained: TrainedRun, data: str, part: Examples, classes: Sequence[str] | None) -> Asked:
@@ -98,7 +138,8 @@ def matched(trained: TrainedRun, data: str, part: Examples, classes: Sequence[st
     check_fits(x, trained.net.input_dtype, data)
     check_tokens(trained.net, x, data)
     y = None if part.y is None else _as_numbers(part.y, classes, trained, data)
-    return Asked(x, y, part.names or [str(row) for row in range(len(x))], part.carried)
+    clients = None if part.clients is None else [str(one) for one in part.clients]
+    return Asked(x, y, part.names or [str(row) for row in range(len(x))], part.carried, clients)
 
 
 def _in_shape(x: Tensor, trained: TrainedRun, data: str) -> Tensor:
@@ -129,6 +170,10 @@ def _as_numbers(y: np.ndarray, classes: Sequence[str] | None, trained: TrainedRu
     return tensor(np.array([number[name] for name in names], dtype=np.int64)[places])
 
 
+def _are_numbers(names: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"-?\d+", name) for name in names)
+
+
 def _names(values: np.ndarray, classes: Sequence[str] | None, known: Sequence[str], data: str) -> list[str]:
     """The names of classes that data numbers: `classes` are its own names for them, `known` those of the model."""
     largest = int(values[-1])
@@ -139,7 +184,7 @@ def _names(values: np.ndarray, classes: Sequence[str] | None, known: Sequence[st
                 "every class or correct the label."
             )
         return [str(classes[value]) for value in values]
-    if all(re.fullmatch(r"-?\d+", name) for name in known):
+    if _are_numbers(known):
         if sorted(known, key=int) != list(known):
             raise CompatibilityError(
                 f"{data} numbers its classes, and those of the model are called {', '.join(known)}: the label "

@@ -29,12 +29,15 @@ from fnrfl.runs.evaluate import evaluate_model as score
 from fnrfl.runs.evaluate import pooled
 from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.matching import (
+    Asked,
     expected_of,
     is_table,
     matched,
     note_on_other_data,
     notes_on_changes,
     notes_on_columns,
+    notes_on_labels,
+    notes_on_training,
     own_test_part,
 )
 from fnrfl.runs.own_metrics import asked_own, chosen, with_given
@@ -70,9 +73,11 @@ def evaluate(
         what = TEST
     else:
         part = "test" if len(source.raw.parts) > 1 else next(iter(source.raw.parts))
-        asked = matched(trained, data, source.raw.parts[part], source.raw.classes)
+        examples, classes = source.raw.parts[part], source.raw.classes
+        asked = matched(trained, data, examples, classes)
         what = OTHER_TEST if part == "test" else EVERYTHING
-        notes = (*notes_on_columns(trained, data, source), *notes_on_changes(trained, data, what))
+        notes = (*notes_on_columns(trained, data, source), *notes_on_labels(trained, data, examples, classes))
+        notes += (*notes_on_changes(trained, data, what), *notes_on_training(trained, data, asked))
     if asked.y is None:
         columns = trained.data.columns
         lacking = f", which would be in the column {columns.label!r}" if columns and is_table(data) else ""
@@ -106,16 +111,13 @@ def predict(
     `id_column` is carried along from a table.
     """
     trained = open_run(run, trust=trust, given=given)
-    if id_column is not None and not is_table(str(data)):
-        raise ConfigError(
-            f"{_title(data)} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
-        )
-    expected = replace(expected_of(trained), carried=None if id_column is None else same_spelling(id_column))
+    expected = replace(expected_of(trained), carried=_carried(data, id_column), labels_used=False)
     data, source = _read(data, expected, reading_of(trained.config))
-    asked = {name: matched(trained, data, part, source.raw.classes) for name, part in source.raw.parts.items()}
+    unlabelled = {name: replace(part, y=None) for name, part in source.raw.parts.items()}  # there may be other classes
+    asked = {name: matched(trained, data, part, None) for name, part in unlabelled.items()}
     x = [part.x for part in asked.values()]
     mean, per_client = _ask(trained, torch.cat(x) if len(x) > 1 else x[0], client)
-    carried = next(iter(asked.values())).carried
+    cells = [cell for part in asked.values() for cell in part.carried or ()]
     return Prediction(
         trained,
         [row for part in asked.values() for row in part.rows],
@@ -123,9 +125,25 @@ def predict(
         mean,
         per_client,
         parts=None if ONLY_PART in asked else [name for name, part in asked.items() for _ in part.rows],
-        ids=None if id_column is None or carried is None else (id_column, carried),
+        ids=None if id_column is None else (id_column, cells),
         notes=(*notes_on_columns(trained, data, source), *note_on_other_data(trained, data, source)),
+        holders=_holders(list(asked.values())),
     )
+
+
+def _carried(data: object, id_column: str | None) -> str | None:
+    """The column that is carried along; data without columns is refused if one is named."""
+    if id_column is not None and not is_table(_title(data)):
+        raise ConfigError(
+            f"{_title(data)} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
+        )
+    return None if id_column is None else same_spelling(id_column)
+
+
+def _holders(parts: Sequence[Asked]) -> list[str] | None:
+    """The client of each example; None where some part does not say it."""
+    of_parts = [part.clients for part in parts if part.clients is not None]
+    return [one for clients in of_parts for one in clients] if len(of_parts) == len(parts) else None
 
 
 def _read(data: object, expected: Expected, reading: Reading) -> tuple[str, DataSource]:

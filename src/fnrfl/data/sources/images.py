@@ -11,6 +11,10 @@ import numpy as np
 from fnrfl.core.errors import ConfigError
 
 
+class DeepPixelsError(ValueError):
+    """A picture has more than 8 bits for each value."""
+
+
 def read_image(file: Path | io.BytesIO, size: tuple[int, int] | None = None) -> np.ndarray:
     """The 8-bit pixels of an image file: [H, W] where it is grey, [H, W, 3] otherwise; resized to a height and width.
 
@@ -34,4 +38,4 @@ def read_image(file: Path | io.BytesIO, size: tuple[int, int] | None = None) -> 
 def refuse_deep_pixels(mode: str) -> None:
     """Refuse pixels of 16 bits or more, which pillow would cut off at white in making 8 bits of them."""
     if mode[0] in "IF":
-        raise ValueError(f"its pixels are of mode {mode}, not 8 bits deep")
+        raise DeepPixelsError(f"its pixels are of mode {mode}, not 8 bits deep")
