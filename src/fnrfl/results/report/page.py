@@ -47,7 +47,7 @@ def report(run_dirs: Sequence[Path], out: Path | None = None, *, title: str | No
     out = out or (run_dirs[0] if len(run_dirs) == 1 else Path())
     found = read.load_runs(run_dirs)
     runs, begun = found.runs, [run for run in found.runs if run.rounds]
-    for sentence in found.damaged:
+    for sentence in (*found.damaged, *found.astray):
         log.warning(sentence)
     if not begun:
         raise ConfigError(
@@ -62,6 +62,7 @@ def report(run_dirs: Sequence[Path], out: Path | None = None, *, title: str | No
         waiting=[run for run in runs if not run.rounds],
         failed=found.failed,
         damaged=found.damaged,
+        astray=found.astray,
     )
     if plots:
         from fnrfl.results.report.plots import draw_figures  # matplotlib is slow to import
@@ -79,6 +80,7 @@ def render(
     waiting: Sequence[Run] = (),
     failed: Sequence[str] = (),
     damaged: Sequence[str] = (),
+    astray: Sequence[str] = (),
 ) -> str:
     """The page as text; `waiting` are runs without a finished round, the rest are sentences about runs left out."""
     groups = [group for panel in panels for group in panel.groups]
@@ -102,6 +104,7 @@ def render(
         "facts": _facts(runs),
         "failed": failed,
         "damaged": damaged,
+        "astray": astray,
     }
     return fill("page", SHARED, drawn, values | _banners(groups, runs, waiting))
 
