@@ -41,8 +41,8 @@ PAGE_SECTIONS = {
 def report(run_dirs: Sequence[Path], out: Path | None = None, *, title: str | None = None, plots: bool = True) -> Path:
     """Write a page about run directories, and folders of them, to `out`; the figures go to plots/ beside it.
 
-    `out` is the file, or a folder that gets a report.html: by default the run directory if there is one, else the
-    working folder. Runs that differ in their seed alone make one line.
+    Those of a page NAME.html go to NAME-plots/. `out` is the file, or a folder that gets a report.html: by default the
+    run directory if there is one, else the working folder. Runs that differ in their seed alone make one line.
     """
     out = out or (run_dirs[0] if len(run_dirs) == 1 else Path())
     found = read.load_runs(run_dirs)
@@ -67,7 +67,7 @@ def report(run_dirs: Sequence[Path], out: Path | None = None, *, title: str | No
     if plots:
         from fnrfl.results.report.plots import draw_figures  # matplotlib is slow to import
 
-        draw_figures(panels, out.parent / "plots")
+        draw_figures(panels, out.parent / ("plots" if out.stem == "report" else f"{out.stem}-plots"))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_output(out, page)
     return out
