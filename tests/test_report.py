@@ -20,6 +20,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import fnrfl
 from fnrfl import run as run_for_real
 from fnrfl.config import load, registry
 from fnrfl.core.errors import ConfigError
@@ -953,3 +954,11 @@ def test_what_failed_in_a_comparison_is_told(compared: Path, tmp_path: Path) -> 
     (tmp_path / "comparison.json").write_text("[]")
     with pytest.raises(ConfigError, match="comparison.json is damaged"):
         report([tmp_path / "run"], tmp_path / "p.html")
+
+
+def test_a_list_of_runs_is_as_good_as_its_runs_one_after_another(tmp_path: Path) -> None:
+    runs = [fake_run(tmp_path / "a"), fake_run(tmp_path / "b", algorithm="moon")]
+    pages = [fnrfl.report(runs, out=tmp_path / "list.html"), fnrfl.report(*runs, out=tmp_path / "words.html")]
+    assert pages[0].read_text() == pages[1].read_text()
+    with pytest.raises(ConfigError, match="There is no run directory to report on"):
+        fnrfl.report([])
