@@ -685,3 +685,9 @@ def test_a_notice_about_the_engine_is_told_once_in_a_comparison_and_once_by_a_ru
     for number in (3, 4):
         runs.run(load("digits", SMALL), out=None)
         assert len(told()) == number
+
+
+@pytest.mark.parametrize("text", ["client.lr=0.1,0.1", "algorithm=fedavg,scaffold, fedavg", "name=a,a"])
+def test_a_value_that_is_given_twice_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f'"{text}" has the value (0.1|fedavg|a) twice; give it once.'):
+        grid("digits", [], [text], [0])
