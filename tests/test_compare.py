@@ -32,6 +32,7 @@ from fnrfl.results.compare import (
     compare,
     default_out,
     grid,
+    notes,
     plan_grid,
     read_seeds,
     seeds_in_list,
@@ -396,6 +397,15 @@ def test_no_terminal_is_so_narrow_that_a_leak_is_not_marked(width: int, target: 
     lines = shown(made("paper-label-skew", target=target), width).splitlines()
     names = [line.strip().partition("  ")[0] for line in lines]
     assert "".join(names).replace(" ", "").count("(leak)") == 2
+
+
+@pytest.mark.parametrize("width", range(20, 160, 5))
+def test_notes_explain_the_columns_that_are_shown(width: int) -> None:
+    head = shown(made(), width).partition("─")[0].split()
+    told = " ".join(notes(made(), width))
+    words = {"difference": "Differences of", "p": "and p of", "penalty": "Penalty:", "kappa": "and kappa"}
+    for column, word in (words | {"seconds": "Seconds are"}).items():
+        assert (column in head) == (word in told)
 
 
 def test_a_difference_of_fewer_seeds_than_its_row_says_so() -> None:
