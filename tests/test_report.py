@@ -595,6 +595,15 @@ def test_who_is_called_best_is_ahead_in_every_comparison_of_the_page(tmp_path: P
     assert mine.found == same.found and (mine.corrected or 0) >= (same.corrected or 1)
 
 
+def test_the_first_sentence_says_which_comparisons_it_adds_to_those_below(tmp_path: Path) -> None:
+    paths = seeds(tmp_path, "fedavg", [0.50, 0.51, 0.53])
+    paths += seeds(tmp_path, "moon", [0.80, 0.82, 0.81], algorithm="moon")
+    paths += seeds(tmp_path, "scaffold", [0.80, 0.83, 0.81], algorithm="scaffold")
+    text = told(*paths)
+    assert "do not show after correction for 3 comparisons (2 below, and 1 of it with other methods) that it is" in text
+    assert "Against fedavg, seed by seed and corrected for 2 comparisons" in text
+
+
 # -- what a guess reaches ---------------------------------------------------------------------------------------------
 
 
