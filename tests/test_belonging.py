@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
+import fnrfl
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.compare import Cell, Notice, compare, grid
 from fnrfl.runs import run as runs
@@ -174,4 +178,113 @@ def test_keys_that_an_older_version_did_not_have_are_no_difference(here: Path) -
     for name in ("config.toml", "events.jsonl"):
         edit(here / "out/fedavg-seed-0" / name, lambda text: text.replace('nonfinite = "fail"\n', ""))
         edit(here / "out/fedavg-seed-0" / name, lambda text: text.replace(', "nonfinite": "fail"', "", 1))
+    assert len(compare(cells(), "out").runs) == 4
+
+
+# -- code of one's own -------------------------------------------------------------------------------------------------
+
+OWN_NET = """
+from torch import nn
+from sizes import HIDDEN
+
+def small(input_shape, num_classes):
+    return nn.Sequential(nn.Linear(3, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, num_classes))
+"""
+OWN_METHOD = """
+from dataclasses import dataclass
+from fnrfl.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    '''As FedAvg.'''
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a table, a model and a method, and a finished comparison of them."""
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "mine.csv")
+    Path("sizes.py").write_text("HIDDEN = 4\n")
+    Path("own_nets.py").write_text(OWN_NET)
+    Path("own_method.py").write_text(OWN_METHOD)
+    compare(own_cells(), "out")
+    return tmp_path
+
+
+def own_cells(seeds: tuple[int, ...] = (0, 1)) -> list[Cell]:
+    return cells(seeds, "fedavg,own_method:Mine", "model=own_nets:small")
+
+
+@pytest.mark.parametrize("seeds", [(0, 1), (0, 1, 2)], ids=["the same seeds", "another seed"])
+@pytest.mark.parametrize("file", ["own_method.py", "own_nets.py", "sizes.py"])
+def test_code_that_changed_between_two_calls_is_refused(
+    seeds: tuple[int, ...], file: str, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own / file).write_text((own / file).read_text() + "\nCHANGED = True\n")
+    told = refusal(own_cells(seeds), monkeypatch)
+    named = "own_method.py" if file == "own_method.py" else "own_nets.py"
+    assert f"{own / named}, or a module that it imports, has changed since out/" in told
+    assert ("out/fedavg-seed-0" in told) == (named == "own_nets.py")
+    assert "run all of them again into another folder with --out" in told
+
+
+def test_code_that_is_the_same_again_is_kept(own: Path) -> None:
+    (own / "sizes.py").write_text("HIDDEN = 5\n")
+    (own / "sizes.py").write_text("HIDDEN = 4\n")
+    seen: list[Notice] = []
+    compare(own_cells(), "out", progress=seen.append)
+    assert [notice.what for notice in seen] == ["kept"] * 4
+
+
+def test_runs_of_an_older_version_that_say_nothing_of_their_code_are_kept(own: Path) -> None:
+    for log in own.glob("out/*/events.jsonl"):
+        edit(log, _without_code)
+    (own / "sizes.py").write_text("HIDDEN = 5\n")
+    assert len(compare(own_cells(), "out").runs) == 4
+
+
+def test_a_report_refuses_a_folder_with_runs_of_different_code(own: Path) -> None:
+    edit(own / "out/fedavg-seed-1/events.jsonl", lambda text: re.sub('"own_nets": "....', '"own_nets": "0000', text))
+    with pytest.raises(ConfigError, match="are of different code, so they cannot be compared: the module own_nets"):
+        fnrfl.report("out")
+
+
+def _without_code(log: str) -> str:
+    header, _, rounds = log.partition("\n")
+    first = json.loads(header)
+    assert set(first.pop("code_sha256")) >= {"own_nets"}
+    return json.dumps(first) + "\n" + rounds
+
+
+def test_a_model_function_that_was_edited_is_another_one(own: Path) -> None:
+    """Objects that are passed in have their hash in the config."""
+
+    def make(input_shape: tuple[int, ...], num_classes: int, hidden: int = 4) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, hidden), nn.Linear(hidden, num_classes))
+
+    def edited(input_shape: tuple[int, ...], num_classes: int, hidden: int = 5) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, hidden), nn.Linear(hidden, num_classes))
+
+    edited.__name__ = edited.__qualname__ = "make"
+    keys: dict[str, Any] = {"dataset": "mine.csv", "scenario": "iid", "rounds": 1, "clients": 3}
+    asked: dict[str, Any] = keys | {"over": {"algorithm": ["fedavg", "feddf"]}, "seeds": [0], "out": "objects"}
+    fnrfl.compare("digits", model=make, **asked)
+    with pytest.raises(ConfigError, match="with another config"):
+        fnrfl.compare("digits", model=edited, **asked)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_data_that_changed_is_refused_with_the_same_seeds(
+    finished: bool, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_table(here / "mine.csv", shift=0.5)
+    if not finished:
+        (here / "out/feddf-seed-1/model.safetensors").unlink()
+    told = refusal(cells(), monkeypatch)
+    assert 'dataset = "mine.csv" is not the data that out/fedavg-seed-0 was begun with: its sha256 was' in told
+
+
+def test_runs_are_kept_where_their_data_is_gone(here: Path) -> None:
+    (here / "mine.csv").unlink()
     assert len(compare(cells(), "out").runs) == 4

@@ -32,6 +32,7 @@ from fnrfl.results.compare import (
     compare,
     default_out,
     grid,
+    notes,
     plan_grid,
     read_seeds,
     seeds_in_list,
@@ -398,6 +399,15 @@ def test_no_terminal_is_so_narrow_that_a_leak_is_not_marked(width: int, target: 
     assert "".join(names).replace(" ", "").count("(leak)") == 2
 
 
+@pytest.mark.parametrize("width", range(20, 160, 5))
+def test_notes_explain_the_columns_that_are_shown(width: int) -> None:
+    head = shown(made(), width).partition("─")[0].split()
+    told = " ".join(notes(made(), width))
+    words = {"difference": "Differences of", "p": "and p of", "penalty": "Penalty:", "kappa": "and kappa"}
+    for column, word in (words | {"seconds": "Seconds are"}).items():
+        assert (column in head) == (word in told)
+
+
 def test_a_difference_of_fewer_seeds_than_its_row_says_so() -> None:
     found = made(failures={"fnr-off-seed-1": "no"})
     line = found.rows[1]
@@ -685,3 +695,9 @@ def test_a_notice_about_the_engine_is_told_once_in_a_comparison_and_once_by_a_ru
     for number in (3, 4):
         runs.run(load("digits", SMALL), out=None)
         assert len(told()) == number
+
+
+@pytest.mark.parametrize("text", ["client.lr=0.1,0.1", "algorithm=fedavg,scaffold, fedavg", "name=a,a"])
+def test_a_value_that_is_given_twice_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f'"{text}" has the value (0.1|fedavg|a) twice; give it once.'):
+        grid("digits", [], [text], [0])

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 import fnrfl
 from fnrfl.cli import app
 from fnrfl.config import load
+from fnrfl.rundir.lock import alone
 from fnrfl.rundir.places import free_run_dir, is_of, run_dirs
 from fnrfl.runs import run as runs
 
@@ -106,3 +107,15 @@ def test_a_run_of_an_older_version_without_some_keys_is_the_same_run(folder: Pat
     assert is_of(config, folder / "run") and not is_of(load(), folder / "run")
     written.write_text("[")
     assert not is_of(config, folder / "run")
+
+
+@pytest.mark.parametrize("words", [(), ("-o", "runs/digits-fedavg-0")], ids=["by default", "--out"])
+def test_a_run_that_another_process_is_at_work_on_is_called_so(words: tuple[str, ...], folder: Path) -> None:
+    assert command().exit_code == 0
+    begun = folder / "runs/digits-fedavg-0"
+    (begun / "model.safetensors").unlink()
+    with alone(begun):
+        told = command(*words).output
+        assert f"digits-fedavg-0 is in use by process {os.getpid()}." in told and "fnrfl resume" not in told
+    (begun / ".lock").write_text("1\n")  # as a run leaves it that was killed
+    assert "Go on with `fnrfl resume runs/digits-fedavg-0`" in command(*words).output.replace("\n", " ")

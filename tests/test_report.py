@@ -20,6 +20,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import fnrfl
 from fnrfl import run as run_for_real
 from fnrfl.config import load, registry
 from fnrfl.core.errors import ConfigError
@@ -594,6 +595,15 @@ def test_who_is_called_best_is_ahead_in_every_comparison_of_the_page(tmp_path: P
     assert mine.found == same.found and (mine.corrected or 0) >= (same.corrected or 1)
 
 
+def test_the_first_sentence_says_which_comparisons_it_adds_to_those_below(tmp_path: Path) -> None:
+    paths = seeds(tmp_path, "fedavg", [0.50, 0.51, 0.53])
+    paths += seeds(tmp_path, "moon", [0.80, 0.82, 0.81], algorithm="moon")
+    paths += seeds(tmp_path, "scaffold", [0.80, 0.83, 0.81], algorithm="scaffold")
+    text = told(*paths)
+    assert "do not show after correction for 3 comparisons (2 below, and 1 of it with other methods) that it is" in text
+    assert "Against fedavg, seed by seed and corrected for 2 comparisons" in text
+
+
 # -- what a guess reaches ---------------------------------------------------------------------------------------------
 
 
@@ -772,7 +782,7 @@ report([Path({str(four[0].parent)!r})], Path({str(four[0].parent / "out.html")!r
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert (four[0].parent / "plots" / "convergence.png").exists()
+    assert (four[0].parent / "out-plots" / "convergence.png").exists()
 
 
 # -- sizes ------------------------------------------------------------------------------------------------------------
@@ -811,15 +821,35 @@ def test_figures_are_pictures_of_every_panel(tmp_path: Path) -> None:
     ]
     with plots.mpl.rc_context({"text.usetex": True}):  # as a matplotlibrc in the working folder may ask for
         report([tmp_path], tmp_path / "page.html")
-    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    names = {path.name for path in (tmp_path / "page-plots").iterdir()}
     paired = {f"differences.{suffix}" for suffix in ("png", "svg")}  # the leak is alone
     drawn = {f"{n}{p}.{s}" for n in plots.FIGURES if n != "differences" for p in ("", "-2") for s in ("png", "svg")}
     assert names == drawn | paired
-    assert (tmp_path / "plots" / "seeds.png").read_bytes().startswith(b"\x89PNG")
-    for path in (tmp_path / "plots").glob("*.svg"):
+    assert (tmp_path / "page-plots" / "seeds.png").read_bytes().startswith(b"\x89PNG")
+    for path in (tmp_path / "page-plots").glob("*.svg"):
         text = "".join(ElementTree.parse(path).getroot().itertext())
         assert ("leak" in text) == path.stem.endswith("-2")
     assert len(paths) == 5
+
+
+def test_pages_of_one_folder_have_figures_of_their_own(tmp_path: Path) -> None:
+    both = [fake_run(tmp_path / "a"), fake_run(tmp_path / "b", data="f")]
+    report(both, tmp_path / "one.html")
+    drawn = {path: path.read_bytes() for path in (tmp_path / "one-plots").iterdir()}
+    report(both[:1], tmp_path / "other.html")
+    assert {path: path.read_bytes() for path in (tmp_path / "one-plots").iterdir()} == drawn
+    assert any(path.stem == "seeds-2" for path in drawn)
+    assert not list((tmp_path / "other-plots").glob("*-2.*"))
+
+
+def test_a_page_that_is_made_again_leaves_no_figures_of_the_one_before(tmp_path: Path) -> None:
+    both = [fake_run(tmp_path / "a"), fake_run(tmp_path / "b", data="f")]
+    report(both, tmp_path)
+    (tmp_path / "plots/mine-2.png").write_text("not fnrfl's")
+    assert (tmp_path / "plots/seeds-2.png").exists()
+    report(both[:1], tmp_path)
+    assert [path.name for path in (tmp_path / "plots").glob("*-2.*")] == ["mine-2.png"]
+    assert (tmp_path / "plots/seeds.png").exists()
 
 
 def test_figures_take_names_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -933,3 +963,11 @@ def test_what_failed_in_a_comparison_is_told(compared: Path, tmp_path: Path) -> 
     (tmp_path / "comparison.json").write_text("[]")
     with pytest.raises(ConfigError, match="comparison.json is damaged"):
         report([tmp_path / "run"], tmp_path / "p.html")
+
+
+def test_a_list_of_runs_is_as_good_as_its_runs_one_after_another(tmp_path: Path) -> None:
+    runs = [fake_run(tmp_path / "a"), fake_run(tmp_path / "b", algorithm="moon")]
+    pages = [fnrfl.report(runs, out=tmp_path / "list.html"), fnrfl.report(*runs, out=tmp_path / "words.html")]
+    assert pages[0].read_text() == pages[1].read_text()
+    with pytest.raises(ConfigError, match="There is no run directory to report on"):
+        fnrfl.report([])

@@ -126,6 +126,48 @@ def test_a_comparison_of_different_data_is_refused(compared: Path, tmp_path: Pat
         report([tmp_path / "grid"], tmp_path / "page.html", plots=False)
 
 
+def test_a_run_that_the_grid_has_not_is_left_out_and_named(compared: Path, tmp_path: Path) -> None:
+    shutil.copytree(compared, tmp_path / "grid")
+    for place in ("foreign", "deeper/foreign"):
+        fake_run(tmp_path / "grid" / place, algorithm="moon", accuracy=0.99)
+    found = read.load_runs([tmp_path / "grid"])
+    assert len(found.runs) == 4 and not any("foreign" in run.path.parts for run in found.runs)
+    text = text_of(tmp_path / "grid")
+    assert f"not as its grid: {tmp_path / 'grid/foreign'} is not a run of the comparison around it" in text
+    assert "moon" not in text
+    asked_for = read.load_runs([tmp_path / "grid", tmp_path / "grid/foreign"])
+    assert len(asked_for.runs) == 5 and len(asked_for.astray) == 1
+    assert len(read.load_runs([tmp_path]).runs) == 4
+
+
+def test_runs_of_a_grid_that_are_gone_are_named(
+    compared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(compared, tmp_path / "grid")
+    assert read.load_runs([tmp_path / "grid"]).astray == []
+    shutil.rmtree(tmp_path / "grid/fnr-on-seed-1")
+    text = text_of(tmp_path / "grid")
+    told = f"{tmp_path / 'grid'} lacks 1 run of its grid: fnr-on-seed-1."
+    assert f"not as its grid: {told}" in text and told in caplog.text
+    assert read.load_runs(sorted((tmp_path / "grid").glob("fnr-*"))).astray == []  # nobody asked for all
+
+
+def test_a_run_that_failed_before_it_had_a_folder_is_told_once(compared: Path, tmp_path: Path) -> None:
+    shutil.copytree(compared, tmp_path / "grid")
+    shutil.rmtree(tmp_path / "grid/fnr-on-seed-1")
+    path = tmp_path / "grid/comparison.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"failed": [{"cell": "fnr-on-seed-1", "error": "no"}]}))
+    found = read.load_runs([tmp_path / "grid"])
+    assert (found.failed, found.astray) == (["fnr-on-seed-1: no"], [])
+
+
+def test_a_comparison_without_any_run_of_its_grid_gets_no_page(compared: Path, tmp_path: Path) -> None:
+    fake_run(tmp_path / "grid/foreign")
+    shutil.copy(compared / "grid.json", tmp_path / "grid/grid.json")
+    with pytest.raises(ConfigError, match="There is no run to report on. .*foreign is not a run of the comparison"):
+        report([tmp_path / "grid"], tmp_path / "page.html", plots=False)
+
+
 # -- damage -----------------------------------------------------------------------------------------------------------
 
 

@@ -855,3 +855,8 @@ def test_every_table_at_the_tiny_scale(tmp_path: Path) -> None:
         assert not {"not run", "failed", "older recipe"} & {value["words"] for value in values}, name
     assert "leak: " in (tmp_path / "tables-tiny.md").read_text()
     assert len(list((tmp_path / "figures-tiny").glob("*.png"))) == 15
+
+
+def test_two_forms_of_one_answer_are_refused() -> None:
+    got = typed("accuracy", "--json", "--markdown")
+    assert got.exit_code == 2 and "--json and --markdown are two forms of one answer" in got.output

@@ -162,18 +162,22 @@ def compare(
 
 
 def report(
-    *runs: str | Path | Result | Comparison,
+    *runs: str | Path | Result | Comparison | Sequence[str | Path | Result],
     out: str | Path | None = None,
     title: str | None = None,
     plots: bool = False,
 ) -> Path:
-    """Write one HTML page about runs, or folders with runs in them, as `fnrfl report` does; the path of the page."""
+    """Write one HTML page about runs, or folders with runs in them, as `fnrfl report` does; the path of the page.
+
+    A list of runs is as good as its runs one after another.
+    """
     from fnrfl.core.errors import ConfigError
     from fnrfl.results.report.page import report as write
 
-    places: list[Any] = [run.folder if hasattr(run, "folder") else getattr(run, "run_dir", run) for run in runs]
+    listed = [one for run in runs for one in (run if isinstance(run, list | tuple) else [run])]
+    places: list[Any] = [run.folder if hasattr(run, "folder") else getattr(run, "run_dir", run) for run in listed]
     folders = [Path(place) for place in places if place is not None]
-    if len(folders) < max(1, len(runs)):
+    if len(folders) < max(1, len(listed)):
         raise ConfigError("There is no run directory to report on. Give runs that have one: with out=None they do not.")
     return write(folders, None if out is None else Path(out), title=title, plots=plots)
 

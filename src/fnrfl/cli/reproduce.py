@@ -71,6 +71,8 @@ def _table_command(name: str, title: str) -> Callable[..., None]:
             from fnrfl.results.compare import read_seeds
             from fnrfl.results.reproduce.kept_lines import HERE
 
+            if json and markdown:
+                raise ConfigError("--json and --markdown are two forms of one answer. Give one of them.")
             asked = _Request(name, scale, None if seeds is None else read_seeds(seeds), rerun, out or HERE)
             screen = console(quiet=quiet, stderr=True)
             failed = _run_missing(asked, time, words or (), screen)

@@ -322,7 +322,7 @@ def _show_comparison(found: Comparison, screen: Console, *, json: bool) -> None:
         print_answer(found.to_json())
     if screen.is_terminal:
         screen.print(table(found, screen.width), soft_wrap=False)
-        for note in notes(found):
+        for note in notes(found, screen.width):
             screen.print(note)
     elif not json:
         screen.print(found.to_markdown(), end="")

@@ -56,7 +56,10 @@ def report(
         typer.Option("--out", "-o", metavar="FILE", show_default="report.html in the folder, if there is one folder"),
     ] = None,
     title: Annotated[str | None, typer.Option("--title", help="What it says on top.")] = None,
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Also draw figures as files, in plots/.")] = True,
+    plots: Annotated[
+        bool,
+        typer.Option("--plots/--no-plots", help="Also draw figures as files, in plots/; of NAME.html in NAME-plots/."),
+    ] = True,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:

@@ -29,6 +29,7 @@ from fnrfl.core.forks import filters_lock
 from fnrfl.core.parsing import parsed
 
 KEYS = ("model.name", "dataset.name", "public.source", "algorithm.name", "metrics")  # of a config, that may name code
+COMPUTING = ("model.name", "algorithm.name", "metrics")  # those whose code decides what comes out of the same data
 WITH_OPTIONS = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", re.DOTALL)  # a model's name: `nets:make(hidden=3)`
 
 # Module names that a file in the user's folder cannot have: they belong to Python and to fnrfl.
@@ -96,6 +97,22 @@ def each_name(key: str, words: object) -> list[object]:
     ['mine:brier', 'mine:cost']
     """
     return [part.strip() for part in words.split(",")] if key == "metrics" and isinstance(words, str) else [words]
+
+
+def named_code(values: Mapping[str, object]) -> Iterator[tuple[str, str, Target]]:
+    """The code that values of a config name, by key: (key, its words, what they mean)."""
+    for key in KEYS:
+        for words in each_name(key, values.get(key)):
+            named = target(key, words)
+            if named is not None:
+                yield key, str(words), named
+
+
+def source_hashes(values: Mapping[str, object]) -> dict[str, str]:
+    """The sha256 of the modules that compute what a run comes to, by name. Loaders of data are known by their data."""
+    modules = {named.module for key, _, named in named_code(values) if key in COMPUTING}
+    found = {module: find_source(module) for module in sorted(modules)}
+    return {module: source.sha256 for module, source in found.items() if source is not None and source.sha256}
 
 
 # -- finding -----------------------------------------------------------------------------------------------------------

@@ -41,10 +41,10 @@ def check_allowed(found: Mapping[str, object], given: Mapping[str, object], *, o
     `found` are values of the file, and `given` those that the user typed or passed in, by key: these are allowed, and
     with `trust` the others are too.
     """
-    for key, words, target in _references(given):
+    for key, words, target in own_code.named_code(given):
         _allow(key, words, target, own_code.find_source(target.module))
     refused = []
-    for key, words, target in _references(found):
+    for key, words, target in own_code.named_code(found):
         source = own_code.find_source(target.module)
         if trust or _is_allowed(key, words, source):
             _allow(key, words, target, source)
@@ -108,14 +108,6 @@ def _attribute(what: str, module: ModuleType, target: Target) -> object:
         hint = did_you_mean(target.name, vars(module)) or own_code.shadowed(target.module)
         raise ConfigError(f"{what}: module {target.module!r} has no {target.name!r}.{hint} Name something in it.")
     return found
-
-
-def _references(values: Mapping[str, object]) -> Iterator[tuple[str, str, Target]]:
-    for key in own_code.KEYS:
-        for words in own_code.each_name(key, values.get(key)):
-            target = own_code.target(key, words)
-            if target is not None:
-                yield key, str(words), target
 
 
 def _would_run(key: str, words: str, target: Target, source: CodeSource | None, origin: str) -> str:

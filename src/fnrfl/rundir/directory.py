@@ -261,8 +261,12 @@ def _written(folder: Path) -> Iterator[Path]:
         yield logged
     plots = folder / "plots"
     if files.is_folder(plots):
-        for path in sorted(plots.iterdir()):
-            stem, _, number = path.stem.rpartition("-") if path.stem[-1:].isdigit() else (path.stem, "", "")
-            if stem in FIGURE_NAMES and path.suffix in (".png", ".svg"):
-                yield path
+        yield from figure_files(plots)
         yield plots
+
+
+def figure_files(folder: Path) -> list[Path]:
+    """The figures of a report in a folder, by their names."""
+    stems = {path: path.stem.rpartition("-")[0] if path.stem[-1:].isdigit() else path.stem for path in folder.iterdir()}
+    drawn = (path for path, stem in stems.items() if stem in FIGURE_NAMES and path.suffix in (".png", ".svg"))
+    return sorted(path for path in drawn if files.is_plain_file(path))

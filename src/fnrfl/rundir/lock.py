@@ -53,6 +53,25 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(inside)
 
 
+def holder_of(folder: Path) -> str | None:
+    """The number of the process that is at work in a folder; None if there is none, or nobody can tell."""
+    try:
+        import fcntl
+
+        handle = os.open(folder / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (ImportError, OSError):  # Windows; or nobody has locked it
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(handle)
+    except OSError:  # a file system without locks
+        return None
+    finally:
+        os.close(handle)
+    return None
+
+
 @contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
     """Inside, no other process makes a run in this folder; one that wants to waits until this one has made its own."""
@@ -81,7 +100,7 @@ def _locked(fcntl: object, folder: Path, inside: int) -> int:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[attr-defined]
         except BlockingIOError:
-            holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
+            holder = _holder(handle)
             os.close(handle)
             raise InUse(folder, holder) from None
         except OSError:  # a file system without locks, such as some network mounts
@@ -89,6 +108,11 @@ def _locked(fcntl: object, folder: Path, inside: int) -> int:
         if _is_still(handle, inside):
             return handle
         os.close(handle)  # whoever had it removed the file while this process waited
+
+
+def _holder(handle: int) -> str:
+    """The process that a lock file names."""
+    return os.pread(handle, 20, 0).decode(errors="replace").strip()
 
 
 def _opened(folder: Path, inside: int) -> int:

@@ -35,6 +35,11 @@ class Origin:
         """The sha256 of the data."""
         return str(self.header["data"]["sha256"])
 
+    @property
+    def code(self) -> dict[str, str]:
+        """The sha256 of the user's own modules, by name; a run of an older version says nothing of them."""
+        return dict(self.header.get("code_sha256", {}))
+
     @cached_property
     def split(self) -> str:
         """The same for two runs exactly when every client, the validation and the test data are the same."""
@@ -62,20 +67,27 @@ def read_origin(folder: Path) -> Origin:
         _check_config(found, flat(_as_toml(header["config"])))
         _check_split(found, str(header["partition"]))
         _check_log(folder, log)
-        found.data, found.split, found.public  # noqa: B018  # whatever is missing is noticed here
+        found.data, found.code, found.split, found.public  # noqa: B018  # whatever is missing is noticed here
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{folder} is damaged ({_why(error)}). Run again into another directory.") from error
     return found
 
 
 def check_pair(one: Origin, other: Origin, way_out: str) -> None:
-    """Refuse two runs that are to be compared if what their configs call the same data or split is not the same."""
+    """Refuse two runs that are to be compared if what their configs call the same data, code or split is not."""
     if data_keys(one.config) == data_keys(other.config) and one.data != other.data:
         raise ConfigError(
             f"{one.folder} and {other.folder} are of different data, so they cannot be compared: dataset = "
             f"{value_in_words(one.config['dataset.name'])} has the sha256 {short_hash(one.data)} in the first and "
             f"{short_hash(other.data)} in the second. {way_out}"
         )
+    for module in one.code.keys() & other.code.keys():
+        if one.code[module] != other.code[module]:
+            raise ConfigError(
+                f"{one.folder} and {other.folder} are of different code, so they cannot be compared: the module "
+                f"{module} has the sha256 {short_hash(one.code[module])} in the first and "
+                f"{short_hash(other.code[module])} in the second. {way_out}"
+            )
     if split_keys(one.config) != split_keys(other.config):
         return
     if one.split != other.split:

@@ -13,6 +13,7 @@ from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
 from fnrfl.rundir import directory
 from fnrfl.rundir.configs import differing_from_plan, flat, flat_config
+from fnrfl.rundir.lock import InUse, holder_of
 
 
 def run_dirs(config: RunConfig) -> Iterator[Path]:
@@ -56,6 +57,8 @@ def taken(run_dir: Path, config: RunConfig) -> ConfigError:
     if not is_of(config, run_dir):
         return ConfigError(f"{run_dir} exists already, with a run of another config: {ways}")
     if _is_unfinished(run_dir):
+        if (process := holder_of(run_dir)) is not None:
+            return InUse(run_dir, process)
         begun = f"{run_dir} exists already: this run was started there and is not finished."
         return ConfigError(f"{begun} Go on with `fnrfl resume {shlex.quote(str(run_dir))}`, {ways}")
     return ConfigError(f"{run_dir} exists already: this run is finished there. To run it again, {ways}")

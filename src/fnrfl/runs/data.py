@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fnrfl.config import RunConfig, registry
 from fnrfl.core.algorithm import Algorithm
-from fnrfl.core.errors import ConfigError
+from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.net import Net
 from fnrfl.core.words import counted
 from fnrfl.data import augment, natural, scenarios
@@ -26,6 +26,7 @@ from fnrfl.data.in_memory import source_in_memory
 from fnrfl.data.partitions import draw
 from fnrfl.data.reading import Expected, RawData, Reading
 from fnrfl.data.saved_splits import read_saved_split
+from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.data.splits import Splits
 from fnrfl.data.terms import Natural, SavedSplit, Scenario
 from fnrfl.runs.given import Given
@@ -44,6 +45,20 @@ def load_data(config: RunConfig, given: Given) -> Dataset:
     refuse_keys_of_others(name, Path(name), reading)
     source = source_in_memory(given.fetch("dataset", name), "dataset", reading)
     return replace(source.dataset(by_client=by_client), name=name, source=name)
+
+
+def data_hash_now(config: RunConfig, given: Given) -> str | None:
+    """The sha256 of the data that a config's name stands for now.
+
+    None for data that has a hash of its own in its name, and for data that cannot be read any more.
+    """
+    name = config.dataset.name
+    if registry.is_given(name) or name in NAMED_DATASETS:
+        return None
+    try:
+        return load_data(config, given).checksum
+    except (FnrflError, OSError):
+        return None
 
 
 def reading_of(config: RunConfig) -> Reading:

@@ -20,7 +20,9 @@ import torch
 import fnrfl
 from fnrfl.config import RunConfig, loads
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.own_code import source_hashes
 from fnrfl.rundir import checkpoint, directory, events, files, places
+from fnrfl.rundir.configs import flat_config
 from fnrfl.rundir.directory import RunDir
 from fnrfl.rundir.events import Event
 from fnrfl.runs.build import Built
@@ -70,6 +72,7 @@ def log_header(built: Built) -> Event:
         "partition": built.partition.sha256,
         "parameters": built.net.size,
         **({"given": given} if (given := built.given.as_json(built.config)) else {}),
+        **({"code_sha256": code} if (code := source_hashes(flat_config(built.config))) else {}),
         **({} if built.scaling is None else {"scale": built.scaling.as_json()}),
         **({} if built.connection is None else {"run_at_nodes": built.connection.run}),
         **({"own_metrics": {one.name: one.as_json() for one in built.metrics}} if built.metrics else {}),

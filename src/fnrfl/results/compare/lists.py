@@ -87,5 +87,7 @@ def read_axes(over: Iterable[str]) -> dict[str, list[str]]:
             raise ConfigError(f'"{text}" varies the seed; give the seeds of every combination with --seeds.')
         if key in axes:
             raise ConfigError(f"{key} is varied twice; give all of its values in one list, {key}=a,b,c.")
+        if repeated := next((value for value in found if found.count(value) > 1), None):
+            raise ConfigError(f'"{text}" has the value {repeated} twice; give it once.')
         axes[key] = found
     return axes

@@ -114,9 +114,13 @@ def _compared_metric(cells: Sequence[Cell], name: str) -> Metric:
 
 def _prepare(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], None], given: Given | None) -> Members:
     """Check the folder, the runs in it and every group; then write the grid. What is returned knows the runs."""
+    from fnrfl.runs.given import NOTHING
+
     check_comparison_folder(out, cells)
     members = Members(out, cells)
+    members.refuse_changed_code()
     _check_groups(cells, members, tell, given)
+    members.refuse_changed_data(given or NOTHING)
     out.mkdir(parents=True, exist_ok=True)
     write_grid(out, cells)
     return members

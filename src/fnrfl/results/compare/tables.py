@@ -101,12 +101,7 @@ def table(comparison: Comparison, width: int = 120) -> Table:
     from rich.text import Text
 
     columns = _columns(comparison, digits=3)
-    widths = {name: max(map(len, [*cells, *name.split()])) for name, cells in columns.items()}
-    widths["run"] = min(widths["run"], 40)  # longer ones are folded
-    targets = [name for name in reversed(columns) if " to " in name]
-    for name in (*DISPENSABLE, *({"accuracy"} - {comparison.metric.name}), *targets, "difference", "n"):
-        if sum(widths.values()) + 3 * len(widths) + 1 > width:
-            widths.pop(name, None)
+    widths = _fitting(comparison, columns, width)
     made = Table(box=box.SIMPLE_HEAD)
     for name, cells in widths.items():
         if name == "run":  # with the leak mark at its end, which a narrow terminal must not lose
@@ -118,20 +113,34 @@ def table(comparison: Comparison, width: int = 120) -> Table:
     return made
 
 
-def notes(comparison: Comparison) -> list[str]:
-    """What must be known to read the table, one sentence or two each."""
-    metric = comparison.metric
+def _fitting(comparison: Comparison, columns: dict[str, list[str]], width: int) -> dict[str, int]:
+    """The columns that a terminal has room for, and how wide each is."""
+    widths = {name: max(map(len, [*cells, *name.split()])) for name, cells in columns.items()}
+    widths["run"] = min(widths["run"], 40)  # longer ones are folded
+    targets = [name for name in reversed(columns) if " to " in name]
+    for name in (*DISPENSABLE, *({"accuracy"} - {comparison.metric.name}), *targets, "difference", "n"):
+        if sum(widths.values()) + 3 * len(widths) + 1 > width:
+            widths.pop(name, None)
+    return widths
+
+
+def notes(comparison: Comparison, width: int | None = None) -> list[str]:
+    """What must be known to read the table, one sentence or two each; with a width, of the columns that it shows."""
+    metric, columns = comparison.metric, _columns(comparison, digits=3)
+    shown = columns if width is None else _fitting(comparison, columns, width)
     plain = metric.name == "accuracy"
     what = "Accuracy on the test set" if plain else f"{metric.name}, {metric.meaning},"
     better = "" if metric.higher_is_better else " Lower is better: a negative difference is an improvement."
-    said = [
-        f"{what} after the last round: mean ± standard deviation over n seeds.{better}",
-        f"Differences of {metric.name} are paired by seed, to the baseline of the same task: mean ± half of the 95 % "
-        "interval (Student t), and p of the paired t test, not corrected for the number of rows.",
-        "Seconds are of training, without evaluation; they and kappa compare only within one device.",
-    ]
-    if any(row.control for row in comparison.rows):
-        said.insert(2, "Penalty: FNR minus the same refinement with fnr.weight = 0, paired in the same way.")
+    said = [f"{what} after the last round: mean ± standard deviation over n seeds.{better}"]
+    tested = ", and p of the paired t test, not corrected for the number of rows"
+    explained = {
+        "difference": f"Differences of {metric.name} are paired by seed, to the baseline of the same task: mean ± half "
+        f"of the 95 % interval (Student t){tested if 'p' in shown else ''}.",
+        "penalty": "Penalty: FNR minus the same refinement with fnr.weight = 0, paired in the same way.",
+        "seconds": "Seconds are of training, without evaluation; "
+        f"they{' and kappa' if 'kappa' in shown else ''} compare only within one device.",
+    }
+    said += [text for name, text in explained.items() if name in shown]
     if comparison.leaks:
         said.insert(0, f"leak: {', '.join(comparison.leaks)}. Rows marked so are no honest results.")
     known = [row.metrics[metric.name] for row in comparison.rows]

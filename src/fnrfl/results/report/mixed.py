@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import counted
 from fnrfl.rundir import files, origin
 from fnrfl.rundir.configs import Config, differing_from_plan, with_present_names, wrong_run
 from fnrfl.rundir.origin import Origin, short_hash
 
+MISSING_SHOWN = 6  # missing runs, by name
 NAME_RUNS_ONE_BY_ONE = "Put it back as it was, or name the runs that belong together one by one."
 
 
@@ -52,6 +55,51 @@ def _about_splits(runs: Sequence[Origin]) -> list[str]:
                 "not paired."
             )
     return told
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Which of the runs in folders of comparisons are those of the grids, and what is wrong with the others."""
+
+    members: list[Path]
+    told: list[str]
+
+
+def of_their_grids(found: Sequence[Path], asked: Sequence[Path], failed: Set[Path]) -> Membership:
+    """Leave runs out that lie in a comparison's folder and not in its grid, unless they were `asked` for themselves.
+
+    Runs of a grid that are not there are named too, but for those that `failed`: the page has their errors.
+    """
+    folders = {folder: grid for folder in _folders(found, asked) if (grid := _grid(folder / "grid.json"))}
+    asked_for = {run: [path for path in asked if path == run or path in run.parents] for run in found}
+    strange = [run for run in found if not any(_belongs(run, path, folders) for path in asked_for[run])]
+    told = [
+        f"{run} is not a run of the comparison around it: its grid.json has none. It is left out." for run in strange
+    ]
+    for folder, grid in folders.items():
+        gone = [name for name in grid if not (folder / name).exists() and folder / name not in failed]
+        if gone:
+            told.append(
+                f"{folder} lacks {counted(len(gone), 'run')} of its grid: {', '.join(gone[:MISSING_SHOWN])}"
+                f"{' and others' if len(gone) > MISSING_SHOWN else ''}. The page is of those that are there. Repeat "
+                "the comparison with the same --out to have all."
+            )
+    members = [run for run in found if run not in strange]
+    if not members:
+        raise ConfigError(f"There is no run to report on. {' '.join(told)}")
+    return Membership(members, told)
+
+
+def _folders(found: Sequence[Path], asked: Sequence[Path]) -> list[Path]:
+    """The folders at and below those that were asked for, as far as there are runs in them."""
+    around = [folder for run in found for folder in run.parents if any(folder.is_relative_to(path) for path in asked)]
+    return list(dict.fromkeys([*asked, *around]))
+
+
+def _belongs(run: Path, asked: Path, folders: Mapping[Path, Mapping[str, Config]]) -> bool:
+    """Whether no grid between the run and the folder that was asked for is without it."""
+    around = [folder for folder in run.parents if folder.is_relative_to(asked) and folder in folders]
+    return all(run.relative_to(folder).parts[0] in folders[folder] for folder in around)
 
 
 def check_grid_folder(folder: Path, runs: Sequence[Origin]) -> None:

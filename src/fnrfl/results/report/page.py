@@ -41,13 +41,13 @@ PAGE_SECTIONS = {
 def report(run_dirs: Sequence[Path], out: Path | None = None, *, title: str | None = None, plots: bool = True) -> Path:
     """Write a page about run directories, and folders of them, to `out`; the figures go to plots/ beside it.
 
-    `out` is the file, or a folder that gets a report.html: by default the run directory if there is one, else the
-    working folder. Runs that differ in their seed alone make one line.
+    Those of a page NAME.html go to NAME-plots/. `out` is the file, or a folder that gets a report.html: by default the
+    run directory if there is one, else the working folder. Runs that differ in their seed alone make one line.
     """
     out = out or (run_dirs[0] if len(run_dirs) == 1 else Path())
     found = read.load_runs(run_dirs)
     runs, begun = found.runs, [run for run in found.runs if run.rounds]
-    for sentence in found.damaged:
+    for sentence in (*found.damaged, *found.astray):
         log.warning(sentence)
     if not begun:
         raise ConfigError(
@@ -62,11 +62,12 @@ def report(run_dirs: Sequence[Path], out: Path | None = None, *, title: str | No
         waiting=[run for run in runs if not run.rounds],
         failed=found.failed,
         damaged=found.damaged,
+        astray=found.astray,
     )
     if plots:
         from fnrfl.results.report.plots import draw_figures  # matplotlib is slow to import
 
-        draw_figures(panels, out.parent / "plots")
+        draw_figures(panels, out.parent / ("plots" if out.stem == "report" else f"{out.stem}-plots"))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_output(out, page)
     return out
@@ -79,6 +80,7 @@ def render(
     waiting: Sequence[Run] = (),
     failed: Sequence[str] = (),
     damaged: Sequence[str] = (),
+    astray: Sequence[str] = (),
 ) -> str:
     """The page as text; `waiting` are runs without a finished round, the rest are sentences about runs left out."""
     groups = [group for panel in panels for group in panel.groups]
@@ -102,6 +104,7 @@ def render(
         "facts": _facts(runs),
         "failed": failed,
         "damaged": damaged,
+        "astray": astray,
     }
     return fill("page", SHARED, drawn, values | _banners(groups, runs, waiting))
 

@@ -15,6 +15,7 @@ from fnrfl.results.report.numbers import chart_number, known_mean
 from fnrfl.results.report.references import least_span, references, share_range
 from fnrfl.results.report.relatives import HOLDS, LinePair, line_pairs, ranked
 from fnrfl.results.statistics import mean
+from fnrfl.rundir.directory import figure_files
 from fnrfl.rundir.outputs import write_output
 
 try:
@@ -43,7 +44,7 @@ STYLE: dict[Any, Any] = {
 
 
 def draw_figures(panels: Sequence[Panel], folder: Path) -> list[Path]:
-    """Write every figure of every panel; a second panel's have -2 at the end of their names."""
+    """Write every figure of every panel; a second panel's have -2 at the end of their names. Older ones are removed."""
     if folder.is_symlink():
         raise ConfigError(f"{folder} is a link, and no link is followed in writing. Remove it, or give --no-plots.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,6 +65,8 @@ def draw_figures(panels: Sequence[Panel], folder: Path) -> list[Path]:
                     made.savefig(drawn, format=suffix, dpi=160, metadata=date, bbox_inches="tight", pad_inches=0.2)
                     write_output(path, drawn.getvalue())
                     written.append(path)
+    for old in set(figure_files(folder)) - set(written):
+        old.unlink()
     return written
 
 

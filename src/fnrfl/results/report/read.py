@@ -102,15 +102,18 @@ class Found:
     runs: list[Run]
     failed: list[str]  # runs that a comparison gave up
     damaged: list[str]  # runs that cannot be read
+    astray: list[str]  # what a comparison's folder lacks, and what does not belong into it
 
 
 def load_runs(paths: Sequence[Path]) -> Found:
     """All runs among and below some folders; one that cannot be read is named and left out, unless all are so."""
     found = find_run_dirs(paths)
-    comparisons = {folder: _comparison(folder) for folder in dict.fromkeys(path.parent for path in found)}
+    comparisons = {folder: _comparison(folder) for folder in dict.fromkeys([*(path.parent for path in found), *paths])}
+    failed = {folder / cell: error for folder, (_, failures) in comparisons.items() for cell, error in failures.items()}
+    grids = mixed.of_their_grids(found, paths, failed.keys())
     runs: list[Run] = []
     damaged: list[ConfigError] = []
-    for path in found:
+    for path in grids.members:
         try:
             runs.append(read_run(path, comparisons[path.parent][0].get(path.name, ())))
         except ConfigError as error:
@@ -119,15 +122,15 @@ def load_runs(paths: Sequence[Path]) -> Found:
         raise damaged[0]
     for folder in comparisons:
         mixed.check_grid_folder(folder, [run.origin for run in runs if run.path.parent == folder])
-    failed = [sentence for _, failures in comparisons.values() for sentence in failures]
-    return Found(runs, failed, [f"{error} It is left out." for error in damaged])
+    told = [f"{place.name}: {error}" for place, error in failed.items()]
+    return Found(runs, told, [f"{error} It is left out." for error in damaged], grids.told)
 
 
-def _comparison(folder: Path) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """What `fnrfl compare` wrote beside its runs: the baseline's run directories for each, and what failed."""
+def _comparison(folder: Path) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """What `fnrfl compare` wrote beside its runs: the baseline's run directories for each, and errors."""
     path = folder / "comparison.json"
     if not path.is_file():
-        return {}, []
+        return {}, {}
     try:
         tree = json.loads(files.read(path, "a comparison has a comparison.json"))
         cells: dict[str, list[str]] = {}
@@ -135,7 +138,7 @@ def _comparison(folder: Path) -> tuple[dict[str, tuple[str, ...]], list[str]]:
             cells.setdefault(run["group"], []).append(run["cell"])
         base = {row["group"]: row["baseline"] for row in tree["rows"]}
         baselines = {cell: tuple(cells.get(base[group], ())) for group, mine in cells.items() for cell in mine}
-        return baselines, [f"{failure['cell']}: {failure['error']}" for failure in tree["failed"]]
+        return baselines, {failure["cell"]: failure["error"] for failure in tree["failed"]}
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}). Repeat the comparison, or remove the file.") from error
 

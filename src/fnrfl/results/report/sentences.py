@@ -127,7 +127,9 @@ def _lead(first: LineGroup, others: Sequence[LineGroup], lines: Sequence[LineGro
     than = named(close)
     if len(close) > 2:
         than = "any other method" if len(close) == len(others) else f"{len(close)} of the {len(others)} other methods"
-    corrected = f" after correction for {counted(compared, 'comparison')}" if compared > 1 else ""
+    below = sum(pair.corrected is not None for pair in line_pairs(lines))
+    more = f" ({below} below, and {compared - below} of it with other methods)" if 0 < below < compared else ""
+    corrected = f" after correction for {counted(compared, 'comparison')}{more}" if compared > 1 else ""
     return f"{first.label} is ahead with {after}, but these runs do not show{corrected} that it is better than {than}."
 
 
