@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,6 +124,18 @@ def _fitting(comparison: Comparison, columns: dict[str, list[str]], width: int) 
     return widths
 
 
+def _explained(metric: str, shown: Collection[str]) -> dict[str, str]:
+    """What some columns mean, by their names."""
+    tested = ", and p of the paired t test, not corrected for the number of rows" if "p" in shown else ""
+    both = " and kappa" if "kappa" in shown else ""
+    return {
+        "difference": f"Differences of {metric} are paired by seed, to the baseline of the same task: mean ± half of "
+        f"the 95 % interval (Student t){tested}.",
+        "penalty": "Penalty: FNR minus the same refinement with fnr.weight = 0, paired in the same way.",
+        "seconds": f"Seconds are of training, without evaluation; they{both} compare only within one device.",
+    }
+
+
 def notes(comparison: Comparison, width: int | None = None) -> list[str]:
     """What must be known to read the table, one sentence or two each; with a width, of the columns that it shows."""
     metric, columns = comparison.metric, _columns(comparison, digits=3)
@@ -132,15 +144,7 @@ def notes(comparison: Comparison, width: int | None = None) -> list[str]:
     what = "Accuracy on the test set" if plain else f"{metric.name}, {metric.meaning},"
     better = "" if metric.higher_is_better else " Lower is better: a negative difference is an improvement."
     said = [f"{what} after the last round: mean ± standard deviation over n seeds.{better}"]
-    tested = ", and p of the paired t test, not corrected for the number of rows"
-    explained = {
-        "difference": f"Differences of {metric.name} are paired by seed, to the baseline of the same task: mean ± half "
-        f"of the 95 % interval (Student t){tested if 'p' in shown else ''}.",
-        "penalty": "Penalty: FNR minus the same refinement with fnr.weight = 0, paired in the same way.",
-        "seconds": "Seconds are of training, without evaluation; "
-        f"they{' and kappa' if 'kappa' in shown else ''} compare only within one device.",
-    }
-    said += [text for name, text in explained.items() if name in shown]
+    said += [text for name, text in _explained(metric.name, shown).items() if name in shown]
     if comparison.leaks:
         said.insert(0, f"leak: {', '.join(comparison.leaks)}. Rows marked so are no honest results.")
     known = [row.metrics[metric.name] for row in comparison.rows]

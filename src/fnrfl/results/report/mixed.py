@@ -71,23 +71,26 @@ def of_their_grids(found: Sequence[Path], asked: Sequence[Path], failed: Set[Pat
     Runs of a grid that are not there are named too, but for those that `failed`: the page has their errors.
     """
     folders = {folder: grid for folder in _folders(found, asked) if (grid := _grid(folder / "grid.json"))}
-    asked_for = {run: [path for path in asked if path == run or path in run.parents] for run in found}
-    strange = [run for run in found if not any(_belongs(run, path, folders) for path in asked_for[run])]
+    strange = [run for run in found if not any(_belongs(run, path, folders) for path in asked)]
     told = [
         f"{run} is not a run of the comparison around it: its grid.json has none. It is left out." for run in strange
     ]
-    for folder, grid in folders.items():
-        gone = [name for name in grid if not (folder / name).exists() and folder / name not in failed]
-        if gone:
-            told.append(
-                f"{folder} lacks {counted(len(gone), 'run')} of its grid: {', '.join(gone[:MISSING_SHOWN])}"
-                f"{' and others' if len(gone) > MISSING_SHOWN else ''}. The page is of those that are there. Repeat "
-                "the comparison with the same --out to have all."
-            )
+    told += [sentence for folder, grid in folders.items() for sentence in _about_missing(folder, grid, failed)]
     members = [run for run in found if run not in strange]
     if not members:
         raise ConfigError(f"There is no run to report on. {' '.join(told)}")
     return Membership(members, told)
+
+
+def _about_missing(folder: Path, grid: Mapping[str, Config], failed: Set[Path]) -> list[str]:
+    """A sentence about runs of a grid that are not there; none if all are."""
+    gone = [name for name in grid if not (folder / name).exists() and folder / name not in failed]
+    more = " and others" if len(gone) > MISSING_SHOWN else ""
+    told = (
+        f"{folder} lacks {counted(len(gone), 'run')} of its grid: {', '.join(gone[:MISSING_SHOWN])}{more}. The page is "
+        "of those that are there. Repeat the comparison with the same --out to have all."
+    )
+    return [told] if gone else []
 
 
 def _folders(found: Sequence[Path], asked: Sequence[Path]) -> list[Path]:
@@ -97,7 +100,9 @@ def _folders(found: Sequence[Path], asked: Sequence[Path]) -> list[Path]:
 
 
 def _belongs(run: Path, asked: Path, folders: Mapping[Path, Mapping[str, Config]]) -> bool:
-    """Whether no grid between the run and the folder that was asked for is without it."""
+    """Whether a run lies in the folder that was asked for, and no grid between the two is without it."""
+    if not run.is_relative_to(asked):
+        return False
     around = [folder for folder in run.parents if folder.is_relative_to(asked) and folder in folders]
     return all(run.relative_to(folder).parts[0] in folders[folder] for folder in around)
 
