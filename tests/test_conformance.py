@@ -31,7 +31,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedftg": {"iterations": 3},
     "fedprox-strong": {"mu": 1.0},
     "scaffold-I": {"variates": "I"},
-    "scaffold-after": {"correction": "after-momentum"},
+    "scaffold-niid-bench": {"correction": "after-momentum", "weights": "niid-bench"},
     "scaffold-uniform": {"weights": "uniform", "server_lr": 0.7},
     "moon-head": {"head": 8, "mu": 0.5},
     "feddyn-uniform": {"weights": "uniform", "alpha": 0.1},

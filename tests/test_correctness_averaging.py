@@ -82,7 +82,7 @@ def test_fednova_averages_normalised_directions(net: str, momentum: float) -> No
 
 
 @MOMENTA
-@pytest.mark.parametrize("weights", ["examples", "uniform"])
+@pytest.mark.parametrize("weights", ["examples", "uniform", "niid-bench"])
 @pytest.mark.parametrize(
     ("variates", "correction", "net"),
     [
@@ -120,7 +120,7 @@ def test_scaffold_corrects_every_step(momentum: float, weights: str, variates: s
                 new = own[i] - c + (x - vector(module)) / far
             changes.append(new - own[i])
             modules.append(module)
-        p = fed.shares(clients) if weights == "examples" else [1 / len(clients)] * len(clients)
+        p = [1 / len(clients)] * len(clients) if weights == "uniform" else fed.shares(clients)
         mean = sum(p_i * (vector(m) - x) for p_i, m in zip(p, modules, strict=True))
         server = with_vector(averaged(modules, fed.shares(clients)), x + 0.8 * mean)
         c = c + sum(part[i] * change for i, change in zip(clients, changes, strict=True))

@@ -15,12 +15,12 @@ from mutants import mutants
 from toys import Run, assert_near, assert_same, bowls, classification, distance, optimum, quadratic, run
 
 SIZES = (10, 20, 30, 40)
-WEIGHTS = pytest.mark.parametrize("weights", ["examples", "uniform"])
+WEIGHTS = pytest.mark.parametrize("weights", ["examples", "uniform", "niid-bench"])
 VARIATES = pytest.mark.parametrize("variates", ["I", "II"])
 
 
 def shares(weights: str, sizes: tuple[int, ...] = SIZES) -> Tensor:
-    """pi_i: of all examples, or of all clients."""
+    """What the variates are weighed by: each client's part of all examples, or of all clients."""
     n = torch.tensor(sizes, dtype=torch.float64) if weights == "examples" else torch.ones(len(sizes)).double()
     return n / n.sum()
 
@@ -31,7 +31,7 @@ def remembered(played: Run) -> Tensor:
 
 
 @VARIATES
-@WEIGHTS
+@pytest.mark.parametrize("weights", ["examples", "uniform"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_card3_one_step_full_batch_is_gradient_descent(variates: str, weights: str, momentum: float) -> None:
     """(i): with everyone active the corrections cancel, in every round."""
@@ -136,7 +136,10 @@ def test_card3_optimum_is_a_fixed_point(variates: str, weights: str, momentum: f
 @VARIATES
 @WEIGHTS
 def test_card3_finds_the_optimum_where_fedavg_does_not(variates: str, weights: str) -> None:
-    """(v): ten local steps, two of four active; weighted by examples the pooled optimum, uniformly the unweighted."""
+    """(v): ten local steps, two of four active; variates by examples find the pooled optimum, even ones the unweighted.
+
+    So do those of NIID-Bench, whose models are weighed by examples.
+    """
     A, b = bowls()
     pooled, unweighted = optimum(A, b, SIZES), optimum(A, b, [1.0] * 4)
     assert distance(pooled, unweighted) > 0.3
@@ -304,12 +307,13 @@ MUTANTS = [
     *mutants(
         Scaffold.round,
         also="tests/test_oracles_fnr.py",
-        server_variate_of_the_cohort=("part * new.mean['delta_c']", "new.mean['delta_c']"),
-        server_variate_sign=(
-            "state.extra['c'] + part * new.mean['delta_c']",
-            "state.extra['c'] - part * new.mean['delta_c']",
+        server_variate_of_the_cohort=(
+            "new.examples.sum() / everybody.sum() * new.mean['delta_c']",
+            "new.mean['delta_c']",
         ),
-        parts_swapped=("... if uniform else ...", "... if not uniform else ..."),
+        even_variate_of_the_cohort=("new.total['delta_c'] / len(everybody)", "new.total['delta_c'] / len(new.clients)"),
+        server_variate_sign=("state.extra['c'] + change", "state.extra['c'] - change"),
+        weights_swapped=("self.weights == 'examples'", "self.weights != 'examples'"),
         no_server_rate=("self.server_lr * got.mean['moved']", "got.mean['moved']"),
         refinement_scaled=(
             "state.params + self.server_lr * got.mean['moved'] + got.mean['refinement']",

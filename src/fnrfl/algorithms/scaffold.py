@@ -60,7 +60,7 @@ class AtStart(Objective):
 class Scaffold(Algorithm):
     """x <- x + server_lr * mean(y_i - x); c <- c + (the cohort's part of all clients) * mean(c_i^+ - c_i).
 
-    Invariant: c is the mean of all c_i, weighted as `weights` says, whoever takes part.
+    Invariant: c is the mean of all c_i, weighted as `weights` says, whoever takes part: by examples or evenly.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"linear-optimiser", "uses-trained"})
@@ -69,8 +69,10 @@ class Scaffold(Algorithm):
     variates: Literal["I", "II"] = option(
         "II", "new c_i from: I (an extra pass over the data at the server model), II (the steps taken)"
     )
-    weights: Literal["examples", "uniform"] = option(
-        "examples", "weights of models and variates: by examples (finds the pooled optimum) or uniform (the paper's)"
+    weights: Literal["examples", "uniform", "niid-bench"] = option(
+        "examples",
+        "weights of models and variates: by examples (finds the pooled optimum), uniform (the paper's) or niid-bench "
+        "(models by examples, variates evenly)",
     )
     server_lr: float = option(1.0, "step size of the server, eta_g", gt=0.0)
     correction: Literal["gradient", "after-momentum"] = option(
@@ -84,23 +86,26 @@ class Scaffold(Algorithm):
         return State(*net.flatten(), {"c": net.zeros()})
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
-        uniform = self.weights == "uniform"
         objective = Controlled(self.variates == "II", self.correction == "after-momentum")
         task = LocalTask(objective, "local", state, shared={"c": state.extra["c"]})
         got = engine.fold(
             cohort,
             task,
             mean=lambda r: {"moved": r.trained - state.params, "refinement": r.params - r.trained} | r.extras,
-            uniform=uniform,
+            total=lambda r: r.extras,
+            uniform=self.weights == "uniform",
         )
         new = got
         if self.variates == "I":
             gradients = self._gradients(state, engine.training)
-            new = engine.fold(got.clients, gradients, mean=lambda r: r.extras, uniform=uniform)
+            new = engine.fold(got.clients, gradients, mean=lambda r: r.extras, total=lambda r: r.extras)
         everybody = engine.examples
-        part = len(new.clients) / len(everybody) if uniform else new.examples.sum() / everybody.sum()
+        if self.weights == "examples":
+            change = new.examples.sum() / everybody.sum() * new.mean["delta_c"]
+        else:
+            change = new.total["delta_c"] / len(everybody)
         params = state.params + self.server_lr * got.mean["moved"] + got.mean["refinement"]  # line 17
-        return state.step(got, params, c=state.extra["c"] + part * new.mean["delta_c"])  # line 17
+        return state.step(got, params, c=state.extra["c"] + change)  # line 17
 
     def _gradients(self, state: State, training: Training) -> LocalTask:
         once = replace(

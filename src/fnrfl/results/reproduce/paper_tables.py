@@ -84,6 +84,7 @@ _LEAKS = [
 _FNR_AND_CONTROL = ("fedavg", "fedavg+fnr", "fedavg+weight-0")
 _CONTROLS = (*_FNR_AND_CONTROL, "public-returned", "public-finetune", "public-share", "public-only")
 _NOISY_LABEL = ("label+feature-0.1", "label+feature-0.5")
+_BENCH_METHODS = ("fedavg", "fedprox", "scaffold", "scaffold-niid-bench", "fednova")
 _BENCH_SKEWS = ("label", "classes-1", "classes-2", "classes-3", "feature-0.1", "quantity", "iid")
 _PARTS = {
     "accuracy": _parts_of(SINGLE_SKEWS, _ALL) + _parts_of(SINGLE_SKEWS, _ALL, net="vgg11"),
@@ -97,7 +98,7 @@ _PARTS = {
     + _parts_of(["label"], _FNR_AND_CONTROL, ["honest"], net="vgg11"),
     "rate": _parts_of(SINGLE_SKEWS, ["fedavg+fnr", "fedavg"], ["paper-rate-0.1"]),
     "released-net": _parts_of(["label"], ["fedavg+fnr", "fedavg"], ["paper"], net="resnet50"),
-    "niid-bench": _parts_of(_BENCH_SKEWS, ["fedavg", "fedprox", "scaffold", "fednova"], NIID_BENCH, net="simple-cnn"),
+    "niid-bench": _parts_of(_BENCH_SKEWS, _BENCH_METHODS, NIID_BENCH, net="simple-cnn"),
 }
 TABLES = {name: PaperTable(title, _PARTS[name]) for name, title in TITLES.items()}
 

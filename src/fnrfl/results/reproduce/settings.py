@@ -50,6 +50,7 @@ class TrialSetting:
 
 _NIID_BENCH = "client.last_batch=keep public.size=0 validation.size=0"
 _NIID_TUNED = {("label", "fedprox"): "algorithm.mu=0.001"}  # NIID-Bench's choice; 0.01 elsewhere
+_NIID_SCAFFOLD = "algorithm.correction=after-momentum algorithm.weights=niid-bench"
 TRIAL_SETTINGS = {
     "honest": TrialSetting("honest", "public data is apart from the test set, which only scores"),
     "paper": TrialSetting("paper", "the released code's settings and leaks", "protocol=paper"),
@@ -68,6 +69,7 @@ METHODS = {
     "fedavg": "algorithm=fedavg",
     "fedprox": "algorithm=fedprox algorithm.mu=0.01",
     "scaffold": "algorithm=scaffold",
+    "scaffold-niid-bench": f"algorithm=scaffold {_NIID_SCAFFOLD}",
     "moon": "algorithm=moon",
     "fednova": "algorithm=fednova",
     "feddyn": "algorithm=feddyn",
@@ -81,7 +83,7 @@ METHODS = {
     "public-only": "algorithm=public-only algorithm.epochs={refine}",
 }
 AS_RELEASED = {  # what the released code does in another way, and its protocol here too
-    "scaffold": "algorithm.correction=after-momentum",
+    "scaffold": _NIID_SCAFFOLD,
     "moon": "algorithm.mu=0.01",
 }
 _EQUAL_TESTS = "leaks.clean_test_for_fnr=false"

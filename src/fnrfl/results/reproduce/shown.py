@@ -45,6 +45,7 @@ _NO_MEASURE = "has run, but its seconds are no measure: other cells ran at the s
 NET_NAMES = {"resnet18": "ResNet-18", "resnet50": "ResNet-50", "vgg11": "VGG-11", "simple-cnn": "simple-cnn"}
 METHOD_NAMES = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "moon": "MOON", "fednova": "FedNova",
+    "scaffold-niid-bench": "SCAFFOLD as NIID-Bench has it",
     "feddyn": "FedDyn", "fedftg": "FedFTG", "feddf": "FedDF", "feddc": "FedDC", "fedgen": "FedGen", "fnr": "FNR",
     "weight-0": "FNR with weight 0", "no-leak": "no leak", "batchnorm-leak": "BatchNorm leak",
     "label-leak": "label leak", "both-leaks": "both leaks", "both-leaks-weight-0": "both leaks, weight 0",
