@@ -28,8 +28,8 @@ def share_kernels(module: nn.Module, *, channels_last: bool = True) -> None:
     Without `channels_last`, convolutions give what they compute in torch's usual memory order.
     """
     for layer in module.modules():
-        if type(layer) in _NORMS:
-            layer.__class__ = _NORMS[type(layer)]
+        if (kind := shared_norm(type(layer))) is not None:
+            layer.__class__ = kind
         elif type(layer) is nn.Conv2d:
             layer.__class__ = ClientConv2d
             cast(ClientConv2d, layer).channels_last = channels_last
@@ -82,7 +82,14 @@ class Norm:
             self.running_var.add_((var - self.running_var) * part)
 
 
-_NORMS: dict[type, Any] = {kind: type(f"Shared{kind.__name__}", (Norm, kind), {}) for kind in BATCHNORMS}
+_NORMS: dict[type, Any] = {}  # a layer has the same class in every run: it says what a recorded step computes
+
+
+def shared_norm(kind: type) -> Any:
+    """What replaces a kind of BatchNorm, or a subclass that leaves torch's forward pass as it is; None for others."""
+    if not issubclass(kind, BATCHNORMS) or kind.forward is not nn.BatchNorm1d.forward:
+        return None
+    return _NORMS.setdefault(kind, type(f"Shared{kind.__name__}", (Norm, kind), {}))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from fnrfl.core.client_kernels import BATCHNORMS, Norm, shared_norm
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.feed import Feed
 from fnrfl.core.net import Net
@@ -38,8 +39,16 @@ def on_first_gpu(net: Net, compute: torch.dtype) -> Net:
 
 
 def can_use_cudnn(net: Net) -> bool:
-    """Whether clients of a net can step together in cuDNN's kernels: `vmap` has no rule for its recurrent layers."""
-    return not any(isinstance(layer, nn.RNNBase) for layer in net.module.modules())
+    """Whether clients of a net can step together in cuDNN's kernels.
+
+    `vmap` has no rule for its recurrent layers, nor, where channels come last, for its BatchNorm: a subclass with a
+    forward pass of its own is not replaced by fnrfl's.
+    """
+    return not any(isinstance(layer, nn.RNNBase) or _keeps_own_norm(layer) for layer in net.module.modules())
+
+
+def _keeps_own_norm(layer: nn.Module) -> bool:
+    return isinstance(layer, BATCHNORMS) and not isinstance(layer, Norm) and shared_norm(type(layer)) is None
 
 
 _KERNEL_SETTINGS = threading.RLock()  # runs on GPUs in one process take turns
