@@ -91,6 +91,7 @@ def test_no_two_workers_take_one_cell_and_none_a_cell_without_time(tmp_path: Pat
     assert turns[len(CELLS) :] == [None] * 3
     late = CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False, processes=3, on_a_cpu=True)
     assert late.take(late.new_worker()) is None  # a second alone is three beside two others
+    waiting.close()
     assert CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False, on_a_cpu=True).take(set()) is not None
 
 

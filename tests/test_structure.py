@@ -52,6 +52,7 @@ ORDER = {
         "printed",
         "paper_tables",
         "kept_lines",
+        "begun_cells",
         "shown",
         "wording",
         "claim_measures",

@@ -179,13 +179,18 @@ def carry(
     """Run cells, and show each as it begins and ends."""
     from fnrfl.results.reproduce.carrying import carry_out
 
-    seconds = None if time is None else read_duration(time)
+    seconds, elsewhere = None if time is None else read_duration(time), set[str]()
+
+    def tell(notice: CellNotice) -> None:
+        _show_cell(screen, notice)
+        if notice.what == "elsewhere":
+            elsewhere.add(notice.cell.id)
+
     with notices(screen), how_to_go_on(lambda: GO_ON):
         done = carry_out(
-            cells, place, lines=lines, seconds=seconds, words=words, again=again, processes=processes,
-            tell=lambda notice: _show_cell(screen, notice),
-        )  # fmt: skip
-    begun, settled = {line["id"] for line in done}, ("here",) if again else ("here", "failed")
+            cells, place, lines=lines, seconds=seconds, words=words, again=again, processes=processes, tell=tell
+        )
+    begun, settled = {line["id"] for line in done} | elsewhere, ("here",) if again else ("here", "failed")
     left = [cell for cell in cells if cell.id not in begun and lines.find(cell, prefer_here=True).state not in settled]
     if time is not None and done and left:
         screen.print(f"{counted(len(left), 'cell')} did not fit into {time}. {GO_ON}")
@@ -239,7 +244,7 @@ def _read_cell(name: str, *, alone: bool) -> PaperCell:
 
 
 def _show_cell(screen: Console, notice: CellNotice) -> None:
-    """A line for a cell that begins, is done or has failed."""
+    """A line for a cell that begins, is done, has failed or is left to another call."""
     where = f"{notice.number}/{notice.total}  {notice.cell.id}"
     leak = "  leak" if notice.cell.leaks else ""
     line = notice.line or {}
@@ -254,6 +259,8 @@ def _show_cell(screen: Console, notice: CellNotice) -> None:
             )  # fmt: skip
         case "failed":
             screen.print(f"{where}  failed: {line['failed']}{leak}")
+        case "elsewhere":
+            screen.print(f"{notice.cell.id} is left to another call, which is at it and writes to the same file.")
 
 
 def _duration(seconds: float) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.reproduce.cell_lines import HowToRun, compute_line
-from fnrfl.results.reproduce.cell_queue import CellQueue, Tell, work_through
+from fnrfl.results.reproduce.cell_queue import CellNotice, CellQueue, Tell, work_through
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, check_lines_file
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.side_by_side import work_side_by_side
@@ -34,7 +35,8 @@ def carry_out(
     one that failed there is tried once more. A cell that fails is written down as failed, and the others go on; but
     what would fail for every cell, such as a key that does not exist or data that is not there, ends the call. With
     `seconds`, no cell is begun that will not fit into what is left of them. `words` are keys of
-    [engine], for all. With several `processes` cells run beside each other, and their lines say so.
+    [engine], for all. With several `processes` cells run beside each other, and their lines say so. Several calls may
+    share `out`: a cell that another one is at is left to it.
     """
     import torch
 
@@ -43,10 +45,13 @@ def carry_out(
     engine = [] if words_name_engine(words) else engine_words()
     waiting = CellQueue(cells, out, lines, seconds, again, processes, on_a_cpu=not torch.cuda.is_available())
     how = HowToRun(tuple(engine), tuple(words), processes)
-    if processes == 1:
-        work_through(waiting, lambda turn: compute_line(turn.cell, how, turn.alike, turn.showing(tell)), tell)
-    else:
-        work_side_by_side(waiting, how, tell)
+    with closing(waiting):
+        if processes == 1:
+            work_through(waiting, lambda turn: compute_line(turn.cell, how, turn.alike, turn.showing(tell)), tell)
+        else:
+            work_side_by_side(waiting, how, tell)
+    for cell in waiting.elsewhere:
+        tell(CellNotice("elsewhere", cell, len(waiting.done), len(cells), 0.0))
     return waiting.done
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from fnrfl.results.reproduce.begun_cells import BegunCells
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, is_of_today, make_room, read_lines
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.waiting import PREPARING, ExpectedSeconds, programs
@@ -21,7 +22,7 @@ LOOK_AHEAD = 150  # cells of the queue among which one that needs no new program
 class CellNotice:
     """What is being done, for whoever shows it."""
 
-    what: Literal["start", "round", "done", "failed"]
+    what: Literal["start", "round", "done", "failed", "elsewhere"]
     cell: PaperCell
     number: int  # from 1
     total: int  # how many there were to do
@@ -54,7 +55,6 @@ def work_through(waiting: CellQueue, compute: Callable[[CellTurn], CellLine], te
     """Take cells from a queue until none is left for which there is time, and write the line of each."""
     ready = waiting.new_worker()
     while (turn := waiting.take(ready)) is not None:
-        make_room(waiting.out)
         tell(turn.notice)
         line = compute(turn)
         waiting.finish(turn.cell, line)
@@ -74,6 +74,8 @@ class CellQueue:
         self._began, self._expected = time.monotonic(), ExpectedSeconds(lines, on_a_cpu)
         self._lock, self._taken = threading.Lock(), set[PaperCell]()
         self._ready: list[set[str]] = []  # programs of each worker
+        self._begun = BegunCells(out)
+        self.elsewhere: list[PaperCell] = []  # those that another call was at when there was nothing else to do
         self.stopped = False
 
     def new_worker(self) -> set[str]:
@@ -84,13 +86,11 @@ class CellQueue:
     def take(self, ready: set[str]) -> CellTurn | None:
         """The next cell for a worker with these programs; None if there is none, or no time for it."""
         with self._lock:
-            tried = {line["id"] for line in self.done} if self._again else None
-            waiting = _still_to_do(self._cells, self.out, again=tried)
+            waiting = self._waiting()
             free = [cell for cell in waiting if cell not in self._taken]
             left = float("inf") if self._seconds is None else self._seconds - (time.monotonic() - self._began)
-            others = set[str]().union(*(programs for programs in self._ready if programs is not ready))
-            cell = choose(free, left, ready, self.seconds, preparing=self._preparing, others=others)
-            if cell is None or self.stopped:
+            cell = None if self.stopped else self._begin_one(free, left, ready)
+            if cell is None:
                 return None
             ahead = min(left, sum(map(self.seconds, waiting)) / self._processes)
             alike = _how_many_alike(cell, free, left / max(1.0, self.seconds(cell)))
@@ -99,13 +99,41 @@ class CellQueue:
             number = len(self._cells) - len(free) + 1
             return CellTurn(CellNotice("start", cell, number, len(self._cells), ahead), alike)
 
+    def _waiting(self) -> list[PaperCell]:
+        tried = {line["id"] for line in self.done} if self._again else None
+        return _still_to_do(self._cells, self.out, again=tried)
+
+    def _begin_one(self, free: Sequence[PaperCell], left: float, ready: set[str]) -> PaperCell | None:
+        """The next of some cells that no other call is at."""
+        others = set[str]().union(*(programs for programs in self._ready if programs is not ready))
+        elsewhere: list[PaperCell] = []
+        while True:
+            rest = [cell for cell in free if cell not in elsewhere]
+            cell = choose(rest, left, ready, self.seconds, preparing=self._preparing, others=others)
+            if cell is None:
+                self.elsewhere = elsewhere
+                return None
+            make_room(self.out)
+            if self._begun.begin(cell):
+                if cell in self._waiting():  # nobody has ended it in the meantime
+                    return cell
+                self._begun.end(cell)
+            elsewhere.append(cell)
+
     def finish(self, cell: PaperCell, line: CellLine) -> None:
-        """Write a cell's line."""
+        """Write a cell's line; it says how many cells were at work with it, those of other calls included."""
         with self._lock:
+            if (at_once := self._begun.most_at_once(cell)) > line.get("processes", 1):
+                line["processes"] = at_once
             append_line(self.out, line)
             self.done.append(line)
             self._expected.learn(line)
+            self._begun.end(cell)
             self._taken.discard(cell)
+
+    def close(self) -> None:
+        """Let go of cells that were begun and not finished."""
+        self._begun.end_all()
 
     def seconds(self, cell: PaperCell) -> float:
         """About how long a cell will take beside the others."""

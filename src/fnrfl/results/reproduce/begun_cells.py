@@ -1,0 +1,66 @@
+"""Cells that are at work: several calls, one for each GPU perhaps, may share a file of results, and then no cell."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from fnrfl.results.reproduce.paper_cells import PaperCell
+from fnrfl.rundir.lock import InUse, alone, holder_of
+
+LOOKS = 3  # at a cell that seems to be at work elsewhere: whoever counts cells has its lock for a moment
+
+
+class BegunCells:
+    """The cells of a file of results that some process has begun: a locked folder beside the file for each.
+
+    The system lets go of a lock when its process ends, however it ends: a cell of a killed process can be begun again.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._folder = out.with_name(f"{out.name}.begun")
+        self._mine: dict[PaperCell, ExitStack] = {}
+        self._then: dict[PaperCell, tuple[int, int]] = {}  # how many were at work at its beginning; the folder's time
+
+    def begin(self, cell: PaperCell) -> bool:
+        """Take a cell for this process; False if another is at it."""
+        for _ in range(LOOKS):
+            with (
+                suppress(InUse, FileNotFoundError),
+                ExitStack() as locked,
+            ):  # or it was removed by one that has ended it
+                self._place(cell).mkdir(parents=True, exist_ok=True)
+                locked.enter_context(alone(self._place(cell)))
+                self._mine[cell] = locked.pop_all()
+                self._then[cell] = self.count(), self._folder.stat().st_mtime_ns
+                return True
+            time.sleep(0.01)
+        return False
+
+    def end(self, cell: PaperCell) -> None:
+        """Let a cell go."""
+        self._mine.pop(cell).close()
+        with suppress(OSError):  # another process has just begun it, or others are at work
+            self._place(cell).rmdir()
+            self._folder.rmdir()
+
+    def end_all(self) -> None:
+        """Let all cells of this process go."""
+        for cell in list(self._mine):
+            self.end(cell)
+
+    def most_at_once(self, cell: PaperCell) -> int:
+        """How many cells were at work while one was, as far as can be told: more than one if another was begun."""
+        count, time_then = self._then[cell]
+        return max(count, self.count(), 1 if self._folder.stat().st_mtime_ns == time_then else 2)
+
+    def count(self) -> int:
+        """How many cells are at work, in all processes."""
+        try:
+            return sum(holder_of(place) is not None for place in self._folder.iterdir())
+        except FileNotFoundError:
+            return 0
+
+    def _place(self, cell: PaperCell) -> Path:
+        return self._folder / cell.id.replace("/", " ")
