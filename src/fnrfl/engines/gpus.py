@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 from fnrfl.core.client_kernels import BATCHNORMS, Norm, shared_norm
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.feed import Feed
+from fnrfl.core.forks import LongTurns
 from fnrfl.core.net import Net
 from fnrfl.engines.place import Station, StationPool, Work
 
@@ -51,14 +51,14 @@ def _keeps_own_norm(layer: nn.Module) -> bool:
     return isinstance(layer, BATCHNORMS) and not isinstance(layer, Norm) and shared_norm(type(layer)) is None
 
 
-_KERNEL_SETTINGS = threading.RLock()  # runs on GPUs in one process take turns
+_KERNEL_SETTINGS = LongTurns()  # runs on GPUs in one process take turns
 
 
 @contextmanager
 def kernel_settings(*, deterministic: bool, tf32: bool, use_cudnn: bool = True) -> Iterator[None]:
     """Inside, torch's kernels are chosen as a run needs them, for the whole process: runs take turns."""
     cudnn, matmul, utils = torch.backends.cudnn, torch.backends.cuda.matmul, torch.utils.deterministic
-    with _KERNEL_SETTINGS, ExitStack() as before:
+    with _KERNEL_SETTINGS.taken() as before:
         for place, name in (
             (cudnn, "allow_tf32"), (cudnn, "benchmark"), (cudnn, "deterministic"), (cudnn, "enabled"),
             (matmul, "allow_tf32"), (utils, "fill_uninitialized_memory"),
