@@ -27,9 +27,11 @@ LABELS = ("label", "labels", "y", "target", "class")  # what items with named va
 INPUTS = ("x", "image", "img", "pixel_values", "input_ids", "features", "inputs")  # and their input
 
 
-def source_in_memory(values: object, title: str, reading: Reading = PLAIN_READING) -> DataSource:
+def source_in_memory(
+    values: object, title: str, reading: Reading = PLAIN_READING, *, labels_used: bool = True
+) -> DataSource:
     """Values that were passed in, checked; `title` is what sentences call them."""
-    return source_of_values(title, values, f"{title} is", reading)
+    return source_of_values(title, values, f"{title} is", reading, labels_used=labels_used)
 
 
 def values_in_memory(value: object, title: str, *, labelled: bool = True) -> object:

@@ -152,7 +152,7 @@ def _read(data: object, expected: Expected, reading: Reading) -> tuple[str, Data
         values = values_in_memory(data, _title(data), labelled=False)
         if isinstance(values, RawData):
             values = in_order_of(values, expected.columns, _title(data))
-        return _title(data), source_in_memory(values, _title(data), reading)
+        return _title(data), source_in_memory(values, _title(data), reading, labels_used=expected.labels_used)
     trusted.given("dataset.name", _title(data))
     return _title(data), read_source(_title(data), expected, reading)
 
