@@ -22,14 +22,14 @@ MODEL_COPIES = 16  # copies of a client's parameters that are alive while it tra
 MODEL_MEMORY_SHARE = 0.5  # share of the memory that models may take; activations and data have the rest
 
 
-def found_devices() -> list[torch.device]:
-    """All GPUs, or a sentence about why there is none."""
+def found_devices(
+    who: str = 'engine = "gpu"',
+    way_out: str = 'Set engine = "auto", which takes the GPU where there is one and the CPU otherwise.',
+) -> list[torch.device]:
+    """All GPUs, or a sentence about why there is none for those who need one, and what they can do."""
     if not torch.cuda.is_available():
         built = "sees none" if torch.version.cuda else "was built without CUDA"
-        raise CompatibilityError(
-            f'engine = "gpu" needs an NVIDIA GPU, and torch {torch.__version__} {built}. Set engine = "auto", which '
-            "takes the GPU where there is one and the CPU otherwise."
-        )
+        raise CompatibilityError(f"{who} needs an NVIDIA GPU, and torch {torch.__version__} {built}. {way_out}")
     return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
 
 
