@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +45,7 @@ from fnrfl.engines.ray_trainer import RayTrainer
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.results import compare as comparing
-from fnrfl.runs import choice, ray_run, together
+from fnrfl.runs import choice, ray_run, runs_on_ray, together
 from fnrfl.runs.build import build
 from fnrfl.runs.forecast import forecast
 from fnrfl.runs.given import NOTHING
@@ -321,6 +322,26 @@ def test_a_cluster_that_has_lost_its_room_is_named(
     else:
         assert [*asked] == [(slice(0, 1), "done")]
     assert caplog.text.count("No Ray actor is there: 1 wait for room") == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["engine=gpu"], 'needs 1 GPUs (engine = "gpu"), and the Ray cluster has 0. Set engine = "auto", or add'),
+        (
+            ["network.gpus=0.5"],
+            "needs 0.5 GPUs (network.gpus), and the Ray cluster has 0. Set a smaller network.gpus, or",
+        ),
+        (["network.cpus=9"], "needs 9 CPUs (network.cpus), and the Ray cluster has 2. Set a smaller network.cpus, or"),
+    ],
+)
+def test_a_cluster_without_room_for_a_run_is_told_with_the_key_that_asks_for_it(
+    keys: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_on_ray, "connected", lambda *_: nullcontext(NoRoom(2.0, 0)))
+    with pytest.raises(CompatibilityError) as refused:
+        next(runs_on_ray.run_on_ray([(load("digits", keys), Path("run"))], 60.0))
+    assert said in str(refused.value)
 
 
 # -- refused in a sentence --------------------------------------------------------------------------------------------
