@@ -199,6 +199,20 @@ def test_copies_of_a_named_data_set_are_said_and_nothing_is_fetched_for_it(monke
     assert evaluate("run", "copies.npz").notes == ()
 
 
+def test_the_runs_public_data_is_said_to_be_trained_on() -> None:
+    for name, count in (("mine", 150), ("public", 40), ("train", 30)):
+        write(f"{name}.csv", patients(count, count), [*NAMES, "kind"])
+    keys = ["dataset=mine.csv", "rounds=1", "scenario=iid", "clients=3", "fnr=on"]
+    runs.run(load(None, [*keys, "public.source=public.csv"]), out="run")
+    for data in ("public.csv", "./public.csv", str(Path("public.csv").resolve())):
+        assert f"{data} is the run's public data (public.source)" in " ".join(evaluate("run", data).notes)
+    assert evaluate("run", "train.csv").notes == evaluate("run", "mine.csv").notes == ()
+    runs.run(load(None, [*keys, "public.source=train", "public.size=0.1"]), out="carved")
+    Path("train").mkdir()
+    Path("train.csv").rename("train/A.csv")
+    assert evaluate("carved", "train").notes == ()  # a folder that is called so
+
+
 def test_renamed_classes_are_other_data(trained: runs.Result) -> None:
     """The numbers of the classes are the same, and so is the hash of the arrays."""
     swapped = {"ill": "sound", "sound": "ill", "well": "well"}

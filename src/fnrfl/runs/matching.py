@@ -112,6 +112,20 @@ def _where_it_was(trained: TrainedRun) -> str | None:
     return str(place) if place.is_absolute() and os.path.exists(place) else None  # not if nobody may look there
 
 
+def notes_on_public(trained: TrainedRun, data: str) -> tuple[str, ...]:
+    """What to say of the data that the run took as public, by its name or its file."""
+    source = trained.config.public.source
+    if source in ("train", "test"):  # parts of the run's own data
+        return ()
+    asked, public = (os.path.expanduser(one) for one in (data, source))
+    there = os.path.exists(asked) and os.path.exists(public)
+    if data != source and not (there and os.path.samefile(asked, public)):
+        return ()
+    return (
+        f"{data} is the run's public data (public.source), on which the model may be trained. Evaluate other data.",
+    )
+
+
 def notes_on_changes(trained: TrainedRun, data: str, what: str) -> tuple[str, ...]:
     """What to say of data that has the name of the run's own and is not the same."""
     path, own = (Path(os.path.expanduser(name)) for name in (data, trained.config.dataset.name))
