@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -376,6 +377,56 @@ def test_a_table_needs_no_label_column(table: tuple[Path, Path], folder: Path) -
     assert own.score.accuracy == runs.load(run_dir).accuracy
     header = next(csv.reader(io.StringIO(got.to_csv())))
     assert header == ["row", "label", "p_cat", "p_dog", "p_eel"]
+
+
+HOLES: dict[str, Any] = {
+    "nan": np.array([0, np.nan, 2]),
+    "all nan": np.full(3, np.nan),
+    "halves": np.array([0.0, 0.5, 1.0]),
+    "negative": np.array([-1, 0, 1]),
+    "two axes": np.zeros((3, 2)),
+}
+
+
+@pytest.mark.parametrize("y", HOLES.values(), ids=HOLES)
+def test_labels_of_arrays_that_nobody_needs_stop_no_prediction(table: tuple[Path, Path], y: np.ndarray) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.savez("new.npz", x=x)
+    np.savez("labelled.npz", x=x, y=y)
+    np.savez("parts.npz", x_train=x, y_train=[0, 1, 2], x_test=x, y_test=y)
+    plain = predict(table[0], "new.npz")
+    assert predict(table[0], "labelled.npz").to_csv() == plain.to_csv()
+    assert predict(table[0], (x, y)).to_csv() == plain.to_csv()
+    assert predict(table[0], "parts.npz").labels == 2 * plain.labels
+    for data in ("labelled.npz", "parts.npz", (x, y)):
+        with pytest.raises(ConfigError, match="label"):
+            evaluate(table[0], data)
+    for first, second in (("new", "labelled"), ("labelled", "new")):  # two clients, one with labels
+        sites = Path(f"{first}-first")
+        sites.mkdir()
+        for name, file in (("A", first), ("B", second)):
+            shutil.copy(f"{file}.npz", sites / f"{name}.npz")
+        assert predict(table[0], str(sites)).labels == 2 * plain.labels
+
+
+def test_labels_of_users_that_nobody_needs_stop_no_prediction(table: tuple[Path, Path]) -> None:
+    def written(**labels: list[object]) -> str:
+        data = {user: {"x": [[at, 2, 3, at] for at in range(3)], "y": y} for user, y in labels.items()}
+        tree = {"users": [*data], "num_samples": [3] * len(data), "user_data": data}
+        Path("users.json").write_text(json.dumps(tree))
+        return "users.json"
+
+    plain = predict(table[0], written(a=[0, 1, 2], b=[0, 1, 2])).to_csv()
+    for y in ([0, None, 2], [0, float("nan"), 2], ["cat", "dog", "eel"]):
+        assert predict(table[0], written(a=[0, 1, 2], b=y)).to_csv() == plain
+        with pytest.raises(ConfigError, match="label"):
+            evaluate(table[0], "users.json")
+
+
+def test_examples_without_a_label_are_counted_where_labels_are_needed(table: tuple[Path, Path]) -> None:
+    np.savez("new.npz", x=np.zeros((4, 4), np.float32), y=[0, np.nan, 1, np.nan])
+    with pytest.raises(ConfigError, match=r"^y of new.npz has 2 examples without a label \(nan\), the first at 1; .*"):
+        evaluate(table[0], "new.npz")
 
 
 @pytest.mark.parametrize("labels", [("cat", "", "?"), ("cat", "cow", "dog"), ("1", "1.5", "1.0")])

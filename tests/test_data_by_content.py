@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from fnrfl import cli
 from fnrfl.config import load
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data.datasets import load as load_data
+from fnrfl.runs import matching
 from fnrfl.runs import run as runs
 from fnrfl.runs.build import build
 from fnrfl.runs.predict import evaluate, predict
@@ -126,6 +128,89 @@ def test_a_file_of_the_runs_own_folder_is_said_to_be_trained_on() -> None:
     assert evaluate("run", write("new.csv", patients(50, 3), [*NAMES, "kind"])).notes == ()
     write("sites/B.csv", patients(100, 4), [*NAMES, "kind"])
     assert "which has changed since the run" in " ".join(evaluate("run", "sites/A.csv").notes)
+
+
+def test_copies_of_training_rows_are_said_wherever_they_lie(trained: runs.Result) -> None:
+    own = load_data(trained.config.dataset.name)
+    seen, new = own.train.x[:30].numpy(), own.test.x[:20].numpy()
+    new_rows = patients(20, 7)
+    at = {tuple(np.float32([row[name] for name in NAMES])): row for row in own_rows(trained)}
+    copies = [at[tuple(row)] for row in seen]
+    data = write("copies.csv", [*copies, *new_rows], ["kind", *reversed(NAMES)])
+    wanted = "of 50 examples, 30 have the same inputs as one in the training set"
+    got = said(trained, data)
+    assert got["examples"] == 50 and wanted in str(got["notes"]) and trained.config.dataset.name in str(got["notes"])
+    assert wanted in command("evaluate", str(trained.run_dir), data).stderr
+    x = np.concatenate([seen.astype(np.float64), new])
+    assert wanted in str(evaluate(trained, (x, np.zeros(50, np.int64))).notes)  # in another floating type
+    assert evaluate(trained, (new, np.zeros(20, np.int64))).notes == notes_on_places(trained)
+
+
+def notes_on_places(trained: runs.Result) -> tuple[str, ...]:
+    """What is said of any arrays without names."""
+    x = np.float32([[float(row[name]) for name in NAMES] for row in patients(5, 8)])
+    return evaluate(trained, (x, np.zeros(5, np.int64))).notes
+
+
+def test_training_data_where_nobody_may_look_stops_no_score(trained: runs.Result) -> None:
+    data = write("new.csv", patients(20, 7), [*NAMES, "kind"])
+    for source in (
+        "/" + "a" * 300,
+        "/nowhere/data.csv",
+        "no path",
+    ):  # the first cannot be asked about, as a closed folder
+        elsewhere = replace(trained, data=replace(trained.data, source=source))
+        assert evaluate(elsewhere, data).notes == ()
+
+
+def test_a_run_on_data_of_an_unknown_user_can_be_used(trained: runs.Result) -> None:
+    data = write("new.csv", patients(20, 7), [*NAMES, "kind"])
+    config = trained.config.replace({"dataset.name": "~nobody-is-called-so/patients.csv"})
+    assert evaluate(replace(trained, config=config), data).notes == ()
+    assert len(predict(replace(trained, config=config), data)) == 20
+
+
+def test_training_data_that_is_elsewhere_or_large_is_not_looked_for(
+    trained: runs.Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write("copies.csv", own_rows(trained)[:50], [*NAMES, "kind"])
+    assert "in the training set" in str(said(trained, data)["notes"])
+    with monkeypatch.context() as patch:
+        patch.setattr(matching, "MOST_SLOW", 200 * len(NAMES) - 1)
+        assert said(trained, data)["notes"] == []
+    original = Path(trained.config.dataset.name)
+    moved = original.rename(original.with_name("moved.csv"))
+    try:
+        assert said(trained, data)["notes"] == []
+        write(original, patients(200, 9), [*NAMES, "kind"])  # other data under the same name
+        assert said(trained, data)["notes"] == []
+    finally:
+        moved.replace(original)
+
+
+def test_copies_of_a_named_data_set_are_said_and_nothing_is_fetched_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = load_data("digits")
+    runs.run(load("digits", ["rounds=1", "client.epochs=1"]), out="run")
+    np.savez("copies.npz", x=digits.train.x[:40].numpy(), y=digits.train.y[:40].numpy())
+    assert "of 40 examples, 40 have the same inputs" in str(evaluate("run", "copies.npz").notes)
+    np.savez("new.npz", x=255 - digits.test.x[:40].numpy(), y=digits.test.y[:40].numpy())
+    assert evaluate("run", "new.npz").notes == ()
+    monkeypatch.setattr(matching, "available", lambda: [])
+    assert evaluate("run", "copies.npz").notes == ()
+
+
+def test_the_runs_public_data_is_said_to_be_trained_on() -> None:
+    for name, count in (("mine", 150), ("public", 40), ("train", 30)):
+        write(f"{name}.csv", patients(count, count), [*NAMES, "kind"])
+    keys = ["dataset=mine.csv", "rounds=1", "scenario=iid", "clients=3", "fnr=on"]
+    runs.run(load(None, [*keys, "public.source=public.csv"]), out="run")
+    for data in ("public.csv", "./public.csv", str(Path("public.csv").resolve())):
+        assert f"{data} is the run's public data (public.source)" in " ".join(evaluate("run", data).notes)
+    assert evaluate("run", "train.csv").notes == evaluate("run", "mine.csv").notes == ()
+    runs.run(load(None, [*keys, "public.source=train", "public.size=0.1"]), out="carved")
+    Path("train").mkdir()
+    Path("train.csv").rename("train/A.csv")
+    assert evaluate("carved", "train").notes == ()  # a folder that is called so
 
 
 def test_renamed_classes_are_other_data(trained: runs.Result) -> None:

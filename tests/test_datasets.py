@@ -585,7 +585,7 @@ GOOD = {
             r"y_train of bad.npz holds the label -1 \(example 2\).* from 0",
         ),
         ({"y_test": np.array([0, 1, 0.5, 0])}, r"y_test of bad.npz holds the label 0.5 \(example 2\).*whole numbers"),
-        ({"y_test": np.array([0, 1, np.nan, 0])}, "holds the label nan"),
+        ({"y_test": np.array([0, 1, np.nan, 0])}, r"1 example without a label \(nan\), the first at 2; "),
         ({"y_train": np.arange(7) % 2}, "8 examples in x_train and 7 labels in y_train"),
         ({"y_train": np.eye(8)}, r"shape \[8, 8\].*argmax"),
         ({"y_train": np.arange(8) * 100, "y_test": np.arange(4) + 1}, "12 classes for 8 training examples"),

@@ -654,6 +654,27 @@ def test_what_cannot_be_told_is_equal_to_nothing_else() -> None:
 # -- what the commands do ----------------------------------------------------------------------------------------------
 
 
+def test_items_without_a_label_can_be_asked_about_and_not_scored() -> None:
+    result = run()
+    wanted = fnrfl.predict(result, X).to_csv()
+    kinds: dict[str, Callable[[Any, Any], object]] = {
+        "itself": lambda x, y: x,
+        "tensor": lambda x, y: torch.as_tensor(x),
+        "one of one": lambda x, y: (x,),
+        "named": lambda x, y: {"features": x},
+        "named beside others": lambda x, y: {"idx": 3, "x": x},
+    }
+    for name, item in kinds.items():
+        data = Items(item=item)
+        assert fnrfl.predict(result, data).to_csv() == wanted, name
+        with pytest.raises(ConfigError, match="no labels, so nothing can be scored"):
+            fnrfl.evaluate(result, data)
+        with pytest.raises(ConfigError, match="must be pairs"):
+            run(dataset=data)
+    for empty in (lambda x, y: (x, None), lambda x, y: (x, float("nan"))):
+        assert fnrfl.predict(result, Items(item=empty)).to_csv() == wanted
+
+
 def test_evaluate_and_predict_are_the_commands(folder: Path) -> None:
     np.savez(folder / "mine.npz", x=X, y=Y)
     result = run(dataset="mine.npz", out="done")

@@ -167,6 +167,88 @@ def test_a_fork_and_a_thread_that_takes_two_locks_do_not_wait_for_each_other() -
     subprocess.run([sys.executable, "-c", FORK_BESIDE_A_THREAD], check=True, timeout=60)
 
 
+FORK_BESIDE_A_GPU_RUN = """
+import os, sys, threading
+import torch
+from fnrfl.core.isolation import isolated, until_left
+from fnrfl.engines.gpus import kernel_settings
+
+def now():
+    cudnn = torch.backends.cudnn
+    return cudnn.deterministic, cudnn.allow_tf32, cudnn.enabled, torch.get_deterministic_debug_mode()
+
+def child_of_a_fork():
+    wanted = now() if threading.current_thread() is runner else before
+    if not (child := os.fork()):
+        same = now() == wanted
+        with kernel_settings(deterministic=True, tf32=False):
+            os._exit(not same)
+    assert os.waitpid(child, 0)[1] == 0
+
+def work():
+    with isolated():
+        if sys.argv[1] == "until left":
+            until_left(kernel_settings(deterministic=True, tf32=True, use_cudnn=False))
+            wait()
+        else:
+            with kernel_settings(deterministic=True, tf32=True, use_cudnn=False):
+                wait()
+
+def wait():
+    child_of_a_fork()  # of the run's own thread, which keeps its settings
+    begun.set()
+    forked.wait()
+
+torch.set_deterministic_debug_mode(2)
+before, begun, forked = now(), threading.Event(), threading.Event()
+runner = threading.Thread(target=work)
+runner.start()
+begun.wait()
+assert now() != before
+child_of_a_fork()  # while the run goes on
+forked.set()
+runner.join()
+assert now() == before
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("how", ["until left", "with"])
+def test_a_fork_waits_neither_here_nor_there_for_a_run_on_a_gpu_and_has_settings_as_before(how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK_BESIDE_A_GPU_RUN, how],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+FORK_BESIDE_AN_IMPORT = """
+import os, threading, time
+from fnrfl.core.own_code import import_lock
+
+begun = threading.Event()
+
+def work():
+    with import_lock:
+        begun.set()
+        time.sleep(0.2)
+
+threading.Thread(target=work).start()
+begun.wait()
+if not (child := os.fork()):
+    with import_lock:
+        os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_can_import_what_another_thread_was_about_to() -> None:
+    subprocess.run([sys.executable, "-c", FORK_BESIDE_AN_IMPORT], check=True, timeout=60)
+
+
 def test_a_run_leaves_no_thread_behind() -> None:
     before = set(threading.enumerate())
     run(engine={"name": "loop", "threads": 2})

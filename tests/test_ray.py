@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,8 +31,10 @@ from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import load
+from fnrfl.core import trust
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import ClientError, CompatibilityError, ConfigError, FnrflError
+from fnrfl.core.isolation import isolated
 from fnrfl.core.messages import Failure, TrainRequest
 from fnrfl.core.network import NetworkOptions
 from fnrfl.core.types import LocalTask
@@ -42,8 +45,11 @@ from fnrfl.engines.ray_trainer import RayTrainer
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.results import compare as comparing
-from fnrfl.runs import ray_run
+from fnrfl.runs import choice, ray_run, runs_on_ray, together
 from fnrfl.runs.build import build
+from fnrfl.runs.forecast import forecast
+from fnrfl.runs.given import NOTHING
+from fnrfl.runs.parts import gather_parts
 from fnrfl.runs.run import resume, run
 from toys import SIZES, Run, assert_same, described, named, run_elsewhere
 
@@ -182,12 +188,74 @@ def test_an_actor_with_a_share_of_a_gpu_builds_the_captured_runner(monkeypatch: 
         raise FnrflError("seen")
 
     monkeypatch.setattr(ray_run, "gather_parts", stop)
+    monkeypatch.setattr(ray_run, "found_devices", lambda who, way_out: [torch.device("cpu")])
     for gpus, name in ((0.0, "loop"), (0.25, "gpu")):
         config = load("digits", ["engine=ray", "engine.threads=2", f"network.gpus={gpus}", "metrics=none"])
         told = {"config": config.flat(), "scale": None, "init": [], "data": "", "partition": ""}
         with pytest.raises(FnrflError, match="seen"):
             ray_run.trainer_in_actor(to_bytes(told))
         assert (built[-1].engine.name, built[-1].engine.threads) == (name, 1)
+
+
+OWN_MODEL = """
+from torch import nn
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.out(x if x.mean() > 0 else x * 2)
+"""
+
+
+def told_of_own_model(folder: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> bytes:
+    """What an actor is told of a run whose clients cannot step together."""
+    (folder / "branching.py").write_text(OWN_MODEL)
+    monkeypatch.chdir(folder)
+    trust.given("model.name", "branching:Branch")
+    config = load("digits", ["engine=ray", "engine.threads=2", f"network.gpus={share}", "model=branching:Branch"])
+    parts = gather_parts(config.replace({"network.gpus": 0.0}))
+    config = parts.config.replace({"network.gpus": share})
+    return to_bytes(ray_run.told_to_actors(replace(parts, config=config), None, NOTHING))
+
+
+def test_an_actor_on_a_gpu_that_cannot_train_a_model_says_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in: there is no GPU here. The trial step is taken on the CPU."""
+    for module in (ray_run, choice):
+        monkeypatch.setattr(module, "found_devices", lambda *_: [torch.device("cpu")])
+    monkeypatch.setattr(together, "on_first_gpu", lambda net, compute: net.copy())
+    told = told_of_own_model(tmp_path, monkeypatch, 0.25)
+    wanted = (
+        r'^engine = "ray" with network.gpus = 0.25 trains several .* model = "branching:Branch" .*Set network.gpus = 0,'
+    )
+    with isolated(), pytest.raises(CompatibilityError, match=wanted) as refused:
+        ray_run.trainer_in_actor(told)
+    assert "loop" not in str(refused.value)
+    with isolated():
+        assert ray_run.trainer_in_actor(told_of_own_model(tmp_path, monkeypatch, 0.0)).place.devices  # as it says
+
+
+def test_actors_for_which_there_is_no_gpu_say_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    wanted = r'^engine = "ray" with network.gpus = 0.25 needs an NVIDIA GPU.* Set network.gpus = 0'
+    with pytest.raises(CompatibilityError, match=wanted):  # where the number of actors is to be found
+        gather_parts(load("digits", ["engine=ray", "network.gpus=0.25"]))
+    with isolated(), pytest.raises(CompatibilityError, match=wanted):  # on the machine of an actor
+        ray_run.trainer_in_actor(told_of_own_model(tmp_path, monkeypatch, 0.25))
+
+
+@pytest.mark.parametrize("precision", ["auto", "tf32", "bf16"])
+def test_a_run_of_actors_on_gpus_is_forecast_on_the_cpu_and_says_so(precision: str) -> None:
+    keys = ["engine=ray", "engine.threads=2", f"engine.precision={precision}", "rounds=1", "client.epochs=1"]
+    found = forecast(load("digits", [*keys, "network.gpus=0.5"]))
+    chosen = found.config.engine
+    assert (chosen.name, chosen.precision) == ("ray", "float32" if precision == "auto" else precision)
+    assert any("network.gpus = 0.5" in notice and "CPU" in notice for notice in found.notices)
 
 
 def test_what_goes_wrong_at_a_client_is_told_and_want_of_memory_is_raised() -> None:
@@ -256,6 +324,26 @@ def test_a_cluster_that_has_lost_its_room_is_named(
     assert caplog.text.count("No Ray actor is there: 1 wait for room") == 1
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["engine=gpu"], 'needs 1 GPUs (engine = "gpu"), and the Ray cluster has 0. Set engine = "auto", or add'),
+        (
+            ["network.gpus=0.5"],
+            "needs 0.5 GPUs (network.gpus), and the Ray cluster has 0. Set a smaller network.gpus, or",
+        ),
+        (["network.cpus=9"], "needs 9 CPUs (network.cpus), and the Ray cluster has 2. Set a smaller network.cpus, or"),
+    ],
+)
+def test_a_cluster_without_room_for_a_run_is_told_with_the_key_that_asks_for_it(
+    keys: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_on_ray, "connected", lambda *_: nullcontext(NoRoom(2.0, 0)))
+    with pytest.raises(CompatibilityError) as refused:
+        next(runs_on_ray.run_on_ray([(load("digits", keys), Path("run"))], 60.0))
+    assert said in str(refused.value)
+
+
 # -- refused in a sentence --------------------------------------------------------------------------------------------
 
 
@@ -279,8 +367,6 @@ def test_the_number_of_actors_of_a_cluster_is_asked_for() -> None:
 
 @pytest.mark.usefixtures("ray_installed")
 def test_building_and_forecasting_start_no_ray(monkeypatch: Any) -> None:
-    from fnrfl.runs.forecast import forecast
-
     monkeypatch.setattr(ray_session, "connected", lambda *_: pytest.fail("Ray was started"))
     monkeypatch.setattr(ray_actors, "connected", lambda *_: pytest.fail("Ray was started"))
     config = load("digits", ["engine=ray", "rounds=1"])

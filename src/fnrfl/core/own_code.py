@@ -16,7 +16,6 @@ import site
 import stat
 import sys
 import sysconfig
-import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from importlib import machinery
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.forks import filters_lock
+from fnrfl.core.forks import filters_lock, process_lock
 from fnrfl.core.parsing import parsed
 
 KEYS = ("model.name", "dataset.name", "public.source", "algorithm.name", "metrics")  # of a config, that may name code
@@ -40,7 +39,7 @@ LOADERS: tuple[tuple[type, list[str]], ...] = (
     (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
 )
 
-import_lock = threading.RLock()  # all threads share Python's cache of folders
+import_lock = process_lock()  # all threads share Python's cache of folders
 
 
 @dataclass(frozen=True)

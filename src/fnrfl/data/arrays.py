@@ -125,6 +125,11 @@ def class_labels(values: object, title: str) -> np.ndarray:
         return _in_same_spelling(_decoded(y, title))
     if y.dtype.kind not in "biuf":
         raise ConfigError(f"{title} is of type {y.dtype}; labels must be class numbers from 0, or names. Convert them.")
+    if len(gaps := np.flatnonzero(np.isnan(y))):
+        raise ConfigError(
+            f"{title} has {counted(len(gaps), 'example')} without a label (nan), the first at {gaps[0]}; a label must "
+            "be a whole number or a name, and is never filled in. Label those examples or leave them out."
+        )
     for bad, rule in ((y != np.floor(y), "whole numbers"), (y < 0, "numbered from 0")):
         if bad.any():
             raise ConfigError(
@@ -136,6 +141,16 @@ def class_labels(values: object, title: str) -> np.ndarray:
             f"{title} holds the label {y.max()}; class numbers must fit into int64. Give names as strings."
         )
     return y.astype(np.int64)
+
+
+def labels_if_used(values: object, title: str, *, used: bool) -> np.ndarray | None:
+    """Labels as `class_labels` gives them; None if there are none, or if some are missing and nobody uses them."""
+    try:
+        return None if values is None else class_labels(values, title)
+    except ConfigError:
+        if used:
+            raise
+        return None
 
 
 def _in_same_spelling(names: np.ndarray) -> np.ndarray:

@@ -184,6 +184,7 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     Without `expected` it is to be trained on; with it, it is compared with what a model expects. `reading` says how.
     """
     path = Path(os.path.expanduser(name))  # of an unknown user: as it is, where Path would raise
+    used = expected is None or expected.labels_used
     if expected is None:
         refuse_keys_of_others(name, path, reading)
     if name in NAMED_DATASETS:
@@ -195,10 +196,11 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     elif path.is_dir():
         raw = sites.read_folder(path, expected, reading)
     elif ":" in name:
-        return source_of_values(name, readers.call_function(name), f"dataset = {name!r} returned", reading)
+        told = f"dataset = {name!r} returned"
+        return source_of_values(name, readers.call_function(name), told, reading, labels_used=used)
     else:
         raise readers.not_read(name, path, NAMED_DATASETS)
-    return DataSource(name, str(path.resolve()), checked_raw(name, raw, reading))
+    return DataSource(name, str(path.resolve()), checked_raw(name, raw, reading, labels_used=used))
 
 
 def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
@@ -216,10 +218,10 @@ def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
         )
 
 
-def source_of_values(name: str, made: object, told: str, reading: Reading) -> DataSource:
+def source_of_values(name: str, made: object, told: str, reading: Reading, *, labels_used: bool = True) -> DataSource:
     """What a function of the user's returned, or what was passed in; `told` begins the sentence that refuses it."""
     if isinstance(made, RawData):
-        return DataSource(name, name, checked_raw(name, made, reading))
+        return DataSource(name, name, checked_raw(name, made, reading, labels_used=labels_used))
     if isinstance(made, Dataset):
         parts = {
             "train": Examples(made.train.x, made.train.y, clients=made.train_clients),
@@ -238,7 +240,7 @@ def source_of_values(name: str, made: object, told: str, reading: Reading) -> Da
     else:
         half = len(made) // 2
         parts = {"train": as_returned(made[:half]), "test": as_returned(made[half:])}
-    return DataSource(name, name, checked_raw(name, RawData(parts), reading))
+    return DataSource(name, name, checked_raw(name, RawData(parts), reading, labels_used=labels_used))
 
 
 def as_returned(values: tuple[object, ...]) -> Examples:
@@ -265,13 +267,16 @@ def from_arrays(
     return DataSource(name, source, checked_raw(name, RawData(parts, classes), PLAIN_READING)).dataset()
 
 
-def checked_raw(name: str, raw: RawData, reading: Reading) -> RawData:
-    """The same data, its arrays checked: they hold numbers, and one label for each example if there are labels."""
+def checked_raw(name: str, raw: RawData, reading: Reading, *, labels_used: bool = True) -> RawData:
+    """The same data, its arrays checked: they hold numbers, and one label for each example if there are labels.
+
+    Labels that nobody uses are none at all if some are missing.
+    """
     parts = {}
     for part, examples in raw.parts.items():
         ending = f"_{part}" if part else ""
         x = arrays.features(examples.x, f"x{ending} of {name}", gaps=reading.missing != "refuse")
-        y = None if examples.y is None else arrays.class_labels(examples.y, f"y{ending} of {name}")
+        y = arrays.labels_if_used(examples.y, f"y{ending} of {name}", used=labels_used)
         if y is not None and len(x) != len(y):
             where = (f" in x{ending}", f" in y{ending}") if part else ("", "")
             raise ConfigError(

@@ -25,18 +25,22 @@ from fnrfl.data.sources.images import refuse_deep_pixels
 
 LABELS = ("label", "labels", "y", "target", "class")  # what items with named values call their label
 INPUTS = ("x", "image", "img", "pixel_values", "input_ids", "features", "inputs")  # and their input
+ITEM_ITSELF = object()  # in place of a name: an item is an input and nothing else
 
 
-def source_in_memory(values: object, title: str, reading: Reading = PLAIN_READING) -> DataSource:
+def source_in_memory(
+    values: object, title: str, reading: Reading = PLAIN_READING, *, labels_used: bool = True
+) -> DataSource:
     """Values that were passed in, checked; `title` is what sentences call them."""
-    return source_of_values(title, values, f"{title} is", reading)
+    return source_of_values(title, values, f"{title} is", reading, labels_used=labels_used)
 
 
 def values_in_memory(value: object, title: str, *, labelled: bool = True) -> object:
     """The values that an object holds: a tuple of arrays, parts with names, or a Dataset.
 
     Items are read once, in their order, while torch's global stream stands at a fixed place, so that transforms that
-    draw from it draw the same each time. Without `labelled`, an array alone is data without labels.
+    draw from it draw the same each time. Without `labelled`, an array alone is data without labels, and so are items
+    of which each is an input alone.
     """
     if callable(value) and not _has_items(value):
         with trust.user_errors_in_words(f"The function given as {title} failed", "correct it, or give its data."):
@@ -45,7 +49,7 @@ def values_in_memory(value: object, title: str, *, labelled: bool = True) -> obj
         value = _from_mapping(value, title)
     parts = value if isinstance(value, tuple) else (value,)
     if len(parts) in (1, 2) and all(map(_has_items, parts)):
-        value = _read_parts(parts, title)
+        value = _read_parts(parts, title, labelled)
     elif not labelled and not isinstance(value, tuple | Dataset):
         return RawData({ONLY_PART: Examples(_array_or_itself(value))}, columns=frames.columns_of(value))
     return _arrays_and_columns(value, title) if isinstance(value, tuple) else value
@@ -111,12 +115,12 @@ def _has_items(value: object) -> bool:
     return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not array and not isinstance(value, Dataset)
 
 
-def _read_parts(parts: Sequence[object], title: str) -> RawData:
+def _read_parts(parts: Sequence[object], title: str, labelled: bool) -> RawData:
     """One data set, or one to train with and one to test with; both number their classes as the first does."""
     names = (ONLY_PART,) if len(parts) == 1 else PARTS
     titles = [f"{title} ({name})" if name else title for name in names]
     with seeded(0, "given data"):
-        read = [_read_items(part, told) for part, told in zip(parts, titles, strict=True)]
+        read = [_read_items(part, told, labelled) for part, told in zip(parts, titles, strict=True)]
     examples, (classes, *others) = [one for one, _ in read], [known for _, known in read]
     if classes and others and others[0] and others[0] != classes:
         examples[1] = replace(examples[1], y=_renumbered(examples[1].y, others[0], classes, titles))
@@ -143,8 +147,8 @@ def _renumbered(y: object, own: Sequence[str], classes: Sequence[str], titles: S
     return np.array([place[own[number]] for number in numbers.tolist()], dtype=np.int64)
 
 
-def _read_items(items: Any, title: str) -> tuple[Examples, list[str] | None]:
-    """All items of a data set as two arrays, and the names of the classes if it says them."""
+def _read_items(items: Any, title: str, labelled: bool) -> tuple[Examples, list[str] | None]:
+    """All items of a data set as two arrays, or one without labels, and the names of the classes if it says them."""
     if isinstance(items, IterableDataset) or not hasattr(items, "__len__"):
         raise ConfigError(
             f"{title} is an iterable data set ({type(items).__name__}), which has no length and no fixed order; it "
@@ -156,7 +160,7 @@ def _read_items(items: Any, title: str) -> tuple[Examples, list[str] | None]:
     for place in range(len(items)):
         with trust.user_errors_in_words(f"Item {place} of {title} could not be read", "correct the data set."):
             item = items[place]
-        names = names or _names_of(item, title)
+        names = names or _names_of(item, title, labelled)
         values, label = _input_and_label(item, names, f"Item {place} of {title}")
         if not place:
             x = np.empty((len(items), *values.shape), values.dtype)
@@ -167,18 +171,23 @@ def _read_items(items: Any, title: str) -> tuple[Examples, list[str] | None]:
             )
         x[place] = values
         labels.append(label)
-    return Examples(x, _array_or_itself(labels)), _class_names(items, names)
+    unlabelled = names is not None and names[1] is None
+    return Examples(x, None if unlabelled else _array_or_itself(labels)), _class_names(items, names)
 
 
-def _names_of(item: object, title: str) -> tuple[Any, Any]:
-    """Where the input and the label are in every item: two places, or two names."""
+def _names_of(item: object, title: str, labelled: bool) -> tuple[Any, Any]:
+    """Where the input and the label are in every item: two places, or two names; None if there is no label."""
     if isinstance(item, tuple | list) and len(item) == 2:
         return 0, 1
+    if not labelled and not isinstance(item, tuple | list | Mapping):
+        return ITEM_ITSELF, None
+    if not labelled and isinstance(item, tuple | list) and len(item) == 1:
+        return 0, None
     if isinstance(item, Mapping):
         label = next((name for name in LABELS if name in item), None)
         others = [name for name in item if name != label]
         inputs = others if len(others) == 1 else [name for name in INPUTS if name in others]
-        if label is not None and inputs:
+        if inputs and not (labelled and label is None):
             return inputs[0], label
     told = f"named {', '.join(map(str, item))}" if isinstance(item, Mapping) else f"a {type(item).__name__}"
     told += f" of {len(item)}" if isinstance(item, tuple | list) else ""
@@ -191,7 +200,8 @@ def _names_of(item: object, title: str) -> tuple[Any, Any]:
 def _input_and_label(item: Any, names: tuple[Any, Any], title: str) -> tuple[np.ndarray, object]:
     """One item as an array and a label."""
     try:
-        x, y = item[names[0]], item[names[1]]
+        x = item if names[0] is ITEM_ITSELF else item[names[0]]
+        y = None if names[1] is None else item[names[1]]
         values = _plain(_picture(x, title) if hasattr(x, "convert") else x)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(

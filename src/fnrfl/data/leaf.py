@@ -43,15 +43,17 @@ def _files(folder: Path) -> list[Path]:
 
 def read_leaf(path: Path, expected: Expected | None = None, reading: Reading = PLAIN_READING) -> RawData:
     """One file of LEAF's; its users are the clients."""
-    return read_leaf_files({ONLY_PART: [path]})
+    return read_leaf_files({ONLY_PART: [path]}, expected)
 
 
-def read_leaf_files(files: Mapping[str, Sequence[Path]]) -> RawData:
+def read_leaf_files(files: Mapping[str, Sequence[Path]], expected: Expected | None = None) -> RawData:
     """Files of LEAF's, by part; their users are the clients."""
-    return RawData({part: _joined([one for path in paths for one in _users(path)]) for part, paths in files.items()})
+    used = expected is None or expected.labels_used
+    users = {part: [one for path in paths for one in _users(path, used)] for part, paths in files.items()}
+    return RawData({part: _joined(of_part, used) for part, of_part in users.items()})
 
 
-def _users(path: Path) -> Iterator[tuple[str, Examples]]:
+def _users(path: Path, labels_used: bool) -> Iterator[tuple[str, Examples]]:
     """Each user of a file that has examples, and these."""
     tree = _parsed(path)
     users, sizes, data = (tree.get(key) for key in ("users", "num_samples", "user_data"))
@@ -67,7 +69,8 @@ def _users(path: Path) -> Iterator[tuple[str, Examples]]:
     for user in users:
         x, y = _lists_of(path, user, data.get(user), said.get(user))
         if y:
-            yield user, Examples(_numbers(x, path, user), arrays.class_labels(y, f"y of {printable(user)} in {path}"))
+            labels = arrays.labels_if_used(y, f"y of {printable(user)} in {path}", used=labels_used)
+            yield user, Examples(_numbers(x, path, user), labels)
 
 
 def _lists_of(path: Path, user: str, held: object, said: object) -> tuple[list[Any], list[Any]]:
@@ -110,18 +113,20 @@ def _numbers(x: list[Any], path: Path, user: str) -> np.ndarray:
     return arrays.features(values.astype(np.float32) if values.dtype.kind == "f" else values, title)
 
 
-def _joined(users: Sequence[tuple[str, Examples]]) -> Examples:
-    """The examples of all users, each with its client."""
+def _joined(users: Sequence[tuple[str, Examples]], labels_used: bool) -> Examples:
+    """The examples of all users, each with its client; labels that nobody uses and that are not alike are none."""
     if not users:
         raise ConfigError("The files have no user with examples; at least one is needed. Add some.")
     x = arrays.as_one_type([held.x for _, held in users])
-    for (user, held), values in zip(users, x, strict=True):
-        first = users[0]
-        if values.shape[1:] != x[0].shape[1:] or held.y.dtype.kind != first[1].y.dtype.kind:
+    kinds = ["" if held.y is None else "names" if held.y.dtype.kind == "U" else "numbers" for _, held in users]
+    known = "" not in kinds and (labels_used or len({*kinds}) == 1)
+    for (user, _), values, kind in zip(users, x, kinds, strict=True):
+        if values.shape[1:] != x[0].shape[1:] or (known and kind != kinds[0]):
+            labels = f" with {kinds[0]} and {kind} as labels" if known else ""
             raise ConfigError(
-                f"The users {printable(first[0])} and {printable(user)} have examples of {list(x[0].shape[1:])} and "
-                f"{list(values.shape[1:])} numbers with labels of type {first[1].y.dtype} and {held.y.dtype}; those of "
-                "all users must be alike. Prepare them in one way."
+                f"The users {printable(users[0][0])} and {printable(user)} have examples of {list(x[0].shape[1:])} and "
+                f"{list(values.shape[1:])} numbers{labels}; those of all users must be alike. Prepare them in one way."
             )
+    y = np.concatenate([held.y for _, held in users]) if known else None
     clients = np.repeat(np.array([user for user, _ in users], dtype=object), [len(values) for values in x])
-    return Examples(np.concatenate(x), np.concatenate([held.y for _, held in users]), clients=clients)
+    return Examples(np.concatenate(x), y, clients=clients)

@@ -127,7 +127,7 @@ class Expected:
     carried: str | None = None  # a column of ids that is copied into the answers and is no input
     colour: bool = False  # whether pictures must have three channels, so that grey ones are converted
     labelled: bool = True  # whether there must be labels
-    labels_used: bool = True  # whether somebody needs those that are there; else a table's may have gaps
+    labels_used: bool = True  # whether somebody needs those that are there; else they may have gaps
     classes: tuple[str, ...] | None = None  # of a table whose site has agreed on them with others; None: those it has
     whose: str = "the training data"  # who has those columns
 

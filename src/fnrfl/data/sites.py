@@ -51,7 +51,7 @@ class Site:
 def read_folder(folder: Path, expected: Expected | None, reading: Reading) -> RawData:
     """A folder of images by class, of sites, or of LEAF's files."""
     if found := leaf.leaf_files(folder):
-        return leaf.read_leaf_files(found)
+        return leaf.read_leaf_files(found, expected)
     sites = find_sites(folder)
     if not sites:
         return read_images(folder, expected, reading)
@@ -68,7 +68,9 @@ def read_folder(folder: Path, expected: Expected | None, reading: Reading) -> Ra
             f"such as {sites[0].name}; one of them can say who holds a row. Leave the key out, or name the column in "
             "dataset.ignore."
         )
-    return put_together(str(folder), read_sites(sites, expected, reading)).with_notices(*_unused(folder, sites))
+    used = expected is None or expected.labels_used
+    together = put_together(str(folder), read_sites(sites, expected, reading), labels_used=used)
+    return together.with_notices(*_unused(folder, sites))
 
 
 def find_sites(folder: Path) -> list[Site]:
@@ -195,13 +197,14 @@ def _tables_of(sites: Sequence[Site], expected: Expected | None, reading: Readin
 # -- how sites are put together ----------------------------------------------------------------------------------------
 
 
-def put_together(data: str, sites: Mapping[str, RawData]) -> RawData:
+def put_together(data: str, sites: Mapping[str, RawData], *, labels_used: bool = True) -> RawData:
     """The examples of all clients, each with the name of who holds it; a client without a name names nobody.
 
-    Where some client brings a test part, those that bring none have none.
+    Where some client brings a test part, those that bring none have none. Labels that nobody uses are none at all if
+    they are not alike.
     """
     tested = any("test" in raw.parts for raw in sites.values())
-    named = _alike(data, sites)
+    named = _alike(data, sites, labels_used)
     parts = {}
     for part in PARTS if tested else (ONLY_PART,):
         own = {site: raw.parts[name] for site, raw in named.items() if (name := _part_of(raw, part)) is not None}
@@ -234,13 +237,13 @@ def _in_a_row(lists: Sequence[Sequence[str] | None]) -> list[str] | None:
     return [one for each in there for one in each] if len(there) == len(lists) else None
 
 
-def _alike(data: str, sites: Mapping[str, RawData]) -> dict[str, RawData]:
+def _alike(data: str, sites: Mapping[str, RawData], labels_used: bool) -> dict[str, RawData]:
     """The same data with arrays that can be joined: one type and shape of examples, one kind of labels."""
     titles = [(site, part) for site, raw in sites.items() for part in raw.parts]
     held = [sites[site].parts[part] for site, part in titles]
     where = [f"{f'{part} of ' if part else ''}{site or data}" for site, part in titles]
     x = arrays.as_one_type([_in_channels(mine.x, held, title) for mine, title in zip(held, where, strict=True)])
-    y, classes = _labels([sites[site].classes for site, _ in titles], held, where)
+    y, classes = _labels([sites[site].classes for site, _ in titles], held, where, labels_used)
     for values, title in zip(x, where, strict=True):
         if (values.shape[1:], values.dtype) != (x[0].shape[1:], x[0].dtype):
             raise ConfigError(
@@ -266,14 +269,22 @@ def _in_channels(x: object, held: Sequence[Examples], title: str) -> np.ndarray:
 
 
 def _labels(
-    classes: Sequence[Sequence[str] | None], held: Sequence[Examples], where: Sequence[str]
-) -> tuple[list[np.ndarray | None], Sequence[str] | None]:
+    classes: Sequence[Sequence[str] | None], held: Sequence[Examples], where: Sequence[str], used: bool
+) -> tuple[Sequence[np.ndarray | None], Sequence[str] | None]:
     """The labels of all clients, which must be of one kind, and the names of the classes."""
-    y = [
-        None if mine.y is None else arrays.class_labels(mine.y, f"y of {title}")
-        for mine, title in zip(held, where, strict=True)
-    ]
+    y = [arrays.labels_if_used(mine.y, f"y of {title}", used=used) for mine, title in zip(held, where, strict=True)]
     kinds = ["" if labels is None else "names" if labels.dtype.kind == "U" else "numbers" for labels in y]
+    try:
+        _check_labels_alike(kinds, classes, where)
+    except ConfigError:
+        if used:
+            raise
+        return [None] * len(y), None
+    return y, classes[0]
+
+
+def _check_labels_alike(kinds: Sequence[str], classes: Sequence[Sequence[str] | None], where: Sequence[str]) -> None:
+    """Refuse labels of two kinds, and classes that two clients number in two ways."""
     for title, kind, known in zip(where, kinds, classes, strict=True):
         if kind != kinds[0]:
             raise ConfigError(
@@ -285,4 +296,3 @@ def _labels(
                 f"{where[0]} and {title} do not have the same array `classes`; the number of a class must mean the "
                 "same everywhere. Name all classes in one order in each file."
             )
-    return y, classes[0]

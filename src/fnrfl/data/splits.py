@@ -208,6 +208,13 @@ def fingerprints(x: Tensor) -> list[bytes]:
     return [hashlib.blake2b(example.data, digest_size=16).digest() for example in examples]
 
 
+def num_shared(x: Tensor, others: Tensor) -> int:
+    """How many examples are also among others, by their inputs alone."""
+    compared = _type_to_compare(x.dtype, others.dtype)
+    known = set(fingerprints(_in_type(others, compared)))
+    return sum(one in known for one in fingerprints(_in_type(x, compared)))
+
+
 def _public_from_other_source(
     dataset: Dataset, public: Dataset | Part | Literal["test"] | None, leak_public_is_test: bool
 ) -> Part:
@@ -240,9 +247,8 @@ def _public_from_other_source(
         )
     inside = {"the training set": dataset.train, "the test set": dataset.test}
     compared = _type_to_compare(pool.x.dtype, like.dtype)
-    check_disjoint(
-        {}, outside=_in_type(pool, compared), inside={n: _in_type(one, compared) for n, one in inside.items()}
-    )
+    in_one_type = {name: Part(_in_type(one.x, compared), one.y) for name, one in inside.items()}
+    check_disjoint({}, outside=Part(_in_type(pool.x, compared), pool.y), inside=in_one_type)
     if pool.x.is_floating_point() and not like.is_floating_point():  # fractions beside whole numbers stay what they are
         return pool
     return Part(pool.x.to(like.dtype), pool.y)
@@ -254,10 +260,9 @@ def _type_to_compare(one: torch.dtype, other: torch.dtype) -> torch.dtype:
     return min(floating, key=lambda dtype: dtype.itemsize) if floating else other
 
 
-def _in_type(part: Part, dtype: torch.dtype) -> Part:
+def _in_type(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Examples in another type, with one zero: -0.0 is 0.0."""
-    x = part.x.to(dtype)
-    return Part(x + 0.0 if dtype.is_floating_point else x, part.y)
+    return x.to(dtype) + 0.0 if dtype.is_floating_point else x.to(dtype)
 
 
 def _type_and_shape(x: Tensor) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 from fnrfl.core.client_kernels import BATCHNORMS, Norm, shared_norm
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.feed import Feed
+from fnrfl.core.forks import LongTurns
 from fnrfl.core.net import Net
 from fnrfl.engines.place import Station, StationPool, Work
 
@@ -22,14 +22,14 @@ MODEL_COPIES = 16  # copies of a client's parameters that are alive while it tra
 MODEL_MEMORY_SHARE = 0.5  # share of the memory that models may take; activations and data have the rest
 
 
-def found_devices() -> list[torch.device]:
-    """All GPUs, or a sentence about why there is none."""
+def found_devices(
+    who: str = 'engine = "gpu"',
+    way_out: str = 'Set engine = "auto", which takes the GPU where there is one and the CPU otherwise.',
+) -> list[torch.device]:
+    """All GPUs, or a sentence about why there is none for those who need one, and what they can do."""
     if not torch.cuda.is_available():
         built = "sees none" if torch.version.cuda else "was built without CUDA"
-        raise CompatibilityError(
-            f'engine = "gpu" needs an NVIDIA GPU, and torch {torch.__version__} {built}. Set engine = "auto", which '
-            "takes the GPU where there is one and the CPU otherwise."
-        )
+        raise CompatibilityError(f"{who} needs an NVIDIA GPU, and torch {torch.__version__} {built}. {way_out}")
     return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
 
 
@@ -51,14 +51,14 @@ def _keeps_own_norm(layer: nn.Module) -> bool:
     return isinstance(layer, BATCHNORMS) and not isinstance(layer, Norm) and shared_norm(type(layer)) is None
 
 
-_KERNEL_SETTINGS = threading.RLock()  # runs on GPUs in one process take turns
+_KERNEL_SETTINGS = LongTurns()  # runs on GPUs in one process take turns
 
 
 @contextmanager
 def kernel_settings(*, deterministic: bool, tf32: bool, use_cudnn: bool = True) -> Iterator[None]:
     """Inside, torch's kernels are chosen as a run needs them, for the whole process: runs take turns."""
     cudnn, matmul, utils = torch.backends.cudnn, torch.backends.cuda.matmul, torch.utils.deterministic
-    with _KERNEL_SETTINGS, ExitStack() as before:
+    with _KERNEL_SETTINGS.taken() as before:
         for place, name in (
             (cudnn, "allow_tf32"), (cudnn, "benchmark"), (cudnn, "deterministic"), (cudnn, "enabled"),
             (matmul, "allow_tf32"), (utils, "fill_uninitialized_memory"),

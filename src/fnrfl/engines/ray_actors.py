@@ -15,7 +15,7 @@ from fnrfl.core.isolation import isolated
 from fnrfl.core.messages import Failure
 from fnrfl.core.network import NetworkOptions
 from fnrfl.engines.actor_trainer import ActorTrainer, Message
-from fnrfl.engines.ray_session import LOOK, check_room, connected, last_line, why_not_answered
+from fnrfl.engines.ray_session import LOOK, Need, check_room, connected, last_line, why_not_answered
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 
@@ -101,12 +101,16 @@ class RayActors:
         self._ray, self._idle, self._starting, self._failed_starts = None, [], {}, 0
 
     def _start(self) -> None:
-        need = {"CPU": self.count * self._network.cpus, "GPU": self.count * self._network.gpus}
-        self._ray = self._open.enter_context(connected(self._network.address, need["CPU"]))
-        check_room(self._ray, f"engine.threads = {self.count} Ray actors", need["CPU"], need["GPU"])
+        self._ray = self._open.enter_context(connected(self._network.address, self.count * self._network.cpus))
+        check_room(self._ray, f"engine.threads = {self.count} Ray actors need", self._needs(self.count))
         self._described_there = self._ray.put(self._described())
         for _ in range(self.count):
             self._add_actor()
+
+    def _needs(self, actors: int) -> list[Need]:
+        smaller = "Set a smaller engine.threads or" if actors > 1 else "Set a smaller"
+        each = (("CPU", "network.cpus", self._network.cpus), ("GPU", "network.gpus", self._network.gpus))
+        return [Need(what, actors * count, f"{key} each", f"{smaller} {key}") for what, key, count in each]
 
     def _add_actor(self) -> None:
         kind = self._ray.remote(Actor).options(
@@ -225,7 +229,7 @@ class RayActors:
                 log.warning(f"No Ray actor is there: {len(self._starting)} wait for room, or for their data.")
             self._since, self._told = now, True
             if self._network.on_missing != "wait":
-                check_room(self._ray, "Ray actors", self._network.cpus, self._network.gpus)
+                check_room(self._ray, "Ray actors need", self._needs(1))
 
     def _replace(self, actor: Any) -> None:
         self._end(actor)

@@ -12,8 +12,9 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from fnrfl.core.errors import CompatibilityError, FnrflError
@@ -67,14 +68,25 @@ def connected(address: str, cpus: float) -> Iterator[Any]:
                 _started.open.close()
 
 
-def check_room(ray: Any, who: str, cpus: float, gpus: float) -> None:
+@dataclass(frozen=True)
+class Need:
+    """How much of something a cluster must have, by which key, and what to do if it has less."""
+
+    what: str  # CPU or GPU
+    count: float
+    key: str
+    way_out: str
+
+
+def check_room(ray: Any, who_needs: str, needs: Sequence[Need]) -> None:
     """Refuse what the cluster has no room for: Ray would wait for it for ever."""
     there = ray.cluster_resources()
-    for what, need, key in (("CPU", cpus, "network.cpus"), ("GPU", gpus, "network.gpus")):
-        if need > there.get(what, 0.0) + 1e-9:
+    for need in needs:
+        found = there.get(need.what, 0.0)
+        if need.count > found + 1e-9:
             raise CompatibilityError(
-                f"{who} need {need:g} {what}s ({key} each), and the Ray cluster has {there.get(what, 0.0):g}. Set a "
-                f"smaller engine.threads or {key}, or add machines."
+                f"{who_needs} {need.count:g} {need.what}s ({need.key}), and the Ray cluster has {found:g}. "
+                f"{need.way_out}, or add machines."
             )
 
 

@@ -14,7 +14,7 @@ from fnrfl.data.datasets import Dataset
 from fnrfl.engines.gpus import clients_that_fit, found_devices
 from fnrfl.engines.groups import GROUP_SIZE
 from fnrfl.runs.cohorts import cohort_size
-from fnrfl.runs.together import why_not_together
+from fnrfl.runs.together import NotTogetherError, why_not_together
 
 SMALL = 1_000_000  # parameters times batch of a dense net up to which clients step together
 WORTH_RECORDING = 300  # steps of groups of clients in a run, on a CPU
@@ -64,10 +64,7 @@ def _name_that_can(config: RunConfig, net: Net) -> tuple[str, tuple[str, ...]]:
     if why is None:
         return name, ()
     if not auto:
-        raise CompatibilityError(
-            f'engine = "{name}" trains several clients in one step, and torch cannot do that with model = '
-            f'"{config.model.name}" ({why}). Set engine = "loop" or "auto", or change the model.'
-        )
+        raise NotTogetherError(f'engine = "{name}"', config.model.name, why, 'Set engine = "loop" or "auto"')
     return "loop", (f"engine = auto trains the clients one after another, on the CPU: {why}.",)
 
 
@@ -98,7 +95,12 @@ def _num_workers(config: RunConfig, engine: str) -> int:
             f'network.address = "{network.address}" is a cluster, and engine.threads = "auto" counts the cores of this '
             "machine. Set engine.threads to the number of Ray actors."
         )
-    return int(len(found_devices()) / network.gpus if network.gpus else max(1, cores / network.cpus))
+    if not network.gpus:
+        return int(max(1, cores / network.cpus))
+    way_out = (
+        "Set network.gpus = 0: actors then train on the CPU. For a cluster, set network.address and engine.threads."
+    )
+    return int(len(found_devices(f'engine = "ray" with network.gpus = {network.gpus:g}', way_out)) / network.gpus)
 
 
 def _chosen_name(config: RunConfig, net: Net) -> str:

@@ -125,15 +125,25 @@ def forecast(config: RunConfig) -> Forecast:
             steps = rehearsal.steps()
             seconds = _seconds(built, rehearsal, steps)
     up, down = (Traffic(tuple(count[way] for count in sent), built.config.rounds) for way in ("up", "down"))
-    memory, chosen = _memory(built, before, _peak()), built.config
+    memory, chosen, notices = _memory(built, before, _peak()), built.config, built.notices
     if config.engine.name == "ray":
-        chosen = replace(chosen, engine=replace(chosen.engine, name="ray"))
-    return Forecast(chosen, built.net.size, steps, up, down, seconds, memory, built.notices)
+        asked, gpus = config.engine.precision, config.network.gpus
+        precision = chosen.engine.precision if asked == "auto" else asked
+        chosen = replace(chosen, engine=replace(chosen.engine, name="ray", precision=precision))
+        if gpus:
+            notices += (f"network.gpus = {gpus:g}: Ray actors train on GPUs, and the time is that of this CPU.",)
+    return Forecast(chosen, built.net.size, steps, up, down, seconds, memory, notices)
 
 
 def _timed_here(config: RunConfig) -> RunConfig:
-    """The config whose steps are timed: no Ray is started to forecast a run, and its actors do what the loop does."""
-    return config.replace({"engine.name": "loop"}) if config.engine.name == "ray" else config
+    """The config whose steps are timed: no Ray is started to forecast a run, and its actors do what the loop does.
+
+    Those with GPUs do it in any precision, which the loop has not.
+    """
+    if config.engine.name != "ray":
+        return config
+    on_gpus = config.network.gpus > 0 and config.engine.precision in ("tf32", "bf16")
+    return config.replace({"engine": {"name": "loop"} | ({"precision": "float32"} if on_gpus else {})})
 
 
 # -- steps and bytes ---------------------------------------------------------------------------------------------------

@@ -16,19 +16,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.words import counted
 from fnrfl.data.arrays import tensor
 from fnrfl.data.batches import check_fits
 from fnrfl.data.datasets import Dataset, DataSource, read_source
 from fnrfl.data.reading import Examples, Expected
 from fnrfl.data.sites import has_tables
-from fnrfl.data.splits import fingerprints
+from fnrfl.data.sources import NAMED_DATASETS, available
+from fnrfl.data.splits import num_shared
 from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TrainedRun
 from fnrfl.runs.build_net import check_tokens
 from fnrfl.runs.data import reading_of
 
 MAX_PLACES = 6  # classes that a note names
+MOST_SLOW = 1 << 23  # numbers of a table or of pictures that are read once more: some seconds
+MOST_FAST = 1 << 28  # numbers of arrays, which are stored as they are
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,27 +70,65 @@ def _own_data(trained: TrainedRun, source: DataSource) -> Dataset | None:
 
 
 def notes_on_training(trained: TrainedRun, data: str, asked: Asked) -> tuple[str, ...]:
-    """What to say of a file in the folder that the run was made with: how many of its examples are for training."""
-    path, folder = Path(os.path.expanduser(data)), Path(trained.data.source)
-    if not (folder.is_absolute() and folder.is_dir() and path.exists() and folder in path.resolve().parents):
+    """What to say of examples that are in the training set, as far as that lies where it was and is read in seconds.
+
+    A run keeps nothing of its examples, not even hashes, by which others could look for somebody's. Of a file in the
+    folder that the run was made with, it is always said how many of its examples are for training.
+    """
+    path, place = Path(os.path.expanduser(data)), Path(trained.data.source)
+    inside = place.is_absolute() and os.path.isdir(place) and path.exists() and place in path.resolve().parents
+    where = str(place) if inside else _where_it_was(trained)
+    if where is None or (path.exists() and str(path.resolve()) == where):  # which is not what it was
         return ()
     try:
-        own = _own_data(trained, read_source(str(folder), expected_of(trained), reading_of(trained.config)))
-    except ConfigError:  # it can no longer be read
+        own = _own_data(trained, read_source(where, expected_of(trained), reading_of(trained.config)))
+    except (FnrflError, OSError):  # it can no longer be read
         own = None
     if own is None:
-        return (f"{data} lies in {folder}, which has changed since the run: the model may be trained on some of it.",)
-    known = set(fingerprints(own.train.x))
-    count = sum(one in known for one in fingerprints(asked.x))
+        changed = f"{data} lies in {place}, which has changed since the run: the model may be trained on some of it."
+        return (changed,) if inside else ()
+    count, way_out = num_shared(asked.x, own.train.x), f"Evaluate {where}, whose test part the model has not seen, or"
+    examples = counted(len(asked.x), "example")
+    if inside:
+        return (
+            f"{data} lies in the run's own data: of its {examples}, {count:,} are in the training set. {way_out} other "
+            "data.",
+        )
+    shared = (
+        f"{data}: of {examples}, {count:,} {'has' if count == 1 else 'have'} the same inputs as one in the training set"
+    )
+    return (f"{shared}, so the model may know the answer. {way_out} leave them out.",) if count else ()
+
+
+def _where_it_was(trained: TrainedRun) -> str | None:
+    """What the run's data is read from, if that is on this machine, runs no code and takes seconds."""
+    facts, name = trained.data, trained.config.dataset.name
+    named, place = name in NAMED_DATASETS, Path(facts.source)
+    numbers = sum(facts.examples or ()) * prod(facts.input_shape)  # none: a run of version 0.1.0 does not say
+    if not 0 < numbers <= (MOST_FAST if named or place.suffix.lower() == ".npz" else MOST_SLOW):
+        return None
+    if named:
+        return name if any(one.name == name and one.found for one in available()) else None
+    return str(place) if place.is_absolute() and os.path.exists(place) else None  # not if nobody may look there
+
+
+def notes_on_public(trained: TrainedRun, data: str) -> tuple[str, ...]:
+    """What to say of the data that the run took as public, by its name or its file."""
+    source = trained.config.public.source
+    if source in ("train", "test"):  # parts of the run's own data
+        return ()
+    asked, public = (os.path.expanduser(one) for one in (data, source))
+    there = os.path.exists(asked) and os.path.exists(public)
+    if data != source and not (there and os.path.samefile(asked, public)):
+        return ()
     return (
-        f"{data} lies in the run's own data: of its {counted(len(asked.x), 'example')}, {count:,} are in the training "
-        f"set. Evaluate {folder}, whose test part the model has not seen, or other data.",
+        f"{data} is the run's public data (public.source), on which the model may be trained. Evaluate other data.",
     )
 
 
 def notes_on_changes(trained: TrainedRun, data: str, what: str) -> tuple[str, ...]:
     """What to say of data that has the name of the run's own and is not the same."""
-    path, own = Path(data).expanduser(), Path(trained.config.dataset.name).expanduser()
+    path, own = (Path(os.path.expanduser(name)) for name in (data, trained.config.dataset.name))
     named_alike = data == trained.config.dataset.name or (path.exists() and path.name == own.name)
     if not named_alike and not (path.exists() and str(path.resolve()) == trained.data.source):
         return ()

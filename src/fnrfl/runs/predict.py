@@ -37,6 +37,7 @@ from fnrfl.runs.matching import (
     notes_on_changes,
     notes_on_columns,
     notes_on_labels,
+    notes_on_public,
     notes_on_training,
     own_test_part,
 )
@@ -77,7 +78,8 @@ def evaluate(
         asked = matched(trained, data, examples, classes)
         what = OTHER_TEST if part == "test" else EVERYTHING
         notes = (*notes_on_columns(trained, data, source), *notes_on_labels(trained, data, examples, classes))
-        notes += (*notes_on_changes(trained, data, what), *notes_on_training(trained, data, asked))
+        notes += (*notes_on_changes(trained, data, what), *notes_on_public(trained, data))
+        notes += notes_on_training(trained, data, asked)
     if asked.y is None:
         columns = trained.data.columns
         lacking = f", which would be in the column {columns.label!r}" if columns and is_table(data) else ""
@@ -152,7 +154,7 @@ def _read(data: object, expected: Expected, reading: Reading) -> tuple[str, Data
         values = values_in_memory(data, _title(data), labelled=False)
         if isinstance(values, RawData):
             values = in_order_of(values, expected.columns, _title(data))
-        return _title(data), source_in_memory(values, _title(data), reading)
+        return _title(data), source_in_memory(values, _title(data), reading, labels_used=expected.labels_used)
     trusted.given("dataset.name", _title(data))
     return _title(data), read_source(_title(data), expected, reading)
 

@@ -10,12 +10,16 @@ from fnrfl.config import RunConfig
 from fnrfl.config.resolving import from_flat
 from fnrfl.core.errors import CompatibilityError, FnrflError
 from fnrfl.data.scaling import Scaling
+from fnrfl.engines.gpus import found_devices
 from fnrfl.engines.ray_actors import RayActors
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.runs.build_engine import build_trainer
 from fnrfl.runs.given import INIT, Given, GivenObject
 from fnrfl.runs.parts import RunParts, gather_parts
+from fnrfl.runs.together import NotTogetherError
+
+ON_THE_CPU = "Set network.gpus = 0, with which actors train one client after another on the CPU"
 
 
 def ray_actors(parts: RunParts, scaling: Scaling | None, given: Given) -> RayActors:
@@ -59,9 +63,14 @@ def trainer_in_actor(described: bytes) -> Trainer:
     told = from_bytes(described)
     config = from_flat(told["config"])
     engine = {"name": "gpu" if config.network.gpus else "loop", "threads": 1}
-    parts = gather_parts(
-        config.replace({"engine": engine}), Given(tuple(GivenObject(INIT, *one) for one in told["init"]))
-    )
+    given = Given(tuple(GivenObject(INIT, *one) for one in told["init"]))
+    asked = f'engine = "ray" with network.gpus = {config.network.gpus:g}'
+    if config.network.gpus:
+        found_devices(asked, f"{ON_THE_CPU}, or install torch with CUDA on {platform.node()}.")
+    try:
+        parts = gather_parts(config.replace({"engine": engine}), given)
+    except NotTogetherError as error:
+        raise NotTogetherError(asked, config.model.name, error.why, ON_THE_CPU) from error
     for what, found, wanted in (
         ("data", parts.dataset.checksum, told["data"]),
         ("split among the clients", parts.partition.sha256, told["partition"]),

@@ -9,7 +9,7 @@ from typing import Any
 from fnrfl.config import RunConfig
 from fnrfl.config.resolving import from_flat
 from fnrfl.core.errors import CompatibilityError, sentence
-from fnrfl.engines.ray_session import LOOK, check_room, connected, why_not_answered
+from fnrfl.engines.ray_session import LOOK, Need, check_room, connected, why_not_answered
 from fnrfl.runs.given import Given
 from fnrfl.runs.ray_run import check_installed, refuse_objects
 from fnrfl.runs.run import resume, run
@@ -38,10 +38,10 @@ def run_on_ray(runs: Sequence[tuple[RunConfig, Path]], checkpoint_every: float) 
     with connected(network.address, network.cpus) as ray:
         left = {}
         for number, (config, folder) in enumerate(runs):
-            needs = {"num_cpus": config.network.cpus, "num_gpus": config.network.gpus}
-            needs["num_gpus"] = needs["num_gpus"] or float(config.engine.name == "gpu")
-            check_room(ray, "A run of --on ray", needs["num_cpus"], needs["num_gpus"])
-            task = ray.remote(finish_run).options(**needs, max_retries=config.network.retries)
+            cpus, gpus = _needs(config)
+            check_room(ray, "A run of --on ray needs", (cpus, gpus))
+            options = {"num_cpus": cpus.count, "num_gpus": gpus.count, "max_retries": config.network.retries}
+            task = ray.remote(finish_run).options(**options)
             left[task.remote(_values(config), str(folder.absolute()), checkpoint_every)] = number
         while left:
             done, _ = ray.wait([*left], num_returns=1, timeout=LOOK)
@@ -51,6 +51,15 @@ def run_on_ray(runs: Sequence[tuple[RunConfig, Path]], checkpoint_every: float) 
                 except ray.exceptions.RayError as error:
                     reason = why_not_answered(error)
                 yield left.pop(answer), reason
+
+
+def _needs(config: RunConfig) -> tuple[Need, Need]:
+    """The cores and GPUs that a run takes: one GPU if the engine needs it and no key says how much of one."""
+    network = config.network
+    cpus = Need("CPU", network.cpus, "network.cpus", "Set a smaller network.cpus")
+    if network.gpus or config.engine.name != "gpu":
+        return cpus, Need("GPU", network.gpus, "network.gpus", "Set a smaller network.gpus")
+    return cpus, Need("GPU", 1.0, 'engine = "gpu"', 'Set engine = "auto"')
 
 
 def _values(config: RunConfig) -> dict[str, Any]:

@@ -15,12 +15,24 @@ from torch.func import vmap
 
 from fnrfl.config import RunConfig, registry
 from fnrfl.core.client_convolutions import ClientConv2d
-from fnrfl.core.errors import FnrflError, out_of_memory
+from fnrfl.core.errors import CompatibilityError, FnrflError, out_of_memory
 from fnrfl.core.forks import filters_lock
 from fnrfl.core.net import Net
 from fnrfl.core.step import by_transform
 from fnrfl.core.types import Flat, Tree
 from fnrfl.engines.gpus import can_use_cudnn, kernel_settings, on_first_gpu
+
+
+class NotTogetherError(CompatibilityError):
+    """Torch cannot train several clients of a model in one step, and the config asks for that."""
+
+    def __init__(self, asked: str, model: str, why: str, way_out: str) -> None:
+        """`asked` is what in the config asks for it, `why` what torch says."""
+        self.why = why
+        super().__init__(
+            f'{asked} trains several clients in one step, and torch cannot do that with model = "{model}" ({why}). '
+            f"{way_out}, or change the model."
+        )
 
 
 def why_not_together(
