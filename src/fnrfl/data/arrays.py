@@ -153,6 +153,11 @@ def labels_if_used(values: object, title: str, *, used: bool) -> np.ndarray | No
         return None
 
 
+def kind_of_labels(y: np.ndarray | None) -> str:
+    """What labels are: names, numbers, or nothing if there are none."""
+    return "" if y is None else "names" if y.dtype.kind == "U" else "numbers"
+
+
 def _in_same_spelling(names: np.ndarray) -> np.ndarray:
     plain = all(map(str.isascii, names.tolist()))
     return names if plain else np.array([same_spelling(name) for name in names.tolist()])

@@ -184,17 +184,23 @@ def _names_of(item: object, title: str, labelled: bool) -> tuple[Any, Any]:
     if not labelled and isinstance(item, tuple | list) and len(item) == 1:
         return 0, None
     if isinstance(item, Mapping):
-        label = next((name for name in LABELS if name in item), None)
-        others = [name for name in item if name != label]
-        inputs = others if len(others) == 1 else [name for name in INPUTS if name in others]
-        if inputs and not (labelled and label is None):
-            return inputs[0], label
+        found, label = _names_in(item)
+        if found is not None and not (labelled and label is None):
+            return found, label
     told = f"named {', '.join(map(str, item))}" if isinstance(item, Mapping) else f"a {type(item).__name__}"
     told += f" of {len(item)}" if isinstance(item, tuple | list) else ""
     raise ConfigError(
         f"The items of {title} are {told}; they must be pairs (x, y), or have a value named {', '.join(LABELS[:-1])} "
         f"or {LABELS[-1]} and one input, named {', '.join(INPUTS)} if there are more. Rename them, or give arrays."
     )
+
+
+def _names_in(item: Mapping[Any, object]) -> tuple[Any, Any]:
+    """The names of an item's input and of its label; None where there is none, or where it cannot be told."""
+    label = next((name for name in LABELS if name in item), None)
+    others = [name for name in item if name != label]
+    inputs = others if len(others) == 1 else [name for name in INPUTS if name in others]
+    return next(iter(inputs), None), label
 
 
 def _input_and_label(item: Any, names: tuple[Any, Any], title: str) -> tuple[np.ndarray, object]:

@@ -117,8 +117,7 @@ def _joined(users: Sequence[tuple[str, Examples]], labels_used: bool) -> Example
     """The examples of all users, each with its client; labels that nobody uses and that are not alike are none."""
     if not users:
         raise ConfigError("The files have no user with examples; at least one is needed. Add some.")
-    x = arrays.as_one_type([held.x for _, held in users])
-    kinds = ["" if held.y is None else "names" if held.y.dtype.kind == "U" else "numbers" for _, held in users]
+    x, kinds = arrays.as_one_type([held.x for _, held in users]), [arrays.kind_of_labels(held.y) for _, held in users]
     known = "" not in kinds and (labels_used or len({*kinds}) == 1)
     for (user, _), values, kind in zip(users, x, kinds, strict=True):
         if values.shape[1:] != x[0].shape[1:] or (known and kind != kinds[0]):

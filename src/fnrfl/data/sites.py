@@ -273,7 +273,7 @@ def _labels(
 ) -> tuple[Sequence[np.ndarray | None], Sequence[str] | None]:
     """The labels of all clients, which must be of one kind, and the names of the classes."""
     y = [arrays.labels_if_used(mine.y, f"y of {title}", used=used) for mine, title in zip(held, where, strict=True)]
-    kinds = ["" if labels is None else "names" if labels.dtype.kind == "U" else "numbers" for labels in y]
+    kinds = [arrays.kind_of_labels(labels) for labels in y]
     try:
         _check_labels_alike(kinds, classes, where)
     except ConfigError:

@@ -77,15 +77,13 @@ def evaluate(
         examples, classes = source.raw.parts[part], source.raw.classes
         asked = matched(trained, data, examples, classes)
         what = OTHER_TEST if part == "test" else EVERYTHING
-        notes = (*notes_on_columns(trained, data, source), *notes_on_labels(trained, data, examples, classes))
-        notes += (*notes_on_changes(trained, data, what), *notes_on_public(trained, data))
-        notes += notes_on_training(trained, data, asked)
+        notes = (
+            *notes_on_columns(trained, data, source), *notes_on_labels(trained, data, examples, classes),
+            *notes_on_changes(trained, data, what), *notes_on_public(trained, data),
+            *notes_on_training(trained, data, asked),
+        )  # fmt: skip
     if asked.y is None:
-        columns = trained.data.columns
-        lacking = f", which would be in the column {columns.label!r}" if columns and is_table(data) else ""
-        raise ConfigError(
-            f"{data} has no labels{lacking}, so nothing can be scored. Use `fnrfl predict`, or add the labels."
-        )
+        raise _without_labels(trained, data)
     num_models = 1 if trained.clients is None or client is not None else len(trained.clients)
     keep = num_models * len(asked.y) * len(trained.classes) <= NUMBERS_LAST_ROUND
     scores = {
@@ -95,6 +93,14 @@ def evaluate(
     per_client = {one: found.accuracy for one, found in scores.items() if one is not None}
     whole = pooled(list(scores.values()))
     return Evaluation(trained, data, what, whole, per_client or None, notes, asked_own(own, whole.answers), shown)
+
+
+def _without_labels(trained: TrainedRun, data: str) -> ConfigError:
+    columns = trained.data.columns
+    lacking = f", which would be in the column {columns.label!r}" if columns and is_table(data) else ""
+    return ConfigError(
+        f"{data} has no labels{lacking}, so nothing can be scored. Use `fnrfl predict`, or add the labels."
+    )
 
 
 @isolated()
