@@ -158,7 +158,7 @@ def _draw_figures(asked: _Request, screen: Console) -> None:
 
     folder = asked.place.parent / f"figures-{asked.scale}"
     with notices(screen):
-        drawn = draw_all(KeptLines.read(asked.place), asked.scale, folder, prefer_here=asked.rerun)
+        drawn = draw_all(KeptLines.read(asked.place, prefer_here=asked.rerun), asked.scale, folder)
     screen.print(f"{len(drawn)} figures are in {folder}")
 
 
@@ -169,8 +169,8 @@ def _print_tables(asked: _Request, form: str, screen: Console) -> None:
     from fnrfl.results.reproduce.wording import as_json, as_markdown, as_text
     from fnrfl.rundir.outputs import write_output
 
-    lines = KeptLines.read(asked.place)
-    shown = [show_named(name, lines, asked.scale, asked.seeds, prefer_here=asked.rerun) for name in asked.tables]
+    lines = KeptLines.read(asked.place, prefer_here=asked.rerun)
+    shown = [show_named(name, lines, asked.scale, asked.seeds) for name in asked.tables]
     forms = {"text": as_text, "markdown": claims_page if asked.name == "claims" else as_markdown}
     print_answer(as_json(shown) if form == "json" else "\n".join(map(forms[form], shown)))
     if asked.name != "all":

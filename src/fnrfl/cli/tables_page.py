@@ -59,7 +59,7 @@ def write_page_of(place: Path, scale: str, screen: Console, *, prefer_here: bool
 
     target = page_place(place.parent if out is None else out, scale)
     with notices(screen):
-        write_page(KeptLines.read(place), scale, target, prefer_here=prefer_here)
+        write_page(KeptLines.read(place, prefer_here=prefer_here), scale, target)
     screen.print(f"the page is {quoted(target)}")
 
 

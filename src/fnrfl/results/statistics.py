@@ -27,6 +27,10 @@ class Estimate:
     low: float | None
     high: float | None
 
+    def spread(self, form: str) -> str:
+        """The mean and the standard deviation, as far as there is one, such as 0.6631 ± 0.0042."""
+        return format(self.mean, form) + ("" if self.sd is None else f" ± {self.sd:{form.lstrip('+')}}")
+
 
 @dataclass(frozen=True)
 class Difference(Estimate):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fnrfl.config.spelling import counted
 from fnrfl.core.quality import TEST_METRICS, Metric
 from fnrfl.results.compare.rows import FailedCell, Row, Summary, as_line, as_tree
-from fnrfl.results.statistics import Difference, Estimate
+from fnrfl.results.statistics import Difference
 from fnrfl.runs.metrics import MIB
 
 if TYPE_CHECKING:
@@ -215,13 +215,8 @@ def _traffic(row: Row) -> str:
 
 def _spreads(rows: Sequence[Row], name: str, form: str) -> list[str]:
     """The mean of a number in every row, and its spread."""
-    return [_spread(row.metrics[name], form) for row in rows]
-
-
-def _spread(value: Estimate | None, form: str) -> str:
-    if value is None:
-        return "-"
-    return format(value.mean, form) + ("" if value.sd is None else f" ± {value.sd:{form}}")
+    found = [row.metrics[name] for row in rows]
+    return ["-" if value is None else value.spread(form) for value in found]
 
 
 def _reach(row: Row, value: Difference | None, form: str) -> str:

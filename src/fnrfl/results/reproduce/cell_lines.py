@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fnrfl.core.errors import CompatibilityError, ConfigError, sentence
 from fnrfl.results.reproduce.kept_lines import CellLine
 from fnrfl.results.reproduce.paper_cells import PaperCell
-from fnrfl.results.reproduce.paper_tables import SINGLE_SKEWS
+from fnrfl.results.reproduce.settings import SINGLE_SKEWS
 from fnrfl.rundir.events import Event
 from fnrfl.runs.metrics import training_seconds
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fnrfl.results.reproduce.kept_lines import CellLine, on_one_machine
+from fnrfl.results.reproduce.kept_lines import CellLine, bytes_both_ways, on_one_machine
 from fnrfl.results.statistics import Reached, mean, rank_correlation, reached
 
 Measure = Callable[..., float | None]  # of lines, in the order of a claim's runs
@@ -63,12 +63,7 @@ def best_kappa(fnr: CellLine, *others: CellLine) -> float | None:
 
 def best_rho(fnr: CellLine, *others: CellLine) -> float | None:
     """Accuracy per byte, as a share beyond the best of the others."""
-    return _beyond_best([line["accuracy"] / both_ways(line) for line in (fnr, *others)])
-
-
-def both_ways(line: CellLine) -> float:
-    """Bytes of both directions."""
-    return float(line["bytes_up"] + line["bytes_down"])
+    return _beyond_best([line["accuracy"] / bytes_both_ways(line) for line in (fnr, *others)])
 
 
 def _beyond_best(rates: Sequence[float]) -> float:
@@ -104,7 +99,7 @@ def _saved(fnr: CellLine, fedavg: CellLine, cost: Callable[[Reached], float]) ->
 def _reached(line: CellLine, target: float) -> Reached:
     """What it took; a run that never gets there is taken for one that would have in one more round."""
     rounds = len(line["accuracies"])
-    each = round(both_ways(line) / rounds)
+    each = round(bytes_both_ways(line) / rounds)
     seconds = line.get("seconds_of_rounds") or [0.0] * rounds
     events = [
         {"round": t + 1, "accuracy": accuracy, "bytes_up": each, "bytes_down": 0, "seconds": {"local": spent}}
@@ -142,7 +137,7 @@ def gap_and_angle(line: CellLine) -> float | None:
     """
     found = []
     for told in watched(line):
-        pairs = [(gap, cosine) for gap, cosine in zip(told["gaps_before"], told["cosines_before"], strict=True)]
+        pairs = zip(told["gaps_before"], told["cosines_before"], strict=True)
         known = [(gap, -cosine) for gap, cosine in pairs if cosine is not None]
         found.append(rank_correlation([gap for gap, _ in known], [turned for _, turned in known]))
     return _mean_of_known(found)

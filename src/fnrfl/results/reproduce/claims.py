@@ -7,14 +7,14 @@ way for what was printed and for what was run. Whether a claim holds is not writ
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fnrfl.results.reproduce import claim_measures as of
 from fnrfl.results.reproduce.kept_lines import CellLine
 from fnrfl.results.reproduce.paper_cells import PaperCell
-from fnrfl.results.reproduce.paper_tables import OTHERS, SINGLE_SKEWS, SIX
 from fnrfl.results.reproduce.printed import CURVES, PRINTED, REFINED_CLASSES
+from fnrfl.results.reproduce.settings import OTHERS, SINGLE_SKEWS, SIX
 from fnrfl.results.reproduce.shown import SKEW_NAMES, method_name
 from fnrfl.results.statistics import rank_correlation
 from fnrfl.runs.metrics import MIB
@@ -156,11 +156,8 @@ def _around(method: str) -> ClaimRow:
 def _rare_classes() -> tuple[ClaimRow, ...]:
     counts, gains = zip(*REFINED_CLASSES.values(), strict=True)
     printed = f"{rank_correlation(counts, gains):+.2f}, of the four classes whose counts are given"
-    rows = _by_skew((WITH_FNR,), of.rare_classes, "+.2f", smaller=True)
-    return tuple(
-        ClaimRow(row.label, row.runs, row.measure, row.form, smaller=True, printed=printed if place == 0 else "")
-        for place, row in enumerate(rows)
-    )
+    first, *others = _by_skew((WITH_FNR,), of.rare_classes, "+.2f", smaller=True)
+    return replace(first, printed=printed), *others
 
 
 CLAIMS = (

@@ -45,10 +45,10 @@ class Drawn:
     leaks: tuple[str, ...] = ()
 
 
-def draw_all(lines: KeptLines, scale: str, folder: Path, *, prefer_here: bool = False) -> list[Path]:
+def draw_all(lines: KeptLines, scale: str, folder: Path) -> list[Path]:
     """Write every figure that there are results for; those of the data need no results."""
     folder.mkdir(parents=True, exist_ok=True)
-    look = _Lookup(lines, scale, prefer_here)
+    look = _Lookup(lines, scale)
     written = []
     with mpl.rc_context():
         mpl.rcdefaults()
@@ -78,14 +78,12 @@ class _Lookup:
 
     lines: KeptLines
     scale: str
-    prefer_here: bool
 
     def seeds(self, part: TablePart, setting: str, method: str) -> list[CellLine]:
         """The lines of all seeds that have one."""
         seeds = part.seeds_of(setting)
         cells = (PaperCell(part.net, part.skew, setting, method, seed, self.scale) for seed in seeds)
-        found = (self.lines.find(cell, prefer_here=self.prefer_here) for cell in cells)
-        return [one.line for one in found if one.usable]
+        return [found.line for found in map(self.lines.find, cells) if found.usable]
 
 
 def _figures(look: _Lookup) -> Iterator[Drawn]:

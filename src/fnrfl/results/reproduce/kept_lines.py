@@ -48,17 +48,18 @@ class CellResult:
 
 
 class KeptLines:
-    """The finished cells by id: committed ones, and those computed here."""
+    """The finished cells by id: committed ones, and those computed here, which count first if `prefer_here`."""
 
-    def __init__(self, committed: Iterable[CellLine], here: Iterable[CellLine]) -> None:
+    def __init__(self, committed: Iterable[CellLine], here: Iterable[CellLine], *, prefer_here: bool = False) -> None:
         self.committed, self.here = _last_of_each(committed), _last_of_each(here)
+        self._prefer_here = prefer_here
 
     @classmethod
-    def read(cls, here: Path = HERE) -> KeptLines:
+    def read(cls, here: Path = HERE, *, prefer_here: bool = False) -> KeptLines:
         """Those of the package and those of a file, which need not be there."""
         folder = OF_SOURCES if OF_SOURCES.is_dir() else OF_PACKAGE
         committed = [line for path in sorted(folder.glob("*.jsonl")) for line in read_lines(path)]
-        return cls(committed, read_lines(here) if here.exists() else [])
+        return cls(committed, read_lines(here) if here.exists() else [], prefer_here=prefer_here)
 
     def __iter__(self) -> Iterator[CellLine]:
         """All of them."""
@@ -66,14 +67,14 @@ class KeptLines:
         yield from self.here.values()
 
     def find(self, cell: PaperCell, *, prefer_here: bool = False) -> CellResult:
-        """What is known of a cell. A committed line counts before one computed here, unless `prefer_here`.
+        """What is known of a cell; with `prefer_here`, a line computed here counts first whatever the lines prefer.
 
         A line that was made from other overrides than the cell has today is never used: it is an older recipe. Its
         leaks are those of the cell, whatever the file says, and any others that the file names.
         """
         places: list[tuple[Standing, Mapping[str, CellLine]]] = [("committed", self.committed), ("here", self.here)]
         known = [(state, lines[cell.id]) for state, lines in places if cell.id in lines]
-        if prefer_here:
+        if prefer_here or self._prefer_here:
             known.reverse()
         fitting = [(state, line) for state, line in known if is_of_today(cell, line)]
         for state, line in fitting:
@@ -102,6 +103,11 @@ def _made_from(line: CellLine) -> tuple[object, tuple[str, ...]]:
 def ran_alone(line: CellLine) -> bool:
     """Whether its seconds are a measure: beside other processes everything takes longer."""
     return bool(line.get("processes", 1) == 1)
+
+
+def bytes_both_ways(line: CellLine) -> float:
+    """Bytes of both directions."""
+    return float(line["bytes_up"] + line["bytes_down"])
 
 
 def on_one_machine(*lines: CellLine) -> bool:

@@ -27,7 +27,7 @@ def _curve_chart(number: int, part: ShownPart) -> ChartData:
         for place, row in enumerate(part.rows)
         if (points := list(_points([column.values[place] for column in part.columns])))
     ]
-    leak = any(value.leaks for column in part.columns for value in column.values)
+    leak = any(value.leaks for value in part.values)
     last = zip(part.rows, part.columns[-1].values, strict=True)
     fewer = [f"{row} has {', '.join(map(str, value.seeds))}" for row, value in last if value.seeds and value.missing]
     return {"number": number, "skew": skew, "title": title, "leak": leak, "series": series, "fewer": "; ".join(fewer)}

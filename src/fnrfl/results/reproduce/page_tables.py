@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fnrfl.results.report.tables import Column, Table, TableCell
-from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines, ran_alone
+from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines, bytes_both_ways, ran_alone
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
-from fnrfl.results.reproduce.shown import COLUMN_NAMES, ShownPart, ShownTable, ShownValue
+from fnrfl.results.reproduce.shown import COLUMN_NAMES, ShownPart, ShownTable, ShownValue, once_each
 from fnrfl.results.reproduce.verdicts import find_cells
 from fnrfl.results.reproduce.wording import Footnotes
 from fnrfl.runs.metrics import MIB
@@ -93,8 +93,7 @@ def page_part(part: ShownPart, footnotes: Footnotes, row_name: str) -> PagePart:
         )
         for place, row in enumerate(part.rows)
     )
-    values = [value for column in part.columns for value in column.values]
-    found = _page_part(part.title, Table((Column(row_name, number=False), *columns), rows), values)
+    found = _page_part(part.title, Table((Column(row_name, number=False), *columns), rows), list(part.values))
     return replace(found, caption=part.caption)
 
 
@@ -134,7 +133,7 @@ def headline(accuracy: ShownTable, controls: ShownTable) -> PagePart:
 
 def _page_part(title: str, table: Table, values: Sequence[ShownValue]) -> PagePart:
     ran = any(value.protocol != "printed" and value.mean is not None for value in values)
-    return PagePart(title, table, ran, tuple(dict.fromkeys(leak for value in values for leak in value.leaks)))
+    return PagePart(title, table, ran, once_each(value.leaks for value in values))
 
 
 def _text(text: str) -> TableCell:
@@ -144,12 +143,12 @@ def _text(text: str) -> TableCell:
 # -- what every cell cost ----------------------------------------------------------------------------------------------
 
 
-def cell_groups(lines: KeptLines, scale: str, *, prefer_here: bool = False) -> list[CellGroup]:
+def cell_groups(lines: KeptLines, scale: str) -> list[CellGroup]:
     """Every cell of a scale, by setting: so no column has two protocols."""
     cells = dict.fromkeys(cell for name in (*TABLES, "claims") for cell in find_cells(name, scale))
     groups = []
     for setting in dict.fromkeys(cell.setting for cell in cells):
-        found = {cell: lines.find(cell, prefer_here=prefer_here) for cell in cells if cell.setting == setting}
+        found = {cell: lines.find(cell) for cell in cells if cell.setting == setting}
         ran = {cell: one for cell, one in found.items() if one.usable}
         groups.append(
             CellGroup(
@@ -185,7 +184,7 @@ WAITING_COLUMNS = (Column("cell", "and the command that runs it", number=False),
 
 
 def _ran_row(cell: PaperCell, line: CellLine, origin: str) -> tuple[TableCell, ...]:
-    mib = (line["bytes_up"] + line["bytes_down"]) / MIB
+    mib = bytes_both_ways(line) / MIB
     leak = bool(line["leaks"])
     beside = "" if ran_alone(line) else f"beside {line['processes'] - 1}"
     return (
@@ -222,6 +221,6 @@ def _about(setting: str, lines: Sequence[CellLine]) -> str:
     """What a setting is, and what its finished cells cost in sum."""
     meaning = TRIAL_SETTINGS[setting].meaning
     hours = sum(line["seconds_wall"] / line.get("processes", 1) for line in lines) / 3600
-    gib = sum(line["bytes_up"] + line["bytes_down"] for line in lines) / MIB / 1024
+    gib = sum(map(bytes_both_ways, lines)) / MIB / 1024
     cost = f" Together {hours:,.2f} hours and {gib:,.1f} GiB of simulated traffic." if lines else ""
     return f"{meaning[0].upper()}{meaning[1:]}.{cost}"

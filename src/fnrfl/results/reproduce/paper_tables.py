@@ -13,12 +13,9 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.printed import COST_METRICS
-from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
+from fnrfl.results.reproduce.settings import OTHERS, SINGLE_SKEWS, SIX, TRIAL_SETTINGS
 from fnrfl.results.reproduce.titles import TITLES
 
-SIX = ("fedavg+fnr", "fedavg", "fedprox", "scaffold", "moon", "fednova")
-OTHERS = ("feddyn", "fedftg", "feddf", "feddc", "fedgen")
-SINGLE_SKEWS = ("feature-0.5", "label", "quantity")
 BOTH = ("paper", "honest")
 TWO_CLIENTS = ("paper", "paper-2-clients", "honest")  # for rows that the paper seems to have run so
 NIID_BENCH = tuple(name for name in TRIAL_SETTINGS if name.startswith("niid-bench"))

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fnrfl.results.reproduce.settings import SINGLE_SKEWS, SIX
+
 
 @dataclass(frozen=True)
 class Printed:
@@ -16,7 +18,6 @@ class Printed:
     text: str
     place: str
     note: str = ""
-    verified: bool = True  # False: from memory or second hand, so it binds nothing
 
     @property
     def value(self) -> float:
@@ -25,8 +26,6 @@ class Printed:
 
 
 PrintedKey = tuple[str, str, str, str]  # table, net, skew and method; in the cost table method:metric
-_SIX = ("fedavg+fnr", "fedavg", "fedprox", "scaffold", "moon", "fednova")
-_SKEWS = ("feature-0.5", "label", "quantity")
 _OFFSETS = {"feddyn": "0.0070", "fedftg": "0.0450", "feddf": "0.0100", "feddc": "0.0400", "fedgen": "0.0020"}
 _NOISE_UNKNOWN = "the paper does not say how much noise; its README says 0.5"
 _TWO_CLIENTS = "the digits fit 20,000 test images, so two clients"
@@ -116,7 +115,7 @@ def _rows(text: str) -> dict[str, list[str]]:
 def _accuracy() -> dict[PrintedKey, Printed]:
     found: dict[PrintedKey, Printed] = {}
     for method, numbers in _rows(_ACCURACY).items():
-        places = [(net, skew) for skew in _SKEWS for net in ("resnet18", "vgg11")]
+        places = [(net, skew) for skew in SINGLE_SKEWS for net in ("resnet18", "vgg11")]
         for (net, skew), text in zip(places, numbers, strict=True):
             note = _NOISE_UNKNOWN if skew.startswith("feature") else ""
             if method in _OFFSETS:
@@ -132,7 +131,7 @@ def _cost() -> dict[PrintedKey, Printed]:
     for skew, block in _COST.items():
         lines = [line.split() for line in block.strip().splitlines()]
         for metric, numbers in zip(COST_METRICS, lines, strict=True):
-            for method, text in zip(_SIX, numbers, strict=True):
+            for method, text in zip(SIX, numbers, strict=True):
                 timed = metric == "seconds" and method != "fedavg+fnr" and int(text) % 78 == 0
                 note = "a multiple of 78 s, like all ten of these times" if timed and skew != "feature-0.5" else ""
                 found["cost", "resnet18", skew, f"{method}:{metric}"] = Printed(text, "the paper, tab:cost", note)
@@ -142,7 +141,7 @@ def _cost() -> dict[PrintedKey, Printed]:
 def _by_skew(table: str, text: str, place: str) -> dict[PrintedKey, Printed]:
     found: dict[PrintedKey, Printed] = {}
     for skew, numbers in _rows(text).items():
-        for method, number in zip(_SIX, numbers, strict=True):
+        for method, number in zip(SIX, numbers, strict=True):
             note = _TWO_CLIENTS if skew.startswith("label+feature") and method != "fedavg+fnr" else ""
             found[table, "resnet18", skew, method] = Printed(number, place, note)
     return found
@@ -152,7 +151,7 @@ def _orthogonality() -> dict[PrintedKey, Printed]:
     return {
         ("orthogonality", "resnet18", skew, method): Printed(number, "the paper, tab:Exp_or")
         for method, numbers in _rows(_ORTHOGONALITY).items()
-        for skew, number in zip(_SKEWS, numbers, strict=True)
+        for skew, number in zip(SINGLE_SKEWS, numbers, strict=True)
     }
 
 
@@ -167,7 +166,7 @@ def _niid_bench() -> dict[PrintedKey, Printed]:
         }  # fmt: skip
         for method, number in numbers.items():
             text = f"{float(number) / 100:.3f}"
-            found["niid-bench", "simple-cnn", skew, method] = Printed(text, source, note, sure)
+            found["niid-bench", "simple-cnn", skew, method] = Printed(text, source, note)
     return found
 
 

@@ -12,7 +12,7 @@ from fnrfl.results.reproduce.kept_lines import KeptLines
 from fnrfl.results.reproduce.page_charts import curve_charts, noisy_chart, split_charts, waterfalls
 from fnrfl.results.reproduce.page_tables import CellGroup, PagePart, cell_groups, headline, page_table
 from fnrfl.results.reproduce.paper_tables import TABLES
-from fnrfl.results.reproduce.shown import COLUMN_NAMES, ShownTable
+from fnrfl.results.reproduce.shown import COLUMN_NAMES, ShownTable, once_each
 from fnrfl.results.reproduce.verdicts import show_named
 from fnrfl.rundir.outputs import check_output, write_output
 
@@ -23,34 +23,28 @@ def page_place(place: Path, scale: str) -> Path:
     return place if named else place / f"page-{scale}.html"
 
 
-def write_page(
-    lines: KeptLines,
-    scale: str,
-    out: Path,
-    *,
-    prefer_here: bool = False,
-) -> Path:
+def write_page(lines: KeptLines, scale: str, out: Path) -> Path:
     """Write the page to `out`, which is replaced in one go."""
-    page = render_page(lines, scale, prefer_here=prefer_here)
+    page = render_page(lines, scale)
     check_output(out).parent.mkdir(parents=True, exist_ok=True)
     write_output(out, page)
     return out
 
 
-def render_page(lines: KeptLines, scale: str, *, prefer_here: bool = False) -> str:
+def render_page(lines: KeptLines, scale: str) -> str:
     """The page as text."""
-    shown = {name: show_named(name, lines, scale, prefer_here=prefer_here) for name in (*TABLES, "claims")}
+    shown = {name: show_named(name, lines, scale) for name in (*TABLES, "claims")}
     pages = {name: page_table(table) for name, table in shown.items()}
-    groups = cell_groups(lines, scale, prefer_here=prefer_here)
+    groups = cell_groups(lines, scale)
     noisy, noisy_words = noisy_chart(scale)
     curves = curve_charts(shown["convergence"])
     falls = waterfalls(shown["attribution"])
     splits = split_charts(scale)
     top = headline(shown["accuracy"], shown["controls"])
-    leaks = dict.fromkeys(leak for table in shown.values() for leak in table.leaks)
+    leaks = once_each(table.leaks for table in shown.values())
     values = {
         "title": "Feature Norm Regularized Federated Learning: printed and recomputed",
-        "what": _what(scale, groups, shown["accuracy"]),
+        "what": _what(groups, shown["accuracy"]),
         "dashes": DASHES,
         "scale": scale,
         "leaks": {leak: LEAKS.get(leak, leak) for leak in leaks},
@@ -71,7 +65,7 @@ def render_page(lines: KeptLines, scale: str, *, prefer_here: bool = False) -> s
     return fill("reproduction", "fnrfl.results.reproduce", data, values)
 
 
-def _what(scale: str, groups: Sequence[CellGroup], table: ShownTable) -> str:
+def _what(groups: Sequence[CellGroup], table: ShownTable) -> str:
     """What the page is made from."""
     ran = sum(len(group.ran.rows) for group in groups)
     cells = ran + sum(len(group.waiting.rows) for group in groups)

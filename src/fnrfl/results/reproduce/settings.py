@@ -64,6 +64,10 @@ TRIAL_SETTINGS = {
     ),
 }
 
+SIX = ("fedavg+fnr", "fedavg", "fedprox", "scaffold", "moon", "fednova")  # methods that most tables of the paper have
+OTHERS = ("feddyn", "fedftg", "feddf", "feddc", "fedgen")
+SINGLE_SKEWS = ("feature-0.5", "label", "quantity")
+
 # A method's name is one of these, perhaps with one of AROUND after a plus: "scaffold+fnr". {refine}: REFINE_EPOCHS.
 METHODS = {
     "fedavg": "algorithm=fedavg",

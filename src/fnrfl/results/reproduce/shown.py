@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines, on_one_machine, ran_alone
+from fnrfl.results.reproduce.kept_lines import (
+    CellLine,
+    CellResult,
+    KeptLines,
+    bytes_both_ways,
+    on_one_machine,
+    ran_alone,
+)
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import PaperTable, TablePart, find_table
 from fnrfl.results.reproduce.printed import CURVES, PRINTED
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
-from fnrfl.results.statistics import Estimate, estimate
+from fnrfl.results.statistics import estimate
 from fnrfl.runs.metrics import MIB
 
 METRIC_NAMES = {
@@ -93,6 +101,11 @@ class ShownPart:
     columns: tuple[ShownColumn, ...]
     caption: str = ""
 
+    @property
+    def values(self) -> Iterator[ShownValue]:
+        """All of them, column by column."""
+        return (value for column in self.columns for value in column.values)
+
 
 @dataclass(frozen=True)
 class ShownTable:
@@ -107,12 +120,12 @@ class ShownTable:
     @property
     def values(self) -> Iterator[ShownValue]:
         """All of them."""
-        return (value for part in self.parts for column in part.columns for value in column.values)
+        return (value for part in self.parts for value in part.values)
 
     @property
     def leaks(self) -> tuple[str, ...]:
         """Every leak that some value has."""
-        return tuple(dict.fromkeys(leak for value in self.values for leak in value.leaks))
+        return once_each(value.leaks for value in self.values)
 
 
 def part_title(part: TablePart) -> str:
@@ -120,9 +133,14 @@ def part_title(part: TablePart) -> str:
     return f"{NET_NAMES[part.net]}, {SKEW_NAMES[part.skew]}"
 
 
+def once_each(leaks: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    """The leaks of several values or tables, each once."""
+    return tuple(dict.fromkeys(chain.from_iterable(leaks)))
+
+
 def leaks_of(lines: Iterable[CellLine]) -> tuple[str, ...]:
     """Every leak that some run has, once."""
-    return tuple(dict.fromkeys(leak for line in lines for leak in line["leaks"]))
+    return once_each(line["leaks"] for line in lines)
 
 
 def method_name(method: str) -> str:
@@ -131,11 +149,9 @@ def method_name(method: str) -> str:
     return (", " if method.endswith("+no-leak") else " + ").join([base, *around])
 
 
-def show_table(
-    name: str, lines: KeptLines, scale: str, seeds: Sequence[int] | None = None, *, prefer_here: bool = False
-) -> ShownTable:
+def show_table(name: str, lines: KeptLines, scale: str, seeds: Sequence[int] | None = None) -> ShownTable:
     """A table from whatever results there are."""
-    shown = _Shown(name, find_table(name), lines, scale, seeds, prefer_here)
+    shown = _Shown(name, find_table(name), lines, scale, seeds)
     parts = [part for one in shown.table.parts for part in shown.parts(one)]
     return ShownTable(name, shown.table.title, scale, tuple(parts), tuple(_notes(name, parts, scale)))
 
@@ -149,7 +165,6 @@ class _Shown:
     lines: KeptLines
     scale: str
     seeds: Sequence[int] | None
-    prefer_here: bool
 
     def parts(self, part: TablePart) -> Iterator[ShownPart]:
         """A part for each metric; those of one setting stand side by side, and curves have a column for each round."""
@@ -203,7 +218,7 @@ class _Shown:
     ) -> ShownValue:
         """The mean of some seeds; of a time, only if all of them are of one device and one engine."""
         protocol, ids = cells[0].protocol, tuple(cell.id for cell in cells)
-        found = {cell: self.lines.find(cell, prefer_here=self.prefer_here) for cell in cells}
+        found = {cell: self.lines.find(cell) for cell in cells}
         numbers = {cell: get(one.line) for cell, one in found.items() if one.usable}
         known = {cell: number for cell, number in numbers.items() if number is not None}
         if not known:
@@ -214,7 +229,7 @@ class _Shown:
         if is_time and not on_one_machine(*lines):
             return ShownValue(protocol, "several devices", sources=sources, cells=ids)
         result, missing = estimate(list(known.values())), _seeds(cell for cell in cells if cell not in known)
-        words = _spread(result, form) + (f" ({len(known)} of {len(cells)} seeds)" if missing else "")
+        words = result.spread(form) + (f" ({len(known)} of {len(cells)} seeds)" if missing else "")
         return ShownValue(
             protocol, words, result.mean, result.sd, _seeds(known), missing, leaks_of(lines), sources, ids
         )  # fmt: skip
@@ -247,10 +262,6 @@ def _why_none(found: dict[PaperCell, CellResult], *, has_run: bool, is_time: boo
     return why_not(list(found.values()), has_run), about
 
 
-def _spread(result: Estimate, form: str) -> str:
-    return format(result.mean, form) + ("" if result.sd is None else f" ± {result.sd:{form}}")
-
-
 def _seeds(cells: Iterable[PaperCell]) -> tuple[int, ...]:
     return tuple(cell.seed for cell in cells)
 
@@ -263,15 +274,13 @@ def _printed_point(curve: Sequence[float] | None, t: int) -> ShownValue:
 
 def _get(metric: str) -> Callable[[CellLine], float | None]:
     """How a metric is read from a line."""
-
-    def traffic(line: CellLine) -> float:
-        return float(line["bytes_up"] + line["bytes_down"]) / MIB
-
     metrics: dict[str, Callable[[CellLine], float | None]] = {
-        "mib": traffic,
+        "mib": lambda line: bytes_both_ways(line) / MIB,
         "seconds": lambda line: float(line["seconds_train"]) if ran_alone(line) else None,
         "kappa": lambda line: float(line["accuracy"]) * 1e4 / line["seconds_train"] if ran_alone(line) else None,
-        "rho": lambda line: float(line["accuracy"]) * 1e4 / traffic(line) if traffic(line) else None,
+        "rho": lambda line: (
+            float(line["accuracy"]) * 1e4 / (bytes_both_ways(line) / MIB) if bytes_both_ways(line) else None
+        ),
     }
     return metrics.get(metric, lambda line: line.get(metric))
 
@@ -293,6 +302,12 @@ def failures_among(found: dict[PaperCell, CellResult]) -> tuple[str, ...]:
     return tuple(f"{cell.id} failed: {one.line['failed']}" for cell, one in found.items() if one.state == "failed")
 
 
+def leak_note(parts: Sequence[ShownPart]) -> str | None:
+    """Which leaks values of a table have; None without any."""
+    leaks = once_each(value.leaks for part in parts for value in part.values)
+    return f"leak: {', '.join(leaks)}. A value that says leak is no honest result." if leaks else None
+
+
 def scale_note(scale: str, table: str = "") -> str:
     """How large the runs are."""
     if (table, scale) == ("niid-bench", "full"):
@@ -306,11 +321,8 @@ def scale_note(scale: str, table: str = "") -> str:
 
 def _notes(name: str, parts: Sequence[ShownPart], scale: str) -> Iterator[str]:
     """What must be known to read the table."""
-    leaks = dict.fromkeys(
-        leak for part in parts for column in part.columns for value in column.values for leak in value.leaks
-    )
-    if leaks:
-        yield f"leak: {', '.join(leaks)}. A value that says leak is no honest result."
+    if (leaks := leak_note(parts)) is not None:
+        yield leaks
         yield (
             "Every run with a leak switched on says leak. That of a method without public data, such as FedAvg, has "
             "the same model without it."

@@ -19,7 +19,9 @@ from fnrfl.results.reproduce.shown import (
     ShownTable,
     ShownValue,
     failures_among,
+    leak_note,
     leaks_of,
+    once_each,
     scale_note,
     show_table,
     why_not,
@@ -67,22 +69,16 @@ def sum_up(verdicts: Sequence[Verdict]) -> Outcome:
     return "does not hold" if "does not hold" in outcomes else "cannot be told"
 
 
-def show_claims(
-    lines: KeptLines, scale: str, seeds: Sequence[int] | None = None, *, prefer_here: bool = False
-) -> ShownTable:
+def show_claims(lines: KeptLines, scale: str, seeds: Sequence[int] | None = None) -> ShownTable:
     """Every claim with its verdict, from whatever results there are: all in one part, and then a part for each."""
-    looked = _Looked(lines, scale, seeds, prefer_here)
+    looked = _Looked(lines, scale, seeds)
     parts = [_overview(looked), *(_part(looked, claim) for claim in CLAIMS)]
     return ShownTable("claims", CLAIMS_TITLE, scale, tuple(parts), tuple(_notes(parts, scale)))
 
 
-def show_named(
-    name: str, lines: KeptLines, scale: str, seeds: Sequence[int] | None = None, *, prefer_here: bool = False
-) -> ShownTable:
+def show_named(name: str, lines: KeptLines, scale: str, seeds: Sequence[int] | None = None) -> ShownTable:
     """The claims, or a table by its name."""
-    if name == "claims":
-        return show_claims(lines, scale, seeds, prefer_here=prefer_here)
-    return show_table(name, lines, scale, seeds, prefer_here=prefer_here)
+    return show_claims(lines, scale, seeds) if name == "claims" else show_table(name, lines, scale, seeds)
 
 
 def find_cells(name: str, scale: str, seeds: Sequence[int] | None = None) -> list[PaperCell]:
@@ -97,7 +93,6 @@ class _Looked:
     lines: KeptLines
     scale: str
     seeds: Sequence[int] | None
-    prefer_here: bool
 
     @property
     def verdict_head(self) -> str:
@@ -111,10 +106,7 @@ class _Looked:
     def found(self, row: ClaimRow, setting: str) -> dict[int, list[CellResult]]:
         """The results behind a row, by seed; seeds that nobody asked for count too, under the paper's protocol."""
         seeds = sorted({*self.asked(setting), *(CLAIM_SEEDS["honest"] if self.seeds is None else ())})
-        return {
-            seed: [self.lines.find(cell, prefer_here=self.prefer_here) for cell in row.cells(setting, seed, self.scale)]
-            for seed in seeds
-        }
+        return {seed: list(map(self.lines.find, row.cells(setting, seed, self.scale))) for seed in seeds}
 
     def numbers(self, row: ClaimRow, setting: str) -> dict[int, float]:
         """The number of every seed that has one: differences are of runs of the same seed."""
@@ -145,12 +137,11 @@ class _Looked:
         if not numbers:
             return self._no_value(row, setting)
         result = estimate(list(numbers.values()))
-        spread = "" if result.sd is None else f" ± {result.sd:{row.form.lstrip('+')}}"
         missing = tuple(seed for seed in asked if seed not in numbers)
         part = f" ({len(numbers)} of {len(asked)} seeds)" if missing else ""
         behind = [one for seed, results in self.found(row, setting).items() if seed in numbers for one in results]
         return ShownValue(
-            setting, f"{result.mean:{row.form}}{spread}{part}", result.mean, result.sd, tuple(numbers), missing,
+            setting, f"{result.spread(row.form)}{part}", result.mean, result.sd, tuple(numbers), missing,
             leaks_of(one.line for one in behind), tuple(dict.fromkeys(one.words for one in behind)),
             self._ids(row, setting, asked), result.low, result.high,
         )  # fmt: skip
@@ -159,7 +150,7 @@ class _Looked:
         """Why there is no number, and which cells it needs."""
         asked, ran = self.asked(setting), self._has_run(row, setting)
         cells = [cell for seed in asked for cell in row.cells(setting, seed, self.scale)]
-        known = {cell: self.lines.find(cell, prefer_here=self.prefer_here) for cell in cells}
+        known = {cell: self.lines.find(cell) for cell in cells}
         lacking = [cell for cell, one in known.items() if not one.usable]
         beside = [cell for cell, one in known.items() if one.usable and not ran_alone(one.line)]
         without = _NO_NUMBER + (f"; beside others ran {_named(beside)}" if beside else "")
@@ -245,9 +236,8 @@ def _range(claim: Claim, values: Sequence[ShownValue]) -> ShownValue:
         return replace(values[0], sources=())
     ends = [min(value.mean or 0.0 for value in known), max(value.mean or 0.0 for value in known)]
     words = " to ".join(dict.fromkeys(f"{end:{claim.rows[0].form}}" for end in ends))  # one, if they are equal
-    leaks = dict.fromkeys(leak for value in known for leak in value.leaks)
     words += f" ({len(known)} of {counted(len(values), 'row')})" if len(known) < len(values) else ""
-    return ShownValue(values[0].protocol, words, leaks=tuple(leaks))
+    return ShownValue(values[0].protocol, words, leaks=once_each(value.leaks for value in known))
 
 
 def _summed(looked: _Looked, claim: Claim) -> ShownValue:
@@ -262,11 +252,8 @@ def _summed(looked: _Looked, claim: Claim) -> ShownValue:
 
 def _notes(parts: Sequence[ShownPart], scale: str) -> Iterator[str]:
     """What must be known to read the table."""
-    leaks = dict.fromkeys(
-        leak for part in parts for column in part.columns for value in column.values for leak in value.leaks
-    )
-    if leaks:
-        yield f"leak: {', '.join(leaks)}. A value that says leak is no honest result."
+    if (leaks := leak_note(parts)) is not None:
+        yield leaks
     yield scale_note(scale)
     yield (
         f"A claim holds if the whole {LEVEL:.0%} interval over seeds is beyond its bound, which is 0 unless said, and "

@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, wait_for_a_run
+from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, ran_alone, wait_for_a_run
 from fnrfl.results.reproduce.paper_cells import PaperCell
-from fnrfl.results.reproduce.paper_tables import OTHERS, SIX, TABLES
-from fnrfl.results.reproduce.settings import REFINE_EPOCHS
+from fnrfl.results.reproduce.paper_tables import TABLES
+from fnrfl.results.reproduce.settings import OTHERS, REFINE_EPOCHS, SIX
 from fnrfl.results.reproduce.verdicts import find_cells
 from fnrfl.results.statistics import mean
 
@@ -139,8 +139,7 @@ class ExpectedSeconds:
         self._like: dict[tuple[str, ...], list[float]] = {}
         self._on_a_cpu = on_a_cpu
         for line in known:
-            alone = line.get("processes", 1) == 1  # beside others, whatever they were, a cell took longer
-            if alone and line.get("device", "").startswith("CPU") == on_a_cpu:
+            if ran_alone(line) and line.get("device", "").startswith("CPU") == on_a_cpu:
                 self.learn(line)
 
     def learn(self, line: CellLine) -> None:

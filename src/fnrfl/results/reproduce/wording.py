@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fnrfl.results.reproduce.shown import ShownPart, ShownTable, ShownValue
+from fnrfl.results.reproduce.shown import ShownPart, ShownTable, ShownValue, once_each
 
 TABLE_FORMAT = 1
 
@@ -83,6 +83,6 @@ def table_tree(table: ShownTable) -> dict[str, Any]:
 
 def as_json(tables: Sequence[ShownTable]) -> str:
     """One object, with each table under its name."""
-    leaks = tuple(dict.fromkeys(leak for table in tables for leak in table.leaks))
+    leaks = once_each(table.leaks for table in tables)
     tree = {"format": TABLE_FORMAT, "leaks": leaks, "tables": {table.name: table_tree(table) for table in tables}}
     return json.dumps(tree, indent=1, allow_nan=False) + "\n"
