@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 
 from fnrfl.cli import app
 from fnrfl.config import load, loads
-from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import counted
 from fnrfl.results.compare import grid
 
 

@@ -13,8 +13,8 @@ import typer
 from fnrfl.cli.common import Debug, Json, Quiet, console, errors_in_words, how_to_go_on, print_answer, print_table
 from fnrfl.cli.notices import notices
 from fnrfl.cli.tables_page import say_where_the_page_is
-from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fnrfl.config import load
-from fnrfl.config.spelling import counted
+from fnrfl.core.words import counted
 from fnrfl.results.report import report
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import run

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fnrfl.config.spelling import counted
+from fnrfl.core.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fnrfl.cli.common import is_terminal, paragraph, print_answer
 from fnrfl.cli.display import title
 from fnrfl.cli.pace import LONG, SHORTER, duration
-from fnrfl.config.spelling import counted
+from fnrfl.core.words import counted
 from fnrfl.runs.metrics import MIB
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ from fnrfl.cli.common import (
     print_table,
 )
 from fnrfl.cli.keywords import KeyValueCommand
-from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.words import printable
+from fnrfl.core.words import counted, printable
 
 if TYPE_CHECKING:
     from fnrfl.config import RunConfig

@@ -13,8 +13,8 @@ from fnrfl.cli.cell_runs import CellSeeds, For, LinesOut, Markdown, Rerun, Scale
 from fnrfl.cli.common import HELP, Debug, Json, Quiet, console, errors_in_words, print_answer, print_table
 from fnrfl.cli.notices import notices
 from fnrfl.cli.tables_page import say_where_the_page_is, show_page, write_page_of
-from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import counted
 from fnrfl.results.reproduce.titles import CLAIMS_TITLE, TITLES
 
 if TYPE_CHECKING:

@@ -31,9 +31,8 @@ from fnrfl.cli.display import display, grid_display, title
 from fnrfl.cli.dry_run import missing_dataset, print_forecast, print_plan
 from fnrfl.cli.notices import notices
 from fnrfl.cli.pace import both, paced
-from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError, FnrflError, from_system, out_of_memory, sentence
-from fnrfl.core.words import printable
+from fnrfl.core.words import counted, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -23,8 +23,7 @@ from fnrfl.cli.common import (
     print_table,
 )
 from fnrfl.cli.notices import notices
-from fnrfl.config.spelling import counted
-from fnrfl.core.words import printable
+from fnrfl.core.words import counted, printable
 from fnrfl.runs.metrics import OWN
 
 DataArgument = Annotated[

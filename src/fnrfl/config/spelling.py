@@ -1,11 +1,9 @@
-"""Words as people type and read them: other spellings of a name, other names of a key, and how many of a thing."""
+"""Words as people type them: other spellings of a name, and other names of a key."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-
-from fnrfl.core.words import counted as counted
 
 # What others call a key, and what it is called here.
 OTHER_NAMES = {

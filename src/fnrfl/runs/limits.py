@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from fnrfl.config import RunConfig
-from fnrfl.config.spelling import counted
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
+from fnrfl.core.words import counted
 from fnrfl.data.splits import Splits
 
 MOST_THREADS = 1024  # whatever the machine: a run may go on elsewhere

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.parts.norms import num_peers, num_refined
 from fnrfl.config import RunConfig
-from fnrfl.config.spelling import counted
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.core.training import BALANCED, NONE, read_class_weights
+from fnrfl.core.words import counted
 from fnrfl.data import scenarios
 from fnrfl.data.holdings import Partition
 from fnrfl.data.splits import Splits

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fnrfl.config.spelling import counted
 from fnrfl.core.quality import TEST_METRICS, Metric
+from fnrfl.core.words import counted
 from fnrfl.results.compare.rows import FailedCell, Row, Summary, as_line, as_tree
 from fnrfl.results.statistics import Difference
 from fnrfl.runs.metrics import MIB

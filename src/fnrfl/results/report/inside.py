@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fnrfl.results.report.lines import LineGroup
@@ -34,16 +34,14 @@ def inside(group: LineGroup, numbers: int) -> dict[str, Any]:
 def _client(run: Run, client: int) -> dict[str, Any]:
     """What the server knows about a client in the end."""
     active = [event for event in run.rounds if client in event["cohort"]]
-    ranked = [value for event in active if (value := _of_client(event, "ranking", client)) is not None]
-    normed = [value for event in active if (value := _of_client(event, "norms", client)) is not None]
-    norms = normed[-1] if normed else []
-    known = [value for value in norms if value]  # 0: public data has none of this class
+    ranking, norms = (_last_of_client(active, what, client) for what in ("ranking", "norms"))
+    known = [value for value in norms or () if value]  # 0: public data has none of this class
     return {
         "client": client,
         "name": run.client_names[client],
         "examples": sum(run.counts[client]),
         "active": len(active),
-        "ranking": chart_number(ranked[-1]) if ranked else None,
+        "ranking": chart_number(ranking),
         "norm": shown_mean(known),
         "norm_low": chart_number(min(known, default=None)),
         "norm_high": chart_number(max(known, default=None)),
@@ -54,6 +52,12 @@ def _client(run: Run, client: int) -> dict[str, Any]:
 def _of_client(event: Event, what: str, client: int) -> Any:
     """What a round's line says of a client; None if nothing."""
     return event[what][event["cohort"].index(client)] if what in event and client in event["cohort"] else None
+
+
+def _last_of_client(events: Sequence[Event], what: str, client: int) -> Any:
+    """The same of the last round that says anything."""
+    found = (_of_client(event, what, client) for event in reversed(events))
+    return next((value for value in found if value is not None), None)
 
 
 def _refined(run: Run, shown: range, numbers: int) -> dict[str, Any] | None:

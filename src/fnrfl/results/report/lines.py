@@ -64,6 +64,11 @@ class Panel:
     groups: tuple[LineGroup, ...]
 
     @property
+    def runs(self) -> list[Run]:
+        """The runs of all lines."""
+        return [run for group in self.groups for run in group.runs]
+
+    @property
     def leaks(self) -> tuple[str, ...]:
         """The leaks that were on, by name."""
         return self.groups[0].leaks

@@ -5,8 +5,7 @@ from __future__ import annotations
 from fnrfl.core.quality import TEST_METRICS
 from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.read import Run
-from fnrfl.results.report.tables import METHOD_COLUMN, Column, Table, TableCell
-from fnrfl.results.statistics import deviation, mean
+from fnrfl.results.report.tables import METHOD_COLUMN, Column, Table, name_cell, over_seeds
 
 TABLED_METRICS = ("f1_macro", "f1_weighted", "auc", "log_loss", "calibration_error")
 LOWER = "lower is better"
@@ -15,14 +14,14 @@ CONFUSION_CLASSES = 40  # more cells than that nobody can read, and a page stays
 
 def metrics_table(panel: Panel) -> Table | None:
     """One row for each line: means over seeds with standard deviations, after the last round; None without any."""
-    runs = [run for group in panel.groups for run in group.runs]
+    runs = panel.runs
     own = dict.fromkeys(name for run in runs for name in run.own_metrics)
     names = [name for name in (*TABLED_METRICS, *own) if any(run.last(name) is not None for run in runs)]
     if not names:
         return None  # a version before 0.2.0 made the runs
     columns = (METHOD_COLUMN, *(Column(name, _help(name, runs)) for name in names))
     rows = tuple(
-        (TableCell(group.label, group.label, group=group), *(_cell_over_seeds(group, name) for name in names))
+        (name_cell(group), *(over_seeds((run.last(name) for run in group.runs), "{:.4f}".format) for name in names))
         for group in panel.groups
     )
     return Table(columns, rows)
@@ -50,11 +49,3 @@ def _help(name: str, runs: list[Run]) -> str:
         said = next(run.about.get("own_metrics", {}).get(name, {}) for run in runs if name in run.own_metrics)
         meaning, higher = str(said.get("function", name)), said.get("higher_is_better", True)
     return f"{meaning}; {'higher is better' if higher else LOWER}"
-
-
-def _cell_over_seeds(group: LineGroup, name: str) -> TableCell:
-    found = [value for run in group.runs if (value := run.last(name)) is not None]
-    if not found:
-        return TableCell("")
-    sd = deviation(found)
-    return TableCell(f"{mean(found):.4f}", mean(found), "" if sd is None else f"\N{PLUS-MINUS SIGN} {sd:.4f}")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import counted
 from fnrfl.results.report import mixed, read, sentences, tables
 from fnrfl.results.report.charts import DASHES, payload
 from fnrfl.results.report.filled import SHARED, fill
@@ -84,7 +84,7 @@ def render(
 ) -> str:
     """The page as text; `waiting` are runs without a finished round, the rest are sentences about runs left out."""
     groups = [group for panel in panels for group in panel.groups]
-    runs = [run for group in groups for run in group.runs]
+    runs = [run for panel in panels for run in panel.runs]
     lead, told = sentences.summary(panels)
     drawn, told_of = payload(panels), [_panel(panel) for panel in panels]
     values = {
@@ -145,8 +145,8 @@ def _title(panels: Sequence[Panel]) -> str:
     data = ", ".join(dict.fromkeys(str(group.config["dataset.name"]) for group in groups))
     if len(groups) == 1:
         return f"{groups[0].label} on {data}"
-    methods = {method(group.config) for group in groups if not is_control_line(group)}
-    if len(methods) == sum(not is_control_line(group) for group in groups):
+    methods = [method(group.config) for group in groups if not is_control_line(group)]
+    if len(methods) == len(set(methods)):
         return f"{counted(len(methods), 'method')} on {data}"
     shared = shared_method([group.config for group in groups])
     return f"{len(groups)} variants{f' of {shared}' if shared else ''} on {data}"

@@ -85,7 +85,7 @@ def _curves(panel: Panel, across: Callable[[LineGroup, int], float], name: str) 
     for group in panel.groups:
         rounds = range(group.num_rounds)
         at = [[run.rounds[t]["accuracy"] for run in group.runs] for t in rounds]
-        x, colour = [across(group, t) for t in rounds], PALETTE[group.colour % len(PALETTE)]
+        x, colour = [across(group, t) for t in rounds], _colour(group)
         dash = DASHES[group.colour % len(DASHES)]
         style = "-" if dash == "none" else (0, tuple(float(length) / 2 for length in dash.split()))
         axes.plot(x, [mean(v) for v in at], color=colour, linestyle=style, marker="o" if len(x) == 1 else "")
@@ -142,13 +142,12 @@ def seeds(panel: Panel) -> Figure:
     """The accuracy of every seed, and the mean."""
     figure, axes = _figure(panel, height=1.0 + 0.5 * len(panel.groups))
     for row, group in enumerate(panel.groups):
-        values = list(group.accuracy.values())
-        colour = PALETTE[group.colour % len(PALETTE)]
+        values, colour = list(group.accuracy.values()), _colour(group)
         axes.plot(values, [row] * len(values), "o-", color=colour, alpha=0.6, linewidth=1)
         axes.plot([mean(values)] * 2, [row - 0.2, row + 0.2], color=INK, linewidth=2)
     axes.set_yticks(range(len(panel.groups)), _labels(panel, 28), color=INK)
     axes.set_ylim(len(panel.groups) - 0.5, -0.5)
-    low, high = share_range([run.accuracy for group in panel.groups for run in group.runs], _least(panel))
+    low, high = share_range([run.accuracy for run in panel.runs], _least(panel))
     axes.set_xlim(low, high)
     for one in references(panel):
         if low <= one.accuracy <= high:
@@ -180,11 +179,10 @@ def classes(panel: Panel) -> Figure:
 
 def split(panel: Panel) -> Figure:
     """How the first run's data is spread over the clients."""
-    counts = panel.groups[0].runs[0].counts
-    figure, axes = _figure(panel, height=min(12.0, 1.2 + 0.3 * len(counts)))
-    names = panel.groups[0].runs[0].client_names
-    draw_heat(axes, counts, [name.replace("$", r"\$") for name in names], lambda v: f"{v:.0f}", max(map(max, counts)))
     run = panel.groups[0].runs[0]
+    figure, axes = _figure(panel, height=min(12.0, 1.2 + 0.3 * len(run.counts)))
+    names = [name.replace("$", r"\$") for name in run.client_names]
+    draw_heat(axes, run.counts, names, lambda v: f"{v:.0f}", max(map(max, run.counts)))
     axes.set_xlabel(f"class; examples under {run.config['scenario']}, seed {run.seed}")
     return figure
 
@@ -223,7 +221,7 @@ def paired_differences(panel: Panel) -> Figure | None:
     figure, axes = _figure(panel, height=1.2 + 0.32 * len(pairs))
     axes.axvline(0, color=INK, linewidth=1)
     for row, pair in enumerate(pairs):
-        found, colour = pair.found, PALETTE[pair.one.colour % len(PALETTE)]
+        found, colour = pair.found, _colour(pair.one)
         assert found is not None
         if found.low is not None and found.high is not None:
             axes.plot([100 * found.low, 100 * found.high], [row, row], color=colour, linewidth=1.6)
@@ -242,6 +240,10 @@ def paired_differences(panel: Panel) -> Figure | None:
 
 def _seeds(pair: LinePair) -> int:
     return 0 if pair.found is None else pair.found.n
+
+
+def _colour(group: LineGroup) -> str:
+    return PALETTE[group.colour % len(PALETTE)]
 
 
 def _least(panel: Panel) -> float:

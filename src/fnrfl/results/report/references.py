@@ -23,7 +23,7 @@ class Reference:
 
 def references(panel: Panel) -> list[Reference]:
     """Guessing, and always answering the most frequent class; the second is not known of runs of older versions."""
-    runs = [run for group in panel.groups for run in group.runs]
+    runs = panel.runs
     classes = len(runs[0].counts[0])
     found = [Reference("chance", "a class drawn at random", 1 / classes, 1 / classes)]
     known = [run.test_counts for run in runs if any(run.test_counts)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fnrfl.config.spelling import counted
+from fnrfl.core.words import counted
 from fnrfl.results.report.labels import shared_method
 from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.references import best_guess
@@ -257,8 +257,7 @@ def measured_on(panel: Panel) -> str:
 
 def seconds_of(panel: Panel) -> str:
     """Where the seconds were taken, and what they can be compared with."""
-    runs = [run for group in panel.groups for run in group.runs]
-    devices = list(dict.fromkeys(f"{run.about['device']}, {run.config['engine.name']} engine" for run in runs))
+    devices = list(dict.fromkeys(f"{run.about['device']}, {run.config['engine.name']} engine" for run in panel.runs))
     text = "Seconds are of training, norm pass, refinement and server, without evaluation; they"
     if len(devices) == 1:
         return f"{text} compare only within one device, here {devices[0]}."

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fnrfl.results.report.inside import CLIENTS
 from fnrfl.results.report.lines import Panel
-from fnrfl.results.report.tables import Column, Table, TableCell, as_percent
-from fnrfl.results.statistics import deviation, mean
+from fnrfl.results.report.tables import Column, Table, TableCell, as_percent, over_seeds
 
 
 def site_table(panel: Panel) -> Table | None:
@@ -27,9 +26,6 @@ def site_table(panel: Panel) -> Table | None:
     for client, name in enumerate(first.client_names[:CLIENTS]):
         row = [TableCell(name, client), TableCell(f"{sum(first.counts[client]):,}", sum(first.counts[client]))]
         for group in scored:
-            found = [value for run in group.runs if (value := run.rounds[-1]["per_site"][client]) is not None]
-            sd = deviation(found) if found else None
-            spread = "" if sd is None else f"\N{PLUS-MINUS SIGN} {as_percent(sd)}"
-            row.append(TableCell(as_percent(mean(found)), mean(found), spread) if found else TableCell(""))
+            row.append(over_seeds((run.rounds[-1]["per_site"][client] for run in group.runs), as_percent))
         rows.append(tuple(row))
     return Table(columns, tuple(rows))

@@ -15,6 +15,7 @@ from fnrfl.results.statistics import deviation, mean
 from fnrfl.runs.metrics import MIB
 
 TableValue = float | str | None
+Measure = tuple["Column", Callable[[Run], float | None], Callable[[float], str]]  # where it stands, its value, its text
 
 
 @dataclass(frozen=True)
@@ -64,34 +65,19 @@ def _size(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-MEASURES: tuple[tuple[Column, Callable[[Run], float | None], Callable[[float], str]], ...] = (
+def _share(name: str, help: str, metric: str) -> Measure:
+    """A share after the last round."""
+    return Column(f"{name}, %", help), lambda run: run.last(metric), as_percent
+
+
+MEASURES: tuple[Measure, ...] = (
     (Column("accuracy, %", "on the test set after the last round"), lambda run: run.accuracy, as_percent),
-    (Column("clean, %", "on the test set without noise"), lambda run: run.last("accuracy_clean"), as_percent),
-    (
-        Column("own, %", "mean over clients, each on its own test distribution"),
-        lambda run: run.last("accuracy_own"),
-        as_percent,
-    ),
-    (
-        Column("sites, %", "mean over clients, each on the test examples that it brought"),
-        lambda run: run.last("accuracy_site"),
-        as_percent,
-    ),
-    (
-        Column("worst site, %", "the lowest accuracy of a client on the test examples that it brought"),
-        lambda run: run.last("worst_site"),
-        as_percent,
-    ),
-    (
-        Column("balanced, %", "mean over the classes of the accuracy in each"),
-        lambda run: run.last("balanced_accuracy"),
-        as_percent,
-    ),
-    (
-        Column("worst client, %", "the lowest accuracy on a client's own mixture of classes"),
-        lambda run: run.last("worst_client"),
-        as_percent,
-    ),
+    _share("clean", "on the test set without noise", "accuracy_clean"),
+    _share("own", "mean over clients, each on its own test distribution", "accuracy_own"),
+    _share("sites", "mean over clients, each on the test examples that it brought", "accuracy_site"),
+    _share("worst site", "the lowest accuracy of a client on the test examples that it brought", "worst_site"),
+    _share("balanced", "mean over the classes of the accuracy in each", "balanced_accuracy"),
+    _share("worst client", "the lowest accuracy on a client's own mixture of classes", "worst_client"),
     (Column("MiB", "traffic in both directions, all rounds"), lambda run: run.mib[-1], _size),
     (Column("seconds", "training, norm pass, refinement and server"), lambda run: run.seconds[-1], _size),
     (Column("kappa", "accuracy * 1e4 per second"), lambda run: run.kappa, _size),
@@ -101,19 +87,26 @@ MEASURES: tuple[tuple[Column, Callable[[Run], float | None], Callable[[float], s
 
 def results(panel: Panel) -> Table:
     """One row for each line: means over seeds, with standard deviations for accuracies."""
-    kept = [m for m in MEASURES if any(m[1](run) is not None for g in panel.groups for run in g.runs)]
+    kept = [m for m in MEASURES if any(m[1](run) is not None for run in panel.runs)]
     columns = (METHOD_COLUMN, Column("seeds", "how many"), *(column for column, _, _ in kept))
     rows = []
     for group in panel.groups:
         role = "control" if is_control_line(group) else ""
-        row = [TableCell(group.label, group.label, role, group), TableCell(str(len(group.runs)), len(group.runs))]
-        for _, measure, text in kept:
-            found = [value for value in map(measure, group.runs) if value is not None]
-            sd = deviation(found) if found and text is as_percent else None
-            spread = "" if sd is None else f"\N{PLUS-MINUS SIGN} {text(sd)}"
-            row.append(TableCell(text(mean(found)), mean(found), spread) if found else TableCell(""))
-        rows.append(tuple(row))
+        cells = (over_seeds(map(measure, group.runs), text, spread=text is as_percent) for _, measure, text in kept)
+        rows.append((name_cell(group, role), TableCell(str(len(group.runs)), len(group.runs)), *cells))
     return Table(columns, (*rows, *_references(panel, columns)))
+
+
+def name_cell(group: LineGroup, beside: str = "") -> TableCell:
+    """The name of a line, and what stands beside it."""
+    return TableCell(group.label, group.label, beside, group)
+
+
+def over_seeds(values: Iterable[float | None], text: Callable[[float], str], *, spread: bool = True) -> TableCell:
+    """The mean of what is known, and its standard deviation; empty where nothing is."""
+    known = [value for value in values if value is not None]
+    sd = deviation(known) if known and spread else None
+    return _cell(mean(known) if known else None, text, "" if sd is None else f"\N{PLUS-MINUS SIGN} {text(sd)}")
 
 
 def _references(panel: Panel, columns: Sequence[Column]) -> Iterable[tuple[TableCell, ...]]:
@@ -143,9 +136,9 @@ def differences(panel: Panel) -> Table:
 
 def _difference_row(pair: LinePair) -> tuple[TableCell, ...]:
     found = pair.found
-    names = (TableCell(pair.one.label, pair.one.label, group=pair.one), _text(pair.other.label))
+    names = (name_cell(pair.one), text_cell(pair.other.label))
     if found is None:
-        return (*names, *[TableCell("")] * 4, TableCell("0", 0.0), _text(pair.verdict))
+        return (*names, *[TableCell("")] * 4, TableCell("0", 0.0), text_cell(pair.verdict))
     interval = "" if found.low is None or found.high is None else f"{signed(found.low)} to {signed(found.high)}"
     return (
         *names,
@@ -154,7 +147,7 @@ def _difference_row(pair: LinePair) -> tuple[TableCell, ...]:
         _cell(found.p, _probability),
         _cell(pair.corrected, _probability),
         TableCell(str(found.n), found.n),
-        _text(pair.verdict),
+        text_cell(pair.verdict),
     )
 
 
@@ -178,30 +171,29 @@ def every_run(panel: Panel) -> Table:
         Column("kappa"),
         Column("rho"),
     )
-    rows = []
-    for group in panel.groups:
-        for run in group.runs:
-            rows.append(
-                (
-                    TableCell(group.label, group.label, str(run.path), group),
-                    TableCell(str(run.seed), run.seed),
-                    _cell(run.accuracy, as_percent),
-                    _cell(run.accuracy_last3, as_percent),
-                    _cell(run.accuracy_best, as_percent),
-                    _cell(run.last("worst_client"), as_percent),
-                    _cell(run.last("loss"), lambda v: f"{v:.3f}"),
-                    _cell(run.bytes_up / MIB, _size),
-                    _cell(run.bytes_down / MIB, _size),
-                    _cell(run.seconds[-1], _size),
-                    _cell(run.kappa, _size),
-                    _cell(run.rho, _size),
-                )
-            )
+    rows = (
+        (
+            name_cell(group, str(run.path)),
+            TableCell(str(run.seed), run.seed),
+            _cell(run.accuracy, as_percent),
+            _cell(run.accuracy_last3, as_percent),
+            _cell(run.accuracy_best, as_percent),
+            _cell(run.last("worst_client"), as_percent),
+            _cell(run.last("loss"), lambda v: f"{v:.3f}"),
+            _cell(run.bytes_up / MIB, _size),
+            _cell(run.bytes_down / MIB, _size),
+            _cell(run.seconds[-1], _size),
+            _cell(run.kappa, _size),
+            _cell(run.rho, _size),
+        )
+        for group in panel.groups
+        for run in group.runs
+    )
     return Table(columns, tuple(rows))
 
 
-def _cell(value: float | None, text: Callable[[float], str]) -> TableCell:
-    return TableCell("") if value is None else TableCell(text(value), value)
+def _cell(value: float | None, text: Callable[[float], str], beside: str = "") -> TableCell:
+    return TableCell("") if value is None else TableCell(text(value), value, beside)
 
 
 def settings(panel: Panel) -> Table | None:
@@ -211,12 +203,10 @@ def settings(panel: Panel) -> Table | None:
     if not keys:
         return None
     columns = (METHOD_COLUMN, *(Column(key, number=False) for key in keys))
-    rows = (
-        (TableCell(group.label, group.label, group=group), *(_text(str(group.config.get(key, ""))) for key in keys))
-        for group in panel.groups
-    )
+    rows = ((name_cell(group), *(text_cell(str(group.config.get(key, ""))) for key in keys)) for group in panel.groups)
     return Table(columns, tuple(rows))
 
 
-def _text(text: str) -> TableCell:
+def text_cell(text: str) -> TableCell:
+    """A cell of words, which are what sorting compares."""
     return TableCell(text, text)

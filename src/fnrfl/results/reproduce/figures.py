@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fnrfl.config.spelling import counted
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.words import counted
 from fnrfl.results.report.plots import INK, LINE, PALETTE, STYLE, draw_heat
 from fnrfl.results.reproduce.claim_measures import watched
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines

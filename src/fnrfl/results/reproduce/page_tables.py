@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fnrfl.results.report.tables import Column, Table, TableCell
+from fnrfl.results.report.tables import Column, Table, TableCell, text_cell
 from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines, bytes_both_ways, ran_alone
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
@@ -85,7 +85,7 @@ def page_part(part: ShownPart, footnotes: Footnotes, row_name: str) -> PagePart:
     )
     rows = tuple(
         (
-            _text(row),
+            text_cell(row),
             *(
                 value_cell(values.values[place], footnotes, number=column.number)
                 for values, column in zip(part.columns, columns, strict=True)
@@ -124,7 +124,7 @@ def headline(accuracy: ShownTable, controls: ShownTable) -> PagePart:
         for source, row in ((part, "FedAvg"), (part, "FedAvg + FNR"), (control, "FedAvg + FNR with weight 0")):
             at = {column.protocol: column.values[source.rows.index(row)] for column in source.columns}
             shown = [at.get(column.protocol, ShownValue(column.protocol, "")) for column in columns]
-            rows.append((_text(skew), _text(row), *(value_cell(value) for value in shown)))
+            rows.append((text_cell(skew), text_cell(row), *(value_cell(value) for value in shown)))
             values += shown
     named = (Column("skew", number=False), Column("method", number=False))
     heads = (Column(column.head, PROTOCOL_HELP[column.protocol]) for column in columns)
@@ -134,10 +134,6 @@ def headline(accuracy: ShownTable, controls: ShownTable) -> PagePart:
 def _page_part(title: str, table: Table, values: Sequence[ShownValue]) -> PagePart:
     ran = any(value.protocol != "printed" and value.mean is not None for value in values)
     return PagePart(title, table, ran, once_each(value.leaks for value in values))
-
-
-def _text(text: str) -> TableCell:
-    return TableCell(text, text)
 
 
 # -- what every cell cost ----------------------------------------------------------------------------------------------
@@ -193,7 +189,7 @@ def _ran_row(cell: PaperCell, line: CellLine, origin: str) -> tuple[TableCell, .
         TableCell(f"{line['seconds_train']:,.1f}", line["seconds_train"], beside),
         TableCell(f"{line['seconds_wall']:,.1f}", line["seconds_wall"], beside),
         TableCell(f"{mib:,.1f}", mib),
-        _text(line["date"]),
+        text_cell(line["date"]),
         TableCell(line["device"], line["device"], f"({origin})"),
     )
 
@@ -201,7 +197,7 @@ def _ran_row(cell: PaperCell, line: CellLine, origin: str) -> tuple[TableCell, .
 def _waiting_row(cell: PaperCell, found: CellResult) -> tuple[TableCell, ...]:
     words = f"failed: {found.line['failed']}" if found.state == "failed" else found.words
     named = TableCell(cell.id, cell.id, leak=bool(cell.leaks), command=rerun_command(cell, {}))
-    return named, TableCell(words, words)
+    return named, text_cell(words)
 
 
 def rerun_command(cell: PaperCell, line: CellLine) -> str:

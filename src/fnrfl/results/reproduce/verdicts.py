@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from fnrfl.config.spelling import counted
+from fnrfl.core.words import counted
 from fnrfl.results.reproduce.claims import CLAIM_SEEDS, CLAIMS, Claim, ClaimRow, find_claim_cells
 from fnrfl.results.reproduce.kept_lines import CellResult, KeptLines, ran_alone
 from fnrfl.results.reproduce.paper_cells import PaperCell
