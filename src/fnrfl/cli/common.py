@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 WIDEST = 100  # columns of a paragraph, however wide the terminal is
 HELP = {"help_option_names": ["-h", "--help"]}
 
+
+def command_group(help: str) -> typer.Typer:
+    """Commands under one name."""
+    return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None, context_settings=HELP)
+
+
 app = typer.Typer(
     help="Federated learning for skewed data.",
     epilog="`fnrfl COMMAND --help` has examples. `fnrfl run` alone runs the embedded example, in seconds.",

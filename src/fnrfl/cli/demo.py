@@ -12,6 +12,8 @@ from rich.table import Table
 from fnrfl.config import load
 from fnrfl.core.words import counted
 from fnrfl.results.report import report
+from fnrfl.results.statistics import mean
+from fnrfl.runs.metrics import MIB
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import run
 
@@ -40,7 +42,7 @@ def run_demo() -> None:
             folder = OUT / f"{name.replace(', ', '-').replace(' ', '-').lower()}-{seed}"
             result = run(load(None, {"seed": seed, **keys}), out=folder, overwrite=True)
             found.setdefault(name, []).append(result)
-        console.print(f"  {name}: {_mean([r.accuracy for r in found[name]]):.3f}")
+        console.print(f"  {name}: {mean([r.accuracy for r in found[name]]):.3f}")
     console.print(_table(found))
     runs = [result.run_dir for results in found.values() for result in results if result.run_dir is not None]
     page = report(runs, OUT / "report.html", title="The embedded example", plots=False)
@@ -59,19 +61,15 @@ def _table(found: dict[str, list[Result]]) -> Table:
             name,
             _spread([t["accuracy"] for t in totals]),
             _spread([t["worst_client"] for t in totals]),
-            f"{_mean([t['bytes_up'] for t in totals]) / 2**20:.2f}",
-            f"{_mean([t['bytes_down'] for t in totals]) / 2**20:.2f}",
-            f"{_mean([t['seconds_train'] for t in totals]):.1f}",
+            f"{mean([t['bytes_up'] for t in totals]) / MIB:.2f}",
+            f"{mean([t['bytes_down'] for t in totals]) / MIB:.2f}",
+            f"{mean([t['seconds_train'] for t in totals]):.1f}",
         )
     return table
 
 
 def _spread(values: list[float]) -> str:
-    return f"{_mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+    return f"{mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
 if __name__ == "__main__":

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fnrfl.cli.common import HELP, Debug, OverridesArgument, console, errors_in_words, print_table, quoted
+from fnrfl.cli.common import Debug, OverridesArgument, command_group, console, errors_in_words, print_table, quoted
 from fnrfl.core.errors import ConfigError, FnrflError
 
 if TYPE_CHECKING:
     from fnrfl.flower.deployment import Deployment
     from fnrfl.flower.superlink import SuperLink
 
-deploy = typer.Typer(
-    help="Run a recipe over a network, with Flower.", no_args_is_help=True, rich_markup_mode=None, context_settings=HELP
-)
+deploy = command_group("Run a recipe over a network, with Flower.")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", show_default=False, help="Made by `fnrfl deploy init`.")]
 Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="How many; as many as the recipe has clients.")]

@@ -132,7 +132,7 @@ class KeyList:
     def read(cls, recipe: str | None, *, trust: bool = False) -> KeyList:
         """The keys with their defaults, or with the values of a recipe."""
         from fnrfl.config import describe_keys, load, registry
-        from fnrfl.config.keys import keys_of
+        from fnrfl.config.keys import keys_of_method
         from fnrfl.rundir.configs import flat_config
 
         keys = describe_keys()
@@ -141,7 +141,7 @@ class KeyList:
         config = load(recipe, trust=trust)
         method = config.algorithm.name
         if ":" in method:  # a user's own: its options are in no list
-            own = keys_of({f"algorithm.{option.name}": option for option in registry.options(method)})
+            own = keys_of_method(registry.options(method))
             keys += tuple(replace(key, method=method) for key in own.values())
         return cls(keys, flat_config(config), method, recipe)
 
@@ -258,14 +258,14 @@ def short_method_lines(methods: Sequence[Entry], width: int) -> Iterator[str]:
 
 def method_details(methods: Sequence[Entry], width: int) -> Iterator[str]:
     """Everything about each method: idea, needs, traffic, and its options with their defaults."""
-    from fnrfl.config.keys import keys_of
+    from fnrfl.config.keys import keys_of_method
 
     for method in methods:
         yield method.name
         yield from paragraph(method.idea, width, "  ")
         yield from paragraph(f"needs    {', '.join(method.needs) or 'nothing'}", width, "  ", " " * 11)
         yield from paragraph(f"traffic  {method.traffic}", width, "  ", " " * 11)
-        for key in keys_of({f"algorithm.{option.name}": option for option in method.options}).values():
+        for key in keys_of_method(method.options).values():
             yield from paragraph(f"{key.name} = {_shown(key.default)}", width, "  ", " " * 6)
             yield from paragraph(f"{key.meaning}; {key.rule}", width, " " * 6)
         yield ""

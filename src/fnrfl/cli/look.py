@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fnrfl.cli.common import (
-    HELP,
     Debug,
     Json,
     OverridesArgument,
     Quiet,
     Trust,
+    command_group,
     console,
     errors_in_words,
     print_answer,
@@ -33,18 +33,8 @@ if TYPE_CHECKING:
 
 ROWS = 40  # clients shown of a split
 
-scenario = typer.Typer(
-    help="Draw a split before training: who gets what, how skewed.",
-    no_args_is_help=True,
-    context_settings=HELP,
-    rich_markup_mode=None,
-)
-data = typer.Typer(
-    help="Fetch and verify data sets; say what is on disk.",
-    no_args_is_help=True,
-    context_settings=HELP,
-    rich_markup_mode=None,
-)
+scenario = command_group("Draw a split before training: who gets what, how skewed.")
+data = command_group("Fetch and verify data sets; say what is on disk.")
 
 Text = Annotated[
     str,
@@ -149,7 +139,8 @@ def _show_split(title: str, built: Built, scores: Skew) -> None:
     from fnrfl.results.skew import SHADES, binned, heat_map
 
     counts = built.partition.counts
-    typer.echo(f"{title}: {counted(int(scores.sizes.sum()), 'example')}, {_classes(counts.shape[1])}")
+    classes = counted(counts.shape[1], "class", "classes")
+    typer.echo(f"{title}: {counted(int(scores.sizes.sum()), 'example')}, {classes}")
     noisy = built.partition.noise is not None
     labels = _class_labels(counts.shape[1], binned(counts).shape[1])
     rows = [("client", labels, "examples", "classes", "distance", *(["noise"] if noisy else []))]
@@ -169,10 +160,6 @@ def _show_split(title: str, built: Built, scores: Skew) -> None:
         f"noise       {_noise(built)}\n"
         f"sha256      {built.partition.sha256}"
     )
-
-
-def _classes(number: int) -> str:
-    return counted(number, "class", "classes")
 
 
 def _noise(built: Built) -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from fnrfl.rundir.directory import is_finished
 from fnrfl.rundir.interrupt import OutputClosed
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Pace:
 
     def hear_grid(self, cells: Sequence[Cell], folder: Path) -> Callable[[Notice], None]:
         """Who hears how a comparison goes on; runs that are finished when it begins take no time."""
-        waiting = [cell for cell in cells if not (folder / cell.name / "model.safetensors").exists()]
+        waiting = [cell for cell in cells if not is_finished(folder / cell.name)]
         left = {cell.name: cell.config.rounds for cell in waiting}
 
         def hear(notice: Notice) -> None:

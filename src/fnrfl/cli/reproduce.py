@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fnrfl.cli.cell_runs import CellSeeds, For, LinesOut, Markdown, Rerun, Scale, Set, carry, run_cells, show_plan
-from fnrfl.cli.common import HELP, Debug, Json, Quiet, console, errors_in_words, print_answer, print_table
+from fnrfl.cli.common import Debug, Json, Quiet, command_group, console, errors_in_words, print_answer, print_table
 from fnrfl.cli.notices import notices
 from fnrfl.cli.tables_page import say_where_the_page_is, show_page, write_page_of
 from fnrfl.core.errors import ConfigError
@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
     from fnrfl.results.reproduce.kept_lines import KeptLines
 
-reproduce = typer.Typer(
-    help="The paper's tables: printed, by its protocol, and honest.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings=HELP,
-)
+reproduce = command_group("The paper's tables: printed, by its protocol, and honest.")
 
 
 @reproduce.command("list")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import UnionType
@@ -33,6 +33,11 @@ class Key:
 def keys_of(options: Mapping[str, Option]) -> dict[str, Key]:
     """Options in words, by full name."""
     return {name: _key(name, option) for name, option in options.items()}
+
+
+def keys_of_method(options: Iterable[Option]) -> dict[str, Key]:
+    """The options of a method in words, by full name."""
+    return keys_of({f"algorithm.{option.name}": option for option in options})
 
 
 @cache

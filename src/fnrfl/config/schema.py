@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from pydantic import Field
 
 from fnrfl.config import registry
-from fnrfl.config.keys import Key, checked, keys_of
+from fnrfl.config.keys import Key, checked, keys_of, keys_of_method
 from fnrfl.config.typed import FlatValues, Overrides, flatten, toml
 from fnrfl.core.network import NetworkOptions
 from fnrfl.core.options import Option, Value, option, options_of, values_of
@@ -245,7 +245,7 @@ def describe_keys() -> tuple[Key, ...]:
     methods = [
         replace(key, meaning=f"{entry.name}: {key.meaning}", method=entry.name)
         for entry in registry.methods()
-        for key in keys_of({f"algorithm.{option.name}": option for option in entry.options}).values()
+        for key in keys_of_method(entry.options).values()
     ]
     switch = Key(
         "fnr", '"off" | "on"', "off", "", "refine the weakest clients; any key of [fnr] turns it on", "off or on"

@@ -153,6 +153,11 @@ def is_run(path: Path) -> bool:
         return False
 
 
+def is_finished(run_dir: Path) -> bool:
+    """Whether all rounds of a run are done: the model is the last file that it writes."""
+    return (run_dir / "model.safetensors").exists()
+
+
 def check_is_run(run_dir: Path) -> None:
     """Refuse a folder that is no run, and one in which a run's file is a link, a pipe or a folder."""
     recover(run_dir)

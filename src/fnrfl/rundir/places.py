@@ -79,4 +79,4 @@ def is_of(config: RunConfig, run_dir: Path) -> bool:
 
 
 def _is_unfinished(run_dir: Path) -> bool:
-    return (run_dir / "config.toml").is_file() and not (run_dir / "model.safetensors").exists()
+    return (run_dir / "config.toml").is_file() and not directory.is_finished(run_dir)

@@ -106,7 +106,7 @@ def resume(
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
     run_dir, told = Path(run_dir), Listeners(progress, callbacks)
     directory.check_is_run(run_dir)
-    if (run_dir / "model.safetensors").exists():
+    if directory.is_finished(run_dir):
         return load(run_dir, trust=trust, given=given)
     with directory.opened(run_dir) as place, tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         found = run_files.verify(run_dir, trust=trust)
@@ -135,7 +135,7 @@ def load(run_dir: str | Path, *, trust: bool = False, given: Given = NOTHING) ->
     """
     run_dir = Path(run_dir)
     directory.check_is_run(run_dir)
-    if not (run_dir / "model.safetensors").exists():
+    if not directory.is_finished(run_dir):
         raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`.")
     found = run_files.verify(run_dir, trust=trust)
     config, saved = found.config, found.saved

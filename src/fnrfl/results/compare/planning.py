@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fnrfl.config import RunConfig
-from fnrfl.core.errors import ConfigError, FnrflError, sentence
+from fnrfl.core.errors import FnrflError, sentence
 from fnrfl.results.compare.belonging import Members
 from fnrfl.results.compare.cells import Cell
 from fnrfl.results.compare.folder import check_comparison_folder
-from fnrfl.results.compare.running import Notice, check_judged
+from fnrfl.results.compare.running import Notice, check_judged, refuse_groups
+from fnrfl.rundir.directory import is_finished
+
+RunState = Literal["new", "begun", "finished"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class PlannedRun:
     """One run of a grid: how much of it is there, and how long the rest takes."""
 
     cell: Cell
-    state: Literal["new", "begun", "finished"]
+    state: RunState
     rounds_done: int
     seconds: float | None  # still to come, an estimate; None where nothing can be timed
 
@@ -70,18 +73,17 @@ def plan_grid(
         except Exception as error:
             seconds[label] = None
             problems.setdefault(sentence(error), []).append(label)
-    if problems:
-        raise ConfigError(" ".join(f"{'; '.join(labels)}: {what}" for what, labels in problems.items()))
+    refuse_groups(problems)
     return [PlannedRun(cell, *there[cell.name], _left(cell, *there[cell.name], seconds)) for cell in cells]
 
 
-def _found(folder: Path, cell: Cell) -> tuple[Literal["new", "begun", "finished"], int]:
+def _found(folder: Path, cell: Cell) -> tuple[RunState, int]:
     """(how far a run is, the rounds that need not be repeated)."""
     from fnrfl.rundir import checkpoint
 
     if not folder.exists():
         return "new", 0
-    if (folder / "model.safetensors").exists():
+    if is_finished(folder):
         return "finished", cell.config.rounds
     try:
         saved = checkpoint.index(folder)
@@ -90,7 +92,7 @@ def _found(folder: Path, cell: Cell) -> tuple[Literal["new", "begun", "finished"
     return "begun", 0 if saved is None else saved.round
 
 
-def _left(cell: Cell, state: str, done: int, seconds: dict[str, float | None]) -> float | None:
+def _left(cell: Cell, state: RunState, done: int, seconds: dict[str, float | None]) -> float | None:
     """Seconds that a run still takes."""
     if state == "finished":
         return 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,6 +20,7 @@ from fnrfl.results.compare.rows import Summary
 from fnrfl.results.compare.summary import summarise
 from fnrfl.results.compare.tables import Comparison
 from fnrfl.results.statistics import reached
+from fnrfl.rundir.directory import is_finished
 from fnrfl.rundir.events import Event
 from fnrfl.runs.told_once import series_of_runs
 
@@ -63,7 +64,9 @@ def compare(
     """
     out = Path(out)
     chosen = check_judged(cells, baseline, metric, target)
-    tell = progress or (lambda notice: None)
+    from fnrfl.runs.given import NOTHING
+
+    given, tell = given or NOTHING, progress or (lambda notice: None)
     turns = (_turns if on == "here" else _turns_on_ray)(cells, _How(out, given, callbacks, checkpoint_every, tell))
     members = _prepare(cells, out, tell, given)
     summaries, failures = dict[str, Summary](), dict[str, str]()
@@ -112,15 +115,13 @@ def _compared_metric(cells: Sequence[Cell], name: str) -> Metric:
     return TEST_METRICS[found] if mine is None else Metric(found, mine.words, mine.higher_is_better)
 
 
-def _prepare(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], None], given: Given | None) -> Members:
+def _prepare(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], None], given: Given) -> Members:
     """Check the folder, the runs in it and every group; then write the grid. What is returned knows the runs."""
-    from fnrfl.runs.given import NOTHING
-
     check_comparison_folder(out, cells)
     members = Members(out, cells)
     members.refuse_changed_code()
     _check_groups(cells, members, tell, given)
-    members.refuse_changed_data(given or NOTHING)
+    members.refuse_changed_data(given)
     out.mkdir(parents=True, exist_ok=True)
     write_grid(out, cells)
     return members
@@ -140,7 +141,7 @@ class _How:
     """How cells are run."""
 
     out: Path
-    given: Given | None
+    given: Given
     callbacks: Sequence[Any]
     checkpoint_every: float
     tell: Callable[[Notice], None]
@@ -151,9 +152,10 @@ Turns = Iterator[tuple[Notice, Callable[[], "Result"]]]  # of each cell, and wha
 
 def _notices(cells: Sequence[Cell], out: Path) -> list[Notice]:
     """The cells in their order: which are finished, and which are to start."""
-    kept = lambda cell: (out / cell.name / "model.safetensors").exists()  # noqa: E731
-    ordered = enumerate(_failed_last(cells, out), 1)
-    return [Notice("kept" if kept(cell) else "start", cell, number, len(cells)) for number, cell in ordered]
+    return [
+        Notice("kept" if is_finished(out / cell.name) else "start", cell, number, len(cells))
+        for number, cell in enumerate(_failed_last(cells, out), 1)
+    ]
 
 
 def _turns(cells: Sequence[Cell], how: _How) -> Turns:
@@ -164,13 +166,12 @@ def _turns(cells: Sequence[Cell], how: _How) -> Turns:
 
 def _turns_on_ray(cells: Sequence[Cell], how: _How) -> Turns:
     """Finished cells, then the others as they end, side by side on a Ray cluster."""
-    from fnrfl.runs.given import NOTHING
     from fnrfl.runs.runs_on_ray import refuse_on_ray, run_on_ray
 
     if how.callbacks:
         raise ConfigError("Loggers and callbacks are in this process, and --on ray runs in others. Leave one out.")
     for cell in cells:
-        refuse_on_ray(cell.config, how.given or NOTHING)
+        refuse_on_ray(cell.config, how.given)
 
     def turns() -> Turns:
         notices = _notices(cells, how.out)
@@ -189,9 +190,10 @@ def _from_ray(notice: Notice, how: _How, failed: str) -> Result:
     """The result of a cell that has ended on Ray."""
     if failed:
         raise FnrflError(failed)
-    if not (how.out / notice.cell.name / "model.safetensors").exists():
+    folder = how.out / notice.cell.name
+    if not is_finished(folder):
         raise FnrflError(
-            f"The run has ended on another machine, and {how.out / notice.cell.name} is not on this one. With "
+            f"The run has ended on another machine, and {folder} is not on this one. With "
             "--on ray, --out must be a folder that all machines share."
         )
     return _carry_out(notice, how)
@@ -200,7 +202,6 @@ def _from_ray(notice: Notice, how: _How, failed: str) -> Result:
 def _carry_out(notice: Notice, how: _How) -> Result:
     """Run the cell that a notice is about, or go on with it if its folder is there."""
     from fnrfl.runs import run as runs
-    from fnrfl.runs.given import NOTHING
 
     def show(event: Event) -> None:
         how.tell(replace(notice, what="round", event=event))
@@ -211,7 +212,7 @@ def _carry_out(notice: Notice, how: _How) -> Result:
         "callbacks": how.callbacks,
         "checkpoint_every": how.checkpoint_every,
         "runs_alike": notice.total,
-        "given": (how.given or NOTHING).used_by(config),
+        "given": how.given.used_by(config),
     }
     return runs.resume(folder, **told) if folder.exists() else runs.run(config, out=folder, **told)
 
@@ -224,14 +225,13 @@ def _summary(result: Result, target: float | None) -> Summary:
     return result.summary() | {"target": target} | took
 
 
-def _check_groups(cells: Sequence[Cell], members: Members, tell: Callable[[Notice], None], given: Given | None) -> None:
+def _check_groups(cells: Sequence[Cell], members: Members, tell: Callable[[Notice], None], given: Given) -> None:
     """Build the first run of every group that has not begun: what cannot go together is known before the first starts.
 
     The other seeds differ in their draws alone.
     """
     from fnrfl.core.isolation import isolated
     from fnrfl.runs.build import build
-    from fnrfl.runs.given import NOTHING
 
     problems: dict[str, list[str]] = {}
     checked: set[str] = set()
@@ -243,10 +243,15 @@ def _check_groups(cells: Sequence[Cell], members: Members, tell: Callable[[Notic
         tell(Notice("check", cell, number, len(cells)))
         try:
             with isolated():
-                built = build(cell.config, given=given or NOTHING)
+                built = build(cell.config, given=given)
         except Exception as error:
             problems.setdefault(sentence(error), []).append(label)
         else:
             members.check(cell, built)
+    refuse_groups(problems)
+
+
+def refuse_groups(problems: Mapping[str, Sequence[str]]) -> None:
+    """Refuse a comparison with groups that cannot be run: each problem is told once, with the groups that have it."""
     if problems:
         raise ConfigError(" ".join(f"{'; '.join(labels)}: {what}" for what, labels in problems.items()))

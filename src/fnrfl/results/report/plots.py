@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,7 @@ def draw_figures(panels: Sequence[Panel], folder: Path) -> list[Path]:
         raise ConfigError(f"{folder} is a link, and no link is followed in writing. Remove it, or give --no-plots.")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    with mpl.rc_context():
-        mpl.rcdefaults()  # a matplotlibrc in the working folder may ask for another program, such as TeX
-        mpl.rcParams.update(STYLE)
+    with page_style():
         for number, panel in enumerate(panels, 1):
             for name, figure in FIGURES.items():
                 stem = name if number == 1 else f"{name}-{number}"
@@ -61,13 +60,27 @@ def draw_figures(panels: Sequence[Panel], folder: Path) -> list[Path]:
                 for suffix in ("png", "svg"):
                     path = folder / f"{stem}.{suffix}"
                     date = {"Date": None} if suffix == "svg" else None  # the same figure is the same file
-                    drawn = io.BytesIO()
-                    made.savefig(drawn, format=suffix, dpi=160, metadata=date, bbox_inches="tight", pad_inches=0.2)
-                    write_output(path, drawn.getvalue())
+                    write_output(path, as_image(made, suffix, date))
                     written.append(path)
     for old in set(figure_files(folder)) - set(written):
         old.unlink()
     return written
+
+
+@contextmanager
+def page_style(**more: object) -> Iterator[None]:
+    """Inside, figures are drawn in the page's style, with `more` of matplotlib's settings."""
+    with mpl.rc_context():
+        mpl.rcdefaults()  # a matplotlibrc in the working folder may ask for another program, such as TeX
+        mpl.rcParams.update(STYLE | more)
+        yield
+
+
+def as_image(figure: Figure, suffix: str = "png", metadata: Mapping[str, str | None] | None = None) -> bytes:
+    """A figure as the content of a file."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=suffix, dpi=160, metadata=metadata, bbox_inches="tight", pad_inches=0.2)
+    return drawn.getvalue()
 
 
 def _figure(panel: Panel, height: float = 4.2) -> tuple[Figure, Axes]:

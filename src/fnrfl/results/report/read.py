@@ -153,7 +153,7 @@ def read_run(path: Path, baseline: tuple[str, ...] = ()) -> Run:
         rounds=rounds,
         counts=about.partition["counts"],
         examples={k: v["examples"] for k, v in about.partition["splits"].items() if isinstance(v, dict)},
-        finished=(path / "model.safetensors").exists(),
+        finished=directory.is_finished(path),
         test_counts=about.header.get("test_counts", []),
         baseline=baseline,
     )

@@ -5,7 +5,6 @@ A figure with a value of a run with a leak has a red banner that says so, and sa
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
-from fnrfl.results.report.plots import INK, LINE, PALETTE, STYLE, draw_heat
+from fnrfl.results.report.plots import INK, LINE, PALETTE, as_image, draw_heat, page_style
 from fnrfl.results.reproduce.claim_measures import watched
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines
 from fnrfl.results.reproduce.paper_cells import PaperCell
@@ -25,14 +24,13 @@ from fnrfl.results.statistics import mean
 from fnrfl.rundir.outputs import write_output
 
 try:
-    import matplotlib as mpl
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 except ImportError as error:
     raise ConfigError("Figures need the package matplotlib. Install it, or look at the tables.") from error
 
 LEAKS_KEY = "fnrfl-leaks"  # of a PNG's metadata
-WIDE = (7.2, 4.4)
 log = logging.getLogger("fnrfl")
 
 
@@ -50,9 +48,7 @@ def draw_all(lines: KeptLines, scale: str, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     look = _Lookup(lines, scale)
     written = []
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
+    with page_style():
         for drawn in _figures(look):
             written.append(folder / f"{drawn.name}.png")
             write_output(written[-1], as_png(drawn))
@@ -66,10 +62,7 @@ def as_png(drawn: Drawn) -> bytes:
         drawn.figure.suptitle(
             words, fontsize=10, color="white", fontweight="bold", backgroundcolor="#b3261e", x=0.02, ha="left"
         )
-    file = io.BytesIO()
-    metadata = {LEAKS_KEY: ", ".join(drawn.leaks) or "none"}
-    drawn.figure.savefig(file, format="png", dpi=160, metadata=metadata, bbox_inches="tight", pad_inches=0.2)
-    return file.getvalue()
+    return as_image(drawn.figure, metadata={LEAKS_KEY: ", ".join(drawn.leaks) or "none"})
 
 
 @dataclass(frozen=True)
@@ -101,13 +94,17 @@ def _figures(look: _Lookup) -> Iterator[Drawn]:
     yield from _attribution(look)
 
 
+def _wide_figure() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    return figure, figure.subplots()
+
+
 # -- the data ----------------------------------------------------------------------------------------------------------
 
 
 def _split(scale: str, skew: str) -> Drawn:
     counts = split_of(scale, skew)
-    figure = Figure(figsize=WIDE, layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _wide_figure()
     names = [f"client {client + 1}" for client in range(len(counts))]
     draw_heat(axes, counts, names, lambda value: f"{value:.0f}", max(map(max, counts)))
     axes.set_xticks(range(10), classes_of_scale(scale), rotation=0 if scale == "tiny" else 30)
@@ -136,8 +133,7 @@ def _convergence(look: _Lookup, part: TablePart, setting: str) -> Iterator[Drawn
     asked = len(part.seeds_of(setting))
     if not any(found.values()):
         return
-    figure = Figure(figsize=WIDE, layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _wide_figure()
     for colour, (method, lines) in zip(PALETTE, found.items(), strict=False):
         curves = [line["accuracies"] for line in lines]
         if curves:
@@ -225,8 +221,7 @@ def _seeds_missing(lines: Sequence[CellLine], asked: int, before: str = " ") -> 
 
 def _bars(names: Sequence[str], values: dict[str, list[float]]) -> Figure:
     """Groups of bars, one for each name."""
-    figure = Figure(figsize=WIDE, layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _wide_figure()
     for number, (label, heights) in enumerate(values.items()):
         places = [place + (number - 0.5) * 0.38 for place in range(len(names))]
         bars = axes.bar(places, heights, width=0.36, color=PALETTE[number], label=label)

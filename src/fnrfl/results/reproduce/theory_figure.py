@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fnrfl.core.words import counted
-from fnrfl.results.report.plots import INK, PALETTE, STYLE
+from fnrfl.results.report.plots import INK, PALETTE, as_image, page_style
 from fnrfl.results.reproduce.theory import FAR, TheoryCheck
 from fnrfl.rundir.outputs import write_output
 
@@ -17,19 +16,14 @@ if TYPE_CHECKING:
 
 def draw_theory(found: TheoryCheck, path: Path) -> Path:
     """Write the figure as a PNG."""
-    import matplotlib as mpl  # `plots` has said so in a sentence if it is not there
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # `plots` has said so in a sentence if it is not there
 
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(STYLE | {"text.parse_math": True})  # for the powers of ten
+    with page_style(**{"text.parse_math": True}):  # for the powers of ten
         figure = Figure(figsize=(11.0, 4.6), layout="constrained")
         left, right = figure.subplots(1, 2)
         _measured(left, found)
         _printed(right, found)
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format="png", dpi=160, bbox_inches="tight", pad_inches=0.2)
-    write_output(path, drawn.getvalue())
+        write_output(path, as_image(figure))
     return path
 
 
