@@ -8,7 +8,6 @@ sha256 of the log up to that round. Files of a checkpoint that it does not name 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
 from contextlib import suppress
@@ -170,7 +169,7 @@ def index(run_dir: Path) -> Index | None:
         if found in (2, CHECKPOINT_FORMAT):
             return _checked(path, Index.model_validate(content))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged ({type(error).__name__}). Run again into another directory.") from error
+        raise files.damaged(path, type(error).__name__) from error
     raise ConfigError(
         f"{path} has format {found}, and this version reads formats 2 and {CHECKPOINT_FORMAT}. Resume it with the "
         "version that wrote it, or run again."
@@ -201,7 +200,7 @@ def _checked(path: Path, found: Index) -> Index:
             )
     hashed = found.log is not None and all(file.sha256 is not None for file, _ in named)
     if found.round < 0 or (found.format == CHECKPOINT_FORMAT and not hashed):
-        raise ConfigError(f"{path} is damaged (a hash is missing, or its round). Run again into another directory.")
+        raise files.damaged(path, "a hash is missing, or its round")
     return found
 
 
@@ -211,8 +210,7 @@ def _write_index(run_dir: Path, new: Index) -> None:
 
 def _free(folder: Path, name: str, ending: str = "") -> Path:
     """A name below `folder` that nothing has yet; a kill may have left a folder that no checkpoint names."""
-    numbered = (f"{name}-{number}" for number in itertools.count(2))
-    candidates = (folder / f"{free}{ending}" for free in itertools.chain([name], numbered))
+    candidates = (folder / f"{free}{ending}" for free in files.numbered(name))
     return next(path for path in candidates if not path.exists() and not path.is_symlink())
 
 

@@ -7,7 +7,6 @@ such step the old run is called `.NAME.fnrfl-old` for a moment, and the next com
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -229,10 +228,7 @@ def _discard(folder: Path, name: Path, *, locked: bool = False) -> None:
         with suppress(OSError):
             folder.rmdir()
             return
-        numbers = itertools.count(2)
-        aside = name.with_name(f"{name.name}.replaced")
-        while _is_there(aside):
-            aside = name.with_name(f"{name.name}.replaced-{next(numbers)}")
+        aside = next(p for p in map(name.with_name, files.numbered(f"{name.name}.replaced")) if not _is_there(p))
         foreign = ", ".join(sorted(path.name for path in folder.iterdir()))
         folder.rename(aside)
     log.warning(f"{aside} has what was in the old run and is not fnrfl's: {foreign}.")

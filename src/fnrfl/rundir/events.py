@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fnrfl.core.errors import ConfigError, FnrflError
+from fnrfl.core.errors import FnrflError
 from fnrfl.rundir import files
 
 Event = dict[str, Any]
@@ -40,13 +40,8 @@ def parse_events(path: Path, content: bytes) -> list[Event]:
         try:
             event = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise damaged(path, f"line {number}: {error}") from error
+            raise files.damaged(path, f"line {number}: {error}") from error
         if not isinstance(event, dict):
-            raise damaged(path, f"line {number} is no JSON object")
+            raise files.damaged(path, f"line {number} is no JSON object")
         found.append(event)
     return found
-
-
-def damaged(path: Path, why: str) -> ConfigError:
-    """What is said of a log that cannot be used."""
-    return ConfigError(f"{path} is damaged ({why}). Run again into another directory.")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -73,6 +75,11 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
+def damaged(path: Path, why: str) -> ConfigError:
+    """What is said of a file or folder of a run that cannot be used."""
+    return ConfigError(f"{path} is damaged ({why}). Run again into another directory.")
+
+
 def is_plain_file(path: Path) -> bool:
     """Whether a path is a file: no link, folder, pipe or device."""
     return path.is_file() and not path.is_symlink()
@@ -81,6 +88,11 @@ def is_plain_file(path: Path) -> bool:
 def is_folder(path: Path) -> bool:
     """Whether a path is a folder, and not a link to one."""
     return path.is_dir() and not path.is_symlink()
+
+
+def numbered(name: str) -> Iterator[str]:
+    """A name, then the same with -2, -3 and so on."""
+    return itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
 
 
 def exchange(one: Path, other: Path) -> bool:

@@ -69,7 +69,7 @@ def read_origin(folder: Path) -> Origin:
         _check_log(folder, log)
         found.data, found.code, found.split, found.public  # noqa: B018  # whatever is missing is noticed here
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{folder} is damaged ({_why(error)}). Run again into another directory.") from error
+        raise files.damaged(folder, _why(error)) from error
     return found
 
 
@@ -149,10 +149,8 @@ def _check_log(folder: Path, log: str) -> None:
         return
     lines = log.encode().split(b"\n")[: int(saved["round"]) + 1]
     if hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest() != saved["log"]:
-        raise ConfigError(
-            f"{folder / 'events.jsonl'} is damaged (it is not what the run wrote: its sha256 is not the one in "
-            "checkpoint.json). Run again into another directory."
-        )
+        why = "it is not what the run wrote: its sha256 is not the one in checkpoint.json"
+        raise files.damaged(folder / "events.jsonl", why)
 
 
 def _as_toml(config: Mapping[str, Any]) -> dict[str, Any]:

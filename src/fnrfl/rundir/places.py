@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
-from fnrfl.rundir import directory
+from fnrfl.rundir import directory, files
 from fnrfl.rundir.configs import differing_from_plan, flat, flat_config
 from fnrfl.rundir.lock import InUse, holder_of
 
@@ -19,8 +19,7 @@ from fnrfl.rundir.lock import InUse, holder_of
 def run_dirs(config: RunConfig) -> Iterator[Path]:
     """The folders that a run may have by default, in order: its own name, then the same with -2, -3 and so on."""
     first = config.run_dir
-    numbered = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
-    for path in itertools.chain([first], numbered):
+    for path in map(first.with_name, files.numbered(first.name)):
         directory.recover(path)  # a kill may have left a run without its name, which is taken all the same
         yield path
 

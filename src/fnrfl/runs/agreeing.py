@@ -12,13 +12,10 @@ from typing import Any
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data.agreement import Agreement, SiteFacts, SiteHolding, agree_on_experiment, as_plain, from_plain
-from fnrfl.data.datasets import Dataset
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.site_agreement import agree_on_sites, refuse_other_public, settle
 from fnrfl.data.stand_in import load_test_set, stand_in
-from fnrfl.runs.data import divide, load_public, reading_of
-from fnrfl.runs.given import NOTHING, Given
-from fnrfl.runs.method import build_algorithm
+from fnrfl.runs.data import reading_of
 from fnrfl.runs.node_data import (
     describe_node,
     kept_at_the_site,
@@ -29,7 +26,7 @@ from fnrfl.runs.node_data import (
     split_hash,
     tell_holding,
 )
-from fnrfl.runs.parts import RunParts, complete_parts, gather_parts
+from fnrfl.runs.parts import RunParts, gather_parts, parts_with
 
 Plain = dict[str, Any]
 Ask = Callable[[Plain], Sequence[Plain]]  # a question to every node -> their answers, always in one order
@@ -45,7 +42,7 @@ class Meeting:
     recipe: str  # for nodes, with nothing left to choose
 
 
-def meet(config: RunConfig, ask: Ask, test: str = "", given: Given = NOTHING) -> Meeting:
+def meet(config: RunConfig, ask: Ask, test: str = "") -> Meeting:
     """Ask every node about its data, and agree; `test` is the server's own test set, where nodes are sites.
 
     Nodes of an experiment take a part each of a data set that the server has as well.
@@ -54,8 +51,8 @@ def meet(config: RunConfig, ask: Ask, test: str = "", given: Given = NOTHING) ->
     if not facts:
         raise CompatibilityError("No node has answered, so there is nobody to train. Start the nodes first.")
     if any(one.partition is None for one in facts) and any(one.schema is not None for one in facts):
-        return _meet_sites(config, ask, facts, test, given)
-    parts = gather_parts(config, given)
+        return _meet_sites(config, ask, facts, test)
+    parts = gather_parts(config)
     agreement = agree_on_experiment(facts, parts.config.clients, parts.dataset.checksum, split_hash(parts))
     seat_of = {one.partition: seat for seat, one in enumerate(facts)}
     seats = tuple(seat_of[client] for client in range(parts.config.clients))
@@ -63,7 +60,7 @@ def meet(config: RunConfig, ask: Ask, test: str = "", given: Given = NOTHING) ->
     return Meeting(parts, agreement, seats, recipe_for_nodes(parts.config))
 
 
-def _meet_sites(config: RunConfig, ask: Ask, facts: Sequence[SiteFacts], test: str, given: Given) -> Meeting:
+def _meet_sites(config: RunConfig, ask: Ask, facts: Sequence[SiteFacts], test: str) -> Meeting:
     """Nodes that bring data of their own agree on columns, categories and classes, and tell what they hold."""
     refuse_what_sites_cannot(config)
     if not test:
@@ -77,22 +74,10 @@ def _meet_sites(config: RunConfig, ask: Ask, facts: Sequence[SiteFacts], test: s
     answers = ask({"recipe": recipe_for_nodes(config), "agreement": as_plain(agreement)})
     holdings = [_read(SiteHolding, answers[seat], seat) for seat in seats]
     agreement = settle(agreement, holdings)
-    parts = _parts_without_examples(config, agreement, holdings, test, given)
+    scored = load_test_set(test, agreement, reading_of(config))
+    parts = parts_with(config, stand_in(agreement, [one.counts for one in holdings], scored), agreement.notices)
     refuse_other_public(agreement, holdings, public_hash(parts.splits))
     return Meeting(parts, agreement, seats, recipe_for_nodes(parts.config))
-
-
-def _parts_without_examples(
-    config: RunConfig, agreement: Agreement, holdings: Sequence[SiteHolding], test: str, given: Given
-) -> RunParts:
-    """The server's parts of a run whose examples stay with the sites."""
-    scored = load_test_set(test, agreement, reading_of(config))
-    dataset = stand_in(agreement, [one.counts for one in holdings], scored)
-    algorithm = build_algorithm(config, given)
-    public = load_public(config, dataset, given)
-    partition, splits = divide(config, dataset, public, algorithm)
-    notices = (*agreement.notices, *(public.notices if isinstance(public, Dataset) else ()))
-    return complete_parts(config, algorithm, dataset, partition, splits, notices, given)
 
 
 def _read(cls: type[Any], answer: Plain, seat: int) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import cached_property
+from itertools import accumulate
 
 from fnrfl.rundir.events import Event
 
 MIB = 2**20
 OWN = "own_metrics"  # a round's values of metrics of the user's own, by name
+LOWEST = {"worst_client": "per_client", "worst_site": "per_site"}  # of which list of shares a metric is the lowest
 LOOKING = ("evaluate", "observe")  # phases of looking at models, which are no part of training
 
 
@@ -19,13 +20,10 @@ class RunMetrics:
     rounds: list[Event]
 
     def series(self, metric: str) -> list[float | None]:
-        """A number of every round, None where there is none; a metric of the user's own has its function's name.
-
-        `worst_client` is the lowest of `per_client`, and `worst_site` of `per_site`.
-        """
-        if metric in ("worst_client", "worst_site"):
-            worst = worst_client if metric == "worst_client" else worst_site
-            return [_finite(worst(event)) for event in self.rounds]
+        """A number of every round, None where there is none; a metric of the user's own has its function's name."""
+        if metric in LOWEST:
+            known = ([one for one in event.get(LOWEST[metric], ()) if one is not None] for event in self.rounds)
+            return [_finite(min(shares, default=None)) for shares in known]
         return [_finite(event.get(metric, event.get(OWN, {}).get(metric))) for event in self.rounds]
 
     def last(self, metric: str) -> float | None:
@@ -77,12 +75,12 @@ class RunMetrics:
     @cached_property
     def mib(self) -> list[float]:
         """Traffic in MiB, both directions, up to and including each round."""
-        return _sums((event["bytes_up"] + event["bytes_down"]) / MIB for event in self.rounds)
+        return list(accumulate((event["bytes_up"] + event["bytes_down"]) / MIB for event in self.rounds))
 
     @cached_property
     def seconds(self) -> list[float]:
         """Seconds of training, norm pass, refinement and server, up to and including each round."""
-        return _sums(map(training_seconds, self.rounds))
+        return list(accumulate(map(training_seconds, self.rounds)))
 
     @property
     def seconds_train(self) -> float:
@@ -100,16 +98,6 @@ class RunMetrics:
         return self.accuracy * 1e4 / self.mib[-1] if self.mib[-1] else None
 
 
-def worst_client(event: Event) -> float | None:
-    """The lowest accuracy of a client in a round; a client of whose classes the test set has none is null there."""
-    return min((value for value in event["per_client"] if value is not None), default=None)
-
-
-def worst_site(event: Event) -> float | None:
-    """The lowest accuracy of a client on the test examples that it brought; None where nobody brought any."""
-    return min((value for value in event.get("per_site", ()) if value is not None), default=None)
-
-
 def training_seconds(event: Event) -> float:
     """Seconds of a round that went into training, and not into looking at models."""
     return float(sum(spent for phase, spent in event["seconds"].items() if phase not in LOOKING))
@@ -118,12 +106,3 @@ def training_seconds(event: Event) -> float:
 def _finite(value: object) -> float | None:
     """A number, or None for what JSON and a chart cannot show."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _sums(values: Iterable[float]) -> list[float]:
-    """The sum of the values up to and including each."""
-    total, sums = 0.0, []
-    for value in values:
-        total += value
-        sums.append(total)
-    return sums

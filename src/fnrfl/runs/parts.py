@@ -56,23 +56,15 @@ class RunParts:
 def gather_parts(config: RunConfig, given: Given = NOTHING) -> RunParts:
     """Load, draw, split, build and check; `given` are the objects that the config has words for."""
     dataset = load_data(config, given)
+    return parts_with(config, dataset, dataset.notices, given)
+
+
+def parts_with(config: RunConfig, dataset: Dataset, notices: tuple[str, ...], given: Given = NOTHING) -> RunParts:
+    """The parts of a run with this data: it is divided, the model is built, and what cannot go together is refused."""
     algorithm = build_algorithm(config, given)
     public = load_public(config, dataset, given)
     partition, splits = divide(config, dataset, public, algorithm)
-    unused = (*dataset.notices, *(public.notices if isinstance(public, Dataset) else ()))
-    return complete_parts(config, algorithm, dataset, partition, splits, unused, given)
-
-
-def complete_parts(
-    config: RunConfig,
-    algorithm: Algorithm,
-    dataset: Dataset,
-    partition: Partition,
-    splits: Splits,
-    notices: tuple[str, ...] = (),
-    given: Given = NOTHING,
-) -> RunParts:
-    """The parts of a run whose data is divided: the model is built, and what cannot go together is refused."""
+    notices = (*notices, *(public.notices if isinstance(public, Dataset) else ()))
     config = with_counted_clients(config, partition)
     config, net = fitting_net(config, dataset, algorithm, given)
     check_needs(config, algorithm, net, splits, partition)

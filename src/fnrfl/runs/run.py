@@ -147,7 +147,7 @@ def load(run_dir: str | Path, *, trust: bool = False, given: Given = NOTHING) ->
     check_given(run_dir, config, given)
     header, *rounds = found.events_so_far
     if not all(event.keys() >= NEEDED_METRICS for event in rounds):
-        raise events.damaged(run_dir / "events.jsonl", "a round has no accuracy, bytes or seconds")
+        raise files.damaged(run_dir / "events.jsonl", "a round has no accuracy, bytes or seconds")
     weights = checkpoint.model(run_dir, saved)
     personalised = header["personalised"] if "personalised" in header else build_algorithm(config, given).personalised
     keeper = personal.on_disk(run_dir, saved) if personalised else None

@@ -134,12 +134,12 @@ def verify(run_dir: Path, *, trust: bool) -> Verified:
     lines = content.split(b"\n")[:-1]  # a kill may have left half of one at the end
     kept = b"".join(line + b"\n" for line in lines[: done + 1])
     if len(lines) <= done:
-        raise events.damaged(path, f"it has {len(lines)} lines, and the checkpoint beside it comes after round {done}")
+        raise files.damaged(path, f"it has {len(lines)} lines, and the checkpoint beside it comes after round {done}")
     header = events.parse_events(path, kept)[0]
     if not (_has_text(header, "data", "sha256") and _has_text(header, "partition")):
-        raise events.damaged(path, "its first line does not say which data and which split the run has")
+        raise files.damaged(path, "its first line does not say which data and which split the run has")
     if saved is not None and saved.log is not None and saved.log != hashlib.sha256(kept).hexdigest():
-        raise events.damaged(path, "it is not what the run wrote: its sha256 is not the one in checkpoint.json")
+        raise files.damaged(path, "it is not what the run wrote: its sha256 is not the one in checkpoint.json")
     _refuse_other_config(run_dir, config, text, header, saved)
     return Verified(run_dir, config, saved, kept)
 

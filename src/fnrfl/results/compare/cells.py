@@ -12,6 +12,7 @@ from fnrfl.config.typed import SHORTHANDS
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.compare.lists import read_axes
 from fnrfl.rundir.configs import WEIGHTED, flat_config, is_control
+from fnrfl.rundir.files import numbered
 
 Parts = tuple[tuple[str, str], ...]  # what tells a group from the others: key and words
 
@@ -73,9 +74,7 @@ def names(labels: Iterable[str]) -> list[str]:
     """Slugs, made different by a number where they are not."""
     taken: list[str] = []
     for label in labels:
-        plain = slug(label)
-        numbered = (f"{plain}-{n}" for n in itertools.count(2))
-        taken.append(plain if plain not in taken else next(name for name in numbered if name not in taken))
+        taken.append(next(name for name in numbered(slug(label)) if name not in taken))
     return taken
 
 

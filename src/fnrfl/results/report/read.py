@@ -147,7 +147,7 @@ def read_run(path: Path, baseline: tuple[str, ...] = ()) -> Run:
     """One run directory, finished or not."""
     about = origin.read_origin(path)
     rounds = events.read_events(path / "events.jsonl")[1:]
-    valid.check_run_files(str(path), about.config, about.header, rounds, about.partition)
+    valid.check_run_files(path, about.config, about.header, rounds, about.partition)
     return Run(
         origin=about,
         rounds=rounds,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from fnrfl.core.errors import ConfigError
+from fnrfl.rundir.files import damaged
 
 Share = float | None  # None: the data says nothing about this class or client
 
@@ -106,7 +107,7 @@ class PartitionFile(_Lines):
 
 
 def check_run_files(
-    where: str, config: Mapping[str, Any], header: object, rounds: Sequence[object], partition: Mapping[str, Any]
+    where: Path, config: Mapping[str, Any], header: object, rounds: Sequence[object], partition: Mapping[str, Any]
 ) -> None:
     """Refuse a run whose files do not say what a page needs, with the file, the line and the value that is wrong."""
     _check(where, "config.toml", Settings, config)
@@ -114,7 +115,7 @@ def check_run_files(
     began = _check(where, "events.jsonl, line 1", Header, header)
     classes = {len(row) for row in partition["counts"]}
     if {len(told) for told in (began.test_counts, began.data.classes) if told} - classes:
-        raise _damaged(where, "events.jsonl, line 1: it has another number of classes than partition.json")
+        raise damaged(where, "events.jsonl, line 1: it has another number of classes than partition.json")
     for number, event in enumerate(rounds, 2):
         line = f"events.jsonl, line {number}"
         told = _check(where, line, Round, event)
@@ -123,17 +124,13 @@ def check_run_files(
         rows = {len(told.cohort), *(len(rows) for rows in (told.ranking, told.norms) if rows is not None)}
         sites = {len(partition["counts"]), *(len(names) for names in (told.per_site, partition.get("ids")) if names)}
         if len(lengths) > 1 or len(rows) > 1 or len(sites) > 1:
-            raise _damaged(where, f"{line}: lists for the same classes or clients have different lengths")
+            raise damaged(where, f"{line}: lists for the same classes or clients have different lengths")
 
 
-def _check(where: str, file: str, model: type[Any], value: object) -> Any:
+def _check(where: Path, file: str, model: type[Any], value: object) -> Any:
     try:
         return model.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "the line"
-        raise _damaged(where, f"{file}: {key}: {first['msg'].lower()}") from None
-
-
-def _damaged(where: str, why: str) -> ConfigError:
-    return ConfigError(f"{where} is damaged ({why}). Run again into another directory.")
+        raise damaged(where, f"{file}: {key}: {first['msg'].lower()}") from None
