@@ -74,9 +74,8 @@ ENGINES = {
     "ray": "clients in processes on one or several machines, which Ray starts",
     "flower": "clients on other machines, over Flower: `fnrfl deploy`",
 }
-GIVEN = re.compile(
-    r".* \(given in Python, [0-9a-f]{8}\)", re.DOTALL
-)  # in the place of a name: what it is, and its hash
+# In the place of a name: what was given, and its hash.
+GIVEN = re.compile(r".* \(given in Python, [0-9a-f]{8}\)", re.DOTALL)
 
 
 @dataclass(frozen=True)

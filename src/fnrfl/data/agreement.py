@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
-from fnrfl.core.words import counted, printable
+from fnrfl.core.words import counted
+from fnrfl.data.node_config import NodeInWords
 from fnrfl.data.reading import Columns
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class SiteSchema:
 
 
 @dataclass(frozen=True)
-class SiteFacts:
+class SiteFacts(NodeInWords):
     """What a node tells the server about itself and its data."""
 
     name: str  # of the site; of an experiment, the number of its partition
@@ -56,18 +57,6 @@ class SiteFacts:
     data: str = ""  # of an experiment: the sha256 of the whole data set
     split: str = ""  # of an experiment: the sha256 of the split, with all parts that it sets aside
     schema: SiteSchema | None = None  # of a site
-
-    @property
-    def label(self) -> str:
-        """The node in a sentence."""
-        if self.partition is not None:
-            return f"the node with partition = {self.partition}"
-        return f"the node {printable(self.name)!r}"
-
-    @property
-    def opened(self) -> str:
-        """The node at the beginning of a sentence."""
-        return self.label[0].upper() + self.label[1:]
 
 
 @dataclass(frozen=True)
@@ -180,10 +169,7 @@ def _same_data_and_split(one: SiteFacts, data: str, split: str) -> None:
 
 def versions_alike(facts: Sequence[SiteFacts]) -> tuple[str, ...]:
     """Refuse another version of fnrfl than the first node's; sentences about other packages that differ."""
-    return tuple(_other_packages(facts))
-
-
-def _other_packages(facts: Sequence[SiteFacts]) -> Iterator[str]:
+    notices = []
     for one in facts[1:]:
         for package, version in facts[0].versions.items():
             other = one.versions.get(package, "none")
@@ -192,4 +178,5 @@ def _other_packages(facts: Sequence[SiteFacts]) -> Iterator[str]:
             told = f"{facts[0].opened} has {package} {version} and {one.label} has {other}"
             if package == "fnrfl":
                 raise CompatibilityError(f"{told}; all must have the same. Install one version everywhere.")
-            yield f"{told}: numbers may differ by rounding from those of a simulation."
+            notices.append(f"{told}: numbers may differ by rounding from those of a simulation.")
+    return tuple(notices)

@@ -19,8 +19,27 @@ PATH_KEYS = ("data", "public", "split", "folder")  # of them, words that are pat
 NODE_ENGINES = ("loop", "batched", "gpu")
 
 
+class NodeInWords:
+    """What sentences call a node: by its partition or by its name; whoever has these two inherits it."""
+
+    partition: int | None
+    name: str
+
+    @property
+    def label(self) -> str:
+        """The node in a sentence."""
+        if self.partition is not None:
+            return f"the node with partition = {self.partition}"
+        return f"the node {printable(self.name)!r}"
+
+    @property
+    def opened(self) -> str:
+        """The node at the beginning of a sentence."""
+        return self.label[0].upper() + self.label[1:]
+
+
 @dataclass(frozen=True)
-class NodeConfig:
+class NodeConfig(NodeInWords):
     """One node: a client on a machine of its own.
 
     With `partition` it takes a part of a data set that everybody has, as the simulator would draw it; with `name` all
@@ -37,20 +56,6 @@ class NodeConfig:
     share_memory: bool = False  # whether the server may read what the client remembers
     code: str = ""  # code that a recipe may name here, such as nets:make; several are joined by commas
     engine: str = "loop"  # how it computes: loop, batched or gpu
-
-    @property
-    def label(self) -> str:
-        """The node in a sentence."""
-        return (
-            f"the node {printable(self.name)!r}"
-            if self.partition is None
-            else f"the node with partition = {self.partition}"
-        )
-
-    @property
-    def opened(self) -> str:
-        """The node at the beginning of a sentence."""
-        return self.label[0].upper() + self.label[1:]
 
     @property
     def ignored_columns(self) -> tuple[str, ...]:

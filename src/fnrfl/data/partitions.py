@@ -196,9 +196,8 @@ def _owners(k: int, sizes: Ints, clients: int, rng: np.random.Generator) -> npt.
     A class has no more owners than examples, so that every owner gets some.
     """
     limits = np.minimum(sizes, clients)
-    filled = np.minimum(limits[:, None], np.arange(clients + 1)).sum(
-        axis=0
-    )  # slots that are taken if no class has more owners than this
+    # Slots that are taken if no class has more owners than 0, 1, ...
+    filled = np.minimum(limits[:, None], np.arange(clients + 1)).sum(axis=0)
     level = int(np.searchsorted(filled, clients * k, side="right")) - 1
     slots = np.minimum(limits, level)
     extra = rng.choice(np.flatnonzero(limits > level), clients * k - slots.sum(), replace=False)

@@ -38,7 +38,6 @@ from fnrfl.data.terms import (
     Term,
     as_typed,
 )
-from fnrfl.data.terms import mask as mask
 
 TERMS: dict[str, type[Term]] = {
     term.name: term for term in (Iid, LabelDirichlet, LabelClasses, QuantityDirichlet, FeatureNoise, NiidMixed, Natural)

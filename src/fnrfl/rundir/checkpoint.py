@@ -210,7 +210,7 @@ def _write_index(run_dir: Path, new: Index) -> None:
 
 def _free(folder: Path, name: str, ending: str = "") -> Path:
     """A name below `folder` that nothing has yet; a kill may have left a folder that no checkpoint names."""
-    candidates = (folder / f"{free}{ending}" for free in files.numbered(name))
+    candidates = (folder / f"{free}{ending}" for free in files.numbered_names(name))
     return next(path for path in candidates if not path.exists() and not path.is_symlink())
 
 

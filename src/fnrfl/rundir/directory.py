@@ -228,7 +228,7 @@ def _discard(folder: Path, name: Path, *, locked: bool = False) -> None:
         with suppress(OSError):
             folder.rmdir()
             return
-        aside = next(p for p in map(name.with_name, files.numbered(f"{name.name}.replaced")) if not _is_there(p))
+        aside = next(p for p in map(name.with_name, files.numbered_names(f"{name.name}.replaced")) if not _is_there(p))
         foreign = ", ".join(sorted(path.name for path in folder.iterdir()))
         folder.rename(aside)
     log.warning(f"{aside} has what was in the old run and is not fnrfl's: {foreign}.")

@@ -90,7 +90,7 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def numbered(name: str) -> Iterator[str]:
+def numbered_names(name: str) -> Iterator[str]:
     """A name, then the same with -2, -3 and so on."""
     return itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
 

@@ -19,7 +19,7 @@ from fnrfl.rundir.lock import InUse, holder_of
 def run_dirs(config: RunConfig) -> Iterator[Path]:
     """The folders that a run may have by default, in order: its own name, then the same with -2, -3 and so on."""
     first = config.run_dir
-    for path in map(first.with_name, files.numbered(first.name)):
+    for path in map(first.with_name, files.numbered_names(first.name)):
         directory.recover(path)  # a kill may have left a run without its name, which is taken all the same
         yield path
 

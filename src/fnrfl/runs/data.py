@@ -28,7 +28,7 @@ from fnrfl.data.reading import Expected, RawData, Reading
 from fnrfl.data.saved_splits import read_saved_split
 from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.data.splits import Splits
-from fnrfl.data.terms import Natural, SavedSplit, Scenario
+from fnrfl.data.terms import Natural, SavedSplit, Scenario, mask
 from fnrfl.runs.given import Given
 
 
@@ -193,10 +193,10 @@ def feature_noise(partition: Partition, client: int, x: Tensor, stream: torch.Ge
     """x + (eps * M(x)) * sigma_i + mean."""
     noise = partition.noise
     assert noise is not None
-    mask = None
+    patch = None
     if noise.kind == "mask":
-        mask = torch.from_numpy(scenarios.mask(client, len(partition.positions), tuple(x.shape[1:]))).to(x)
-    return augment.add_noise(x, float(partition.levels[client]), noise.mean, mask, generator=stream)
+        patch = torch.from_numpy(mask(client, len(partition.positions), tuple(x.shape[1:]))).to(x)
+    return augment.add_noise(x, float(partition.levels[client]), noise.mean, patch, generator=stream)
 
 
 def build_pool(

@@ -87,9 +87,8 @@ class TensorBoard(Callback):
         self._file = self._open(config, facts)
         self._write(file_version="brain.Event:2")
         done = int(facts["rounds_done"])
-        self._write(
-            session_log=SessionLog(status=SessionLog.START), step=done + 1
-        )  # later steps in older files are void
+        # Later steps in older files are void.
+        self._write(session_log=SessionLog(status=SessionLog.START), step=done + 1)
         self._text("config", "\n".join(f"    {line}" for line in config.to_toml().splitlines()), done)
         self._text("leaks", ", ".join(config.leaks_on) or "none", done)
 

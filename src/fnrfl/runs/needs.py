@@ -10,9 +10,9 @@ from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.core.training import BALANCED, NONE, read_class_weights
 from fnrfl.core.words import counted
-from fnrfl.data import scenarios
 from fnrfl.data.holdings import Partition
 from fnrfl.data.splits import Splits
+from fnrfl.data.terms import mask
 from fnrfl.runs.cohorts import num_answers
 from fnrfl.runs.limits import check_sizes
 
@@ -110,7 +110,7 @@ def _check_noise(config: RunConfig, net: Net, splits: Splits, partition: Partiti
             "numbers as they are (tokens), which noise would turn into others. Choose a scenario without feature noise."
         )
     if partition.noise.kind == "mask":
-        scenarios.mask(0, config.clients, tuple(splits.train.x.shape[1:]))  # refuses examples that are no images
+        mask(0, config.clients, tuple(splits.train.x.shape[1:]))  # refuses examples that are no images
     if splits.public_to == "everybody" and not partition.noise.redraw:
         raise CompatibilityError(
             f"{_method(config)} gives the same public examples to every client, and under scenario = "

@@ -12,7 +12,7 @@ from fnrfl.config.typed import SHORTHANDS
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.compare.lists import read_axes
 from fnrfl.rundir.configs import WEIGHTED, flat_config, is_control
-from fnrfl.rundir.files import numbered
+from fnrfl.rundir.files import numbered_names
 
 Parts = tuple[tuple[str, str], ...]  # what tells a group from the others: key and words
 
@@ -74,7 +74,7 @@ def names(labels: Iterable[str]) -> list[str]:
     """Slugs, made different by a number where they are not."""
     taken: list[str] = []
     for label in labels:
-        taken.append(next(name for name in numbered(slug(label)) if name not in taken))
+        taken.append(next(name for name in numbered_names(slug(label)) if name not in taken))
     return taken
 
 

@@ -22,10 +22,8 @@ from fnrfl.runs.metrics import MIB
 WITH_FNR, FEDAVG, CONTROL = "fedavg+fnr", "fedavg", "fedavg+weight-0"
 FIVE, TEN = SIX[1:], SIX[1:] + OTHERS
 HEADLINE_GAIN, HEADLINE_TIME = 0.6624, 0.1140
-CLAIM_SEEDS = {
-    "paper": (0,),
-    "honest": (0, 1, 2),
-}  # that a claim asks for; under the paper's protocol others count if run
+# The seeds that a claim asks for; under the paper's protocol others count if they have run.
+CLAIM_SEEDS = {"paper": (0,), "honest": (0, 1, 2)}
 
 
 class ClaimRun(NamedTuple):
