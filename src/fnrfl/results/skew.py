@@ -86,13 +86,13 @@ def _entropy(shares: Floats) -> Floats:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def binned(counts: npt.ArrayLike, columns: int = COLUMNS) -> Ints:
-    """The counts with neighbouring classes taken together, so that there are no more than so many columns."""
+def binned(counts: npt.ArrayLike) -> Ints:
+    """The counts with neighbouring classes taken together, so that there are no more columns than a heat-map has."""
     counts = np.asarray(counts, dtype=np.int64)
     classes = counts.shape[1]
-    if classes <= columns:
+    if classes <= COLUMNS:
         return counts
-    starts = np.unique(np.arange(columns) * classes // columns)
+    starts = np.unique(np.arange(COLUMNS) * classes // COLUMNS)
     return np.add.reduceat(counts, starts, axis=1)
 
 

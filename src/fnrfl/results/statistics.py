@@ -70,22 +70,22 @@ def deviation(values: Sequence[float]) -> float | None:
     return found if found > ROUNDING * max(map(abs, values)) else 0.0
 
 
-def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate:
+def estimate(values: Sequence[float]) -> Estimate:
     """The mean of some seeds' values with its Student-t interval."""
     centre, sd, n = mean(values), deviation(values), len(values)
     if not sd:
         return Estimate(n, centre, sd, None, None)
-    reach = t_quantile((1 + level) / 2, n - 1) * sd / math.sqrt(n)
+    reach = t_quantile((1 + LEVEL) / 2, n - 1) * sd / math.sqrt(n)
     return Estimate(n, centre, sd, centre - reach, centre + reach)
 
 
-def paired(values: Mapping[int, float], baseline: Mapping[int, float], level: float = LEVEL) -> Difference | None:
+def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
     """Values minus baseline over the seeds that both have; None where they share none."""
     shared = sorted(values.keys() & baseline.keys())
     if not shared:
         return None
     differences = [values[seed] - baseline[seed] for seed in shared]
-    found = estimate(differences, level)
+    found = estimate(differences)
     p = None
     if found.sd:
         p = 2 * t_tail(abs(found.mean) * math.sqrt(found.n) / found.sd, found.n - 1)

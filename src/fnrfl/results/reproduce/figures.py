@@ -159,11 +159,12 @@ def _refinement(look: _Lookup, setting: str) -> Iterator[Drawn]:
     lines = look.seeds(TablePart("resnet18", "label", ()), setting, "fedavg+fnr")
     if not lines:
         return
-    before, after = (
-        [mean([line["notes"][name][-1][c] or 0.0 for line in lines]) for c in range(10)]
-        for name in ("refined_before", "refined_after")
-    )
-    named = {"before refinement": before, "after refinement": after}
+    named = {
+        f"{when} refinement": [
+            mean([line["notes"][f"refined_{when}"][-1][c] or 0.0 for line in lines]) for c in range(10)
+        ]
+        for when in ("before", "after")
+    }
     figure = _bars(classes_of_scale(look.scale), named)
     what = "accuracy of refined clients on ranking data"
     title = (
@@ -175,22 +176,20 @@ def _refinement(look: _Lookup, setting: str) -> Iterator[Drawn]:
 
 def _one_refined(look: _Lookup, setting: str) -> Iterator[Drawn]:
     """The same for one client, as the paper draws it: the first that the last round refined, with its examples."""
-    lines = [
-        line for line in look.seeds(TablePart("resnet18", "label", ()), setting, "fedavg+fnr")[:1] if watched(line)
-    ]
-    for line in lines:
-        told = watched(line)[-1]
-        named = {
-            f"{when} refinement": [value or 0.0 for value in told[f"accuracy_{when}"][0]]
-            for when in ("before", "after")
-        }
-        classes = zip(classes_of_scale(look.scale), told["counts"][0], strict=True)
-        figure = _bars([f"{name}: {count}" for name, count in classes], named)
-        whose = f"client {told['refined'][0] + 1}, with its examples of each class"
-        seed = PaperCell.read(line["id"]).seed
-        title = f"{COLUMN_NAMES[setting]}: {whose}; label skew, seed {seed}, last round, scale {look.scale}"
-        figure.axes[0].set_title(title, fontsize=9, loc="left")
-        yield Drawn(f"refinement-of-one-{setting}", figure, leaks_of(lines))
+    lines = look.seeds(TablePart("resnet18", "label", ()), setting, "fedavg+fnr")[:1]
+    if not lines or not (logged := watched(lines[0])):
+        return
+    told = logged[-1]
+    named = {
+        f"{when} refinement": [value or 0.0 for value in told[f"accuracy_{when}"][0]] for when in ("before", "after")
+    }
+    classes = zip(classes_of_scale(look.scale), told["counts"][0], strict=True)
+    figure = _bars([f"{name}: {count}" for name, count in classes], named)
+    whose = f"client {told['refined'][0] + 1}, with its examples of each class"
+    seed = PaperCell.read(lines[0]["id"]).seed
+    title = f"{COLUMN_NAMES[setting]}: {whose}; label skew, seed {seed}, last round, scale {look.scale}"
+    figure.axes[0].set_title(title, fontsize=9, loc="left")
+    yield Drawn(f"refinement-of-one-{setting}", figure, leaks_of(lines))
 
 
 def _attribution(look: _Lookup) -> Iterator[Drawn]:

@@ -142,29 +142,18 @@ def _page_part(title: str, table: Table, values: Sequence[ShownValue]) -> PagePa
 def cell_groups(lines: KeptLines, scale: str) -> list[CellGroup]:
     """Every cell of a scale, by setting: so no column has two protocols."""
     cells = dict.fromkeys(cell for name in (*TABLES, "claims") for cell in find_cells(name, scale))
-    groups = []
-    for setting in dict.fromkeys(cell.setting for cell in cells):
-        found = {cell: lines.find(cell) for cell in cells if cell.setting == setting}
-        ran = {cell: one for cell, one in found.items() if one.usable}
-        groups.append(
-            CellGroup(
-                COLUMN_NAMES[setting],
-                _about(setting, [one.line for one in ran.values()]),
-                any(cell.leaks for cell in found),
-                Table(
-                    RAN_COLUMNS,
-                    tuple(
-                        _ran_row(cell, one.line, "computed here" if one.state == "here" else one.state)
-                        for cell, one in ran.items()
-                    ),
-                ),
-                Table(
-                    WAITING_COLUMNS,
-                    tuple(_waiting_row(cell, one) for cell, one in found.items() if cell not in ran),
-                ),
-            )
-        )
-    return groups
+    settings = dict.fromkeys(cell.setting for cell in cells)
+    return [_cell_group(name, {cell: lines.find(cell) for cell in cells if cell.setting == name}) for name in settings]
+
+
+def _cell_group(setting: str, found: Mapping[PaperCell, CellResult]) -> CellGroup:
+    return CellGroup(
+        COLUMN_NAMES[setting],
+        _about(setting, [one.line for one in found.values() if one.usable]),
+        any(cell.leaks for cell in found),
+        Table(RAN_COLUMNS, tuple(_ran_row(cell, one) for cell, one in found.items() if one.usable)),
+        Table(WAITING_COLUMNS, tuple(_waiting_row(cell, one) for cell, one in found.items() if not one.usable)),
+    )
 
 
 RAN_COLUMNS = (
@@ -179,7 +168,8 @@ RAN_COLUMNS = (
 WAITING_COLUMNS = (Column("cell", "and the command that runs it", number=False), Column("result", number=False))
 
 
-def _ran_row(cell: PaperCell, line: CellLine, origin: str) -> tuple[TableCell, ...]:
+def _ran_row(cell: PaperCell, found: CellResult) -> tuple[TableCell, ...]:
+    line, origin = found.line, found.words if found.state == "here" else found.state
     mib = bytes_both_ways(line) / MIB
     leak = bool(line["leaks"])
     beside = "" if ran_alone(line) else f"beside {line['processes'] - 1}"

@@ -237,11 +237,11 @@ class _Shown:
     def _curves(self, part: TablePart, rows: tuple[str, ...]) -> Iterator[ShownPart]:
         """Accuracy after each round: a part for what was printed, and one for each setting."""
         if part.skew == "label":
-            columns = []
-            for t in range(10):
-                curves = [CURVES.get(method) for method in part.methods]
-                values = [_printed_point(curve, t) for curve in curves]
-                columns.append(ShownColumn(str(t + 1), "printed", tuple(values)))
+            curves = [CURVES.get(method) for method in part.methods]
+            columns = [
+                ShownColumn(str(t + 1), "printed", tuple(_printed_point(curve, t) for curve in curves))
+                for t in range(10)
+            ]
             yield ShownPart(f"{part_title(part)}: printed, by round", rows, tuple(columns))
         for setting in part.settings:
             rounds = PaperCell(part.net, part.skew, setting, "fedavg", 0, self.scale).config().rounds

@@ -108,10 +108,9 @@ class Recursion(NamedTuple):
             delta = (1 - self.shrink[i] * eta) * delta + self.first[i] * eta + self.second[i] * eta**2 + self.constant
 
 
-def printed_recursion(problem: Problem, gamma: float, *, epochs: int = 1, noise: float = 0.0) -> Recursion:
-    """Lemma 3 as printed: 8 eta^2 (E - 1)^2 G^2 with E counted in epochs, and 3 Gamma / (8 L) without eta."""
-    second = 8 * (epochs - 1) ** 2 * problem.G**2 + noise
-    return Recursion((MU,), (0.0,), (second,), 3 * gamma / (8 * problem.L))
+def printed_recursion(problem: Problem, gamma: float, *, noise: float = 0.0) -> Recursion:
+    """Lemma 3 as printed: 8 eta^2 (E - 1)^2 G^2 is 0, with E = 1 epoch, and 3 Gamma / (8 L) is without eta."""
+    return Recursion((MU,), (0.0,), (noise,), 3 * gamma / (8 * problem.L))
 
 
 def corrected(problem: Problem, steps: Steps) -> Recursion:
