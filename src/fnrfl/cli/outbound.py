@@ -17,7 +17,7 @@ class Outbound:
 
     @property
     def words(self) -> str:
-        """In one line."""
+        """Where it goes, whether it is switched off, and what remains for the user, in one line."""
         state = f"off: {self.off}" if self.off else "cannot be switched off by fnrfl"
         return f"{self.where}; {state}{f'. {self.advice}' if self.advice else ''}"
 

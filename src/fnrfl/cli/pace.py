@@ -37,7 +37,7 @@ class Pace:
         self._timer: threading.Timer | None = None
 
     def begin(self, rounds: int) -> None:
-        """The first of so many rounds begins: if it is not over after that part of an hour, all take longer."""
+        """The first of `rounds` rounds begins: if it is not over after that part of an hour, all take longer."""
         wait = max(UNSURE, LONG / rounds)
         words = f"the first of {rounds} rounds has taken {duration(wait)} so far, so all take more than an hour"
         self._timer = threading.Timer(wait, self._tell, [words])
@@ -65,7 +65,7 @@ class Pace:
         return hear
 
     def judge(self, seconds: float, left: int) -> None:
-        """A round has taken so many seconds, and so many rounds are to come."""
+        """A round has taken `seconds`, and `left` more are to come: say so if they take longer than an hour."""
         self.end()
         self.heard += 1
         if (self.heard > 1 or seconds > UNSURE) and seconds * left > LONG:

@@ -56,7 +56,7 @@ def loads(
     trust: bool = False,
     of_run: bool = False,
 ) -> RunConfig:
-    """The same from TOML text; `name` is the run's name unless the text or an override says another.
+    """The config of TOML text, with overrides; `name` is the run's name unless the text or an override says another.
 
     A text that is `of_run` was written by a run, with every key of its version: one that it lacks is newer, and has the
     value that it was introduced with.

@@ -90,7 +90,7 @@ class Scaling:
     def layer(
         self, input_shape: Sequence[int], dtype: torch.dtype, *, scale: bool = True, fill: bool = False
     ) -> InputScale:
-        """The first layer of a model that takes such inputs; a column that does not vary is not stretched.
+        """The first layer of a model that takes inputs of this shape; a column that does not vary is not stretched.
 
         Without `scale`, inputs stay as they are; with `fill`, missing ones become the mean.
         """
@@ -107,7 +107,7 @@ class Scaling:
         return {name: torch.tensor(getattr(self, name), dtype=torch.float64) for name in ("mean", "std")}
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """What inputs are scaled with, as plain values."""
         return {"mean": list(self.mean), "std": list(self.std), "bytes": self.bytes}
 
     @classmethod

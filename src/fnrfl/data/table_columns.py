@@ -88,7 +88,7 @@ def _known_label(header: list[str], usable: list[int], reading: Reading) -> int 
 def _columns_by_position(
     header: list[str], path: Path, usable: list[int], expected: Expected, reading: Reading
 ) -> Roles:
-    """For a model that knows no names: as many columns as it has inputs, with or without a label column."""
+    """The columns for a model that knows no names: as many as it has inputs, with or without a label column."""
     if len(usable) != expected.num_inputs:
         return _columns_by_rule(header, path, usable, reading)
     named = [header[at] for at in usable if header[at].lower() in LABEL_COLUMNS]

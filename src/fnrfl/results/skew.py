@@ -78,7 +78,7 @@ def gini(sizes: npt.ArrayLike) -> float:
 
 
 def _entropy(shares: Floats) -> Floats:
-    """In nats, over the last axis, with 0 log 0 = 0."""
+    """The entropy in nats, over the last axis, with 0 log 0 = 0."""
     logs = np.log(shares, where=shares > 0, out=np.zeros_like(shares))
     return np.asarray(-(shares * logs).sum(-1))
 
@@ -117,7 +117,7 @@ def figure(
     path: Path,
     names: Sequence[str] | None = None,
 ) -> None:
-    """The same as an image file: who holds how many of what, and the sizes beside it; `names` are the clients'."""
+    """Draw an image file: who holds how many of each class, and the sizes beside it; `names` are the clients'."""
     try:
         import matplotlib
     except ImportError as error:

@@ -70,7 +70,7 @@ def data_keys(config: Config) -> Config:
 
 
 def _complete(config: Config) -> Config:
-    """The same with every key that its version did not have yet."""
+    """A config with every key that its version did not have yet."""
     keys = _introduced(str(config.get("algorithm.name"))) | config
     if config.get("fnr") == "off":
         return {key: value for key, value in keys.items() if not key.startswith("fnr.")}

@@ -114,7 +114,7 @@ def created(run_dir: Path, contents: Mapping[str, str | bytes], *, overwrite: bo
 def create_first(
     stack: ExitStack, run_dirs: Iterable[Path], contents: Mapping[str, str | bytes], *, overwrite: bool = False
 ) -> RunDir:
-    """The same until `stack` is left, under the first of some names that can be had; the last refusal is told."""
+    """A new run directory until `stack` is left, under the first name that can be had; the last refusal is told."""
     refused: ConfigError | None = None
     for run_dir in run_dirs:
         try:
@@ -135,7 +135,7 @@ def recover(run_dir: Path) -> None:
 
 
 def recover_inside(folder: Path) -> None:
-    """The same for every run in a folder."""
+    """Give every run in a folder its name back if a kill came while it was being replaced."""
     for old in sorted(folder.glob(".*.fnrfl-old")):
         recover(old.with_name(old.name.removeprefix(".").removesuffix(".fnrfl-old")))
 

@@ -83,7 +83,7 @@ _USUAL = {
 
 @contextmanager
 def _handled(handler: Handler, which: Mapping[signal.Signals, object]) -> Iterator[None]:
-    """Inside, those signals that have their usual meaning are handled by somebody else."""
+    """Inside, `handler` gets the signals of `which`, as far as they have their usual meaning."""
     handled = False
     with ExitStack() as before:
         for number, usual in which.items():

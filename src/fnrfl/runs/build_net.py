@@ -113,7 +113,7 @@ def notices_on_model(config: RunConfig, net: Net) -> tuple[str, ...]:
 
 @torch.no_grad()
 def _takes(module: nn.Module, example: Tensor) -> bool:
-    """Whether a model can be asked about such examples."""
+    """Whether a model can be asked about examples like this one."""
     try:
         module.eval()(example)
     except Exception:  # a user's model may raise anything

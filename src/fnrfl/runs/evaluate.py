@@ -61,7 +61,7 @@ class Score:
 
     @cached_property
     def answers(self) -> Answers:
-        """The same for metrics; probabilities are of the classes alone, whatever outputs a model has beside them."""
+        """The answers for metrics; probabilities are of the classes alone, whatever outputs a model has beside them."""
         shares = None
         if self.logits is not None:  # classes in front: a metric reads one class after another
             shares = self.logits.mT.double().contiguous().softmax(0).numpy().T

@@ -62,7 +62,7 @@ def check_scores(scores: dict[str, Any], algorithm: Algorithm, t: int) -> None:
 
 
 def for_json(value: Any) -> Any:
-    """The same with null for every number that JSON cannot hold."""
+    """A value with null in the place of every number that JSON cannot hold."""
     if isinstance(value, dict):
         return {key: for_json(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

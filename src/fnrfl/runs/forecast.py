@@ -287,7 +287,7 @@ def _seconds(built: Built, rehearsal: Rehearsal, steps: dict[str, int]) -> float
 
 
 def _seconds_per_step(built: Built, clients: Tensor, task: LocalTask) -> float:
-    """Of one client, timed over clients that work together."""
+    """Seconds of a step of one client, timed over clients that work together."""
     config, engine = built.config.engine, built.engine
     width = int(config.threads if config.name == "loop" else config.clients_at_once)
     request = engine.request(clients[:width], task.rows(slice(0, width)))
@@ -304,7 +304,7 @@ def _seconds_per_step(built: Built, clients: Tensor, task: LocalTask) -> float:
 
 
 def _seconds_per_look(built: Built) -> float:
-    """Of one forward pass of one example."""
+    """Seconds of one forward pass of one example."""
     state, test = State(*built.net.flatten()), built.splits.test
 
     def timed(count: int) -> float:

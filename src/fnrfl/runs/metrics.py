@@ -27,7 +27,7 @@ class RunMetrics:
         return [_finite(event.get(metric, event.get(OWN, {}).get(metric))) for event in self.rounds]
 
     def last(self, metric: str) -> float | None:
-        """The same after the last round."""
+        """A number after the last round; None if there is none."""
         return self.series(metric)[-1]
 
     def curve(self) -> dict[str, list[float | None]]:

@@ -165,7 +165,7 @@ class BuiltNode:
 
     @property
     def client(self) -> int:
-        """Its number among all clients."""
+        """The number of the node's client among all clients."""
         return self.participant.client
 
 

@@ -38,7 +38,7 @@ class OwnMetric:
         return {"function": self.words, "higher_is_better": self.higher_is_better}
 
     def ask(self, answers: Answers) -> float | None:
-        """Its value; None if the probabilities were not kept, or the value is not finite."""
+        """The value of the metric; None if the probabilities were not kept, or the value is not finite."""
         if answers.probabilities is None:
             return None
         said = f'metrics = "{self.words}"'

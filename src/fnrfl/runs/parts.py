@@ -46,7 +46,7 @@ class RunParts:
     notices: tuple[str, ...]  # about the data, and about the model
 
     def scaled_by(self, scaling: Scaling) -> RunParts:
-        """The same with a net that scales its inputs, and fills in missing ones, as the config says."""
+        """The same parts with a net that scales its inputs, and fills in missing ones, as the config says."""
         options, net = self.config.dataset, self.net
         scale, fill = options.scale == "standard", options.missing == "mean"
         layer = scaling.layer(net.input_shape, net.dtype, scale=scale, fill=fill)

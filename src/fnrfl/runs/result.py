@@ -48,7 +48,7 @@ class Result(RunMetrics):
         return f"Result({leak}{self._what}: accuracy {self.accuracy:.4f} after {after}{where})"
 
     def _repr_html_(self) -> str:
-        """The same for a notebook: what was run, and the numbers of the last round."""
+        """The result in a notebook: what was run, and the numbers of the last round."""
         shown = {name: values[-1] for name, values in self.curve().items()}
         cells = "".join(
             f"<tr><th>{escape(name)}</th><td>{escape(_short(value))}</td></tr>" for name, value in shown.items()

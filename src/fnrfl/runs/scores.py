@@ -59,7 +59,7 @@ def score_models(built: Built, state: State, *, last: bool = True) -> Event:
 
 
 def _personal_scores(built: Built, state: State, *, last: bool) -> Event:
-    """The same where clients use models of their own: each on the whole test set, and on its own distribution.
+    """The scores where clients use models of their own: each on the whole test set, and on its own distribution.
 
     With feature noise the test set has every client's noise in it, example by example; a client's own has its own.
     """

@@ -29,7 +29,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        """What it is called, such as "scaffold, fnr on"."""
+        """The name of the group, such as "scaffold, fnr on"."""
         return ", ".join(words for _, words in self.parts)
 
 

@@ -128,7 +128,7 @@ def _prepare(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], None], g
 
 
 def _failed_last(cells: Sequence[Cell], out: Path) -> list[Cell]:
-    """In order, but those that failed when the grid was carried out before come last: one must not hold up others."""
+    """The cells in their order, but last those that failed the time before: none of them holds up the others."""
     try:
         failed = {failure["cell"] for failure in json.loads((out / "comparison.json").read_text())["failed"]}
     except (OSError, ValueError, KeyError, TypeError):  # there is none, or not a whole one

@@ -62,7 +62,7 @@ class Comparison:
         return tuple(dict.fromkeys(leak for row in self.rows for leak in row.leaks))
 
     def to_json(self) -> str:
-        """Everything, as one JSON object."""
+        """The whole comparison as one JSON object."""
         tree = {
             "format": COMPARISON_FORMAT,
             "cells": self.cells,

@@ -55,7 +55,7 @@ def _of_client(event: Event, what: str, client: int) -> Any:
 
 
 def _last_of_client(events: Sequence[Event], what: str, client: int) -> Any:
-    """The same of the last round that says anything."""
+    """What the last round that says anything of a client says; None if none does."""
     found = (_of_client(event, what, client) for event in reversed(events))
     return next((value for value in found if value is not None), None)
 

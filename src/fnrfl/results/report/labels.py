@@ -60,7 +60,7 @@ def _label(config: Config, differing: Sequence[str], finished: bool) -> str:
 
 
 def _told_apart(labels: Sequence[str], configs: Sequence[Config], key: str) -> list[str]:
-    """The same labels with a key added to those that are equal, where its values differ among them."""
+    """Labels that differ more: a key is added to those that are equal, where its values differ among them."""
     values: dict[str, set[str]] = {}
     for label, config in zip(labels, configs, strict=True):
         values.setdefault(label, set()).add(str(config.get(key)))

@@ -42,7 +42,7 @@ class LineGroup:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """In ascending order."""
+        """The seeds of the runs, in ascending order."""
         return tuple(run.seed for run in self.runs)
 
     @property

@@ -17,7 +17,7 @@ def known_mean(values: Iterable[float | None]) -> float | None:
 
 
 def shown_mean(values: Iterable[float | None]) -> float | None:
-    """The same with as many digits as a chart can show."""
+    """The mean of the numbers that are there, with as many digits as a chart can show."""
     return chart_number(known_mean(values))
 
 

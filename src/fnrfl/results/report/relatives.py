@@ -119,12 +119,12 @@ def baseline(groups: Sequence[LineGroup]) -> LineGroup:
 
 
 def plain(group: LineGroup, groups: Sequence[LineGroup]) -> LineGroup | None:
-    """The same runs without FNR."""
+    """The line of the same runs without FNR; None if there is none."""
     return _relative(group, groups, lambda other: is_without_fnr(other, group.config, *FREE))
 
 
 def control(group: LineGroup, groups: Sequence[LineGroup]) -> LineGroup | None:
-    """The same refinement with weight 0."""
+    """The line of the same refinement with weight 0; None if there is none."""
     return _relative(group, groups, lambda other: is_control(other, group.config, *FREE))
 
 

@@ -100,7 +100,7 @@ class Round(_Lines):
 
 
 class PartitionFile(_Lines):
-    """Of partition.json, how many examples each client has of each class, and what the data calls the clients."""
+    """What a page needs of partition.json: each client's examples by class, and what the data calls the clients."""
 
     counts: list[list[int]] = Field(min_length=1)
     ids: list[str] | None = None

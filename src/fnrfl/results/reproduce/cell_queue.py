@@ -164,7 +164,7 @@ def choose(
 
 
 def _still_to_do(cells: Sequence[PaperCell], out: Path, again: set[str] | None) -> list[PaperCell]:
-    """Those without a result in a file, which is read each time, since another process may write to it.
+    """The cells without a result in a file, which is read each time, since another process may write to it.
 
     A cell that has failed is done, unless `again` says which ones have been tried again since: then all others are not.
     """

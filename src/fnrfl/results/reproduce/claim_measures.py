@@ -79,14 +79,14 @@ def rounds_saved(fnr: CellLine, fedavg: CellLine) -> float | None:
 
 
 def seconds_saved(fnr: CellLine, fedavg: CellLine) -> float | None:
-    """The same of seconds."""
+    """The share of FedAvg's seconds to the target that is not needed."""
     if not on_one_machine(fnr, fedavg):
         return None
     return _saved(fnr, fedavg, lambda found: found.seconds)
 
 
 def bytes_saved(fnr: CellLine, fedavg: CellLine) -> float | None:
-    """The same of bytes."""
+    """The share of FedAvg's bytes to the target that is not needed."""
     return _saved(fnr, fedavg, lambda found: found.bytes)
 
 

@@ -240,7 +240,7 @@ def _options(problem: Problem, steps: Steps, t: int) -> ClientOptions:
 
 
 def _pool(problem: Problem, copies: int) -> Pool:
-    """The examples; with `copies`, a client has each of its own so many times, one after another."""
+    """The examples of all clients; a client has all of its own `copies` times, one after another."""
     whole, public = problem.whole, problem.public
     shards = torch.arange(len(whole.x)).split(NUM_EXAMPLES)
     parts = {"private": (whole.x, whole.y), "public": (public.x, public.y), "ranking": (public.x, public.y)}

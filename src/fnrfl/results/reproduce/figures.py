@@ -175,7 +175,7 @@ def _refinement(look: _Lookup, setting: str) -> Iterator[Drawn]:
 
 
 def _one_refined(look: _Lookup, setting: str) -> Iterator[Drawn]:
-    """The same for one client, as the paper draws it: the first that the last round refined, with its examples."""
+    """Accuracy by class of one client, as the paper draws it: the first that the last round refined."""
     lines = look.seeds(TablePart("resnet18", "label", ()), setting, "fedavg+fnr")[:1]
     if not lines or not (logged := watched(lines[0])):
         return

@@ -56,13 +56,13 @@ class KeptLines:
 
     @classmethod
     def read(cls, here: Path = HERE, *, prefer_here: bool = False) -> KeptLines:
-        """Those of the package and those of a file, which need not be there."""
+        """Read the lines of the package and those of a file, which need not be there."""
         folder = OF_SOURCES if OF_SOURCES.is_dir() else OF_PACKAGE
         committed = [line for path in sorted(folder.glob("*.jsonl")) for line in read_lines(path)]
         return cls(committed, read_lines(here) if here.exists() else [], prefer_here=prefer_here)
 
     def __iter__(self) -> Iterator[CellLine]:
-        """All of them."""
+        """All lines, the committed ones first."""
         yield from self.committed.values()
         yield from self.here.values()
 
@@ -87,7 +87,7 @@ class KeptLines:
 
 
 def wait_for_a_run(cells: Iterable[PaperCell], lines: KeptLines) -> list[PaperCell]:
-    """Those that nobody has run with today's overrides; a cell that failed does not wait."""
+    """The cells that nobody has run with today's overrides; a cell that failed does not wait."""
     return [cell for cell in cells if lines.find(cell).state in ("not run", "older recipe")]
 
 

@@ -98,7 +98,7 @@ def page_part(part: ShownPart, footnotes: Footnotes, row_name: str) -> PagePart:
 
 
 def _is_number(value: ShownValue) -> bool:
-    """Whether it is a number, perhaps with a spread, or nothing but the reason why there is none; else it is words."""
+    """Whether a value is a number, perhaps with a spread, or the reason why there is none; else it is words."""
     if value.mean is None:
         return value.words in ("", "-", "not run", "failed", "older recipe")
     return NUMBER_AND_SPREAD.fullmatch(value.words) is not None

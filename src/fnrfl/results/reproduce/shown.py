@@ -103,7 +103,7 @@ class ShownPart:
 
     @property
     def values(self) -> Iterator[ShownValue]:
-        """All of them, column by column."""
+        """All values of the part, column by column."""
         return (value for column in self.columns for value in column.values)
 
 
@@ -119,7 +119,7 @@ class ShownTable:
 
     @property
     def values(self) -> Iterator[ShownValue]:
-        """All of them."""
+        """All values of the table."""
         return (value for part in self.parts for value in part.values)
 
     @property

@@ -146,8 +146,10 @@ def _stop_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def _leave_ctrl_c_to_others() -> None:
-    """In this thread, and in processes that it starts until they say how they handle it: else they would end with a
-    traceback each."""
+    """Ignore Ctrl-C in this thread, and in the processes that it starts until they handle it themselves.
+
+    Else each of them would end with a traceback.
+    """
     if hasattr(signal, "pthread_sigmask"):  # Windows has none
         resource_tracker.ensure_running()  # first: a thread that starts it has Ctrl-C again afterwards
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

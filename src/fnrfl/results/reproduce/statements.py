@@ -26,7 +26,7 @@ class Statement(NamedTuple):
 
 
 def statements(problem: Problem, epoch: Steps) -> Iterator[Statement]:
-    """All of them, in the order of the paper's appendix; `epoch` are the steps of a round that is one epoch."""
+    """All statements, in the order of the paper's appendix; `epoch` are the steps of a round that is one epoch."""
     yield from _about_gamma(problem)
     yield from _about_gradients(problem)
     yield from _about_lemma_1(problem)

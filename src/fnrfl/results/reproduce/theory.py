@@ -171,7 +171,7 @@ def _about_lemma_3(problem: Problem, curve: Curve, recursions: dict[str, list[fl
 
 
 def theory_text(found: TheoryCheck) -> str:
-    """All of it as text for a terminal."""
+    """The whole check as text for a terminal."""
     lines = ["Constants", *(f"  {name:<22}{value:.4g}" for name, value in found.constants.items())]
     lines += ["", "Statements, with their lines in the paper's source"]
     for one in found.statements:

@@ -119,7 +119,7 @@ class _Looked:
         return numbers
 
     def estimate(self, row: ClaimRow, setting: str) -> Estimate | None:
-        """Their mean with its interval."""
+        """The mean of a row's numbers over seeds, with its interval; None without a number."""
         numbers = self.numbers(row, setting)
         return estimate(list(numbers.values())) if numbers else None
 

@@ -152,7 +152,7 @@ class ExpectedSeconds:
                 self._like.setdefault(alike, []).append(took / line.get("processes", 1))
 
     def seconds(self, cell: PaperCell) -> float:
-        """Of one cell."""
+        """About how long one cell takes."""
         for alike in _alike(cell):
             if alike in self._like:
                 return mean(self._like[alike])

@@ -23,7 +23,7 @@ class Footnotes:
         return tuple(self.numbers.setdefault(sentence, len(self.numbers) + 1) for sentence in sentences)
 
     def marks(self, sentences: Sequence[str]) -> str:
-        """The same as text, such as [1, 3]."""
+        """The numbers of some sentences as text, such as [1, 3]."""
         found = self.of(sentences)
         return f" [{', '.join(map(str, found))}]" if found else ""
 
@@ -45,7 +45,7 @@ def _cells(part: ShownPart, footnotes: Footnotes) -> list[list[str]]:
 
 
 def as_text(table: ShownTable) -> str:
-    """For a terminal."""
+    """A table as text for a terminal."""
     footnotes, said = Footnotes(), [f"{table.title}; scale {table.scale}"]
     for part in table.parts:
         rows = _cells(part, footnotes)
@@ -56,7 +56,7 @@ def as_text(table: ShownTable) -> str:
 
 
 def as_markdown(table: ShownTable) -> str:
-    """For a document."""
+    """A table as markdown for a document."""
     footnotes, said = Footnotes(), [f"## {table.title}", "", f"Scale {table.scale}."]
     for part in table.parts:
         head, *rows = ([cell.replace("|", "\\|") for cell in row] for row in _cells(part, footnotes))
@@ -77,7 +77,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def table_tree(table: ShownTable) -> dict[str, Any]:
-    """For programs: everything, as plain values."""
+    """A table as plain values, with all that is known, for programs."""
     return {"format": TABLE_FORMAT, "leaks": table.leaks} | asdict(table)
 
 
