@@ -58,8 +58,8 @@ def named_loggers(names: Iterable[str]) -> list[Callback]:
     return list(found.values())
 
 
-def _refuse_missing(package: str, module: str) -> None:
-    if importlib.util.find_spec(module) is None:
+def _refuse_missing(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
         raise ConfigError(f"Logging to {package} needs a package that is not there. Run `pip install {package}`.")
 
 
@@ -76,7 +76,7 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        _refuse_missing("tensorboard", "tensorboard")
+        _refuse_missing("tensorboard")
         self.folder = None if folder is None else Path(folder)
         self._file: BinaryIO | None = None
 
@@ -153,7 +153,7 @@ class MLflow(Callback):
     """
 
     def __init__(self, store: str | None = None, experiment: str = "fnrfl") -> None:
-        _refuse_missing("mlflow", "mlflow")
+        _refuse_missing("mlflow")
         if store is None:  # with the whole path: MLflow remembers a store by these words
             store = f"sqlite:///{Path.cwd() / 'mlflow.db'}"
         if store.startswith("sqlite:") and importlib.util.find_spec("alembic") is None:
@@ -245,7 +245,7 @@ class WandB(Callback):
     """
 
     def __init__(self, project: str = "fnrfl", folder: str | Path = ".") -> None:
-        _refuse_missing("wandb", "wandb")
+        _refuse_missing("wandb")
         self.project, self.folder = project, Path(folder)
         self._run: Any = None
         self._alone = True  # whether W&B's process is there for this run only

@@ -83,6 +83,23 @@ MEASURES: tuple[Measure, ...] = (
     (Column("kappa", "accuracy * 1e4 per second"), lambda run: run.kappa, _size),
     (Column("rho", "accuracy * 1e4 per MiB"), lambda run: run.rho, _size),
 )
+RUN_MEASURES: tuple[Measure, ...] = (
+    (Column("seed"), lambda run: run.seed, str),
+    (Column("accuracy, %"), lambda run: run.accuracy, as_percent),
+    (Column("last 3, %", "mean of the last three rounds"), lambda run: run.accuracy_last3, as_percent),
+    (
+        Column("best, %", "test accuracy of the round that was best on validation data"),
+        lambda run: run.accuracy_best,
+        as_percent,
+    ),
+    _share("worst client", "", "worst_client"),
+    (Column("loss", "mean cross-entropy on the test set"), lambda run: run.last("loss"), "{:.3f}".format),
+    (Column("MiB up"), lambda run: run.bytes_up / MIB, _size),
+    (Column("MiB down"), lambda run: run.bytes_down / MIB, _size),
+    (Column("seconds"), lambda run: run.seconds[-1], _size),
+    (Column("kappa"), lambda run: run.kappa, _size),
+    (Column("rho"), lambda run: run.rho, _size),
+)
 
 
 def results(panel: Panel) -> Table:
@@ -157,39 +174,12 @@ def _probability(p: float) -> str:
 
 def every_run(panel: Panel) -> Table:
     """One row for each run directory."""
-    columns = (
-        METHOD_COLUMN,
-        Column("seed"),
-        Column("accuracy, %"),
-        Column("last 3, %", "mean of the last three rounds"),
-        Column("best, %", "test accuracy of the round that was best on validation data"),
-        Column("worst client, %"),
-        Column("loss", "mean cross-entropy on the test set"),
-        Column("MiB up"),
-        Column("MiB down"),
-        Column("seconds"),
-        Column("kappa"),
-        Column("rho"),
-    )
     rows = (
-        (
-            name_cell(group, str(run.path)),
-            TableCell(str(run.seed), run.seed),
-            _cell(run.accuracy, as_percent),
-            _cell(run.accuracy_last3, as_percent),
-            _cell(run.accuracy_best, as_percent),
-            _cell(run.last("worst_client"), as_percent),
-            _cell(run.last("loss"), lambda v: f"{v:.3f}"),
-            _cell(run.bytes_up / MIB, _size),
-            _cell(run.bytes_down / MIB, _size),
-            _cell(run.seconds[-1], _size),
-            _cell(run.kappa, _size),
-            _cell(run.rho, _size),
-        )
+        (name_cell(group, str(run.path)), *(_cell(measure(run), text) for _, measure, text in RUN_MEASURES))
         for group in panel.groups
         for run in group.runs
     )
-    return Table(columns, tuple(rows))
+    return Table((METHOD_COLUMN, *(column for column, _, _ in RUN_MEASURES)), tuple(rows))
 
 
 def _cell(value: float | None, text: Callable[[float], str], beside: str = "") -> TableCell:
