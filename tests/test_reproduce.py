@@ -720,7 +720,7 @@ def test_a_figure_with_a_leak_has_a_banner_and_metadata_and_one_without_has_none
 
 
 def test_every_figure_of_results_says_its_scale() -> None:
-    drawn = list(figures._figures(figures._Lookup(drawable(), "tiny", False)))[4:]  # the first ones are of the data
+    drawn = list(figures._figures(figures._Lookup(drawable(), "tiny")))[4:]  # the first ones are of the data
     assert len(drawn) == 11
     for one in drawn:
         assert "scale tiny" in one.figure.axes[0].get_title(loc="left"), one.name
@@ -731,7 +731,7 @@ def test_bars_say_of_how_many_seeds_they_are() -> None:
     cells = [PaperCell(part.net, part.skew, "paper", part.methods[0], seed, "tiny") for seed in range(3)]
     for seeds, said in ((1, "(1 of 3 seeds)"), (3, "")):
         few = KeptLines([], [line_of(cell, clean=0.5, noisy=0.4) for cell in cells[:seeds]])
-        (drawn,) = figures._attribution(figures._Lookup(few, "tiny", False))
+        (drawn,) = figures._attribution(figures._Lookup(few, "tiny"))
         (name,) = (label.get_text() for label in drawn.figure.axes[0].get_xticklabels())
         assert name.partition("\n")[2] == said
 

@@ -168,7 +168,7 @@ def test_a_chart_names_the_lines_that_have_fewer_seeds() -> None:
     some, every = (KeptLines([finished(cell, 1) for cell in cells[:upto]], []) for upto in (None, 3))
     part = TABLES["convergence"].parts[1]
     for lines, names in ((some, ["FedAvg", "FedProx (1 of 3 seeds)"]), (every, ["FedAvg"])):
-        (drawn,) = figures._convergence(figures._Lookup(lines, "tiny", False), part, "honest")
+        (drawn,) = figures._convergence(figures._Lookup(lines, "tiny"), part, "honest")
         assert [line.get_label() for line in drawn.figure.axes[0].get_lines()] == names
 
 
