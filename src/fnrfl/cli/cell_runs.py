@@ -15,6 +15,7 @@ from fnrfl.cli.notices import notices
 from fnrfl.cli.tables_page import say_where_the_page_is
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
+from fnrfl.results.reproduce.titles import HERE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +37,7 @@ CellSeeds = Annotated[
     typer.Option("--seeds", metavar="0,1,2 or 0-4", show_default="0,1,2; the paper's protocol: 0", help="Seeds."),
 ]
 LinesOut = Annotated[
-    Path | None,
+    Path,
     typer.Option("--out", "-o", metavar="FILE", show_default="runs/reproduction/lines.jsonl", help="Results go there."),
 ]
 For = Annotated[
@@ -65,7 +66,7 @@ Names = Annotated[
 GO_ON = "To go on, give the same command again: finished cells are kept."
 
 
-def show_plan(scale: AnyScale = None, out: LinesOut = None, json: Json = False, debug: Debug = False) -> None:
+def show_plan(scale: AnyScale = None, out: LinesOut = HERE, json: Json = False, debug: Debug = False) -> None:
     """The queue: cells without a result, in the order of what they add, with about how long each takes.
 
     \b
@@ -73,10 +74,10 @@ def show_plan(scale: AnyScale = None, out: LinesOut = None, json: Json = False, 
     fnrfl reproduce plan --scale quick --json
     """
     with errors_in_words(debug, answers=json):
-        from fnrfl.results.reproduce.kept_lines import HERE, KeptLines
+        from fnrfl.results.reproduce.kept_lines import KeptLines
         from fnrfl.results.reproduce.waiting import by_purpose, queue
 
-        lines = KeptLines.read(out or HERE)
+        lines = KeptLines.read(out)
         waiting = queue(lines, scale)
         parts = by_purpose(waiting)
         if json:
@@ -111,7 +112,7 @@ def run_cells(
     scale: AnyScale = None,
     seeds: CellSeeds = None,
     time: For = None,
-    out: LinesOut = None,
+    out: LinesOut = HERE,
     words: Set = None,
     rerun: Committed = False,
     again: Again = False,
@@ -132,19 +133,18 @@ def run_cells(
     train; no table shows the seconds of such cells.
     """
     with errors_in_words(debug):
-        from fnrfl.results.reproduce.kept_lines import HERE, KeptLines, wait_for_a_run
+        from fnrfl.results.reproduce.kept_lines import KeptLines, wait_for_a_run
 
-        screen, place = console(quiet=quiet), out or HERE
-        lines = KeptLines.read(place)
+        screen, lines = console(quiet=quiet), KeptLines.read(out)
         cells = _named_cells(names, scale, seeds, lines if not rerun else KeptLines([], []))
-        done = carry(cells, place, lines, screen, time=time, words=words or (), again=again, processes=processes)
+        done = carry(cells, out, lines, screen, time=time, words=words or (), again=again, processes=processes)
         failed = sum("failed" in line for line in done)
-        screen.print(f"{counted(len(done) - failed, 'cell')} done, {failed} failed; lines in {place}")
+        screen.print(f"{counted(len(done) - failed, 'cell')} done, {failed} failed; lines in {out}")
         if time is not None and not done and wait_for_a_run(cells, lines):
             screen.print(f"No cell was begun: none is expected to be finished within {time} on this machine.")
         before = 0 if again else sum(lines.find(cell).state == "failed" for cell in cells)
-        _say_what_was_not_run(cells, lines, place, before, screen)
-        say_where_the_page_is(screen, place, cells[0].scale if cells else scale or "quick")
+        _say_what_was_not_run(cells, lines, out, before, screen)
+        say_where_the_page_is(screen, out, cells[0].scale if cells else scale or "quick")
         raise typer.Exit(3 if failed or before else 0)
 
 

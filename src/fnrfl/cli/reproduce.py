@@ -15,7 +15,7 @@ from fnrfl.cli.notices import notices
 from fnrfl.cli.tables_page import say_where_the_page_is, show_page, write_page_of
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
-from fnrfl.results.reproduce.titles import CLAIMS_TITLE, TITLES
+from fnrfl.results.reproduce.titles import HERE, TITLES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +38,7 @@ def list_tables(debug: Debug = False) -> None:
 
         lines = KeptLines.read()
         rows = [("table", "quick", "full", "what it shows")]
-        for name, title in (TITLES | {"claims": CLAIMS_TITLE}).items():
+        for name, title in TITLES.items():
             counts = []
             for scale in ("quick", "full"):
                 cells = find_cells(name, scale)
@@ -56,7 +56,7 @@ def _table_command(name: str, title: str) -> Callable[..., None]:
         rerun: Rerun = False,
         time: For = None,
         words: Set = None,
-        out: LinesOut = None,
+        out: LinesOut = HERE,
         markdown: Markdown = False,
         json: Json = False,
         quiet: Quiet = False,
@@ -64,11 +64,10 @@ def _table_command(name: str, title: str) -> Callable[..., None]:
     ) -> None:
         with errors_in_words(debug):
             from fnrfl.results.compare import read_seeds
-            from fnrfl.results.reproduce.kept_lines import HERE
 
             if json and markdown:
                 raise ConfigError("--json and --markdown are two forms of one answer. Give one of them.")
-            asked = _Request(name, scale, None if seeds is None else read_seeds(seeds), rerun, out or HERE)
+            asked = _Request(name, scale, None if seeds is None else read_seeds(seeds), rerun, out)
             screen = console(quiet=quiet, stderr=True)
             failed = _run_missing(asked, time, words or (), screen)
             _print_tables(asked, "json" if json else "markdown" if markdown else "text", screen)
@@ -98,7 +97,7 @@ class _Request:
 
     @property
     def tables(self) -> list[str]:
-        return [*TITLES, "claims"] if self.name == "all" else [self.name]
+        return [*TITLES] if self.name == "all" else [self.name]
 
 
 def _run_missing(asked: _Request, time: str | None, words: Sequence[str], screen: Console) -> int:
@@ -129,7 +128,7 @@ def _say_other_scales(asked: _Request, lines: KeptLines, screen: Console) -> Non
 
 @reproduce.command("figures")
 def figures(
-    scale: Scale = "quick", rerun: Rerun = False, out: LinesOut = None, quiet: Quiet = False, debug: Debug = False
+    scale: Scale = "quick", rerun: Rerun = False, out: LinesOut = HERE, quiet: Quiet = False, debug: Debug = False
 ) -> None:
     """Draw the paper's figures as PNG, from the results that there are.
 
@@ -141,10 +140,8 @@ def figures(
     taken before committed ones; nothing is run. A figure with a leak has a banner that says so.
     """
     with errors_in_words(debug):
-        from fnrfl.results.reproduce.kept_lines import HERE
-
-        _draw_figures(_Request("figures", scale, None, rerun, out or HERE), console(quiet=quiet))
-        say_where_the_page_is(console(quiet=quiet), out or HERE, scale)
+        _draw_figures(_Request("figures", scale, None, rerun, out), console(quiet=quiet))
+        say_where_the_page_is(console(quiet=quiet), out, scale)
 
 
 def _draw_figures(asked: _Request, screen: Console) -> None:
@@ -196,7 +193,6 @@ def theory(quiet: Quiet = False, debug: Debug = False) -> None:
     goes into runs/reproduction.
     """
     with errors_in_words(debug):
-        from fnrfl.results.reproduce.kept_lines import HERE
         from fnrfl.results.reproduce.theory import check, theory_text
         from fnrfl.results.reproduce.theory_figure import draw_theory
 
@@ -213,7 +209,6 @@ def theory(quiet: Quiet = False, debug: Debug = False) -> None:
 
 for _name, _title in TITLES.items():
     reproduce.command(_name)(_table_command(_name, _title))
-reproduce.command("claims")(_table_command("claims", CLAIMS_TITLE))
 reproduce.command("page")(show_page)
 reproduce.command("plan")(show_plan)
 reproduce.command("run")(run_cells)

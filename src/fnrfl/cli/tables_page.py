@@ -10,6 +10,7 @@ import typer
 from fnrfl.cli.common import Debug, Quiet, console, errors_in_words, quoted
 from fnrfl.cli.notices import notices
 from fnrfl.core.errors import ConfigError
+from fnrfl.results.reproduce.titles import HERE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,8 +46,6 @@ def show_page(
     data, what each cell cost, and the command that runs it again. What leaked says so; what has not run says so too.
     """
     with errors_in_words(debug):
-        from fnrfl.results.reproduce.kept_lines import HERE
-
         if lines is not None and not lines.exists():
             raise ConfigError(f"{lines} does not exist. Name a file that `fnrfl reproduce run --out FILE` has written.")
         write_page_of(lines or HERE, scale, console(quiet=quiet), prefer_here=here, out=out)
@@ -65,7 +64,6 @@ def write_page_of(place: Path, scale: str, screen: Console, *, prefer_here: bool
 
 def say_where_the_page_is(screen: Console, place: Path, scale: str) -> None:
     """One line about the page, which `fnrfl reproduce page` writes."""
-    from fnrfl.results.reproduce.kept_lines import HERE
     from fnrfl.results.reproduce.reproduction_page import page_place
 
     own = place != HERE and place.exists()

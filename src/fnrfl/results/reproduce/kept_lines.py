@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fnrfl.config.registry import PACKAGE_FOLDER
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.reproduce.paper_cells import PaperCell
+from fnrfl.results.reproduce.titles import HERE
 from fnrfl.rundir.outputs import check_output
 
 CellLine = dict[str, Any]
@@ -19,7 +20,6 @@ Standing = Literal["committed", "here", "older recipe", "failed", "not run"]
 
 OF_PACKAGE = PACKAGE_FOLDER / "results" / "reproduce" / "committed"  # where a wheel has results/reproduction
 OF_SOURCES = PACKAGE_FOLDER.parent.parent / "results" / "reproduction"
-HERE = Path("runs") / "reproduction" / "lines.jsonl"
 ABOUT_CELLS = ("recipe", "overrides", "date", "device")  # what every line must have
 CELL_NUMBERS = (
     "accuracy", "accuracies", "seconds_train", "seconds_wall", "seconds_preparing", "bytes_up", "bytes_down", "notes",

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from fnrfl.results.report.tables import Column, Table, TableCell, text_cell
 from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines, bytes_both_ways, ran_alone
 from fnrfl.results.reproduce.paper_cells import PaperCell
-from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
 from fnrfl.results.reproduce.shown import COLUMN_NAMES, ShownPart, ShownTable, ShownValue, once_each
+from fnrfl.results.reproduce.titles import TITLES
 from fnrfl.results.reproduce.verdicts import find_cells
 from fnrfl.results.reproduce.wording import Footnotes
 from fnrfl.runs.metrics import MIB
@@ -141,7 +141,7 @@ def _page_part(title: str, table: Table, values: Sequence[ShownValue]) -> PagePa
 
 def cell_groups(lines: KeptLines, scale: str) -> list[CellGroup]:
     """Every cell of a scale, by setting: so no column has two protocols."""
-    cells = dict.fromkeys(cell for name in (*TABLES, "claims") for cell in find_cells(name, scale))
+    cells = dict.fromkeys(cell for name in TITLES for cell in find_cells(name, scale))
     settings = dict.fromkeys(cell.setting for cell in cells)
     return [_cell_group(name, {cell: lines.find(cell) for cell in cells if cell.setting == name}) for name in settings]
 

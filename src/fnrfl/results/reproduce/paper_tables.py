@@ -97,11 +97,11 @@ _PARTS = {
     "released-net": _parts_of(["label"], ["fedavg+fnr", "fedavg"], ["paper"], net="resnet50"),
     "niid-bench": _parts_of(_BENCH_SKEWS, _BENCH_METHODS, NIID_BENCH, net="simple-cnn"),
 }
-TABLES = {name: PaperTable(title, _PARTS[name]) for name, title in TITLES.items()}
+TABLES = {name: PaperTable(TITLES[name], parts) for name, parts in _PARTS.items()}
 
 
 def find_table(name: str) -> PaperTable:
     """The table of this name; others that it may have been meant for are named."""
     if name not in TABLES:
-        raise ConfigError(f'There is no table "{name}". {choices(name, (*TABLES, "claims"))}.')
+        raise ConfigError(f'There is no table "{name}". {choices(name, TITLES)}.')
     return TABLES[name]

@@ -11,8 +11,8 @@ from fnrfl.results.report.sentences import LEAKS
 from fnrfl.results.reproduce.kept_lines import KeptLines
 from fnrfl.results.reproduce.page_charts import curve_charts, noisy_chart, split_charts, waterfalls
 from fnrfl.results.reproduce.page_tables import CellGroup, PagePart, cell_groups, headline, page_table
-from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.shown import COLUMN_NAMES, ShownTable, once_each
+from fnrfl.results.reproduce.titles import TITLES
 from fnrfl.results.reproduce.verdicts import show_named
 from fnrfl.rundir.outputs import check_output, write_output
 
@@ -33,7 +33,7 @@ def write_page(lines: KeptLines, scale: str, out: Path) -> Path:
 
 def render_page(lines: KeptLines, scale: str) -> str:
     """The page as text."""
-    shown = {name: show_named(name, lines, scale) for name in (*TABLES, "claims")}
+    shown = {name: show_named(name, lines, scale) for name in TITLES}
     pages = {name: page_table(table) for name, table in shown.items()}
     groups = cell_groups(lines, scale)
     noisy, noisy_words = noisy_chart(scale)

@@ -1,5 +1,8 @@
-"""The tables by name, with what each shows; it imports nothing, so that the command line can list them at once."""
+"""The tables by name, with what each shows; it imports next to nothing, so the command line can list them at once."""
 
+from pathlib import Path
+
+HERE = Path("runs") / "reproduction" / "lines.jsonl"  # where results go that are computed on this machine
 TITLES = {
     "accuracy": "Test accuracy under single skews (the paper's tab:Exp1)",
     "convergence": "Accuracy by round (the paper's convergence figure)",
@@ -12,5 +15,5 @@ TITLES = {
     "rate": "At the learning rate that the paper prints, 0.1",
     "released-net": "With the ResNet-50 that the released code builds where the paper says ResNet-18",
     "niid-bench": "NIID-Bench's published table (simple-cnn, 50 rounds at full scale)",
+    "claims": "The paper's claims, each with a verdict",
 }
-CLAIMS_TITLE = "The paper's claims, each with a verdict"

@@ -26,7 +26,7 @@ from fnrfl.results.reproduce.shown import (
     show_table,
     why_not,
 )
-from fnrfl.results.reproduce.titles import CLAIMS_TITLE
+from fnrfl.results.reproduce.titles import TITLES
 from fnrfl.results.reproduce.wording import as_markdown
 from fnrfl.results.statistics import LEVEL, Estimate, estimate
 
@@ -73,7 +73,7 @@ def show_claims(lines: KeptLines, scale: str, seeds: Sequence[int] | None = None
     """Every claim with its verdict, from whatever results there are: all in one part, and then a part for each."""
     looked = _Looked(lines, scale, seeds)
     parts = [_overview(looked), *(_part(looked, claim) for claim in CLAIMS)]
-    return ShownTable("claims", CLAIMS_TITLE, scale, tuple(parts), tuple(_notes(parts, scale)))
+    return ShownTable("claims", TITLES["claims"], scale, tuple(parts), tuple(_notes(parts, scale)))
 
 
 def show_named(name: str, lines: KeptLines, scale: str, seeds: Sequence[int] | None = None) -> ShownTable:
