@@ -193,7 +193,7 @@ MUTANTS = [
     ),
     *mutants(
         estimate,
-        one_sided=("(1 + level) / 2", "level"),
+        one_sided=("(1 + LEVEL) / 2", "LEVEL"),
         one_degree_more=("n - 1", "n"),
         deviation_for_error=("t_quantile(...,  n - 1) * sd / math.sqrt(n)", "t_quantile(..., n - 1) * sd"),
     ),

@@ -196,8 +196,7 @@ def compare(
         cells = _grid(*words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
         folder = out or comparing.default_out(cells)
         screen = console(quiet=quiet, stderr=json or dry_run)
-        if (note := comparing.about_seeds(seeds)) is not None:
-            screen.print(f"note: {note}")
+        _note(comparing.about_seeds(seeds), screen)
         judged = {"baseline": baseline, "metric": metric, "target": target}
         if dry_run:
             return _plan(cells, folder, judged, screen, json=json)
@@ -293,6 +292,11 @@ def _run_grid(
     screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
     with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show, paced(screen.print) as pace:
         return compare(cells, folder, progress=both(show, pace.hear_grid(cells, folder)), **options)
+
+
+def _note(note: str | None, screen: Console) -> None:
+    if note is not None:
+        screen.print(f"note: {note}")
 
 
 def _plan(cells: list[Cell], folder: Path, judged: dict[str, Any], screen: Console, *, json: bool) -> None:

@@ -62,13 +62,11 @@ def compare(
     `baseline` names a group, or some of the words of one: "fedavg" compares each group with the one that has fedavg and
     is otherwise the same, by `metric`. Nothing is written unless every group can be built.
     """
-    out = Path(out)
     chosen = check_judged(cells, baseline, metric, target)
-    from fnrfl.runs.given import NOTHING
-
-    given, tell = given or NOTHING, progress or (lambda notice: None)
-    turns = (_turns if on == "here" else _turns_on_ray)(cells, _How(out, given, callbacks, checkpoint_every, tell))
-    members = _prepare(cells, out, tell, given)
+    out, tell = Path(out), progress or (lambda notice: None)
+    how = _How(out, _objects(given), callbacks, checkpoint_every, tell)
+    turns = (_turns if on == "here" else _turns_on_ray)(cells, how)
+    members = _prepare(cells, how)
     summaries, failures = dict[str, Summary](), dict[str, str]()
     for notice, finish in turns:
         cell, kept = notice.cell, notice.what == "kept"
@@ -115,15 +113,22 @@ def _compared_metric(cells: Sequence[Cell], name: str) -> Metric:
     return TEST_METRICS[found] if mine is None else Metric(found, mine.words, mine.higher_is_better)
 
 
-def _prepare(cells: Sequence[Cell], out: Path, tell: Callable[[Notice], None], given: Given) -> Members:
+def _objects(given: Given | None) -> Given:
+    """The objects that were passed in, perhaps none."""
+    from fnrfl.runs.given import NOTHING
+
+    return given or NOTHING
+
+
+def _prepare(cells: Sequence[Cell], how: _How) -> Members:
     """Check the folder, the runs in it and every group; then write the grid. What is returned knows the runs."""
-    check_comparison_folder(out, cells)
-    members = Members(out, cells)
+    check_comparison_folder(how.out, cells)
+    members = Members(how.out, cells)
     members.refuse_changed_code()
-    _check_groups(cells, members, tell, given)
-    members.refuse_changed_data(given)
-    out.mkdir(parents=True, exist_ok=True)
-    write_grid(out, cells)
+    _check_groups(cells, members, how)
+    members.refuse_changed_data(how.given)
+    how.out.mkdir(parents=True, exist_ok=True)
+    write_grid(how.out, cells)
     return members
 
 
@@ -225,7 +230,7 @@ def _summary(result: Result, target: float | None) -> Summary:
     return result.summary() | {"target": target} | took
 
 
-def _check_groups(cells: Sequence[Cell], members: Members, tell: Callable[[Notice], None], given: Given) -> None:
+def _check_groups(cells: Sequence[Cell], members: Members, how: _How) -> None:
     """Build the first run of every group that has not begun: what cannot go together is known before the first starts.
 
     The other seeds differ in their draws alone.
@@ -237,13 +242,13 @@ def _check_groups(cells: Sequence[Cell], members: Members, tell: Callable[[Notic
     checked: set[str] = set()
     for number, cell in enumerate(cells, 1):
         label = cell.group.label
-        if label in checked or (members.out / cell.name).exists():
+        if label in checked or (how.out / cell.name).exists():
             continue
         checked.add(label)
-        tell(Notice("check", cell, number, len(cells)))
+        how.tell(Notice("check", cell, number, len(cells)))
         try:
             with isolated():
-                built = build(cell.config, given=given)
+                built = build(cell.config, given=how.given)
         except Exception as error:
             problems.setdefault(sentence(error), []).append(label)
         else:

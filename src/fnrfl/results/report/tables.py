@@ -15,7 +15,9 @@ from fnrfl.results.statistics import deviation, mean
 from fnrfl.runs.metrics import MIB
 
 TableValue = float | str | None
-Measure = tuple["Column", Callable[[Run], float | None], Callable[[float], str]]  # where it stands, its value, its text
+RunMeasure = tuple[
+    "Column", Callable[[Run], float | None], Callable[[float], str]
+]  # where it stands, its value, its text
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,12 @@ def _size(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _share(name: str, help: str, metric: str) -> Measure:
+def _share(name: str, help: str, metric: str) -> RunMeasure:
     """A share after the last round."""
     return Column(f"{name}, %", help), lambda run: run.last(metric), as_percent
 
 
-MEASURES: tuple[Measure, ...] = (
+MEASURES: tuple[RunMeasure, ...] = (
     (Column("accuracy, %", "on the test set after the last round"), lambda run: run.accuracy, as_percent),
     _share("clean", "on the test set without noise", "accuracy_clean"),
     _share("own", "mean over clients, each on its own test distribution", "accuracy_own"),
@@ -83,7 +85,7 @@ MEASURES: tuple[Measure, ...] = (
     (Column("kappa", "accuracy * 1e4 per second"), lambda run: run.kappa, _size),
     (Column("rho", "accuracy * 1e4 per MiB"), lambda run: run.rho, _size),
 )
-RUN_MEASURES: tuple[Measure, ...] = (
+RUN_MEASURES: tuple[RunMeasure, ...] = (
     (Column("seed"), lambda run: run.seed, str),
     (Column("accuracy, %"), lambda run: run.accuracy, as_percent),
     (Column("last 3, %", "mean of the last three rounds"), lambda run: run.accuracy_last3, as_percent),
