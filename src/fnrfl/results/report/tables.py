@@ -15,9 +15,8 @@ from fnrfl.results.statistics import deviation, mean
 from fnrfl.runs.metrics import MIB
 
 TableValue = float | str | None
-RunMeasure = tuple[
-    "Column", Callable[[Run], float | None], Callable[[float], str]
-]  # where it stands, its value, its text
+# A number of a run in a table: its column, its value, and the value as text.
+RunMeasure = tuple["Column", Callable[[Run], float | None], Callable[[float], str]]
 
 
 @dataclass(frozen=True)
