@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import re
+import time as clock
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -62,7 +63,8 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(metavar="[TABLE|CELL]...", show_default="the queue", help="Tables, or cells by their id."),
 ]
-GO_ON = "To go on, give the same command again: finished cells are kept."
+GO_ON = "To go on, give the same command again: finished cells are kept, and the rounds of long ones."
+SECONDS_OF_SILENCE = 60.0  # after which the next round of a cell is told
 
 
 def show_plan(scale: AnyScale = None, out: LinesOut = None, json: Json = False, debug: Debug = False) -> None:
@@ -180,8 +182,13 @@ def carry(
     from fnrfl.results.reproduce.carrying import carry_out
 
     seconds, elsewhere = None if time is None else read_duration(time), set[str]()
+    said = clock.monotonic()
 
     def tell(notice: CellNotice) -> None:
+        nonlocal said
+        if notice.what == "round" and clock.monotonic() - said < SECONDS_OF_SILENCE:
+            return
+        said = clock.monotonic()
         _show_cell(screen, notice)
         if notice.what == "elsewhere":
             elsewhere.add(notice.cell.id)
@@ -244,13 +251,17 @@ def _read_cell(name: str, *, alone: bool) -> PaperCell:
 
 
 def _show_cell(screen: Console, notice: CellNotice) -> None:
-    """A line for a cell that begins, is done, has failed or is left to another call."""
+    """A line for a cell that begins, has ended a round, is done, has failed or is left to another call."""
     where = f"{notice.number}/{notice.total}  {notice.cell.id}"
     leak = "  leak" if notice.cell.leaks else ""
     line = notice.line or {}
     match notice.what:
         case "start":
             screen.print(f"{where}  about {_duration(notice.seconds_left)} left{leak}")
+        case "round":
+            event = notice.event or {}
+            accuracy = f"accuracy {event['accuracy']:.4f}"
+            screen.print(f"{where}  round {event['round']} of {event['rounds']}, {accuracy}{leak}")
         case "done":
             preparing = line["seconds_preparing"]
             screen.print(
