@@ -18,6 +18,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from fnrfl import cli
+from fnrfl.cli import cell_runs
 from fnrfl.cli.cell_runs import read_duration
 from fnrfl.config import RunConfig
 from fnrfl.config.schema import FIRST_DEFAULTS
@@ -34,7 +35,7 @@ from fnrfl.results.reproduce.pictured_data import split_of
 from fnrfl.results.reproduce.printed import COST_METRICS, PRINTED
 from fnrfl.results.reproduce.settings import METHODS, SCALES, TRIAL_SETTINGS
 from fnrfl.results.reproduce.shown import ShownColumn, ShownValue, show_table
-from fnrfl.results.reproduce.waiting import ORDER, ExpectedSeconds, programs, queue
+from fnrfl.results.reproduce.waiting import ORDER, SECONDS, ExpectedSeconds, programs, queue
 from fnrfl.results.reproduce.wording import as_json, as_markdown, as_text
 from fnrfl.runs import run as run_module
 
@@ -405,7 +406,7 @@ def test_the_queue_has_every_cell_once_and_loses_those_that_are_done_or_have_fai
     assert all(list(wanted.cells()) for wanted in ORDER)  # no wish is for nothing
 
 
-def test_what_the_issue_lists_is_in_the_queue_before_the_rest() -> None:
+def test_the_cells_that_the_first_tables_need_are_in_the_queue_before_the_rest() -> None:
     places = {one.cell.id: place for place, one in enumerate(queue(NOTHING))}
     rest = min(place for place, one in enumerate(queue(NOTHING)) if one.purpose == "rest")
     for method in ("fedavg", "fedavg+fnr", "fedavg+weight-0", "public-returned", "public-finetune", "scaffold"):
@@ -421,6 +422,27 @@ def test_a_cell_of_an_older_recipe_waits_again_and_one_that_failed_does_not() ->
     made = {"today": {}, "older": {"overrides": ["rounds=3"]}, "failed": {"failed": "no memory"}}
     waits = {name: cell in [one.cell for one in queue(KeptLines([], [line_of(cell, **m)]))] for name, m in made.items()}
     assert waits == {"today": False, "older": True, "failed": False}
+
+
+def test_a_cell_that_ran_beside_others_waits_for_its_seconds_and_runs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = PaperCell("resnet18", "label", "honest", "moon", 1, "quick")
+    of_no_claim = PaperCell("resnet18", "label", "honest", "moon", 2, "quick")  # two seeds make an interval
+    lines = [line_of(cell, processes=3), line_of(of_no_claim, processes=3)]
+    assert [one.cell for one in queue(KeptLines(lines, [])) if one.purpose == SECONDS] == [cell]
+    assert not any(one.purpose == SECONDS for one in queue(KeptLines([*lines, line_of(cell)], [])))
+    assert not any(one.purpose == SECONDS for one in queue(KeptLines(lines, []), "full"))
+
+    carried: list[list[PaperCell]] = []
+    monkeypatch.setattr(KeptLines, "read", lambda *_: KeptLines(lines, []))
+    monkeypatch.setattr(cell_runs, "carry", lambda cells, *_, **__: carried.append(list(cells)) or [])
+    monkeypatch.chdir(tmp_path)
+    assert [typed("run", *words).exit_code for words in (["seconds"], [], ["--processes", "2"])] == [0, 0, 0]
+    alone, everything, beside_others = carried
+    assert alone == [cell] and set(everything) - set(beside_others) == {cell}
+    refused = typed("run", "seconds", "--processes", "2")
+    assert refused.exit_code == 2 and "only of cells that run alone" in refused.stderr
 
 
 def test_seconds_are_those_of_like_cells() -> None:

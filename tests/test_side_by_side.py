@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from fnrfl.cli.cell_runs import GO_ON
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.results.reproduce import side_by_side
 from fnrfl.results.reproduce.carrying import carry_out
@@ -204,7 +205,7 @@ def test_whoever_closes_the_output_stops_all(tmp_path: Path) -> None:
     running.stdout.close()
     said = running.stderr.read()
     assert running.wait(60) == 141
-    assert said == "fnrfl: the output was closed. To go on, give the same command again: finished cells are kept.\n"
+    assert said == f"fnrfl: the output was closed. {GO_ON}\n"
     assert not out.exists() or not [line for line in read_lines(out) if "failed" in line]
 
 

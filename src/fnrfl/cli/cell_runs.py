@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import re
+import time as clock
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -63,11 +64,14 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(metavar="[TABLE|CELL]...", show_default="the queue", help="Tables, or cells by their id."),
 ]
-GO_ON = "To go on, give the same command again: finished cells are kept."
+GO_ON = "To go on, give the same command again: finished cells are kept, and the rounds of long ones."
+SECONDS_OF_SILENCE = 60.0  # after which the next round of a cell is told
 
 
 def show_plan(scale: AnyScale = None, out: LinesOut = HERE, json: Json = False, debug: Debug = False) -> None:
     """The queue: cells without a result, in the order of what they add, with about how long each takes.
+
+    Cells for `seconds` have run beside others: for a measure of time each must run once more, alone.
 
     \b
     fnrfl reproduce plan
@@ -126,17 +130,19 @@ def run_cells(
     fnrfl reproduce run --scale quick --for 9m
     fnrfl reproduce run --scale quick --for 2h --processes 3
     fnrfl reproduce run accuracy controls --scale tiny --seeds 0
+    fnrfl reproduce run seconds
     fnrfl reproduce run resnet18/label/honest/fedavg/seed0@quick --set engine=gpu
 
     Each result is a line of JSON, written when its cell is finished. On a GPU cells run in bf16 and not
     deterministically, unless --set engine=... says how. With --processes, one cell prepares its programs while others
-    train; no table shows the seconds of such cells.
+    train; no table shows the seconds of such cells. `seconds` are those of them whose seconds a claim needs.
     """
     with errors_in_words(debug):
         from fnrfl.results.reproduce.kept_lines import KeptLines, wait_for_a_run
 
         screen, lines = console(quiet=quiet), KeptLines.read(out)
-        cells = _named_cells(names, scale, seeds, lines if not rerun else KeptLines([], []))
+        known = KeptLines([], []) if rerun else lines
+        cells = _named_cells(names, scale, seeds, known, beside_others=processes > 1)
         done = carry(cells, out, lines, screen, time=time, words=words or (), again=again, processes=processes)
         failed = sum("failed" in line for line in done)
         screen.print(f"{counted(len(done) - failed, 'cell')} done, {failed} failed; lines in {out}")
@@ -180,8 +186,13 @@ def carry(
     from fnrfl.results.reproduce.carrying import carry_out
 
     seconds, elsewhere = None if time is None else read_duration(time), set[str]()
+    said = clock.monotonic()
 
     def tell(notice: CellNotice) -> None:
+        nonlocal said
+        if notice.what == "round" and clock.monotonic() - said < SECONDS_OF_SILENCE:
+            return
+        said = clock.monotonic()
         _show_cell(screen, notice)
         if notice.what == "elsewhere":
             elsewhere.add(notice.cell.id)
@@ -210,27 +221,38 @@ def read_duration(text: str) -> float:
 
 
 def _named_cells(
-    names: Sequence[str] | None, scale: str | None, seeds: str | None, lines: KeptLines
+    names: Sequence[str] | None, scale: str | None, seeds: str | None, lines: KeptLines, *, beside_others: bool
 ) -> list[PaperCell]:
-    """The cells that were asked for; without a name, the queue. Of a table, those that have no result among `lines`."""
+    """The cells that were asked for; without a name, the queue, less those that must run alone if others run too."""
     from fnrfl.results.compare import read_seeds
-    from fnrfl.results.reproduce.verdicts import find_cells
-    from fnrfl.results.reproduce.waiting import queue
+    from fnrfl.results.reproduce.waiting import SECONDS, queue
 
     chosen = None if seeds is None else read_seeds(seeds)
-    if not names:
-        cells = [waiting.cell for waiting in queue(lines, scale)]
-        return [cell for cell in cells if chosen is None or cell.seed in chosen]
-    found: list[PaperCell] = []
-    for name in names:
-        if "@" in name or "/" in name:
-            found.append(_read_cell(name, alone=scale is None and seeds is None))
-        else:
-            cells = find_cells(name, scale or "quick", chosen)
-            found += [cell for cell in cells if not lines.find(cell).usable]
-    for cell in found:
-        cell.config()  # refuses names that cannot go together
-    return list(dict.fromkeys(found))
+    if names and SECONDS in names and beside_others:
+        raise ConfigError("Seconds are a measure only of cells that run alone. Leave out --processes.")
+    if names:
+        found = [cell for name in names for cell in _cells_of(name, scale, chosen, lines)]
+        for cell in found:
+            cell.config()  # refuses names that cannot go together
+        return list(dict.fromkeys(found))
+    waiting = [one.cell for one in queue(lines, scale) if one.purpose != SECONDS or not beside_others]
+    return _of_seeds(waiting, chosen)
+
+
+def _cells_of(name: str, scale: str | None, chosen: Sequence[int] | None, lines: KeptLines) -> list[PaperCell]:
+    """A cell by its id, those of a table that have no result among `lines`, or those that wait for their seconds."""
+    from fnrfl.results.reproduce.verdicts import find_cells
+    from fnrfl.results.reproduce.waiting import SECONDS, queue
+
+    if "@" in name or "/" in name:
+        return [_read_cell(name, alone=scale is None and chosen is None)]
+    if name == SECONDS:
+        return _of_seeds([one.cell for one in queue(lines, scale) if one.purpose == SECONDS], chosen)
+    return [cell for cell in find_cells(name, scale or "quick", chosen) if not lines.find(cell).usable]
+
+
+def _of_seeds(cells: Sequence[PaperCell], chosen: Sequence[int] | None) -> list[PaperCell]:
+    return [cell for cell in cells if chosen is None or cell.seed in chosen]
 
 
 def _read_cell(name: str, *, alone: bool) -> PaperCell:
@@ -244,13 +266,17 @@ def _read_cell(name: str, *, alone: bool) -> PaperCell:
 
 
 def _show_cell(screen: Console, notice: CellNotice) -> None:
-    """A line for a cell that begins, is done, has failed or is left to another call."""
+    """A line for a cell that begins, has ended a round, is done, has failed or is left to another call."""
     where = f"{notice.number}/{notice.total}  {notice.cell.id}"
     leak = "  leak" if notice.cell.leaks else ""
     line = notice.line or {}
     match notice.what:
         case "start":
             screen.print(f"{where}  about {_duration(notice.seconds_left)} left{leak}")
+        case "round":
+            event = notice.event or {}
+            accuracy = f"accuracy {event['accuracy']:.4f}"
+            screen.print(f"{where}  round {event['round']} of {event['rounds']}, {accuracy}{leak}")
         case "done":
             preparing = line["seconds_preparing"]
             screen.print(

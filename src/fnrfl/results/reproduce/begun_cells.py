@@ -38,8 +38,12 @@ class BegunCells:
             time.sleep(0.01)
         return False
 
+    def run_dir(self, cell: PaperCell) -> Path:
+        """Where the run of a long cell keeps its rounds: whoever begins the cell again goes on from there."""
+        return self._place(cell) / "run"
+
     def end(self, cell: PaperCell) -> None:
-        """Let a cell go."""
+        """Let a cell go; the rounds that its run has kept stay."""
         self._mine.pop(cell).close()
         with suppress(OSError):  # another process has just begun it, or others are at work
             self._place(cell).rmdir()

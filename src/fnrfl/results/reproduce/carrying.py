@@ -31,12 +31,12 @@ def carry_out(
 ) -> list[CellLine]:
     """Run cells and append a line to `out` after each; what was done is returned.
 
-    A cell that has a line in `out` is not run again, so that the same call goes on where it was stopped; with `again`
-    one that failed there is tried once more. A cell that fails is written down as failed, and the others go on; but
-    what would fail for every cell, such as a key that does not exist or data that is not there, ends the call. With
-    `seconds`, no cell is begun that will not fit into what is left of them. `words` are keys of
-    [engine], for all. With several `processes` cells run beside each other, and their lines say so. Several calls may
-    share `out`: a cell that another one is at is left to it.
+    A cell that has a line in `out` is not run again, so that the same call goes on where it was stopped, and a long one
+    goes on after the rounds that it has kept; with `again` one that failed there is tried once more. A cell that fails
+    is written down as failed, and the others go on; but what would fail for every cell, such as a key that does not
+    exist or data that is not there, ends the call. With `seconds`, no cell is begun that will not fit into what is left
+    of them. `words` are keys of [engine], for all. With several `processes` cells run beside each other, and their
+    lines say so. Several calls may share `out`: a cell that another one is at is left to it.
     """
     import torch
 
@@ -47,7 +47,8 @@ def carry_out(
     how = HowToRun(tuple(engine), tuple(words), processes)
     with closing(waiting):
         if processes == 1:
-            work_through(waiting, lambda turn: compute_line(turn.cell, how, turn.alike, turn.showing(tell)), tell)
+            compute = lambda turn: compute_line(turn.cell, how, turn.alike, turn.showing(tell), turn.kept)  # noqa: E731
+            work_through(waiting, compute, tell)
         else:
             work_side_by_side(waiting, how, tell)
     for cell in waiting.elsewhere:

@@ -13,9 +13,11 @@ from fnrfl.results.reproduce.begun_cells import BegunCells
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, is_of_today, make_room, read_lines
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.waiting import PREPARING, ExpectedSeconds, programs
+from fnrfl.rundir import directory
 from fnrfl.rundir.events import Event
 
 LOOK_AHEAD = 150  # cells of the queue among which one that needs no new program is taken first
+LONG_CELL = 300.0  # expected seconds of a cell from which on its rounds are kept, so that it can go on after a stop
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class CellTurn:
 
     notice: CellNotice
     alike: int  # cells that will use what is prepared for this one
+    kept: Path | None = None  # the run directory of a long cell, which keeps its rounds or has kept some
 
     @property
     def cell(self) -> PaperCell:
@@ -97,7 +100,9 @@ class CellQueue:
             self._taken.add(cell)
             ready |= programs(cell)
             number = len(self._cells) - len(free) + 1
-            return CellTurn(CellNotice("start", cell, number, len(self._cells), ahead), alike)
+            notice, run_dir = CellNotice("start", cell, number, len(self._cells), ahead), self._begun.run_dir(cell)
+            is_kept = run_dir.exists() or self._expected.seconds(cell) >= LONG_CELL
+            return CellTurn(notice, alike, run_dir if is_kept else None)
 
     def _waiting(self) -> list[PaperCell]:
         tried = {line["id"] for line in self.done} if self._again else None
@@ -128,6 +133,7 @@ class CellQueue:
             append_line(self.out, line)
             self.done.append(line)
             self._expected.learn(line)
+            directory.discard(self._begun.run_dir(cell))
             self._begun.end(cell)
             self._taken.discard(cell)
 

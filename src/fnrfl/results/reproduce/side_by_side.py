@@ -78,7 +78,7 @@ class CellProcess:
     def compute(self, turn: CellTurn) -> CellLine:
         """The line of a cell. Raises what concerns all cells, and EOFError or OSError if the process died."""
         pipe = self._start() if self._running is None else self._running[1]
-        pipe.send((turn.cell, turn.alike))
+        pipe.send((turn.cell, turn.alike, turn.kept))
         answer: CellLine | FnrflError = pipe.recv()
         if isinstance(answer, FnrflError):
             raise answer
@@ -130,9 +130,9 @@ def _serve(pipe: Connection, how: HowToRun) -> None:
     try:
         pipe.send(READY)
         while True:
-            cell, alike = pipe.recv()
+            cell, alike, kept = pipe.recv()
             try:
-                pipe.send(compute_line(cell, how, alike, lambda event: None))
+                pipe.send(compute_line(cell, how, alike, lambda event: None, kept))
             except FnrflError as error:
                 pipe.send(error)
     except (KeyboardInterrupt, EOFError, OSError):  # it was told to end, or whoever asked has gone

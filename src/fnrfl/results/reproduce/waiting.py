@@ -24,6 +24,7 @@ class WantedCells:
     scale: str
     seeds: tuple[int, ...] = (0,)
     only: Mapping[str, Sequence[str]] = field(default_factory=dict)  # names that count, by axis
+    alone: bool = False  # seconds are wanted: a cell that ran beside others has to run once more
 
     def cells(self) -> Iterator[PaperCell]:
         """Its cells, in the table's order."""
@@ -31,9 +32,17 @@ class WantedCells:
             if all(getattr(cell, axis) in names for axis, names in self.only.items()):
                 yield cell
 
+    def waiting(self, lines: KeptLines) -> list[PaperCell]:
+        """Those of its cells that have not run as they are wanted."""
+        if not self.alone:
+            return wait_for_a_run(self.cells(), lines)
+        known = {cell: lines.find(cell) for cell in self.cells()}
+        return [cell for cell, result in known.items() if result.usable and not ran_alone(result.line)]
+
 
 _RESNET, _HONEST, _PAPER = {"net": ["resnet18"]}, {"setting": ["honest"]}, {"setting": ["paper"]}
 _OTHER_SEEDS = (1, 2)
+SECONDS = "seconds"  # a purpose: such cells must run alone
 _MISSED: tuple[Mapping[str, Sequence[str]], ...] = (  # published numbers that are missed with seed 0
     {"setting": ["niid-bench"], "skew": ["label"], "method": ["fedavg", "fedprox", "fednova"]},
     {"setting": ["niid-bench"], "skew": ["classes-2", "quantity"], "method": ["fedprox"]},
@@ -70,6 +79,8 @@ ORDER = (
     *(WantedCells("niid-bench", "niid-bench", "full", _OTHER_SEEDS, only) for only in _MISSED),
     WantedCells("claims", "claims", "quick"),
     *(WantedCells("claims", "claims", "quick", (seed,), _HONEST) for seed in _OTHER_SEEDS),  # two make an interval
+    WantedCells(SECONDS, "cost", "quick", (0, 1), _HONEST, alone=True),
+    WantedCells(SECONDS, "cost", "quick", only=_PAPER, alone=True),
     WantedCells("full", "accuracy", "full", only=_RESNET | _HONEST | {"method": SIX[:2]}),
     WantedCells("own settings", "mixed", "quick", only={"setting": ["paper-2-clients"]}),
     WantedCells("own settings", "rate", "quick"),
@@ -93,14 +104,14 @@ class Waiting:
 
 
 def queue(lines: KeptLines, scale: str | None = None) -> list[Waiting]:
-    """The cells that have no result, in order; those of which a run has failed are left out."""
+    """The cells that have no result, or none with seconds, in order; those whose run has failed are left out."""
     expected = ExpectedSeconds(lines)
     first: dict[PaperCell, str] = {}
     for wanted in ORDER:
-        for cell in wanted.cells():
-            if scale in (None, cell.scale):
+        if scale in (None, wanted.scale):
+            for cell in wanted.waiting(lines):
                 first.setdefault(cell, wanted.purpose)
-    return [Waiting(cell, first[cell], expected.seconds(cell)) for cell in wait_for_a_run(first, lines)]
+    return [Waiting(cell, purpose, expected.seconds(cell)) for cell, purpose in first.items()]
 
 
 @dataclass(frozen=True)
