@@ -132,7 +132,7 @@ def run_cells(
     train; no table shows the seconds of such cells.
     """
     with errors_in_words(debug):
-        from fnrfl.results.reproduce.kept_lines import HERE, KeptLines, wait_for_a_run
+        from fnrfl.results.reproduce.kept_lines import HERE, KeptLines
 
         screen, place = console(quiet=quiet), out or HERE
         lines = KeptLines.read(place)
@@ -140,8 +140,6 @@ def run_cells(
         done = carry(cells, place, lines, screen, time=time, words=words or (), again=again, processes=processes)
         failed = sum("failed" in line for line in done)
         screen.print(f"{counted(len(done) - failed, 'cell')} done, {failed} failed; lines in {place}")
-        if time is not None and not done and wait_for_a_run(cells, lines):
-            screen.print(f"No cell was begun: none is expected to be finished within {time} on this machine.")
         before = 0 if again else sum(lines.find(cell).state == "failed" for cell in cells)
         _say_what_was_not_run(cells, lines, place, before, screen)
         say_where_the_page_is(screen, place, cells[0].scale if cells else scale or "quick")
@@ -178,6 +176,7 @@ def carry(
 ) -> list[CellLine]:
     """Run cells, and show each as it begins and ends."""
     from fnrfl.results.reproduce.carrying import carry_out
+    from fnrfl.results.reproduce.kept_lines import KeptLines, read_lines
 
     seconds, elsewhere = None if time is None else read_duration(time), set[str]()
 
@@ -191,9 +190,12 @@ def carry(
             cells, place, lines=lines, seconds=seconds, words=words, again=again, processes=processes, tell=tell
         )
     begun, settled = {line["id"] for line in done} | elsewhere, ("here",) if again else ("here", "failed")
-    left = [cell for cell in cells if cell.id not in begun and lines.find(cell, prefer_here=True).state not in settled]
-    if time is not None and done and left:
+    now = KeptLines([], read_lines(place) if place.exists() else [])  # with the cells of other calls
+    left = [cell for cell in cells if cell.id not in begun and now.find(cell).state not in settled]
+    if time is not None and left and done:
         screen.print(f"{counted(len(left), 'cell')} did not fit into {time}. {GO_ON}")
+    elif time is not None and left:
+        screen.print(f"No cell was begun: none is expected to be finished within {time} on this machine.")
     return done
 
 
