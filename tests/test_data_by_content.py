@@ -176,7 +176,7 @@ def test_training_data_that_is_elsewhere_or_large_is_not_looked_for(
     data = write("copies.csv", own_rows(trained)[:50], [*NAMES, "kind"])
     assert "in the training set" in str(said(trained, data)["notes"])
     with monkeypatch.context() as patch:
-        patch.setattr(matching, "MOST_SLOW", 200 * len(NAMES) - 1)
+        patch.setattr(matching, "MOST_NUMBERS", 200 * len(NAMES) - 1)
         assert said(trained, data)["notes"] == []
     original = Path(trained.config.dataset.name)
     moved = original.rename(original.with_name("moved.csv"))
@@ -186,6 +186,38 @@ def test_training_data_that_is_elsewhere_or_large_is_not_looked_for(
         assert said(trained, data)["notes"] == []
     finally:
         moved.replace(original)
+
+
+def test_training_data_is_not_read_for_data_that_cannot_be_scored(
+    trained: runs.Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write("new.csv", patients(20, 7), NAMES)
+    monkeypatch.setattr(matching, "read_source", lambda *_: pytest.fail("read"))
+    with pytest.raises(ConfigError, match="no labels, which would be in the column 'kind'"):
+        evaluate(trained, data)
+
+
+def test_arrays_are_looked_at_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    for name, x in (("pixels", rng.integers(0, 256, (40, 1, 4, 4), np.uint8)), ("numbers", rng.random((40, 16)))):
+        np.savez(f"{name}.npz", x=x, y=np.arange(40) % 2)
+        keys = [f"dataset={name}.npz", "model=mlp", "rounds=1", "scenario=iid", "clients=2", "public.size=0"]
+        runs.run(load(None, keys), out=f"run-{name}")
+        np.savez("copies.npz", x=x[:30], y=np.arange(30) % 2)
+        size = x.size * (1 if name == "pixels" else 4)
+        for most, told in ((size, True), (size - 1, False)):
+            monkeypatch.setattr(matching, "MOST_BYTES", most)
+            assert ("in the training set" in str(evaluate(f"run-{name}", "copies.npz").notes)) is told, (name, most)
+
+
+def test_a_test_part_that_a_leak_was_trained_on_is_not_recommended() -> None:
+    digits = load_data("digits")
+    np.savez("copies.npz", x=digits.train.x[:40].numpy(), y=digits.train.y[:40].numpy())
+    unseen = "evaluate digits: the model has not seen its test part"
+    for protocol in ("honest", "paper"):
+        runs.run(load("digits", ["rounds=1", "client.epochs=1", f"protocol={protocol}", "fnr=on"]), out=protocol)
+        notes = str(evaluate(protocol, "copies.npz").notes)
+        assert "Leave them out" in notes and (unseen in notes) is (protocol == "honest")
 
 
 def test_copies_of_a_named_data_set_are_said_and_nothing_is_fetched_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,6 +224,39 @@ def test_a_fork_waits_neither_here_nor_there_for_a_run_on_a_gpu_and_has_settings
     assert (done.returncode, done.stderr) == (0, "")
 
 
+FORK_BESIDE_THE_FIRST_GPU_RUN = """
+import os, signal, sys, threading, time
+from fnrfl.engines.gpus import kernel_settings
+
+begun = threading.Event()
+
+class Slowly:
+    def find_spec(self, name, *_):
+        if name.startswith("torch.") and threading.current_thread() is runner and not begun.is_set():
+            begun.set()
+            time.sleep(0.2)
+
+def work():
+    with kernel_settings(deterministic=True, tf32=False):  # torch imports what it needs for the first change
+        begun.set()
+
+runner = threading.Thread(target=work)
+sys.meta_path.insert(0, Slowly())
+runner.start()
+begun.wait()
+if not (child := os.fork()):
+    signal.alarm(30)
+    with kernel_settings(deterministic=True, tf32=False):
+        os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_does_not_wait_for_what_torch_imported_in_another_thread() -> None:
+    subprocess.run([sys.executable, "-c", FORK_BESIDE_THE_FIRST_GPU_RUN], check=True, timeout=120)
+
+
 FORK_BESIDE_AN_IMPORT = """
 import os, threading, time
 from fnrfl.core.own_code import import_lock

@@ -156,6 +156,16 @@ def test_card3_fedavg_stays_off_in_the_same_world() -> None:
     assert distance(bare.params, optimum(A, b, [1.0] * 4)) > 0.1
 
 
+@WEIGHTS
+def test_card3_the_first_round_is_fedavg_if_models_are_weighed_by_examples(weights: str) -> None:
+    """All variates are zero then; the paper's even weights make another model of the same clients'."""
+    A, b = bowls()
+    world = quadratic(A, b, SIZES, steps=3, momentum=0.9)
+    controlled = Scaffold(weights=weights, correction="after-momentum")
+    found, bare = (run(method, rounds=1, world=world)[0].params for method in (controlled, FedAvg()))
+    assert (distance(found, bare) < 1e-12) is (weights != "uniform")
+
+
 def test_card3_momentum_and_many_steps_do_not_diverge() -> None:
     """Dividing by K * lr would: |a| / K is 8.2 here, and above 2 deviations grow whatever the learning rate."""
     A, b = bowls()
@@ -324,5 +334,6 @@ MUTANTS = [
             "state.params + self.server_lr * got.mean['moved']",
         ),
         always_by_examples=("self.weights == 'uniform'", "False"),
+        models_as_variates=("self.weights == 'uniform'", "self.weights != 'examples'"),
     ),
 ]

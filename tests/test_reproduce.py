@@ -26,7 +26,7 @@ from fnrfl.core.errors import ClientError, ConfigError, FnrflError
 from fnrfl.results.reproduce import carrying, figures, kept_lines
 from fnrfl.results.reproduce.carrying import carry_out
 from fnrfl.results.reproduce.cell_lines import numbers_of
-from fnrfl.results.reproduce.cell_queue import CellNotice, choose
+from fnrfl.results.reproduce.cell_queue import CellNotice, Tell, choose
 from fnrfl.results.reproduce.figures import LEAKS_KEY, draw_all
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, check_lines_file, read_lines
 from fnrfl.results.reproduce.paper_cells import PaperCell
@@ -103,6 +103,23 @@ def test_cells_that_time_did_not_suffice_for_are_counted(tmp_path: Path, monkeyp
     for got in (typed("run", "rate", *words), typed("rate", *words)):
         assert got.exit_code == 0 and "5 cells did not fit into 9m. To go on, give the same command" in got.output
     assert "did not fit" not in typed("rate", *words[:-2]).output
+
+
+def test_cells_of_other_calls_are_not_said_to_lack_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of six cells this call runs one, or none; another call has finished four meanwhile and is at the last."""
+    monkeypatch.chdir(tmp_path)
+
+    def with_another(cells: list[PaperCell], out: Path, *, tell: Tell, **_: Any) -> list[CellLine]:
+        for cell in cells[1:5]:
+            append_line(out, line_of(cell))
+        for cell in cells[5:] if own else (cells[0], *cells[5:]):
+            tell(CellNotice("elsewhere", cell, 0, len(cells), 0.0))
+        return [line_of(cells[0])] if own else []
+
+    monkeypatch.setattr(carrying, "carry_out", with_another)
+    for own in (True, False):
+        got = typed("run", "rate", "--scale", "tiny", "--for", "9m", "--out", f"{own}.jsonl").output
+        assert "left to another call" in got and "did not fit" not in got and "No cell was begun" not in got
 
 
 def test_a_table_says_its_size_and_at_which_scale_it_has_results(

@@ -138,7 +138,7 @@ def run_cells(
     train; no table shows the seconds of such cells. `seconds` are those of them whose seconds a claim needs.
     """
     with errors_in_words(debug):
-        from fnrfl.results.reproduce.kept_lines import KeptLines, wait_for_a_run
+        from fnrfl.results.reproduce.kept_lines import KeptLines
 
         screen, lines = console(quiet=quiet), KeptLines.read(out)
         known = KeptLines([], []) if rerun else lines
@@ -146,8 +146,6 @@ def run_cells(
         done = carry(cells, out, lines, screen, time=time, words=words or (), again=again, processes=processes)
         failed = sum("failed" in line for line in done)
         screen.print(f"{counted(len(done) - failed, 'cell')} done, {failed} failed; lines in {out}")
-        if time is not None and not done and wait_for_a_run(cells, lines):
-            screen.print(f"No cell was begun: none is expected to be finished within {time} on this machine.")
         before = 0 if again else sum(lines.find(cell).state == "failed" for cell in cells)
         _say_what_was_not_run(cells, lines, out, before, screen)
         say_where_the_page_is(screen, out, cells[0].scale if cells else scale or "quick")
@@ -201,11 +199,23 @@ def carry(
         done = carry_out(
             cells, place, lines=lines, seconds=seconds, words=words, again=again, processes=processes, tell=tell
         )
-    begun, settled = {line["id"] for line in done} | elsewhere, ("here",) if again else ("here", "failed")
-    left = [cell for cell in cells if cell.id not in begun and lines.find(cell, prefer_here=True).state not in settled]
-    if time is not None and done and left:
-        screen.print(f"{counted(len(left), 'cell')} did not fit into {time}. {GO_ON}")
+    if time is not None:
+        begun = {line["id"] for line in done} | elsewhere
+        left = _left_over([cell for cell in cells if cell.id not in begun], place, again=again)
+        if left and done:
+            screen.print(f"{counted(left, 'cell')} did not fit into {time}. {GO_ON}")
+        elif left:
+            screen.print(f"No cell was begun: none is expected to be finished within {time} on this machine.")
     return done
+
+
+def _left_over(cells: Sequence[PaperCell], place: Path, *, again: bool) -> int:
+    """How many of some cells have no result in a file, to which other calls may have written."""
+    from fnrfl.results.reproduce.kept_lines import KeptLines, read_lines
+
+    now = KeptLines([], read_lines(place) if place.exists() else [])
+    settled = ("here",) if again else ("here", "failed")
+    return sum(now.find(cell).state not in settled for cell in cells)
 
 
 def read_duration(text: str) -> float:

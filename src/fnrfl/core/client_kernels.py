@@ -69,7 +69,7 @@ class Norm:
             y, mean, rstd = _PaddedNormalised.apply(x, rows, weight, bias, self.eps)
             count = self.real.sum() * (x.numel() // (len(x) * channels))
             unbiased = count / (count - 1).clamp(min=1)
-        if self.training and self.running_mean is not None:
+        if self.training and self.track_running_stats and self.running_mean is not None:
             self._remember(mean, rstd, unbiased)
         return y
 

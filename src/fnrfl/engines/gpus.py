@@ -13,7 +13,7 @@ from torch import nn
 from fnrfl.core.client_kernels import BATCHNORMS, Norm, shared_norm
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.feed import Feed
-from fnrfl.core.forks import LongTurns
+from fnrfl.core.forks import LongTurns, process_lock
 from fnrfl.core.net import Net
 from fnrfl.engines.place import Station, StationPool, Work
 
@@ -52,6 +52,7 @@ def _keeps_own_norm(layer: nn.Module) -> bool:
 
 
 _KERNEL_SETTINGS = LongTurns()  # runs on GPUs in one process take turns
+_changing = process_lock()  # a fork waits: torch imports modules for the first change, and would stop in the middle
 
 
 @contextmanager
@@ -59,14 +60,15 @@ def kernel_settings(*, deterministic: bool, tf32: bool, use_cudnn: bool = True) 
     """Inside, torch's kernels are chosen as a run needs them, for the whole process: runs take turns."""
     cudnn, matmul, utils = torch.backends.cudnn, torch.backends.cuda.matmul, torch.utils.deterministic
     with _KERNEL_SETTINGS.taken() as before:
-        for place, name in (
-            (cudnn, "allow_tf32"), (cudnn, "benchmark"), (cudnn, "deterministic"), (cudnn, "enabled"),
-            (matmul, "allow_tf32"), (utils, "fill_uninitialized_memory"),
-        ):  # fmt: skip
-            before.callback(setattr, place, name, getattr(place, name))
-        before.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
-        choose_kernels(deterministic=deterministic, tf32=tf32)
-        cudnn.enabled = use_cudnn
+        with _changing:
+            for place, name in (
+                (cudnn, "allow_tf32"), (cudnn, "benchmark"), (cudnn, "deterministic"), (cudnn, "enabled"),
+                (matmul, "allow_tf32"), (utils, "fill_uninitialized_memory"),
+            ):  # fmt: skip
+                before.callback(setattr, place, name, getattr(place, name))
+            before.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
+            choose_kernels(deterministic=deterministic, tf32=tf32)
+            cudnn.enabled = use_cudnn
         yield
 
 

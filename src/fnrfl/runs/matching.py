@@ -30,8 +30,8 @@ from fnrfl.runs.build_net import check_tokens
 from fnrfl.runs.data import reading_of
 
 MAX_PLACES = 6  # classes that a note names
-MOST_SLOW = 1 << 23  # numbers of a table or of pictures that are read once more: some seconds
-MOST_FAST = 1 << 28  # numbers of arrays, which are stored as they are
+MOST_NUMBERS = 1 << 23  # of a table or of pictures that are read once more: some seconds
+MOST_BYTES = 1 << 28  # of arrays, which are stored as they are
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,17 +87,17 @@ def notes_on_training(trained: TrainedRun, data: str, asked: Asked) -> tuple[str
     if own is None:
         changed = f"{data} lies in {place}, which has changed since the run: the model may be trained on some of it."
         return (changed,) if inside else ()
-    count, way_out = num_shared(asked.x, own.train.x), f"Evaluate {where}, whose test part the model has not seen, or"
-    examples = counted(len(asked.x), "example")
+    count, examples = num_shared(asked.x, own.train.x), counted(len(asked.x), "example")
+    seen = trained.config.leaks.public_is_test
+    way_out = (
+        "Leave them out." if seen else f"Leave them out, or evaluate {where}: the model has not seen its test part."
+    )
     if inside:
-        return (
-            f"{data} lies in the run's own data: of its {examples}, {count:,} are in the training set. {way_out} other "
-            "data.",
-        )
+        return (f"{data} lies in the run's own data: of its {examples}, {count:,} are in the training set. {way_out}",)
     shared = (
         f"{data}: of {examples}, {count:,} {'has' if count == 1 else 'have'} the same inputs as one in the training set"
     )
-    return (f"{shared}, so the model may know the answer. {way_out} leave them out.",) if count else ()
+    return (f"{shared}, so the model may know the answer. {way_out}",) if count else ()
 
 
 def _where_it_was(trained: TrainedRun) -> str | None:
@@ -105,7 +105,10 @@ def _where_it_was(trained: TrainedRun) -> str | None:
     facts, name = trained.data, trained.config.dataset.name
     named, place = name in NAMED_DATASETS, Path(facts.source)
     numbers = sum(facts.examples or ()) * prod(facts.input_shape)  # none: a run of version 0.1.0 does not say
-    if not 0 < numbers <= (MOST_FAST if named or place.suffix.lower() == ".npz" else MOST_SLOW):
+    most = MOST_NUMBERS
+    if named or place.suffix.lower() == ".npz":
+        most = MOST_BYTES // (1 if facts.pixels else 4)
+    if not 0 < numbers <= most:
         return None
     if named:
         return name if any(one.name == name and one.found for one in available()) else None

@@ -68,22 +68,20 @@ def evaluate(
     own = with_given(trained.config.metrics, metrics)
     shown = chosen(metrics, own, [name for name, metric in TEST_METRICS.items() if not metric.in_runs_only])
     data, source = _read(data, expected_of(trained), reading_of(trained.config))
-    asked = own_test_part(trained, source)
+    part = "test" if len(source.raw.parts) > 1 else next(iter(source.raw.parts))
+    examples, classes = source.raw.parts[part], source.raw.classes
+    own_test, what = own_test_part(trained, source), TEST
     notes: tuple[str, ...] = ()
-    if asked is not None:
-        what = TEST
-    else:
-        part = "test" if len(source.raw.parts) > 1 else next(iter(source.raw.parts))
-        examples, classes = source.raw.parts[part], source.raw.classes
-        asked = matched(trained, data, examples, classes)
+    asked = matched(trained, data, examples, classes) if own_test is None else own_test
+    if asked.y is None:
+        raise _without_labels(trained, data)
+    if own_test is None:
         what = OTHER_TEST if part == "test" else EVERYTHING
         notes = (
             *notes_on_columns(trained, data, source), *notes_on_labels(trained, data, examples, classes),
             *notes_on_changes(trained, data, what), *notes_on_public(trained, data),
             *notes_on_training(trained, data, asked),
         )  # fmt: skip
-    if asked.y is None:
-        raise _without_labels(trained, data)
     num_models = 1 if trained.clients is None or client is not None else len(trained.clients)
     keep = num_models * len(asked.y) * len(trained.classes) <= NUMBERS_LAST_ROUND
     scores = {

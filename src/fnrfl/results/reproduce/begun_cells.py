@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.rundir.lock import InUse, alone, holder_of
 
 LOOKS = 3  # at a cell that seems to be at work elsewhere: whoever counts cells has its lock for a moment
+
+
+@dataclass(frozen=True)
+class _LockedCell:
+    """A cell of this process: its lock, how many cells were at work at its beginning, and the folder's time then."""
+
+    locked: ExitStack
+    at_once: int
+    changed: int
 
 
 class BegunCells:
@@ -20,20 +30,16 @@ class BegunCells:
 
     def __init__(self, out: Path) -> None:
         self._folder = out.with_name(f"{out.name}.begun")
-        self._mine: dict[PaperCell, ExitStack] = {}
-        self._then: dict[PaperCell, tuple[int, int]] = {}  # how many were at work at its beginning; the folder's time
+        self._mine: dict[PaperCell, _LockedCell] = {}
 
     def begin(self, cell: PaperCell) -> bool:
         """Take a cell for this process; False if another is at it."""
         for _ in range(LOOKS):
-            with (
-                suppress(InUse, FileNotFoundError),
-                ExitStack() as locked,
-            ):  # or it was removed by one that has ended it
+            with suppress(InUse, FileNotFoundError), ExitStack() as locked:  # or one that has ended it has removed it
                 self._place(cell).mkdir(parents=True, exist_ok=True)
                 locked.enter_context(alone(self._place(cell)))
-                self._mine[cell] = locked.pop_all()
-                self._then[cell] = self.count(), self._folder.stat().st_mtime_ns
+                at_once, changed = self.count(), self._last_change()
+                self._mine[cell] = _LockedCell(locked.pop_all(), at_once, changed)
                 return True
             time.sleep(0.01)
         return False
@@ -44,7 +50,7 @@ class BegunCells:
 
     def end(self, cell: PaperCell) -> None:
         """Let a cell go; the rounds that its run has kept stay."""
-        self._mine.pop(cell).close()
+        self._mine.pop(cell).locked.close()
         with suppress(OSError):  # another process has just begun it, or others are at work
             self._place(cell).rmdir()
             self._folder.rmdir()
@@ -56,13 +62,20 @@ class BegunCells:
 
     def most_at_once(self, cell: PaperCell) -> int:
         """How many cells were at work while one was, as far as can be told: more than one if another was begun."""
-        count, time_then = self._then[cell]
-        return max(count, self.count(), 1 if self._folder.stat().st_mtime_ns == time_then else 2)
+        begun = self._mine[cell]
+        return max(begun.at_once, self.count(), 1 if self._last_change() == begun.changed else 2)
 
     def count(self) -> int:
         """How many cells are at work, in all processes."""
         try:
             return sum(holder_of(place) is not None for place in self._folder.iterdir())
+        except FileNotFoundError:
+            return 0
+
+    def _last_change(self) -> int:
+        """When a cell was begun or ended last, by the folder's time; 0 if somebody has removed the folder."""
+        try:
+            return self._folder.stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 

@@ -72,7 +72,8 @@ class CellQueue:
         processes: int = 1, on_a_cpu: bool = False,
     ) -> None:  # fmt: skip
         self.out, self.done = out, list[CellLine]()
-        self._cells, self._seconds, self._again = cells, seconds, again
+        self._cells, self._seconds = cells, seconds
+        self._old_lines = len(read_lines(out)) if again and out.exists() else 0  # of these, failed ones are tried again
         self._processes, self._preparing = processes, 0.0 if on_a_cpu else PREPARING
         self._began, self._expected = time.monotonic(), ExpectedSeconds(lines, on_a_cpu)
         self._lock, self._taken = threading.Lock(), set[PaperCell]()
@@ -105,41 +106,40 @@ class CellQueue:
             return CellTurn(notice, alike, run_dir if is_kept else None)
 
     def _waiting(self) -> list[PaperCell]:
-        tried = {line["id"] for line in self.done} if self._again else None
-        return _still_to_do(self._cells, self.out, again=tried)
+        return _still_to_do(self._cells, self.out, self._old_lines)
 
     def _begin_one(self, free: Sequence[PaperCell], left: float, ready: set[str]) -> PaperCell | None:
         """The next of some cells that no other call is at."""
         others = set[str]().union(*(programs for programs in self._ready if programs is not ready))
-        elsewhere: list[PaperCell] = []
-        while True:
-            rest = [cell for cell in free if cell not in elsewhere]
-            cell = choose(rest, left, ready, self.seconds, preparing=self._preparing, others=others)
-            if cell is None:
-                self.elsewhere = elsewhere
-                return None
+        rest, elsewhere = list(free), list[PaperCell]()
+        while (cell := choose(rest, left, ready, self.seconds, preparing=self._preparing, others=others)) is not None:
             make_room(self.out)
-            if self._begun.begin(cell):
-                if cell in self._waiting():  # nobody has ended it in the meantime
-                    return cell
+            if not self._begun.begin(cell):
+                elsewhere.append(cell)
+            elif cell in self._waiting():
+                return cell
+            else:  # another call has ended it in the meantime
                 self._begun.end(cell)
-            elsewhere.append(cell)
+            rest.remove(cell)
+        self.elsewhere = elsewhere
+        return None
 
     def finish(self, cell: PaperCell, line: CellLine) -> None:
         """Write a cell's line; it says how many cells were at work with it, those of other calls included."""
         with self._lock:
+            self._expected.learn(line)  # as it is: those of other calls, on another GPU perhaps, are not in `seconds`
             if (at_once := self._begun.most_at_once(cell)) > line.get("processes", 1):
                 line["processes"] = at_once
             append_line(self.out, line)
             self.done.append(line)
-            self._expected.learn(line)
             directory.discard(self._begun.run_dir(cell))
             self._begun.end(cell)
             self._taken.discard(cell)
 
     def close(self) -> None:
         """Let go of cells that were begun and not finished."""
-        self._begun.end_all()
+        with self._lock:
+            self._begun.end_all()
 
     def seconds(self, cell: PaperCell) -> float:
         """About how long a cell will take beside the others."""
@@ -169,18 +169,19 @@ def choose(
     return min(fitting)[3] if fitting else None
 
 
-def _still_to_do(cells: Sequence[PaperCell], out: Path, again: set[str] | None) -> list[PaperCell]:
+def _still_to_do(cells: Sequence[PaperCell], out: Path, old_lines: int) -> list[PaperCell]:
     """The cells without a result in a file, which is read each time, since another process may write to it.
 
-    A cell that has failed is done, unless `again` says which ones have been tried again since: then all others are not.
+    A cell that has failed is done, unless it failed in the first `old_lines` lines of the file, and not since.
     """
-    written = {line["id"]: line for line in read_lines(out)} if out.exists() else {}
+    lines = read_lines(out) if out.exists() else []
+    last, new = {line["id"]: line for line in lines}, {line["id"] for line in lines[old_lines:]}
 
     def is_done(cell: PaperCell) -> bool:
-        line = written.get(cell.id)
+        line = last.get(cell.id)
         if line is None or not is_of_today(cell, line):
             return False
-        return "failed" not in line or again is None or cell.id in again
+        return "failed" not in line or cell.id in new
 
     return [cell for cell in cells if not is_done(cell)]
 

@@ -156,8 +156,9 @@ def check_lines_file(path: Path) -> None:
 def make_room(path: Path) -> None:
     """Make the folder of a file of lines, before hours are spent on what cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"{path} cannot be written. Choose another file with --out.")
+    for place in (path.parent, path):
+        if place.exists() and not os.access(place, os.W_OK):
+            raise ConfigError(f"{place} cannot be written. Choose another file with --out.")
 
 
 def append_line(path: Path, line: CellLine) -> None:
