@@ -212,6 +212,7 @@ def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
         )
     given = [key for key in ("label", "client", "ignore", "categories") if getattr(reading, key)]
     if given and path.suffix.lower() != ".csv" and not sites.has_tables(path):
+        sites.refuse_other_tables(path)
         raise ConfigError(
             f"dataset.{given[0]} names a column of a table, and dataset = {name!r} is no table (.csv). Leave the key "
             "out, or give a table."
