@@ -115,9 +115,10 @@ class ShownTable:
         return tuple(dict.fromkeys(leak for value in self.values for leak in value.leaks))
 
 
-def part_title(part: TablePart) -> str:
-    """What stands above a part of a table."""
-    return f"{NET_NAMES[part.net]}, {SKEW_NAMES[part.skew]}"
+def part_title(part: TablePart, scale: str) -> str:
+    """What stands above a part of a table; at the smallest scale no net of the paper was trained."""
+    net = f"a small net in place of {NET_NAMES[part.net]}" if scale == "tiny" else NET_NAMES[part.net]
+    return f"{net}, {SKEW_NAMES[part.skew]}"
 
 
 def leaks_of(lines: Iterable[CellLine]) -> tuple[str, ...]:
@@ -153,17 +154,17 @@ class _Shown:
 
     def parts(self, part: TablePart) -> Iterator[ShownPart]:
         """A part for each metric; those of one setting stand side by side, and curves have a column for each round."""
-        rows = tuple(map(method_name, part.methods))
+        rows, title = tuple(map(method_name, part.methods)), part_title(part, self.scale)
         if part.metrics == ("accuracies",):
             yield from self._curves(part, rows)
         elif len(part.settings) == 1:
             columns = [self._column(part, part.settings[0], metric) for metric in part.metrics]
-            yield ShownPart(part_title(part), rows, (*self._printed(part, part.metrics[0]), *columns))
+            yield ShownPart(title, rows, (*self._printed(part, part.metrics[0]), *columns))
         else:
             for metric in part.metrics:
-                title = part_title(part) if len(part.metrics) == 1 else f"{part_title(part)}: {METRIC_NAMES[metric]}"
+                of_metric = title if len(part.metrics) == 1 else f"{title}: {METRIC_NAMES[metric]}"
                 columns = [self._column(part, setting, metric) for setting in part.settings]
-                yield ShownPart(title, rows, (*self._printed(part, metric), *columns))
+                yield ShownPart(of_metric, rows, (*self._printed(part, metric), *columns))
 
     def _printed(self, part: TablePart, metric: str) -> list[ShownColumn]:
         """The column of what was printed, if anything was."""
@@ -227,7 +228,7 @@ class _Shown:
                 curves = [CURVES.get(method) for method in part.methods]
                 values = [_printed_point(curve, t) for curve in curves]
                 columns.append(ShownColumn(str(t + 1), "printed", tuple(values)))
-            yield ShownPart(f"{part_title(part)}: printed, by round", rows, tuple(columns))
+            yield ShownPart(f"{NET_NAMES[part.net]}, {SKEW_NAMES[part.skew]}: printed, by round", rows, tuple(columns))
         for setting in part.settings:
             rounds = PaperCell(part.net, part.skew, setting, "fedavg", 0, self.scale).config().rounds
             columns = [
@@ -238,7 +239,8 @@ class _Shown:
                 )
                 for t in range(rounds)
             ]
-            yield ShownPart(f"{part_title(part)}: {COLUMN_NAMES[setting]}, by round", rows, tuple(columns))
+            title = f"{part_title(part, self.scale)}: {COLUMN_NAMES[setting]}, by round"
+            yield ShownPart(title, rows, tuple(columns))
 
 
 def _why_none(found: dict[PaperCell, CellResult], *, has_run: bool, is_time: bool) -> tuple[str, tuple[str, ...]]:
@@ -316,15 +318,27 @@ def _notes(name: str, parts: Sequence[ShownPart], scale: str) -> Iterator[str]:
             "the same model without it."
         )
     yield scale_note(scale, name)
-    yield "Accuracy is on the test set after the last round; over several seeds mean ± standard deviation."
-    if name in ("accuracy", "mixed", "noise", "orthogonality", "cost"):
-        yield (
-            "Where there is noise, FNR is scored on clean test images and the others on noisy ones under the paper's "
-            "protocol; under the honest protocol all are scored on noisy ones."
-        )
-        yield "What was printed for FNR was made with these leaks too, as far as the released code shows."
+    yield from _table_notes(name)
     if name == "cost":
         yield "Seconds and kappa compare only within one device, one engine and one scale: never with what was printed."
         devices = {source for part in parts for c in part.columns for v in c.values for source in v.sources}
         if len([source for source in devices if source.startswith(("committed", "computed here"))]) > 1:
             yield "The rows of this table are of several days or devices."
+
+
+def _table_notes(name: str) -> Iterator[str]:
+    """What must be known about a table whatever its results are."""
+    when = "each round" if name == "convergence" else "the last round"
+    yield f"Accuracy is on the test set after {when}; over several seeds mean ± standard deviation."
+    if name == "controls":
+        yield (
+            "public-returned: FedAvg whose clients have the public data back; public-finetune: FedAvg whose average "
+            "the server trains on it; public-share: FedAvg whose clients all train on it too; public-only: the server "
+            "trains on it, without any client. FNR with weight 0 is FNR without its penalty."
+        )
+    if name in ("accuracy", "convergence", "mixed", "noise", "orthogonality", "cost", "rate"):
+        yield (
+            "Where there is noise, FNR is scored on clean test images and the others on noisy ones under the paper's "
+            "protocol; under the honest protocol all are scored on noisy ones."
+        )
+        yield "What was printed for FNR was made with these leaks too, as far as the released code shows."
