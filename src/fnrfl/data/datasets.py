@@ -20,6 +20,7 @@ from torch import Tensor
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted, same_spelling
 from fnrfl.data import arrays, natural, readers, sites, strata
+from fnrfl.data.frames import instead_of
 from fnrfl.data.gaps import with_gaps_treated
 from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Columns, Examples, Expected, RawData, Reading
 from fnrfl.data.sources import NAMED_DATASETS, cifar10, load_named, read_verified
@@ -234,7 +235,7 @@ def source_of_values(name: str, made: object, told: str, reading: Reading, *, la
         raise ConfigError(
             f"{told} {type(made).__name__}{length}; it must be a fnrfl Dataset, a tuple x_train, y_train, x_test, "
             "y_test, or a tuple x, y; with the client of each example, x_train, y_train, clients_train, x_test, "
-            "y_test, clients_test, or x, y, clients. Change what it gives."
+            "y_test, clients_test, or x, y, clients. In Python a torch Dataset will do too." + instead_of(made)
         )
     if len(made) < 4:
         parts = {ONLY_PART: as_returned(made)}
