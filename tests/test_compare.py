@@ -338,6 +338,19 @@ def test_numbers_that_a_run_does_not_have_are_left_out() -> None:
     assert (best.n, best.mean, worst.n, worst.mean) == (1, 0.6, 1, 0.5)
 
 
+def test_clients_on_their_own_test_examples_are_shown_where_that_is_another_number() -> None:
+    cells = grid("digits", [], ["algorithm=fedavg,local-only"], [0, 1])
+    of_all = dict(zip((cell.name for cell in cells), (0.9, 0.8, 0.9, 0.8), strict=True))
+    for own, said in ((0.95, True), (0.8, False)):
+        found = {
+            name: summary(value, accuracy_site_pooled=own if "local-only" in name else value)
+            for name, value in of_all.items()
+        }
+        table = summarise(cells, found, {}, find_baseline([cell.group for cell in cells], None)).to_markdown()
+        assert ("accuracy_site_pooled asks about those that its client brought" in table) is said
+        assert ("| accuracy_site_pooled |" in table) is said and ("0.9500" in table) is said
+
+
 def test_json_says_everything() -> None:
     tree = json.loads(made().to_json())
     assert (tree["cells"], tree["done"], tree["leaks"], tree["failed"]) == (6, 6, [], [])

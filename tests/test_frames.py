@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import fnrfl
 from fnrfl.core.errors import ConfigError
@@ -89,3 +91,12 @@ def test_names_do_not_change_what_a_run_knows_its_data_by() -> None:
     """Runs of versions that kept no names go on."""
     named, plain = (values_in_memory((x, Y), "dataset") for x in (X, X.to_numpy()))
     assert values_hash(named) == values_hash(plain)
+
+
+def test_objects_that_people_try_are_told_what_to_give_instead() -> None:
+    frame = X.assign(kind=["yes", "no"] * 150)
+    with pytest.raises(ConfigError, match=r"is DataFrame; .*\(frame\.drop\(columns=NAME\), frame\[NAME\]\)"):
+        fnrfl.run(dataset=frame, rounds=1)
+    loader = DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4)))
+    with pytest.raises(ConfigError, match=r"is DataLoader; .* loader\.dataset"):
+        fnrfl.run(dataset=loader, rounds=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -378,6 +379,7 @@ def test_a_run_says_how_each_site_fares() -> None:
     shown = CliRunner().invoke(app, typed)
     assert shown.exit_code == 0 and "clients of the data" in shown.stdout and "\x1b" not in shown.stdout
     assert "sites: " in shown.stdout and "\nH10 " in shown.stdout and "\none  " in shown.stdout
+    assert re.search(r"\nH10 +[\d.]+ +23 test examples\n", shown.stdout)
 
 
 def test_scaling_statistics_of_sites_are_those_of_the_pooled_data() -> None:

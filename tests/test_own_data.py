@@ -65,7 +65,9 @@ def test_the_walk_ends_with_a_page_that_has_each_hospitals_accuracy(folder: Path
     last = json.loads((RUN / "events.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     for site, accuracy in zip(sites, last["per_site"], strict=True):
         assert re.search(
-            rf"^{site} +{accuracy:.4f}$", printed[COMMANDS.index("fnrfl run hospitals.toml")], re.MULTILINE
+            rf"^{site} +{accuracy:.4f}  \d+ test examples$",
+            printed[COMMANDS.index("fnrfl run hospitals.toml")],
+            re.MULTILINE,
         )
         shown = html.unescape(re.sub(r"<[^>]*>", " ", (RUN / "report.html").read_text(encoding="utf-8")))
         assert re.search(rf"{site}\s+\d+\s+{100 * accuracy:.2f}\s", shown), site

@@ -23,7 +23,7 @@ from fnrfl.cli.cell_runs import read_duration
 from fnrfl.config import RunConfig
 from fnrfl.config.schema import FIRST_DEFAULTS
 from fnrfl.core.errors import ClientError, ConfigError, FnrflError
-from fnrfl.results.reproduce import carrying, figures, kept_lines
+from fnrfl.results.reproduce import carrying, figures, kept_lines, theory
 from fnrfl.results.reproduce.carrying import carry_out
 from fnrfl.results.reproduce.cell_lines import numbers_of
 from fnrfl.results.reproduce.cell_queue import CellNotice, Tell, choose
@@ -657,6 +657,45 @@ def test_no_column_mixes_protocols_and_every_leak_is_marked_in_every_form(name: 
     assert tree["leaks"] == tree["tables"][name]["leaks"] == list(table.leaks)
     values = [v for part in tree["tables"][name]["parts"] for column in part["columns"] for v in column["values"]]
     assert sum(bool(value["leaks"]) for value in values) == marked
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_says_which_images_fnr_is_scored_on_wherever_that_differs(name: str) -> None:
+    table = show_table(name, filled(), "quick")
+    differs = any(
+        "clean_test_for_fnr" in value.leaks and "feature" in cell and "+fnr" in cell
+        for value in table.values
+        for cell in value.cells
+    )
+    notes = " ".join(table.notes)
+    assert "FNR is scored on clean test images" in notes or not differs
+    assert ("after each round" in notes) == (name == "convergence")
+
+
+def test_every_row_of_a_control_is_explained() -> None:
+    table = show_table("controls", filled(), "quick")
+    rows = {row for part in table.parts for row in part.rows if row.startswith("public-")}
+    assert rows and all(f"{row}: " in " ".join(table.notes) for row in rows)
+
+
+def test_no_tiny_run_is_shown_under_the_name_of_the_papers_net() -> None:
+    parts = [part for name in ("accuracy", "convergence") for part in show_table(name, NOTHING, "tiny").parts]
+    for part in parts:
+        computed = any(column.protocol != "printed" for column in part.columns)
+        assert part.title.startswith("a small net in place of ") == computed
+
+
+def test_the_theory_needs_no_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(theory, "check", lambda: None)
+    monkeypatch.setattr(theory, "theory_text", lambda _: "as found")
+    monkeypatch.delitem(sys.modules, "fnrfl.results.reproduce.theory_figure", raising=False)
+    for name in [name for name in sys.modules if name.startswith("fnrfl.results.report.plots")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    shown = CliRunner().invoke(cli.app, ["reproduce", "theory"])
+    assert shown.exit_code == 0 and "as found" in shown.stdout
+    assert "no figure was drawn. Figures need the package matplotlib. Install it with" in shown.output
 
 
 def test_a_column_refuses_a_value_of_another_protocol() -> None:

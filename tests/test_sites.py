@@ -162,6 +162,26 @@ def test_columns_and_kinds_that_differ_are_refused() -> None:
         load_data("data")
 
 
+def test_columns_that_only_some_sites_have_can_be_ignored() -> None:
+    write_csv(Path("data/A.csv"), 0, ("a", "b", "label"))
+    write_csv(Path("data/B.csv"), 1, ("label", "c", "b"))
+    with pytest.raises(FnrflError, match=r"lacks 'a' and has 'c'.*dataset\.ignore = 'a,c' leaves out"):
+        load_data("data", by_client=True)
+    dataset = load_data("data", by_client=True, reading=Reading(ignore=("a", "c")))
+    assert dataset.columns is not None and dataset.columns.inputs == ("b",)
+    with pytest.raises(ConfigError, match="dataset.ignore names the column 'd', and .* has 'a', 'b', 'label', 'c'"):
+        load_data("data", by_client=True, reading=Reading(ignore=("a", "c", "d")))
+
+
+@pytest.mark.parametrize("label", ["", "label"])
+def test_a_folder_of_tables_with_names_of_their_own_is_told_what_it_must_hold(label: str) -> None:
+    write_csv(Path("data/north/2023.csv"), 0)
+    write_csv(Path("data/north/2024.csv"), 1)
+    write_csv(Path("data/south/2023.csv"), 2)
+    with pytest.raises(ConfigError, match=r"such as north/2023\.csv; .* must hold train\.csv.*north\.csv in data"):
+        load_data("data", by_client=True, reading=Reading(label=label))
+
+
 def test_train_and_test_are_parts_and_never_clients() -> None:
     write_csv(Path("data/train.csv"), 0)
     write_csv(Path("data/test.csv"), 1, ("label", "a", "b", "c"), count=4)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from fnrfl.cli import app
 from fnrfl.config import load, loads
+from fnrfl.config.spelling import same_key
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
 from fnrfl.results.compare import grid
@@ -217,3 +218,28 @@ def test_a_folder_does_not_change_what_a_method_is_called(tmp_path: Path, monkey
         Path(name).mkdir()
     config = load(None, ["algorithm=FedAvg", "engine=Loop"])
     assert (config.algorithm.name, config.engine.name) == ("fedavg", "loop")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("sample=0.1", "participation"), ("eligible_perc=0.1", "participation"), ("beta=0.5", "scenario"),
+        ("alpha=0.5", "scenario"), ("noise=0.1", "scenario"),
+    ],
+)  # fmt: skip
+def test_words_of_other_systems_lead_to_the_key(typed: str, meant: str) -> None:
+    assert f"did you mean {meant}" in refusal(typed)
+
+
+def test_an_option_of_the_method_comes_before_a_word_of_other_systems() -> None:
+    assert same_key("beta", ["algorithm.beta", "scenario"]) == ["algorithm.beta"]
+
+
+@pytest.mark.parametrize(("name", "here"), [("noniid-labeldir", "niid(label-dirichlet"), ("homo", "niid(iid)")])
+def test_a_partition_of_niid_bench_is_told_what_it_is_here(name: str, here: str) -> None:
+    assert f"NIID-Bench's name; here it is {here}" in refusal(f"scenario={name}")
+
+
+def test_a_list_of_nothing_says_which_lists_there_are() -> None:
+    found = command("list")
+    assert found.exit_code == 2 and "Say what to list: algorithms, models" in found.output

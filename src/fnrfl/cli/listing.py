@@ -33,7 +33,7 @@ Long = Annotated[bool, typer.Option("--long", "-l", help="Of keys and algorithms
 
 
 def list_(
-    subject: Subject,
+    subject: Subject = "",
     prefix: Prefix = None,
     recipe: OfRecipe = None,
     long: Long = False,
@@ -54,6 +54,8 @@ def list_(
     In a pipe a row is a line, and nothing is cut: fnrfl list keys | grep lr
     """
     with errors_in_words(debug):
+        if not subject:
+            raise ConfigError(f"Say what to list: {', '.join(SUBJECTS)}.")
         if subject == "keys":
             _list_keys(KeyList.read(recipe, trust=trust), prefix, long=long, json=json)
             return

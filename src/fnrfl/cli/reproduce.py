@@ -194,7 +194,6 @@ def theory(quiet: Quiet = False, debug: Debug = False) -> None:
     """
     with errors_in_words(debug):
         from fnrfl.results.reproduce.theory import check, theory_text
-        from fnrfl.results.reproduce.theory_figure import draw_theory
 
         screen = console(quiet=quiet, stderr=True)
         with notices(screen):
@@ -202,6 +201,8 @@ def theory(quiet: Quiet = False, debug: Debug = False) -> None:
         print_answer(theory_text(found))
         HERE.parent.mkdir(parents=True, exist_ok=True)
         try:
+            from fnrfl.results.reproduce.theory_figure import draw_theory
+
             screen.print(f"the figure is {draw_theory(found, HERE.parent / 'theory.png')}")
         except ConfigError as error:  # without matplotlib
             screen.print(f"note: no figure was drawn. {error}")

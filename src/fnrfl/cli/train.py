@@ -33,6 +33,7 @@ from fnrfl.cli.notices import notices
 from fnrfl.cli.pace import both, paced
 from fnrfl.core.errors import ConfigError, FnrflError, from_system, out_of_memory, sentence
 from fnrfl.core.words import counted, printable
+from fnrfl.rundir.events import read_events
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -268,7 +269,15 @@ def _show_sites(result: Result, screen: Console) -> None:
     )
     if result.per_site and len(result.per_site) <= MAX_SITES:
         shares = ("-" if share is None else f"{share:.4f}" for share in result.per_site.values())
-        print_table(list(zip(map(printable, result.per_site), shares, strict=True)))
+        columns = [map(printable, result.per_site), shares, *_site_test_sizes(result)]
+        print_table(list(zip(*columns, strict=True)))
+
+
+def _site_test_sizes(result: Result) -> list[list[str]]:
+    """How many test examples each client brought, in words: a column, or none for runs of versions that did not say."""
+    assert result.run_dir is not None
+    counts = read_events(result.run_dir / "events.jsonl")[0].get("site_test_counts", [])
+    return [[counted(count, "test example") for count in counts]] if counts else []
 
 
 def _way_on(run_dir: Path, config: RunConfig) -> str:

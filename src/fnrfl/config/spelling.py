@@ -16,7 +16,9 @@ OTHER_NAMES = {
     "random_seed": "seed", "weightdecay": "weight_decay", "wd": "weight_decay", "l2": "weight_decay",
     "optimiser": "optimizer", "opt": "optimizer", "data": "dataset", "data_set": "dataset", "partition": "scenario",
     "split": "scenario", "skew": "scenario", "fraction": "participation", "frac": "participation",
-    "join_ratio": "participation", "client_fraction": "participation", "network": "model", "net": "model",
+    "join_ratio": "participation", "client_fraction": "participation", "sample": "participation",
+    "eligible_perc": "participation", "alpha": "scenario", "beta": "scenario", "noise": "scenario",
+    "distribution": "scenario", "network": "model", "net": "model",
     "arch": "model", "architecture": "model", "method": "algorithm", "algo": "algorithm", "alg": "algorithm",
     "device": "engine", "backend": "engine", "num_threads": "threads", "workers": "threads", "num_workers": "threads",
     "penalty_weight": "weight", "refine_share": "share",
@@ -33,10 +35,14 @@ def as_known(word: str, known: Iterable[str]) -> str:
 def same_key(key: str, known: Iterable[str]) -> list[str]:
     """The known keys that somebody who typed `key` may have meant: those of the same section if there are any."""
     section, _, word = key.lower().replace("-", "_").rpartition(".")
-    word = OTHER_NAMES.get(word, word)
-    found = [name for name in known if word in (name.rpartition(".")[2], name.removesuffix(".name"))]
+    names = list(known)
+    found = _ending_in(word, names) or _ending_in(OTHER_NAMES.get(word, word), names)
     here = [name for name in found if name.rpartition(".")[0] == section]
     return here or found
+
+
+def _ending_in(word: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if word in (name.rpartition(".")[2], name.removesuffix(".name"))]
 
 
 def _bare(word: str) -> str:

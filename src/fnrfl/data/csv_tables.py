@@ -35,7 +35,9 @@ from fnrfl.data.table_cells import (
     refuse_missing,
     unknown_categories,
 )
-from fnrfl.data.table_columns import find_roles, is_number, listed_columns, without_header
+from fnrfl.data.table_columns import check_ignored_columns, find_roles, is_number, listed_columns, without_header
+
+TableLines = tuple[list[str], list[Line], str]  # the header, the other lines, and which column was left out, in words
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,18 +107,21 @@ def describe_tables(paths: Sequence[Path], reading: Reading) -> TablesDescribed:
 
 def _opened_alike(paths: Sequence[Path], expected: Expected | None, reading: Reading) -> list[CsvTable]:
     """The tables, in whose headers the columns of the first are found by name."""
-    first = _opened(paths[0], expected, reading)
+    read = {path: _read_lines(path) for path in paths}
+    if expected is None:
+        check_ignored_columns({path: header for path, (header, _, _) in read.items()}, reading)
+    first = _with_roles(paths[0], read[paths[0]], expected, reading)
     of_others = expected or Expected()
     known = of_others.columns.label if of_others.columns else ""
     label = known if first.roles.label is None else first.header[first.roles.label]
     labelled = first.roles.label is not None and of_others.labels_used
     columns = Columns(tuple(first.inputs), ("number",) * len(first.inputs), label)
     like = replace(of_others, columns=columns, labelled=labelled, whose=str(paths[0]))
-    return [first, *(_opened(path, like, reading) for path in paths[1:])]
+    return [first, *(_with_roles(path, read[path], like, reading) for path in paths[1:])]
 
 
-def _opened(path: Path, expected: Expected | None, reading: Reading) -> CsvTable:
-    header, lines, left_out = _read_lines(path)
+def _with_roles(path: Path, read: TableLines, expected: Expected | None, reading: Reading) -> CsvTable:
+    header, lines, left_out = read
     return CsvTable(path, header, lines, find_roles(header, path, expected, reading), left_out)
 
 
@@ -149,8 +154,8 @@ def _unnamed_notices(tables: Sequence[CsvTable]) -> tuple[str, ...]:
     return (f"A column without a name ({having[0].left_out}) of {having[0].path}{more} is left out: it numbers rows.",)
 
 
-def _read_lines(path: Path) -> tuple[list[str], list[Line], str]:
-    """The header, the other lines that are not empty, all of one length, and which column was left out, in words."""
+def _read_lines(path: Path) -> TableLines:
+    """What a table has; the lines are not empty, and all of one length."""
     require_file(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:

@@ -20,6 +20,7 @@ from torch import Tensor
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted, same_spelling
 from fnrfl.data import arrays, natural, readers, sites, strata
+from fnrfl.data.frames import instead_of
 from fnrfl.data.gaps import with_gaps_treated
 from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Columns, Examples, Expected, RawData, Reading
 from fnrfl.data.sources import NAMED_DATASETS, cifar10, load_named, read_verified
@@ -212,6 +213,7 @@ def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
         )
     given = [key for key in ("label", "client", "ignore", "categories") if getattr(reading, key)]
     if given and path.suffix.lower() != ".csv" and not sites.has_tables(path):
+        sites.refuse_other_tables(path)
         raise ConfigError(
             f"dataset.{given[0]} names a column of a table, and dataset = {name!r} is no table (.csv). Leave the key "
             "out, or give a table."
@@ -233,7 +235,7 @@ def source_of_values(name: str, made: object, told: str, reading: Reading, *, la
         raise ConfigError(
             f"{told} {type(made).__name__}{length}; it must be a fnrfl Dataset, a tuple x_train, y_train, x_test, "
             "y_test, or a tuple x, y; with the client of each example, x_train, y_train, clients_train, x_test, "
-            "y_test, clients_test, or x, y, clients. Change what it gives."
+            "y_test, clients_test, or x, y, clients. In Python a torch Dataset will do too." + instead_of(made)
         )
     if len(made) < 4:
         parts = {ONLY_PART: as_returned(made)}

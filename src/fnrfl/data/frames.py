@@ -50,3 +50,12 @@ def _refuse_others(own: Sequence[str], wanted: Sequence[str], title: str, whose:
             f"{title} has other columns than {whose}: it {' and '.join(differ)}. The inputs are "
             f"{listed_columns(wanted)}. Add, rename or leave out columns until they are the same."
         )
+
+
+def instead_of(made: object) -> str:
+    """What to give in place of some objects that people try."""
+    if hasattr(made, "columns") and hasattr(made, "drop"):
+        return " Of a data frame give the inputs and the column of classes: (frame.drop(columns=NAME), frame[NAME])."
+    if hasattr(made, "batch_sampler") and hasattr(made, "dataset"):
+        return " Of a DataLoader give its dataset: loader.dataset."
+    return " Change what it gives."

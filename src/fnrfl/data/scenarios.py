@@ -42,6 +42,10 @@ from fnrfl.data.terms import (
 TERMS: dict[str, type[Term]] = {
     term.name: term for term in (Iid, LabelDirichlet, LabelClasses, QuantityDirichlet, FeatureNoise, NiidMixed, Natural)
 }
+NIID_BENCH_NAMES = {
+    "homo": "niid(iid)", "noniid-labeldir": "niid(label-dirichlet(BETA))",
+    "iid-diff-quantity": "niid(quantity-dirichlet(BETA))",
+}  # fmt: skip  # what its --partition can be
 SAVED = ".json"  # how the name of a file with a split ends
 _TOKEN = re.compile(r"\s*([A-Za-z][\w-]*|-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[()+,=])")
 
@@ -138,6 +142,8 @@ class _Parser:
         name = self._word("the name of a scenario")
         if name == "niid":
             return self._niid()
+        if name in NIID_BENCH_NAMES:
+            raise self._error(f"{name!r} is NIID-Bench's name; here it is {NIID_BENCH_NAMES[name]}.")
         if name not in TERMS:
             raise self._error(f"there is no scenario {name!r}.{_nearest(name, [*TERMS, 'niid'])}")
         return self._call(TERMS[name], inside_niid)

@@ -54,6 +54,7 @@ def read_folder(folder: Path, expected: Expected | None, reading: Reading) -> Ra
         return leaf.read_leaf_files(found, expected)
     sites = find_sites(folder)
     if not sites:
+        refuse_other_tables(folder)
         return read_images(folder, expected, reading)
     kinds = {site.kind: site for site in sites}
     if len(kinds) > 1:
@@ -143,6 +144,19 @@ def _folders(folder: Path) -> list[Path]:
 def has_tables(folder: Path) -> bool:
     """Whether a folder holds the tables of clients, whose columns have names."""
     return folder.is_dir() and any(site.kind == ".csv" for site in find_sites(folder))
+
+
+def refuse_other_tables(folder: Path) -> None:
+    """Refuse a folder of clients' folders whose tables have names of their own, such as north/2023.csv."""
+    folders = sorted(_folders(folder))
+    inside = [at for client in folders for at in sorted(client.iterdir()) if at.suffix.lower() in TABLE_ENDINGS]
+    if inside and not any(map(images_in, folders)):
+        one, kind = inside[0], inside[0].suffix.lower()
+        raise ConfigError(
+            f"{folder} has folders with tables such as {one.relative_to(folder)}; the folder of a client must hold "
+            f"train{kind}, and may hold test{kind}. Join the tables of each client into one file, "
+            f"{one.parent.name}{kind} in {folder}, or rename them."
+        )
 
 
 def _kind_in_words(site: Site) -> str:

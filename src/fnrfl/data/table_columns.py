@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,19 +45,30 @@ def find_roles(header: list[str], path: Path, expected: Expected | None, reading
 
 def _check_named_columns(header: list[str], path: Path, reading: Reading) -> None:
     """Refuse columns that keys name and the table has not, and one column for two things."""
-    named = [("label", reading.label), ("client", reading.client), *(("ignore", name) for name in reading.ignore)]
-    for key, name in named:
+    for key, name in (("label", reading.label), ("client", reading.client)):
         if name and name not in header:
-            raise ConfigError(
-                f"dataset.{key} names the column {name!r}, and {path} has {listed_columns(header)}."
-                + (did_you_mean(name, header) or " Name one of them.")
-            )
+            raise _no_such_column(key, name, path, header)
     if reading.label and reading.label in (reading.client, *reading.ignore):
         other = "client" if reading.label == reading.client else "ignore"
         raise ConfigError(
             f"dataset.label and dataset.{other} both name the column {reading.label!r}; the column of the classes is "
             "for nothing else. Name another column in one of them."
         )
+
+
+def check_ignored_columns(headers: Mapping[Path, Sequence[str]], reading: Reading) -> None:
+    """Refuse columns to ignore that no table has; that some have and others lack may be the reason to ignore one."""
+    everywhere = list(dict.fromkeys(name for header in headers.values() for name in header))
+    for name in reading.ignore:
+        if name not in everywhere:
+            raise _no_such_column("ignore", name, next(iter(headers)), everywhere)
+
+
+def _no_such_column(key: str, name: str, path: Path, columns: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"dataset.{key} names the column {name!r}, and {path} has {listed_columns(columns)}."
+        + (did_you_mean(name, columns) or " Name one of them.")
+    )
 
 
 def _columns_by_rule(header: list[str], path: Path, usable: list[int], reading: Reading) -> Roles:
@@ -132,10 +143,15 @@ def _other_columns(
     wanted = {name.lower(): name for name in (*missing, columns.label)}
     pairs = [(name, wanted[name.lower()]) for name in unexpected if name.lower() in wanted]
     case = f" {listed_columns([name for pair in pairs[:3] for name in pair])} differ only in case." if pairs else ""
+    if whose == Expected.whose:
+        way_out = "a column of ids can be named with --id when predicting"
+    else:
+        names = ",".join(f'"{name}"' if "," in name else name for name in (*missing, *unexpected))
+        way_out = f"dataset.ignore = {names!r} leaves out what not all tables have"
     return CompatibilityError(
         f"The columns of {path} are not those of {whose}: it {' and '.join(differ)}.{case} The inputs are "
         f"{listed_columns(columns.inputs)}, and {columns.label!r} is the label. Add, rename or leave out columns until "
-        "they are the same; a column of ids can be named with --id when predicting."
+        f"they are the same; {way_out}."
     )
 
 

@@ -69,6 +69,7 @@ def log_header(built: Built) -> Event:
         "device": _device(built.net.device),
         "data": built.facts.as_json(),
         "test_counts": torch.bincount(built.splits.test.y, minlength=built.dataset.num_classes).tolist(),
+        **({"site_test_counts": list(map(len, tests))} if (tests := built.splits.site_tests) else {}),
         "partition": built.partition.sha256,
         "parameters": built.net.size,
         **({"given": given} if (given := built.given.as_json(built.config)) else {}),

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 COMPARISON_FORMAT = 1
 DISPENSABLE = (
     "MiB up", "MiB down", "best", "last 3", "rho", "kappa", "p of penalty", "seconds", "worst client", "MiB", "p",
-    "penalty",
+    "penalty", "accuracy_site_pooled",
 )  # fmt: skip  # columns that a narrow terminal does without, in this order
+SAME_ANSWERS = 1e-9  # two means of the same answers differ by less
 LEAST_NAME = 12  # characters of a line of a run's name
 
 
@@ -145,6 +146,12 @@ def notes(comparison: Comparison, width: int | None = None) -> list[str]:
     better = "" if metric.higher_is_better else " Lower is better: a negative difference is an improvement."
     said = [f"{what} after the last round: mean ± standard deviation over n seeds.{better}"]
     said += [text for name, text in _explained(metric.name, shown).items() if name in shown]
+    if _judged_in_two_ways(comparison.rows):
+        said.append(
+            "Where clients have models of their own, as with local-only, accuracy asks each model about the test "
+            "examples of all clients. accuracy_site_pooled asks about those that its client brought; --metric compares "
+            "it."
+        )
     if comparison.leaks:
         said.insert(0, f"leak: {', '.join(comparison.leaks)}. Rows marked so are no honest results.")
     known = [row.metrics[metric.name] for row in comparison.rows]
@@ -170,6 +177,8 @@ def _columns(comparison: Comparison, digits: int) -> dict[str, list[str]]:
     if any(row.control for row in rows):
         columns["penalty"] = [_reach(row, row.penalty, plain) for row in rows]
         columns["p of penalty"] = [_p(row.penalty) for row in rows]
+    if _judged_in_two_ways(rows):
+        columns["accuracy_site_pooled"] = _spreads(rows, "accuracy_site_pooled", plain)
     columns |= {
         "accuracy": _spreads(rows, "accuracy", plain),
         "last 3": _means(rows, "accuracy_last3", plain),
@@ -185,6 +194,12 @@ def _columns(comparison: Comparison, digits: int) -> dict[str, list[str]]:
     for target in {run["target"] for run in comparison.runs if "target" in run}:
         columns |= _target_columns(rows, target)
     return columns
+
+
+def _judged_in_two_ways(rows: Sequence[Row]) -> bool:
+    """Whether clients on their own test examples are another number than accuracy, since each has its own model."""
+    pairs = [(row.metrics["accuracy"], row.metrics["accuracy_site_pooled"]) for row in rows]
+    return any(all_of and own and abs(all_of.mean - own.mean) > SAME_ANSWERS for all_of, own in pairs)
 
 
 def _target_columns(rows: Sequence[Row], target: float) -> dict[str, list[str]]:

@@ -25,7 +25,9 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 except ImportError as error:
-    raise ConfigError("Figures need the package matplotlib. Install it, or make the page without figures.") from error
+    raise ConfigError(
+        "Figures need the package matplotlib. Install it with `pip install matplotlib`; tables and pages do without."
+    ) from error
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#c0267e", "#27278f", "#8f86ea", "#4d3a2a", "#7a0f4a")
 INK, SOFT, LINE, HEAT = "#1d1d1f", "#5f6368", "#e3e3df", "#0b62a4"

@@ -116,7 +116,7 @@ def value_cell(value: ShownValue, footnotes: Footnotes | None = None, *, number:
 
 def headline(accuracy: ShownTable, controls: ShownTable) -> PagePart:
     """FNR, FedAvg and the control without the penalty on the paper's net, under each of its skews."""
-    parts = [part for part in accuracy.parts if part.title.startswith("ResNet-18")]
+    parts = [part for part in accuracy.parts if part.title.partition(", ")[0].endswith("ResNet-18")]
     columns, rows, values = parts[0].columns, [], []
     for part in parts:
         control = next(one for one in controls.parts if one.title == part.title)

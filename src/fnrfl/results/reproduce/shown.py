@@ -21,6 +21,7 @@ from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import PaperTable, TablePart, find_table
 from fnrfl.results.reproduce.printed import CURVES, PRINTED
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
+from fnrfl.results.reproduce.titles import scale_note, table_notes
 from fnrfl.results.statistics import estimate
 from fnrfl.runs.metrics import MIB
 
@@ -128,9 +129,10 @@ class ShownTable:
         return once_each(value.leaks for value in self.values)
 
 
-def part_title(part: TablePart) -> str:
-    """What stands above a part of a table."""
-    return f"{NET_NAMES[part.net]}, {SKEW_NAMES[part.skew]}"
+def part_title(part: TablePart, scale: str) -> str:
+    """What stands above a part of a table; at the smallest scale no net of the paper was trained."""
+    net = f"a small net in place of {NET_NAMES[part.net]}" if scale == "tiny" else NET_NAMES[part.net]
+    return f"{net}, {SKEW_NAMES[part.skew]}"
 
 
 def once_each(leaks: Iterable[Iterable[str]]) -> tuple[str, ...]:
@@ -168,17 +170,17 @@ class _Shown:
 
     def parts(self, part: TablePart) -> Iterator[ShownPart]:
         """A part for each metric; those of one setting stand side by side, and curves have a column for each round."""
-        rows = tuple(map(method_name, part.methods))
+        rows, title = tuple(map(method_name, part.methods)), part_title(part, self.scale)
         if part.metrics == ("accuracies",):
             yield from self._curves(part, rows)
         elif len(part.settings) == 1:
             columns = [self._column(part, part.settings[0], metric) for metric in part.metrics]
-            yield ShownPart(part_title(part), rows, (*self._printed(part, part.metrics[0]), *columns))
+            yield ShownPart(title, rows, (*self._printed(part, part.metrics[0]), *columns))
         else:
             for metric in part.metrics:
-                title = part_title(part) if len(part.metrics) == 1 else f"{part_title(part)}: {METRIC_NAMES[metric]}"
+                of_metric = title if len(part.metrics) == 1 else f"{title}: {METRIC_NAMES[metric]}"
                 columns = [self._column(part, setting, metric) for setting in part.settings]
-                yield ShownPart(title, rows, (*self._printed(part, metric), *columns))
+                yield ShownPart(of_metric, rows, (*self._printed(part, metric), *columns))
 
     def _printed(self, part: TablePart, metric: str) -> list[ShownColumn]:
         """The column of what was printed, if anything was."""
@@ -242,7 +244,8 @@ class _Shown:
                 ShownColumn(str(t + 1), "printed", tuple(_printed_point(curve, t) for curve in curves))
                 for t in range(10)
             ]
-            yield ShownPart(f"{part_title(part)}: printed, by round", rows, tuple(columns))
+            title = f"{NET_NAMES[part.net]}, {SKEW_NAMES[part.skew]}: printed, by round"
+            yield ShownPart(title, rows, tuple(columns))
         for setting in part.settings:
             rounds = PaperCell(part.net, part.skew, setting, "fedavg", 0, self.scale).config().rounds
             columns = [
@@ -253,7 +256,8 @@ class _Shown:
                 )
                 for t in range(rounds)
             ]
-            yield ShownPart(f"{part_title(part)}: {COLUMN_NAMES[setting]}, by round", rows, tuple(columns))
+            title = f"{part_title(part, self.scale)}: {COLUMN_NAMES[setting]}, by round"
+            yield ShownPart(title, rows, tuple(columns))
 
 
 def _why_none(found: dict[PaperCell, CellResult], *, has_run: bool, is_time: bool) -> tuple[str, tuple[str, ...]]:
@@ -308,17 +312,6 @@ def leak_note(parts: Sequence[ShownPart]) -> str | None:
     return f"leak: {', '.join(leaks)}. A value that says leak is no honest result." if leaks else None
 
 
-def scale_note(scale: str, table: str = "") -> str:
-    """How large the runs are."""
-    if (table, scale) == ("niid-bench", "full"):
-        return "Scale full: NIID-Bench's size, 50 rounds of ten local epochs."
-    return {
-        "tiny": "Scale tiny: digits and small nets. It shows that the recipes run, and nothing about the paper.",
-        "quick": "Scale quick: CIFAR-10, ten rounds of two local epochs and one epoch of refinement.",
-        "full": "Scale full: the paper's size, ten rounds of ten local epochs and five epochs of refinement.",
-    }[scale]
-
-
 def _notes(name: str, parts: Sequence[ShownPart], scale: str) -> Iterator[str]:
     """What must be known to read the table."""
     if (leaks := leak_note(parts)) is not None:
@@ -328,13 +321,7 @@ def _notes(name: str, parts: Sequence[ShownPart], scale: str) -> Iterator[str]:
             "the same model without it."
         )
     yield scale_note(scale, name)
-    yield "Accuracy is on the test set after the last round; over several seeds mean ± standard deviation."
-    if name in ("accuracy", "mixed", "noise", "orthogonality", "cost"):
-        yield (
-            "Where there is noise, FNR is scored on clean test images and the others on noisy ones under the paper's "
-            "protocol; under the honest protocol all are scored on noisy ones."
-        )
-        yield "What was printed for FNR was made with these leaks too, as far as the released code shows."
+    yield from table_notes(name)
     if name == "cost":
         yield "Seconds and kappa compare only within one device, one engine and one scale: never with what was printed."
         devices = {source for part in parts for c in part.columns for v in c.values for source in v.sources}

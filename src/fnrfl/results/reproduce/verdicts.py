@@ -22,11 +22,10 @@ from fnrfl.results.reproduce.shown import (
     leak_note,
     leaks_of,
     once_each,
-    scale_note,
     show_table,
     why_not,
 )
-from fnrfl.results.reproduce.titles import TITLES
+from fnrfl.results.reproduce.titles import TITLES, scale_note
 from fnrfl.results.reproduce.wording import as_markdown
 from fnrfl.results.statistics import LEVEL, Estimate, estimate
 
