@@ -88,7 +88,7 @@ SPLITS = {
 def published(split: str, method: str) -> str:
     """A published number as the page has it."""
     number = PRINTED["niid-bench", "simple-cnn", split, method]
-    return f"{number.value:.3f}" + ("?" if number.note == "not verified" else "")
+    return f"{number.value:.3f}" + ("" if number.verified else "?")
 
 
 def here(split: str, method: str, setting: str = "niid-bench") -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -460,6 +461,18 @@ def test_a_cell_that_ran_beside_others_waits_for_its_seconds_and_runs_alone(
     assert alone == [cell] and set(everything) - set(beside_others) == {cell}
     refused = typed("run", "seconds", "--processes", "2")
     assert refused.exit_code == 2 and "only of cells that run alone" in refused.stderr
+
+
+def test_other_seeds_come_early_where_the_first_misses_a_published_number_that_is_verified() -> None:
+    def missing(skew: str, accuracy: float) -> list[int]:
+        """The seeds for NIID-Bench that come before the claims' cells if seed 0 has this accuracy."""
+        cell = PaperCell("simple-cnn", skew, "niid-bench", "fedprox", 0, "full")
+        waiting = queue(KeptLines([line_of(cell, accuracy=accuracy)], []))
+        first = next(place for place, one in enumerate(waiting) if one.purpose == "claims")
+        return [one.cell.seed for one in waiting[:first] if replace(one.cell, seed=0) == cell]
+
+    assert missing("quantity", 0.712) == missing("quantity", 0.693) == [] and missing("quantity", 0.691) == [1, 2]
+    assert missing("iid", 0.5) == []  # published, and not verified
 
 
 def test_seconds_are_those_of_like_cells() -> None:

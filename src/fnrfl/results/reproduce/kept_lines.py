@@ -86,11 +86,6 @@ class KeptLines:
         return CellResult("older recipe", known[0][1]) if known else CellResult("not run")
 
 
-def wait_for_a_run(cells: Iterable[PaperCell], lines: KeptLines) -> list[PaperCell]:
-    """The cells that nobody has run with today's overrides; a cell that failed does not wait."""
-    return [cell for cell in cells if lines.find(cell).state in ("not run", "older recipe")]
-
-
 def is_of_today(cell: PaperCell, line: CellLine) -> bool:
     """Whether a line was made from the recipe and the overrides that its cell has now."""
     return _made_from(line) == (cell.recipe, cell.overrides)

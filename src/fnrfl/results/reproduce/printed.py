@@ -18,6 +18,7 @@ class Printed:
     text: str
     place: str
     note: str = ""
+    verified: bool = True  # False: from memory or second hand, so it binds nothing
 
     @property
     def value(self) -> float:
@@ -166,7 +167,7 @@ def _niid_bench() -> dict[PrintedKey, Printed]:
         }  # fmt: skip
         for method, number in numbers.items():
             text = f"{float(number) / 100:.3f}"
-            found["niid-bench", "simple-cnn", skew, method] = Printed(text, source, note)
+            found["niid-bench", "simple-cnn", skew, method] = Printed(text, source, note, sure)
     return found
 
 
