@@ -217,7 +217,8 @@ def _grid(
     try:
         return grid(recipe, overrides, over, seeds, **how)
     except ConfigError as error:
-        pairs = [(key, values) for key, _, values in (word.partition("=") for word in overrides) if "," in values]
+        words = (word.partition("=") for word in overrides if not word.startswith("metrics="))
+        pairs = [(key, values) for key, _, values in words if "," in values]
         several = " ".join(f"--over {quoted(f'{key}={values}')}" for key, values in pairs if key in str(error))
         if not several or any(key == "seed" for key, _ in pairs):
             raise
