@@ -55,6 +55,11 @@ def test_a_frame_that_still_has_its_labels_is_taken_as_a_table_with_labels_is(ru
         fnrfl.predict(run, whole.rename(columns={"answer": "label"}))
 
 
+def test_data_without_a_name_is_called_the_data_inside_a_sentence(run: fnrfl.Result) -> None:
+    assert fnrfl.evaluate(run, (X, Y)).where == "the test part of the data"
+    assert repr(fnrfl.evaluate(run, (X[:40], Y[:40]))).endswith(" on 40 examples: all examples of the data)")
+
+
 @pytest.mark.parametrize(
     ("frame", "said"),
     [

@@ -23,7 +23,7 @@ from fnrfl.data.frames import in_order_of, without_label
 from fnrfl.data.in_memory import source_in_memory, values_in_memory
 from fnrfl.data.reading import ONLY_PART, Expected, RawData, Reading
 from fnrfl.runs import run as runs
-from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TEST, Evaluation, Prediction, TrainedRun
+from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TEST, WITHOUT_NAME, Evaluation, Prediction, TrainedRun
 from fnrfl.runs.data import reading_of
 from fnrfl.runs.evaluate import evaluate_model as score
 from fnrfl.runs.evaluate import pooled
@@ -166,7 +166,7 @@ def _read(data: object, expected: Expected, reading: Reading) -> tuple[str, Data
 
 
 def _title(data: object) -> str:
-    return os.fspath(data) if isinstance(data, str | os.PathLike) else "The data"
+    return os.fspath(data) if isinstance(data, str | os.PathLike) else WITHOUT_NAME
 
 
 def _ask(trained: TrainedRun, x: Tensor, client: int | str | None) -> tuple[Tensor, dict[int | str, list[str]]]:
