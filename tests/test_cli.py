@@ -268,6 +268,8 @@ def test_an_unknown_list_is_refused() -> None:
     got = fnrfl("list", "modles")
     assert got.exit_code == 2
     assert got.stderr.startswith('fnrfl: There is no list of "modles". Did you mean models?')
+    for word in ("method", "methods"):
+        assert f'no list of "{word}". Did you mean algorithms?' in fnrfl("list", word).stderr
 
 
 # ---- notes ----
