@@ -10,8 +10,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from rich.console import Console
@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from fnrfl import cli
 from fnrfl.cli import display, listing
+from fnrfl.cli.notices import note_on_one_answer
 from fnrfl.config import RunConfig, load, registry
 from fnrfl.core.errors import ClientError
 
@@ -30,6 +31,7 @@ class Outcome:
 
     run_dir = Path("runs/fake")
     per_site = None
+    rounds: ClassVar[list[dict[str, Any]]] = [{}]
 
     def summary(self) -> dict[str, Any]:
         return SUMMARY
@@ -266,6 +268,37 @@ def test_an_unknown_list_is_refused() -> None:
     got = fnrfl("list", "modles")
     assert got.exit_code == 2
     assert got.stderr.startswith('fnrfl: There is no list of "modles". Did you mean models?')
+    for word in ("method", "methods"):
+        assert f'no list of "{word}". Did you mean algorithms?' in fnrfl("list", word).stderr
+
+
+# ---- notes ----
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_run_whose_answers_are_all_alike_says_so(form: list[str], tmp_path: Path) -> None:
+    small = ["rounds=1", "clients=10", "-o", str(tmp_path / "run"), *form]
+    got = fnrfl("run", "digits", "participation=0.1", "scenario=label-classes(1)", *small)  # who trains has one class
+    said = got.stderr if form else got.stdout
+    assert "note: every test example is answered with class 5: nothing is learned yet. Try more rounds than 1" in said
+    assert not form or json.loads(got.stdout)["accuracy"] == pytest.approx(37 / 360)
+    again = fnrfl("run", "digits", *small, "--overwrite", "scenario=iid")
+    assert again.exit_code == 0 and "every test example" not in again.output
+
+
+@pytest.mark.parametrize(
+    ("confusion", "told"),
+    [
+        ([[0, 0, 2], [0, 0, 3], [0, 0, 0]], True),  # a class that no test example has
+        ([[0, 2, 0], [0, 3, 0], [0, 0, 0]], True),
+        ([[0, 2, 0], [0, 3, 0], [1, 0, 0]], False),
+        ([[0, 0, 0], [0, 3, 0], [0, 0, 0]], False),  # all examples have this class
+        (None, False),
+    ],
+)
+def test_answers_are_alike_if_the_classes_of_the_examples_differ(confusion: Any, told: bool) -> None:
+    result: Any = SimpleNamespace(rounds=[{"confusion": confusion}], classes=tuple("abc"), config=load("digits"))
+    assert (note_on_one_answer(result) is not None) == told
 
 
 # ---- help and typos ----

@@ -46,6 +46,20 @@ def test_a_run_on_a_table_takes_a_frame_by_its_names(tmp_path: Path) -> None:
     assert fnrfl.predict(run, X[OTHER]).labels == fnrfl.predict(run, tmp_path / "table.csv").labels
 
 
+def test_a_frame_that_still_has_its_labels_is_taken_as_a_table_with_labels_is(run: fnrfl.Result) -> None:
+    whole = X.assign(answer=Y)[["answer", *OTHER]]
+    assert fnrfl.predict(run, whole).labels == fnrfl.predict(run, X).labels
+    assert fnrfl.evaluate(run, whole).accuracy == fnrfl.evaluate(run, (X, Y)).accuracy > 0.8
+    assert fnrfl.predict(run, whole.assign(answer=None)).labels == fnrfl.predict(run, X).labels
+    with pytest.raises(ConfigError, match="has 'label', which the training data had not"):
+        fnrfl.predict(run, whole.rename(columns={"answer": "label"}))
+
+
+def test_data_without_a_name_is_called_the_data_inside_a_sentence(run: fnrfl.Result) -> None:
+    assert fnrfl.evaluate(run, (X, Y)).where == "the test part of the data"
+    assert repr(fnrfl.evaluate(run, (X[:40], Y[:40]))).endswith(" on 40 examples: all examples of the data)")
+
+
 @pytest.mark.parametrize(
     ("frame", "said"),
     [

@@ -868,6 +868,15 @@ def test_the_plan_says_how_much_is_left_for_each_purpose(tmp_path: Path) -> None
     assert [line.partition(":")[0] for line in text.splitlines()[-1 - len(names) : -1]] == names
 
 
+def test_the_plan_of_tiny_says_that_tables_run_such_cells_themselves(tmp_path: Path) -> None:
+    said = typed("plan", "--scale", "tiny", "--out", str(tmp_path / "none.jsonl")).output
+    assert said == (
+        "The queue has no cells of the scale tiny: a table runs its own, such as `fnrfl reproduce accuracy --scale "
+        "tiny`.\n"
+    )
+    assert "tiny" not in {one.scale for one in ORDER}
+
+
 def test_the_plan_of_a_scale_names_failed_cells_of_that_scale(tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
     append_line(out, line_of(TINY, failed="no memory"))

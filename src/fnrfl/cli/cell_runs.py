@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fnrfl.results.reproduce.cell_queue import CellNotice
     from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines
     from fnrfl.results.reproduce.paper_cells import PaperCell
+    from fnrfl.results.reproduce.waiting import Waiting
 
 Scale = Annotated[
     Literal["tiny", "quick", "full"],
@@ -96,19 +97,32 @@ def show_plan(scale: AnyScale = None, out: LinesOut = HERE, json: Json = False, 
             total = round(sum(one.seconds for one in waiting), 1)
             print_answer(json_format.dumps({"cells": cells, "purposes": purposes, "seconds": total}, indent=1))
             return
-        rows, spent = [("", "cell", "for", "seconds", "sum")], 0.0
-        for number, one in enumerate(waiting, 1):
-            spent += one.seconds
-            leak = " leak" if one.cell.leaks else ""
-            rows.append((str(number), one.cell.id + leak, one.purpose, f"{one.seconds:.0f}", _duration(spent)))
-        print_table(rows)
-        for left in parts:
-            typer.echo(f"{left.purpose}: {counted(left.cells, 'cell')}, about {_duration(left.seconds)}")
+        _print_queue(waiting, scale)
         of_scale = [line for line in lines if scale in (None, line["id"].rpartition("@")[2])]
         failed = [line["id"] for line in of_scale if "failed" in line]
-        typer.echo(f"{counted(len(waiting), 'cell')}, about {_duration(spent)} on an H200, without compiling steps")
         if failed:
             typer.echo(f"failed, and tried again only with --again: {', '.join(failed)}")
+
+
+def _print_queue(waiting: Sequence[Waiting], scale: str | None) -> None:
+    """The cells of the queue, and how much is left for each purpose and in all."""
+    from fnrfl.results.reproduce.waiting import by_purpose
+
+    if scale == "tiny":
+        typer.echo(
+            "The queue has no cells of the scale tiny: a table runs its own, such as `fnrfl reproduce accuracy --scale "
+            "tiny`."
+        )
+        return
+    rows, spent = [("", "cell", "for", "seconds", "sum")], 0.0
+    for number, one in enumerate(waiting, 1):
+        spent += one.seconds
+        leak = " leak" if one.cell.leaks else ""
+        rows.append((str(number), one.cell.id + leak, one.purpose, f"{one.seconds:.0f}", _duration(spent)))
+    print_table(rows)
+    for left in by_purpose(waiting):
+        typer.echo(f"{left.purpose}: {counted(left.cells, 'cell')}, about {_duration(left.seconds)}")
+    typer.echo(f"{counted(len(waiting), 'cell')}, about {_duration(spent)} on an H200, without compiling steps")
 
 
 def run_cells(

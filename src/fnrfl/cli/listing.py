@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fnrfl.config.registry import Entry
 
 SUBJECTS = ("algorithms", "models", "datasets", "scenarios", "penalties", "engines", "recipes", "metrics", "keys")
+MEANT_LISTS = {"method": "algorithms", "methods": "algorithms"}  # by words that are not like the name
 ABOUT_KEYS = "`fnrfl list keys client` or --long says more; --recipe NAME shows a recipe's values."
 ABOUT_METHODS = "`fnrfl list algorithms scaffold` or --long says more: options, needs, traffic."
 
@@ -90,7 +91,7 @@ def _table(subject: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         ]
         return ("name", "better", "shape", "meaning"), rows
     if subject not in tables:
-        raise ConfigError(f'There is no list of "{subject}". {choices(subject, SUBJECTS)}.')
+        raise ConfigError(f'There is no list of "{subject}". {choices(MEANT_LISTS.get(subject, subject), SUBJECTS)}.')
     return ("name", "meaning"), list(tables[subject]().items())
 
 

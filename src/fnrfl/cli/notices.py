@@ -1,4 +1,4 @@
-"""What the package logs for its user, shown where everything else is."""
+"""What the package tells its user beside the numbers, shown where everything else is."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from fnrfl.core.words import printable
 from fnrfl.rundir.interrupt import OutputClosed
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from fnrfl.runs.result import Result
 
 
 @contextmanager
@@ -30,3 +33,19 @@ def notices(screen: Console) -> Iterator[None]:
     finally:
         log.removeHandler(said)
         log.propagate = before
+
+
+def note_on_one_answer(result: Result) -> str | None:
+    """What to say if every test example has the same answer although their classes differ; else None.
+
+    It is told by the confusion matrix, which logs of older versions and of more than 200 classes have not.
+    """
+    counts: list[list[int]] = result.rounds[-1].get("confusion") or []
+    given = [at for at, answers in enumerate(zip(*counts, strict=True)) if any(answers)]
+    if len(given) != 1 or sum(map(any, counts)) < 2:
+        return None
+    tried = f"more rounds than {result.config.rounds}, another client.lr than {result.config.client.lr:g}"
+    return (
+        f"every test example is answered with class {printable(result.classes[given[0]])}: nothing is learned yet. "
+        f"Try {tried}, or begin with a recipe of `fnrfl list recipes`."
+    )

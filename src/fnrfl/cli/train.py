@@ -29,7 +29,7 @@ from fnrfl.cli.common import (
 )
 from fnrfl.cli.display import display, grid_display, title
 from fnrfl.cli.dry_run import missing_dataset, print_forecast, print_plan
-from fnrfl.cli.notices import notices
+from fnrfl.cli.notices import note_on_one_answer, notices
 from fnrfl.cli.pace import both, paced
 from fnrfl.core.errors import ConfigError, FnrflError, from_system, out_of_memory, sentence
 from fnrfl.core.words import counted, printable
@@ -217,7 +217,8 @@ def _grid(
     try:
         return grid(recipe, overrides, over, seeds, **how)
     except ConfigError as error:
-        pairs = [(key, values) for key, _, values in (word.partition("=") for word in overrides) if "," in values]
+        words = (word.partition("=") for word in overrides if not word.startswith("metrics="))
+        pairs = [(key, values) for key, _, values in words if "," in values]
         several = " ".join(f"--over {quoted(f'{key}={values}')}" for key, values in pairs if key in str(error))
         if not several or any(key == "seed" for key, _ in pairs):
             raise
@@ -251,6 +252,7 @@ def _carry_out(
     )
     if not json and not quiet:
         _show_sites(result, screen)
+    _note(note_on_one_answer(result), screen)
     print_leaks(config.leaks_on, quiet=quiet, stderr=json)
     if json:
         print_answer(json_format.dumps(summary, allow_nan=False))

@@ -123,13 +123,19 @@ def refuse_metrics(words: str) -> Iterator[str]:
     from fnrfl.core.quality import NAMES_OF_RESULTS, TEST_METRICS  # numpy takes a while
 
     names: list[str] = []
-    for one in own_code.each_name("metrics", words):
-        said = f"metrics = {show_value(words)}"
-        target = own_code.target("metrics", one)
+    said = f"metrics = {show_value(words)}"
+    targets = [(one, own_code.target("metrics", one)) for one in own_code.each_name("metrics", words)]
+    if others := [f'"{one}"' for one, target in targets if target is None]:
+        are_none = f"{', '.join(others)} {'is none' if len(others) == 1 else 'are none'}"
+        yield (
+            f'{said} must name functions of yours, "module:function", joined by commas; {are_none}. '
+            "The metrics of `fnrfl list metrics` are in the log of every run and are not named here: --metric NAME of "
+            "`fnrfl compare` and `fnrfl evaluate` shows one."
+        )
+    for _, target in targets:
         if target is None:
-            ours = " is in every log, and not given here" if one in TEST_METRICS else " is none"
-            yield f'{said} must name functions of yours, "module:function", joined by commas; "{one}"{ours}.'
-        elif target.name in TEST_METRICS:
+            continue
+        if target.name in TEST_METRICS:
             yield f"{said}: {target.name} is the name of a metric of fnrfl's. Rename the function."
         elif target.name in NAMES_OF_RESULTS:
             yield f"{said}: {target.name} is something else in the results of a run. Rename the function."

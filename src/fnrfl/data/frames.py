@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,16 @@ def columns_of(x: object, y: object = None) -> Columns | None:
         return None
     label = same_spelling(label) if isinstance(label, str) and label not in inputs else UNNAMED_LABEL
     return Columns(inputs, ("number",) * len(inputs), label)
+
+
+def without_label(frame: Any, columns: Columns | None) -> tuple[Any, Any]:
+    """(a data frame less the training data's column of labels, that column); anything else as it is, and None."""
+    own = columns_of(frame)
+    if own is None or columns is None or columns.label not in own.inputs or columns.label in columns.inputs:
+        return frame, None
+    names = {same_spelling(name): name for name in frame.columns}
+    label = names.pop(columns.label)
+    return frame[[*names.values()]], frame[label]
 
 
 def in_order_of(raw: RawData, columns: Columns | None, title: str, whose: str = "the training data") -> RawData:

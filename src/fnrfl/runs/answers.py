@@ -25,6 +25,7 @@ from fnrfl.runs.personal import ClientModels
 TEST = "the test part"  # of the run's own data, which the model has not seen
 OTHER_TEST = "the test part of other data"
 EVERYTHING = "all examples"
+WITHOUT_NAME = "The data"  # what sentences that begin with data call what was passed in
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +92,10 @@ class Evaluation:
     @property
     def where(self) -> str:
         """Which examples of which data, and whose models were asked, in words."""
-        said = f"{self.what} of {self.data}"
+        data = "the data" if self.data == WITHOUT_NAME else self.data
+        said = f"{self.what} of {data}"
         if self.what == OTHER_TEST:
-            said = f"the test part of {self.data}, which is not the run's data"
+            said = f"the test part of {data}, which is not the run's data"
         if self.per_client is None:
             return said
         clients = list(self.per_client)

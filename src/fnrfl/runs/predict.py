@@ -19,11 +19,11 @@ from fnrfl.core.types import State
 from fnrfl.core.words import same_spelling
 from fnrfl.data.batches import scaled
 from fnrfl.data.datasets import DataSource, read_source
-from fnrfl.data.frames import in_order_of
+from fnrfl.data.frames import in_order_of, without_label
 from fnrfl.data.in_memory import source_in_memory, values_in_memory
 from fnrfl.data.reading import ONLY_PART, Expected, RawData, Reading
 from fnrfl.runs import run as runs
-from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TEST, Evaluation, Prediction, TrainedRun
+from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TEST, WITHOUT_NAME, Evaluation, Prediction, TrainedRun
 from fnrfl.runs.data import reading_of
 from fnrfl.runs.evaluate import evaluate_model as score
 from fnrfl.runs.evaluate import pooled
@@ -155,7 +155,9 @@ def _holders(parts: Sequence[Asked]) -> list[str] | None:
 def _read(data: object, expected: Expected, reading: Reading) -> tuple[str, DataSource]:
     """(what sentences call some data, the data): what a name stands for, or what was passed in."""
     if not isinstance(data, str | os.PathLike):
-        values = values_in_memory(data, _title(data), labelled=False)
+        inputs, labels = without_label(data, expected.columns)
+        used = inputs if labels is None or not expected.labels_used else (inputs, labels)
+        values = values_in_memory(used, _title(data), labelled=False)
         if isinstance(values, RawData):
             values = in_order_of(values, expected.columns, _title(data))
         return _title(data), source_in_memory(values, _title(data), reading, labels_used=expected.labels_used)
@@ -164,7 +166,7 @@ def _read(data: object, expected: Expected, reading: Reading) -> tuple[str, Data
 
 
 def _title(data: object) -> str:
-    return os.fspath(data) if isinstance(data, str | os.PathLike) else "The data"
+    return os.fspath(data) if isinstance(data, str | os.PathLike) else WITHOUT_NAME
 
 
 def _ask(trained: TrainedRun, x: Tensor, client: int | str | None) -> tuple[Tensor, dict[int | str, list[str]]]:
