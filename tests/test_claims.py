@@ -318,8 +318,8 @@ def test_missing_cells_are_named_and_make_no_verdict() -> None:
         assert {value.words for value in part.columns[-1].values} == {"not run"}
     left = [line for line in everything() if "fedprox/seed1@" not in line["id"] and "moon/" not in line["id"]]
     table = show_claims(KeptLines(left, []), "quick")
-    assert "(3 of 3" not in as_text(table)
-    assert shown(table, "plug-and-play", 1, "honest").words.endswith("(2 of 3 seeds)")
+    assert "seeds 0, 1, 2 of 3" not in as_text(table)
+    assert shown(table, "plug-and-play", 1, "honest").words.endswith("(seeds 0, 2 of 3)")
     moon = shown(table, "mixed", 0, "honest")
     assert moon.words == "not run"
     needed = "resnet18/label+feature-0.1/honest/{moon,fedprox}/seed{0,1,2}@quick"
@@ -333,7 +333,7 @@ def test_a_run_that_failed_is_named_with_its_reason() -> None:
     cell = PaperCell("resnet18", "label", "honest", "moon", 2, "quick")
     lines = [line | ({"failed": "It diverged."} if line["id"] == cell.id else {}) for line in everything()]
     table = show_claims(KeptLines(lines, []), "quick")
-    assert shown(table, "kappa-rho", 1, "honest").words.endswith("(2 of 3 seeds)")
+    assert shown(table, "kappa-rho", 1, "honest").words.endswith("(seeds 0, 1 of 3)")
     only = [line for line in lines if "/label/" not in line["id"] or "/seed2@" in line["id"]]
     value = shown(show_claims(KeptLines(only, []), "quick"), "kappa-rho", 1, "honest")
     assert value.words == "failed" and f"{cell.id} failed: It diverged." in value.sources
@@ -443,5 +443,5 @@ def test_a_value_names_the_seeds_that_it_has() -> None:
     place, (row, *_) = next((c.name, c.rows) for c in CLAIMS if c.name == "penalty")
     cells = [cell for seed in (1, 2) for cell in row.cells("paper", seed, "quick")]
     value = shown(show_claims(KeptLines([made_line(cell) for cell in cells], []), "quick"), place, 0, "paper")
-    assert value.seeds == (1, 2) and value.missing == (0,) and value.words.endswith("(2 of 3 seeds)")
+    assert value.seeds == (1, 2) and value.missing == (0,) and value.words.endswith("(seeds 1, 2 of 3)")
     assert {cell.id for cell in cells} < {*value.cells}

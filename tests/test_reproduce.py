@@ -722,7 +722,7 @@ def test_a_table_shows_spread_over_seeds_and_where_values_are_from() -> None:
     assert column.values[0].seeds == (0, 1, 2) and column.values[0].sources == ("committed 2026-11-16 a device",)
     seed = PaperCell("resnet18", "feature-0.5", "honest", "fedavg+fnr", 1, "quick")
     alone = show_table("accuracy", KeptLines([], [full_line(seed, 0.25)]), "quick").parts[0].columns[-1].values
-    assert (alone[0].words, alone[0].missing) == ("0.2500 (1 of 3 seeds)", (0, 2))
+    assert (alone[0].words, alone[0].missing) == ("0.2500 (seed 1 of 3)", (0, 2))
     assert alone[0].sources == ("computed here",)
     assert alone[1].words == "not run" and PaperCell.read(alone[1].cells[0]).method == "fedavg"
 
@@ -817,10 +817,10 @@ def test_every_figure_of_results_says_its_scale() -> None:
         assert "scale tiny" in one.figure.axes[0].get_title(loc="left"), one.name
 
 
-def test_bars_say_of_how_many_seeds_they_are() -> None:
+def test_bars_say_of_which_seeds_they_are() -> None:
     part = TABLES["attribution"].parts[0]
     cells = [PaperCell(part.net, part.skew, "paper", part.methods[0], seed, "tiny") for seed in range(3)]
-    for seeds, said in ((1, "(1 of 3 seeds)"), (3, "")):
+    for seeds, said in ((1, "(seed 0 of 3)"), (3, "")):
         few = KeptLines([], [line_of(cell, clean=0.5, noisy=0.4) for cell in cells[:seeds]])
         (drawn,) = figures._attribution(figures._Lookup(few, "tiny"))
         (name,) = (label.get_text() for label in drawn.figure.axes[0].get_xticklabels())

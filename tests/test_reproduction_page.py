@@ -167,7 +167,7 @@ def test_a_chart_names_the_lines_that_have_fewer_seeds() -> None:
     assert page.count("Not all seeds have run") == 1
     some, every = (KeptLines([finished(cell, 1) for cell in cells[:upto]], []) for upto in (None, 3))
     part = TABLES["convergence"].parts[1]
-    for lines, names in ((some, ["FedAvg", "FedProx (1 of 3 seeds)"]), (every, ["FedAvg"])):
+    for lines, names in ((some, ["FedAvg", "FedProx (seed 0 of 3)"]), (every, ["FedAvg"])):
         (drawn,) = figures._convergence(figures._Lookup(lines, "tiny"), part, "honest")
         assert [line.get_label() for line in drawn.figure.axes[0].get_lines()] == names
 
@@ -428,7 +428,7 @@ class TestInABrowser:
             assert known == sorted(known, reverse=reverse) and values[len(known) :] == [""] * (len(values) - len(known))
         assert browser.run("return document.querySelector('th[aria-sort]').getAttribute('aria-sort')") == "ascending"
 
-    def test_a_saved_table_has_deviations_of_their_own_and_says_how_many_seeds(
+    def test_a_saved_table_has_deviations_of_their_own_and_says_which_seeds(
         self, browser: Chromium, tmp_path: Path
     ) -> None:
         runs = [("fedavg+fnr", 0), ("fedavg", 0), ("fedavg", 1), *(("fedprox", seed) for seed in range(3))]
@@ -442,9 +442,9 @@ class TestInABrowser:
         rows = list(csv.DictReader(saved["csv"].removeprefix("\ufeff").splitlines()))
         heads = [f"honest protocol{what}" for what in ("", ", standard deviation", ", more")]
         assert [[row[head] for head in heads] for row in rows[:3]] == [
-            ["0.1000", "", "(1 of 3 seeds)"], ["0.1001", "0.0001", "(2 of 3 seeds)"], ["0.1002", "0.0002", ""],
+            ["0.1000", "", "(seed 0 of 3)"], ["0.1001", "0.0001", "(seeds 0, 1 of 3)"], ["0.1002", "0.0002", ""],
         ]  # fmt: skip
-        assert "0.1000 (1 of 3 seeds) " in saved["latex"] and r"0.1001 $\pm$ 0.0001 (2 of 3 seeds)" in saved["latex"]
+        assert "0.1000 (seed 0 of 3) " in saved["latex"] and r"0.1001 $\pm$ 0.0001 (seeds 0, 1 of 3)" in saved["latex"]
 
     def test_every_table_has_a_name_and_heads(self, browser: Chromium, file: Path) -> None:
         browser.show(file)

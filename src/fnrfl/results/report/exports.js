@@ -61,7 +61,7 @@ const exporting = (() => {
       const found = interval
         ? [0, 1].map((end) => [`${name}, ${["low", "high"][end]}`, true, cells.map(({ text }) => text.split(" to ")[end] || "")])
         : [[name, number, cells.map(({ text }) => text)]];
-      // Beside a number stand its standard deviation, a remark such as (2 of 3 seeds), or both.
+      // Beside a number stand its standard deviation, a remark such as (seeds 0, 2 of 3), or both.
       const besides = cells.map(({ beside }) => beside.match(/^(?:\u00b1\s*(\S+)\s*)?([^]*)$/));
       for (const [place, what] of [[1, "standard deviation"], [2, "more"]]) {
         if (besides.some((parts) => parts[place])) found.push([`${name}, ${what}`, place === 1, besides.map((parts) => parts[place] || "")]);

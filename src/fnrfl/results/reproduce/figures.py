@@ -19,7 +19,7 @@ from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import BOTH, TABLES, TablePart
 from fnrfl.results.reproduce.pictured_data import PICTURED_SPLITS, classes_of_scale, noisy_samples, split_of
 from fnrfl.results.reproduce.printed import CURVES
-from fnrfl.results.reproduce.shown import COLUMN_NAMES, SKEW_NAMES, leaks_of, method_name
+from fnrfl.results.reproduce.shown import COLUMN_NAMES, SKEW_NAMES, leaks_of, method_name, some_seeds
 from fnrfl.results.statistics import mean
 from fnrfl.rundir.outputs import write_output
 
@@ -214,8 +214,9 @@ def _attribution(look: _Lookup) -> Iterator[Drawn]:
 
 
 def _seeds_missing(lines: Sequence[CellLine], asked: int, before: str = " ") -> str:
-    """How many seeds a mean is of, if that is not all."""
-    return f"{before}({len(lines)} of {asked} seeds)" if len(lines) < asked else ""
+    """Which seeds a mean is of, if that is not all."""
+    said = some_seeds([PaperCell.read(line["id"]).seed for line in lines], asked)
+    return f"{before}{said.lstrip()}" if said else ""
 
 
 def _bars(names: Sequence[str], values: dict[str, list[float]]) -> Figure:

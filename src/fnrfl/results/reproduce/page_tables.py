@@ -25,7 +25,7 @@ PROTOCOL_HELP = {
     "paper": "computed here with the released code's settings and leaks",
     "honest": "computed here; the test set only scores",
 }
-NUMBER_AND_SPREAD = re.compile(r"(\S+)(?: ([±(].*))?")  # 0.6631 ± 0.0042 (2 of 3 seeds)
+NUMBER_AND_SPREAD = re.compile(r"(\S+)(?: ([±(].*))?")  # 0.6631 ± 0.0042 (seeds 0, 2 of 3)
 AGAIN = "again.jsonl"  # where a command that reruns a cell puts its line
 
 

@@ -231,7 +231,7 @@ class _Shown:
         if is_time and not on_one_machine(*lines):
             return ShownValue(protocol, "several devices", sources=sources, cells=ids)
         result, missing = estimate(list(known.values())), _seeds(cell for cell in cells if cell not in known)
-        words = result.spread(form) + (f" ({len(known)} of {len(cells)} seeds)" if missing else "")
+        words = result.spread(form) + some_seeds(_seeds(known), len(cells))
         return ShownValue(
             protocol, words, result.mean, result.sd, _seeds(known), missing, leaks_of(lines), sources, ids
         )  # fmt: skip
@@ -264,6 +264,16 @@ def _why_none(found: dict[PaperCell, CellResult], *, has_run: bool, is_time: boo
     """Why a value has no number, and what must be known about it."""
     about = (_NO_MEASURE,) if is_time and has_run else failures_among(found)
     return why_not(list(found.values()), has_run), about
+
+
+def some_seeds(known: Sequence[int], asked: int) -> str:
+    """Which seeds a number is of, to follow it; nothing if it is of all that were asked for.
+
+    >>> some_seeds([0, 2], 3)
+    ' (seeds 0, 2 of 3)'
+    """
+    which = f"{'seed' if len(known) == 1 else 'seeds'} {', '.join(map(str, known))}"
+    return f" ({which} of {asked})" if len(known) < asked else ""
 
 
 def _seeds(cells: Iterable[PaperCell]) -> tuple[int, ...]:

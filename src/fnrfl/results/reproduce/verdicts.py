@@ -23,6 +23,7 @@ from fnrfl.results.reproduce.shown import (
     leaks_of,
     once_each,
     show_table,
+    some_seeds,
     why_not,
 )
 from fnrfl.results.reproduce.titles import TITLES, scale_note
@@ -137,7 +138,7 @@ class _Looked:
             return self._no_value(row, setting)
         result = estimate(list(numbers.values()))
         missing = tuple(seed for seed in asked if seed not in numbers)
-        part = f" ({len(numbers)} of {len(asked)} seeds)" if missing else ""
+        part = some_seeds(list(numbers), len(asked))
         behind = [one for seed, results in self.found(row, setting).items() if seed in numbers for one in results]
         return ShownValue(
             setting, f"{result.spread(row.form)}{part}", result.mean, result.sd, tuple(numbers), missing,
