@@ -96,8 +96,11 @@ def _made_from(line: CellLine) -> tuple[object, tuple[str, ...]]:
 
 
 def ran_alone(line: CellLine) -> bool:
-    """Whether its seconds are a measure: beside other processes everything takes longer."""
-    return bool(line.get("processes", 1) == 1)
+    """Whether its seconds are a measure: beside other processes everything takes longer.
+
+    Of a cell that was stopped and went on, nobody knows what ran beside it before.
+    """
+    return line.get("processes", 1) == 1 and "kept_rounds" not in line
 
 
 def bytes_both_ways(line: CellLine) -> float:

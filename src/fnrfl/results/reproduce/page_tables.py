@@ -172,7 +172,8 @@ def _ran_row(cell: PaperCell, found: CellResult) -> tuple[TableCell, ...]:
     line, origin = found.line, found.words if found.state == "here" else found.state
     mib = bytes_both_ways(line) / MIB
     leak = bool(line["leaks"])
-    beside = "" if ran_alone(line) else f"beside {line['processes'] - 1}"
+    others = line.get("processes", 1) - 1
+    beside = "" if ran_alone(line) else f"beside {others}" if others else "after a stop"
     return (
         TableCell(cell.id, cell.id, leak=leak, command=rerun_command(cell, line)),
         TableCell(f"{line['accuracy']:.4f}", line["accuracy"], leak=leak),

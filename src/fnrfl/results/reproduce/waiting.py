@@ -24,7 +24,7 @@ def has_no_result(cell: PaperCell, lines: KeptLines) -> bool:
 
 
 def has_no_seconds(cell: PaperCell, lines: KeptLines) -> bool:
-    """Whether a cell has run beside others alone, so that its seconds are no measure."""
+    """Whether a cell has a result whose seconds are no measure, since it did not run alone and in one go."""
     found = lines.find(cell)
     return found.usable and not ran_alone(found.line)
 
