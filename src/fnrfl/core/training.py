@@ -61,6 +61,13 @@ class Training:
         """The same with other options; "client" leaves one as it is."""
         return replace(self, **{k: v for k, v in options.items() if v != "client"})  # type: ignore[arg-type]
 
+    def step_options(self) -> Training:
+        """What one step depends on; the learning rate is no part of it, nor is how its batches were chosen."""
+        return Training(
+            self.optimizer, lr=1.0, momentum=self.momentum, weight_decay=self.weight_decay, batchnorm=self.batchnorm,
+            frozen=self.frozen, class_weights=self.class_weights,
+        )  # fmt: skip
+
     def in_round(self, t: int) -> Training:
         """The same at the learning rate of round t, counted from 0; that rate decays no more."""
         steps = Training(**{field.name: getattr(self, field.name) for field in fields(Training)})

@@ -55,6 +55,19 @@ class ExpectedWork:
         mine = max(size for plan in job.plans for size in plan.sizes)
         return min(job.training.batch, max([mine, *self.examples]))
 
+    def short_share(self, job: Job, width: int) -> float:
+        """The share of the steps of groups in which a client has a short batch."""
+        epochs, batch, (examples, _) = job.training.epochs, job.training.batch, self._sizes(job)
+        if job.training.last_batch != "keep":
+            return 1.0
+        steps = [epochs * -(-n // batch) for n in examples]
+        short = total = 0
+        for group in in_groups(steps, width):
+            uneven = [m for m in group if examples[m] % batch]
+            short += len({step for m in uneven for step in range(steps[m] // epochs - 1, steps[m], steps[m] // epochs)})
+            total += steps[group[0]]
+        return short / max(1, total)
+
     def frequent_sizes(self, job: Job, most: int) -> set[int]:
         """Sizes of last batches that are worth a program each; none if the last batches have more than `most`."""
         uses, often = self._last_sizes(job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
@@ -160,7 +160,7 @@ class Job:
         shared = tuple((k, v.shape, v.stride(), v.dtype) for k, v in sorted(self.task.shared.items()))
         objective = self.task.objective
         code = tuple(getattr(type(objective), name) for name in ("loss", "correct", "shift"))
-        return objective, code, replace(self.training, lr=0.0), own, shared
+        return objective, code, self.training.step_options(), own, shared
 
 
 def _padded(t: Tensor, shape: tuple[int, ...]) -> Tensor:

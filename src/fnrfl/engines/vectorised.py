@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -16,7 +15,18 @@ from fnrfl.core.step import Carry, by_transform, ready_to_transform
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch
 from fnrfl.engines.expected import NOTHING_KNOWN, ExpectedWork
-from fnrfl.engines.groups import GROUP_SIZE, ShortSizes, Turn, halves, in_groups, padded, shrinking, turns_of
+from fnrfl.engines.groups import (
+    GROUP_SIZE,
+    Cut,
+    ShortSizes,
+    StepShape,
+    Turn,
+    cuts_of,
+    halves,
+    in_groups,
+    padded,
+    turns_of,
+)
 from fnrfl.engines.job import CLIENT_AXES, Fixed, Job, write_rows
 from fnrfl.engines.joint_probes import ask_together
 from fnrfl.engines.place import Place, Station
@@ -25,6 +35,7 @@ from fnrfl.engines.recorder import Recorder, Wanted
 from fnrfl.engines.runner import Blame, Probing, stretches
 
 MAX_PADDING = 0.25  # of the examples: padding that takes less time than short batches apart, where rows take time
+MAX_SHORT_STEPS = 0.25  # of a group's steps: if fewer have a short batch, the others are taken without padding
 
 
 class Vectorised:
@@ -104,20 +115,27 @@ class Vectorised:
         width, size = max(map(len, groups)), job.plans[groups[0][0]].sizes[0]
         size = self.expected.largest_batch(job) if pads else size
         widths = halves(width) if place.idle_rows_cost else self.expected.widths(job, width)
-        steps = [[job.steps[m] for m in group] for group in groups]
-        rows = {(w, size) for each in steps for _, _, w in shrinking(each, widths)}
-        programs = self._programs(job, place, groups[0], widths, rows, pads=pads)
-        cuts = Cuts(widths, size, pads)
-        return lambda station, g: self._train_group(station, place, job, groups[g], cuts, programs)
+        sizes = [[job.plans[m].sizes for m in group] for group in groups]
+        short_share = self.expected.short_share(job, width) if pads else 1.0
+        apart = bool(place.net.batchnorm) and not place.idle_rows_cost and short_share <= MAX_SHORT_STEPS
+        cuts = [cuts_of(each, widths, StepShape(width, size, pads), apart=apart) for each in sizes]
+        by_rows = self.expected.compiled_together(job, widths)
+        expected = {cut.shape: by_rows.get(cut.shape.width, 0) for each in cuts for cut in each}
+        if apart:
+            expected |= {shape: int(taken * short_share) for shape, taken in expected.items() if shape.pads}
+        programs = self._programs(job, place, groups[0], expected)
+        return lambda station, g: self._train_group(station, place, job, groups[g], cuts[g], programs)
 
     def _trains_uneven(self, job: Job, place: Place, groups: list[list[int]]) -> TrainGroup:
         """How groups are trained whose batches are of several sizes."""
         width = max(map(len, groups))
         short = self._recorded_short_sizes(job, width)
         turns = [turns_of({m: job.plans[m].sizes for m in group}, width, short) for group in groups]
-        every = {(turn.width, turn.size) for each in turns for turn in each}
         recorded = {job.training.batch, *short.recorded}
-        programs = self._programs(job, place, groups[0], halves(width), {row for row in every if row[1] in recorded})
+        shapes = {StepShape(turn.width, turn.size) for each in turns for turn in each if turn.size in recorded}
+        by_rows = self.expected.compiled_together(job, halves(width))
+        expected = {shape: by_rows.get(shape.width, 0) for shape in shapes}
+        programs = self._programs(job, place, groups[0], expected)
 
         def train(station: Station, g: int) -> list[Tensor]:
             losses = self._take_turns(station, place, job, turns[g], width, programs) if turns[g] else {}
@@ -127,29 +145,29 @@ class Vectorised:
         return train
 
     def _train_group(
-        self, station: Station, place: Place, job: Job, group: list[int], cuts: Cuts, programs: Programs
+        self, station: Station, place: Place, job: Job, group: list[int], cuts: list[Cut], programs: Programs
     ) -> list[Tensor]:
-        """All steps of some clients, sorted by their number of steps; a group short of `width` has idle rows.
+        """All steps of some clients, sorted by their number of steps; a group short of all rows has idle ones.
 
         A client that has finished is copied out, and its row goes on idly until the group shrinks past it: rows do not
         know of each other, and a step costs nearly the same with one row more.
         """
-        net, steps, width = station.net, [job.steps[m] for m in group], cuts.widths[-1]
-        carry, fixed = job.rows(padded(group, width), net.device)
-        losses = carry.params.new_zeros(max(steps), width)
-        for first, last, w in shrinking(steps, cuts.widths):
-            top = slice(0, w)
-            program = programs.get((net.device, w, cuts.size)) or _plain_program(job, station)
+        net, steps, rows = station.net, [job.steps[m] for m in group], max(cut.shape.width for cut in cuts)
+        carry, fixed = job.rows(padded(group, rows), net.device)
+        losses = carry.params.new_zeros(max(steps), rows)
+        for first, last, shape in cuts:
+            top = slice(0, shape.width)
+            program = programs.get((net.device, shape)) or _plain_program(job, station)
             some = fixed._replace(start=trees.rows(fixed.start, top), own=trees.rows(fixed.own, top))
             live = [m for m, n in zip(group, steps, strict=True) if n > first]
-            for a, b in stretches(job, place, first, last, w):
-                padded_to = cuts.size if cuts.pads else None
+            for a, b in stretches(job, place, first, last, shape.width):
+                padded_to = shape.size if shape.pads else None
                 batches = job.batches(
-                    dict.fromkeys(live, a), b - a, station.feed, idle=w - len(live), padded_to=padded_to
+                    dict.fromkeys(live, a), b - a, station.feed, idle=shape.width - len(live), padded_to=padded_to
                 )
                 losses[a:b, top] = program(trees.rows(carry, top), some, batches)
-            ended = [i for i, n in enumerate(steps) if n == last]
-            write_rows(job.carry, [group[i] for i in ended], carry, ended)
+            if ended := [i for i, n in enumerate(steps) if n == last]:
+                write_rows(job.carry, [group[i] for i in ended], carry, ended)
         return [losses[:n, i].to(place.net.device) for i, n in enumerate(steps)]
 
     def _take_turns(
@@ -160,7 +178,7 @@ class Vectorised:
         carry, fixed = job.rows(padded(group, width), device)
         losses: dict[int, list[Tensor]] = {}
         for turn in turns:
-            program = programs.get((device, turn.width, turn.size)) or _plain_program(job, station)
+            program = programs.get((device, StepShape(turn.width, turn.size))) or _plain_program(job, station)
             some, start, own = trees.rows((carry, fixed.start, fixed.own), turn.where)
             for a, b in stretches(job, place, 0, turn.steps, turn.width):
                 at = {m: first + a for m, first in turn.at.items()}
@@ -185,50 +203,30 @@ class Vectorised:
         same_in_every_round = self.expected.participation == 1.0
         return ShortSizes(frequent, frequent - shared, shared if same_in_every_round else set())
 
-    def _programs(
-        self,
-        job: Job,
-        place: Place,
-        group: list[int],
-        widths: list[int],
-        needed: set[tuple[int, int]],
-        *,
-        pads: bool = False,
-    ) -> Programs:
-        """Programs for each of these (number of rows, batch size), on every device."""
+    def _programs(self, job: Job, place: Place, group: list[int], expected: Mapping[StepShape, int]) -> Programs:
+        """Programs for steps of these shapes, on every device; about so many of each are expected."""
         if self.recorder is None:
             return {}
-        expected = self.expected.compiled_together(job, widths)
         # The widest first: it takes longest to compile.
-        asked = [(station, *row) for row in sorted(needed, reverse=True) for station in place.devices()]
-        wanted = [self._wanted(job, station, group, w, n, expected.get(w, 0), pads) for station, w, n in asked]
+        asked = [(station, shape) for shape in sorted(expected, reverse=True) for station in place.devices()]
+        wanted = [self._wanted(job, station, group, shape, expected[shape]) for station, shape in asked]
         found = zip(asked, self.recorder.programs_of(wanted), strict=True)
-        return {(station.net.device, w, n): program for (station, w, n), program in found if program is not None}
+        return {(station.net.device, shape): program for (station, shape), program in found if program is not None}
 
-    def _wanted(
-        self, job: Job, station: Station, group: list[int], width: int, size: int, expected_steps: int, pads: bool
-    ) -> Wanted:
-        """A step of `width` clients with batches of a size, to be recorded."""
+    def _wanted(self, job: Job, station: Station, group: list[int], shape: StepShape, expected_steps: int) -> Wanted:
+        """A step of a shape, to be recorded."""
         net = station.net
 
         def example() -> tuple[Step, Carry, Fixed, Batch]:
-            rows = padded(group, width)[:width]
-            batch = job.example_batch(rows, size, station.feed, net.dtype, padded=pads)
+            rows = padded(group, shape.width)[: shape.width]
+            batch = job.example_batch(rows, shape.size, station.feed, net.dtype, padded=shape.pads)
             return _vectorised_step(job, station), *job.rows(rows, net.device), batch
 
-        return Wanted((width, size, pads, job.key, net.device), example, expected_steps, key_is_complete=True)
-
-
-class Cuts(NamedTuple):
-    """How the steps of groups are cut: into how many rows, and into batches of which size."""
-
-    widths: list[int]
-    size: int
-    pads: bool  # whether shorter batches are padded to that size; else all are of it
+        return Wanted((*shape, job.key, net.device), example, expected_steps, key_is_complete=True)
 
 
 TrainGroup = Callable[[Station, int], list[Tensor]]  # at a station, group -> the losses of its clients
-Programs = dict[tuple[torch.device, int, int], Program]  # (device, number of rows, batch size) -> recorded steps
+Programs = dict[tuple[torch.device, StepShape], Program]  # recorded steps
 
 
 def _vectorised_step(job: Job, station: Station) -> Step:

@@ -215,6 +215,6 @@ def programs(cell: PaperCell) -> frozenset[str]:
     step = "fedavg" if base.startswith("public-") or base in ("fednova", "feddf", "fedftg") else base
     skew = cell.skew if "quantity" in cell.skew else "even"
     exact = "deterministic" if "-weight-" in around else "fast"
-    how = f"{cell.net} {cell.setting} {exact}{' digits' if cell.scale == 'tiny' else ''}"
-    refining = {f"{how} refine"} if around not in ("", "no-leak") else set()
+    how = f"{cell.net} {exact}{' digits' if cell.scale == 'tiny' else ''}"
+    refining = {f"{how} refine {cell.setting}"} if around not in ("", "no-leak") else set()
     return frozenset({f"{how} {skew} {step}"} | refining)
