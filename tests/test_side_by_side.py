@@ -93,6 +93,8 @@ def test_no_two_workers_take_one_cell_and_none_a_cell_without_time(tmp_path: Pat
     late = CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False, processes=3, on_a_cpu=True)
     assert late.take(late.new_worker()) is None  # a second alone is three beside two others
     waiting.close()
+    assert late.take(late.new_worker()) is not None  # the first of the three has ended, so it takes two seconds
+    late.close()
     assert CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False, on_a_cpu=True).take(set()) is not None
 
 

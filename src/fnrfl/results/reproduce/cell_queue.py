@@ -74,7 +74,7 @@ class CellQueue:
         self.out, self.done = out, list[CellLine]()
         self._cells, self._seconds = cells, seconds
         self._old_lines = len(read_lines(out)) if again and out.exists() else 0  # of these, failed ones are tried again
-        self._processes, self._preparing = processes, 0.0 if on_a_cpu else PREPARING
+        self._at_work, self._preparing = processes, 0.0 if on_a_cpu else PREPARING
         self._began, self._expected = time.monotonic(), ExpectedSeconds(lines, on_a_cpu)
         self._lock, self._taken = threading.Lock(), set[PaperCell]()
         self._ready: list[set[str]] = []  # programs of each worker
@@ -95,8 +95,9 @@ class CellQueue:
             left = float("inf") if self._seconds is None else self._seconds - (time.monotonic() - self._began)
             cell = None if self.stopped else self._begin_one(free, left, ready)
             if cell is None:
+                self._at_work = max(1, self._at_work - 1)  # whoever asked asks no more, and the others are faster
                 return None
-            ahead = min(left, sum(map(self.seconds, waiting)) / self._processes)
+            ahead = min(left, sum(map(self.seconds, waiting)) / self._at_work)
             alike = _how_many_alike(cell, free, left / max(1.0, self.seconds(cell)))
             self._taken.add(cell)
             ready |= programs(cell)
@@ -142,8 +143,8 @@ class CellQueue:
             self._begun.end_all()
 
     def seconds(self, cell: PaperCell) -> float:
-        """About how long a cell will take beside the others."""
-        return self._expected.seconds(cell) * self._processes
+        """About how long a cell will take beside those of the workers that have not ended."""
+        return self._expected.seconds(cell) * self._at_work
 
 
 def choose(
