@@ -246,6 +246,18 @@ def test_a_shrinking_group_takes_every_step_of_everybody(steps: list[int]) -> No
         assert all(n <= first or n >= last for n in steps)
 
 
+@pytest.mark.parametrize("engine", ["batched", "batched-fast", "gpu", "gpu-fast"])
+def test_a_group_may_hold_nobody_who_takes_a_step(engine: str) -> None:
+    """Clients with fewer examples than a batch, under `last_batch = "drop"`: the last groups have nothing to do."""
+    world = classification()
+    training = replace(world.training, last_batch="drop", batch=40)
+    one, other = (Run(FedAvg(), name, world=world, training=training, active=6) for name in ("loop", engine))
+    other.engine.server.runner.group_size = 2
+    for run in (one, other):
+        run.rounds(2)
+    assert_near(one.state, other.state, 1e-9)
+
+
 # -- Batches gathered at once -----------------------------------------------------------------------------------------
 
 

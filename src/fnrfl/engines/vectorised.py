@@ -152,7 +152,7 @@ class Vectorised:
         A client that has finished is copied out, and its row goes on idly until the group shrinks past it: rows do not
         know of each other, and a step costs nearly the same with one row more.
         """
-        net, steps, rows = station.net, [job.steps[m] for m in group], max(cut.shape.width for cut in cuts)
+        net, steps, rows = station.net, [job.steps[m] for m in group], max([len(group), *(c.shape.width for c in cuts)])
         carry, fixed = job.rows(padded(group, rows), net.device)
         losses = carry.params.new_zeros(max(steps), rows)
         for first, last, shape in cuts:
