@@ -66,6 +66,14 @@ class Dropped(nn.Sequential):
         super().__init__(nn.Linear(NUM_FEATURES, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, NUM_CLASSES))
 
 
+class NormedAndDropped(nn.Sequential):
+    """A net with BatchNorm and Dropout."""
+
+    def __init__(self) -> None:
+        hidden = nn.Linear(NUM_FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU()
+        super().__init__(*hidden, nn.Dropout(0.3), nn.Linear(16, NUM_CLASSES))
+
+
 class Centred(nn.Module):
     """A net of a user's, whose rows look at each other."""
 
@@ -226,6 +234,14 @@ def test_steps_without_a_short_batch_are_not_padded(label: str, refined: bool, e
     with mock.patch.object(vectorised, "MAX_SHORT_STEPS", 1.0), taken() as steps:
         method, world = algorithm(label, refined), classification(module=Normed)
         one, other = both(method, world, engine, training=SMALL_BATCHES, active=5)
+    assert_near(one.state, other.state, 1e-9)
+    assert set(steps) == {(True, True), (False, False)}
+
+
+@pytest.mark.parametrize("engine", ["gpu", "gpu-fast"])
+def test_masks_are_drawn_as_ever_where_some_steps_are_padded(engine: str) -> None:
+    with mock.patch.object(vectorised, "MAX_SHORT_STEPS", 1.0), taken() as steps:
+        one, other = both(FedAvg(), classification(module=NormedAndDropped), engine, training=SMALL_BATCHES)
     assert_near(one.state, other.state, 1e-9)
     assert set(steps) == {(True, True), (False, False)}
 
