@@ -238,6 +238,21 @@ def test_steps_without_a_short_batch_are_not_padded(label: str, refined: bool, e
     assert set(steps) == {(True, True), (False, False)}
 
 
+def test_padded_steps_count_for_as_many_as_they_are() -> None:
+    """Whether a step is compiled is decided by how often it will be taken: padded ones are rare."""
+    asked, programs = [], Vectorised._programs
+
+    def told(self: Vectorised, job: Job, place: Any, group: list[int], expected: Any) -> Any:
+        asked.append((self.expected.short_share(job, 6), expected))
+        return programs(self, job, place, group, expected)
+
+    with mock.patch.object(vectorised, "MAX_SHORT_STEPS", 1.0), mock.patch.object(Vectorised, "_programs", told):
+        both(FedAvg(), classification(module=Normed), training=SMALL_BATCHES, active=6)
+    short, expected = asked[0]
+    assert 0 < short < 1
+    assert expected[StepShape(6, 13, True)] == int(expected[StepShape(6, 13)] * short) > 0
+
+
 @pytest.mark.parametrize("engine", ["gpu", "gpu-fast"])
 def test_masks_are_drawn_as_ever_where_some_steps_are_padded(engine: str) -> None:
     with mock.patch.object(vectorised, "MAX_SHORT_STEPS", 1.0), taken() as steps:
