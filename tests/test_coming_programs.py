@@ -117,9 +117,12 @@ def test_it_comes_in_the_middle_of_a_round() -> None:
     assert_near(run.state, Run(FNR(FedAvg()), active=6).rounds(1), atol=1e-9)
 
 
-def test_in_the_middle_of_a_round_memory_that_does_not_suffice_for_both_is_no_error(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("CUDA error: out of memory")])
+def test_in_the_middle_of_a_round_memory_that_does_not_suffice_for_both_is_no_error(
+    error: Exception, monkeypatch: Any
+) -> None:
     def full(later: Later, arguments: StepArguments) -> Iterator[FlatProgram]:
-        raise torch.OutOfMemoryError
+        raise error
 
     begun: list[str] = []
     train = Trainer.train

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
+from fnrfl.core.errors import out_of_memory
 from fnrfl.engines import compiled, cuda_graphs, recorder, torchscript
 from fnrfl.engines.programs import FlatProgram, Recording, StepArguments, repeated
 from fnrfl.engines.torchscript import TorchScript
@@ -213,10 +214,73 @@ def test_a_worker_that_fails_is_told_in_a_line(monkeypatch: Any, cache: Path) ->
         compiled.subprocess, "Popen", lambda *_, stderr, **__: _Ended(1, "Traceback\n  ...\nOSError: full\n", stderr)
     )
     compiling = compiled.start(recorded())
-    with pytest.raises(RuntimeError, match="^OSError: full$"):
+    with pytest.raises(compiled.NotCompiled, match="^OSError: full$"):
         compiling.result()
     del compiling
     assert not list(cache.iterdir())
+
+
+def test_the_line_that_names_the_error_is_told_and_not_the_advice_after_it() -> None:
+    said = "Traceback (most recent call last):\n  File ...\ntorch.AcceleratorError: CUDA error: out of memory\n"
+    assert compiled._last_error(said + "For debugging consider ...\nCompile with ...\n").endswith(
+        "CUDA error: out of memory"
+    )
+    assert compiled._last_error("Killed\n") == "Killed" and compiled._last_error("\n") == ""
+
+
+def test_a_worker_for_whom_a_gpu_was_full_does_not_make_it_full_for_who_asked(cache: Path, monkeypatch: Any) -> None:
+    said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, stderr, **__: _Ended(1, said, stderr))
+    with pytest.raises(compiled.NotCompiled) as caught:
+        compiled.start(recorded()).result()
+    assert not out_of_memory(caught.value)
+
+
+class _Held:
+    """A worker that does not end although it was killed."""
+
+    killed = False
+
+    def poll(self) -> None:
+        return None
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def wait(self, timeout: float | None = None) -> None:
+        assert self.killed and timeout is not None
+        raise subprocess.TimeoutExpired("worker", timeout)
+
+
+def test_nobody_waits_for_a_worker_that_a_driver_holds(cache: Path, monkeypatch: Any) -> None:
+    held = _Held()
+    monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, **__: held)
+    compiling = compiled.start(recorded())
+    asked = compiling.asked
+    del compiling
+    assert held.killed and not asked.exists()
+
+
+def test_a_worker_waits_until_the_gpu_has_room_for_it(monkeypatch: Any) -> None:
+    free, waited = [1e3, 2e3, 40_000.0], list[float]()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 1e6))
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        free.pop(0)
+
+    monkeypatch.setattr(compiled.time, "sleep", sleep)
+    arguments = [[[10, 100], [100, 1], "float32", "cuda:0"], [[5, 100], [100, 1], "float64", "cuda:0"]]
+    compiled._wait_for_room(arguments)  # 8,000 bytes
+    assert len(waited) == 2
+    free[:] = [31_999.0] * 9
+    monkeypatch.setattr(compiled, "PATIENCE_FOR_ROOM", -1.0)
+    with pytest.raises(MemoryError, match=r"^cuda:0 has 0\.0 GB free, and compiling takes 0\.0$"):
+        compiled._wait_for_room(arguments)
+    free[0] = 32_000.0
+    compiled._wait_for_room(arguments)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", None)
+    compiled._wait_for_room([[[10], [1], "float32", "cpu"]])  # asks no GPU
 
 
 def test_the_folder_stays_small_and_keeps_what_was_used_last(monkeypatch: Any, cache: Path) -> None:
@@ -256,13 +320,16 @@ def test_a_damaged_step_is_removed(cache: Path, monkeypatch: Any) -> None:
     assert not compiling.folder.exists()
 
 
-def test_a_step_that_a_full_gpu_could_not_load_stays(cache: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("Triton Error [CUDA]: out of memory")]
+)
+def test_a_step_that_a_full_gpu_could_not_load_stays(error: Exception, cache: Path, monkeypatch: Any) -> None:
     def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
+        raise error
 
     monkeypatch.setattr(compiled, "_load", full)
     cache.mkdir()
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(error)):
         compiled.Compiling(cache, torch.device("cpu")).result()
     assert cache.exists()
 

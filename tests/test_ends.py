@@ -23,7 +23,7 @@ from fnrfl import cli
 from fnrfl.cli import display as shown
 from fnrfl.cli import train
 from fnrfl.config import load
-from fnrfl.core.errors import FnrflError, out_of_memory, sentence
+from fnrfl.core.errors import FnrflError, gpu_out_of_memory, out_of_memory, sentence
 from fnrfl.results import compare
 from fnrfl.rundir import interrupt
 from fnrfl.runs import build
@@ -282,8 +282,24 @@ def test_memory_has_many_names() -> None:
     assert out_of_memory(MemoryError())
     assert out_of_memory(RuntimeError("std::bad_alloc"))
     assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not gpu_out_of_memory(caught.value) and not gpu_out_of_memory(MemoryError())
     assert not out_of_memory(RuntimeError("shapes differ"))
     assert sentence(MemoryError()).startswith("There is not enough memory. Set a smaller")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call.",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    ],
+)
+def test_a_gpu_that_is_full_is_told_by_whoever_needs_its_memory(words: str) -> None:
+    assert out_of_memory(RuntimeError(words)) and gpu_out_of_memory(RuntimeError(words))
+    assert not gpu_out_of_memory(ValueError(words))  # of somebody who only speaks of it
 
 
 # -- one failing run of many -------------------------------------------------------------------------------------------

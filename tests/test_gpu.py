@@ -165,8 +165,8 @@ def test_several_devices_give_what_one_gives() -> None:
 class Tight:
     """A runner like another, on a device where only some jobs fit in memory."""
 
-    def __init__(self, runner: Runner, fits: Callable[[Job], bool]) -> None:
-        self.runner, self.fits = runner, fits
+    def __init__(self, runner: Runner, fits: Callable[[Job], bool], full: Exception) -> None:
+        self.runner, self.fits, self.full = runner, fits, full
         self.recorder = runner.recorder
 
     @property
@@ -179,7 +179,7 @@ class Tight:
 
     def run(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:
         if not self.fits(job):
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise self.full
         return self.runner.run(job, place, blame)
 
     def measure(self, probing: Probing, place: Place) -> list[Tree]:
@@ -189,16 +189,20 @@ class Tight:
         self.runner.warm_up()
 
 
-def tighten(run: Run, fits: Callable[[Job], bool]) -> None:
+FULL = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("Triton Error [CUDA]: out of memory")]
+
+
+def tighten(run: Run, fits: Callable[[Job], bool], full: Exception = FULL[0]) -> None:
     """From now on only some jobs fit in memory."""
     trainer = run.engine.server
-    trainer.runner = Tight(trainer.runner, fits)
+    trainer.runner = Tight(trainer.runner, fits, full)
 
 
-def test_what_does_not_fit_is_done_again_with_half_the_clients(caplog: Any) -> None:
+@pytest.mark.parametrize("full", FULL, ids=["torch", "others"])
+def test_what_does_not_fit_is_done_again_with_half_the_clients(full: Exception, caplog: Any) -> None:
     roomy = Run(Scaffold(), "gpu", active=6)
     tight = Run(Scaffold(), "gpu", active=6)
-    tighten(tight, lambda job: len(job.clients) <= 2)
+    tighten(tight, lambda job: len(job.clients) <= 2, full)
     roomy.rounds(2)
     tight.rounds(2)
     assert_alike(roomy, tight, 1e-12)
@@ -280,7 +284,8 @@ def test_what_is_kept_moves_whole() -> None:
 
 @pytest.mark.usefixtures("no_programs")
 @pytest.mark.parametrize("what", ["fit", "repeat"])
-def test_the_servers_own_training_lets_programs_go_if_it_does_not_fit(what: str) -> None:
+@pytest.mark.parametrize("full_memory", FULL, ids=["torch", "others"])
+def test_the_servers_own_training_lets_programs_go_if_it_does_not_fit(what: str, full_memory: Exception) -> None:
     roomy, full = (Run(FedAvg(), "gpu", active=2, record=True) for _ in range(2))
 
     def work(run: Run) -> Tensor:
@@ -297,7 +302,7 @@ def test_the_servers_own_training_lets_programs_go_if_it_does_not_fit(what: str)
 
     def crowded(*args: Any) -> Any:
         if programs:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise full_memory
         return record(*args)
 
     assert programs
@@ -314,7 +319,7 @@ class Narrow(Pictures):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and len(x) > 3:
-            raise torch.OutOfMemoryError("full")
+            raise FULL[len(x) % 2]
         if not self.training:
             self.largest.append(len(x))
         return super().forward(x)

@@ -19,6 +19,7 @@ from fnrfl.core.engine import Probe
 from fnrfl.core.training import Training
 from fnrfl.core.values import Batch, Out
 from fnrfl.engines import joint_probes
+from fnrfl.engines.gpus import Gpus
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, classification
 
 TRAINING = Training(batch=8, epochs=1, shuffle=False, last_batch="keep")
@@ -68,16 +69,30 @@ def test_a_learning_rate_that_falls_needs_no_new_program() -> None:
 
 
 @pytest.mark.parametrize("engine", ["gpu", "gpu-fast"])
-def test_models_that_do_not_fit_together_are_asked_one_by_one(engine: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "room_is_made"),
+    [
+        (torch.OutOfMemoryError("full"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("an operator that has no rule for vmap"), False),
+    ],
+)
+def test_models_that_cannot_be_asked_together_are_asked_one_by_one(
+    engine: str, error: Exception, room_is_made: bool
+) -> None:
     ask = joint_probes._answers
 
     def full(probing: Any, net: Any, models: Any, batch: Batch) -> Any:
         if len(models.params) > 2:
-            raise torch.OutOfMemoryError
+            raise error
         return ask(probing, net, models, batch)
 
-    with mock.patch.object(joint_probes, "_answers", full):
+    with (
+        mock.patch.object(joint_probes, "_answers", full),
+        mock.patch.object(Gpus, "free_memory") as freed,
+    ):
         near(answers(engine), answers("loop"))
+    assert freed.called == room_is_made
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

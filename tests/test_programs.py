@@ -146,6 +146,40 @@ def test_the_store_is_bounded_and_keeps_what_is_used() -> None:
     assert [i for i in range(4) if store.get(i)] == [0, 2, 3]
 
 
+def test_half_of_what_is_not_kept_goes_and_what_was_used_last_stays() -> None:
+    store = ProgramStore()
+    programs = [store.keep(i, None, 9) for i in range(6)]
+    for i in (1, 3, 0, 5, 2, 4):
+        store.use(programs[i])
+    store.let_half_go([programs[1]])
+    assert [i for i in range(6) if store.get(i)] == [1, 2, 4]  # of 3, 0, 5, 2 and 4 three go
+    for left in ([1, 4], [1], [1]):
+        store.let_half_go([programs[1]])
+        assert [i for i in range(6) if store.get(i)] == left
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_where_memory_is_short_programs_of_earlier_runs_go_and_those_of_this_run_stay(
+    short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed = list[bool]()
+    monkeypatch.setattr(TorchScript, "memory_is_short", lambda _: short)
+    monkeypatch.setattr(TorchScript, "free_memory", lambda _: freed.append(True))
+
+    def recorded(batch: int) -> int:
+        run = Run(FNR(FedAvg()), "batched-fast", active=6, training=replace(classification().training, batch=batch))
+        run.round()
+        before = num_recorded(run)
+        run.rounds(2)
+        assert num_recorded(run) == before  # what the run uses itself has stayed
+        return before
+
+    first, second = recorded(batch=2), recorded(batch=3)
+    assert first and second
+    assert bool(recorded(batch=2)) == short
+    assert bool(freed) == short
+
+
 def test_a_run_whose_program_was_let_go_records_it_again() -> None:
     store, total = ProgramStore(), torch.zeros(2)
 

@@ -140,13 +140,13 @@ def test_a_process_that_dies_fails_one_cell_and_the_others_go_on(
 ) -> None:
     out, victim, real = tmp_path / "lines.jsonl", CELLS[1], CellProcess.compute
 
-    def compute(worker: CellProcess, turn: CellTurn) -> CellLine:
+    def compute(worker: CellProcess, turn: CellTurn, *about_late: Any) -> CellLine:
         if turn.cell == victim:
             if worker._running is None:
                 worker._start()
             assert worker._running is not None and (number := worker._running[0].pid) is not None
             threading.Timer(0.3, os.kill, [number, signal.SIGKILL]).start()  # its first cell takes longer
-        return real(worker, turn)
+        return real(worker, turn, *about_late)
 
     monkeypatch.setattr(CellProcess, "compute", compute)
     lines = carried(out, 2)
@@ -156,6 +156,35 @@ def test_a_process_that_dies_fails_one_cell_and_the_others_go_on(
     assert lines[victim.id]["processes"] == 2 and len(read_lines(out)) == len(CELLS)
     monkeypatch.undo()
     assert carried(out, 1, again=True)[victim.id].get("failed") is None
+
+
+def sleepy(*_: Any) -> CellLine:
+    time.sleep(1.0)
+    return {"id": "x"}
+
+
+def serve_sleepily(pipe: Any, how: HowToRun) -> None:
+    """What a process does whose cells take a second."""
+    side_by_side.compute_line = sleepy  # type: ignore[attr-defined]
+    side_by_side._serve(pipe, how)
+
+
+@pytest.mark.skipif(side_by_side.SHOW is None, reason="this system has no such signal")
+@pytest.mark.parametrize("late_after", [0.2, 30.0])
+def test_a_process_that_is_late_prints_where_it_is_and_goes_on(
+    late_after: float, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    worker, told = CellProcess(HowToRun((), (), 2)), list[str]()
+    monkeypatch.setattr(side_by_side, "_serve", serve_sleepily)
+    turn = CellTurn(CellNotice("start", CELLS[0], 1, 1, 0.0), 1)
+    try:
+        for _ in range(2):
+            assert worker.compute(turn, late_after, lambda: told.append("late")) == {"id": "x"}
+    finally:
+        worker.end(time.monotonic() + 5)
+    is_late = late_after < 1
+    assert told == ["late", "late"] * is_late
+    assert ("in sleepy" in capfd.readouterr().err) == is_late
 
 
 @pytest.mark.slow
@@ -180,7 +209,7 @@ def test_a_process_that_is_told_to_end_does_so_at_once_and_silently(capfd: pytes
     def work() -> None:
         with suppress(EOFError, OSError):
             while True:
-                worker.compute(CellTurn(CellNotice("start", CELLS[0], 1, 1, 0.0), 1))
+                worker.compute(CellTurn(CellNotice("start", CELLS[0], 1, 1, 0.0), 1), 600.0, lambda: None)
                 done.set()
 
     done, thread = threading.Event(), threading.Thread(target=work, daemon=True)

@@ -290,7 +290,7 @@ def _read_cell(name: str, *, alone: bool) -> PaperCell:
 
 
 def _show_cell(screen: Console, notice: CellNotice) -> None:
-    """A line for a cell that begins, has ended a round, is done, has failed or is left to another call."""
+    """A line for a cell that begins, has ended a round, is late, is done, has failed or is left to another call."""
     where = f"{notice.number}/{notice.total}  {notice.cell.id}"
     leak = "  leak" if notice.cell.leaks else ""
     line = notice.line or {}
@@ -301,6 +301,8 @@ def _show_cell(screen: Console, notice: CellNotice) -> None:
             event = notice.event or {}
             accuracy = f"accuracy {event['accuracy']:.4f}"
             screen.print(f"{where}  round {event['round']} of {event['rounds']}, {accuracy}{leak}")
+        case "late":
+            screen.print(f"{where}  takes much longer than expected; its process prints where it is, and goes on{leak}")
         case "done":
             preparing = line["seconds_preparing"]
             screen.print(

@@ -47,13 +47,21 @@ class MissingClients(FnrflError):
 # -- errors of others, in words ----------------------------------------------------------------------------------------
 
 FULL = ("can't allocate memory", "not enough memory", "std::bad_alloc", "cannot allocate memory")
+GPU_FULL = ("out of memory", "alloc_failed")  # the words of CUDA and Triton, and those of cuBLAS and cuDNN
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory was too small, on a CPU or a GPU: torch says so in several ways."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in FULL)
+    return isinstance(error, MemoryError) or gpu_out_of_memory(error) or _says(error, FULL)
+
+
+def gpu_out_of_memory(error: BaseException) -> bool:
+    """Whether a GPU's memory was too small; only torch's own allocator has an error of its own for it."""
+    return type(error).__name__ == "OutOfMemoryError" or _says(error, GPU_FULL)
+
+
+def _says(error: BaseException, words: tuple[str, ...]) -> bool:
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
 
 
 def from_system(error: BaseException) -> OSError | None:

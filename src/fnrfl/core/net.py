@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from fnrfl.core import masks
 from fnrfl.core.client_kernels import leaving_padding_out, share_kernels
-from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.errors import CompatibilityError, gpu_out_of_memory
 from fnrfl.core.fingerprint import fingerprint
 from fnrfl.core.modules import (
     InputScale,
@@ -285,8 +285,8 @@ class Net:
         """A forward pass in eval mode; what does not fit in memory at once is looked at in halves."""
         try:
             return (self.plain or self).apply(params, buffers, x, mode="frozen")[0]
-        except torch.OutOfMemoryError:
-            if len(x) == 1:
+        except RuntimeError as error:
+            if len(x) == 1 or not gpu_out_of_memory(error):
                 raise
         # The failed attempt's tensors are gone.
         halves = [self.eval_forward(params, buffers, half) for half in x.chunk(2)]

@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -44,6 +45,9 @@ KEPT_BYTES = 4 << 30  # of compiled steps on disk, some 50 MB each; those not us
 PLACES = max(2, (os.cpu_count() or 2) // 2)  # for workers of all runs: more would take the processors from training
 FIRST_PLACE = 1 << 48  # behind the bytes of all steps
 PATIENCE = 900.0  # seconds for one step
+SECONDS_AFTER_KILL = 5.0  # for a worker that was killed
+ROOM = 4  # times the bytes of a step's arguments: about what a worker takes on a GPU
+PATIENCE_FOR_ROOM = 120.0  # that a worker waits for it
 BEGUN = "begun"  # the file that says that a worker has its turn
 ASKED = "asked-"  # how the names of workers' own folders begin
 ABANDONED = 24 * 3600.0  # seconds after which nobody is at work in such a folder: whoever asked was killed
@@ -53,6 +57,10 @@ def cache_folder() -> Path:
     """Where compiled steps are kept: FNRFL_CACHE, or the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(os.environ.get("FNRFL_CACHE") or os.path.join(base, "fnrfl")) / "programs"
+
+
+class NotCompiled(Exception):
+    """A worker could not compile a step, for the reason that it gives. A GPU that was full for it may not be for us."""
 
 
 @dataclass
@@ -70,7 +78,7 @@ class Compiling:
         return self.worker is None or self.worker.poll() is not None
 
     def result(self) -> FlatStep:
-        """The compiled step; waits for it. Raises RuntimeError with the worker's last words if there is none."""
+        """The compiled step; waits for it. Raises NotCompiled if there is none."""
         if self.worker is not None:
             with timed("importing the loader"), suppress(ImportError):
                 _import_loader()
@@ -81,7 +89,7 @@ class Compiling:
             if self.worker.returncode:
                 said = (self.asked / "said.txt").read_text(errors="replace")
                 log.debug("a worker could not compile a step:\n%s", said)
-                raise RuntimeError(said.strip().rpartition("\n")[2] or f"exit status {self.worker.returncode}")
+                raise NotCompiled(_last_error(said) or f"exit status {self.worker.returncode}")
         try:
             with timed("loading"):
                 return _load(self.folder, self.device)
@@ -95,6 +103,17 @@ class Compiling:
         if self.name is not None:
             with suppress(OSError):  # others may read this folder and not write
                 (self.folder / self.name).unlink(missing_ok=True)
+
+
+def _last_error(said: str) -> str:
+    """The line of a traceback that names the error: others may follow it, as they do with errors of CUDA.
+
+    >>> _last_error("Traceback\\n  File ...\\ntorch.AcceleratorError: CUDA error: out of memory\\nFor debugging ...\\n")
+    'torch.AcceleratorError: CUDA error: out of memory'
+    """
+    lines = said.strip().splitlines()
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt|Exit)\b", line)]
+    return (named or lines or [""])[-1]
 
 
 def find(arguments: StepArguments) -> Compiling | None:
@@ -209,7 +228,8 @@ def _end(worker: subprocess.Popen[bytes], asked: Path, process: int) -> None:
         return
     if worker.poll() is None:
         worker.kill()
-        worker.wait()
+        with suppress(subprocess.TimeoutExpired):  # one that a driver holds ends later, and nobody waits for it
+            worker.wait(SECONDS_AFTER_KILL)
     shutil.rmtree(asked, ignore_errors=True)
 
 
@@ -290,6 +310,7 @@ def _compile(asked: Path, folder: Path) -> None:
     cudnn.deterministic, cudnn.allow_tf32 = settings["deterministic"], settings["cudnn"]
     torch.backends.cuda.matmul.allow_tf32 = settings["matmul"]
     torch.use_deterministic_algorithms(settings["deterministic"], warn_only=True)
+    _wait_for_room(request["arguments"])
     arguments = [
         torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device=device)
         for shape, stride, dtype, device in request["arguments"]
@@ -311,6 +332,19 @@ def _compile(asked: Path, folder: Path) -> None:
     except OSError:
         if not (folder / "step.bin").exists():  # another process was faster
             raise
+
+
+def _wait_for_room(arguments: list[Any]) -> None:
+    """Wait until the GPU has room for this worker: those who train on it, or compile for others, must not run short."""
+    taken: dict[str, int] = {}
+    for shape, _, dtype, device in arguments:
+        taken[device] = taken.get(device, 0) + math.prod(shape) * getattr(torch, dtype).itemsize
+    latest = time.monotonic() + PATIENCE_FOR_ROOM
+    for device, size in taken.items():
+        while torch.device(device).type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < ROOM * size:
+            if time.monotonic() > latest:
+                raise MemoryError(f"{device} has {free / 1e9:.1f} GB free, and compiling takes {ROOM * size / 1e9:.1f}")
+            time.sleep(0.5)
 
 
 def _graph_of(code: str, names: list[str], count: int) -> fx.GraphModule:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fnrfl.core.errors import out_of_memory
 from fnrfl.engines import compiled
 from fnrfl.engines.own_kernels import compile_kernels
 from fnrfl.engines.programs import FlatProgram, FlatStep, Recording, StepArguments, repeated, timed
@@ -24,6 +25,7 @@ log = logging.getLogger("fnrfl")
 STAGED_BYTES = 64 << 20  # bytes of batches that lie ready on the device, for each program
 STAGED_BATCHES = 1024  # batches that lie ready, at most
 WARM_UP_STEPS = 3  # steps before a capture: libraries choose kernels and allocate in the first ones
+SHORT_SHARE = 0.1  # of a GPU's memory: if less is free, the programs of earlier runs go
 WORTH_COMPILING = 10_000  # steps of clients: compiling a large step takes a minute and saves half a millisecond of each
 
 
@@ -54,6 +56,14 @@ class CudaGraphs:
         """A pool whose graphs are gone cannot be used again."""
         _pool.cache_clear()
 
+    def memory_is_short(self) -> bool:
+        """Whether a GPU is nearly full, perhaps because of other processes."""
+        found = [torch.cuda.mem_get_info(device) for device in range(torch.cuda.device_count())]
+        return any(free < SHORT_SHARE * total for free, total in found)
+
+    def free_memory(self) -> None:
+        torch.cuda.empty_cache()
+
     def cannot_record(self) -> None:
         log.warning("a step could not be recorded and is slower for that.")
 
@@ -65,9 +75,9 @@ class CudaGraphs:
         """A step that was compiled before. Whoever asks for another one has refused it: it is not to be found again."""
         try:
             yield self._captured(found.result(), arguments)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:
+        except Exception as error:
+            if out_of_memory(error):
+                raise
             log.debug("a compiled step could not be used and is recorded", exc_info=True)
         found.lose_name()
 
@@ -92,9 +102,9 @@ class CudaGraphs:
             yield from self.compiled_programs(compiling, recording.arguments)
         try:
             yield self._captured(recording.graph, recording.arguments)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if out_of_memory(error):
+                raise
             log.warning("a step could not be captured (%s: %s) and is slower for that.", type(error).__name__, error)
         yield repeated(recording.graph)
 
@@ -102,9 +112,9 @@ class CudaGraphs:
         """A compiled step as a program; none if it could not be compiled. Waits for it."""
         try:
             yield self._captured(compiling.result(), arguments)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if out_of_memory(error):
+                raise
             log.warning("a step could not be compiled (%s) and is captured as it is.", error)
 
     def _captured(self, step: FlatStep, arguments: StepArguments) -> FlatProgram:

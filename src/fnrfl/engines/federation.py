@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Set
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from fnrfl.core import trees
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.engine import Engine, Probe, Step, run_steps
-from fnrfl.core.errors import ClientError, MissingClients
+from fnrfl.core.errors import ClientError, MissingClients, gpu_out_of_memory
 from fnrfl.core.fingerprint import content
 from fnrfl.core.messages import ClientSide, MeasureRequest, TrainReply, TrainRequest, rows_without
 from fnrfl.core.net import Net
@@ -188,8 +188,11 @@ class Federation(Engine):
 
     def _retry_without_programs(self, work: Callable[[], T]) -> T:
         """What the server does alone: without the other programs, if it does not fit in memory beside them."""
-        with suppress(torch.OutOfMemoryError):
+        try:
             return work()
+        except RuntimeError as error:
+            if not gpu_out_of_memory(error):
+                raise
         free_programs(self.server)
         return work()
 

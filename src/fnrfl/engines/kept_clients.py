@@ -6,10 +6,8 @@ import gc
 import logging
 from collections.abc import Iterator
 
-import torch
-
 from fnrfl.core import trees
-from fnrfl.core.errors import FnrflError
+from fnrfl.core.errors import FnrflError, gpu_out_of_memory
 from fnrfl.core.messages import MeasureRequest, TrainReply, TrainRequest
 from fnrfl.core.store import CPU, ClientStore
 from fnrfl.core.trees import Tree
@@ -91,7 +89,9 @@ class KeptClients:
             clients = trained.replies.clients.tolist()
             remembered = self.memory.renewed(clients, trained.memory if task.remember else {})
             models = self._copies_to_hold(trained) if task.hold_model else []
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not gpu_out_of_memory(error):
+                raise
             return None
         # From here on nothing can fail for want of memory, and a client that has to begin again has changed nothing.
         for client, renewed in remembered:

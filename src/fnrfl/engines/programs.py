@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -87,6 +87,14 @@ class ProgramStore:
         """A program, which is to stay now that it is used."""
         stored.used = next(self._uses)
         return stored.program
+
+    def let_half_go(self, kept: Collection[StoredProgram]) -> None:
+        """Of all programs but `kept`, let the half go that was not used for the longest time."""
+        with self._lock:
+            others = [(stored.used, key) for key, stored in self._stored.items() if stored not in kept]
+            others.sort(key=lambda other: other[0])
+            for _, key in others[: (len(others) + 1) // 2]:
+                del self._stored[key]
 
     def clear(self) -> None:
         """Let all programs go."""

@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -68,6 +68,14 @@ class RecordedStep:
     recorded_instead: Callable[[], RecordedStep] | None = None  # of one that was found: if no candidate will do
 
 
+class MissingProgram(NamedTuple):
+    """A step that has no program in this process yet."""
+
+    step: FlatStep
+    arguments: StepArguments
+    key: Hashable
+
+
 class Backend(Protocol):
     """What makes programs of recorded steps."""
 
@@ -100,6 +108,14 @@ class Backend(Protocol):
 
     def forget(self) -> None:
         """All programs are gone."""
+        ...
+
+    def memory_is_short(self) -> bool:
+        """Whether there is little room left for another program."""
+        ...
+
+    def free_memory(self) -> None:
+        """Some programs are gone: give their memory back, which other processes may need."""
         ...
 
     def cannot_record(self) -> None:
@@ -146,8 +162,11 @@ class Recorder:
         if self.closed:
             return [None for _ in wanted]
         began = time.perf_counter()
-        begun = [self.programs.get(one.key) or self._found_or_begun(one) for one in wanted]
-        stored = self._all_stored(begun)
+        looked_up = [self.programs.get(one.key) or self._stored_or_missing(one) for one in wanted]
+        self._make_room(looked_up)
+        stored = self._all_stored(
+            [one if isinstance(one, StoredProgram) else self._found(*one) or self.begin(*one) for one in looked_up]
+        )
         for known, asked in zip(stored, wanted, strict=True):
             coming = known.coming  # another run may take it meanwhile
             if coming is not None and (self.backend.waits or coming.ready()):
@@ -169,8 +188,11 @@ class Recorder:
             coming = stored.coming
             if coming is not None and threading.get_ident() == asker and coming.ready():
                 began = time.perf_counter()
-                with suppress(torch.OutOfMemoryError):  # there is no room for both
+                try:
                     self._improve(stored, coming, wanted)
+                except RuntimeError as error:
+                    if not out_of_memory(error):  # else there is no room for both
+                        raise
                 self.seconds += time.perf_counter() - began
             return (stored.program or first)(carry, fixed, turns)
 
@@ -184,14 +206,21 @@ class Recorder:
         begun = [self._found_or_recorded(one) if isinstance(one, RecordedStep) else one for one in begun]
         return [self._stored(one) if isinstance(one, RecordedStep) else one for one in begun]
 
-    def _found_or_begun(self, wanted: Wanted) -> StoredProgram | RecordedStep:
+    def _make_room(self, begun: Sequence[StoredProgram | MissingProgram]) -> None:
+        """If a program is missing and memory is short, programs of earlier runs go."""
+        known = [one for one in begun if isinstance(one, StoredProgram)]
+        if len(known) < len(begun) and self.backend.memory_is_short():
+            self.store.let_half_go([*self.programs.values(), *known])
+            self.backend.free_memory()
+
+    def _stored_or_missing(self, wanted: Wanted) -> StoredProgram | MissingProgram:
         step, arguments = _flat_example(wanted)
         shapes = tuple((t.shape, t.stride(), t.dtype, t.device) for t in (*arguments.constants, *arguments.turn))
         key = self._scope, wanted.key, shapes, self.backend.settings(wanted.expected_steps)
         if (stored := self.store.get(key)) is not None:
             return stored
         arguments = replace(arguments, complete_key=key if wanted.key_is_complete else None)
-        return self._found(step, arguments, key) or self.begin(step, arguments, key)
+        return MissingProgram(step, arguments, key)
 
     def _found(self, step: FlatStep, arguments: StepArguments, key: Hashable) -> RecordedStep | None:
         with self._quietly():
@@ -325,9 +354,9 @@ def recorded(step: FlatStep, arguments: StepArguments, decompositions: Any) -> R
     traced = lambda mode, **more: make_fx(step, decompositions, mode, **more)(*_copies(tensors))  # noqa: E731
     try:
         graph: fx.GraphModule = traced("fake", _allow_non_fake_inputs=True)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:
+    except Exception as error:
+        if out_of_memory(error):
+            raise
         log.debug("a step cannot be recorded without its numbers", exc_info=True)
         graph, arguments = traced("real"), replace(arguments, complete_key=None)
     leave_out_views(graph)

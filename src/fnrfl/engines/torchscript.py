@@ -51,6 +51,13 @@ class TorchScript:
     def forget(self) -> None:
         """Nothing: programs hold only what is theirs."""
 
+    def memory_is_short(self) -> bool:
+        """Never: programs of a CPU are small."""
+        return False
+
+    def free_memory(self) -> None:
+        """Nothing: the memory of a program goes with it."""
+
     def cannot_record(self) -> None:
         """Nothing: the step runs as it is."""
 

@@ -10,6 +10,7 @@ from torch.func import vmap
 
 from fnrfl.core import trees
 from fnrfl.core.engine import Step, run_steps
+from fnrfl.core.errors import gpu_out_of_memory
 from fnrfl.core.padding import TRIED_ROWS, can_be_tried_with, takes_padding
 from fnrfl.core.step import Carry, by_transform, ready_to_transform
 from fnrfl.core.trees import Tree
@@ -63,10 +64,10 @@ class Vectorised:
             return one_by_one()
         try:
             return ask_together(probing, place, self.group_size, self.recorder, self.expected.rounds)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:  # else of an operator that cannot be batched; one that is wrong says so again
+            full = gpu_out_of_memory(error)
+        if full:
             self._let_go(place)
-        except RuntimeError:  # of an operator that cannot be batched; one that is wrong says so again
-            pass
         return one_by_one()
 
     def _let_go(self, place: Place) -> None:

@@ -24,7 +24,7 @@ LONG_CELL = 300.0  # expected seconds of a cell from which on its rounds are kep
 class CellNotice:
     """What is being done, for whoever shows it."""
 
-    what: Literal["start", "round", "done", "failed", "elsewhere"]
+    what: Literal["start", "round", "late", "done", "failed", "elsewhere"]
     cell: PaperCell
     number: int  # from 1
     total: int  # how many there were to do

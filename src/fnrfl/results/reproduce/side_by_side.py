@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -20,6 +25,9 @@ from fnrfl.rundir.interrupt import Interrupted
 DIED = "The process ended before the cell was done; perhaps there was not enough memory."
 NO_PROCESS = "The system has no process for another cell ({error}). Set a smaller --processes."
 NOT_STARTED = "A process for cells ended before it could begin; what it said stands above. Leave out --processes."
+LATE_AFTER = 600.0  # seconds, at least, after which a cell that has not ended is late
+LATE_TIMES = 3.0  # and so many times the seconds that are expected of it
+SHOW = getattr(signal, "SIGUSR1", None)  # has a process print where it is; Windows has no such signal
 SECONDS_TO_END = 5.0  # for a process to end by itself
 READY = "ready"  # what a process says before its first cell
 
@@ -36,8 +44,9 @@ def work_side_by_side(waiting: CellQueue, how: HowToRun, tell: Tell) -> None:
 
     def work(worker: CellProcess) -> None:
         def compute(turn: CellTurn) -> CellLine:
+            late_after = max(LATE_AFTER, LATE_TIMES * waiting.seconds(turn.cell))
             try:
-                return worker.compute(turn)
+                return worker.compute(turn, late_after, lambda: say(replace(turn.notice, what="late")))
             except (EOFError, OSError):
                 if waiting.stopped:  # it was ended on purpose
                     raise
@@ -75,10 +84,16 @@ class CellProcess:
         self._running: tuple[BaseProcess, Connection] | None = None
         self._starting, self._told_to_end = threading.Lock(), False
 
-    def compute(self, turn: CellTurn) -> CellLine:
-        """The line of a cell. Raises what concerns all cells, and EOFError or OSError if the process died."""
+    def compute(self, turn: CellTurn, late_after: float, tell_late: Callable[[], None]) -> CellLine:
+        """The line of a cell. Raises what concerns all cells, and EOFError or OSError if the process died.
+
+        A process that has not ended the cell after so many seconds is told of, and prints where it is.
+        """
         pipe = self._start() if self._running is None else self._running[1]
         pipe.send((turn.cell, turn.alike, turn.kept))
+        if not pipe.poll(late_after):
+            tell_late()
+            self._show_where_it_is()
         answer: CellLine | FnrflError = pipe.recv()
         if isinstance(answer, FnrflError):
             raise answer
@@ -102,6 +117,13 @@ class CellProcess:
         except EOFError:
             raise FnrflError(NOT_STARTED) from None
         return mine
+
+    def _show_where_it_is(self) -> None:
+        """Have the process print the lines that its threads are at, to standard error; it goes on."""
+        with self._starting:
+            if self._running is not None and self._running[0].pid is not None and SHOW is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(self._running[0].pid, SHOW)
 
     def tell_to_end(self) -> None:
         """Ask the process to end, whatever it is doing; one that is being started is started first.
@@ -127,6 +149,8 @@ def _serve(pipe: Connection, how: HowToRun) -> None:
     """Compute cells as they are asked for, until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     signal.signal(signal.SIGTERM, _stop_at_once)
+    if SHOW is not None:
+        faulthandler.register(SHOW, file=2, all_threads=True)  # standard error
     try:
         pipe.send(READY)
         while True:
