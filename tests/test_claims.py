@@ -354,7 +354,7 @@ def test_seconds_of_two_devices_and_runs_without_watch_are_said_to_lack_the_numb
     table = show_claims(KeptLines(map(changed, everything()), []), "quick")
     for name in ("time", "hypothesis", "rare-classes"):
         assert shown(table, name, 0, "honest").words == "-"
-        assert shown(table, name, 0, "verdict").words == "cannot be told: no such number"
+        assert shown(table, name, 0, "verdict").words == "cannot be told: not measured"
     assert shown(table, "accuracy-fedavg", 0, "verdict") == shown(whole(), "accuracy-fedavg", 0, "verdict")
 
 
@@ -369,8 +369,8 @@ def test_no_claim_is_about_seconds_beside_other_processes() -> None:
             for row, mine, others in zip(before.rows, old.values, new.values, strict=True):
                 if mine.words != others.words:
                     is_verdict = old.head == VERDICT_HEAD
-                    assert others.words == ("cannot be told: no such number" if is_verdict else "-")
-                    assert is_verdict or "beside others ran resnet18/" in others.sources[0]
+                    assert others.words == ("cannot be told: not measured" if is_verdict else "-")
+                    assert is_verdict or "at the same time as others ran resnet18/" in others.sources[0]
                     lost.add((before.title.partition(":")[0], row.partition(",")[0]))
     assert {name for name, _ in lost} == {"headline-time", "time", "convergence", "kappa-rho"}
     assert {row for name, row in lost if name == "convergence"} == {"seconds"}

@@ -563,7 +563,7 @@ def test_fedavg_has_the_same_model_without_the_leaks_and_tables_say_so(tmp_path:
     cells = [PaperCell("resnet18", "label", "paper", f"fedavg{more}", 0, "tiny") for more in ("", "+no-leak")]
     done = carry_out(cells, tmp_path / "lines.jsonl", lines=NOTHING)
     assert done[0]["model_sha256"] == done[1]["model_sha256"] and done[0]["leaks"] and not done[1]["leaks"]
-    said = "such as FedAvg, has the same model without it."
+    said = "train the same model without it."
     for line, expected in zip(done, (True, False), strict=True):
         tables = [show_table(name, KeptLines([], [line]), "tiny") for name in ("accuracy", "attribution")]
         assert any(said in as_text(table) for table in tables) == expected

@@ -19,7 +19,7 @@ from fnrfl.results.reproduce.kept_lines import (
 )
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import PaperTable, TablePart, find_table
-from fnrfl.results.reproduce.printed import CURVES, PRINTED
+from fnrfl.results.reproduce.printed import CURVES, CURVES_SOURCE, PRINTED
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
 from fnrfl.results.reproduce.titles import scale_note, table_notes
 from fnrfl.results.statistics import estimate
@@ -283,7 +283,7 @@ def _seeds(cells: Iterable[PaperCell]) -> tuple[int, ...]:
 def _printed_point(curve: Sequence[float] | None, t: int) -> ShownValue:
     if curve is None:
         return ShownValue("printed", "")
-    return ShownValue("printed", f"{curve[t]:.4f}", curve[t], sources=("the first release of the paper's code",))
+    return ShownValue("printed", f"{curve[t]:.4f}", curve[t], sources=(CURVES_SOURCE,))
 
 
 def _get(metric: str) -> Callable[[CellLine], float | None]:
@@ -327,8 +327,8 @@ def _notes(name: str, parts: Sequence[ShownPart], scale: str) -> Iterator[str]:
     if (leaks := leak_note(parts)) is not None:
         yield leaks
         yield (
-            "Every run with a leak switched on says leak. That of a method without public data, such as FedAvg, has "
-            "the same model without it."
+            "Every run with a leak switched on says leak. FedAvg and other methods without public data train the same "
+            "model without it."
         )
     yield scale_note(scale, name)
     yield from table_notes(name)

@@ -12,6 +12,7 @@ from fnrfl.results.reproduce.claims import CLAIM_SEEDS, CLAIMS, Claim, ClaimRow,
 from fnrfl.results.reproduce.kept_lines import CellResult, KeptLines, ran_alone
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import find_table
+from fnrfl.results.reproduce.printed import CURVES_SOURCE
 from fnrfl.results.reproduce.shown import (
     COLUMN_NAMES,
     ShownColumn,
@@ -33,7 +34,10 @@ from fnrfl.results.statistics import LEVEL, Estimate, estimate
 Outcome = Literal["holds", "does not hold", "cannot be told", "not run"]
 VERDICT_HEAD = "verdict, by the honest protocol"
 ON_DIGITS = f"{VERDICT_HEAD}, on digits: not about the paper"
-_NO_NUMBER = "has run, but without this number: seconds need cells that ran alone on one device, pairs need fnr.watch"
+_NO_NUMBER = (
+    "these cells have run, but this was not measured: seconds count only of cells that ran alone on one device, and "
+    "pairs of clients need fnr.watch"
+)
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ class _Looked:
         """Whether a row holds, by the honest protocol alone."""
         found = self.estimate(row, "honest")
         if found is None and self._has_run(row, "honest"):
-            return Verdict("cannot be told", "no such number")
+            return Verdict("cannot be told", "not measured")
         return judge(found, row.bound, smaller=row.smaller)
 
     def value(self, row: ClaimRow, setting: str) -> ShownValue:
@@ -153,7 +157,7 @@ class _Looked:
         known = {cell: self.lines.find(cell) for cell in cells}
         lacking = [cell for cell, one in known.items() if not one.usable]
         beside = [cell for cell, one in known.items() if one.usable and not ran_alone(one.line)]
-        without = _NO_NUMBER + (f"; beside others ran {_named(beside)}" if beside else "")
+        without = _NO_NUMBER + (f"; at the same time as others ran {_named(beside)}" if beside else "")
         sources = (without,) if ran else (f"needs cells: {_named(lacking)}", *failures_among(known))
         return ShownValue(
             setting, why_not(list(known.values()), ran), missing=tuple(asked), sources=sources,
@@ -210,7 +214,9 @@ def _printed(claim: Claim, row: ClaimRow) -> ShownValue:
     number = row.printed_number
     if number is None:
         return ShownValue("printed", row.printed)
-    return ShownValue("printed", f"{number:{row.form}}", number, sources=(f"the paper, {claim.place}",))
+    of_curves = row.tables == ("convergence",)
+    source = f"computed from the curves of {CURVES_SOURCE}" if of_curves else f"the paper, {claim.place}"
+    return ShownValue("printed", f"{number:{row.form}}", number, sources=(source,))
 
 
 def _overview(looked: _Looked) -> ShownPart:
@@ -225,7 +231,7 @@ def _overview(looked: _Looked) -> ShownPart:
     columns.append(ShownColumn(looked.verdict_head, "honest", tuple(_summed(looked, claim) for claim in CLAIMS)))
     rows = tuple(f"{claim.name}: {claim.sentence}" for claim in CLAIMS)
     return ShownPart(
-        "All claims", rows, tuple(columns), "Of a claim with several rows: from the smallest to the largest."
+        "All claims", rows, tuple(columns), "For a claim with several rows: the smallest and the largest value."
     )
 
 
