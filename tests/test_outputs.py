@@ -153,6 +153,18 @@ def test_a_file_keeps_its_old_text_if_the_new_one_cannot_be_written(
     assert [found.name for found in tmp_path.iterdir()] == ["page.html"] and path.read_text() == "old \\udcff"
 
 
+def test_what_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*page\.html'"):
+        write_output(tmp_path / "page.html", "new")
+    if Path("/dev/full").exists():
+        with pytest.raises(ConfigError, match="/dev/full is a file"):
+            check_output(Path("/dev/full/page.html"))
+
+
 def test_names_that_are_no_utf8_are_reported_as_they_are(here: Path) -> None:
     odd = Path(os.fsdecode(b"odd-\xff"))
     (here / "run").rename(odd)

@@ -340,6 +340,35 @@ def test_a_line_that_lacks_what_tables_need_is_refused_in_a_sentence(name: str, 
     assert read_lines(tmp_path / "failed.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "wrong"),
+    [
+        ("accuracy", "0.5", 'has "accuracy", but it is not a number'),
+        ("bytes_up", True, 'has "bytes_up", but it is not a number'),
+        ("overrides", "seed=0", 'has "overrides", but it is not a list'),
+        ("accuracy", 1.7, "has an accuracy that is not a number from 0 to 1"),
+        ("accuracies", [0.1, None], "has an accuracy that is not a number from 0 to 1"),
+    ],
+)
+def test_a_line_with_something_else_than_numbers_is_refused(
+    name: str, value: object, wrong: str, tmp_path: Path
+) -> None:
+    append_line(tmp_path / "lines.jsonl", line_of(TINY) | {name: value})
+    with pytest.raises(ConfigError, match=f"line 1: the result of {TINY.id} {wrong}"):
+        read_lines(tmp_path / "lines.jsonl")
+
+
+def test_a_table_that_is_wider_than_the_terminal_has_a_line_for_each_value() -> None:
+    table = show_table("mixed", KeptLines([], []), "quick")
+    wide, narrow = as_text(table), as_text(table, width=40)
+    assert as_text(table, width=400) == wide and "\n  printed: 0.9755 [1]\n" in narrow
+    assert wide.split("\n[1] ")[1] == narrow.split("\n[1] ")[1]  # the same footnotes
+    for part in table.parts:
+        for column in part.columns:
+            for value in column.values:
+                assert f"  {column.head}: {value.words}" in narrow
+
+
 def test_a_file_that_was_saved_on_windows_is_read(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     lines = "\r\n".join(json.dumps(line_of(cell)) for cell in (TINY, LEAKING))

@@ -334,6 +334,16 @@ def test_the_command_writes_where_it_says(tmp_path: Path, monkeypatch: pytest.Mo
         assert Path(place).read_text().startswith("<!doctype html>")
     assert f"1 of {len(CELLS)} cells have run" in Path("other/page-tiny.html").read_text()
     assert "does not exist" in typed("page", "--lines", "none.jsonl").stderr
+    Path("notes.txt").write_text("nothing\n")
+    answer = typed("page", "--scale", "tiny", "--lines", "notes.txt")
+    assert answer.exit_code == 0 and "no line of notes.txt is the result of a cell" in answer.output
+
+
+def test_the_first_sentence_has_the_control_if_it_has_run() -> None:
+    cells = find_cells("accuracy", "quick") + find_cells("controls", "quick")
+    for kept in (cells, [cell for cell in cells if cell.method != "fedavg+weight-0"]):
+        page = render_page(KeptLines([finished(cell, 0, accuracies=[0.5] * 10) for cell in kept], []), "quick")
+        assert ("for FNR without its penalty." in page) == (kept is cells)
 
 
 def test_other_commands_say_where_the_page_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

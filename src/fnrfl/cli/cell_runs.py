@@ -40,8 +40,11 @@ CellSeeds = Annotated[
 ]
 LinesOut = Annotated[
     Path,
-    typer.Option("--out", "-o", metavar="FILE", show_default="runs/reproduction/lines.jsonl", help="Results go there."),
-]
+    typer.Option(
+        "--out", "-o", metavar="FILE", show_default="runs/reproduction/lines.jsonl",
+        help="Results of your own: those in this file are shown, and new ones are added.",
+    ),
+]  # fmt: skip
 For = Annotated[
     str | None, typer.Option("--for", metavar="TIME", help="Begin no cell that will not fit: 90s, 9m or 2h.")
 ]

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fnrfl.cli.cell_runs import CellSeeds, For, LinesOut, Markdown, Rerun, Scale, Set, carry, run_cells, show_plan
-from fnrfl.cli.common import Debug, Json, Quiet, command_group, console, errors_in_words, print_answer, print_table
+from fnrfl.cli.common import (
+    Debug,
+    Json,
+    Quiet,
+    command_group,
+    console,
+    errors_in_words,
+    is_terminal,
+    print_answer,
+    print_table,
+)
 from fnrfl.cli.notices import notices
-from fnrfl.cli.tables_page import say_where_the_page_is, show_page, write_page_of
+from fnrfl.cli.tables_page import PREFER_HERE, PageScale, say_where_the_page_is, show_page, write_page_of
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
 from fnrfl.results.reproduce.titles import HERE, TITLES
@@ -21,6 +33,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fnrfl.results.reproduce.kept_lines import KeptLines
+
+FiguresPrefer = Annotated[bool, typer.Option("--here", "--rerun", help=PREFER_HERE)]
+FiguresLines = Annotated[
+    Path,
+    typer.Option(
+        "--lines", "--out", "-o", metavar="FILE", show_default="runs/reproduction/lines.jsonl",
+        help="Results of your own. The figures go into a folder beside this file.",
+    ),
+]  # fmt: skip
 
 reproduce = command_group("The paper's tables: printed, by its protocol, and honest.")
 
@@ -128,7 +149,11 @@ def _say_other_scales(asked: _Request, lines: KeptLines, screen: Console) -> Non
 
 @reproduce.command("figures")
 def figures(
-    scale: Scale = "quick", rerun: Rerun = False, out: LinesOut = HERE, quiet: Quiet = False, debug: Debug = False
+    scale: PageScale = "quick",
+    here: FiguresPrefer = False,
+    lines: FiguresLines = HERE,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Draw the paper's figures as PNG, from the results that there are.
 
@@ -136,12 +161,12 @@ def figures(
     fnrfl reproduce figures
     fnrfl reproduce figures --scale full
 
-    They go into a folder beside the results, runs/reproduction/figures-SCALE. With --rerun, results computed here are
-    taken before committed ones; nothing is run. A figure with a leak has a banner that says so.
+    They go into a folder beside the results, runs/reproduction/figures-SCALE. Nothing is run. A figure with a leak has
+    a banner that says so.
     """
     with errors_in_words(debug):
-        _draw_figures(_Request("figures", scale, None, rerun, out), console(quiet=quiet))
-        say_where_the_page_is(console(quiet=quiet), out, scale)
+        _draw_figures(_Request("figures", scale, None, here, lines), console(quiet=quiet))
+        say_where_the_page_is(console(quiet=quiet), lines, scale)
 
 
 def _draw_figures(asked: _Request, screen: Console) -> None:
@@ -163,7 +188,11 @@ def _print_tables(asked: _Request, form: str, screen: Console) -> None:
 
     lines = KeptLines.read(asked.place, prefer_here=asked.rerun)
     shown = [show_named(name, lines, asked.scale, asked.seeds) for name in asked.tables]
-    forms = {"text": as_text, "markdown": claims_page if asked.name == "claims" else as_markdown}
+    width = shutil.get_terminal_size().columns if is_terminal() else None
+    forms = {
+        "text": partial(as_text, width=width),
+        "markdown": claims_page if asked.name == "claims" else as_markdown,
+    }
     print_answer(as_json(shown) if form == "json" else "\n".join(map(forms[form], shown)))
     if asked.name != "all":
         if form == "text":  # markdown and JSON are for documents and programs

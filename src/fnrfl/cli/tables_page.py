@@ -24,7 +24,8 @@ OwnLines = Annotated[
     Path | None,
     typer.Option("--lines", metavar="FILE", show_default="runs/reproduction/lines.jsonl", help="Results of your own."),
 ]
-PreferHere = Annotated[bool, typer.Option("--here", help="Results computed here count before committed ones.")]
+PREFER_HERE = "Results computed here count before committed ones."
+PreferHere = Annotated[bool, typer.Option("--here", help=PREFER_HERE)]
 
 
 def show_page(
@@ -46,9 +47,16 @@ def show_page(
     data, what each cell cost, and the command that runs it again. What leaked says so; what has not run says so too.
     """
     with errors_in_words(debug):
+        from fnrfl.results.reproduce.kept_lines import read_lines
+
         if lines is not None and not lines.exists():
             raise ConfigError(f"{lines} does not exist. Name a file that `fnrfl reproduce run --out FILE` has written.")
-        write_page_of(lines or HERE, scale, console(quiet=quiet), prefer_here=here, out=out)
+        screen = console(quiet=quiet)
+        write_page_of(lines or HERE, scale, screen, prefer_here=here, out=out)
+        if lines is not None and not read_lines(lines):
+            screen.print(
+                f"note: no line of {quoted(lines)} is the result of a cell; the page has committed results alone."
+            )
 
 
 def write_page_of(place: Path, scale: str, screen: Console, *, prefer_here: bool, out: Path | None = None) -> None:

@@ -20,7 +20,7 @@ def check_output(path: Path) -> Path:
     """The same path; refused if it is a file that a run or a comparison needs, or would be inside of a file."""
     place = Path(os.path.realpath(path.parent)) / path.name
     for folder in place.parents:
-        if folder.is_file():
+        if folder.exists() and not folder.is_dir():
             raise ConfigError(f"{path} cannot be written: {folder} is a file. Choose another place.")
         if _is_needed(place.relative_to(folder), folder):
             raise ConfigError(f"{path} is a file of the run in {folder}: it is not written over. Choose another name.")
@@ -53,7 +53,10 @@ def write_output(path: Path, content: str | bytes) -> None:
     What is not whole yet is in a folder of its own, so that no other file is in its way.
     """
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
-    with tempfile.TemporaryDirectory(prefix=".fnrfl-", dir=path.parent) as folder:
-        files.write(Path(folder) / path.name, data)
-        (Path(folder) / path.name).replace(path)
-    files.sync(path.parent)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".fnrfl-", dir=path.parent) as folder:
+            files.write(Path(folder) / path.name, data)
+            (Path(folder) / path.name).replace(path)
+        files.sync(path.parent)
+    except OSError as error:  # a full disk does not say which file, and others name one that nobody knows
+        raise OSError(error.errno, error.strerror, str(path)) from error

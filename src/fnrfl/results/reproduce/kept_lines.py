@@ -20,10 +20,12 @@ Standing = Literal["committed", "here", "older recipe", "failed", "not run"]
 
 OF_PACKAGE = PACKAGE_FOLDER / "results" / "reproduce" / "committed"  # where a wheel has results/reproduction
 OF_SOURCES = PACKAGE_FOLDER.parent.parent / "results" / "reproduction"
-ABOUT_CELLS = ("recipe", "overrides", "date", "device")  # what every line must have
-CELL_NUMBERS = (
-    "accuracy", "accuracies", "seconds_train", "seconds_wall", "seconds_preparing", "bytes_up", "bytes_down", "notes",
-)  # fmt: skip
+ABOUT_CELLS: dict[str, type] = {"recipe": str, "overrides": list, "date": str, "device": str}  # of every line
+CELL_NUMBERS: dict[str, type] = {
+    "accuracy": float, "accuracies": list, "seconds_train": float, "seconds_wall": float, "seconds_preparing": float,
+    "bytes_up": float, "bytes_down": float, "notes": dict,
+}  # fmt: skip
+_KIND_NAMES = {str: "text", list: "a list", float: "a number", dict: "an object"}
 BEGINNING = '{"id": "'  # of every line: what may be all that a full disk has taken of the first one
 
 
@@ -134,14 +136,31 @@ def read_lines(path: Path) -> list[CellLine]:
         except ValueError:
             continue
         if isinstance(line, dict) and isinstance(line.get("id"), str):
-            for name in ABOUT_CELLS if "failed" in line else ABOUT_CELLS + CELL_NUMBERS:
-                if line.get(name) is None:
-                    raise ConfigError(
-                        f'{path}, line {number}: the result of {line["id"]} has no "{name}", which tables need. '
-                        "Take this line out, and the cell can be run again."
-                    )
+            if (wrong := _what_is_wrong(line)) is not None:
+                raise ConfigError(
+                    f"{path}, line {number}: the result of {line['id']} {wrong}. "
+                    "Take this line out, and the cell can be run again."
+                )
             found.append(line)
     return found
+
+
+def _what_is_wrong(line: CellLine) -> str | None:
+    """Why tables cannot use a line; None if they can."""
+    for name, kind in (ABOUT_CELLS if "failed" in line else ABOUT_CELLS | CELL_NUMBERS).items():
+        value = line.get(name)
+        if value is None:
+            return f'has no "{name}", which tables need'
+        if not (_is_number(value) if kind is float else isinstance(value, kind)):
+            return f'has "{name}", but it is not {_KIND_NAMES[kind]}'
+    for accuracy in (line["accuracy"], *line["accuracies"]) if "failed" not in line else ():
+        if not _is_number(accuracy) or not 0 <= accuracy <= 1:
+            return "has an accuracy that is not a number from 0 to 1"
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_lines_file(path: Path) -> None:

@@ -88,7 +88,13 @@ def _lead(top: PagePart, scale: str) -> str:
         if fedavg.value is None or fnr.value is None:
             return "FNR and FedAvg under label skew have not both run by the honest protocol at this scale."
         said.append(f"{fnr.text} {fnr.beside}".strip() + f" for FNR and {fedavg.text} {fedavg.beside}".rstrip())
+    control = rows["FedAvg + FNR with weight 0"][columns.index(COLUMN_NAMES["honest"])]
+    without = (
+        ""
+        if control.value is None
+        else f", and {control.text} {control.beside}".rstrip() + " for FNR without its penalty"
+    )
     return (
         f"Under label skew the paper printed {said[0]} for FedAvg. The honest protocol, {WORK[scale]}, gives "
-        f"{said[1]} for FedAvg."
+        f"{said[1]} for FedAvg{without}."
     )

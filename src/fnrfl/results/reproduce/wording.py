@@ -44,15 +44,28 @@ def _cells(part: ShownPart, footnotes: Footnotes) -> list[list[str]]:
     return rows
 
 
-def as_text(table: ShownTable) -> str:
-    """A table as text for a terminal."""
+def as_text(table: ShownTable, width: int | None = None) -> str:
+    """A table as text for a terminal of a width; None: as wide as it is."""
     footnotes, said = Footnotes(), [f"{table.title}; scale {table.scale}"]
     for part in table.parts:
         rows = _cells(part, footnotes)
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        said += ["", part.title, *([part.caption] if part.caption else [])]
-        said += ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = _in_columns(rows)
+        fits = width is None or max(map(len, lines)) <= width
+        said += ["", part.title, *([part.caption] if part.caption else []), *(lines if fits else _in_blocks(rows))]
     return "\n".join([*said, "", *footnotes, *table.notes]) + "\n"
+
+
+def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _in_blocks(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Each row as lines of its own, a value on each: for tables that are wider than the terminal."""
+    (_, *heads), *others = rows
+    for name, *values in others:
+        yield name
+        yield from (f"  {head}: {value}" for head, value in zip(heads, values, strict=True) if value)
 
 
 def as_markdown(table: ShownTable) -> str:
