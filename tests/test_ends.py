@@ -295,6 +295,8 @@ def test_memory_has_many_names() -> None:
         "Triton Error [CUDA]: out of memory",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
     ],
 )
 def test_a_gpu_that_is_full_is_told_by_whoever_needs_its_memory(words: str) -> None:

@@ -47,7 +47,12 @@ class MissingClients(FnrflError):
 # -- errors of others, in words ----------------------------------------------------------------------------------------
 
 FULL = ("can't allocate memory", "not enough memory", "std::bad_alloc", "cannot allocate memory")
-GPU_FULL = ("out of memory", "alloc_failed")  # the words of CUDA and Triton, and those of cuBLAS and cuDNN
+GPU_FULL = (
+    "out of memory",  # CUDA and Triton
+    "alloc_failed",  # cuBLAS, and cuDNN before 9
+    "device_allocation_failed",  # cuDNN since then
+    "cublas_status_not_initialized when calling `cublascreate",  # there was no memory for its handle
+)
 
 
 def out_of_memory(error: BaseException) -> bool:
