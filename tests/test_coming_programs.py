@@ -336,3 +336,19 @@ def test_what_is_compiled_for_a_run_goes_on_when_the_run_has_ended(monkeypatch: 
     STORE.clear()
     gc.collect()
     assert all(worker.poll() is not None for worker in workers)
+
+
+def test_a_capture_that_fails_for_want_of_memory_says_so(monkeypatch: Any) -> None:
+    """torch ends such a capture with another error, in the middle of the first."""
+
+    def capture(*_: Any) -> None:
+        try:
+            raise RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(cuda_graphs, "CapturedStep", capture)
+    monkeypatch.setattr(cuda_graphs, "_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    with pytest.raises(RuntimeError, match="ALLOC_FAILED"):
+        CudaGraphs(torch.float32)._captured(torch.add, StepArguments([torch.ones(1)], [], 1, 0))

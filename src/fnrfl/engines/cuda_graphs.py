@@ -121,8 +121,10 @@ class CudaGraphs:
         try:
             with timed("capturing"):
                 return CapturedStep(step, arguments, _stream(arguments.constants[0].device), _pool())
-        except Exception:
+        except Exception as error:
             self.forget()  # the pool of a capture that failed is not usable
+            if error.__context__ is not None and out_of_memory(error.__context__):
+                raise error.__context__ from None  # torch says of such a capture only that it could not be ended
             raise
 
 
