@@ -187,6 +187,21 @@ def test_a_process_that_is_late_prints_where_it_is_and_goes_on(
     assert ("in sleepy" in capfd.readouterr().err) == is_late
 
 
+def test_whoever_closes_the_output_while_a_cell_is_late_fails_no_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side, "LATE_AFTER", 0.1)
+    monkeypatch.setattr(side_by_side, "LATE_TIMES", 0.0)
+
+    def tell(notice: CellNotice) -> None:
+        if notice.what == "late":
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        carried(tmp_path / "lines.jsonl", 2, tell=tell)
+    assert not (tmp_path / "lines.jsonl").exists()
+
+
 @pytest.mark.slow
 def test_processes_that_cannot_begin_end_the_call_and_fail_no_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,8 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
@@ -47,7 +47,7 @@ def work_side_by_side(waiting: CellQueue, how: HowToRun, tell: Tell) -> None:
             late_after = max(LATE_AFTER, LATE_TIMES * waiting.seconds(turn.cell))
             try:
                 return worker.compute(turn, late_after, lambda: say(replace(turn.notice, what="late")))
-            except (EOFError, OSError):
+            except EOFError:
                 if waiting.stopped:  # it was ended on purpose
                     raise
                 worker.end(time.monotonic() + SECONDS_TO_END)
@@ -85,16 +85,19 @@ class CellProcess:
         self._starting, self._told_to_end = threading.Lock(), False
 
     def compute(self, turn: CellTurn, late_after: float, tell_late: Callable[[], None]) -> CellLine:
-        """The line of a cell. Raises what concerns all cells, and EOFError or OSError if the process died.
+        """The line of a cell. Raises what concerns all cells, and EOFError if the process died.
 
         A process that has not ended the cell after so many seconds is told of, and prints where it is.
         """
         pipe = self._start() if self._running is None else self._running[1]
-        pipe.send((turn.cell, turn.alike, turn.kept))
-        if not pipe.poll(late_after):
-            tell_late()
+        with _end_is_noticed():
+            pipe.send((turn.cell, turn.alike, turn.kept))
+            is_late = not pipe.poll(late_after)
+        if is_late:
+            tell_late()  # who may find that nobody reads the output any more: no fault of the process
             self._show_where_it_is()
-        answer: CellLine | FnrflError = pipe.recv()
+        with _end_is_noticed():
+            answer: CellLine | FnrflError = pipe.recv()
         if isinstance(answer, FnrflError):
             raise answer
         return answer
@@ -113,7 +116,8 @@ class CellProcess:
             self._running = process, mine
         theirs.close()  # so that its end is noticed here
         try:
-            mine.recv()
+            with _end_is_noticed():
+                mine.recv()
         except EOFError:
             raise FnrflError(NOT_STARTED) from None
         return mine
@@ -143,6 +147,15 @@ class CellProcess:
             process.kill()
             process.join()
             self._running = None
+
+
+@contextmanager
+def _end_is_noticed() -> Iterator[None]:
+    """A pipe whose other side has died says so in two ways; inside, in one."""
+    try:
+        yield
+    except OSError as error:
+        raise EOFError from error
 
 
 def _serve(pipe: Connection, how: HowToRun) -> None:
