@@ -20,7 +20,7 @@ from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.config import load
 from fnrfl.core import trees
-from fnrfl.core.errors import FnrflError
+from fnrfl.core.errors import ClientError, FnrflError
 from fnrfl.core.messages import TrainRequest
 from fnrfl.engines import compiled, cuda_graphs
 from fnrfl.engines.assemble import Layout
@@ -117,13 +117,21 @@ def test_it_comes_in_the_middle_of_a_round() -> None:
     assert_near(run.state, Run(FNR(FedAvg()), active=6).rounds(1), atol=1e-9)
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("CUDA error: out of memory")])
-def test_in_the_middle_of_a_round_memory_that_does_not_suffice_for_both_is_no_error(
-    error: Exception, monkeypatch: Any
-) -> None:
-    def full(later: Later, arguments: StepArguments) -> Iterator[FlatProgram]:
+WHEN = pytest.mark.parametrize("questions", [0, 3], ids=["before a round", "in the middle of one"])
+
+
+def cannot_be_made(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def refused(later: Later, arguments: StepArguments) -> Iterator[FlatProgram]:
         raise error
 
+    monkeypatch.setattr(Later, "programs", refused)
+
+
+@WHEN
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("CUDA error: out of memory")])
+def test_memory_that_does_not_suffice_for_both_is_no_error(
+    error: Exception, questions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[str] = []
     train = Trainer.train
 
@@ -132,10 +140,17 @@ def test_in_the_middle_of_a_round_memory_that_does_not_suffice_for_both_is_no_er
         return train(trainer, request, *rest)
 
     monkeypatch.setattr(Trainer, "train", counted)
-    monkeypatch.setattr(Later, "programs", full)
-    run = played(Patient(questions=3), 1, threads=1)
+    cannot_be_made(monkeypatch, error)
+    run = played(Patient(questions=questions), 1, threads=1)
     assert begun == ["local", "refine", "deliver"]  # nobody had to begin again
     assert_near(run.state, Run(FNR(FedAvg()), active=6).rounds(1), atol=1e-9)
+
+
+@WHEN
+def test_what_else_goes_wrong_with_it_is_told(questions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cannot_be_made(monkeypatch, RuntimeError("shapes differ"))
+    with pytest.raises((RuntimeError, ClientError), match="shapes differ"):
+        played(Patient(questions=questions), 1, threads=1)
 
 
 def test_seconds_that_it_takes_in_the_middle_of_a_round_are_of_preparing(monkeypatch: Any) -> None:

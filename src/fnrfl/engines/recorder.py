@@ -188,11 +188,7 @@ class Recorder:
             coming = stored.coming
             if coming is not None and threading.get_ident() == asker and coming.ready():
                 began = time.perf_counter()
-                try:
-                    self._improve(stored, coming, wanted)
-                except RuntimeError as error:
-                    if not out_of_memory(error):  # else there is no room for both
-                        raise
+                self._improve(stored, coming, wanted)
                 self.seconds += time.perf_counter() - began
             return (stored.program or first)(carry, fixed, turns)
 
@@ -250,12 +246,18 @@ class Recorder:
         return stored
 
     def _improve(self, stored: StoredProgram, coming: Coming, wanted: Wanted) -> None:
-        """Use the program that has been made in the meantime, if it repeats the step as well."""
+        """Use the program that has been made in the meantime, if it repeats the step as well and both fit in memory."""
         stored.coming = None
-        step, arguments = _flat_example(wanted)
-        begun = RecordedStep((), step, arguments, coming.programs(arguments))
-        self.take_step(begun)
-        flat = self._first_that_repeats(begun)
+        try:
+            step, arguments = _flat_example(wanted)
+            begun = RecordedStep((), step, arguments, coming.programs(arguments))
+            self.take_step(begun)
+            flat = self._first_that_repeats(begun)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            log.debug("there is no room for a faster program", exc_info=True)
+            return
         if flat is not None:
             stored.program = _of_trees(flat)
 
