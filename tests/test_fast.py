@@ -304,6 +304,18 @@ def test_only_the_order_inside_the_vector_differs(name: str) -> None:
     assert last.laid_out(x).is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("words", ["CUDA error: out of memory", "DefaultCPUAllocator: not enough memory"])
+def test_a_module_for_which_there_is_no_memory_is_not_taken_for_one_that_asks_for_views(words: str) -> None:
+    def full(layer: nn.Module, x: tuple[Tensor]) -> None:
+        if x[0].is_contiguous(memory_format=torch.channels_last):
+            raise RuntimeError(words)
+
+    module = build_model("cnn", (3, 32, 32), 10)
+    module.register_forward_pre_hook(full)
+    with pytest.raises(RuntimeError, match=words):
+        Net(module, torch.rand(2, 3, 32, 32), channels_last=True)
+
+
 # -- What a run uses --------------------------------------------------------------------------------------------------
 
 

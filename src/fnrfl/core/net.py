@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from fnrfl.core import masks
 from fnrfl.core.client_kernels import leaving_padding_out, share_kernels
-from fnrfl.core.errors import CompatibilityError, gpu_out_of_memory
+from fnrfl.core.errors import CompatibilityError, gpu_out_of_memory, out_of_memory
 from fnrfl.core.fingerprint import fingerprint
 from fnrfl.core.modules import (
     InputScale,
@@ -96,8 +96,8 @@ class Net:
         """What the net says to an example; a module that asks for `view`s as torch's usual order has them gets it."""
         try:
             return self.eval_forward(*self.flatten(), self.laid_out(example))
-        except RuntimeError:
-            if not self.channels_last:
+        except RuntimeError as error:
+            if not self.channels_last or out_of_memory(error):
                 raise
         self.channels_last = False
         return self.eval_forward(*self.flatten(), example)
