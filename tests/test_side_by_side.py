@@ -12,18 +12,21 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from io import StringIO
 from multiprocessing import active_children
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from fnrfl.cli.cell_runs import GO_ON
+from fnrfl.cli.cell_runs import GO_ON, _show_cell
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.results.reproduce import side_by_side
 from fnrfl.results.reproduce.carrying import carry_out
-from fnrfl.results.reproduce.cell_lines import HowToRun, compute_line
+from fnrfl.results.reproduce.cell_lines import HowToRun, compute_line, failed_line
 from fnrfl.results.reproduce.cell_queue import CellNotice, CellQueue, CellTurn
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, read_lines
 from fnrfl.results.reproduce.paper_cells import PaperCell
@@ -35,6 +38,8 @@ CELLS = [
     PaperCell("resnet18", "label", setting, method, 0, "tiny")
     for setting, method in (("honest", "fedavg"), ("honest", "fedprox"), ("paper", "fedavg+fnr"))
 ]
+
+TURN = CellTurn(CellNotice("start", CELLS[0], 1, 1, 0.0), 1, 1.0)
 
 
 def carried(out: Path, processes: int, **more: Any) -> dict[str, CellLine]:
@@ -98,6 +103,14 @@ def test_no_two_workers_take_one_cell_and_none_a_cell_without_time(tmp_path: Pat
     assert CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False, on_a_cpu=True).take(set()) is not None
 
 
+def test_what_is_expected_of_a_cell_is_what_was_when_it_was_taken(tmp_path: Path) -> None:
+    waiting = CellQueue(CELLS[:1], tmp_path / "lines.jsonl", NOTHING, None, False, processes=3)
+    turn = waiting.take(waiting.new_worker())
+    assert turn is not None and turn.expected_seconds == waiting.seconds(turn.cell) > 0
+    assert waiting.take(waiting.new_worker()) is None  # whoever finds nothing leaves more of the machine to the others
+    assert turn.expected_seconds == 1.5 * waiting.seconds(turn.cell)
+
+
 def test_a_system_without_another_process_fails_no_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(process: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
@@ -158,6 +171,22 @@ def test_a_process_that_dies_fails_one_cell_and_the_others_go_on(
     assert carried(out, 1, again=True)[victim.id].get("failed") is None
 
 
+@pytest.mark.parametrize(("expected", "late_after"), [(1.0, 600.0), (200.0, 600.0), (1000.0, 3000.0)])
+def test_a_cell_is_late_after_some_times_what_is_expected_of_it_but_never_soon(
+    expected: float, late_after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = list[float]()
+
+    def compute(worker: CellProcess, turn: CellTurn, late_after: float, tell_late: Callable[[], None]) -> CellLine:
+        given.append(late_after)
+        return failed_line(turn.cell, HowToRun((), (), 2), "No.")
+
+    monkeypatch.setattr(CellQueue, "seconds", lambda *_: expected)
+    monkeypatch.setattr(CellProcess, "compute", compute)
+    carried(tmp_path / "lines.jsonl", 2)
+    assert given == [late_after] * len(CELLS)
+
+
 def sleepy(*_: Any) -> CellLine:
     time.sleep(1.0)
     return {"id": "x"}
@@ -176,15 +205,47 @@ def test_a_process_that_is_late_prints_where_it_is_and_goes_on(
 ) -> None:
     worker, told = CellProcess(HowToRun((), (), 2)), list[str]()
     monkeypatch.setattr(side_by_side, "_serve", serve_sleepily)
-    turn = CellTurn(CellNotice("start", CELLS[0], 1, 1, 0.0), 1)
     try:
         for _ in range(2):
-            assert worker.compute(turn, late_after, lambda: told.append("late")) == {"id": "x"}
+            assert worker.compute(TURN, late_after, lambda: told.append("late")) == {"id": "x"}
     finally:
         worker.end(time.monotonic() + 5)
     is_late = late_after < 1
     assert told == ["late", "late"] * is_late
     assert ("in sleepy" in capfd.readouterr().err) == is_late
+
+
+class Ended:
+    """A process that has ended, or not; another may have its number by now."""
+
+    pid = 12345
+
+    def __init__(self, alive: bool) -> None:
+        self.is_alive = lambda: alive
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_no_signal_is_sent_to_the_number_of_a_process_that_has_ended(
+    alive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, worker = list[tuple[int, int]](), CellProcess(HowToRun((), (), 2))
+    monkeypatch.setattr(side_by_side, "SHOW", 10)
+    monkeypatch.setattr(side_by_side.os, "kill", lambda *how: sent.append(how))
+    worker._running = Ended(alive), None  # type: ignore[assignment]
+    worker._show_where_it_is()
+    assert sent == [(12345, 10)] * alive
+
+
+@pytest.mark.parametrize("show", [None, 10])
+def test_the_line_of_a_late_cell_promises_only_what_the_system_can_do(
+    show: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side, "SHOW", show)
+    screen = Console(file=StringIO(), width=200)
+    _show_cell(screen, replace(TURN.notice, what="late"))
+    assert isinstance(screen.file, StringIO)
+    said = screen.file.getvalue()
+    assert "takes much longer than expected" in said and ("prints where it is" in said) == (show is not None)
 
 
 def test_whoever_closes_the_output_while_a_cell_is_late_fails_no_cell(
@@ -224,7 +285,7 @@ def test_a_process_that_is_told_to_end_does_so_at_once_and_silently(capfd: pytes
     def work() -> None:
         with suppress(EOFError, OSError):
             while True:
-                worker.compute(CellTurn(CellNotice("start", CELLS[0], 1, 1, 0.0), 1), 600.0, lambda: None)
+                worker.compute(TURN, 600.0, lambda: None)
                 done.set()
 
     done, thread = threading.Event(), threading.Thread(target=work, daemon=True)

@@ -305,7 +305,10 @@ def _show_cell(screen: Console, notice: CellNotice) -> None:
             accuracy = f"accuracy {event['accuracy']:.4f}"
             screen.print(f"{where}  round {event['round']} of {event['rounds']}, {accuracy}{leak}")
         case "late":
-            screen.print(f"{where}  takes much longer than expected; its process prints where it is, and goes on{leak}")
+            from fnrfl.results.reproduce.side_by_side import SHOW
+
+            what = "goes on" if SHOW is None else "prints where it is, and goes on"
+            screen.print(f"{where}  takes much longer than expected; its process {what}{leak}")
         case "done":
             preparing = line["seconds_preparing"]
             screen.print(

@@ -42,6 +42,7 @@ class CellTurn:
 
     notice: CellNotice
     alike: int  # cells that will use what is prepared for this one
+    expected_seconds: float  # beside the cells of the others that were at work when it was taken
     kept: Path | None = None  # the run directory of a long cell, which keeps its rounds or has kept some
 
     @property
@@ -98,13 +99,14 @@ class CellQueue:
                 self._at_work = max(1, self._at_work - 1)  # whoever asked asks no more, and the others are faster
                 return None
             ahead = min(left, sum(map(self.seconds, waiting)) / self._at_work)
-            alike = _how_many_alike(cell, free, left / max(1.0, self.seconds(cell)))
+            expected = self.seconds(cell)
+            alike = _how_many_alike(cell, free, left / max(1.0, expected))
             self._taken.add(cell)
             ready |= programs(cell)
             number = len(self._cells) - len(free) + 1
             notice, run_dir = CellNotice("start", cell, number, len(self._cells), ahead), self._begun.run_dir(cell)
             is_kept = run_dir.exists() or self._expected.seconds(cell) >= LONG_CELL
-            return CellTurn(notice, alike, run_dir if is_kept else None)
+            return CellTurn(notice, alike, expected, run_dir if is_kept else None)
 
     def _waiting(self) -> list[PaperCell]:
         return _still_to_do(self._cells, self.out, self._old_lines)

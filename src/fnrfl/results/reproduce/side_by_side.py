@@ -44,7 +44,7 @@ def work_side_by_side(waiting: CellQueue, how: HowToRun, tell: Tell) -> None:
 
     def work(worker: CellProcess) -> None:
         def compute(turn: CellTurn) -> CellLine:
-            late_after = max(LATE_AFTER, LATE_TIMES * waiting.seconds(turn.cell))
+            late_after = max(LATE_AFTER, LATE_TIMES * turn.expected_seconds)
             try:
                 return worker.compute(turn, late_after, lambda: say(replace(turn.notice, what="late")))
             except EOFError:
@@ -87,7 +87,7 @@ class CellProcess:
     def compute(self, turn: CellTurn, late_after: float, tell_late: Callable[[], None]) -> CellLine:
         """The line of a cell. Raises what concerns all cells, and EOFError if the process died.
 
-        A process that has not ended the cell after so many seconds is told of, and prints where it is.
+        A process that has not ended the cell after so many seconds is told of, and prints where it is, if it can.
         """
         pipe = self._start() if self._running is None else self._running[1]
         with _end_is_noticed():
@@ -125,9 +125,10 @@ class CellProcess:
     def _show_where_it_is(self) -> None:
         """Have the process print the lines that its threads are at, to standard error; it goes on."""
         with self._starting:
-            if self._running is not None and self._running[0].pid is not None and SHOW is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(self._running[0].pid, SHOW)
+            process = None if self._running is None else self._running[0]
+            if SHOW is not None and process is not None and process.pid is not None and process.is_alive():
+                with suppress(ProcessLookupError):  # it has ended since
+                    os.kill(process.pid, SHOW)
 
     def tell_to_end(self) -> None:
         """Ask the process to end, whatever it is doing; one that is being started is started first.
