@@ -158,6 +158,38 @@ def test_half_of_what_is_not_kept_goes_and_what_was_used_last_stays() -> None:
         assert [i for i in range(6) if store.get(i)] == left
 
 
+@pytest.mark.parametrize(
+    "dropped",
+    [
+        lambda store: store.let_half_go([]),
+        lambda store: store.clear(),
+        lambda store: store.keep(1, None, 1),
+        lambda store: store.keep(0, None, 9),
+    ],
+    ids=["half", "all", "more than most", "twice"],
+)
+def test_while_a_compiler_is_ended_others_can_use_the_store(dropped: Callable[[ProgramStore], object]) -> None:
+    store, free = ProgramStore(), list[bool]()
+    lock: Any = store._lock
+
+    def is_free() -> bool:
+        taken: bool = lock.acquire(timeout=0.2)
+        if taken:
+            lock.release()
+        return taken
+
+    class Slow:
+        """What is coming, and takes its time to end."""
+
+        def __del__(self) -> None:
+            with ThreadPoolExecutor(1) as other:
+                free.append(other.submit(is_free).result())
+
+    store.keep(0, None, 9).coming = Slow()  # type: ignore[assignment]
+    dropped(store)
+    assert free == [True]
+
+
 @pytest.mark.parametrize("short", [False, True])
 def test_where_memory_is_short_programs_of_earlier_runs_go_and_those_of_this_run_stay(
     short: bool, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -77,11 +77,13 @@ class ProgramStore:
 
     def keep(self, key: Hashable, program: Program | None, most: int) -> StoredProgram:
         """Keep a program, beside at most `most` - 1 others."""
+        stored = StoredProgram(program, next(self._uses))
         with self._lock:
-            stored = self._stored[key] = StoredProgram(program, next(self._uses))
-            while len(self._stored) > most:
-                del self._stored[min(self._stored, key=lambda key: self._stored[key].used)]
-            return stored
+            replaced = self._stored.pop(key, None)  # another run may have recorded it meanwhile
+            self._stored[key] = stored
+            gone = self._taken_out(self._stored, len(self._stored) - most)
+        del replaced, gone
+        return stored
 
     def use(self, stored: StoredProgram) -> Program | None:
         """A program, which is to stay now that it is used."""
@@ -91,15 +93,23 @@ class ProgramStore:
     def let_half_go(self, kept: Collection[StoredProgram]) -> None:
         """Of all programs but `kept`, let the half go that was not used for the longest time."""
         with self._lock:
-            others = [(stored.used, key) for key, stored in self._stored.items() if stored not in kept]
-            others.sort(key=lambda other: other[0])
-            for _, key in others[: (len(others) + 1) // 2]:
-                del self._stored[key]
+            others = [key for key, stored in self._stored.items() if stored not in kept]
+            gone = self._taken_out(others, (len(others) + 1) // 2)
+        del gone
 
     def clear(self) -> None:
         """Let all programs go."""
         with self._lock:
-            self._stored.clear()
+            gone, self._stored = self._stored, {}
+        del gone
+
+    def _taken_out(self, keys: Iterable[Hashable], number: int) -> list[StoredProgram]:
+        """Of the programs of some keys, those that were not used for the longest time.
+
+        They are to be dropped after the lock: whoever compiles for one of them is ended then, which may take seconds.
+        """
+        oldest = sorted(keys, key=lambda key: self._stored[key].used)
+        return [self._stored.pop(key) for key in oldest[: max(0, number)]]
 
 
 STORE = ProgramStore()  # of all runs of this process
