@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -268,6 +269,39 @@ def test_what_is_compiled_in_the_background(
         worker.returncode = 0
         assert found.ready()
         assert list(found.programs(arguments)) == [("compiled", arguments)]
+
+
+@pytest.mark.parametrize(
+    ("free", "kept_for_later", "is_short", "gives_back"),
+    [(10, 0, False, False), (9, 0, True, True), (9, 1, False, True), (0, 9, True, True), (90, 10, False, False)],
+)
+def test_memory_of_a_gpu_is_short_if_it_is_nearly_full_without_what_torch_keeps_for_later(
+    free: int, kept_for_later: int, is_short: bool, gives_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, memory, given_back = torch.device("cuda:0"), {0: (free, 100), 1: (0, 100)}, list[int]()
+
+    def empty_cache() -> None:
+        given_back.append(kept_for_later)
+        memory[0] = free + kept_for_later, 100
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: memory[device.index])
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    backend = CudaGraphs(torch.float32)
+    assert backend.memory_is_short(here) is is_short  # whatever is on the other GPU
+    assert bool(given_back) is gives_back
+    assert not backend.memory_is_short(torch.device("cpu"))
+
+
+def test_memory_that_only_a_circle_of_objects_holds_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive = list[bool]()
+    circle: list[Any] = [torch.ones(1)]
+    held = weakref.ref(circle[0])
+    circle.append(circle)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(held() is not None))
+    del circle
+    CudaGraphs(torch.float32).free_memory()
+    assert alive == [False]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

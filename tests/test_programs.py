@@ -17,6 +17,7 @@ from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import load
 from fnrfl.core.algorithm import Objective
+from fnrfl.core.engine import Step
 from fnrfl.core.fingerprint import fingerprint
 from fnrfl.engines.programs import ProgramStore, StepArguments
 from fnrfl.engines.recorder import Recorder
@@ -195,7 +196,7 @@ def test_where_memory_is_short_programs_of_earlier_runs_go_and_those_of_this_run
     short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     freed = list[bool]()
-    monkeypatch.setattr(TorchScript, "memory_is_short", lambda _: short)
+    monkeypatch.setattr(TorchScript, "memory_is_short", lambda *_: short)
     monkeypatch.setattr(TorchScript, "free_memory", lambda _: freed.append(True))
 
     def recorded(batch: int) -> int:
@@ -212,16 +213,40 @@ def test_where_memory_is_short_programs_of_earlier_runs_go_and_those_of_this_run
     assert bool(freed) == short
 
 
+def add(total: Tensor, fixed: Tensor, turn: Tensor) -> Tensor:
+    return total.add_(fixed * turn).sum()
+
+
+def adding() -> tuple[Step, Tensor, Tensor, Tensor]:
+    return add, torch.zeros(2), torch.ones(2), torch.ones(2)
+
+
+def test_memory_is_given_back_after_programs_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, left = ProgramStore(), list[Any]()
+    store.keep("of an earlier run", None, 9)
+    monkeypatch.setattr(TorchScript, "memory_is_short", lambda *_: True)
+    monkeypatch.setattr(TorchScript, "free_memory", lambda _: left.append(store.get("of an earlier run")))
+    Recorder(TorchScript(), store=store).program("sum", adding)
+    assert left == [None]
+
+
+def test_where_nothing_is_missing_nothing_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, asked = ProgramStore(), list[torch.device]()
+    monkeypatch.setattr(TorchScript, "memory_is_short", lambda _, device: asked.append(device) or True)
+    recorder = Recorder(TorchScript(), store=store)
+    recorder.program("sum", adding)
+    assert asked == [torch.device("cpu")]
+    store.keep("of an earlier run", None, 9)
+    recorder.program("sum", adding)
+    Recorder(TorchScript(), store=store).program("sum", adding)  # in another run
+    assert store.get("of an earlier run") is not None and len(asked) == 1
+
+
 def test_a_run_whose_program_was_let_go_records_it_again() -> None:
     store, total = ProgramStore(), torch.zeros(2)
-
-    def step(total: Tensor, fixed: Tensor, turn: Tensor) -> Tensor:
-        return total.add_(fixed * turn).sum()
-
     recorder = Recorder(TorchScript(), store=store)
-    example = lambda: (step, torch.zeros(2), torch.ones(2), torch.ones(2))  # noqa: E731
     for expected in (1, 1, 2):
-        program = recorder.program("sum", example)
+        program = recorder.program("sum", adding)
         assert program is not None and recorder.num_recorded == expected
         program(total, torch.ones(2), torch.ones(3, 2))
         if total[0] == 6:

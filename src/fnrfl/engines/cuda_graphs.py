@@ -6,6 +6,7 @@ that, torch's compiler may join the operators of a step into fewer kernels (`com
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -25,7 +26,7 @@ log = logging.getLogger("fnrfl")
 STAGED_BYTES = 64 << 20  # bytes of batches that lie ready on the device, for each program
 STAGED_BATCHES = 1024  # batches that lie ready, at most
 WARM_UP_STEPS = 3  # steps before a capture: libraries choose kernels and allocate in the first ones
-SHORT_SHARE = 0.1  # of a GPU's memory: if less is free, the programs of earlier runs go
+SHORT_SHARE = 0.1  # of a GPU's memory: if less is free, it is short
 WORTH_COMPILING = 10_000  # steps of clients: compiling a large step takes a minute and saves half a millisecond of each
 
 
@@ -56,12 +57,15 @@ class CudaGraphs:
         """A pool whose graphs are gone cannot be used again."""
         _pool.cache_clear()
 
-    def memory_is_short(self) -> bool:
-        """Whether a GPU is nearly full, perhaps because of other processes."""
-        found = [torch.cuda.mem_get_info(device) for device in range(torch.cuda.device_count())]
-        return any(free < SHORT_SHARE * total for free, total in found)
+    def memory_is_short(self, device: torch.device) -> bool:
+        """Other processes count: what they hold is not free."""
+        if not _is_nearly_full(device):
+            return False
+        self.free_memory()  # what torch keeps for later may be enough
+        return _is_nearly_full(device)
 
     def free_memory(self) -> None:
+        gc.collect()  # programs may hold each other
         torch.cuda.empty_cache()
 
     def cannot_record(self) -> None:
@@ -126,6 +130,13 @@ class CudaGraphs:
             if error.__context__ is not None and out_of_memory(error.__context__):
                 raise error.__context__ from None  # torch says of such a capture only that it could not be ended
             raise
+
+
+def _is_nearly_full(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    return free < SHORT_SHARE * total
 
 
 @dataclass(frozen=True)

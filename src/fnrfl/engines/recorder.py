@@ -110,12 +110,12 @@ class Backend(Protocol):
         """All programs are gone."""
         ...
 
-    def memory_is_short(self) -> bool:
-        """Whether there is little room left for another program."""
+    def memory_is_short(self, device: torch.device) -> bool:
+        """Whether there is little room for another program, even after `free_memory`."""
         ...
 
     def free_memory(self) -> None:
-        """Some programs are gone: give their memory back, which other processes may need."""
+        """Give memory back that nobody uses: other processes may need it."""
         ...
 
     def cannot_record(self) -> None:
@@ -202,10 +202,12 @@ class Recorder:
         begun = [self._found_or_recorded(one) if isinstance(one, RecordedStep) else one for one in begun]
         return [self._stored(one) if isinstance(one, RecordedStep) else one for one in begun]
 
-    def _make_room(self, begun: Sequence[StoredProgram | MissingProgram]) -> None:
-        """If a program is missing and memory is short, programs of earlier runs go."""
-        known = [one for one in begun if isinstance(one, StoredProgram)]
-        if len(known) < len(begun) and self.backend.memory_is_short():
+    def _make_room(self, looked_up: Sequence[StoredProgram | MissingProgram]) -> None:
+        """Where memory is short for a program that is missing, half of those go that only earlier runs have used."""
+        missing = [one.arguments.constants for one in looked_up if isinstance(one, MissingProgram)]
+        devices = {tensor.device for constants in missing for tensor in constants}
+        if any(map(self.backend.memory_is_short, devices)):
+            known = [one for one in looked_up if isinstance(one, StoredProgram)]
             self.store.let_half_go([*self.programs.values(), *known])
             self.backend.free_memory()
 
