@@ -187,6 +187,22 @@ def test_a_cell_is_late_after_some_times_what_is_expected_of_it_but_never_soon(
     assert given == [late_after] * len(CELLS)
 
 
+def test_a_process_for_which_there_are_no_more_cells_ends_while_others_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, in_time = threading.Event(), list[bool]()
+
+    def compute(worker: CellProcess, turn: CellTurn, *_: Any) -> CellLine:
+        if turn.cell == CELLS[0]:
+            in_time.append(told.wait(10))
+        return failed_line(turn.cell, HowToRun((), (), 2), "No.")
+
+    monkeypatch.setattr(CellProcess, "compute", compute)
+    monkeypatch.setattr(CellProcess, "tell_to_end", lambda worker: told.set())
+    carried(tmp_path / "lines.jsonl", 2)
+    assert in_time == [True]
+
+
 def sleepy(*_: Any) -> CellLine:
     time.sleep(1.0)
     return {"id": "x"}

@@ -59,6 +59,7 @@ def work_side_by_side(waiting: CellQueue, how: HowToRun, tell: Tell) -> None:
         except BaseException as error:  # also that nobody reads the output any more
             ended.put(error)
         else:
+            worker.tell_to_end()  # now: others have use for its memory
             ended.put(None)
 
     try:
