@@ -283,6 +283,24 @@ def test_a_worker_waits_until_the_gpu_has_room_for_it(monkeypatch: Any) -> None:
     compiled._wait_for_room([[[10], [1], "float32", "cpu"]])  # asks no GPU
 
 
+def test_room_is_waited_for_before_anything_is_on_the_gpu(cache: Path, monkeypatch: Any) -> None:
+    asked: list[list[Any]] = []
+
+    def full(arguments: list[Any]) -> None:
+        asked.append(arguments)
+        raise MemoryError
+
+    monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, **__: _Ended(0))
+    compiling = compiled.start(recorded())
+    monkeypatch.setattr(compiled, "_wait_for_room", full)
+    monkeypatch.setattr(torch, "empty_strided", None)
+    monkeypatch.delattr(compiled.signal, "alarm", raising=False)  # of a worker
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
+    with pytest.raises(MemoryError):
+        compiled._compile(compiling.asked, compiling.folder)
+    assert asked == [[compiled._like(torch.ones(2))] * 3]
+
+
 def test_the_folder_stays_small_and_keeps_what_was_used_last(monkeypatch: Any, cache: Path) -> None:
     monkeypatch.setattr(compiled, "KEPT_BYTES", 250)
     for number in range(4):

@@ -312,6 +312,17 @@ def test_the_servers_own_training_lets_programs_go_if_it_does_not_fit(what: str,
     assert torch.equal(work(roomy), fitted)
 
 
+@pytest.mark.usefixtures("no_programs")
+def test_the_servers_own_training_begins_again_only_if_memory_is_full() -> None:
+    run, error = Run(FedAvg(), "gpu", active=2, record=True), RuntimeError("shapes differ")
+    run.round()
+    programs = len(recorder(run).programs)
+    begin = mock.Mock(side_effect=error)
+    with mock.patch.object(recorder(run), "begin", begin), pytest.raises(RuntimeError, match="shapes differ"):
+        run.engine.repeat("sum", lambda total, _, x: total.add_(x).clone(), torch.zeros(()), (), torch.arange(3.0))
+    assert begin.call_count == 1 and len(recorder(run).programs) == programs > 0
+
+
 class Narrow(Pictures):
     """In eval mode it has no room for more than three examples."""
 
