@@ -25,7 +25,7 @@ from fnrfl.core.store import ClientMemory
 from fnrfl.core.training import ClientOptions, Training
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import SERVER, Data, LocalTask, Replies, State
-from fnrfl.engines.kept_clients import free_programs
+from fnrfl.engines.runner import free_programs
 from fnrfl.engines.trainer import Trainer
 
 T = TypeVar("T")
@@ -193,7 +193,7 @@ class Federation(Engine):
         except RuntimeError as error:
             if not gpu_out_of_memory(error):
                 raise
-        free_programs(self.server)
+        free_programs(self.server.runner, self.server.place)
         return work()
 
     # -- a run's edges ------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ from fnrfl.core.messages import MeasureRequest, TrainReply, TrainRequest
 from fnrfl.core.store import CPU, ClientStore
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import State
+from fnrfl.engines.runner import free_programs
 from fnrfl.engines.trainer import ClientTrainer, Trained
 
 log = logging.getLogger("fnrfl")
@@ -56,7 +56,7 @@ class KeptClients:
             chunk = request.rows(slice(first, first + most))
             trained = self._try(chunk)
             if trained is None:  # the same clients again, after what filled the memory is gone
-                notes |= self._make_room(len(chunk.clients))
+                notes |= self._do_less_at_once(len(chunk.clients))
                 continue
             first += len(chunk.clients)
             reply = TrainReply(trained.replies, trained.not_finite, notes, trained.missing)
@@ -106,13 +106,13 @@ class KeptClients:
         return [self.held_models.copied(trees.rows(ends, m).packed("model")) for m in rows]
 
     # -- memory that is full ------------------------------------------------------------------------------------------
-    def _make_room(self, clients: int) -> dict[str, object]:
-        """Do less at once: without the other programs, then with half the clients, at last without any program.
+    def _do_less_at_once(self, clients: int) -> dict[str, object]:
+        """Go on without the other programs, then with half the clients, at last without any program.
 
         Programs are let go once: those that cannot be there together would be recorded anew in every round.
         """
         runner = self.trainer.runner
-        free_programs(self.trainer)
+        free_programs(runner, self.trainer.place)
         if not self._was_full:
             self._was_full = True
             return {}
@@ -132,11 +132,3 @@ class KeptClients:
             "One client's training does not fit in the GPU's memory. Set a smaller client.batch, or "
             'engine.precision = "bf16".'
         )
-
-
-def free_programs(trainer: ClientTrainer) -> None:
-    """Let recorded programs go, and the memory that torch keeps for later."""
-    if trainer.runner.recorder is not None:
-        trainer.runner.recorder.clear()
-    gc.collect()
-    trainer.place.free_memory()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -92,6 +93,14 @@ class Runner(Protocol):
     def warm_up(self) -> None:
         """Pay now what the first step would pay otherwise, so that a round's seconds are the round's."""
         ...
+
+
+def free_programs(runner: Runner, place: Place) -> None:
+    """Let all recorded programs go, and the memory that torch keeps for later."""
+    if runner.recorder is not None:
+        runner.recorder.clear()
+    gc.collect()  # programs may hold each other
+    place.free_memory()
 
 
 def stretches(job: Job, place: Place, first: int, last: int, clients: int) -> Iterator[tuple[int, int]]:

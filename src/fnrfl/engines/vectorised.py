@@ -33,7 +33,7 @@ from fnrfl.engines.joint_probes import ask_together
 from fnrfl.engines.place import Place, Station
 from fnrfl.engines.programs import Program
 from fnrfl.engines.recorder import Recorder, Wanted
-from fnrfl.engines.runner import Blame, Probing, stretches
+from fnrfl.engines.runner import Blame, Probing, free_programs, stretches
 
 MAX_PADDING = 0.25  # of the examples: padding that takes less time than short batches apart, where rows take time
 MAX_SHORT_STEPS = 0.25  # of a group's steps: if fewer have a short batch, the others are taken without padding
@@ -64,17 +64,12 @@ class Vectorised:
             return one_by_one()
         try:
             return ask_together(probing, place, self.group_size, self.recorder, self.expected.rounds)
-        except RuntimeError as error:  # else of an operator that cannot be batched; one that is wrong says so again
+        except RuntimeError as error:
+            # Memory is full, or an operator cannot be batched; one that is wrong says so again.
             full = gpu_out_of_memory(error)
         if full:
-            self._let_go(place)
+            free_programs(self, place)
         return one_by_one()
-
-    def _let_go(self, place: Place) -> None:
-        """Make room on a device that is full."""
-        if self.recorder is not None:
-            self.recorder.clear()
-        place.free_memory()
 
     # -- training -----------------------------------------------------------------------------------------------------
     def run(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:
