@@ -24,7 +24,7 @@ from torch import Tensor
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.core.errors import out_of_memory
-from fnrfl.engines import compiled, cuda_graphs, recorder, torchscript
+from fnrfl.engines import compile_worker, compiled, cuda_graphs, recorder, torchscript
 from fnrfl.engines.programs import FlatProgram, Recording, StepArguments, repeated
 from fnrfl.engines.torchscript import TorchScript
 from toys import Run, assert_near
@@ -84,7 +84,7 @@ def test_a_step_is_read_from_its_text_and_nothing_is_computed() -> None:
     for recording, wanted in ((made, making), (recorded(), step)):
         held = compiled._held_constants(recording.graph)
         tensors = [*recording.arguments.constants, *recording.arguments.turn]
-        graph = compiled._graph_of(recording.graph.code, list(held), len(tensors) + len(held))
+        graph = compile_worker._graph_of(recording.graph.code, list(held), len(tensors) + len(held))
         assert operators(graph) == operators(recording.graph)
         assert not list(graph.buffers())
         one, other = [t.clone() for t in tensors], [t.clone() for t in tensors]
@@ -128,8 +128,8 @@ def test_what_a_compiled_step_depends_on_has_a_folder_of_its_own(monkeypatch: An
 
 def working_on(step: Path) -> subprocess.Popen[bytes]:
     """A process that compiles a step until it is killed."""
-    code = "import sys; from pathlib import Path; from fnrfl.engines import compiled\n"
-    code += "with compiled._in_turn(Path(sys.argv[1])): print('at work', flush=True); sys.stdin.read()"
+    code = "import sys; from pathlib import Path; from fnrfl.engines import compile_worker\n"
+    code += "with compile_worker._in_turn(Path(sys.argv[1])): print('at work', flush=True); sys.stdin.read()"
     at_work = subprocess.Popen([sys.executable, "-c", code, str(step)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert at_work.stdout is not None and at_work.stdout.readline() == b"at work\n"
     return at_work
@@ -139,10 +139,10 @@ def test_few_workers_are_at_work_at_once(cache: Path, tmp_path: Path, monkeypatc
     """Whoever finds no place waits until another has ended."""
     cache.mkdir()
     done: list[Path] = []
-    monkeypatch.setattr(compiled, "_compile", lambda asked, folder: done.append(folder))
-    monkeypatch.setattr(compiled, "PLACES", 1)  # a process takes the first that is free
+    monkeypatch.setattr(compile_worker, "_compile", lambda asked, folder: done.append(folder))
+    monkeypatch.setattr(compile_worker, "PLACES", 1)  # a process takes the first that is free
     at_work = working_on(cache / ("a" * 32))
-    waiting = threading.Thread(target=compiled.compile_request, args=[tmp_path, cache / ("b" * 32)])
+    waiting = threading.Thread(target=compile_worker.compile_request, args=[tmp_path, cache / ("b" * 32)])
     waiting.start()
     waiting.join(0.5)
     assert waiting.is_alive() and not done
@@ -176,12 +176,12 @@ def test_two_workers_do_not_compile_the_same_step(cache: Path, tmp_path: Path, m
     """One waits for the other; but not for one that was killed, nor for one that compiles something else."""
     cache.mkdir()
     done: list[Path] = []
-    monkeypatch.setattr(compiled, "_compile", lambda asked, folder: done.append(folder))
+    monkeypatch.setattr(compile_worker, "_compile", lambda asked, folder: done.append(folder))
     step, other = cache / ("a" * 32), cache / ("b" * 32)
     at_work = working_on(step)
-    compiled.compile_request(tmp_path, other)
+    compile_worker.compile_request(tmp_path, other)
     assert done == [other]
-    waiting = threading.Thread(target=compiled.compile_request, args=[tmp_path, step])
+    waiting = threading.Thread(target=compile_worker.compile_request, args=[tmp_path, step])
     waiting.start()
     waiting.join(0.5)
     assert waiting.is_alive()
@@ -190,7 +190,7 @@ def test_two_workers_do_not_compile_the_same_step(cache: Path, tmp_path: Path, m
     assert done == [other, step]
     step.mkdir()
     (step / "step.bin").touch()
-    compiled.compile_request(tmp_path, step)
+    compile_worker.compile_request(tmp_path, step)
     assert done == [other, step]
 
 
@@ -269,18 +269,18 @@ def test_a_worker_waits_until_the_gpu_has_room_for_it(monkeypatch: Any) -> None:
         waited.append(seconds)
         free.pop(0)
 
-    monkeypatch.setattr(compiled.time, "sleep", sleep)
+    monkeypatch.setattr(compile_worker.time, "sleep", sleep)
     arguments = [[[10, 100], [100, 1], "float32", "cuda:0"], [[5, 100], [100, 1], "float64", "cuda:0"]]
-    compiled._wait_for_room(arguments)  # 8,000 bytes
+    compile_worker._wait_for_room(arguments)  # 8,000 bytes
     assert len(waited) == 2
     free[:] = [31_999.0] * 9
-    monkeypatch.setattr(compiled, "PATIENCE_FOR_ROOM", -1.0)
+    monkeypatch.setattr(compile_worker, "PATIENCE_FOR_ROOM", -1.0)
     with pytest.raises(MemoryError, match=r"^cuda:0 has 0\.0 GB free, and compiling takes 0\.0$"):
-        compiled._wait_for_room(arguments)
+        compile_worker._wait_for_room(arguments)
     free[0] = 32_000.0
-    compiled._wait_for_room(arguments)
+    compile_worker._wait_for_room(arguments)
     monkeypatch.setattr(torch.cuda, "mem_get_info", None)
-    compiled._wait_for_room([[[10], [1], "float32", "cpu"]])  # asks no GPU
+    compile_worker._wait_for_room([[[10], [1], "float32", "cpu"]])  # asks no GPU
 
 
 def test_room_is_waited_for_before_anything_is_on_the_gpu(cache: Path, monkeypatch: Any) -> None:
@@ -292,12 +292,12 @@ def test_room_is_waited_for_before_anything_is_on_the_gpu(cache: Path, monkeypat
 
     monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, **__: _Ended(0))
     compiling = compiled.start(recorded())
-    monkeypatch.setattr(compiled, "_wait_for_room", full)
+    monkeypatch.setattr(compile_worker, "_wait_for_room", full)
     monkeypatch.setattr(torch, "empty_strided", None)
-    monkeypatch.delattr(compiled.signal, "alarm", raising=False)  # of a worker
+    monkeypatch.delattr(compile_worker.signal, "alarm", raising=False)  # of a worker
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
     with pytest.raises(MemoryError):
-        compiled._compile(compiling.asked, compiling.folder)
+        compile_worker._compile(compiling.asked, compiling.folder)
     assert asked == [[compiled._like(torch.ones(2))] * 3]
 
 
@@ -396,9 +396,11 @@ def test_a_fork_that_ends_leaves_the_worker_its_request(cache: Path, monkeypatch
 @pytest.mark.skipif(not hasattr(signal, "alarm"), reason="this system has no alarm")
 def test_a_compiler_that_hangs_ends_and_lets_others_have_their_turn(cache: Path, tmp_path: Path) -> None:
     cache.mkdir()
-    code = "import sys, time, json; from pathlib import Path; from fnrfl.engines import compiled\n"
-    code += "compiled.PATIENCE = 1.0; json.loads = lambda text: time.sleep(600)\n"
-    code += "(Path(sys.argv[1]) / 'request.json').write_text(''); compiled.compile_request(*map(Path, sys.argv[1:]))"
+    code = "import sys, time, json; from pathlib import Path; from fnrfl.engines import compile_worker\n"
+    code += "compile_worker.PATIENCE = 1.0; json.loads = lambda text: time.sleep(600)\n"
+    code += (
+        "(Path(sys.argv[1]) / 'request.json').write_text(''); compile_worker.compile_request(*map(Path, sys.argv[1:]))"
+    )
     hanging = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(cache / ("a" * 32))])
     assert hanging.wait(60) == -signal.SIGALRM
 
@@ -420,5 +422,5 @@ def test_without_a_folder_steps_are_captured(cache: Path, tmp_path: Path, caplog
 def test_constants_stay_where_they_were(tmp_path: Path) -> None:
     constants = [torch.tensor(2.0), torch.arange(3), *(torch.tensor(float(i)) for i in range(10))]
     compiled._save_constants(tmp_path / "c", {str(i): held for i, held in enumerate(constants)})
-    found = compiled._load_constants(tmp_path / "c", torch.device("meta"))
+    found = compiled.load_constants(tmp_path / "c", torch.device("meta"))
     assert all(torch.equal(a, b) and a.device == b.device for a, b in zip(found, constants, strict=True))

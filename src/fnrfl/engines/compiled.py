@@ -1,9 +1,7 @@
 """Recorded steps compiled side by side: each by a process of its own, and kept on disk for all that come later.
 
 Compiling a large step takes most of a minute of one core. While a worker compiles one, the caller records the next;
-what was compiled before, by any process of this user, is only loaded.
-
-    python -m fnrfl.engines.compiled REQUEST OUT      the worker; REQUEST is a folder that `start` wrote
+what was compiled before, by any process of this user, is only loaded. `compile_worker.py` is what a worker does.
 """
 
 from __future__ import annotations
@@ -11,21 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -42,12 +36,8 @@ WORKER_SETTINGS = {
     "TRITON_STORE_BINARY_ONLY": "1",  # else a step is kept with every intermediate text of each of its kernels
 }
 KEPT_BYTES = 4 << 30  # of compiled steps on disk, some 50 MB each; those not used for the longest time go first
-PLACES = max(2, (os.cpu_count() or 2) // 2)  # for workers of all runs: more would take the processors from training
-FIRST_PLACE = 1 << 48  # behind the bytes of all steps
 PATIENCE = 900.0  # seconds for one step
 SECONDS_AFTER_KILL = 5.0  # for a worker that was killed
-ROOM = 4  # times the bytes of a step's arguments: about what a worker takes on a GPU
-PATIENCE_FOR_ROOM = 120.0  # that a worker waits for it
 BEGUN = "begun"  # the file that says that a worker has its turn
 ASKED = "asked-"  # how the names of workers' own folders begin
 ABANDONED = 24 * 3600.0  # seconds after which nobody is at work in such a folder: whoever asked was killed
@@ -162,7 +152,7 @@ def start(recording: Recording) -> Compiling:
     if name is not None:
         (asked / "name").write_text(name)
     # -P: a file json.py in the working folder must not run.
-    command = [sys.executable, "-P", "-m", "fnrfl.engines.compiled", str(asked), str(folder)]
+    command = [sys.executable, "-P", "-m", "fnrfl.engines.compile_worker", str(asked), str(folder)]
     path = os.pathsep.join(entry for entry in sys.path if entry)
     with (asked / "said.txt").open("wb") as said:  # not a pipe, which somebody would have to read all the time
         worker = subprocess.Popen(
@@ -243,7 +233,7 @@ def _import_loader() -> None:
 def _load(folder: Path, device: torch.device) -> FlatStep:
     artefacts = torch._inductor.CompiledArtifact  # type: ignore[attr-defined]
     artefact = artefacts.load(path=str(folder / "step.bin"), format="binary")
-    constants = _load_constants(folder / "constants.safetensors", device)
+    constants = load_constants(folder / "constants.safetensors", device)
 
     def step(*arguments: Tensor) -> Tensor:
         loss: Any = artefact(*arguments, *constants)
@@ -258,126 +248,7 @@ def _save_constants(path: Path, constants: dict[str, Tensor]) -> None:
     save_file({f"{i} {t.device.type}": t.cpu().contiguous().clone() for i, t in numbered}, path)
 
 
-def _load_constants(path: Path, device: torch.device) -> list[Tensor]:
+def load_constants(path: Path, device: torch.device) -> list[Tensor]:
+    """Tensors that a recorded step holds, on a device."""
     named = sorted(load_file(path).items(), key=lambda item: int(item[0].partition(" ")[0]))
     return [tensor if name.endswith(" cpu") else tensor.to(device) for name, tensor in named]
-
-
-# -- the worker --------------------------------------------------------------------------------------------------------
-
-
-def compile_request(asked: Path, folder: Path) -> None:
-    """Compile a step that `start` asked for, unless another worker is at it: then wait for that one."""
-    with _in_turn(folder):
-        (asked / BEGUN).touch()
-        if not (folder / "step.bin").exists():
-            _compile(asked, folder)
-
-
-@contextmanager
-def _in_turn(folder: Path) -> Iterator[None]:
-    """Inside, no other worker compiles this step, and few are at work. A worker that is killed loses its turn."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: both compile it
-        yield
-        return
-
-    def is_free(place: int) -> bool:
-        with suppress(BlockingIOError, PermissionError):  # another worker has it
-            fcntl.lockf(turns, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, FIRST_PLACE + place)
-            return True
-        return False
-
-    with folder.parent.with_suffix(".lock").open("ab") as turns:  # one file, with a byte for each step and each place
-        with suppress(OSError):  # a file system without locks
-            fcntl.lockf(turns, fcntl.LOCK_EX, 1, int(folder.name[:12], 16))
-            while not any(map(is_free, range(PLACES))):
-                time.sleep(0.05)
-        yield
-
-
-def _compile(asked: Path, folder: Path) -> None:
-    """Compile a step into a folder, which appears whole or not at all. The process ends if that takes too long."""
-    if hasattr(signal, "alarm"):
-        signal.alarm(int(PATIENCE))  # a compiler that hangs must not keep others from their turn
-    import torch._dynamo  # the compiler takes for granted that somebody has imported it
-
-    import fnrfl.core.client_convolutions  # noqa: F401, our own operators, which a step may hold
-
-    request = json.loads((asked / "request.json").read_text())
-    settings, cudnn = request["settings"], torch.backends.cudnn
-    cudnn.deterministic, cudnn.allow_tf32 = settings["deterministic"], settings["cudnn"]
-    torch.backends.cuda.matmul.allow_tf32 = settings["matmul"]
-    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=True)
-    _wait_for_room(request["arguments"])
-    arguments = [
-        torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device=device)
-        for shape, stride, dtype, device in request["arguments"]
-    ]
-    constants = _load_constants(asked / "constants.safetensors", arguments[0].device)
-    graph = _graph_of((asked / "step.py").read_text(), request["constants"], len(arguments) + len(constants))
-    with torch.no_grad():
-        artefact = torch._inductor.standalone_compile(
-            graph, [*arguments, *constants], dynamic_shapes="from_example_inputs"
-        )
-    made = asked / "made"
-    made.mkdir()
-    artefact.save(path=str(made / "step.bin"), format="binary")
-    shutil.copy(asked / "constants.safetensors", made)
-    if (asked / "name").exists():
-        (made / (asked / "name").read_text()).touch()
-    try:
-        os.replace(made, folder)
-    except OSError:
-        if not (folder / "step.bin").exists():  # another process was faster
-            raise
-
-
-def _wait_for_room(arguments: list[Any]) -> None:
-    """Wait until the GPU has room for this worker: those who train on it, or compile for others, must not run short."""
-    taken: dict[str, int] = {}
-    for shape, _, dtype, device in arguments:
-        taken[device] = taken.get(device, 0) + math.prod(shape) * getattr(torch, dtype).itemsize
-    latest = time.monotonic() + PATIENCE_FOR_ROOM
-    for device, size in taken.items():
-        while torch.device(device).type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < ROOM * size:
-            if time.monotonic() > latest:
-                raise MemoryError(f"{device} has {free / 1e9:.1f} GB free, and compiling takes {ROOM * size / 1e9:.1f}")
-            time.sleep(0.5)
-
-
-def _graph_of(code: str, names: list[str], count: int) -> fx.GraphModule:
-    """A recorded step of `count` tensors from its text; those that it holds, by `names`, come last among them.
-
-    A saved artefact cannot hold tensors. Nothing is computed here.
-    """
-    graph = fx.Graph()
-    tracer = fx.proxy.GraphAppendingTracer(graph)
-    arguments = [fx.Proxy(graph.placeholder(f"argument_{i}"), tracer) for i in range(count)]
-    first = count - len(names)
-    held = SimpleNamespace(**dict(zip(names, arguments[first:], strict=True)))
-    known = SimpleNamespace(**vars(torch) | {"ops": _Operators(torch.ops, tracer)})
-    space: dict[str, Any] = {"torch": known, "device": torch.device, "inf": math.inf, "nan": math.nan}
-    exec(code, space)  # what this user's process has recorded
-    graph.output(space["forward"](held, *arguments[:first]).node)
-    return fx.GraphModule({}, graph)
-
-
-class _Operators:
-    """Operators by their names; to call one writes it into a graph, also where no tensor is given to it."""
-
-    def __init__(self, found: Any, tracer: fx.proxy.TracerBase) -> None:
-        self._found, self._tracer = found, tracer
-
-    def __getattr__(self, name: str) -> _Operators:
-        return _Operators(getattr(self._found, name), self._tracer)
-
-    def __call__(self, *given: Any, **named: Any) -> fx.Proxy:
-        return self._tracer.create_proxy("call_function", self._found, given, named)
-
-
-if __name__ == "__main__":
-    if hasattr(os, "nice"):
-        os.nice(10)  # whoever trains meanwhile comes first
-    compile_request(Path(sys.argv[1]), Path(sys.argv[2]))

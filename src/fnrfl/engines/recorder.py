@@ -13,9 +13,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -26,6 +26,7 @@ from fnrfl.core.engine import Step
 from fnrfl.core.errors import out_of_memory
 from fnrfl.core.forks import filters_lock, process_lock
 from fnrfl.core.step import ready_to_transform
+from fnrfl.engines.backend import Backend
 from fnrfl.engines.programs import (
     STORE,
     Coming,
@@ -74,53 +75,6 @@ class MissingProgram(NamedTuple):
     step: FlatStep
     arguments: StepArguments
     key: Hashable
-
-
-class Backend(Protocol):
-    """What makes programs of recorded steps."""
-
-    max_programs: int
-    waits: bool  # for what is coming, also where another run of the process did not
-    compute: torch.dtype | None  # the least precise type that a step computes in; None: that of its tensors
-
-    def settings(self, expected_steps: int) -> Hashable:
-        """What a program depends on beside the step and its arguments."""
-        ...
-
-    def decompositions(self) -> Any:
-        """Operators that are recorded as others."""
-        ...
-
-    def made_before(self, arguments: StepArguments) -> Iterator[FlatProgram] | None:
-        """The program that an earlier process has made of a step, which need not be recorded; None: there is none."""
-        ...
-
-    def candidates(self, recording: Recording) -> tuple[Iterator[FlatProgram], Coming | None]:
-        """Programs that may do what the step does, the fastest first; what takes long begins with this call.
-
-        And what is made while the first of them is used, and then takes its place; None: nothing.
-        """
-        ...
-
-    def recording(self) -> AbstractContextManager[object]:
-        """Is around all of recording."""
-        ...
-
-    def forget(self) -> None:
-        """All programs are gone."""
-        ...
-
-    def memory_is_short(self, device: torch.device) -> bool:
-        """Whether there is little room for another program, even after `free_memory`."""
-        ...
-
-    def free_memory(self) -> None:
-        """Give memory back that nobody uses: other processes may need it."""
-        ...
-
-    def cannot_record(self) -> None:
-        """A step stays as it is."""
-        ...
 
 
 class Recorder:
