@@ -36,6 +36,7 @@ from fnrfl.results.reproduce.pictured_data import split_of
 from fnrfl.results.reproduce.printed import COST_METRICS, PRINTED
 from fnrfl.results.reproduce.settings import METHODS, SCALES, TRIAL_SETTINGS
 from fnrfl.results.reproduce.shown import ShownColumn, ShownValue, show_table
+from fnrfl.results.reproduce.verdicts import find_cells
 from fnrfl.results.reproduce.waiting import ORDER, SECONDS, ExpectedSeconds, programs, queue
 from fnrfl.results.reproduce.wording import as_json, as_markdown, as_text
 from fnrfl.runs import run as run_module
@@ -367,6 +368,29 @@ def test_a_table_that_is_wider_than_the_terminal_has_a_line_for_each_value() -> 
         for column in part.columns:
             for value in column.values:
                 assert f"  {column.head}: {value.words}" in narrow
+
+
+def test_the_command_asks_how_wide_the_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    in_a_file = typed("mixed", "--out", "none.jsonl").stdout
+    monkeypatch.setattr("fnrfl.cli.reproduce.is_terminal", lambda: True)
+    on_a_screen = typed("mixed", "--out", "none.jsonl").stdout
+    assert "\n  printed: 0.9755 [1]\n" in on_a_screen and "\n  printed:" not in in_a_file
+
+
+def test_a_number_that_is_printed_twice_and_differs_says_so() -> None:
+    methods = [method for table, _, skew, method in PRINTED if (table, skew) == ("noise", "feature-0.5")]
+    assert len(methods) == 6
+    for method in methods:
+        printed, other = (PRINTED[table, "resnet18", "feature-0.5", method] for table in ("accuracy", "noise"))
+        assert (printed.value != other.value) == ("the noise table has another number" in printed.note)
+
+
+def test_cells_that_give_a_claim_its_interval_come_before_those_of_the_papers_column() -> None:
+    waiting = queue(NOTHING, "quick")
+    assert set(find_cells("claims", "quick")) <= {one.cell for one in waiting}
+    firsts = [one.cell.setting == "honest" and one.cell.seed < 2 for one in waiting if one.purpose == "claims"]
+    assert any(firsts) and firsts == sorted(firsts, reverse=True)
 
 
 def test_a_file_that_was_saved_on_windows_is_read(tmp_path: Path) -> None:
