@@ -153,8 +153,12 @@ def test_kappa_and_rho_are_compared_with_the_best_of_the_others() -> None:
     assert of.best_rho(*lines) == pytest.approx((0.9 / 8) / (0.4 / 2) - 1)
     assert of.time_saved(*lines[:2]) == pytest.approx(-1)
     lines[1]["device"] = "another"
-    assert of.best_kappa(*lines) is of.time_saved(*lines[:2]) is None
-    assert of.best_rho(*lines) is not None
+    assert of.time_saved(*lines[:2]) is None and of.best_rho(*lines) is not None
+    assert of.best_kappa(*lines) == 0.0  # ahead of the one that can be compared, which proves nothing
+    lines[2]["accuracy"] = 0.8
+    assert of.best_kappa(*lines) == pytest.approx(0.09 / 0.1 - 1)  # behind it, so not the best
+    lines[2]["no_measure"] = "a power cut"
+    assert of.best_kappa(*lines) is None
 
 
 def test_convergence_counts_what_it_takes_to_the_target() -> None:
@@ -370,7 +374,7 @@ def test_no_claim_is_about_seconds_beside_other_processes() -> None:
                 if mine.words != others.words:
                     is_verdict = old.head == VERDICT_HEAD
                     assert others.words == ("cannot be told: not measured" if is_verdict else "-")
-                    assert is_verdict or "at the same time as others ran resnet18/" in others.sources[0]
+                    assert is_verdict or "seconds do not count of resnet18/" in others.sources[0]
                     lost.add((before.title.partition(":")[0], row.partition(",")[0]))
     assert {name for name, _ in lost} == {"headline-time", "time", "convergence", "kappa-rho"}
     assert {row for name, row in lost if name == "convergence"} == {"seconds"}

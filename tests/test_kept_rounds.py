@@ -15,7 +15,7 @@ from fnrfl.cli.common import console
 from fnrfl.results.reproduce import cell_queue
 from fnrfl.results.reproduce.carrying import carry_out
 from fnrfl.results.reproduce.cell_queue import CellNotice
-from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, ran_alone
+from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, seconds_count
 from fnrfl.results.reproduce.paper_cells import PaperCell
 
 CELL = PaperCell("resnet18", "label", "honest", "scaffold+fnr", 0, "tiny")  # clients remember, and some are refined
@@ -59,11 +59,11 @@ def test_a_long_cell_goes_on_after_its_kept_rounds_and_has_the_same_numbers(tmp_
     assert (stopped(out) / "checkpoint.json").exists() and not out.exists()
     line = carried(out, tell=heard.append)
     assert [notice.event["round"] for notice in heard if notice.event] == [3]
-    assert line["kept_rounds"] == 2 and not ran_alone(line)  # its first rounds may have run beside others
+    assert line["kept_rounds"] == 2 and not seconds_count(line)  # its first rounds may have run beside others
     assert line["seconds_wall"] > sum(line["seconds"].values())  # those of the kept rounds too
     assert list(tmp_path.iterdir()) == [out]
     alone = carried(tmp_path / "alone.jsonl")
-    assert ran_alone(alone) and "kept_rounds" not in alone and numbers(line) == numbers(alone)
+    assert seconds_count(alone) and "kept_rounds" not in alone and numbers(line) == numbers(alone)
 
 
 def test_a_long_cell_goes_on_in_a_process_of_its_own_too(tmp_path: Path, long_cells: None) -> None:

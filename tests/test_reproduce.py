@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import errno
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -29,12 +31,19 @@ from fnrfl.results.reproduce.carrying import carry_out
 from fnrfl.results.reproduce.cell_lines import numbers_of
 from fnrfl.results.reproduce.cell_queue import CellNotice, Tell, choose
 from fnrfl.results.reproduce.figures import LEAKS_KEY, draw_all
-from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, check_lines_file, read_lines
+from fnrfl.results.reproduce.kept_lines import (
+    CellLine,
+    KeptLines,
+    append_line,
+    check_lines_file,
+    read_lines,
+    seconds_count,
+)
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.pictured_data import split_of
 from fnrfl.results.reproduce.printed import COST_METRICS, PRINTED
-from fnrfl.results.reproduce.settings import METHODS, SCALES, TRIAL_SETTINGS
+from fnrfl.results.reproduce.settings import METHODS, SCALES, SIX, TRIAL_SETTINGS
 from fnrfl.results.reproduce.shown import ShownColumn, ShownValue, show_table
 from fnrfl.results.reproduce.verdicts import find_cells
 from fnrfl.results.reproduce.waiting import ORDER, SECONDS, ExpectedSeconds, programs, queue
@@ -312,13 +321,22 @@ def test_a_failure_counts_only_where_nothing_succeeded() -> None:
     assert KeptLines([failed], [line_of(TINY)]).find(TINY).state == "here"
 
 
-def test_a_run_beside_others_does_not_replace_one_alone_of_the_same_recipe() -> None:
-    alone, beside = full_line(TINY, 0.5), full_line(TINY, 0.6) | {"processes": 4}
-    for lines in ([alone, beside], [beside, alone]):
-        assert KeptLines(lines, []).find(TINY).line["accuracy"] == 0.5
-    assert KeptLines([beside, line_of(TINY, failed="It did not.")], []).find(TINY).line["accuracy"] == 0.6
-    older = alone | {"overrides": ["rounds=1"]}
-    assert KeptLines([older, beside], []).find(TINY).line["accuracy"] == 0.6
+def test_of_several_lines_the_first_counts_with_the_last_seconds_that_are_a_measure() -> None:
+    first, again = full_line(TINY, 0.5), full_line(TINY, 0.6) | {"seconds_train": 7.0, "seconds_of_rounds": [7.0]}
+    failed, beside = line_of(TINY, failed="It did not."), {"processes": 4}
+
+    def counts(*lines: CellLine) -> tuple[float, float]:
+        line = KeptLines(lines, []).find(TINY).line
+        assert line["seconds_train"] != 7.0 or line["seconds_of_rounds"] == [7.0]
+        return line["accuracy"], line["seconds_train"]
+
+    assert counts(first, again) == counts(first | beside, again) == counts(failed, first, again, failed) == (0.5, 7.0)
+    for mark in ({"processes": 2}, {"kept_rounds": 1}, {"no_measure": "a power cut"}):
+        assert counts(first, again | mark) == (0.5, 10.0)
+    assert counts(first | beside, again | {"device": "another"}) == (0.5, 10.0)
+    assert counts(first | {"overrides": ["rounds=1"]}, again) == (0.6, 7.0)
+    timed = KeptLines([first | beside, again], []).find(TINY).line
+    assert seconds_count(timed) and not seconds_count(KeptLines([first | beside], []).find(TINY).line)
 
 
 def test_half_a_line_is_passed_over_and_the_next_begins_a_new_one(tmp_path: Path) -> None:
@@ -422,16 +440,31 @@ def test_after_a_full_disk_the_same_command_goes_on(tmp_path: Path, monkeypatch:
 
 
 def test_committed_results_are_whole_and_of_cells_that_exist() -> None:
-    seen: list[str] = []
     for path in kept_lines.OF_SOURCES.glob("*.jsonl"):
         texts = path.read_text(encoding="utf-8").splitlines()
         lines = read_lines(path)
         assert len(lines) == len(texts), path
-        seen += [line["id"] for line in lines]
+        assert len({line["id"] for line in lines}) == len(lines), path
         for line in lines:
             assert PaperCell.read(line["id"]).id == line["id"]
             assert ("failed" in line) or (bool(line["leaks"]) == bool(PaperCell.read(line["id"]).leaks))
-    assert len(set(seen)) == len(seen)  # which of two would count is said by names of files alone
+
+
+def test_committed_files_are_read_in_the_order_of_their_runs() -> None:
+    """The first line of a cell counts: names of files are a device and a date, with a number if there are several."""
+    by_day = dict[str, list[str]]()
+    for path in sorted(kept_lines.OF_SOURCES.glob("*.jsonl")):
+        named = re.fullmatch(r"([a-z0-9]+-(\d{4}-\d\d-\d\d))(?:-([1-9]))?", path.stem)
+        assert named is not None, path
+        by_day.setdefault(named[1], []).append(named[3])
+        assert {line["date"] for line in read_lines(path)} <= {named[2], _day_after(named[2])}, path
+    assert len(by_day) > 1
+    for day, numbers in by_day.items():
+        assert numbers in ([None], [str(n + 1) for n in range(len(numbers))]), day
+
+
+def _day_after(day: str) -> str:
+    return (datetime.date.fromisoformat(day) + datetime.timedelta(days=1)).isoformat()
 
 
 def test_results_of_the_package_are_found_without_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,6 +547,18 @@ def test_a_cell_that_ran_beside_others_waits_for_its_seconds_and_runs_alone(
     assert alone == [cell] and set(everything) - set(beside_others) == {cell}
     refused = typed("run", "seconds", "--processes", "2")
     assert refused.exit_code == 2 and "only of cells that run alone" in refused.stderr
+
+
+def test_methods_are_timed_together_if_their_seconds_cannot_be_compared() -> None:
+    cells = [PaperCell("resnet18", "label", "honest", method, 1, "quick") for method in SIX]
+    alone = [line_of(cell) for cell in cells]
+
+    def waiting(*others: CellLine) -> list[PaperCell]:
+        return [one.cell for one in queue(KeptLines([*alone[:4], *others], [])) if one.purpose == SECONDS]
+
+    assert waiting() == waiting(*alone[4:]) == waiting(alone[4], line_of(cells[5], failed="no memory")) == []
+    for another in ({"processes": 2}, {"no_measure": "fewer programs"}, {"device": "another"}):
+        assert waiting(alone[4], alone[5] | another) == cells
 
 
 def test_other_seeds_come_early_where_the_first_misses_a_published_number_that_is_verified() -> None:

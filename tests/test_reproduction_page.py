@@ -224,6 +224,8 @@ def test_seconds_of_cells_that_ran_beside_others_say_so_and_sort_as_before() -> 
     assert [f"{cell.text} beside 2" for cell in alone] == [cell.text for cell in beside]
     assert [cell.value for cell in alone] == [cell.value for cell in beside]
     assert {cell.text.partition(" ")[2] for cell in costs(processes=2)[0]} == {"beside 1"}
+    assert {cell.text.partition(" ")[2] for cell in costs(kept_rounds=1)[0]} == {"after a stop"}
+    assert {cell.text.partition(" ")[2] for cell in costs(no_measure="fewer programs")[0]} == {"fewer programs"}
     hours, shared = (sum(map(float, re.findall(r"Together ([\d.]+) hours", text))) for text in (page, page_beside))
     assert 0 < shared == pytest.approx(hours / 3, abs=0.03)  # the processes had the time together
 

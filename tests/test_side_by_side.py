@@ -103,6 +103,16 @@ def test_no_two_workers_take_one_cell_and_none_a_cell_without_time(tmp_path: Pat
     assert CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False, on_a_cpu=True).take(set()) is not None
 
 
+def test_every_cell_of_a_call_is_prepared_as_one_of_the_same_number(tmp_path: Path) -> None:
+    """Else the last of a method would have fewer compiled steps, and its seconds would not compare."""
+    for number, (seconds, alike) in enumerate([(None, 3), (100.0, 3), (2.5, 2), (1.9, 1)]):
+        waiting = CellQueue(CELLS, tmp_path / f"{number}.jsonl", NOTHING, seconds, False, on_a_cpu=True)
+        ready = waiting.new_worker()
+        turns = [waiting.take(ready) for _ in CELLS]
+        assert {turn.alike for turn in turns if turn is not None} == {alike}
+        waiting.close()
+
+
 def test_what_is_expected_of_a_cell_is_what_was_when_it_was_taken(tmp_path: Path) -> None:
     waiting = CellQueue(CELLS[:1], tmp_path / "lines.jsonl", NOTHING, None, False, processes=3)
     turn = waiting.take(waiting.new_worker())

@@ -75,7 +75,7 @@ SECONDS_OF_SILENCE = 60.0  # after which the next round of a cell is told
 def show_plan(scale: AnyScale = None, out: LinesOut = HERE, json: Json = False, debug: Debug = False) -> None:
     """The queue: cells without a result, in the order of what they add, with about how long each takes.
 
-    Cells for `seconds` have run beside others: for a measure of time each must run once more, alone.
+    Cells for `seconds` have run, but their seconds are no measure of time: each must run once more, alone.
 
     \b
     fnrfl reproduce plan

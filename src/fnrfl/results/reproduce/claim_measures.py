@@ -55,10 +55,16 @@ def time_saved(fnr: CellLine, other: CellLine) -> float | None:
 
 
 def best_kappa(fnr: CellLine, *others: CellLine) -> float | None:
-    """Accuracy per second, as a share beyond the best of the others."""
-    if not on_one_machine(fnr, *others):
+    """Accuracy per second, as a share beyond the best of the others.
+
+    Where the seconds of some others are no measure, the rest counts: what is behind one of them is not the best. To be
+    ahead of the rest counts as no difference, since it proves nothing.
+    """
+    timed = [other for other in others if on_one_machine(fnr, other)]
+    if not timed:
         return None
-    return _beyond_best([line["accuracy"] / line["seconds_train"] for line in (fnr, *others)])
+    beyond = _beyond_best([line["accuracy"] / line["seconds_train"] for line in (fnr, *timed)])
+    return beyond if len(timed) == len(others) else min(beyond, 0.0)
 
 
 def best_rho(fnr: CellLine, *others: CellLine) -> float | None:

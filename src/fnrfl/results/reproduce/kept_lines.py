@@ -26,6 +26,7 @@ CELL_NUMBERS: dict[str, type] = {
     "bytes_up": float, "bytes_down": float, "notes": dict,
 }  # fmt: skip
 _KIND_NAMES = {str: "text", list: "a list", float: "a number", dict: "an object"}
+_MARKS_OF_NO_MEASURE = ("processes", "kept_rounds", "no_measure")  # of lines whose seconds are none
 BEGINNING = '{"id": "'  # of every line: what may be all that a full disk has taken of the first one
 
 
@@ -53,15 +54,13 @@ class KeptLines:
     """The finished cells by id: committed ones, and those computed here, which count first if `prefer_here`."""
 
     def __init__(self, committed: Iterable[CellLine], here: Iterable[CellLine], *, prefer_here: bool = False) -> None:
-        self.committed, self.here = _last_of_each(committed), _last_of_each(here)
+        self.committed, self.here = _one_of_each(committed), _one_of_each(here)
         self._prefer_here = prefer_here
 
     @classmethod
     def read(cls, here: Path = HERE, *, prefer_here: bool = False) -> KeptLines:
         """Read the lines of the package and those of a file, which need not be there."""
-        folder = OF_SOURCES if OF_SOURCES.is_dir() else OF_PACKAGE
-        committed = [line for path in sorted(folder.glob("*.jsonl")) for line in read_lines(path)]
-        return cls(committed, read_lines(here) if here.exists() else [], prefer_here=prefer_here)
+        return cls(committed_lines(), read_lines(here) if here.exists() else [], prefer_here=prefer_here)
 
     def __iter__(self) -> Iterator[CellLine]:
         """All lines, the committed ones first."""
@@ -88,6 +87,12 @@ class KeptLines:
         return CellResult("older recipe", known[0][1]) if known else CellResult("not run")
 
 
+def committed_lines() -> list[CellLine]:
+    """All lines of the package, in the order of their runs; a cell that was run again has several."""
+    folder = OF_SOURCES if OF_SOURCES.is_dir() else OF_PACKAGE
+    return [line for path in sorted(folder.glob("*.jsonl")) for line in read_lines(path)]
+
+
 def is_of_today(cell: PaperCell, line: CellLine) -> bool:
     """Whether a line was made from the recipe and the overrides that its cell has now."""
     return _made_from(line) == (cell.recipe, cell.overrides)
@@ -97,12 +102,22 @@ def _made_from(line: CellLine) -> tuple[object, tuple[str, ...]]:
     return line.get("recipe"), tuple(line.get("overrides", ()))
 
 
-def ran_alone(line: CellLine) -> bool:
-    """Whether its seconds are a measure: beside other processes everything takes longer.
+def seconds_count(line: CellLine) -> bool:
+    """Whether its seconds are a measure, which tables and claims may take."""
+    return not why_no_measure(line)
 
-    Of a cell that was stopped and went on, nobody knows what ran beside it before.
+
+def why_no_measure(line: CellLine) -> str:
+    """Why its seconds are no measure, in two or three words; no words if they are one.
+
+    Beside other processes everything takes longer. Of a cell that was stopped and went on, nobody knows what ran beside
+    it before. A line may also name a reason of its own.
     """
-    return line.get("processes", 1) == 1 and "kept_rounds" not in line
+    if others := line.get("processes", 1) - 1:
+        return f"beside {others}"
+    if "kept_rounds" in line:
+        return "after a stop"
+    return str(line.get("no_measure", ""))
 
 
 def bytes_both_ways(line: CellLine) -> float:
@@ -111,13 +126,13 @@ def bytes_both_ways(line: CellLine) -> float:
 
 
 def on_one_machine(*lines: CellLine) -> bool:
-    """Whether seconds can be compared: one device and one engine, and no other cell beside."""
-    engines = [line.get("engine", {}) for line in lines]
-    places = {
-        (line["device"], engine.get("name"), engine.get("precision"))
-        for line, engine in zip(lines, engines, strict=True)
-    }
-    return all(map(ran_alone, lines)) and len(places) == 1
+    """Whether seconds can be compared: each is a measure, of one device and one engine."""
+    return all(map(seconds_count, lines)) and len(set(map(_place, lines))) == 1
+
+
+def _place(line: CellLine) -> tuple[object, ...]:
+    engine = line.get("engine", {})
+    return line["device"], engine.get("name"), engine.get("precision")
 
 
 def read_lines(path: Path) -> list[CellLine]:
@@ -194,16 +209,21 @@ def append_line(path: Path, line: CellLine) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _last_of_each(lines: Iterable[CellLine]) -> dict[str, CellLine]:
-    """The last line of each cell, but of one recipe the best: one that succeeded, and of those one that ran alone."""
+def _one_of_each(lines: Iterable[CellLine]) -> dict[str, CellLine]:
+    """One line of each cell, of its last recipe: the first that succeeded, with the last seconds that are a measure.
+
+    So a cell that is run again for its seconds keeps its accuracy: nobody can run it until the accuracy pleases.
+    """
     found: dict[str, CellLine] = {}
     for line in lines:
         before = found.get(line["id"], line)
-        if _made_from(before) != _made_from(line) or _worth(line) >= _worth(before):
+        if before is line or _made_from(before) != _made_from(line) or "failed" in before:
             found[line["id"]] = line
+        elif "failed" not in line and seconds_count(line) and _place(before) == _place(line):
+            found[line["id"]] = _with_seconds_of(line, before)
     return found
 
 
-def _worth(line: CellLine) -> tuple[bool, bool]:
-    """What a line has: numbers, and seconds that are a measure."""
-    return "failed" not in line, ran_alone(line)
+def _with_seconds_of(timed: CellLine, line: CellLine) -> CellLine:
+    kept = {name: value for name, value in line.items() if name not in _MARKS_OF_NO_MEASURE}
+    return kept | {name: value for name, value in timed.items() if name.startswith("seconds")}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fnrfl.results.report.tables import Column, Table, TableCell, text_cell
-from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines, bytes_both_ways, ran_alone
+from fnrfl.results.reproduce.kept_lines import CellLine, CellResult, KeptLines, bytes_both_ways, why_no_measure
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.settings import TRIAL_SETTINGS
 from fnrfl.results.reproduce.shown import COLUMN_NAMES, ShownPart, ShownTable, ShownValue, once_each
@@ -159,7 +159,7 @@ def _cell_group(setting: str, found: Mapping[PaperCell, CellResult]) -> CellGrou
 RAN_COLUMNS = (
     Column("cell", "and the command that runs it again", number=False),
     Column("accuracy", "on the test set after the last round"),
-    Column("seconds", "of training; beside 2: no measure, two other cells ran at the same time"),
+    Column("seconds", "of training; beside 2, or other words: no measure, as two other cells ran at the same time"),
     Column("all seconds", "with evaluation, preparing data and compiling"),
     Column("MiB", "traffic in both directions, all rounds"),
     Column("date", number=False),
@@ -172,13 +172,12 @@ def _ran_row(cell: PaperCell, found: CellResult) -> tuple[TableCell, ...]:
     line, origin = found.line, found.words if found.state == "here" else found.state
     mib = bytes_both_ways(line) / MIB
     leak = bool(line["leaks"])
-    others = line.get("processes", 1) - 1
-    beside = "" if ran_alone(line) else f"beside {others}" if others else "after a stop"
+    note = why_no_measure(line)
     return (
         TableCell(cell.id, cell.id, leak=leak, command=rerun_command(cell, line)),
         TableCell(f"{line['accuracy']:.4f}", line["accuracy"], leak=leak),
-        TableCell(f"{line['seconds_train']:,.1f}", line["seconds_train"], beside),
-        TableCell(f"{line['seconds_wall']:,.1f}", line["seconds_wall"], beside),
+        TableCell(f"{line['seconds_train']:,.1f}", line["seconds_train"], note),
+        TableCell(f"{line['seconds_wall']:,.1f}", line["seconds_wall"], note),
         TableCell(f"{mib:,.1f}", mib),
         text_cell(line["date"]),
         TableCell(line["device"], line["device"], f"({origin})"),

@@ -15,7 +15,7 @@ from fnrfl.results.reproduce.kept_lines import (
     KeptLines,
     bytes_both_ways,
     on_one_machine,
-    ran_alone,
+    seconds_count,
 )
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import PaperTable, TablePart, find_table
@@ -50,7 +50,7 @@ SKEW_NAMES = {
     "label+feature-0.5": "label and feature skew, noise 0.5", "label+quantity": "label and quantity skew",
     "classes-1": "one class per client", "classes-2": "two classes per client", "classes-3": "three classes per client",
 }  # fmt: skip
-_NO_MEASURE = "has run, but its seconds are no measure: other cells ran at the same time"
+_NO_MEASURE = "has run, but its seconds are no measure: other cells ran at the same time, or had better programs"
 NET_NAMES = {"resnet18": "ResNet-18", "resnet50": "ResNet-50", "vgg11": "VGG-11", "simple-cnn": "simple-cnn"}
 METHOD_NAMES = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "moon": "MOON", "fednova": "FedNova",
@@ -290,8 +290,8 @@ def _get(metric: str) -> Callable[[CellLine], float | None]:
     """How a metric is read from a line."""
     metrics: dict[str, Callable[[CellLine], float | None]] = {
         "mib": lambda line: bytes_both_ways(line) / MIB,
-        "seconds": lambda line: float(line["seconds_train"]) if ran_alone(line) else None,
-        "kappa": lambda line: float(line["accuracy"]) * 1e4 / line["seconds_train"] if ran_alone(line) else None,
+        "seconds": lambda line: float(line["seconds_train"]) if seconds_count(line) else None,
+        "kappa": lambda line: float(line["accuracy"]) * 1e4 / line["seconds_train"] if seconds_count(line) else None,
         "rho": lambda line: (
             float(line["accuracy"]) * 1e4 / (bytes_both_ways(line) / MIB) if bytes_both_ways(line) else None
         ),

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from fnrfl.core.words import counted
 from fnrfl.results.reproduce.claims import CLAIM_SEEDS, CLAIMS, Claim, ClaimRow, find_claim_cells
-from fnrfl.results.reproduce.kept_lines import CellResult, KeptLines, ran_alone
+from fnrfl.results.reproduce.kept_lines import CellResult, KeptLines, seconds_count
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import find_table
 from fnrfl.results.reproduce.printed import CURVES_SOURCE
@@ -156,8 +156,8 @@ class _Looked:
         cells = [cell for seed in asked for cell in row.cells(setting, seed, self.scale)]
         known = {cell: self.lines.find(cell) for cell in cells}
         lacking = [cell for cell, one in known.items() if not one.usable]
-        beside = [cell for cell, one in known.items() if one.usable and not ran_alone(one.line)]
-        without = _NO_NUMBER + (f"; at the same time as others ran {_named(beside)}" if beside else "")
+        untimed = [cell for cell, one in known.items() if one.usable and not seconds_count(one.line)]
+        without = _NO_NUMBER + (f"; seconds do not count of {_named(untimed)}" if untimed else "")
         sources = (without,) if ran else (f"needs cells: {_named(lacking)}", *failures_among(known))
         return ShownValue(
             setting, why_not(list(known.values()), ran), missing=tuple(asked), sources=sources,
@@ -172,7 +172,7 @@ class _Looked:
         found, verdict = self.estimate(row, "honest"), self.verdict(row)
         words = verdict.outcome + (f": {verdict.why}" if verdict.why else "")
         if found is None or found.low is None or found.high is None:
-            return ShownValue("honest", words)
+            return ShownValue("honest", words + (f", {found.mean:{row.form}}" if found and found.n > 1 else ""))
         words += f": {found.low:{row.form}} to {found.high:{row.form}}"
         return ShownValue("honest", words, found.mean, found.sd, low=found.low, high=found.high)
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, ran_alone
+from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, on_one_machine, seconds_count
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.printed import PRINTED
@@ -24,9 +24,9 @@ def has_no_result(cell: PaperCell, lines: KeptLines) -> bool:
 
 
 def has_no_seconds(cell: PaperCell, lines: KeptLines) -> bool:
-    """Whether a cell has a result whose seconds are no measure, since it did not run alone and in one go."""
-    found = lines.find(cell)
-    return found.usable and not ran_alone(found.line)
+    """Whether a cell has a result, and seconds of the six methods that cannot be compared: all of them run again."""
+    found = [lines.find(replace(cell, method=method)) for method in dict.fromkeys([cell.method, *SIX])]
+    return found[0].usable and not on_one_machine(*(one.line for one in found if one.usable))
 
 
 def may_miss_by_chance(cell: PaperCell, lines: KeptLines) -> bool:
@@ -163,7 +163,7 @@ class ExpectedSeconds:
         self._like: dict[tuple[str, ...], list[float]] = {}
         self._on_a_cpu = on_a_cpu
         for line in known:
-            if ran_alone(line) and line.get("device", "").startswith("CPU") == on_a_cpu:
+            if seconds_count(line) and line.get("device", "").startswith("CPU") == on_a_cpu:
                 self.learn(line)
 
     def learn(self, line: CellLine) -> None:
