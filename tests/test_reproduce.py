@@ -587,6 +587,8 @@ def test_seconds_are_those_of_like_cells() -> None:
     assert (
         4000 < ExpectedSeconds([own], on_a_cpu=True).seconds(cell) <= 5000 > 20 * ExpectedSeconds([own]).seconds(cell)
     )
+    shared = line_of(other_seed, device="CPU, 2 cores", seconds_wall=8000.0, processes=2)
+    assert 3000 < ExpectedSeconds([shared], on_a_cpu=True).seconds(cell) <= 4000
     beside = ExpectedSeconds([line_of(other_seed, processes=2)])
     assert beside.seconds(cell) == ExpectedSeconds([]).seconds(cell)  # what ran beside it is not known
     beside.learn(line_of(other_seed, processes=2))  # of this very run
@@ -601,6 +603,8 @@ def test_a_cell_that_needs_no_new_program_is_taken_first_and_none_that_does_not_
     ready = set(programs(plain))
     assert choose([moon, plain], 1e9, ready, expected, preparing=45.0) == plain
     assert choose([moon, plain], 1e9, set(), expected, preparing=45.0) == moon
+    even, uneven = (replace(plain, skew=skew, seed=1) for skew in ("feature-0.5", "quantity"))
+    assert choose([even, moon, uneven], 1e9, ready, expected, preparing=45.0) == uneven  # steps of fewer clients, too
     assert choose([moon, plain], 60.0, set(), expected, preparing=45.0) == plain
     assert choose([moon, plain], 6.0, ready, expected, preparing=45.0) is None
     assert choose([], 6.0, ready, expected, preparing=0.0) is None

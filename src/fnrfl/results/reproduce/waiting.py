@@ -157,13 +157,16 @@ PREPARING = 60.0  # seconds for a program that the process has not met, on a GPU
 
 
 class ExpectedSeconds:
-    """About how long cells take alone, without preparing: as long as like cells took, else by their images."""
+    """About how long cells take alone, without preparing: as long as like cells took, else by their images.
+
+    On a CPU, those that ran beside others count too, by their share of the time: a guess by images is worse.
+    """
 
     def __init__(self, known: Iterable[CellLine], on_a_cpu: bool = False) -> None:
         self._like: dict[tuple[str, ...], list[float]] = {}
         self._on_a_cpu = on_a_cpu
         for line in known:
-            if seconds_count(line) and line.get("device", "").startswith("CPU") == on_a_cpu:
+            if line.get("device", "").startswith("CPU") == on_a_cpu and (on_a_cpu or seconds_count(line)):
                 self.learn(line)
 
     def learn(self, line: CellLine) -> None:
@@ -210,12 +213,13 @@ def _by_images(cell: PaperCell) -> float:
 def programs(cell: PaperCell) -> frozenset[str]:
     """What is compiled for a cell, and shared with others of the same process.
 
-    Under quantity skew few clients are still at work in most steps, and steps of fewer clients are other programs.
+    Where some clients have more examples than others, they are at work in their last steps without the others, and steps
+    of fewer clients are other programs.
     """
     base, _, around = cell.method.partition("+")
     step = "fedavg" if base.startswith("public-") or base in ("fednova", "feddf", "fedftg") else base
-    skew = cell.skew if "quantity" in cell.skew else "even"
+    sizes = "uneven" if "label" in cell.skew or "quantity" in cell.skew else "even"
     exact = "deterministic" if "-weight-" in around else "fast"
     how = f"{cell.net} {exact}{' digits' if cell.scale == 'tiny' else ''}"
     refining = {f"{how} refine {cell.setting}"} if around not in ("", "no-leak") else set()
-    return frozenset({f"{how} {skew} {step}"} | refining)
+    return frozenset({f"{how} {sizes} {step}"} | refining)
