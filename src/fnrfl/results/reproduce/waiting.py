@@ -213,8 +213,8 @@ def _by_images(cell: PaperCell) -> float:
 def programs(cell: PaperCell) -> frozenset[str]:
     """What is compiled for a cell, and shared with others of the same process.
 
-    Where some clients have more examples than others, they are at work in their last steps without the others, and steps
-    of fewer clients are other programs.
+    Where some clients have more examples than others, their last steps are without the others, and steps of fewer
+    clients are other programs.
     """
     base, _, around = cell.method.partition("+")
     step = "fedavg" if base.startswith("public-") or base in ("fednova", "feddf", "fedftg") else base
