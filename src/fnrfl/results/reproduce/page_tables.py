@@ -159,7 +159,7 @@ def _cell_group(setting: str, found: Mapping[PaperCell, CellResult]) -> CellGrou
 RAN_COLUMNS = (
     Column("cell", "and the command that runs it again", number=False),
     Column("accuracy", "on the test set after the last round"),
-    Column("seconds", "of training; beside 2, or other words: no measure, as two other cells ran at the same time"),
+    Column("seconds", "of training; words beside a number say why it is no measure"),
     Column("all seconds", "with evaluation, preparing data and compiling"),
     Column("MiB", "traffic in both directions, all rounds"),
     Column("date", number=False),
