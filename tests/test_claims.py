@@ -157,8 +157,13 @@ def test_kappa_and_rho_are_compared_with_the_best_of_the_others() -> None:
     assert of.best_kappa(*lines) == 0.0  # ahead of the one that can be compared, which proves nothing
     lines[2]["accuracy"] = 0.8
     assert of.best_kappa(*lines) == pytest.approx(0.09 / 0.1 - 1)  # behind it, so not the best
+    lines[2]["date"] = "another day"
+    assert of.best_kappa(*lines) is None
+    del lines[2]["date"]
     lines[2]["no_measure"] = "a power cut"
     assert of.best_kappa(*lines) is None
+    lines[2] |= {"no_measure": "", "accuracy": 0.0}
+    assert of.best_kappa(*lines) is None  # nothing to be ahead of
 
 
 def test_convergence_counts_what_it_takes_to_the_target() -> None:
@@ -374,7 +379,7 @@ def test_no_claim_is_about_seconds_beside_other_processes() -> None:
                 if mine.words != others.words:
                     is_verdict = old.head == VERDICT_HEAD
                     assert others.words == ("cannot be told: not measured" if is_verdict else "-")
-                    assert is_verdict or "seconds do not count of resnet18/" in others.sources[0]
+                    assert is_verdict or "the seconds of these cells are no measure: resnet18/" in others.sources[0]
                     lost.add((before.title.partition(":")[0], row.partition(",")[0]))
     assert {name for name, _ in lost} == {"headline-time", "time", "convergence", "kappa-rho"}
     assert {row for name, row in lost if name == "convergence"} == {"seconds"}

@@ -38,6 +38,7 @@ from fnrfl.results.reproduce.kept_lines import (
     check_lines_file,
     read_lines,
     seconds_count,
+    timed_together,
 )
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
@@ -335,8 +336,14 @@ def test_of_several_lines_the_first_counts_with_the_last_seconds_that_are_a_meas
         assert counts(first, again | mark) == (0.5, 10.0)
     assert counts(first | beside, again | {"device": "another"}) == (0.5, 10.0)
     assert counts(first | {"overrides": ["rounds=1"]}, again) == (0.6, 7.0)
-    timed = KeptLines([first | beside, again], []).find(TINY).line
-    assert seconds_count(timed) and not seconds_count(KeptLines([first | beside], []).find(TINY).line)
+    for mark in (beside, {"kept_rounds": 3}, {"no_measure": "a power cut"}):
+        assert not seconds_count(KeptLines([first | mark], []).find(TINY).line)
+        assert seconds_count(KeptLines([first | mark, again], []).find(TINY).line)
+    days = first | {"date": "2026-11-01"}, again | {"date": "2026-11-02"}
+    assert KeptLines(days, []).find(TINY).words == "committed 2026-11-01 a device, seconds of 2026-11-02"
+    assert "seconds of" not in KeptLines([first, again], []).find(TINY).words
+    timed = KeptLines(days, []).find(TINY).line
+    assert timed_together(timed, days[1]) and not timed_together(timed, days[0])
 
 
 def test_half_a_line_is_passed_over_and_the_next_begins_a_new_one(tmp_path: Path) -> None:
@@ -463,6 +470,14 @@ def test_committed_files_are_read_in_the_order_of_their_runs() -> None:
         assert numbers in ([None], [str(n + 1) for n in range(len(numbers))]), day
 
 
+def test_names_of_files_are_sorted_as_people_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_lines, "OF_SOURCES", tmp_path)
+    names = ["cpu-2026-11-20", "h200-2026-11-9", "h200-2026-11-18", "h200-2026-11-18-2", "h200-2026-11-18-10"]
+    for name in reversed(names):
+        append_line(tmp_path / f"{name}.jsonl", line_of(TINY, date=name))
+    assert [line["date"] for line in kept_lines.committed_lines()] == names
+
+
 def _day_after(day: str) -> str:
     return (datetime.date.fromisoformat(day) + datetime.timedelta(days=1)).isoformat()
 
@@ -557,8 +572,15 @@ def test_methods_are_timed_together_if_their_seconds_cannot_be_compared() -> Non
         return [one.cell for one in queue(KeptLines([*alone[:4], *others], [])) if one.purpose == SECONDS]
 
     assert waiting() == waiting(*alone[4:]) == waiting(alone[4], line_of(cells[5], failed="no memory")) == []
-    for another in ({"processes": 2}, {"no_measure": "fewer programs"}, {"device": "another"}):
+    for another in ({"processes": 2}, {"no_measure": "fewer programs"}, {"device": "another"}, {"date": "another"}):
         assert waiting(alone[4], alone[5] | another) == cells
+    committed = [line | {"processes": 2} for line in alone]
+    here = [
+        line | {"device": "another"} for line in alone
+    ]  # somebody's own, of another device: no need to wait for more
+    for own, waits in ((here[:5], True), (here, False)):
+        lines = KeptLines(committed, own)
+        assert any(one.purpose == SECONDS for one in queue(lines)) is waits
 
 
 def test_other_seeds_come_early_where_the_first_misses_a_published_number_that_is_verified() -> None:

@@ -27,7 +27,7 @@ from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.results.reproduce import side_by_side
 from fnrfl.results.reproduce.carrying import carry_out
 from fnrfl.results.reproduce.cell_lines import HowToRun, compute_line, failed_line
-from fnrfl.results.reproduce.cell_queue import CellNotice, CellQueue, CellTurn
+from fnrfl.results.reproduce.cell_queue import MANY_ALIKE, CellNotice, CellQueue, CellTurn
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, read_lines
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.side_by_side import DIED, NOT_STARTED, CellProcess
@@ -103,13 +103,24 @@ def test_no_two_workers_take_one_cell_and_none_a_cell_without_time(tmp_path: Pat
     assert CellQueue(CELLS, tmp_path / "lines.jsonl", NOTHING, 2.9, False, on_a_cpu=True).take(set()) is not None
 
 
-def test_every_cell_of_a_call_is_prepared_as_one_of_the_same_number(tmp_path: Path) -> None:
+def test_what_is_compiled_for_a_cell_that_runs_alone_does_not_depend_on_what_is_left(tmp_path: Path) -> None:
     """Else the last of a method would have fewer compiled steps, and its seconds would not compare."""
-    for number, (seconds, alike) in enumerate([(None, 3), (100.0, 3), (2.5, 2), (1.9, 1)]):
-        waiting = CellQueue(CELLS, tmp_path / f"{number}.jsonl", NOTHING, seconds, False, on_a_cpu=True)
+    for seconds, cells in ((None, CELLS), (50.0, CELLS), (None, CELLS[:1])):
+        for call in range(len(cells)):  # each ends after one cell, and the next one goes on
+            out = tmp_path / f"{seconds}-{len(cells)}.jsonl"
+            waiting = CellQueue(cells, out, NOTHING, seconds, False, on_a_cpu=True)
+            turn = waiting.take(waiting.new_worker())
+            assert turn is not None and turn.alike == MANY_ALIKE, call
+            waiting.finish(turn.cell, failed_line(turn.cell, HowToRun((), (), 1), "It did not."))
+            waiting.close()
+
+
+def test_beside_others_as_much_is_compiled_as_pays_for_the_cells_that_are_left(tmp_path: Path) -> None:
+    for number, (seconds, alike) in enumerate([(None, {1, 2}), (7.0, {1, 2}), (3.0, {1})]):
+        waiting = CellQueue(CELLS, tmp_path / f"{number}.jsonl", NOTHING, seconds, False, processes=2, on_a_cpu=True)
         ready = waiting.new_worker()
         turns = [waiting.take(ready) for _ in CELLS]
-        assert {turn.alike for turn in turns if turn is not None} == {alike}
+        assert {turn.alike for turn in turns if turn is not None} == alike
         waiting.close()
 
 

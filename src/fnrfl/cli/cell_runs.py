@@ -75,7 +75,8 @@ SECONDS_OF_SILENCE = 60.0  # after which the next round of a cell is told
 def show_plan(scale: AnyScale = None, out: LinesOut = HERE, json: Json = False, debug: Debug = False) -> None:
     """The queue: cells without a result, in the order of what they add, with about how long each takes.
 
-    Cells for `seconds` have run, but their seconds are no measure of time: each must run once more, alone.
+    Cells for `seconds` have run. They run once more, alone, since their seconds, or those of a method that they are
+    compared with, are no measure.
 
     \b
     fnrfl reproduce plan
@@ -152,7 +153,7 @@ def run_cells(
 
     Each result is a line of JSON, written when its cell is finished. On a GPU cells run in bf16 and not
     deterministically, unless --set engine=... says how. With --processes, one cell prepares its programs while others
-    train; no table shows the seconds of such cells. `seconds` are those of them whose seconds a claim needs.
+    train; no table shows the seconds of such cells. `seconds` names the cells that `plan` lists for that purpose.
     """
     with errors_in_words(debug):
         from fnrfl.results.reproduce.kept_lines import KeptLines
@@ -222,7 +223,9 @@ def carry(
         if left and done:
             screen.print(f"{counted(left, 'cell')} did not fit into {time}. {GO_ON}")
         elif left:
-            screen.print(f"No cell was begun: none is expected to be finished within {time} on this machine.")
+            screen.print(
+                f"No cell was begun: none of those left, {left}, is expected to be finished within {time} on this machine."
+            )
     return done
 
 

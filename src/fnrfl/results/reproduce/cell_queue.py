@@ -13,11 +13,11 @@ from fnrfl.results.reproduce.begun_cells import BegunCells
 from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, append_line, is_of_today, make_room, read_lines
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.waiting import PREPARING, ExpectedSeconds, programs
-from fnrfl.results.statistics import mean
 from fnrfl.rundir import directory
 from fnrfl.rundir.events import Event
 
 LOOK_AHEAD = 150  # cells of the queue among which one that needs no new program is taken first
+MANY_ALIKE = 100  # of a cell that runs alone: its programs do not depend on what is left, so that seconds compare
 LONG_CELL = 300.0  # expected seconds of a cell from which on its rounds are kept, so that it can go on after a stop
 
 
@@ -42,7 +42,7 @@ class CellTurn:
     """A cell that is to be run now."""
 
     notice: CellNotice
-    alike: int  # cells that use what is prepared for one: the same for all of a call, so that their seconds compare
+    alike: int  # cells that will use what is prepared for this one; all that pays for so many is compiled
     expected_seconds: float  # beside the cells of the others that were at work when it was taken
     kept: Path | None = None  # the run directory of a long cell, which keeps its rounds or has kept some
 
@@ -76,11 +76,10 @@ class CellQueue:
         self.out, self.done = out, list[CellLine]()
         self._cells, self._seconds = cells, seconds
         self._old_lines = len(read_lines(out)) if again and out.exists() else 0  # of these, failed ones are tried again
-        self._at_work, self._preparing = processes, 0.0 if on_a_cpu else PREPARING
+        self._alone, self._at_work, self._preparing = processes == 1, processes, 0.0 if on_a_cpu else PREPARING
         self._began, self._expected = time.monotonic(), ExpectedSeconds(lines, on_a_cpu)
         self._lock, self._taken = threading.Lock(), set[PaperCell]()
         self._ready: list[set[str]] = []  # programs of each worker
-        self._alike = self._how_many_alike()
         self._begun = BegunCells(out)
         self.elsewhere: list[PaperCell] = []  # those that another call was at when there was nothing else to do
         self.stopped = False
@@ -102,12 +101,13 @@ class CellQueue:
                 return None
             ahead = min(left, sum(map(self.seconds, waiting)) / self._at_work)
             expected = self.seconds(cell)
+            alike = MANY_ALIKE if self._alone else _how_many_alike(cell, free, left / max(1.0, expected))
             self._taken.add(cell)
             ready |= programs(cell)
             number = len(self._cells) - len(free) + 1
             notice, run_dir = CellNotice("start", cell, number, len(self._cells), ahead), self._begun.run_dir(cell)
             is_kept = run_dir.exists() or self._expected.seconds(cell) >= LONG_CELL
-            return CellTurn(notice, self._alike, expected, run_dir if is_kept else None)
+            return CellTurn(notice, alike, expected, run_dir if is_kept else None)
 
     def _waiting(self) -> list[PaperCell]:
         return _still_to_do(self._cells, self.out, self._old_lines)
@@ -144,13 +144,6 @@ class CellQueue:
         """Let go of cells that were begun and not finished."""
         with self._lock:
             self._begun.end_all()
-
-    def _how_many_alike(self) -> int:
-        """All cells, or as many as there is time for."""
-        if self._seconds is None or not self._cells:
-            return len(self._cells)
-        fitting = self._seconds / mean([self._expected.seconds(cell) for cell in self._cells])
-        return max(1, min(len(self._cells), int(fitting)))
 
     def seconds(self, cell: PaperCell) -> float:
         """About how long a cell will take beside those of the workers that have not ended."""
@@ -195,3 +188,8 @@ def _still_to_do(cells: Sequence[PaperCell], out: Path, old_lines: int) -> list[
         return "failed" not in line or cell.id in new
 
     return [cell for cell in cells if not is_done(cell)]
+
+
+def _how_many_alike(cell: PaperCell, others: Sequence[PaperCell], most: float) -> int:
+    """How many cells will use what is prepared for this one, as far as time allows."""
+    return max(1, int(min(most, sum(bool(programs(cell) & programs(other)) for other in others))))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fnrfl.results.reproduce.kept_lines import CellLine, bytes_both_ways, on_one_machine
+from fnrfl.results.reproduce.kept_lines import CellLine, bytes_both_ways, timed_together
 from fnrfl.results.statistics import Reached, mean, rank_correlation, reached
 
 Measure = Callable[..., float | None]  # of lines, in the order of a claim's runs
@@ -49,7 +49,7 @@ def smaller_decline(*lines: CellLine) -> float:
 
 def time_saved(fnr: CellLine, other: CellLine) -> float | None:
     """The share of the other's training time that is not needed."""
-    if not on_one_machine(fnr, other):
+    if not timed_together(fnr, other):
         return None
     return float(1 - fnr["seconds_train"] / other["seconds_train"])
 
@@ -60,11 +60,11 @@ def best_kappa(fnr: CellLine, *others: CellLine) -> float | None:
     Where the seconds of some others are no measure, the rest counts: what is behind one of them is not the best. To be
     ahead of the rest counts as no difference, since it proves nothing.
     """
-    timed = [other for other in others if on_one_machine(fnr, other)]
+    timed = [other for other in others if timed_together(fnr, other)]
     if not timed:
         return None
     beyond = _beyond_best([line["accuracy"] / line["seconds_train"] for line in (fnr, *timed)])
-    return beyond if len(timed) == len(others) else min(beyond, 0.0)
+    return beyond if beyond is None or len(timed) == len(others) else min(beyond, 0.0)
 
 
 def best_rho(fnr: CellLine, *others: CellLine) -> float | None:
@@ -72,8 +72,9 @@ def best_rho(fnr: CellLine, *others: CellLine) -> float | None:
     return _beyond_best([line["accuracy"] / bytes_both_ways(line) for line in (fnr, *others)])
 
 
-def _beyond_best(rates: Sequence[float]) -> float:
-    return rates[0] / max(rates[1:]) - 1
+def _beyond_best(rates: Sequence[float]) -> float | None:
+    best = max(rates[1:])
+    return rates[0] / best - 1 if best else None
 
 
 # -- convergence -------------------------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ def rounds_saved(fnr: CellLine, fedavg: CellLine) -> float | None:
 
 def seconds_saved(fnr: CellLine, fedavg: CellLine) -> float | None:
     """The share of FedAvg's seconds to the target that is not needed."""
-    if not on_one_machine(fnr, fedavg):
+    if not timed_together(fnr, fedavg):
         return None
     return _saved(fnr, fedavg, lambda found: found.seconds)
 

@@ -198,8 +198,8 @@ CLAIMS = (
     ),
     Claim(
         "kappa-rho", "the best kappa and the best rho", "tab:cost",
-        "kappa or rho / the best of five others - 1; if seconds of some others are no measure, kappa / the best of the "
-        "rest - 1, and 0 if FNR is ahead of it",
+        "kappa or rho / the best of five others - 1. If the seconds of some others are no measure, kappa is compared "
+        "with the rest, and an FNR that is ahead of the rest counts as 0",
         _by_skew(SIX, of.best_kappa, "+.2%", label="kappa, ", tables=("cost",))
         + _by_skew(SIX, of.best_rho, "+.2%", label="rho, ", tables=("cost",)),
     ),

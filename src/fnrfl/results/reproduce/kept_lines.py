@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +26,12 @@ CELL_NUMBERS: dict[str, type] = {
     "accuracy": float, "accuracies": list, "seconds_train": float, "seconds_wall": float, "seconds_preparing": float,
     "bytes_up": float, "bytes_down": float, "notes": dict,
 }  # fmt: skip
+MARKS: dict[str, type] = {
+    "processes": float,
+    "kept_rounds": float,
+    "no_measure": str,
+}  # of lines whose seconds are none
 _KIND_NAMES = {str: "text", list: "a list", float: "a number", dict: "an object"}
-_MARKS_OF_NO_MEASURE = ("processes", "kept_rounds", "no_measure")  # of lines whose seconds are none
 BEGINNING = '{"id": "'  # of every line: what may be all that a full disk has taken of the first one
 
 
@@ -46,7 +51,8 @@ class CellResult:
     def words(self) -> str:
         """Where the result comes from, for people."""
         if self.state == "committed":
-            return f"committed {self.line['date']} {self.line['device']}"
+            timed = f", seconds of {self.line['seconds_date']}" if "seconds_date" in self.line else ""
+            return f"committed {self.line['date']} {self.line['device']}{timed}"
         return "computed here" if self.state == "here" else self.state
 
 
@@ -88,9 +94,14 @@ class KeptLines:
 
 
 def committed_lines() -> list[CellLine]:
-    """All lines of the package, in the order of their runs; a cell that was run again has several."""
+    """All lines of the package, in the order of their files' names; a cell that was run again has several."""
     folder = OF_SOURCES if OF_SOURCES.is_dir() else OF_PACKAGE
-    return [line for path in sorted(folder.glob("*.jsonl")) for line in read_lines(path)]
+    return [line for path in sorted(folder.glob("*.jsonl"), key=_in_order) for line in read_lines(path)]
+
+
+def _in_order(path: Path) -> list[tuple[int, str]]:
+    """A name as people sort it: 2 before 10, and a name before the same with a number."""
+    return [(int(part or -1), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.stem)]
 
 
 def is_of_today(cell: PaperCell, line: CellLine) -> bool:
@@ -126,8 +137,13 @@ def bytes_both_ways(line: CellLine) -> float:
 
 
 def on_one_machine(*lines: CellLine) -> bool:
-    """Whether seconds can be compared: each is a measure, of one device and one engine."""
+    """Whether all seconds are a measure, of one device and one engine."""
     return all(map(seconds_count, lines)) and len(set(map(_place, lines))) == 1
+
+
+def timed_together(*lines: CellLine) -> bool:
+    """Whether differences in seconds are those of methods: of one machine and of one day, since code changes."""
+    return on_one_machine(*lines) and len({line.get("seconds_date", line.get("date")) for line in lines}) == 1
 
 
 def _place(line: CellLine) -> tuple[object, ...]:
@@ -167,6 +183,9 @@ def _what_is_wrong(line: CellLine) -> str | None:
         if value is None:
             return f'has no "{name}", which tables need'
         if not (_is_number(value) if kind is float else isinstance(value, kind)):
+            return f'has "{name}", but it is not {_KIND_NAMES[kind]}'
+    for name, kind in MARKS.items():
+        if name in line and not (_is_number(line[name]) if kind is float else isinstance(line[name], kind)):
             return f'has "{name}", but it is not {_KIND_NAMES[kind]}'
     for accuracy in (line["accuracy"], *line["accuracies"]) if "failed" not in line else ():
         if not _is_number(accuracy) or not 0 <= accuracy <= 1:
@@ -225,5 +244,8 @@ def _one_of_each(lines: Iterable[CellLine]) -> dict[str, CellLine]:
 
 
 def _with_seconds_of(timed: CellLine, line: CellLine) -> CellLine:
-    kept = {name: value for name, value in line.items() if name not in _MARKS_OF_NO_MEASURE}
-    return kept | {name: value for name, value in timed.items() if name.startswith("seconds")}
+    kept = {name: value for name, value in line.items() if name not in MARKS}
+    dated = {} if timed["date"] == line["date"] else {"seconds_date": timed["date"]}
+    return (
+        kept | dated | {name: value for name, value in timed.items() if name.startswith("seconds") or name == "memory"}
+    )

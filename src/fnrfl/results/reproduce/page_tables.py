@@ -159,7 +159,10 @@ def _cell_group(setting: str, found: Mapping[PaperCell, CellResult]) -> CellGrou
 RAN_COLUMNS = (
     Column("cell", "and the command that runs it again", number=False),
     Column("accuracy", "on the test set after the last round"),
-    Column("seconds", "of training; words beside a number say why it is no measure"),
+    Column(
+        "seconds",
+        "of training; words after it say why it is no measure: beside 2, two other cells ran at the same time",
+    ),
     Column("all seconds", "with evaluation, preparing data and compiling"),
     Column("MiB", "traffic in both directions, all rounds"),
     Column("date", number=False),

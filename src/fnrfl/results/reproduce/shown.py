@@ -50,7 +50,10 @@ SKEW_NAMES = {
     "label+feature-0.5": "label and feature skew, noise 0.5", "label+quantity": "label and quantity skew",
     "classes-1": "one class per client", "classes-2": "two classes per client", "classes-3": "three classes per client",
 }  # fmt: skip
-_NO_MEASURE = "has run, but its seconds are no measure: other cells ran at the same time, or had better programs"
+_NO_MEASURE = (
+    "has run, but its seconds are no measure: other cells ran at the same time, it was stopped and went on, or fewer "
+    "of its steps were compiled"
+)
 NET_NAMES = {"resnet18": "ResNet-18", "resnet50": "ResNet-50", "vgg11": "VGG-11", "simple-cnn": "simple-cnn"}
 METHOD_NAMES = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "moon": "MOON", "fednova": "FedNova",

@@ -35,8 +35,8 @@ Outcome = Literal["holds", "does not hold", "cannot be told", "not run"]
 VERDICT_HEAD = "verdict, by the honest protocol"
 ON_DIGITS = f"{VERDICT_HEAD}, on digits: not about the paper"
 _NO_NUMBER = (
-    "these cells have run, but this was not measured: seconds count only of cells that ran alone on one device, and "
-    "pairs of clients need fnr.watch"
+    "these cells have run, but this was not measured: seconds count only of cells that ran alone on one device and one "
+    "day, and pairs of clients need fnr.watch"
 )
 
 
@@ -157,7 +157,7 @@ class _Looked:
         known = {cell: self.lines.find(cell) for cell in cells}
         lacking = [cell for cell, one in known.items() if not one.usable]
         untimed = [cell for cell, one in known.items() if one.usable and not seconds_count(one.line)]
-        without = _NO_NUMBER + (f"; seconds do not count of {_named(untimed)}" if untimed else "")
+        without = _NO_NUMBER + (f"; the seconds of these cells are no measure: {_named(untimed)}" if untimed else "")
         sources = (without,) if ran else (f"needs cells: {_named(lacking)}", *failures_among(known))
         return ShownValue(
             setting, why_not(list(known.values()), ran), missing=tuple(asked), sources=sources,

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, on_one_machine, seconds_count
+from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines, seconds_count, timed_together
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.printed import PRINTED
@@ -24,9 +24,16 @@ def has_no_result(cell: PaperCell, lines: KeptLines) -> bool:
 
 
 def has_no_seconds(cell: PaperCell, lines: KeptLines) -> bool:
-    """Whether a cell has a result, and seconds of the six methods that cannot be compared: all of them run again."""
-    found = [lines.find(replace(cell, method=method)) for method in dict.fromkeys([cell.method, *SIX])]
-    return found[0].usable and not on_one_machine(*(one.line for one in found if one.usable))
+    """Whether a cell has a result, and the seconds of the six methods cannot be compared: all of them run again.
+
+    Neither those that tables show, nor those computed here.
+    """
+
+    def compared(prefer_here: bool) -> bool:
+        found = [lines.find(replace(cell, method=method), prefer_here=prefer_here) for method in (cell.method, *SIX)]
+        return not found[0].usable or timed_together(*(one.line for one in found if one.usable))
+
+    return not compared(prefer_here=False) and not compared(prefer_here=True)
 
 
 def may_miss_by_chance(cell: PaperCell, lines: KeptLines) -> bool:
