@@ -101,7 +101,7 @@ def test_why_nothing_was_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_time_into_which_no_cell_fits_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cell = PaperCell("resnet18", "label", "honest", "fedavg", 77, "quick")
-    said = "No cell was begun: none is expected to be finished within 1s"
+    said = "No cell was begun: of 1 cell left, none is expected to be finished within 1s"
     got = typed("run", cell.id, "--for", "1s", "--out", "lines.jsonl")
     assert got.exit_code == 0 and said in got.output
     append_line(tmp_path / "lines.jsonl", line_of(cell))
