@@ -246,6 +246,4 @@ def _one_of_each(lines: Iterable[CellLine]) -> dict[str, CellLine]:
 def _with_seconds_of(timed: CellLine, line: CellLine) -> CellLine:
     kept = {name: value for name, value in line.items() if name not in MARKS}
     dated = {} if timed["date"] == line["date"] else {"seconds_date": timed["date"]}
-    return (
-        kept | dated | {name: value for name, value in timed.items() if name.startswith("seconds") or name == "memory"}
-    )
+    return kept | dated | {name: value for name, value in timed.items() if name.startswith("seconds")}
