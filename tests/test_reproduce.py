@@ -474,7 +474,14 @@ def test_committed_files_are_read_in_the_order_of_their_runs() -> None:
 
 def test_names_of_files_are_sorted_as_people_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_lines, "OF_SOURCES", tmp_path)
-    names = ["cpu-2026-11-20", "h200-2026-11-9", "h200-2026-11-18", "h200-2026-11-18-2", "h200-2026-11-18-10"]
+    names = [
+        "cpu-2026-11-20",
+        "h200-2026-11-9",
+        "h200-2026-11-18",
+        "h200-2026-11-18-2",
+        "h200-2026-11-18-10",
+        "h200-2026-11-18²",
+    ]
     for name in reversed(names):
         append_line(tmp_path / f"{name}.jsonl", line_of(TINY, date=name))
     assert [line["date"] for line in kept_lines.committed_lines()] == names

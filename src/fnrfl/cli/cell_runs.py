@@ -223,9 +223,9 @@ def carry(
         if left and done:
             screen.print(f"{counted(left, 'cell')} did not fit into {time}. {GO_ON}")
         elif left:
-            of = counted(left, "cell")
             screen.print(
-                f"No cell was begun: of {of} left, none is expected to be finished within {time} on this machine."
+                f"No cell was begun: of {counted(left, 'cell')} left, none is expected to be finished within {time} on "
+                "this machine."
             )
     return done
 

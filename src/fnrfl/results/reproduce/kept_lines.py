@@ -26,11 +26,8 @@ CELL_NUMBERS: dict[str, type] = {
     "accuracy": float, "accuracies": list, "seconds_train": float, "seconds_wall": float, "seconds_preparing": float,
     "bytes_up": float, "bytes_down": float, "notes": dict,
 }  # fmt: skip
-MARKS: dict[str, type] = {
-    "processes": float,
-    "kept_rounds": float,
-    "no_measure": str,
-}  # of lines whose seconds are none
+# What stands in a line whose seconds are no measure.
+MARKS: dict[str, type] = {"processes": float, "kept_rounds": float, "no_measure": str}
 _KIND_NAMES = {str: "text", list: "a list", float: "a number", dict: "an object"}
 BEGINNING = '{"id": "'  # of every line: what may be all that a full disk has taken of the first one
 
@@ -101,7 +98,8 @@ def committed_lines() -> list[CellLine]:
 
 def _in_order(path: Path) -> list[tuple[int, str]]:
     """A name as people sort it: 2 before 10, and a name before the same with a number."""
-    return [(int(part or -1), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.stem)]
+    parts = re.split(r"(\d+)", path.stem)  # by turns words and digits
+    return [(int(part), "") if turn % 2 else (-1, part) for turn, part in enumerate(parts)]
 
 
 def is_of_today(cell: PaperCell, line: CellLine) -> bool:
