@@ -3,32 +3,39 @@
     python benchmarks/cpu.py                     all of it, about half an hour on two cores
     python benchmarks/cpu.py --only W1 W2        some of it
     python benchmarks/cpu.py --out results/cpu   a line of JSON for each measurement, in a file of that folder
+    python benchmarks/cpu.py --against v0.1.0    the source of another commit takes turns as well
 
-Machines are noisy, so fnrfl and the loop take turns, several rounds each, and the figure is the median of the ratios
-of their times in the same turn; the spread is the lowest and the highest. A round is a whole round of `fnrfl.run`:
-training, averaging, evaluation, the line of the event log. The loop has one thread.
+Machines are noisy, so fnrfl and the loop take turns (`turns.py`), several rounds each, and the figure is the median of
+the ratios of their times in the same turn; the spread is the lowest and the highest. A round is a whole round of
+`fnrfl.run`: training, averaging, evaluation, the line of the event log. The loop has one thread.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import io
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from turns import Side, in_turns, ratios
+
 PAIRS = 15
+CPU, WALL = 0, 1  # the clocks of a turn
+ROOT = Path(__file__).parent.parent
 BASE = {
     "public": {"size": 0},
     "validation": {"size": 0},
@@ -48,16 +55,21 @@ class Bench:
     tight: str = "fedavg"
     thread_counts: tuple[int | str, ...] = ("auto",)
     like: dict[str, Any] = field(default_factory=dict)
+    short: bool = False  # a turn is a run from its first round on, in a new process
+
+    def merged(self, threads: int | str = "auto") -> dict[str, Any]:
+        """The keys of this work."""
+        keys = {k: {**v} if isinstance(v, dict) else v for k, v in BASE.items()}
+        for changes in (self.keys, self.like, {"engine": {"threads": threads}}):
+            for key, value in changes.items():
+                keys[key] = {**keys.get(key, {}), **value} if isinstance(value, dict) else value
+        return keys
 
     def config(self, threads: int | str = "auto") -> Any:
         """The config of this work."""
         from fnrfl.config import load
 
-        keys = {k: {**v} if isinstance(v, dict) else v for k, v in BASE.items()}
-        for changes in (self.keys, self.like, {"engine": {"threads": threads}}):
-            for key, value in changes.items():
-                keys[key] = {**keys.get(key, {}), **value} if isinstance(value, dict) else value
-        return load(None, keys)
+        return load(None, self.merged(threads))
 
 
 W1 = {"dataset": "digits", "model": "mlp(hidden=64)", "clients": 10, "client": {"batch": 32, "epochs": 2}}
@@ -80,6 +92,14 @@ CROWD = {
     "client": {"batch": 32, "epochs": 2},
 }
 CROWD_CNN = {**CROWD, "model": "cnn"}
+BN_CROWD = {
+    "dataset": "small",
+    "model": "cnn(norm=batch)",
+    "clients": 2000,
+    "participation": 0.2,
+    "scenario": "iid",
+    "client": {"batch": 16, "epochs": 1},
+}
 KEEP = {"client": {"last_batch": "keep"}}
 EVEN, RAGGED = {"scenario": "iid"}, {"scenario": "label-dirichlet(0.5)"}
 BOTH = (1, "auto")
@@ -98,6 +118,23 @@ BENCHES = [
     Bench("crowd-keep", "crowd with the loop's very batches", CROWD, 3, like=KEEP, thread_counts=BOTH),
     Bench("cnn-crowd", "crowd with CNN 1-16-32", CROWD_CNN, 1, thread_counts=BOTH),
     Bench("cnn-crowd-keep", "cnn-crowd with the loop's very batches", CROWD_CNN, 1, like=KEEP, thread_counts=BOTH),
+    Bench(
+        "bn-crowd",
+        "400 of 2,000 clients, 16x16 images, CNN with BatchNorm, batch 16, two steps",
+        BN_CROWD,
+        1,
+        thread_counts=BOTH,
+    ),
+    Bench(
+        "W1-short",
+        "the first ten rounds of W1 with the loop's very batches",
+        W1 | EVEN,
+        10,
+        like=KEEP,
+        short=True,
+        thread_counts=(1,),
+    ),
+    Bench("W3-short", "the first three rounds of W3", W3 | EVEN, 3, short=True, thread_counts=(1,)),
     Bench("W1-scaffold", "W1, SCAFFOLD", W1 | EVEN, 20, "scaffold", like={"algorithm": "scaffold"}),
     Bench("W1-moon", "W1, MOON", W1 | EVEN, 10, "moon", like={"algorithm": "moon"}),
     Bench("W1-fnr", "W1, FedAvg under FNR", W1 | EVEN, 10, "fnr", like=FNR),
@@ -111,31 +148,43 @@ def subset(folder: Path) -> Path:
     """12,000 training and 2,000 test images of Fashion-MNIST."""
     import numpy as np
 
+    some = np.sort(np.random.default_rng(0).permutation(60_000)[:12_000])
+    return _images(folder / "fashion-12000.npz", lambda x: x, some)
+
+
+def small_images(folder: Path) -> Path:
+    """Fashion-MNIST with 16 x 16 pixels."""
+    import numpy as np
+
+    return _images(folder / "fashion-16.npz", lambda x: x[..., 6:22, 6:22], np.arange(60_000))
+
+
+def _images(path: Path, change: Callable[[Any], Any], some: Any) -> Path:
+    import numpy as np
+
     from fnrfl.data.datasets import load
 
-    path = folder / "fashion-12000.npz"
     if not path.exists():
         whole = load("fashion-mnist")
-        some = np.sort(np.random.default_rng(0).permutation(60_000)[:12_000])
-        np.savez(
-            path,
-            x_train=whole.train.x[some].numpy(),
-            y_train=whole.train.y[some].numpy(),
-            x_test=whole.test.x[:2000].numpy(),
-            y_test=whole.test.y[:2000].numpy(),
-        )
+        x, test = change(whole.train.x[some].numpy()), change(whole.test.x[:2000].numpy())
+        np.savez(path, x_train=x, y_train=whole.train.y[some].numpy(), x_test=test, y_test=whole.test.y[:2000].numpy())
     return path
 
 
-def tight_work(config: Any, rounds: int) -> Any:
+MADE = {"W3": subset, "small": small_images}  # data sets that a benchmark makes
+
+
+def tight_work(keys: dict[str, Any]) -> Any:
     """The same data, split, cohorts and initial weights for the loop."""
     import torch
 
     import tight
+    from fnrfl.config import load
     from fnrfl.data.batches import scaled
     from fnrfl.runs.build import build
     from fnrfl.runs.cohorts import cohort
 
+    config = load(None, keys)
     built = build(config)
     parts, client = built.splits, built.config.client
     memory = lambda split: (scaled(split.x, torch.float32), split.y)  # noqa: E731
@@ -144,7 +193,7 @@ def tight_work(config: Any, rounds: int) -> Any:
         net=built.net.export(*built.net.flatten()),
         data=[(scaled(train.x[shard], torch.float32), train.y[shard]) for shard in parts.clients],
         test=memory(parts.test),
-        cohorts=[cohort(config, t).tolist() for t in range(rounds)],
+        cohorts=[cohort(config, t).tolist() for t in range(config.rounds)],
         lr=client.lr,
         batch=client.batch,
         epochs=client.epochs,
@@ -155,58 +204,51 @@ def tight_work(config: Any, rounds: int) -> Any:
     )
 
 
-def turns(bench: Bench, threads: int | str, pairs: int) -> dict[str, Any]:
-    """fnrfl and the loop in turn, `bench.rounds` rounds each; the first turn warms both up."""
-    import torch
-
-    import tight
-    from fnrfl.runs.run import run
-
-    rounds = bench.rounds * (pairs + 1)
-    config = bench.config(threads).replace({"rounds": rounds})
-    loop = tight.LOOPS[bench.tight](tight_work(config, rounds))
-    ours: list[float] = []
-    theirs: list[float] = []
-    accuracy = {"fnrfl": 0.0, "tight": 0.0}
-    began = time.perf_counter()
-    first: list[float] = []
-
-    def progress(event: dict[str, Any]) -> None:
-        nonlocal began
-        if not first:
-            first.append(time.perf_counter() - began)
-        if event["round"] % bench.rounds:
-            return
-        ours.append((time.perf_counter() - began) / bench.rounds)
-        cores = torch.get_num_threads()
-        torch.set_num_threads(1)
-        began = time.perf_counter()
-        for _ in range(bench.rounds):
-            accuracy["tight"] = next(loop)
-        theirs.append((time.perf_counter() - began) / bench.rounds)
-        torch.set_num_threads(cores)
-        accuracy["fnrfl"] = event["accuracy"]
-        began = time.perf_counter()
-
-    result = run(config, out=None, progress=progress)
-    ratios = sorted(b / a for a, b in zip(ours[1:], theirs[1:], strict=True))
-    engine = result.config.engine
-    return {
+def turns(bench: Bench, threads: int | str, pairs: int, before: Path | None) -> dict[str, Any]:
+    """fnrfl, the loop and, if there is one, the source `before`, in turn, `bench.rounds` rounds each."""
+    ours = Side(bench.merged(threads), bench.rounds, short=bench.short)
+    sides = {"fnrfl": ours, "tight": replace(ours, keys=bench.merged(1), loop=bench.tight)}
+    sides |= {"before": replace(ours, source=before)} if before is not None else {}
+    times = in_turns(sides, pairs)
+    speed = ratios(times["tight"], times["fnrfl"], WALL)
+    line = {
         "benchmark": bench.name,
         "says": bench.says,
-        "engine": engine.name,
-        "threads": engine.threads,
-        "pairs": len(ratios),
+        "threads": threads,
+        "pairs": len(speed),
         "rounds_a_turn": bench.rounds,
-        "ratio": round(statistics.median(ratios), 3),
-        "lowest": round(ratios[0], 3),
-        "highest": round(ratios[-1], 3),
-        "ms_fnrfl": round(1e3 * statistics.median(ours[1:]), 2),
-        "ms_tight": round(1e3 * statistics.median(theirs[1:]), 2),
-        "first_turn_extra_s": round(bench.rounds * (ours[0] - statistics.median(ours[1:])), 2),
-        "accuracy_fnrfl": accuracy["fnrfl"],
-        "accuracy_tight": accuracy["tight"],
+        "ratio": round(statistics.median(speed), 3),
+        "lowest": round(speed[0], 3),
+        "highest": round(speed[-1], 3),
+        "cpu_of_tight": _median_and_quartiles(ratios(times["fnrfl"], times["tight"], CPU)),
     }
+    if before is not None:
+        for name, clock in (("cpu_of_before", CPU), ("wall_of_before", WALL)):
+            line[name] = _median_and_quartiles(ratios(times["fnrfl"], times["before"], clock))
+    for name, found in times.items():
+        line[f"ms_{name}"] = round(1e3 * statistics.median(wall for _, wall, _ in found) / bench.rounds, 2)
+        line[f"accuracy_{name}"] = found[-1][2]
+    return line
+
+
+def two_threads(bench: Bench, pairs: int) -> dict[str, Any]:
+    """fnrfl on two threads and on one, in turn: how many times as fast, by the clock."""
+    sides = {name: Side(bench.merged(threads), bench.rounds) for name, threads in (("one", 1), ("two", 2))}
+    times = in_turns(sides, pairs)
+    speed = _median_and_quartiles(ratios(times["one"], times["two"], WALL))
+    return {"benchmark": f"{bench.name}-two-threads", "says": bench.says, "pairs": pairs, "speed_of_one": speed}
+
+
+def _median_and_quartiles(found: list[float]) -> list[float]:
+    return [round(value, 3) for value in (statistics.median(found), *statistics.quantiles(found, n=4)[::2])]
+
+
+def source_of(revision: str, folder: Path) -> Path:
+    """The folder `src` of a commit."""
+    archive = subprocess.run(["git", "archive", revision, "src"], cwd=ROOT, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(folder, filter="data")
+    return folder / "src"
 
 
 # -- A ResNet-18 step -------------------------------------------------------------------------------------------------
@@ -409,6 +451,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="names, or beginnings of names")
     parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--against", metavar="REV", help="a commit whose source takes turns as well")
     parser.add_argument("--out", type=Path, help="folder for a file of JSON lines")
     arguments = parser.parse_args()
     import torch
@@ -433,14 +476,18 @@ def main() -> None:
             out.flush()
 
     with tempfile.TemporaryDirectory(prefix="fnrfl-bench-") as folder:
+        before = None if arguments.against is None else source_of(arguments.against, Path(folder))
         benches = []
         for bench in BENCHES:
-            keys = bench.keys | ({"dataset": str(subset(Path(folder)))} if bench.keys["dataset"] == "W3" else {})
+            made = MADE.get(bench.keys["dataset"])
+            keys = bench.keys | ({} if made is None or not wanted(bench.name) else {"dataset": str(made(Path(folder)))})
             benches.append(Bench(**{**bench.__dict__, "keys": keys}))
         for bench in benches:
             if wanted(bench.name):
                 for threads in bench.thread_counts:
-                    say(turns(bench, threads, arguments.pairs))
+                    say(turns(bench, threads, arguments.pairs, before))
+        if wanted("two-threads"):
+            say(two_threads(benches[0], arguments.pairs))
         for bench in benches:
             if bench.name in ("W1", "W2", "W3") and wanted("where"):
                 say(where(bench, {"W1": 200, "W2": 20, "W3": 3}[bench.name]))

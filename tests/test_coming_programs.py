@@ -258,7 +258,7 @@ def test_what_is_compiled_in_the_background(
     monkeypatch.setattr(backend, "_captured", lambda step, arguments: (step, arguments))
     monkeypatch.setattr(compiled.Compiling, "result", lambda self: "compiled")
     arguments = StepArguments([torch.ones(2)], [torch.ones(2)], 1, steps)
-    recording = recorded(torch.Tensor.add_, arguments, None)
+    recording = recorded(torch.Tensor.add_, arguments, {})
     candidates, found = backend.candidates(recording)
     assert len(started) == (steps == 10**6)
     first: Any = next(candidates)
@@ -387,7 +387,7 @@ def test_what_is_compiled_for_a_run_goes_on_when_the_run_has_ended(monkeypatch: 
     assert all(worker.poll() is not None for worker in workers)
 
 
-@pytest.mark.parametrize(("which", "num_instead"), [("found", 0), ("recorded", 1), ("compiled", 0)])
+@pytest.mark.parametrize(("which", "num_instead"), [("recorded", 1), ("compiled", 0)])
 @pytest.mark.parametrize("words", ["Triton Error [CUDA]: out of memory", "operation not permitted"])
 def test_a_step_that_cannot_be_captured_has_another_program_but_memory_that_is_full_is_told(
     words: str, which: str, num_instead: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -397,12 +397,10 @@ def test_a_step_that_cannot_be_captured_has_another_program_but_memory_that_is_f
 
     monkeypatch.setattr(CudaGraphs, "_captured", refused)
     monkeypatch.setattr(compiled.Compiling, "result", lambda self: torch.add)
-    (tmp_path / "name").touch()
     arguments = StepArguments([torch.ones(2)], [torch.ones(2)], 1, 0)
-    step, backend = compiled.Compiling(tmp_path, torch.device("cpu"), name="name"), CudaGraphs(torch.float32)
+    step, backend = compiled.Compiling(tmp_path, torch.device("cpu")), CudaGraphs(torch.float32)
     programs = {
-        "found": backend._found_programs(step, arguments),
-        "recorded": backend._candidates(recorded(torch.Tensor.add_, arguments, None), None),
+        "recorded": backend._candidates(recorded(torch.Tensor.add_, arguments, {}), None),
         "compiled": backend.compiled_programs(step, arguments),
     }[which]
     if "memory" in words:
@@ -410,7 +408,6 @@ def test_a_step_that_cannot_be_captured_has_another_program_but_memory_that_is_f
             next(programs)
     else:
         assert len(list(programs)) == num_instead
-    assert (tmp_path / "name").exists() is ("memory" in words or which != "found")  # it may be found again
 
 
 def test_a_capture_that_fails_for_want_of_memory_says_so(monkeypatch: Any) -> None:

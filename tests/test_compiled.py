@@ -51,7 +51,7 @@ def recorded() -> Recording:
 
 
 def recording_of(arguments: StepArguments) -> Recording:
-    return recorder.recorded(step, arguments, None)
+    return recorder.recorded(step, arguments, {})
 
 
 @compiles
@@ -80,7 +80,7 @@ def test_a_step_is_read_from_its_text_and_nothing_is_computed() -> None:
         total.add_(x * torch.ones(2) * torch.full((2,), float("inf")).reciprocal().add(4.0))
         return total.sum()
 
-    made = recorder.recorded(making, StepArguments([torch.zeros(2)], [torch.ones(2)], 1, 0), None)
+    made = recorder.recorded(making, StepArguments([torch.zeros(2)], [torch.ones(2)], 1, 0), {})
     for recording, wanted in ((made, making), (recorded(), step)):
         held = compiled._held_constants(recording.graph)
         tensors = [*recording.arguments.constants, *recording.arguments.turn]
@@ -355,21 +355,18 @@ def test_a_step_that_a_full_gpu_could_not_load_stays(error: Exception, cache: Pa
 def test_steps_in_a_folder_that_cannot_be_written_to_are_used(cache: Path, monkeypatch: Any) -> None:
     """A cache that several users share, or one on a read-only disk."""
     monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, **__: _Ended(0))
-    recording, name = recorded(), "f" * 64
+    recording = recorded()
     folder = compiled.start(recording).folder
     folder.mkdir()
-    for file in ("step.bin", name):
-        (folder / file).touch()
+    (folder / "step.bin").touch()
 
     def refused(*_: Any, **__: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(compiled, "_name", lambda *_: name)
     for function in ("utime", "open", "unlink", "mkdir"):
         monkeypatch.setattr(compiled.os, function, refused)
-    found, started = compiled.find(recording.arguments), compiled.start(recording)
-    assert found is not None and found.folder == started.folder == folder and started.worker is None
-    found.lose_name()
+    started = compiled.start(recording)
+    assert started.folder == folder and started.worker is None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

@@ -58,6 +58,11 @@ class Answers:
         return found
 
     @cached_property
+    def recall(self) -> Floats:
+        """Share of right answers of every class, [C]; nan for one without examples."""
+        return _ratio(self.right, self.count)
+
+    @cached_property
     def f1(self) -> Floats:
         """F1 of every class, [C]; nan for one that neither the labels nor the answers have."""
         return _ratio(2 * self.right, self.count + self.said)
@@ -92,7 +97,7 @@ def precision_by_class(answers: Answers) -> list[float | None]:
 
 def recall_by_class(answers: Answers) -> list[float | None]:
     """Of the examples of this class, the share that was answered right; None for a class without examples."""
-    return _known(_ratio(answers.right, answers.count))
+    return _known(answers.recall)
 
 
 def f1_macro(answers: Answers) -> float | None:
@@ -112,11 +117,8 @@ def auc(answers: Answers) -> float | None:
     shares = answers.probabilities
     if shares is None or not np.isfinite(shares).all():
         return None
-    ranked = np.sort(shares, axis=0)
-    of_class = lambda one: shares[answers.labels == one, one]  # noqa: E731
-    areas = [_area(ranked[:, one], of_class(one)) for one in np.flatnonzero(answers.count)]
-    known = [area for area in areas if area is not None]
-    return float(np.mean(known)) if known else None
+    with_both_sides = np.flatnonzero((answers.count > 0) & (answers.count < len(shares)))
+    return float(_areas(answers, shares.T[with_both_sides], with_both_sides).mean()) if len(with_both_sides) else None
 
 
 def log_loss(answers: Answers) -> float | None:
@@ -152,16 +154,21 @@ def _known(values: Floats) -> list[float | None]:
     return [None if value != value else value for value in values.tolist()]
 
 
-def _area(ranked: Floats, positive: Floats) -> float | None:
-    """P(a positive scores higher than a negative), an equal score counting one half; None without negatives.
+def _areas(answers: Answers, shares: Floats, classes: Ints) -> Floats:
+    """P(a positive scores higher than a negative) for each row of `shares`, an equal score counting one half.
 
-    `ranked` are all scores in order: positives are counted against each other too, one half for each pair of them.
+    A positive in place i has i others below it; positives are counted against each other too, one half for each pair.
     """
-    positives, negatives = len(positive), len(ranked) - len(positive)
-    if not negatives:
-        return None
-    below = np.searchsorted(ranked, positive, "left").sum() + np.searchsorted(ranked, positive, "right").sum()
-    return float((below - positives**2) / (2.0 * positives * negatives))
+    order = shares.argsort(1)
+    ranked = np.take_along_axis(shares, order, 1)
+    positive = answers.labels[order] == classes[:, None]
+    positives, places = answers.count[classes], np.arange(shares.shape[1])
+    below = 2 * (positive @ places) + positives
+    for row in np.flatnonzero((ranked[:, 1:] == ranked[:, :-1]).any(1)):  # places say nothing about equal scores
+        scores = ranked[row, positive[row]]
+        below[row] = sum(np.searchsorted(ranked[row], scores, side).sum() for side in ("left", "right"))
+    areas: Floats = (below - positives**2) / (2.0 * positives * (shares.shape[1] - positives))
+    return areas
 
 
 TEST_METRICS = {

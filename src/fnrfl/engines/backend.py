@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fnrfl.engines.programs import Coming, FlatProgram, Recording, StepArguments
+from fnrfl.engines.programs import Coming, FlatProgram, Recording
 
 
 class Backend(Protocol):
@@ -24,10 +24,6 @@ class Backend(Protocol):
 
     def decompositions(self) -> Any:
         """Operators that are recorded as others."""
-        ...
-
-    def made_before(self, arguments: StepArguments) -> Iterator[FlatProgram] | None:
-        """The program that an earlier process has made of a step, which need not be recorded; None: there is none."""
         ...
 
     def candidates(self, recording: Recording) -> tuple[Iterator[FlatProgram], Coming | None]:

@@ -88,8 +88,6 @@ def _compile(asked: Path, folder: Path) -> None:
     made.mkdir()
     artefact.save(path=str(made / "step.bin"), format="binary")
     shutil.copy(asked / "constants.safetensors", made)
-    if (asked / "name").exists():
-        (made / (asked / "name").read_text()).touch()
     try:
         os.replace(made, folder)
     except OSError:

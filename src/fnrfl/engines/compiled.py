@@ -27,8 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, fx
 
 from fnrfl.core.errors import out_of_memory
-from fnrfl.engines.programs import FlatStep, Recording, StepArguments, timed
-from fnrfl.engines.step_names import step_name
+from fnrfl.engines.programs import FlatStep, Recording, timed
 
 log = logging.getLogger("fnrfl")
 WORKER_SETTINGS = {
@@ -61,7 +60,6 @@ class Compiling:
     device: torch.device
     worker: subprocess.Popen[bytes] | None = None  # None: it was compiled before
     asked: Path = Path()  # the worker's own folder
-    name: str | None = None  # by which it was found
 
     def ready(self) -> bool:
         """Whether `result` need not wait."""
@@ -88,12 +86,6 @@ class Compiling:
                 shutil.rmtree(self.folder, ignore_errors=True)
             raise
 
-    def lose_name(self) -> None:
-        """Have nobody find it by its name again: it did not do what the step does."""
-        if self.name is not None:
-            with suppress(OSError):  # others may read this folder and not write
-                (self.folder / self.name).unlink(missing_ok=True)
-
 
 def _last_error(said: str) -> str:
     """The line of a traceback that names the error: others may follow it, as they do with errors of CUDA.
@@ -104,23 +96,6 @@ def _last_error(said: str) -> str:
     lines = said.strip().splitlines()
     named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt|Exit)\b", line)]
     return (named or lines or [""])[-1]
-
-
-def find(arguments: StepArguments) -> Compiling | None:
-    """A step that was compiled before, by its name alone."""
-    device = arguments.constants[0].device
-    name = _name(arguments, device)
-    file = None if name is None else next(cache_folder().glob(f"*/{name}"), None)
-    if file is None:
-        return None
-    _mark_used(file.parent)
-    return Compiling(file.parent, device, name=name)
-
-
-def _name(arguments: StepArguments, device: torch.device) -> str | None:
-    """The name of a step, compiled for a device by these versions; an empty file of this name is beside it."""
-    name = None if arguments.complete_key is None else step_name(arguments.complete_key)
-    return name and hashlib.sha256(json.dumps([name, _precision_flags(), _made_with(device)]).encode()).hexdigest()
 
 
 def _made_with(device: torch.device) -> list[str]:
@@ -139,9 +114,8 @@ def start(recording: Recording) -> Compiling:
     }
     text, constants = json.dumps(request, sort_keys=True), _held_constants(recording.graph)
     folder = cache_folder() / _digest(text, recording.graph.code, constants)
-    name = None if constants else _name(arguments, device)  # what a step holds may be of this run alone
     if (folder / "step.bin").exists():
-        _mark_used(folder, name)
+        _mark_used(folder)
         return Compiling(folder, device)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _keep_few(folder.parent)
@@ -149,8 +123,6 @@ def start(recording: Recording) -> Compiling:
     (asked / "request.json").write_text(text)
     (asked / "step.py").write_text(recording.graph.code)
     _save_constants(asked / "constants.safetensors", constants)
-    if name is not None:
-        (asked / "name").write_text(name)
     # -P: a file json.py in the working folder must not run.
     command = [sys.executable, "-P", "-m", "fnrfl.engines.compile_worker", str(asked), str(folder)]
     path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -164,12 +136,10 @@ def start(recording: Recording) -> Compiling:
     return compiling
 
 
-def _mark_used(folder: Path, name: str | None = None) -> None:
-    """Note that a step is used, and its name; a folder that cannot be written to can still be read."""
+def _mark_used(folder: Path) -> None:
+    """Note that a step is used; a folder that cannot be written to can still be read."""
     with suppress(OSError):
         os.utime(folder)
-        if name is not None:
-            (folder / name).touch()
 
 
 def _held_constants(graph: fx.GraphModule) -> dict[str, Tensor]:

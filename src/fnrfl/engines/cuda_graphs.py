@@ -71,20 +71,6 @@ class CudaGraphs:
     def cannot_record(self) -> None:
         log.warning("a step could not be recorded and is slower for that.")
 
-    def made_before(self, arguments: StepArguments) -> Iterator[FlatProgram] | None:
-        found = compiled.find(arguments)
-        return None if found is None else self._found_programs(found, arguments)
-
-    def _found_programs(self, found: compiled.Compiling, arguments: StepArguments) -> Iterator[FlatProgram]:
-        """A step that was compiled before. Whoever asks for another one has refused it: it is not to be found again."""
-        try:
-            yield self._captured(found.result(), arguments)
-        except Exception as error:
-            if out_of_memory(error):
-                raise
-            log.debug("a compiled step could not be used and is recorded", exc_info=True)
-        found.lose_name()
-
     def candidates(self, recording: Recording) -> tuple[Iterator[FlatProgram], CompiledLater | None]:
         """What is compiled comes later, if nobody minds that it rounds otherwise than what is used until then."""
         compiling = self._compiling(recording)

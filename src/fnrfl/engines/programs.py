@@ -31,7 +31,6 @@ class StepArguments:
     turn: list[Tensor]  # tensors that differ from step to step
     num_written: int  # tensors of the carry
     expected_steps: int  # about how many steps of clients will be taken
-    complete_key: Hashable = None  # says all that the step computes, in every process; None: nothing does
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Steps recorded once and run without Python: an accelerator, never a requirement.
 
 A step of a small dense net is some sixty tiny operators, and Python, autograd and `vmap` cost several times what they
-do. `make_fx` records the operators of one step for given shapes, and a backend makes of the record a program that runs
-many steps: TorchScript (`torchscript.py`) or a CUDA graph (`cuda_graphs.py`). Nothing is assumed of a program: it must
-repeat the very step that it was recorded from, or the step stays as it is.
+do. `tracer.py` records the operators of one step for given shapes, and a backend makes of the record a program that
+runs many steps: TorchScript (`torchscript.py`) or a CUDA graph (`cuda_graphs.py`). Nothing is assumed of a program: it
+must repeat the very step that it was recorded from, or the step stays as it is.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from fnrfl.core import trees
 from fnrfl.core.engine import Step
@@ -40,7 +40,7 @@ from fnrfl.engines.programs import (
     close_enough,
     timed,
 )
-from fnrfl.engines.rewriting import leave_out_views
+from fnrfl.engines.tracer import Tracer
 
 log = logging.getLogger("fnrfl")
 Example = Callable[[], tuple[Step, Any, Any, Any]]  # a step, its carry, what it reads, and one turn
@@ -53,12 +53,11 @@ class Wanted(NamedTuple):
     key: Hashable
     example: Example
     expected_steps: int = 0
-    key_is_complete: bool = False  # with the net and all shapes, it says all that the step computes
 
 
 @dataclass
 class RecordedStep:
-    """A step that is recorded, or was made a program of by an earlier process, and is not a program yet."""
+    """A step that is recorded, and is not a program yet."""
 
     key: Hashable
     step: FlatStep
@@ -66,7 +65,6 @@ class RecordedStep:
     candidates: Iterator[FlatProgram]
     stepped: Sequence[Tensor] = ()  # its arguments after one step, and the step's loss, once it was taken
     coming: Coming | None = None
-    recorded_instead: Callable[[], RecordedStep] | None = None  # of one that was found: if no candidate will do
 
 
 class MissingProgram(NamedTuple):
@@ -109,18 +107,13 @@ class Recorder:
         return self.programs_of([Wanted(key, example, expected_steps)])[0]
 
     def programs_of(self, wanted: Sequence[Wanted]) -> list[Program | None]:
-        """Several programs: while one is compiled, the next is recorded, and all steps are taken once.
-
-        What earlier processes have made is not recorded, but must repeat the step as well.
-        """
+        """Several programs: while one is compiled, the next is recorded, and all steps are taken once."""
         if self.closed:
             return [None for _ in wanted]
         began = time.perf_counter()
         looked_up = [self.programs.get(one.key) or self._stored_or_missing(one) for one in wanted]
         self._make_room(looked_up)
-        stored = self._all_stored(
-            [one if isinstance(one, StoredProgram) else self._found(*one) or self.begin(*one) for one in looked_up]
-        )
+        stored = self._all_stored([one if isinstance(one, StoredProgram) else self.begin(*one) for one in looked_up])
         for known, asked in zip(stored, wanted, strict=True):
             coming = known.coming  # another run may take it meanwhile
             if coming is not None and (self.backend.waits or coming.ready()):
@@ -149,11 +142,10 @@ class Recorder:
         return program
 
     def _all_stored(self, begun: Sequence[StoredProgram | RecordedStep]) -> list[StoredProgram]:
-        """Programs of what is begun; what was found and does not do is recorded before others are waited for."""
+        """Programs of what is begun."""
         for one in begun:
             if isinstance(one, RecordedStep):
                 self.take_step(one)
-        begun = [self._found_or_recorded(one) if isinstance(one, RecordedStep) else one for one in begun]
         return [self._stored(one) if isinstance(one, RecordedStep) else one for one in begun]
 
     def _make_room(self, looked_up: Sequence[StoredProgram | MissingProgram]) -> None:
@@ -171,27 +163,7 @@ class Recorder:
         key = self._scope, wanted.key, shapes, self.backend.settings(wanted.expected_steps)
         if (stored := self.store.get(key)) is not None:
             return stored
-        arguments = replace(arguments, complete_key=key if wanted.key_is_complete else None)
         return MissingProgram(step, arguments, key)
-
-    def _found(self, step: FlatStep, arguments: StepArguments, key: Hashable) -> RecordedStep | None:
-        with self._quietly():
-            programs = self.backend.made_before(arguments)
-            if programs is not None:
-                instead = lambda: self.begin(step, arguments, key)  # noqa: E731
-                return RecordedStep(key, step, arguments, programs, recorded_instead=instead)
-        return None
-
-    def _found_or_recorded(self, begun: RecordedStep) -> StoredProgram | RecordedStep:
-        """A program that was found, if it repeats the step; else the step, which is recorded after all."""
-        if begun.recorded_instead is None:
-            return begun
-        flat = self._first_that_repeats(begun)
-        if flat is not None:
-            return self.store.keep(begun.key, _of_trees(flat), self.backend.max_programs)
-        recorded = begun.recorded_instead()
-        recorded.stepped = begun.stepped
-        return recorded
 
     def _stored(self, begun: RecordedStep) -> StoredProgram:
         self.num_recorded += 1
@@ -270,10 +242,11 @@ class Recorder:
         """Whatever a model does that cannot be recorded, it can still be run; but memory that is full is an error."""
         try:
             # Recording puts hooks on all modules of the process, which do nothing to others but must not be mixed up.
-            with _RECORDING, self.backend.recording(), filters_lock, warnings.catch_warnings():
+            with _RECORDING, filters_lock, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of constants in the record, and of TorchScript's age
                 warnings.filterwarnings("default", message=".*deterministic.*")
-                yield
+                with self.backend.recording():
+                    yield
         except Exception as error:
             if out_of_memory(error):
                 raise
@@ -301,24 +274,12 @@ def _of_trees(program: FlatProgram) -> Program:
     return lambda carry, fixed, turns: program(trees.leaves((carry, fixed)), trees.leaves(turns))
 
 
-def recorded(step: FlatStep, arguments: StepArguments, decompositions: Any) -> Recording:
-    """The operators of a step: of tensors without numbers, or of copies if the step asks what the numbers are.
-
-    A step that did may hold some, and then no key says all that it computes.
-    """
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    tensors = [*arguments.constants, *arguments.turn]
-    traced = lambda mode, **more: make_fx(step, decompositions, mode, **more)(*_copies(tensors))  # noqa: E731
-    try:
-        graph: fx.GraphModule = traced("fake", _allow_non_fake_inputs=True)
-    except Exception as error:
-        if out_of_memory(error):
-            raise
-        log.debug("a step cannot be recorded without its numbers", exc_info=True)
-        graph, arguments = traced("real"), replace(arguments, complete_key=None)
-    leave_out_views(graph)
-    return Recording(arguments, graph)
+def recorded(step: FlatStep, arguments: StepArguments, decompositions: Mapping[Any, Any]) -> Recording:
+    """Record the operators of a step, on copies."""
+    tensors = _copies([*arguments.constants, *arguments.turn])
+    with Tracer(tensors, decompositions) as tracer:
+        loss = step(*tensors)
+    return Recording(arguments, tracer.module(loss))
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:

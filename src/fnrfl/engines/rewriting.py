@@ -21,7 +21,7 @@ LARGE_PART = 1 << 15  # numbers of a gradient from which on another pass over it
 _ops = torch.ops.aten
 
 
-def rewrite(graph: fx.GraphModule) -> None:
+def rewrite(graph: fx.Graph) -> None:
     """Apply every rule to a recorded step."""
     leave_out_copies(graph)
     put_classes_first(graph)
@@ -31,10 +31,10 @@ def rewrite(graph: fx.GraphModule) -> None:
 # -- views ------------------------------------------------------------------------------------------------------------
 
 
-def leave_out_views(graph: fx.GraphModule) -> None:
+def leave_out_views(graph: fx.Graph) -> None:
     """Leave out what differentiation and `vmap` left behind: views that change nothing, transposes undone at once."""
     views = {_ops.expand.default, _ops.view.default, _ops._unsafe_view.default, _ops.reshape.default}
-    for node in list(graph.graph.nodes):
+    for node in list(graph.nodes):
         source = node.args[0] if node.op == "call_function" and node.args else None
         if not isinstance(source, fx.Node):
             continue
@@ -44,14 +44,13 @@ def leave_out_views(graph: fx.GraphModule) -> None:
                 node.replace_all_uses_with(source)
         elif node.target is source.target is _ops.transpose.int and {*node.args[1:]} == {*source.args[1:]}:
             node.replace_all_uses_with(source.args[0])
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
+    graph.eliminate_dead_code()
 
 
 # -- copies -----------------------------------------------------------------------------------------------------------
 
 
-def leave_out_copies(graph: fx.GraphModule) -> None:
+def leave_out_copies(graph: fx.Graph) -> None:
     """Leave out products with 1, which `vmap` makes of every bias, and zeros around a row that is the only one."""
     unwritten = _before_writes(graph)
     for node in unwritten:
@@ -60,16 +59,16 @@ def leave_out_copies(graph: fx.GraphModule) -> None:
         if node.target is _ops.mul.Scalar and node.args[1] == 1 and _kind(node) == _kind(node.args[0]):
             node.replace_all_uses_with(node.args[0])
         elif node.target is _ops.select_backward.default and node.args[1][node.args[2]] == 1:
-            with graph.graph.inserting_before(node):
-                row = graph.graph.call_function(_ops.unsqueeze.default, (node.args[0], node.args[2]))
+            with graph.inserting_before(node):
+                row = graph.call_function(_ops.unsqueeze.default, (node.args[0], node.args[2]))
             node.replace_all_uses_with(row)
-    _clean(graph)
+    graph.eliminate_dead_code()
 
 
-def _before_writes(graph: fx.GraphModule) -> dict[Any, None]:
+def _before_writes(graph: fx.Graph) -> dict[Any, None]:
     """The nodes before the first that changes a tensor in place, in their order."""
     found: dict[Any, None] = {}
-    for node in graph.graph.nodes:
+    for node in graph.nodes:
         if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
             break
         found[node] = None
@@ -84,22 +83,22 @@ def _is_only_read(node: Any, unwritten: dict[Any, None]) -> bool:
 # -- the order of classes ---------------------------------------------------------------------------------------------
 
 
-def put_classes_first(graph: fx.GraphModule) -> None:
+def put_classes_first(graph: fx.Graph) -> None:
     """Let a product write logits with the classes in front, if a softmax reads them so and nobody else does.
 
     Otherwise they are copied into that order; and a product of ten columns takes twice as long as one of ten rows.
     """
-    softmaxes: Any = graph.graph.find_nodes(op="call_function", target=_ops._log_softmax.default)
+    softmaxes: Any = graph.find_nodes(op="call_function", target=_ops._log_softmax.default)
     for softmax in softmaxes:
         turned, dim, *_ = softmax.args
         ndim = len(_shape(softmax))
         if ndim < 2 or dim % ndim != ndim - 2 or not (_is_turned(turned) and len(turned.users) == 1):
             continue
-        with graph.graph.inserting_before(softmax):
-            logits = _turned_sum(graph.graph, turned.args[0])
+        with graph.inserting_before(softmax):
+            logits = _turned_sum(graph, turned.args[0])
         if logits is not None:
             softmax.replace_input_with(turned, logits)
-    _clean(graph)
+    graph.eliminate_dead_code()
 
 
 def _turned_sum(graph: fx.Graph, node: Any) -> fx.Node | None:
@@ -130,24 +129,24 @@ def _is_turned(node: Any) -> bool:
 # -- descent ----------------------------------------------------------------------------------------------------------
 
 
-def update_by_parts(graph: fx.GraphModule) -> None:
+def update_by_parts(graph: fx.Graph) -> None:
     """Let weights go down in one pass, and those of large layers by their own gradients, not by a part of a vector.
 
     `params.sub_(cat(parts) * lr)` becomes an update of each large part, and of those between. A gradient that is a
     product of matrices is not written at all: the product is added to the weights.
     """
     unwritten = _before_writes(graph)
-    updates: Any = graph.graph.find_nodes(op="call_function", target=_ops.sub_.Tensor)
+    updates: Any = graph.find_nodes(op="call_function", target=_ops.sub_.Tensor)
     for update in filter(_is_plain_descent, updates):
         params, (grad, lr) = update.args[0], update.args[1].args
-        with graph.graph.inserting_before(update):
+        with graph.inserting_before(update):
             if update.args[1] in unwritten and _is_in_parts(grad, params):
-                _update_each(graph.graph, params, grad.args[0], lr)
+                _update_each(graph, params, grad.args[0], lr)
             else:
-                graph.graph.call_function(_ops.addcmul_.default, (params, grad, lr), {"value": -1})
+                graph.call_function(_ops.addcmul_.default, (params, grad, lr), {"value": -1})
         update.replace_all_uses_with(params)
-        graph.graph.erase_node(update)
-    _clean(graph)
+        graph.erase_node(update)
+    graph.eliminate_dead_code()
 
 
 def _update_each(graph: fx.Graph, params: Any, parts: list[Any], lr: Any) -> None:
@@ -204,11 +203,6 @@ def _product(part: Any) -> Any:
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
-
-
-def _clean(graph: fx.GraphModule) -> None:
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
 
 
 def _is_view(node: Any) -> bool:

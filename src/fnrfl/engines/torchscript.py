@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import fx
 
 from fnrfl.core.errors import out_of_memory
-from fnrfl.engines.programs import FlatProgram, Recording, StepArguments, repeated
+from fnrfl.engines.programs import FlatProgram, Recording, repeated
 from fnrfl.engines.rewriting import rewrite
 
 
@@ -31,9 +31,6 @@ class TorchScript:
         aten = torch.ops.aten
         return get_decompositions([aten.native_batch_norm_backward, aten.native_layer_norm_backward])
 
-    def made_before(self, arguments: StepArguments) -> None:
-        """Nothing: no program is kept on disk."""
-
     def candidates(self, recording: Recording) -> tuple[Iterator[FlatProgram], None]:
         return self._candidates(recording), None
 
@@ -45,8 +42,14 @@ class TorchScript:
                 raise
         yield repeated(recording.graph)
 
-    def recording(self) -> AbstractContextManager[object]:
-        return nullcontext()
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Run new programs as they are: joining operators takes as long as a short run, and gains nothing."""
+        before = torch.jit.set_fusion_strategy([])
+        try:
+            yield
+        finally:
+            torch.jit.set_fusion_strategy(before)
 
     def forget(self) -> None:
         """Nothing: programs hold only what is theirs."""
@@ -72,10 +75,11 @@ class _Script(torch.jit.ScriptModule):
 
 def _scripted(recording: Recording) -> FlatProgram:
     """The loop over the steps inside TorchScript."""
-    arguments, graph = recording.arguments, copy.deepcopy(recording.graph)  # which stays for whoever needs it as it is
+    arguments, graph = recording.arguments, fx.Graph()
+    graph.output(graph.graph_copy(recording.graph.graph, {}))
     rewrite(graph)
     tensors = tuple(t.clone() for t in [*arguments.constants, *arguments.turn])
-    step = torch.jit.trace(graph, tensors, check_trace=False, _store_inputs=False)
+    step = torch.jit.trace(fx.GraphModule(recording.graph, graph), tensors, check_trace=False, _store_inputs=False)
     constants, turns = [f"a{i}" for i in range(len(arguments.constants))], [f"b{i}" for i in range(len(arguments.turn))]
     script = _Script(step)
     script.define(

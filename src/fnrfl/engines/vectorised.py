@@ -218,7 +218,7 @@ class Vectorised:
             batch = job.example_batch(rows, shape.size, station.feed, net.dtype, padded=shape.pads)
             return _vectorised_step(job, station), *job.rows(rows, net.device), batch
 
-        return Wanted((*shape, job.key, net.device), example, expected_steps, key_is_complete=True)
+        return Wanted((*shape, job.key, net.device), example, expected_steps)
 
 
 TrainGroup = Callable[[Station, int], list[Tensor]]  # at a station, group -> the losses of its clients

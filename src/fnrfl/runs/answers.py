@@ -14,7 +14,7 @@ from torch import Tensor
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.net import Net
-from fnrfl.core.quality import TEST_METRICS
+from fnrfl.core.quality import TEST_METRICS, recall_by_class
 from fnrfl.core.types import State
 from fnrfl.core.words import counted
 from fnrfl.data.datasets import Facts
@@ -87,7 +87,7 @@ class Evaluation:
     @property
     def examples(self) -> int:
         """How many examples there were."""
-        return int(self.score.count.sum()) // self.models
+        return len(self.score.labels) // self.models
 
     @property
     def where(self) -> str:
@@ -117,8 +117,8 @@ class Evaluation:
             **{name: metric.compute(self.score.answers) for name, metric in TEST_METRICS.items() if metric.compute},
             OWN: self.own_metrics,
             "classes": list(self.trained.classes),
-            "per_class": [None if share != share else share for share in self.score.per_class.tolist()],
-            "examples_per_class": [int(count) // self.models for count in self.score.count],
+            "per_class": recall_by_class(self.score.answers),
+            "examples_per_class": [int(count) // self.models for count in self.score.answers.count],
             "leaks": list(self.trained.config.leaks_on),
         }
 

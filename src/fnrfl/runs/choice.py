@@ -17,7 +17,7 @@ from fnrfl.runs.cohorts import cohort_size
 from fnrfl.runs.together import NotTogetherError, why_not_together
 
 SMALL = 1_000_000  # parameters times batch of a dense net up to which clients step together
-WORTH_RECORDING = 300  # steps of groups of clients in a run, on a CPU
+WORTH_RECORDING = 50  # steps of groups of clients in a run, on a CPU
 WORTH_CAPTURING = 100  # steps of groups of clients in a run, on a GPU
 CHUNK_BYTES = 4 << 30  # what the models of clients trained together may take, eight copies each
 
@@ -125,7 +125,7 @@ def _chosen_precision(config: RunConfig, net: Net, engine: str) -> str:
 
 
 def records_steps(config: RunConfig, net: Net, most_examples: int) -> bool:
-    """Whether steps are recorded: recording one takes as long as some hundred steps, and large steps gain nothing.
+    """Whether steps are recorded: recording one takes as long as some twenty steps, and large steps gain nothing.
 
     `most_examples` is what the client with the most holds.
     """

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fnrfl.core.algorithm import cross_entropy
 from fnrfl.core.feed import forward_batch
+from fnrfl.core.ndarrays import Floats
 from fnrfl.core.net import Net
 from fnrfl.core.quality import Answers
 from fnrfl.core.types import State
@@ -29,35 +31,22 @@ class Score:
     loss: float
     logits: Tensor | None = None  # [n, C], where they were kept
 
-    @cached_property
-    def right(self) -> Tensor:
-        """Right answers of every class, [C]."""
-        return self._per_class(self.labels[self.predicted == self.labels])
-
-    @cached_property
-    def count(self) -> Tensor:
-        """Examples of every class, [C]."""
-        return self._per_class(self.labels)
-
     @property
     def accuracy(self) -> float:
         """Share of right answers."""
-        return float(self.right.sum() / self.count.sum())
-
-    @property
-    def per_class(self) -> Tensor:
-        """Recall of every class, nan for one that the data has not."""
-        return self.right / self.count
+        return float(self.answers.right.sum() / len(self.labels))
 
     @property
     def balanced(self) -> float:
         """Mean recall of the classes that the data has."""
-        return float(self.per_class.nanmean())
+        recall = self.answers.recall
+        return float(recall[~np.isnan(recall)].mean())
 
-    def reweighted(self, shares: Tensor) -> Tensor:
+    def reweighted(self, shares: Floats) -> Floats:
         """Accuracy on data with these class shares, [..., C]."""
-        weight = torch.where(self.count > 0, shares, 0.0)
-        return (weight * self.per_class.nan_to_num()).sum(-1) / weight.sum(-1)
+        weight = shares * (self.answers.count > 0)
+        found: Floats = (weight * np.nan_to_num(self.answers.recall)).sum(-1) / weight.sum(-1)
+        return found
 
     @cached_property
     def answers(self) -> Answers:
@@ -66,9 +55,6 @@ class Score:
         if self.logits is not None:  # classes in front: a metric reads one class after another
             shares = self.logits.mT.double().contiguous().softmax(0).numpy().T
         return Answers(self.predicted.numpy(), self.labels.numpy(), self.num_classes, shares)
-
-    def _per_class(self, labels: Tensor) -> Tensor:
-        return torch.bincount(labels, minlength=self.num_classes).double()
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fnrfl.core.feed import forward_batch
 from fnrfl.core.net import Net
+from fnrfl.core.quality import recall_by_class
 from fnrfl.core.rng import elsewhere, generator
 from fnrfl.core.types import State
 from fnrfl.data.batches import scaled
@@ -46,7 +47,7 @@ def score_models(built: Built, state: State, *, last: bool = True) -> Event:
         return _personal_scores(built, state, last=last)
     test = copies("test", built.splits.test.x, built.splits.test.y)
     whole = pooled(test)
-    shares = torch.from_numpy(partition.counts / partition.counts.sum(1, keepdims=True))
+    shares = partition.counts / partition.counts.sum(1, keepdims=True)
     if len(test) == 1:
         per_client = test[0].reweighted(shares).tolist()
     else:
@@ -88,7 +89,7 @@ def _personal_scores(built: Built, state: State, *, last: bool) -> Event:
 
     test = everybody(mixed("test", splits.test.x), splits.test.y)
     mine = everybody(splits.test.x, splits.test.y, own=True) if noisy else test
-    shares = torch.from_numpy(partition.counts / partition.counts.sum(1, keepdims=True))
+    shares = partition.counts / partition.counts.sum(1, keepdims=True)
     per_client = [float(one.reweighted(part)) for one, part in zip(mine, shares, strict=True)]
     whole, judged = pooled(test), None
     if len(splits.validation):
@@ -122,7 +123,7 @@ def _score_event(whole: Score, per_client: list[float], judged: float | None, ap
         **apart,
         "balanced_accuracy": whole.balanced,
         "loss": whole.loss,
-        "per_class": [_number(value) for value in whole.per_class.tolist()],
+        "per_class": recall_by_class(whole.answers),
         "accuracy_own": _mean(per_client),
         "per_client": [_number(value) for value in per_client],
         "validation_accuracy": judged,
