@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from fnrfl import __version__
-from fnrfl.config import RunConfig
+from fnrfl.config import RunConfig, load
 from fnrfl.core.errors import ConfigError
+from fnrfl.data import scenarios
 from fnrfl.data.sources import NAMED_DATASETS
+from fnrfl.data.terms import Natural
 from fnrfl.flower.deployment import Deployment
 from fnrfl.flower.own_config import NODE_FILE
 
@@ -84,6 +87,19 @@ def _with_whole_paths(config: RunConfig) -> RunConfig:
     return config.replace({key: str(path.resolve()) for key, path in paths.items() if path.exists()})
 
 
+def check_before_run(deployment: Deployment, overrides: Sequence[str], resume: Path | None, test: Path | None) -> None:
+    """Refuse what nodes could not run, before any of them is asked."""
+    recipe = deployment.app / RECIPE_FILE
+    config = load(recipe, [*overrides, "engine.name=flower"]) if resume is None else load(resume / "config.toml")
+    if test is not None and not test.exists():
+        raise ConfigError(f"--test {test} is no such file or folder. Name the server's test set.")
+    told = [file.read_text("utf-8") for node in deployment.nodes if (file := node / NODE_FILE).is_file()]
+    if told and not any(re.search(r"^\s*partition\s*=", text, re.MULTILINE) for text in told):
+        from fnrfl.runs.node_data import refuse_what_sites_cannot
+
+        refuse_what_sites_cannot(config, str(test or ""))
+
+
 def write_app(folder: Path, config: RunConfig, nodes: int = 0) -> Deployment:
     """A folder with the app, and a folder for each node; refuses a folder that has something in it.
 
@@ -92,7 +108,10 @@ def write_app(folder: Path, config: RunConfig, nodes: int = 0) -> Deployment:
     deployment = Deployment(folder.resolve())
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already, and not empty. Give the name of a new folder.")
-    own_data = config.scenario.strip() == "natural"
+    if own_data := isinstance(scenarios.parse(config.scenario).split, Natural):
+        from fnrfl.runs.node_data import refuse_what_sites_cannot  # only here, since it imports torch
+
+        refuse_what_sites_cannot(config)
     nodes = nodes or config.clients
     if not nodes:
         raise ConfigError("The recipe has clients = 0: those that the data names. Say how many nodes there will be.")

@@ -120,6 +120,11 @@ def divide(
     return partition, splits
 
 
+def learns_from_public(algorithm: Algorithm) -> bool:
+    """Whether anybody learns from public data under a method."""
+    return bool(algorithm.needs & {"public-labels", "distill"}) or algorithm.public_to != "nobody"
+
+
 def _partition(
     config: RunConfig,
     scenario: Scenario,

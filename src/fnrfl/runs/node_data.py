@@ -33,7 +33,7 @@ from fnrfl.engines.trainer import Trainer
 from fnrfl.runs.build_engine import build_trainer
 from fnrfl.runs.build_net import check_values
 from fnrfl.runs.choice import choose_engine
-from fnrfl.runs.data import build_pool, divide, load_public, reading_of, with_counted_clients
+from fnrfl.runs.data import build_pool, divide, learns_from_public, load_public, reading_of, with_counted_clients
 from fnrfl.runs.given import NOTHING, words_in
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.parts import RunParts, fitting_net, gather_parts, on_device
@@ -128,29 +128,42 @@ def public_hash(splits: Splits) -> str:
     return checksum(*(array for share in shares for array in share))
 
 
-def refuse_what_sites_cannot(recipe: RunConfig) -> None:
-    """Refuse a recipe that would have the server set private examples aside, where sites keep their own."""
+def refuse_what_sites_cannot(recipe: RunConfig, test: str | None = None) -> None:
+    """Refuse a recipe that nodes with data of their own cannot run, and name all that is wrong at once.
+
+    `test` is the server's test set, "" if it has none, None where that is not known yet.
+    """
+    wrong, public = [], recipe.public
     if not isinstance(scenarios.parse(recipe.scenario).split, Natural):
-        raise CompatibilityError(
-            f"Nodes bring data of their own, and scenario = {recipe.scenario!r} draws clients from one data set. Set "
-            'scenario = "natural" in the recipe, or give every node a partition of a whole data set.'
+        wrong.append(
+            f'scenario = {recipe.scenario!r} draws clients from one data set. Set scenario = "natural" in the recipe, '
+            "or give every node a partition of a whole data set."
         )
-    source, size = recipe.public.source, recipe.public.size
-    if source == "test" or (source == "train" and size):
-        raise CompatibilityError(
-            f'public.source = "{source}" makes examples public that lie with the sites or decide the score. Set '
-            "public.source to data of its own, of which every node has a copy, or public.size = 0."
+    learns = learns_from_public(build_algorithm(recipe))
+    if public.source == "test" or (public.source == "train" and (public.size or learns)):
+        wrong.append(
+            f'public.source = "{public.source}" makes examples public that lie with the sites or decide the score. Set '
+            "public.source to data of its own, of which every node has a copy"
+            + (", for the method learns from public data." if learns else ", or public.size = 0.")
         )
     if recipe.dataset.client:
-        raise CompatibilityError(
+        wrong.append(
             f"dataset.client = {recipe.dataset.client!r} names a column that says who holds a row, and all rows of a "
             "node are its own. Leave the key out of the recipe, or name the column in dataset.ignore."
         )
     if recipe.validation.size:
-        raise CompatibilityError(
+        wrong.append(
             f"validation.size = {recipe.validation.size} sets examples of the sites aside for the server, and they do "
             "not leave the sites. Set validation.size = 0."
         )
+    if test == "":
+        wrong.append(
+            "the server has no test set to score the model with. Name a file or folder on the server's machine with "
+            "--test (in Python, as the argument test)."
+        )
+    if wrong:
+        listed = " ".join(f"({at}) {one}" for at, one in enumerate(wrong, 1)) if len(wrong) > 1 else wrong[0]
+        raise CompatibilityError(f"Nodes are to bring data of their own, but {listed}")
 
 
 # -- the node's client -------------------------------------------------------------------------------------------------
