@@ -23,7 +23,7 @@ from fnrfl.engines.federation import Federation
 from fnrfl.engines.letters import Connection
 from fnrfl.runs.build_engine import ask_for_scaling, build_engine, refuse_without_network
 from fnrfl.runs.cohorts import cohort_size, num_answers
-from fnrfl.runs.data import feature_noise
+from fnrfl.runs.data import feature_noise, notice_on_split
 from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.own_metrics import OwnMetric, load_own_metrics, try_out
 from fnrfl.runs.parts import RunParts, gather_parts
@@ -45,6 +45,11 @@ class Built(RunParts):
         """What a run remembers of its data."""
         facts = self.dataset.facts(tokens=not self.net.input_dtype.is_floating_point)
         return replace(facts, clients=self.partition.ids)
+
+    @property
+    def on_split(self) -> tuple[str, ...]:
+        """A notice of how the data is divided, if there is something to say."""
+        return tuple(notice_on_split(self.config, self.dataset, self.splits, self.algorithm))
 
     def noise(self, client: int, x: Tensor, stream: torch.Generator) -> Tensor:
         """A client's feature noise over a batch."""

@@ -120,6 +120,11 @@ def divide(
     return partition, splits
 
 
+def method_in_words(config: RunConfig) -> str:
+    """The method's name in a sentence."""
+    return f"fnr around {config.algorithm.name}" if config.fnr is not None else config.algorithm.name
+
+
 def learns_from_public(algorithm: Algorithm) -> bool:
     """Whether anybody learns from public data under a method."""
     return bool(algorithm.needs & {"public-labels", "distill"}) or algorithm.public_to != "nobody"
@@ -182,6 +187,25 @@ def notices_on_clients(config: RunConfig, dataset: Dataset, partition: Partition
             f"{counted(len(untested), 'client')} of {config.dataset.name} ({natural.some_of(untested)}) "
             f"{'has' if len(untested) == 1 else 'have'} no test examples, and so no accuracy_site."
         )
+
+
+def notice_on_split(config: RunConfig, dataset: Dataset, splits: Splits, algorithm: Algorithm) -> Iterator[str]:
+    """Which column is the label and how much is set aside, for whom; nothing if there is nothing to say."""
+    label = f" with classes from the column {dataset.columns.label!r}" if dataset.columns else ""
+    aside = {name: len(held) for name, held in splits.set_aside.items() if len(held)}
+    total, listed = len(splits.train), " and ".join(f"{count:,} as {name} data" for name, count in aside.items())
+    if not aside:
+        yield from [f"The clients share all {counted(total, 'training example')}{label}."] if label else ()
+        return
+    said = f"Of {counted(total, 'training example')}{label}, {listed} are set aside; the clients share the other "
+    learnt = {"public": learns_from_public(algorithm), "validation": "distill" in algorithm.needs}
+    spare = [name for name in aside if not learnt[name]]
+    why = (
+        f" {method_in_words(config)} learns from no {' or '.join(spare)} data; it is set aside so that all methods "
+        f"train on the same examples. To train on it: {' '.join(f'{name}.size=0' for name in spare)}."
+    )
+    saved = isinstance(scenarios.parse(config.scenario).split, SavedSplit)  # which sets aside what it says
+    yield f"{said}{total - sum(aside.values()):,}.{'' if saved or not spare else why}"
 
 
 def count_split(config: RunConfig, examples: int, classes: int) -> list[list[int]]:
