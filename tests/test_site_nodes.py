@@ -492,11 +492,11 @@ def test_two_sites_of_one_name_and_a_node_without_one_are_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["public.source=train", "public.size=0.1"], "public.source = .train. makes examples public"),
-        (["public.source=test", "protocol=paper"], "public.source = .test. makes examples public"),
-        (["validation.size=0.1"], "validation.size = 0.1 sets examples of the sites aside"),
-        (["scenario=iid", "clients=2"], "scenario = 'iid' draws clients from one data set"),
-        (["dataset.client=ward"], "dataset.client = 'ward' names a column that says who holds a row"),
+        (["public.source=train", "public.size=0.1"], "public.source = .train."),
+        (["public.source=test", "protocol=paper"], "public.source = .test."),
+        (["validation.size=0.1"], "validation.size = 0.1 sets examples aside"),
+        (["scenario=iid", "clients=2"], "scenario = 'iid' draws from one data set"),
+        (["dataset.client=ward"], "dataset.client = 'ward' says who holds a row"),
     ],
 )
 def test_a_recipe_that_sites_cannot_follow_is_refused(words: list[str], said: str) -> None:

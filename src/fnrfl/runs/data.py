@@ -28,7 +28,7 @@ from fnrfl.data.reading import Expected, RawData, Reading
 from fnrfl.data.saved_splits import read_saved_split
 from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.data.splits import Splits
-from fnrfl.data.terms import Natural, SavedSplit, Scenario, mask
+from fnrfl.data.terms import Natural, SavedSplit, mask
 from fnrfl.runs.given import Given
 
 
@@ -107,7 +107,12 @@ def divide(
         clients = dataset.train_clients if isinstance(scenario.split, Natural) else None
         holders = None if clients is None else natural.client_numbers(clients, natural.in_natural_order(clients))
         carved = carve(labels, **sizes, seed=config.seed, num_classes=dataset.num_classes, holders=holders)
-        partition = _partition(config, scenario, labels, clients, carved.rest, dataset.num_classes)
+        rest, classes = labels[carved.rest], dataset.num_classes
+        if clients is None:
+            partition = draw(scenario, rest, config.clients, config.seed, num_classes=classes)
+        else:
+            held = [clients[at] for at in carved.rest]
+            partition = natural.natural_partition(scenario, rest, held, config.seed, num_classes=classes)
     splits = Splits.build(
         dataset,
         carved,
@@ -120,29 +125,9 @@ def divide(
     return partition, splits
 
 
-def method_in_words(config: RunConfig) -> str:
-    """The method's name in a sentence."""
-    return f"fnr around {config.algorithm.name}" if config.fnr is not None else config.algorithm.name
-
-
 def learns_from_public(algorithm: Algorithm) -> bool:
     """Whether anybody learns from public data under a method."""
     return bool(algorithm.needs & {"public-labels", "distill"}) or algorithm.public_to != "nobody"
-
-
-def _partition(
-    config: RunConfig,
-    scenario: Scenario,
-    labels: np.ndarray,
-    clients: tuple[str, ...] | None,
-    rest: np.ndarray,
-    num_classes: int,
-) -> Partition:
-    """Who holds what of the rest: as the data says it in `clients`, or drawn."""
-    if clients is None:
-        return draw(scenario, labels[rest], config.clients, config.seed, num_classes=num_classes)
-    held = [clients[at] for at in rest]
-    return natural.natural_partition(scenario, labels[rest], held, config.seed, num_classes=num_classes)
 
 
 def _site_tests(dataset: Dataset, partition: Partition) -> list[np.ndarray]:
@@ -187,25 +172,6 @@ def notices_on_clients(config: RunConfig, dataset: Dataset, partition: Partition
             f"{counted(len(untested), 'client')} of {config.dataset.name} ({natural.some_of(untested)}) "
             f"{'has' if len(untested) == 1 else 'have'} no test examples, and so no accuracy_site."
         )
-
-
-def notice_on_split(config: RunConfig, dataset: Dataset, splits: Splits, algorithm: Algorithm) -> Iterator[str]:
-    """Which column is the label and how much is set aside, for whom; nothing if there is nothing to say."""
-    label = f" with classes from the column {dataset.columns.label!r}" if dataset.columns else ""
-    aside = {name: len(held) for name, held in splits.set_aside.items() if len(held)}
-    total, listed = len(splits.train), " and ".join(f"{count:,} as {name} data" for name, count in aside.items())
-    if not aside:
-        yield from [f"The clients share all {counted(total, 'training example')}{label}."] if label else ()
-        return
-    said = f"Of {counted(total, 'training example')}{label}, {listed} are set aside; the clients share the other "
-    learnt = {"public": learns_from_public(algorithm), "validation": "distill" in algorithm.needs}
-    spare = [name for name in aside if not learnt[name]]
-    why = (
-        f" {method_in_words(config)} learns from no {' or '.join(spare)} data; it is set aside so that all methods "
-        f"train on the same examples. To train on it: {' '.join(f'{name}.size=0' for name in spare)}."
-    )
-    saved = isinstance(scenarios.parse(config.scenario).split, SavedSplit)  # which sets aside what it says
-    yield f"{said}{total - sum(aside.values()):,}.{'' if saved or not spare else why}"
 
 
 def count_split(config: RunConfig, examples: int, classes: int) -> list[list[int]]:

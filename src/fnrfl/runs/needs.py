@@ -14,7 +14,6 @@ from fnrfl.data.holdings import Partition
 from fnrfl.data.splits import Splits
 from fnrfl.data.terms import mask
 from fnrfl.runs.cohorts import num_answers
-from fnrfl.runs.data import method_in_words
 from fnrfl.runs.limits import check_sizes
 
 
@@ -29,6 +28,11 @@ def check_needs(config: RunConfig, algorithm: Algorithm, net: Net, splits: Split
     _check_targets(config)
     check_sizes(config, net, splits)
     _check_clients(config, splits, partition)
+
+
+def method_in_words(config: RunConfig) -> str:
+    """The method's name in a sentence."""
+    return f"fnr around {config.algorithm.name}" if config.fnr is not None else config.algorithm.name
 
 
 def _check_model(config: RunConfig, needs: frozenset[str], net: Net) -> None:

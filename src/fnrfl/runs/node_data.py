@@ -133,37 +133,20 @@ def refuse_what_sites_cannot(recipe: RunConfig, test: str | None = None) -> None
 
     `test` is the server's test set, "" if it has none, None where that is not known yet.
     """
-    wrong, public = [], recipe.public
-    if not isinstance(scenarios.parse(recipe.scenario).split, Natural):
-        wrong.append(
-            f'scenario = {recipe.scenario!r} draws clients from one data set. Set scenario = "natural" in the recipe, '
-            "or give every node a partition of a whole data set."
-        )
-    learns = learns_from_public(build_algorithm(recipe))
-    if public.source == "test" or (public.source == "train" and (public.size or learns)):
-        wrong.append(
-            f'public.source = "{public.source}" makes examples public that lie with the sites or decide the score. Set '
-            "public.source to data of its own, of which every node has a copy"
-            + (", for the method learns from public data." if learns else ", or public.size = 0.")
-        )
-    if recipe.dataset.client:
-        wrong.append(
-            f"dataset.client = {recipe.dataset.client!r} names a column that says who holds a row, and all rows of a "
-            "node are its own. Leave the key out of the recipe, or name the column in dataset.ignore."
-        )
-    if recipe.validation.size:
-        wrong.append(
-            f"validation.size = {recipe.validation.size} sets examples of the sites aside for the server, and they do "
-            "not leave the sites. Set validation.size = 0."
-        )
-    if test == "":
-        wrong.append(
-            "the server has no test set to score the model with. Name a file or folder on the server's machine with "
-            "--test (in Python, as the argument test)."
-        )
-    if wrong:
-        listed = " ".join(f"({at}) {one}" for at, one in enumerate(wrong, 1)) if len(wrong) > 1 else wrong[0]
-        raise CompatibilityError(f"Nodes are to bring data of their own, but {listed}")
+    scenario, public, column, held_out = recipe.scenario, recipe.public, recipe.dataset.client, recipe.validation.size
+    natural, learns = isinstance(scenarios.parse(scenario).split, Natural), learns_from_public(build_algorithm(recipe))
+    taken = public.source == "test" or (public.source == "train" and (public.size or learns))
+    way = "." if learns else ", or set public.size = 0."
+    rules = [
+        (not natural, f'scenario = {scenario!r} draws from one data set; set "natural", or partition in node.toml.'),
+        (taken, f'public.source = "{public.source}" is data of sites or the test set; name data that all copy{way}'),
+        (column, f"dataset.client = {column!r} says who holds a row, and a node holds all of its rows; leave it out."),
+        (held_out, f"validation.size = {held_out} sets examples aside that do not leave the sites; set it to 0."),
+        (test == "", "the server has no test set to score the model with; name one with --test (in Python: test)."),
+    ]
+    if wrong := [sentence for applies, sentence in rules if applies]:
+        numbered = " ".join(f"({at}) {sentence}" for at, sentence in enumerate(wrong, 1))
+        raise CompatibilityError(f"Nodes that bring data of their own cannot run this recipe: {numbered}")
 
 
 # -- the node's client -------------------------------------------------------------------------------------------------
