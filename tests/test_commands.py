@@ -136,6 +136,55 @@ def test_a_dry_run_prints_a_config_that_runs_and_writes_nothing(folder: Path) ->
     assert not list(folder.iterdir())
 
 
+def aside(text: str) -> list[str]:
+    """Lines about data that is set aside."""
+    return [line for line in text.splitlines() if "set aside" in line]
+
+
+@pytest.mark.parametrize(
+    ("words", "counts", "keys"),
+    [
+        ((), (144, 72, 1221), {"public.size=0", "validation.size=0"}),
+        (("fnr=on",), (144, 72, 1221), {"validation.size=0"}),
+        (("algorithm=public-returned",), (144, 72, 1221), {"validation.size=0"}),
+        (("algorithm=feddf",), (144, 72, 1221), set[str]()),
+        (("public.size=0", "validation.size=10"), (10, 1427), {"validation.size=0"}),
+    ],
+)
+def test_a_run_says_once_how_much_is_set_aside_and_how_to_train_on_it(
+    words: tuple[str, ...], counts: tuple[int, ...], keys: set[str], folder: Path
+) -> None:
+    got = command("run", "rounds=1", "client.epochs=1", *words)
+    (line,) = aside(got.output)
+    for count in counts:
+        assert f"{count:,}" in line
+    assert {key for key in ("public.size=0", "validation.size=0") if key in line} == keys
+    assert aside(command("run", *words, "--dry-run").stdout) == [f"# {line.replace('note: ', 'note    ')}"]
+    printed = json.loads(command("run", "rounds=1", *words, "--json").stdout)  # nothing but the answer
+    assert printed["rounds"] == 1
+    assert not aside(command("run", "rounds=1", *words, "-q").output)
+    if keys:
+        said = command("run", "rounds=1", *words, *keys).output
+        assert all(key not in "".join(aside(said)) for key in keys)
+
+
+def test_a_comparison_says_once_how_much_is_set_aside_for_all_methods(folder: Path) -> None:
+    got = command("compare", "rounds=1", "client.epochs=1", "--over", "fnr=off,on", "--seeds", "0,1", "--no-report")
+    assert len(aside(got.stdout)) == 1
+    several = ("--over", "public.size=0,0.1,0.2", "--seeds", "0", "--no-report")
+    assert len(aside(command("compare", "rounds=1", "client.epochs=1", *several).stdout)) == 3
+
+
+def test_a_run_over_a_table_says_which_column_is_the_label(folder: Path) -> None:
+    rows = [f"{age},{age % 2},{'yes' if age % 3 else 'no'}" for age in range(40)]
+    (folder / "own.csv").write_text("\n".join(["age,sex,ill", *rows]) + "\n")
+    words = ("dataset=own.csv", "model=mlp", "clients=2", "rounds=1", "scenario=iid")
+    assert "'ill'" in aside(command("run", *words).output)[0]
+    lines = command("run", *words, "public.size=0", "validation.size=0").stdout.splitlines()
+    (line,) = [line for line in lines if "'ill'" in line]
+    assert "32" in line and "set aside" not in line
+
+
 def test_a_dry_run_trains_nothing_that_a_run_would_notice() -> None:
     config = load(None, ["rounds=1", "algorithm=scaffold", "fnr=on"])
     before = runs.run(config, out=None).model_sha256

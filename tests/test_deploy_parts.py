@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from fnrfl.config import load
-from fnrfl.core.errors import ConfigError, FnrflError
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.isolation import isolated, until_left
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.engines.letters import Letter, LetterAnswer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.flower import worker
-from fnrfl.flower.app_files import write_app
+from fnrfl.flower.app_files import check_before_run, write_app
 from fnrfl.flower.deployment import FLOWER_QUIET, Deployment
 from fnrfl.flower.node_service import NodeService
 from fnrfl.flower.own_config import OwnConfig
@@ -40,6 +40,36 @@ def test_an_app_is_written_into_a_new_folder_alone(tmp_path: Path) -> None:
     assert made.node(0).stat().st_mode & 0o077 == 0
     with pytest.raises(ConfigError, match="not empty"):
         write_app(made.root, load("digits"))
+
+
+NATURAL = ["scenario=natural", "dataset=sites/", "model=mlp"]
+
+
+@pytest.mark.parametrize("scenario", ["natural", "natural + feature-noise(0.1)"])
+def test_a_recipe_that_sites_cannot_follow_is_refused_before_anything_is_written(tmp_path: Path, scenario: str) -> None:
+    folder, words = tmp_path / "new", [*NATURAL, f"scenario={scenario}"]
+    with pytest.raises(CompatibilityError) as refused:
+        write_app(folder, load(None, words), 2)
+    assert "public.source" in str(refused.value) and "validation.size" in str(refused.value)
+    assert not folder.exists()
+    made = write_app(folder, load(None, [*words, "public.size=0", "validation.size=0"]), 2)
+    assert 'name = "site 1"' in (made.node(1) / "node.toml").read_text()
+
+
+def test_before_a_run_begins_everything_that_sites_cannot_follow_is_refused(tmp_path: Path) -> None:
+    made = write_app(tmp_path / "fed", load(None, [*NATURAL, "public.size=0", "validation.size=0"]), 2)
+    (test := tmp_path / "test.csv").write_text("age,ill\n")
+    check_before_run(made, [], None, test)
+    with pytest.raises(CompatibilityError) as refused:
+        check_before_run(made, ["validation.size=0.1"], None, None)
+    assert "validation.size" in str(refused.value) and "--test" in str(refused.value)
+    with pytest.raises(ConfigError, match="gone.csv"):
+        check_before_run(made, [], None, tmp_path / "gone.csv")
+    with pytest.raises(ConfigError, match="client.lr"):
+        check_before_run(made, ["client.rl=1"], None, test)
+    for node in made.nodes:  # an experiment after all, where the server has the data
+        (node / "node.toml").write_text(f'data = "sites"\npartition = {node.name}\n')
+    check_before_run(made, ["validation.size=0.1"], None, None)
 
 
 def test_keys_are_for_their_owner_and_are_never_replaced(tmp_path: Path) -> None:

@@ -460,6 +460,33 @@ def test_a_client_that_raises_becomes_a_client_error_with_its_cause(engine: str)
     assert e.value.client == 2
 
 
+# -- Rounding ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "eps", "least", "most"),
+    [("adam", 1e-8, 1e-12, 1e-7), ("adam", 1e-2, 0.0, 1e-13), ("sgd", 1e-8, 0.0, 1e-13)],
+)
+def test_batched_differs_from_loop_by_as_much_as_loop_from_itself_after_one_last_bit(
+    monkeypatch: pytest.MonkeyPatch, optimizer: str, eps: float, least: float, most: float
+) -> None:
+    """Before BatchNorm the true gradient of a bias is 0: Adam divides what rounding leaves of it by its own length."""
+    monkeypatch.setattr(optim, "ADAM_EPS", eps)
+
+    def trained(engine: str, nudged: int | None = None) -> Flat:
+        played = Run(FNR(FedAvg()), engine, training=Training(optimizer=optimizer, lr=0.05, batch=16, epochs=2))
+        if nudged is not None:
+            params = played.state.params.clone()
+            params[nudged] = torch.nextafter(params[nudged], params.new_tensor(9.0))
+            played.state = replace(played.state, params=params)
+        return played.rounds(3).params
+
+    loop = trained("loop")
+    itself = max(distance(loop, trained("loop", nudged)) for nudged in (0, 50, 100))
+    assert distance(loop, trained("batched")) <= 10 * itself
+    assert least < itself < most
+
+
 # -- Optimisers -------------------------------------------------------------------------------------------------------
 
 

@@ -37,6 +37,7 @@ from fnrfl.flower.node_service import NodeService
 from fnrfl.runs.agreeing import Meeting, meet
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.evaluate import evaluate_model
+from fnrfl.runs.node_data import refuse_what_sites_cannot
 from fnrfl.runs.predict import evaluate
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import resume, run
@@ -328,6 +329,19 @@ def test_a_run_over_sites_is_the_simulators_and_asks_them_for_means(words: tuple
     assert result.rounds[-1]["accuracy"] == evaluate("there", "test.csv").accuracy
 
 
+def test_the_simulators_batched_engine_is_the_nodes_up_to_rounding_and_its_loop_engine_to_the_bit() -> None:
+    """Five rounds of three sites with missing values; `engine=auto` chooses batched for so small a net."""
+    write_gaps()
+    words = ("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "model=mlp", "rounds=5")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    network, _ = over_network(recipe(*words), nodes, "test.csv")
+    for engine, farthest in (("loop", 0.0), ("auto", 1e-5)):
+        simulated = run(recipe(*words, f"engine={engine}"), out=None)
+        assert simulated.config.engine.name == {"auto": "batched"}.get(engine, engine)
+        apart = [(simulated.weights[name] - tensor).abs().max() for name, tensor in network.weights.items()]
+        assert max(apart) <= farthest
+
+
 class Services:
     """A network of node services as the workers of Flower's nodes have them, in one process."""
 
@@ -478,11 +492,11 @@ def test_two_sites_of_one_name_and_a_node_without_one_are_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["public.source=train", "public.size=0.1"], "public.source = .train. makes examples public"),
-        (["public.source=test", "protocol=paper"], "public.source = .test. makes examples public"),
-        (["validation.size=0.1"], "validation.size = 0.1 sets examples of the sites aside"),
-        (["scenario=iid", "clients=2"], "scenario = 'iid' draws clients from one data set"),
-        (["dataset.client=ward"], "dataset.client = 'ward' names a column that says who holds a row"),
+        (["public.source=train", "public.size=0.1"], "public.source = .train."),
+        (["public.source=test", "protocol=paper"], "public.source = .test."),
+        (["validation.size=0.1"], "validation.size = 0.1 sets examples aside"),
+        (["scenario=iid", "clients=2"], "scenario = 'iid' draws from one data set"),
+        (["dataset.client=ward"], "dataset.client = 'ward' says who holds a row"),
     ],
 )
 def test_a_recipe_that_sites_cannot_follow_is_refused(words: list[str], said: str) -> None:
@@ -490,6 +504,19 @@ def test_a_recipe_that_sites_cannot_follow_is_refused(words: list[str], said: st
     node = NodeConfig(data="data/Aachen.csv", name="Aachen", public="public.csv")
     with pytest.raises(FnrflError, match=said):
         meet(recipe("public.source=public.csv", *words), asking([node]), "test.csv")
+
+
+def test_all_that_sites_cannot_follow_is_named_at_once() -> None:
+    write_gaps()
+    words = ["public.source=train", "public.size=0.1", "validation.size=0.1", "scenario=iid", "clients=2"]
+    with pytest.raises(CompatibilityError) as refused:
+        refuse_what_sites_cannot(recipe(*words, "dataset.client=ward"), "")
+    said = str(refused.value)
+    assert all(word in said for word in ("scenario", "public.source", "dataset.client", "validation.size", "--test"))
+    refuse_what_sites_cannot(recipe("public.source=public.csv"), "test.csv")
+    with pytest.raises(CompatibilityError) as refused:  # public.size = 0 is no way out for a method that learns from it
+        refuse_what_sites_cannot(recipe("public.source=train", "public.size=0.1", "fnr=on"))
+    assert "public.source" in str(refused.value) and "public.size = 0" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -511,7 +538,7 @@ def test_other_public_data_no_test_set_and_server_work_on_private_data_are_refus
     write_gaps()
     config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "algorithm=centralised")
     nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
-    with pytest.raises(ConfigError, match="the server has no test set"):
+    with pytest.raises(CompatibilityError, match="the server has no test set.*--test"):
         meet(config, asking(nodes))
     Path("old.csv").write_text("\n".join(Path("public.csv").read_text().splitlines()[:-1]) + "\n")
     with pytest.raises(CompatibilityError, match="The node 'Aachen' has other public data than the server"):

@@ -121,7 +121,11 @@ def run(
     import shlex
 
     with errors_in_words(debug):
-        link = _running(folder)
+        there = _there(folder)
+        from fnrfl.flower.app_files import check_before_run
+
+        check_before_run(there, overrides or (), resume, test)
+        link = _running(there)
         told = {"overrides": shlex.join(overrides or ())}
         paths = {"out": out, "resume": resume, "test": test}
         told |= {key: str(path.resolve()) if path else "" for key, path in paths.items()}
@@ -155,7 +159,7 @@ def status(folder: Folder, debug: Debug = False) -> None:
             raise typer.Exit(1)
         print_table([(one.name, str(one.pid), "running" if one.alive else "has ended") for one in records])
         if any(one.name == "superlink" and one.alive for one in records):
-            link = _running(folder)
+            link = _running(there)
             with link.reached():
                 nodes = link.nodes()
             online = sum(node.status == "online" for node in nodes)
@@ -177,9 +181,8 @@ def down(folder: Folder, debug: Debug = False) -> None:
         console().print(f"ended{f'; killed: {len(killed)}' if killed else ''}")
 
 
-def _running(folder: Path) -> SuperLink:
+def _running(there: Deployment) -> SuperLink:
     """The SuperLink of a deployment that is running."""
-    there = _there(folder)
     there.quiet_here()
     from fnrfl.flower.deployment import Address
     from fnrfl.flower.superlink import SuperLink

@@ -17,22 +17,24 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def notices(screen: Console) -> Iterator[None]:
-    """Inside, every notice is a line on this screen."""
+def notices(screen: Console, level: int = logging.WARNING) -> Iterator[None]:
+    """Inside, every notice of this level is a line on this screen."""
 
     class Said(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             with suppress(OutputClosed):  # the next round hears of it too, and can be saved
                 screen.print(f"note: {record.getMessage()}")
 
-    log, said = logging.getLogger("fnrfl"), Said(logging.WARNING)
-    before, log.propagate = log.propagate, False
+    log, said = logging.getLogger("fnrfl"), Said(level)
+    before, log.propagate = (log.propagate, log.level), False
+    log.setLevel(min(level, log.getEffectiveLevel()))
     log.addHandler(said)
     try:
         yield
     finally:
         log.removeHandler(said)
-        log.propagate = before
+        log.propagate = before[0]
+        log.setLevel(before[1])
 
 
 def note_on_one_answer(result: Result) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Callable, Sequence
+from logging import INFO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -238,7 +239,7 @@ def _carry_out(
         with how_to_go_on(lambda: _way_on(run_dir, config) or "Nothing was written."):
             screen.print(title(config))
             print_leaks(config.leaks_on, quiet=quiet, stderr=json)
-            with notices(screen), display(screen, leak) as shown, paced(screen.print) as pace:
+            with notices(screen, INFO), display(screen, leak) as shown, paced(screen.print) as pace:
                 if fresh:
                     pace.begin(config.rounds)
                 result = start(progress=both(shown.round, pace.hear_round), phase=shown.phase)
@@ -301,7 +302,8 @@ def _run_grid(
 
     options |= {"callbacks": named_loggers(log)}
     screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
-    with how_to_go_on(lambda: HOW_TO_CONTINUE), grid_display(screen) as show, paced(screen.print) as pace:
+    told = notices(screen, INFO)
+    with how_to_go_on(lambda: HOW_TO_CONTINUE), told, grid_display(screen) as show, paced(screen.print) as pace:
         return compare(cells, folder, progress=both(show, pace.hear_grid(cells, folder)), **options)
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from fnrfl import __version__
-from fnrfl.config import RunConfig
+from fnrfl.config import RunConfig, load
 from fnrfl.core.errors import ConfigError
+from fnrfl.data import scenarios
 from fnrfl.data.sources import NAMED_DATASETS
+from fnrfl.data.terms import Natural
 from fnrfl.flower.deployment import Deployment
 from fnrfl.flower.own_config import NODE_FILE
+from fnrfl.runs.needs import method_in_words
+from fnrfl.runs.node_data import refuse_what_sites_cannot
 
 RECIPE_FILE = "recipe.toml"
 
@@ -73,15 +78,22 @@ data = {data}
 """
 
 
-def _method(config: RunConfig) -> str:
-    return config.algorithm.name if config.fnr is None else f"FNR around {config.algorithm.name}"
-
-
 def _with_whole_paths(config: RunConfig) -> RunConfig:
     """Paths of data from the root on, since the SuperLink and the nodes work in folders of their own."""
     named = {"dataset.name": config.dataset.name, "public.source": config.public.source}
     paths = {key: Path(words) for key, words in named.items() if words not in (*NAMED_DATASETS, "train", "test")}
     return config.replace({key: str(path.resolve()) for key, path in paths.items() if path.exists()})
+
+
+def check_before_run(deployment: Deployment, overrides: Sequence[str], resume: Path | None, test: Path | None) -> None:
+    """Refuse what nodes could not run, before any of them is asked."""
+    begun, words = deployment.app / RECIPE_FILE, [*overrides, "engine=flower"]
+    config = load(begun, words) if resume is None else load(resume / "config.toml")
+    if test is not None and not test.exists():
+        raise ConfigError(f"--test {test} is no such file or folder. Name the server's test set.")
+    told = [file.read_text("utf-8") for node in deployment.nodes if (file := node / NODE_FILE).is_file()]
+    if told and not any(re.search(r"^\s*partition\s*=", text, re.MULTILINE) for text in told):
+        refuse_what_sites_cannot(config, str(test or ""))
 
 
 def write_app(folder: Path, config: RunConfig, nodes: int = 0) -> Deployment:
@@ -92,7 +104,8 @@ def write_app(folder: Path, config: RunConfig, nodes: int = 0) -> Deployment:
     deployment = Deployment(folder.resolve())
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already, and not empty. Give the name of a new folder.")
-    own_data = config.scenario.strip() == "natural"
+    if own_data := isinstance(scenarios.parse(config.scenario).split, Natural):
+        refuse_what_sites_cannot(config)
     nodes = nodes or config.clients
     if not nodes:
         raise ConfigError("The recipe has clients = 0: those that the data names. Say how many nodes there will be.")
@@ -100,7 +113,7 @@ def write_app(folder: Path, config: RunConfig, nodes: int = 0) -> Deployment:
     name = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-") or "app"
     package = "app_" + name.replace("-", "_")
     words = {
-        "name": f"fnrfl-{name}", "package": package, "method": _method(config), "nodes": nodes,
+        "name": f"fnrfl-{name}", "package": package, "method": method_in_words(config), "nodes": nodes,
         "waits": 0 if config.clients else nodes, "recipe": RECIPE_FILE, "version": __version__, "file": NODE_FILE,
     }  # fmt: skip
     texts = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fnrfl.config import RunConfig
-from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.errors import CompatibilityError
 from fnrfl.data.agreement import Agreement, SiteFacts, SiteHolding, agree_on_experiment, as_plain, from_plain
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.site_agreement import agree_on_sites, refuse_other_public, settle
@@ -62,12 +62,7 @@ def meet(config: RunConfig, ask: Ask, test: str = "") -> Meeting:
 
 def _meet_sites(config: RunConfig, ask: Ask, facts: Sequence[SiteFacts], test: str) -> Meeting:
     """Nodes that bring data of their own agree on columns, categories and classes, and tell what they hold."""
-    refuse_what_sites_cannot(config)
-    if not test:
-        raise ConfigError(
-            "Nodes bring data of their own, and the server has no test set to score the model with. Name a file or "
-            "folder on the server's machine as its test set."
-        )
+    refuse_what_sites_cannot(config, test)
     agreement = agree_on_sites(facts, reading_of(config))
     seat_of = {one.name.strip(): seat for seat, one in enumerate(facts)}
     seats = tuple(seat_of[name] for name in agreement.sites)

@@ -14,17 +14,20 @@ from fnrfl.algorithms.parts.norms import num_refined
 from fnrfl.config import RunConfig
 from fnrfl.config.schema import PublicOptions
 from fnrfl.core.words import counted
+from fnrfl.data import scenarios
 from fnrfl.data.datasets import Dataset, Facts
 from fnrfl.data.natural import some_of
 from fnrfl.data.reading import Columns
 from fnrfl.data.scaling import Scaling, looks_unscaled
 from fnrfl.data.splits import Splits
+from fnrfl.data.terms import SavedSplit
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.letters import Connection
 from fnrfl.runs.build_engine import ask_for_scaling, build_engine, refuse_without_network
 from fnrfl.runs.cohorts import cohort_size, num_answers
-from fnrfl.runs.data import feature_noise
+from fnrfl.runs.data import feature_noise, learns_from_public
 from fnrfl.runs.given import NOTHING, Given
+from fnrfl.runs.needs import method_in_words
 from fnrfl.runs.own_metrics import OwnMetric, load_own_metrics, try_out
 from fnrfl.runs.parts import RunParts, gather_parts
 from fnrfl.runs.ray_run import ray_actors
@@ -45,6 +48,26 @@ class Built(RunParts):
         """What a run remembers of its data."""
         facts = self.dataset.facts(tokens=not self.net.input_dtype.is_floating_point)
         return replace(facts, clients=self.partition.ids)
+
+    @property
+    def on_split(self) -> tuple[str, ...]:
+        """Which column is the label and how much is set aside, for whom; empty if there is nothing to say."""
+        columns, config, total = self.dataset.columns, self.config, len(self.splits.train)
+        label = f" with classes from the column {columns.label!r}" if columns else ""
+        aside = {name: len(held) for name, held in self.splits.set_aside.items() if len(held)}
+        examples = f"{counted(total, 'training example')}{label}"
+        if not aside:
+            return (f"The clients share all {examples}.",) if label else ()
+        listed = " and ".join(f"{count:,} as {name} data" for name, count in aside.items())
+        learnt = {"public": learns_from_public(self.algorithm), "validation": "distill" in self.algorithm.needs}
+        spare = [name for name in aside if not learnt[name]]
+        why = (
+            f" {method_in_words(config)} learns from no {' or '.join(spare)} data; it is set aside so that all methods "
+            f"train on the same examples. To train on it: {' '.join(f'{name}.size=0' for name in spare)}."
+        )
+        fixed = isinstance(scenarios.parse(config.scenario).split, SavedSplit)  # by a file
+        rest = f"{total - sum(aside.values()):,}.{'' if fixed or not spare else why}"
+        return (f"Of {examples}, {listed} are set aside; the clients share the other {rest}",)
 
     def noise(self, client: int, x: Tensor, stream: torch.Generator) -> Tensor:
         """A client's feature noise over a batch."""

@@ -28,7 +28,7 @@ from fnrfl.data.reading import Expected, RawData, Reading
 from fnrfl.data.saved_splits import read_saved_split
 from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.data.splits import Splits
-from fnrfl.data.terms import Natural, SavedSplit, Scenario, mask
+from fnrfl.data.terms import Natural, SavedSplit, mask
 from fnrfl.runs.given import Given
 
 
@@ -107,7 +107,12 @@ def divide(
         clients = dataset.train_clients if isinstance(scenario.split, Natural) else None
         holders = None if clients is None else natural.client_numbers(clients, natural.in_natural_order(clients))
         carved = carve(labels, **sizes, seed=config.seed, num_classes=dataset.num_classes, holders=holders)
-        partition = _partition(config, scenario, labels, clients, carved.rest, dataset.num_classes)
+        rest, classes = labels[carved.rest], dataset.num_classes
+        if clients is None:
+            partition = draw(scenario, rest, config.clients, config.seed, num_classes=classes)
+        else:
+            held = [clients[at] for at in carved.rest]
+            partition = natural.natural_partition(scenario, rest, held, config.seed, num_classes=classes)
     splits = Splits.build(
         dataset,
         carved,
@@ -120,19 +125,9 @@ def divide(
     return partition, splits
 
 
-def _partition(
-    config: RunConfig,
-    scenario: Scenario,
-    labels: np.ndarray,
-    clients: tuple[str, ...] | None,
-    rest: np.ndarray,
-    num_classes: int,
-) -> Partition:
-    """Who holds what of the rest: as the data says it in `clients`, or drawn."""
-    if clients is None:
-        return draw(scenario, labels[rest], config.clients, config.seed, num_classes=num_classes)
-    held = [clients[at] for at in rest]
-    return natural.natural_partition(scenario, labels[rest], held, config.seed, num_classes=num_classes)
+def learns_from_public(algorithm: Algorithm) -> bool:
+    """Whether anybody learns from public data under a method."""
+    return bool(algorithm.needs & {"public-labels", "distill"}) or algorithm.public_to != "nobody"
 
 
 def _site_tests(dataset: Dataset, partition: Partition) -> list[np.ndarray]:

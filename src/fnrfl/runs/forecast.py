@@ -125,7 +125,7 @@ def forecast(config: RunConfig) -> Forecast:
             steps = rehearsal.steps()
             seconds = _seconds(built, rehearsal, steps)
     up, down = (Traffic(tuple(count[way] for count in sent), built.config.rounds) for way in ("up", "down"))
-    memory, chosen, notices = _memory(built, before, _peak()), built.config, built.notices
+    memory, chosen, notices = _memory(built, before, _peak()), built.config, (*built.notices, *built.on_split)
     if config.engine.name == "ray":
         asked, gpus = config.engine.precision, config.network.gpus
         precision = chosen.engine.precision if asked == "auto" else asked

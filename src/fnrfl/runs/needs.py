@@ -30,13 +30,13 @@ def check_needs(config: RunConfig, algorithm: Algorithm, net: Net, splits: Split
     _check_clients(config, splits, partition)
 
 
-def _method(config: RunConfig) -> str:
+def method_in_words(config: RunConfig) -> str:
     """The method's name in a sentence."""
     return f"fnr around {config.algorithm.name}" if config.fnr is not None else config.algorithm.name
 
 
 def _check_model(config: RunConfig, needs: frozenset[str], net: Net) -> None:
-    name = _method(config)
+    name = method_in_words(config)
     if "features" in needs and not net.has_features:
         raise CompatibilityError(
             f'{name} needs features and model = "{config.model.name}" calls no Linear layer to take them from. Name '
@@ -55,7 +55,7 @@ def _check_model(config: RunConfig, needs: frozenset[str], net: Net) -> None:
 
 
 def _check_public(config: RunConfig, algorithm: Algorithm, splits: Splits) -> None:
-    name = _method(config)
+    name = method_in_words(config)
     if "distill" in algorithm.needs and not len(splits.distill):
         raise CompatibilityError(
             f"{name} needs public data to distil on and there is none. Set public.size = 0.1 and leave public.distill "
@@ -72,7 +72,7 @@ def _check_public(config: RunConfig, algorithm: Algorithm, splits: Splits) -> No
 def _check_optimiser(config: RunConfig, needs: frozenset[str]) -> None:
     if "linear-optimiser" in needs and config.client.optimizer != "sgd":
         raise CompatibilityError(
-            f"{_method(config)} needs local steps that are linear in the gradients, and client.optimizer = "
+            f"{method_in_words(config)} needs local steps that are linear in the gradients, and client.optimizer = "
             f'"{config.client.optimizer}" is not. Set client.optimizer = "sgd".'
         )
 
@@ -113,7 +113,7 @@ def _check_noise(config: RunConfig, net: Net, splits: Splits, partition: Partiti
         mask(0, config.clients, tuple(splits.train.x.shape[1:]))  # refuses examples that are no images
     if splits.public_to == "everybody" and not partition.noise.redraw:
         raise CompatibilityError(
-            f"{_method(config)} gives the same public examples to every client, and under scenario = "
+            f"{method_in_words(config)} gives the same public examples to every client, and under scenario = "
             f'"{config.scenario}" an example keeps the noise of one. Leave out redraw=false.'
         )
 

@@ -33,7 +33,7 @@ from fnrfl.engines.trainer import Trainer
 from fnrfl.runs.build_engine import build_trainer
 from fnrfl.runs.build_net import check_values
 from fnrfl.runs.choice import choose_engine
-from fnrfl.runs.data import build_pool, divide, load_public, reading_of, with_counted_clients
+from fnrfl.runs.data import build_pool, divide, learns_from_public, load_public, reading_of, with_counted_clients
 from fnrfl.runs.given import NOTHING, words_in
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.parts import RunParts, fitting_net, gather_parts, on_device
@@ -128,29 +128,25 @@ def public_hash(splits: Splits) -> str:
     return checksum(*(array for share in shares for array in share))
 
 
-def refuse_what_sites_cannot(recipe: RunConfig) -> None:
-    """Refuse a recipe that would have the server set private examples aside, where sites keep their own."""
-    if not isinstance(scenarios.parse(recipe.scenario).split, Natural):
-        raise CompatibilityError(
-            f"Nodes bring data of their own, and scenario = {recipe.scenario!r} draws clients from one data set. Set "
-            'scenario = "natural" in the recipe, or give every node a partition of a whole data set.'
-        )
-    source, size = recipe.public.source, recipe.public.size
-    if source == "test" or (source == "train" and size):
-        raise CompatibilityError(
-            f'public.source = "{source}" makes examples public that lie with the sites or decide the score. Set '
-            "public.source to data of its own, of which every node has a copy, or public.size = 0."
-        )
-    if recipe.dataset.client:
-        raise CompatibilityError(
-            f"dataset.client = {recipe.dataset.client!r} names a column that says who holds a row, and all rows of a "
-            "node are its own. Leave the key out of the recipe, or name the column in dataset.ignore."
-        )
-    if recipe.validation.size:
-        raise CompatibilityError(
-            f"validation.size = {recipe.validation.size} sets examples of the sites aside for the server, and they do "
-            "not leave the sites. Set validation.size = 0."
-        )
+def refuse_what_sites_cannot(recipe: RunConfig, test: str | None = None) -> None:
+    """Refuse a recipe that nodes with data of their own cannot run, and name all that is wrong at once.
+
+    `test` is the server's test set, "" if it has none, None where that is not known yet.
+    """
+    scenario, public, column, held_out = recipe.scenario, recipe.public, recipe.dataset.client, recipe.validation.size
+    natural, learns = isinstance(scenarios.parse(scenario).split, Natural), learns_from_public(build_algorithm(recipe))
+    taken = public.source == "test" or (public.source == "train" and (public.size or learns))
+    way = "." if learns else ", or set public.size = 0."
+    rules = [
+        (not natural, f'scenario = {scenario!r} draws from one data set; set "natural", or partition in node.toml.'),
+        (taken, f'public.source = "{public.source}" is data of sites or the test set; name data that all copy{way}'),
+        (column, f"dataset.client = {column!r} says who holds a row, and a node holds all of its rows; leave it out."),
+        (held_out, f"validation.size = {held_out} sets examples aside that do not leave the sites; set it to 0."),
+        (test == "", "the server has no test set to score the model with; name one with --test (in Python: test)."),
+    ]
+    if wrong := [sentence for applies, sentence in rules if applies]:
+        numbered = " ".join(f"({at}) {sentence}" for at, sentence in enumerate(wrong, 1))
+        raise CompatibilityError(f"Nodes that bring data of their own cannot run this recipe: {numbered}")
 
 
 # -- the node's client -------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shlex
 import tempfile
 import time
@@ -80,6 +81,7 @@ def run(
         checkpoint_every = checkpoint_every if network is None else 0.0
         built = build(config, Path(scratch), runs_alike, None, given, connection, parts, compared=compared)
         tell_notices(built.notices)
+        tell_notices(built.on_split, logging.INFO)  # how every run begins: a command shows it
         if out is None:
             return _train_rounds(built, RunWriter(None, checkpoint_every), Begun(), told, phase)
         with ExitStack() as stack:

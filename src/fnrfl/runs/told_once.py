@@ -21,11 +21,12 @@ def series_of_runs() -> Iterator[None]:
         _told_in_series.reset(token)
 
 
-def tell_notices(notices: Sequence[str]) -> None:
-    """Log the notices of a run, those that this series has not had."""
+def tell_notices(notices: Sequence[str], level: int = logging.WARNING) -> None:
+    """Log the notices of a run, those that this series has not had: two that begin with one sentence are one."""
     told = _told_in_series.get()
     for notice in notices:
-        if told is None or notice not in told:
-            log.warning(notice)
+        first = notice.partition(". ")[0]
+        if told is None or first not in told:
+            log.log(level, notice)
         if told is not None:
-            told.add(notice)
+            told.add(first)
