@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.rng import stream_kept
-from fnrfl.flower.guarantees import refuse_callers, refuse_mods_inside
+from fnrfl.flower.guarantees import refuse_callers, refuse_inside
 from fnrfl.flower.norm_letters import LETTER, MEASURE, REFINE, REFINE_OPTIONS, NormLetter
-from fnrfl.runs.own_loop import Loader, accuracy_on, class_norms, refine
+from fnrfl.runs.own_loop import Loader, accuracy_on, counted_norms, refine
 
 HELD = "fnrfl.held"  # the trained model, in the context's state until the next round
 HELD_LETTER = "fnrfl.letter"  # for which question it is held
@@ -24,7 +24,7 @@ class FeatureNormMod:
     """A mod for `ClientApp(mods=[...])` that answers a `FeatureNormStrategy`; other servers do not notice it.
 
     `model()` makes the app's model, whatever its weights; where it puts the model is where FNR computes.
-    `public_loader()` gives batches (x, y) of public data, to measure class norms on and to refine on.
+    `public_loader()` gives or yields batches (x, y) of public data, to measure class norms on and to refine on.
     `ranking_loader()` gives other public batches, by which clients are ranked; without it the same ones rank. Features
     are the input of the Linear that is called last, or the output of the layer that `features` names.
     """
@@ -52,7 +52,7 @@ class FeatureNormMod:
         if not message.has_content() or LETTER not in message.content.config_records:
             return call_next(message, context)
         refuse_callers()
-        refuse_mods_inside(call_next)
+        refuse_inside(call_next)
         letter: NormLetter = dict(message.content.config_records[LETTER])
         if letter.get("phase") == REFINE:
             return self._refined(message, context, letter)
@@ -77,10 +77,10 @@ class FeatureNormMod:
             arrays = reply.content.array_records[name]
             with stream_kept():  # the app's own random numbers are what they would have been
                 model = self._loaded(arrays)
-                norms = class_norms(model, self.public_loader(), features=self.features).tolist()
-                accuracy = accuracy_on(model, self.ranking_loader(), features=self.features)
+                norms, counts = counted_norms(model, _readable(self.public_loader), features=self.features)
+                accuracy = accuracy_on(model, _readable(self.ranking_loader), features=self.features)
             context.state[HELD], context.state[HELD_LETTER] = arrays, ConfigRecord(answer)
-            answer |= {"arrays": name, "norms": norms, "accuracy": accuracy}
+            answer |= {"arrays": name, "norms": norms.tolist(), "accuracy": accuracy, "counts": counts.long().tolist()}
         except Exception as error:
             answer["problem"] = f"{type(error).__name__}: {error}"
         reply.content = RecordDict({**reply.content, LETTER: ConfigRecord(answer)})
@@ -99,7 +99,7 @@ class FeatureNormMod:
             model = self._loaded(arrays)
             targets = torch.tensor(letter["targets"], dtype=torch.float64)
             options = {name: letter[name] for name in REFINE_OPTIONS}
-            refine(model, self.public_loader(), targets, features=self.features, **options)
+            refine(model, _readable(self.public_loader), targets, features=self.features, **options)
         answer: NormLetter = {"phase": REFINE, "round": letter["round"], "question": letter["question"]}
         content = RecordDict({"arrays": _as_arrays(model, arrays), LETTER: ConfigRecord(answer)})
         return Message(content, reply_to=message)
@@ -109,6 +109,27 @@ class FeatureNormMod:
         model = self.model()
         model.load_state_dict(dict(zip(_names(model, arrays), _tensors(arrays), strict=True)))
         return model
+
+
+class _ReadAnew:
+    """The batches of a function that yields them: each pass calls it again."""
+
+    def __init__(self, load: Callable[[], Loader]) -> None:
+        self.load = load
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self.load())
+
+
+def _readable(load: Callable[[], Loader]) -> Loader:
+    """The batches that a function gives, as often as they are needed."""
+    loader = load()
+    if isinstance(loader, Iterator) and load() is loader:
+        raise ConfigError(
+            f"The public data is one {type(loader).__name__} whenever it is asked for, which can be read only once. "
+            "Return a list of batches or a DataLoader, or yield the batches."
+        )
+    return _ReadAnew(load) if isinstance(loader, Iterator) else loader
 
 
 def _model_record(replied: list[str], asked_with: list[str]) -> str:

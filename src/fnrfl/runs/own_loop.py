@@ -38,8 +38,6 @@ __all__ = ["class_norms", "norm_targets", "refine", "weakest"]
 Loader = Iterable[tuple[Tensor, Tensor]]
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
 def class_norms(
     model: nn.Module, loader: Loader, *, num_classes: int | None = None, features: str | None = None
 ) -> Tensor:
@@ -49,7 +47,17 @@ def class_norms(
     they were. The features are the input of the Linear that is called last, or the output of the layer that `features`
     names. `num_classes` is the number of logits unless said.
     """
-    return _asked(model, loader, lambda logits: ClassNorms(num_classes or logits), num_classes, features)["norms"]
+    return counted_norms(model, loader, num_classes=num_classes, features=features)[0]
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def counted_norms(
+    model: nn.Module, loader: Loader, *, num_classes: int | None = None, features: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """The class norms of a model, [C], and how many examples of each class the data has, [C]."""
+    got = _asked(model, loader, lambda logits: ClassNorms(num_classes or logits), num_classes, features)
+    return got["norms"], got["count"]
 
 
 @torch.inference_mode(False)
@@ -66,7 +74,7 @@ def _asked(
     num_classes: int | None,
     features: str | None,
 ) -> Tree:
-    """The answer to a probe, which is made for the model's number of logits."""
+    """The sums of a probe and its answer; it is made for the model's number of logits."""
     net: Net | None = None
     total: Tree = {}
     with _borrowed(model), stream_kept():  # a DataLoader draws a number even if it shuffles nothing
@@ -79,7 +87,7 @@ def _asked(
             total = probe.add(total, probe(net.eval_forward(params, buffers, batch.x), batch))
     if net is None:
         raise ConfigError("The loader gave no batch to measure the model on. Give at least one batch of (x, y).")
-    return probe.finish(total)
+    return total | probe.finish(total)
 
 
 @torch.inference_mode(False)
