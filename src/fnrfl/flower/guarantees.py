@@ -6,7 +6,7 @@ past them, so the promise would no longer be true, and nobody would notice.
 
 from __future__ import annotations
 
-import functools
+import re
 import sys
 from collections.abc import Iterator
 from types import CellType, FrameType
@@ -16,11 +16,9 @@ from flwr.serverapp.strategy import Strategy
 from fnrfl.core.errors import CompatibilityError
 
 REFUSAL = "FNR cannot go together with"  # how the sentence begins: the server knows it again in a client's error
-_PRIVATE = {
-    f"DifferentialPrivacy{side}Side{kind}Clipping" for side in ("Client", "Server") for kind in ("Adaptive", "Fixed")
-}
-_PRIVATE |= {"SecAggWorkflow", "SecAggPlusWorkflow", "LocalDpMod"}
-_PRIVATE |= {"fixedclipping_mod", "adaptiveclipping_mod", "secagg_mod", "secaggplus_mod"}
+_PRIVATE = re.compile(  # classes and functions of Flower
+    "DifferentialPrivacy.*Clipping|SecAgg(Plus)?Workflow|LocalDpMod|(fixed|adaptive)clipping_mod|secagg(plus)?_mod"
+)
 
 
 def refuse_callers() -> None:
@@ -33,7 +31,7 @@ def refuse_callers() -> None:
 def refuse_inside(outer: object) -> None:
     """Refuse a strategy, or the rest of a chain of mods, that is one of these or has one inside."""
     for one in _parts(outer, set()):
-        _refuse(one, getattr(one, "__name__", ""))
+        _refuse(one, str(getattr(one, "__name__", "")))
 
 
 def _parts(one: object, seen: set[int]) -> Iterator[object]:
@@ -44,13 +42,13 @@ def _parts(one: object, seen: set[int]) -> Iterator[object]:
     yield one
     cells = getattr(one, "__closure__", None) or ()
     held = [cell.cell_contents for cell in cells if cell != CellType()]  # an empty cell has no contents
-    held += [one.func] if isinstance(one, functools.partial) else []
-    for part in [*held, *(vars(one).values() if isinstance(one, Strategy) else ())]:
+    held += vars(one).values() if isinstance(one, Strategy) else [getattr(one, "func", None)]  # of a partial
+    for part in held:
         yield from _parts(part, seen)
 
 
 def _refuse(one: object, name: str) -> None:
-    for known in _PRIVATE & {name, *(cls.__name__ for cls in type(one).__mro__)}:
+    for known in filter(_PRIVATE.fullmatch, (name, *(cls.__name__ for cls in type(one).__mro__))):
         raise CompatibilityError(
             f"{REFUSAL} {known}: FNR's refinement sends class norms, an accuracy and a second model past it, so what "
             "it promises about privacy would not hold. Use one of the two."

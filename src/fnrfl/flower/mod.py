@@ -10,11 +10,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor, nn
 
+from fnrfl.algorithms.parts.norms import ClassNorms
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.rng import stream_kept
 from fnrfl.flower.guarantees import refuse_callers, refuse_inside
 from fnrfl.flower.norm_letters import LETTER, MEASURE, REFINE, REFINE_OPTIONS, NormLetter
-from fnrfl.runs.own_loop import Loader, accuracy_on, counted_norms, refine
+from fnrfl.runs.own_loop import Batches, Loader, accuracy_on, measured, refine
 
 HELD = "fnrfl.held"  # the trained model, in the context's state until the next round
 HELD_LETTER = "fnrfl.letter"  # for which question it is held
@@ -32,8 +33,8 @@ class FeatureNormMod:
     def __init__(
         self,
         model: Callable[[], nn.Module],
-        public_loader: Callable[[], Loader],
-        ranking_loader: Callable[[], Loader] | None = None,
+        public_loader: Callable[[], Batches],
+        ranking_loader: Callable[[], Batches] | None = None,
         *,
         features: str | None = None,
     ) -> None:
@@ -77,10 +78,10 @@ class FeatureNormMod:
             arrays = reply.content.array_records[name]
             with stream_kept():  # the app's own random numbers are what they would have been
                 model = self._loaded(arrays)
-                norms, counts = counted_norms(model, _readable(self.public_loader), features=self.features)
-                accuracy = accuracy_on(model, _readable(self.ranking_loader), features=self.features)
+                got = measured(model, _readable(self.public_loader), ClassNorms, None, self.features)
+                answer["accuracy"] = accuracy_on(model, _readable(self.ranking_loader), features=self.features)
             context.state[HELD], context.state[HELD_LETTER] = arrays, ConfigRecord(answer)
-            answer |= {"arrays": name, "norms": norms.tolist(), "accuracy": accuracy, "counts": counts.long().tolist()}
+            answer |= {"arrays": name, "norms": got["norms"].tolist(), "counts": got["count"].long().tolist()}
         except Exception as error:
             answer["problem"] = f"{type(error).__name__}: {error}"
         reply.content = RecordDict({**reply.content, LETTER: ConfigRecord(answer)})
@@ -107,29 +108,20 @@ class FeatureNormMod:
     def _loaded(self, arrays: ArrayRecord) -> nn.Module:
         """The app's model with these weights, which have the names of its state_dict or are listed in its order."""
         model = self.model()
-        model.load_state_dict(dict(zip(_names(model, arrays), _tensors(arrays), strict=True)))
+        tensors = [torch.from_numpy(array.numpy().copy()) for array in arrays.values()]
+        model.load_state_dict(dict(zip(_names(model, arrays), tensors, strict=True)))
         return model
 
 
-class _ReadAnew:
-    """The batches of a function that yields them: each pass calls it again."""
-
-    def __init__(self, load: Callable[[], Loader]) -> None:
-        self.load = load
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return iter(self.load())
-
-
-def _readable(load: Callable[[], Loader]) -> Loader:
-    """The batches that a function gives, as often as they are needed."""
+def _readable(load: Callable[[], Batches]) -> Loader:
+    """The batches that a function gives; the function itself if it yields them, since it is called for each pass."""
     loader = load()
     if isinstance(loader, Iterator) and load() is loader:
         raise ConfigError(
             f"The public data is one {type(loader).__name__} whenever it is asked for, which can be read only once. "
             "Return a list of batches or a DataLoader, or yield the batches."
         )
-    return _ReadAnew(load) if isinstance(loader, Iterator) else loader
+    return load if isinstance(loader, Iterator) else loader
 
 
 def _model_record(replied: list[str], asked_with: list[str]) -> str:
@@ -148,10 +140,6 @@ def _names(model: nn.Module, arrays: ArrayRecord) -> list[str]:
     listed = [str(place) for place in range(len(arrays))] == list(arrays)
     own = list(model.state_dict())
     return own if listed and len(own) == len(arrays) else list(arrays)
-
-
-def _tensors(arrays: ArrayRecord) -> list[Tensor]:
-    return [torch.from_numpy(array.numpy().copy()) for array in arrays.values()]
 
 
 def _as_arrays(model: nn.Module, like: ArrayRecord) -> ArrayRecord:

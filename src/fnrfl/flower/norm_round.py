@@ -34,10 +34,7 @@ class NormRound:
         """Put the question for class norms into the messages that ask clients to train."""
         self.number = number
         self.question = uuid.uuid4().hex  # a reply to another is late, even if it is of a round of the same number
-        self.sent = {  # with the app's configs, such as the round and the learning rate
-            message.metadata.dst_node_id: (message.metadata, dict(message.content.config_records))
-            for message in messages
-        }
+        self.sent = {one.metadata.dst_node_id: (one.metadata, dict(one.content.config_records)) for one in messages}
         self.replies: dict[int, Message] = {}  # those with a model, in the order of clients
         self.ranked: dict[int, Measured] = {}
         self.unranked: dict[int, str] = {}  # node -> why

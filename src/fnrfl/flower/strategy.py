@@ -17,7 +17,7 @@ from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.training import BatchNormMode, Training
 from fnrfl.flower.guarantees import refuse_callers, refuse_inside
-from fnrfl.flower.norm_letters import Measured, RefinementTerms, other_public_data, refinement_orders
+from fnrfl.flower.norm_letters import RefinementTerms, other_public_data, refinement_orders
 from fnrfl.flower.norm_round import NormRound, flower_log
 
 FRUITLESS_ROUNDS = 2  # in which everybody who was asked has failed to refine, before anybody has: the run stops
@@ -126,7 +126,13 @@ class FeatureNormStrategy(Strategy):
             return self._aggregate_train(server_round, replies)
         arrived = current.receive(replies)
         current.rank()
-        self._warn_of_other_data(list(current.ranked.values()))
+        if (others := other_public_data(list(current.ranked.values()))) and not self._warned:
+            self._warned = True
+            flower_log.warning(
+                "FNR: public data of node %s has other numbers of labels than that of most nodes, so norms and "
+                "accuracies do not compare. Give every node the same public data.",
+                ", ".join(map(str, others)),
+            )
         if current.ranked:
             self._refine(current, self._grid)
         current.finish()
@@ -159,16 +165,6 @@ class FeatureNormStrategy(Strategy):
             raise FnrflError(
                 f"FNR has refined nobody in the first {FRUITLESS_ROUNDS} rounds in which it tried. Node {node}: {why}. "
                 "Correct that, or use the strategy inside alone."
-            )
-
-    def _warn_of_other_data(self, measured: list[Measured]) -> None:
-        """Warn once of nodes whose public data is not that of the others: norms and accuracies do not compare."""
-        if (others := other_public_data(measured)) and not self._warned:
-            self._warned = True
-            flower_log.warning(
-                "FNR: public data of node %s has other numbers of labels than that of most nodes, so norms and "
-                "accuracies do not compare. Give every node the same public data.",
-                ", ".join(map(str, others)),
             )
 
 
