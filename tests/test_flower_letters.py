@@ -55,20 +55,28 @@ def test_the_constant_penalty_is_sent_differences() -> None:
         {"accuracy": 0.5},
         {"norms": [], "accuracy": 0.5},
         {"norms": 3.0, "accuracy": 0.5},
-        {"norms": [float("nan")], "accuracy": 0.5},
-        {"norms": [float("inf")], "accuracy": 0.5},
-        {"norms": [-1.0], "accuracy": 0.5},
-        {"norms": ["1"], "accuracy": 0.5},
-        {"norms": [1.0], "accuracy": float("nan")},
-        {"norms": [1.0], "accuracy": 1.5},
-        {"norms": [1.0], "accuracy": "0.5"},
-        {"norms": [1.0], "accuracy": [0.5]},
-        {"norms": [1.0], "accuracy": 0.5, "problem": "no public data"},
+        {"norms": [float("nan")], "accuracy": 0.5, "counts": [1]},
+        {"norms": [float("inf")], "accuracy": 0.5, "counts": [1]},
+        {"norms": [-1.0], "accuracy": 0.5, "counts": [1]},
+        {"norms": ["1"], "accuracy": 0.5, "counts": [1]},
+        {"norms": [1.0], "accuracy": 0.5},
+        {"norms": [1.0], "accuracy": 0.5, "counts": [1, 2]},
+        {"norms": [1.0], "accuracy": 0.5, "counts": ["1"]},
+        {"norms": [1.0], "accuracy": float("nan"), "counts": [1]},
+        {"norms": [1.0], "accuracy": 1.5, "counts": [1]},
+        {"norms": [1.0], "accuracy": "0.5", "counts": [1]},
+        {"norms": [1.0], "accuracy": [0.5], "counts": [1]},
+        {"norms": [1.0], "accuracy": 0.5, "problem": "no public data", "counts": [1]},
     ],
 )
 def test_a_letter_without_sound_numbers_is_refused(letter: dict[str, Any]) -> None:
     with pytest.raises(FnrflError):
         read_measured(1, letter)
+
+
+def test_sound_letters_are_read() -> None:
+    letter = {"norms": [1.0, 0.0], "accuracy": 0.5, "counts": [3, 0]}
+    assert read_measured(1, letter) == Measured(1, (1.0, 0.0), 0.5, (3, 0))
 
 
 def test_most_clients_say_how_many_classes_there_are() -> None:

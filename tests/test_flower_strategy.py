@@ -392,13 +392,13 @@ def test_letters_are_as_small_as_the_page_says() -> None:
         for way, one in (("down", message), ("up", reply)):
             letter = one.content.config_records.get(LETTER)
             if letter is not None:
-                classes = len(letter.get("norms", letter.get("targets", [])))
-                size = recorddict_to_proto(RecordDict({LETTER: letter})).ByteSize() - 8 * classes
+                numbers, counts = letter.get("norms", letter.get("targets", [])), letter.get("counts", [])
+                size = recorddict_to_proto(RecordDict({LETTER: letter})).ByteSize() - 8 * len(numbers) - 2 * len(counts)
                 letters[way, letter["phase"]] = max(size, letters.get((way, letter["phase"]), 0))
         return [reply]
 
     played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid_of(tamper=tamper))
-    said = {("down", "measure"): 100, ("up", "measure"): 170, ("down", "refine"): 280, ("up", "refine"): 100}
+    said = {("down", "measure"): 100, ("up", "measure"): 190, ("down", "refine"): 280, ("up", "refine"): 100}
     assert letters.keys() == said.keys()
     assert all(0.9 * said[one] <= size <= said[one] for one, size in letters.items()), letters
 
@@ -661,6 +661,117 @@ def test_a_client_with_another_number_of_classes_is_not_ranked() -> None:
 
     result = played(FeatureNormStrategy(flower.FedAvg()), grid_of(tamper=tamper), rounds=1)
     assert result.train_metrics_clientapp[1]["fnr-unranked"] == 1
+
+
+def said(caplog: pytest.LogCaptureFixture, strategy: Any, grid: DirectGrid, **more: Any) -> tuple[Any, list[str]]:
+    """The result, and the warnings of a run."""
+    caplog.clear()
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        result = played(strategy, grid, **more)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    records = {
+        id(record): record for record in caplog.records if record.levelno >= logging.WARNING
+    }  # which may propagate
+    return result, [record.getMessage() for record in records.values()]
+
+
+@pytest.mark.parametrize("target", ["others", "all"])
+def test_a_class_that_a_node_lacks_is_left_out_of_its_target_and_the_node_is_named_once(
+    target: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fewer() -> Any:
+        return [(x[y < 2], y[y < 2]) for x, y in public()]
+
+    measured: dict[int, list[float]] = {}
+
+    def tamper(message: Message, reply: Message) -> list[Message]:
+        if "norms" in reply.content.config_records.get(LETTER, {}):
+            measured[reply.metadata.src_node_id] = list(reply.content[LETTER]["norms"])
+        return [reply]
+
+    apps = dict.fromkeys(NODES, with_norms()) | {23: client_app(FeatureNormMod(made, fewer, lambda: public()[:1]))}
+    grid, strategy = DirectGrid(apps, tamper=tamper), FeatureNormStrategy(flower.FedAvg(), share=0.4, target=target)
+    said(caplog, strategy, grid, rounds=1)
+    refined = [message.metadata.dst_node_id for message in orders(grid)]
+    for message in orders(grid):
+        left_out = refined if target == "others" else [message.metadata.dst_node_id]
+        for place, got in enumerate(message.content[LETTER]["targets"]):
+            there = [norms[place] for node, norms in measured.items() if node not in left_out and norms[place] > 0]
+            assert got == pytest.approx(sum(there) / len(there), rel=1e-12)
+    for _ in range(2):  # once in each run, however many rounds it has
+        _, warnings = said(caplog, strategy, grid, rounds=3)
+        assert [re.findall(r"\bnode (\d+)", line) for line in warnings if "same public data" in line] == [["23"]]
+    _, warnings = said(caplog, strategy, grid_of())
+    assert not warnings
+
+
+def test_mods_outside_find_the_configs_of_the_app_in_every_message() -> None:
+    seen: list[tuple[int, float, bool]] = []
+
+    def logging_mod(message: Message, context: Context, call_next: Any) -> Message:
+        config = message.content["config"]
+        if message.metadata.message_type == "train":
+            seen.append((config["server-round"], config["lr"], is_order(message)))
+        reply: Message = call_next(message, context)
+        return reply
+
+    grid = grid_of(with_norms(logging_mod))
+    strategy = FeatureNormStrategy(flower.FedAvg(), share=0.4)
+    result = strategy.start(grid, start(), num_rounds=2, train_config=ConfigRecord({"lr": 0.5}))
+    assert [metrics["fnr-refined"] for metrics in result.train_metrics_clientapp.values()] == [2, 2]
+    assert sorted(seen) == sorted((t, 0.5, order) for t in (1, 2) for order in [False] * 5 + [True] * 2)
+
+
+def test_a_generator_function_is_public_data_like_a_list() -> None:
+    calls: list[int] = []
+
+    def yielded() -> Any:
+        calls.append(1)
+        yield from public()
+
+    results = [
+        played(
+            FeatureNormStrategy(flower.FedAvg(), share=0.4, epochs=3), grid_of(client_app(FeatureNormMod(made, data)))
+        )
+        for data in (public, yielded)
+    ]
+    assert torch.equal(weights(results[0].arrays), weights(results[1].arrays))
+    assert results[0].train_metrics_clientapp == results[1].train_metrics_clientapp
+    assert len(calls) >= 2 * (5 * 2 + 2 * 3)  # norms and accuracy of five nodes, three passes of two, in two rounds
+
+
+def test_an_iterator_that_can_be_read_once_is_refused_in_the_first_round() -> None:
+    batches = iter(public())
+    with pytest.raises(FnrflError, match="in round 1.*read only once"):
+        played(FeatureNormStrategy(flower.FedAvg()), grid_of(client_app(FeatureNormMod(made, lambda: batches))))
+
+
+def test_a_run_in_which_nobody_can_refine_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(message: Message, reply: Message) -> list[Message]:
+        return [Message(Error(0, "no memory.\n\tTry again."), reply_to=message) if is_order(message) else reply]
+
+    with pytest.raises(FnrflError, match="refined nobody.*no memory") as stopped:
+        played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid_of(tamper=broken), rounds=5)
+    assert ".." not in str(stopped.value)
+    assert "\\" not in str(stopped.value)
+
+    def once(message: Message, reply: Message) -> list[Message]:
+        works = is_order(message) and message.content["config"]["server-round"] == 2
+        return [reply] if works else broken(message, reply)
+
+    result = played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid_of(tamper=once), rounds=5)
+    assert [one["fnr-refined"] for one in result.train_metrics_clientapp.values()] == [0, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize("mod", [lambda: FeatureNormMod(Plain, public), lambda: FeatureNormMod(made, lambda: [])])
+def test_what_nodes_say_is_part_of_one_sentence(mod: Callable[[], Any]) -> None:
+    with pytest.raises(FnrflError) as stopped:
+        played(FeatureNormStrategy(flower.FedAvg()), grid_of(client_app(mod())))
+    assert ".." not in str(stopped.value)
+    assert "\\" not in str(stopped.value)
+    assert "\n" not in str(stopped.value)
 
 
 def test_a_node_that_was_restarted_between_the_phases_falls_back() -> None:

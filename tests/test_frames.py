@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn import datasets
 from torch.utils.data import DataLoader, TensorDataset
 
 import fnrfl
@@ -114,3 +115,51 @@ def test_objects_that_people_try_are_told_what_to_give_instead() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4)))
     with pytest.raises(ConfigError, match=r"is DataLoader; .* loader\.dataset"):
         fnrfl.run(dataset=loader, rounds=1)
+
+
+# -- data of scikit-learn ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_frame", [False, True])
+def test_a_bunch_is_taken_as_its_data_and_target(as_frame: bool) -> None:
+    bunch = datasets.load_breast_cancer(as_frame=as_frame)
+    keys: dict[str, Any] = {"model": "mlp(depth=0)", "clients": 2, "scenario": "iid", "rounds": 1, "out": None}
+    result = fnrfl.run(dataset=bunch, **keys)
+    assert result.model_sha256 == fnrfl.run(dataset=(bunch.data, bunch.target), **keys).model_sha256
+    assert fnrfl.predict(result, bunch).classes == ("malignant", "benign")
+    assert fnrfl.evaluate(result, bunch).accuracy == result.accuracy > 0.8
+
+
+def test_names_of_columns_are_no_names_of_classes() -> None:
+    """A loader of OpenML has the target's column in target_names, and classes by name in target."""
+    bunch = {"data": X, "target": Y, "target_names": ["answer"]}
+    assert fnrfl.predict(trained(X, Y, rounds=1), X).classes == ("no", "yes")
+    keys: dict[str, Any] = {"clients": 3, "scenario": "iid", "rounds": 1, "out": None}
+    assert fnrfl.predict(fnrfl.run(dataset=bunch, **keys), X).classes == ("no", "yes")
+
+
+# -- amounts are no classes --------------------------------------------------------------------------------------------
+
+AMOUNTS = datasets.load_diabetes(as_frame=True)  # whole numbers, stored as floats
+
+
+@pytest.mark.parametrize("target", [AMOUNTS.target, AMOUNTS.target / 3], ids=["whole", "fractions"])
+def test_a_regression_is_refused_as_one(target: Any, tmp_path: Path) -> None:
+    AMOUNTS.data.assign(level=target).to_csv(tmp_path / "amounts.csv", index=False)
+    given: list[Any] = [AMOUNTS, (AMOUNTS.data, target), (AMOUNTS.data.to_numpy(), target.to_numpy())]
+    for dataset in [*given, str(tmp_path / "amounts.csv")]:
+        with pytest.raises(ConfigError, match="classification only"):
+            fnrfl.run(dataset=dataset, clients=2, rounds=1, out=None)
+
+
+def test_classes_that_are_stored_as_floats_are_classes(tmp_path: Path) -> None:
+    y = np.arange(300) % 30 * 1.0
+    many = X.assign(label=y)
+    many.to_csv(tmp_path / "many.csv", index=False)
+    for dataset in [
+        (X, y),
+        str(tmp_path / "many.csv"),
+        (X[:40], (np.arange(40) % 20) * 1.0),
+        (X, np.arange(300) % 100),
+    ]:
+        assert fnrfl.run(dataset=dataset, clients=2, scenario="iid", rounds=1, out=None).rounds

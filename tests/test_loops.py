@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -358,6 +358,19 @@ def test_a_model_on_a_gpu_is_refined_there() -> None:
     here = refine(made(), batches(), GOAL, weight=0.5, batchnorm="frozen")
     assert distance(flat(there).cpu(), flat(here)) < 1e-10
     assert distance(class_norms(there, batches()).cpu(), class_norms(there.cpu(), batches())) < 1e-10
+
+
+def test_a_function_that_yields_batches_is_called_for_each_pass() -> None:
+    calls: list[int] = []
+
+    def yielded() -> Any:
+        calls.append(1)
+        yield from batches()
+
+    assert torch.equal(class_norms(made(), yielded), class_norms(made(), batches()))
+    one, other = (refine(made(), loader, GOAL, epochs=3, batchnorm="frozen") for loader in (yielded, batches()))
+    assert torch.equal(flat(one), flat(other))
+    assert len(calls) == 4
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------

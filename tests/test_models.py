@@ -58,6 +58,7 @@ def features(model: nn.Module, x: Tensor) -> Tensor:
         ("mlp", DIGITS, 64 * 64 + 64 + 650, 64),
         ("mlp(hidden=128)", FASHION, 784 * 128 + 128 + 1_290, 128),
         ("mlp(hidden=128, depth=2)", (30,), 30 * 128 + 128 + 128 * 128 + 128 + 1_290, 128),
+        ("mlp(depth=0)", (30,), 310, 30),
     ],
 )
 def test_parameters_logits_and_features(spec: str, shape: tuple[int, ...], parameters: int, width: int) -> None:
@@ -68,7 +69,7 @@ def test_parameters_logits_and_features(spec: str, shape: tuple[int, ...], param
         assert model(x).shape == (2, 1000 if "1000" in spec else 10)
     found = features(model, x)
     assert found.shape == (2, width)
-    assert found.min() >= 0  # every model's features come out of a ReLU
+    assert found.min() >= 0  # every model's features come out of a ReLU, or are the inputs
 
 
 def test_resnet_features_are_the_pooled_map() -> None:
@@ -125,6 +126,12 @@ def test_same_seed_builds_the_same_weights(spec: str) -> None:
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
+def test_a_net_without_hidden_layers_is_logistic_regression() -> None:
+    model, x = build_model("mlp(depth=0, hidden=8)", (2, 3), 4), torch.randn(5, 2, 3)
+    (linear,) = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    assert torch.equal(model(x), x.flatten(1) @ linear.weight.T + linear.bias)
+
+
 @pytest.mark.parametrize(
     "spec", ["mlp(hidden=8,depth=3)", " mlp ( hidden = 8 , depth = 3 ) ", "mlp(depth=3, hidden=8,)"]
 )
@@ -147,6 +154,7 @@ def test_words_may_be_quoted(word: str) -> None:
         ("vgg11(head=3)", "no option 'head'. It takes none"),
         ("mlp(num_classes=3)", "no option 'num_classes'"),
         ("mlp(hidden=0)", "hidden = 0; it should be greater than 0"),
+        ("mlp(depth=-1)", "depth = -1; it should be greater than or equal to 0"),
         ("mlp(hidden=1.5)", "hidden = 1.5; it should be a valid integer"),
         ("mlp(hidden=many)", "hidden = 'many'; it should be a valid integer"),
         ("mlp(hidden=true)", "hidden = True; it should be a valid integer"),

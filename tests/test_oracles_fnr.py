@@ -170,6 +170,20 @@ def test_algorithm_2_is_a_loop_over_peers(target: str) -> None:
             assert float(means[r, k]) == pytest.approx(sum(float(norms[m, k]) for m in peers) / len(peers), abs=1e-12)
 
 
+@TARGETS
+def test_targets_are_means_over_the_rows_that_have_a_class(target: str) -> None:
+    """A row without examples of a class has norm 0 there, and is left out of that class's mean."""
+    draw = torch.Generator().manual_seed(0)
+    norms = torch.rand(6, 40, generator=draw, dtype=torch.float64) + 0.5
+    norms *= torch.rand(6, 40, generator=draw) < 0.4
+    refined = [1, 3, 4]
+    for r, got in enumerate(norm_targets(norms, torch.tensor(refined), target)):
+        others = [m for m in range(6) if (m not in refined if target == "others" else m != refined[r])]
+        for k in range(40):
+            there = [float(norms[m, k]) for m in others if norms[m, k] > 0]
+            assert float(got[k]) == pytest.approx(sum(there) / len(there) if there else 0.0, abs=1e-12)
+
+
 @pytest.mark.parametrize("missing", [None, 1])
 def test_recall_is_the_mean_over_the_classes_that_the_data_has(missing: int | None) -> None:
     """What the released code ranks by. It divides by ten whatever there is, which does not change the order."""
@@ -805,9 +819,11 @@ MUTANTS = [
         norm_targets,
         target_of_the_refined=("~weak", "weak"),
         target_includes_itself=(
-            "(norms.sum(0) - norms[refined]) / (len(norms) - 1)",
+            "(norms.sum(0) - norms[refined]) / (has.sum(0) - has[refined]).clamp(min=1)",
             "norms.mean(0).expand(len(refined), -1)",
         ),
+        absent_classes_count=("(len(peers) / counts).to(norms)", "1"),
+        absent_classes_count_of_all=("(has.sum(0) - has[refined]).clamp(min=1)", "(len(norms) - 1)"),
         targets_swapped=("target == 'others'", "target != 'others'"),
     ),
     *mutants(

@@ -313,6 +313,16 @@ def test_rounding_favours_no_client() -> None:
     assert abs(mean - 20).max() < 5 * 4 / np.sqrt(50)  # a size has a standard deviation of at most 4
 
 
+def test_clients_have_as_many_classes_as_their_shares_say() -> None:
+    """A share s of a class of 500 is an example or more with probability min(1, 500 s), for every client alike."""
+    labels = np.repeat(np.arange(10), 500)
+    drawn = [split("label-dirichlet(0.1, min=1)", labels, 10, seed).counts for seed in range(200)]
+    held = np.array([(counts > 0).sum(axis=1) for counts in drawn])  # [draws, clients]
+    expected = 10 * np.minimum(1, 500 * np.random.default_rng(0).beta(0.1, 0.9, 1_000_000)).mean()
+    assert abs(held.mean(axis=0) - expected).max() < 4 * held.std() / np.sqrt(len(held))
+    assert abs(held.mean() - expected) < 3 * held.mean(axis=1).std() / np.sqrt(len(held))
+
+
 def test_absent_classes_are_left_out() -> None:
     labels = np.arange(1000) % 3 * 2  # classes 0, 2, 4 of 6
     partition = split("label-classes(2)", labels, 6, num_classes=6)

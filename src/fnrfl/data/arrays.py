@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted, same_spelling
+from fnrfl.data.reading import refuse_amounts
 
 USUAL_CHANNELS = (1, 3, 4)  # of a picture
 
@@ -134,12 +135,14 @@ def class_labels(values: object, title: str) -> np.ndarray:
         if bad.any():
             raise ConfigError(
                 f"{title} holds the label {y[bad][0]} (example {np.flatnonzero(bad)[0]}); class labels must be {rule}. "
-                "Number the classes 0, 1, 2, ... or give their names as strings."
+                "Number the classes 0, 1, 2, ... or give their names as strings. fnrfl is for classification only."
             )
     if len(y) and float(y.max()) >= 2**63:
         raise ConfigError(
             f"{title} holds the label {y.max()}; class numbers must fit into int64. Give names as strings."
         )
+    if y.dtype.kind == "f":
+        refuse_amounts(y.tolist(), title)
     return y.astype(np.int64)
 
 

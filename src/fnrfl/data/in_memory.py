@@ -45,6 +45,8 @@ def values_in_memory(value: object, title: str, *, labelled: bool = True) -> obj
     if callable(value) and not _has_items(value):
         with trust.user_errors_in_words(f"The function given as {title} failed", "correct it, or give its data."):
             value = value()
+    if isinstance(value, Mapping) and {"data", "target"} <= set(value):
+        return _from_bunch(value, title)
     if isinstance(value, Mapping):
         value = _from_mapping(value, title)
     parts = value if isinstance(value, tuple) else (value,)
@@ -55,7 +57,7 @@ def values_in_memory(value: object, title: str, *, labelled: bool = True) -> obj
     return _arrays_and_columns(value, title) if isinstance(value, tuple) else value
 
 
-def _arrays_and_columns(values: tuple[object, ...], title: str) -> object:
+def _arrays_and_columns(values: tuple[object, ...], title: str) -> RawData | tuple[object, ...]:
     """Arrays, with the names of columns where inputs are data frames; a test part has those of the training part."""
     arrays = tuple(map(_array_or_itself, values))
     half = len(values) if len(values) < 4 else len(values) // 2
@@ -105,6 +107,14 @@ def _from_mapping(parts: Mapping[Any, Any], title: str) -> object:
     if all(isinstance(part, tuple) for part in found):
         return tuple(array for part in found for array in part)
     return found if len(found) == 2 else found[0]
+
+
+def _from_bunch(bunch: Mapping[Any, Any], title: str) -> RawData:
+    """The data of a loader of scikit-learn; target_names are of classes where targets are numbers."""
+    values = _arrays_and_columns((bunch["data"], bunch["target"]), title)
+    raw = values if isinstance(values, RawData) else RawData({ONLY_PART: as_returned(values)})
+    names = bunch.get("target_names", ()) if np.asarray(bunch["target"]).dtype.kind in "iu" else ()
+    return replace(raw, classes=[str(name) for name in names] or None)
 
 
 def _has_items(value: object) -> bool:

@@ -164,6 +164,16 @@ class RawData:
         return replace(self, notices=(*self.notices, *notices))
 
 
+def refuse_amounts(labels: Sequence[Any] | np.ndarray, title: str) -> None:
+    """Refuse floats that are no classes since they hardly repeat: somebody wants a regression."""
+    known = len(set(labels))
+    if known > 20 and 4 * known > len(labels):
+        raise ConfigError(
+            f"{title} holds {known} different amounts in {len(labels)} examples, and fnrfl is for classification only. "
+            "Make classes of them, such as with numpy.digitize; if they are classes, write them as integers."
+        )
+
+
 def require_file(path: Path) -> None:
     """Refuse pipes, devices and folders where a file is meant: reading one might never end."""
     if path.exists() and not path.is_file():

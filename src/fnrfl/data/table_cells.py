@@ -15,7 +15,7 @@ import numpy as np
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted, same_spelling
-from fnrfl.data.reading import Categories, Reading
+from fnrfl.data.reading import Categories, Reading, refuse_amounts
 from fnrfl.data.table_columns import Roles, is_number, listed_columns
 
 Line = tuple[int, list[str]]  # the number of a line in a table, and its cells
@@ -285,7 +285,8 @@ def _class_names(tables: Sequence[CsvTable], *, numeric: bool) -> list[str]:
         if is_missing(label) or (numeric and not (is_number(label) and float(label).is_integer())):
             raise ConfigError(
                 f"{table.place(row, table.label_at)}; a label must be a whole number or a name, and is never filled "
-                "in. Correct that line or leave it out, or say with dataset.label which column has the classes."
+                "in, since fnrfl is for classification only. Correct that line or leave it out, or name the column of "
+                "classes in dataset.label."
             )
         name = class_name(label, numeric=numeric)
         if spelling.setdefault(name, label) != label:
@@ -294,6 +295,8 @@ def _class_names(tables: Sequence[CsvTable], *, numeric: bool) -> list[str]:
                 "number. Write a class in one way, or give the classes names."
             )
         names.append(name)
+    if numeric and not all(label.lstrip("+-").isdigit() for label in spelling.values()):
+        refuse_amounts(names, f"column {tables[0].header[tables[0].label_at]!r} of {tables[0].path}")
     return names
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -10,11 +10,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor, nn
 
+from fnrfl.algorithms.parts.norms import ClassNorms
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.rng import stream_kept
-from fnrfl.flower.guarantees import refuse_callers, refuse_mods_inside
+from fnrfl.flower.guarantees import refuse_callers, refuse_inside
 from fnrfl.flower.norm_letters import LETTER, MEASURE, REFINE, REFINE_OPTIONS, NormLetter
-from fnrfl.runs.own_loop import Loader, accuracy_on, class_norms, refine
+from fnrfl.runs.own_loop import Batches, Loader, accuracy_on, measured, refine
 
 HELD = "fnrfl.held"  # the trained model, in the context's state until the next round
 HELD_LETTER = "fnrfl.letter"  # for which question it is held
@@ -24,7 +25,7 @@ class FeatureNormMod:
     """A mod for `ClientApp(mods=[...])` that answers a `FeatureNormStrategy`; other servers do not notice it.
 
     `model()` makes the app's model, whatever its weights; where it puts the model is where FNR computes.
-    `public_loader()` gives batches (x, y) of public data, to measure class norms on and to refine on.
+    `public_loader()` gives or yields batches (x, y) of public data, to measure class norms on and to refine on.
     `ranking_loader()` gives other public batches, by which clients are ranked; without it the same ones rank. Features
     are the input of the Linear that is called last, or the output of the layer that `features` names.
     """
@@ -32,8 +33,8 @@ class FeatureNormMod:
     def __init__(
         self,
         model: Callable[[], nn.Module],
-        public_loader: Callable[[], Loader],
-        ranking_loader: Callable[[], Loader] | None = None,
+        public_loader: Callable[[], Batches],
+        ranking_loader: Callable[[], Batches] | None = None,
         *,
         features: str | None = None,
     ) -> None:
@@ -52,7 +53,7 @@ class FeatureNormMod:
         if not message.has_content() or LETTER not in message.content.config_records:
             return call_next(message, context)
         refuse_callers()
-        refuse_mods_inside(call_next)
+        refuse_inside(call_next)
         letter: NormLetter = dict(message.content.config_records[LETTER])
         if letter.get("phase") == REFINE:
             return self._refined(message, context, letter)
@@ -77,10 +78,10 @@ class FeatureNormMod:
             arrays = reply.content.array_records[name]
             with stream_kept():  # the app's own random numbers are what they would have been
                 model = self._loaded(arrays)
-                norms = class_norms(model, self.public_loader(), features=self.features).tolist()
-                accuracy = accuracy_on(model, self.ranking_loader(), features=self.features)
+                got = measured(model, _readable(self.public_loader), ClassNorms, None, self.features)
+                answer["accuracy"] = accuracy_on(model, _readable(self.ranking_loader), features=self.features)
             context.state[HELD], context.state[HELD_LETTER] = arrays, ConfigRecord(answer)
-            answer |= {"arrays": name, "norms": norms, "accuracy": accuracy}
+            answer |= {"arrays": name, "norms": got["norms"].tolist(), "counts": got["count"].long().tolist()}
         except Exception as error:
             answer["problem"] = f"{type(error).__name__}: {error}"
         reply.content = RecordDict({**reply.content, LETTER: ConfigRecord(answer)})
@@ -99,7 +100,7 @@ class FeatureNormMod:
             model = self._loaded(arrays)
             targets = torch.tensor(letter["targets"], dtype=torch.float64)
             options = {name: letter[name] for name in REFINE_OPTIONS}
-            refine(model, self.public_loader(), targets, features=self.features, **options)
+            refine(model, _readable(self.public_loader), targets, features=self.features, **options)
         answer: NormLetter = {"phase": REFINE, "round": letter["round"], "question": letter["question"]}
         content = RecordDict({"arrays": _as_arrays(model, arrays), LETTER: ConfigRecord(answer)})
         return Message(content, reply_to=message)
@@ -107,8 +108,20 @@ class FeatureNormMod:
     def _loaded(self, arrays: ArrayRecord) -> nn.Module:
         """The app's model with these weights, which have the names of its state_dict or are listed in its order."""
         model = self.model()
-        model.load_state_dict(dict(zip(_names(model, arrays), _tensors(arrays), strict=True)))
+        tensors = [torch.from_numpy(array.numpy().copy()) for array in arrays.values()]
+        model.load_state_dict(dict(zip(_names(model, arrays), tensors, strict=True)))
         return model
+
+
+def _readable(load: Callable[[], Batches]) -> Loader:
+    """The batches that a function gives; the function itself if it yields them, since it is called for each pass."""
+    loader = load()
+    if isinstance(loader, Iterator) and load() is loader:
+        raise ConfigError(
+            f"The public data is one {type(loader).__name__} whenever it is asked for, which can be read only once. "
+            "Return a list of batches or a DataLoader, or yield the batches."
+        )
+    return load if isinstance(loader, Iterator) else loader
 
 
 def _model_record(replied: list[str], asked_with: list[str]) -> str:
@@ -127,10 +140,6 @@ def _names(model: nn.Module, arrays: ArrayRecord) -> list[str]:
     listed = [str(place) for place in range(len(arrays))] == list(arrays)
     own = list(model.state_dict())
     return own if listed and len(own) == len(arrays) else list(arrays)
-
-
-def _tensors(arrays: ArrayRecord) -> list[Tensor]:
-    return [torch.from_numpy(array.numpy().copy()) for array in arrays.values()]
 
 
 def _as_arrays(model: nn.Module, like: ArrayRecord) -> ArrayRecord:

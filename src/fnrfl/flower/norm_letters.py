@@ -60,6 +60,7 @@ class Measured:
     node: int
     norms: tuple[float, ...]  # of each class, on public data
     accuracy: float  # on ranking data
+    counts: tuple[int, ...] = ()  # of the examples of each class in its public data
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,14 @@ def read_measured(node: int, letter: NormLetter) -> Measured:
     """The class norms and the accuracy in a client's letter; refused if they cannot be such."""
     if "problem" in letter:
         raise FnrflError(str(letter["problem"]))
-    norms, accuracy = letter.get("norms"), letter.get("accuracy")
+    norms, counts, accuracy = letter.get("norms"), letter.get("counts"), letter.get("accuracy")
     if not isinstance(norms, list) or not norms or not all(_is_number(norm) and norm >= 0 for norm in norms):
         raise FnrflError("its class norms are not a list of finite numbers that are 0 or more")
+    if not isinstance(counts, list) or len(counts) != len(norms) or not all(map(_is_number, counts)):
+        raise FnrflError("it has not counted the public examples of each class")
     if not _is_number(accuracy) or not 0 <= accuracy <= 1:
         raise FnrflError("its accuracy is not a number from 0 to 1")
-    return Measured(node, tuple(map(float, norms)), float(accuracy))
+    return Measured(node, tuple(map(float, norms)), float(accuracy), tuple(map(int, counts)))
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -90,6 +93,12 @@ def _is_number(value: object) -> TypeGuard[float]:
 def num_classes_of(measured: Sequence[Measured]) -> int:
     """How many classes most clients have, so that one with another number can be left out."""
     return Counter(len(one.norms) for one in measured).most_common(1)[0][0]
+
+
+def other_public_data(measured: Sequence[Measured]) -> list[int]:
+    """The nodes whose public data has other numbers of labels than that of most nodes."""
+    usual = Counter(one.counts for one in measured).most_common(1)
+    return [one.node for one in measured if one.counts != usual[0][0]]
 
 
 def refinement_orders(measured: Sequence[Measured], terms: RefinementTerms) -> list[RefinementOrder]:

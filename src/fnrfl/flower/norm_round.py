@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fnrfl.core.errors import CompatibilityError, FnrflError
 from fnrfl.core.words import printable
@@ -34,7 +34,7 @@ class NormRound:
         """Put the question for class norms into the messages that ask clients to train."""
         self.number = number
         self.question = uuid.uuid4().hex  # a reply to another is late, even if it is of a round of the same number
-        self.sent = {message.metadata.dst_node_id: message.metadata for message in messages}
+        self.sent = {one.metadata.dst_node_id: (one.metadata, dict(one.content.config_records)) for one in messages}
         self.replies: dict[int, Message] = {}  # those with a model, in the order of clients
         self.ranked: dict[int, Measured] = {}
         self.unranked: dict[int, str] = {}  # node -> why
@@ -60,7 +60,7 @@ class NormRound:
             node = reply.metadata.src_node_id
             if reply.has_error():
                 if REFUSAL in (reply.error.reason or ""):
-                    raise CompatibilityError(f"Node {node} refused: {printable(reply.error.reason or '')}")
+                    raise CompatibilityError(f"Node {node} refused: {one_line(reply.error.reason or '')}.")
                 errors.append(reply)
             elif node not in self.sent or letter_of(reply).get("question", self.question) != self.question:
                 flower_log.warning("FNR: a late reply of node %d is ignored", node)
@@ -83,7 +83,7 @@ class NormRound:
                     raise FnrflError("its letter names no ArrayRecord of its reply")
                 self.ranked[node] = measured
             except FnrflError as error:
-                self.unranked[node] = printable(str(error))
+                self.unranked[node] = one_line(str(error))
         classes = num_classes_of(list(self.ranked.values())) if self.ranked else 0
         for node in [node for node, one in self.ranked.items() if len(one.norms) != classes]:
             self.unranked[node] = f"it has norms of {len(self.ranked.pop(node).norms)} classes, others of {classes}"
@@ -97,11 +97,11 @@ class NormRound:
 
     # -- refinement ---------------------------------------------------------------------------------------------------
     def message(self, order: RefinementOrder, terms: RefinementTerms, ttl: float | None) -> Message:
-        """What asks a client to refine; it goes the way of the message that asked it to train."""
+        """What asks a client to refine: it has the configs, and goes the way, of the message that asked to train."""
         options = {name: value for name, value in vars(terms).items() if name not in ("share", "target")}
         letter = self._letter(REFINE, targets=list(order.targets), peers=order.peers, **options)
-        sent: Metadata = self.sent[order.node]
-        content = RecordDict({LETTER: letter})
+        sent, configs = self.sent[order.node]
+        content = RecordDict({**configs, LETTER: letter})
         return Message(content, dst_node_id=order.node, message_type=sent.message_type, group_id=sent.group_id, ttl=ttl)
 
     def take(self, reply: Message, messages: list[Message]) -> None:
@@ -110,7 +110,7 @@ class NormRound:
         if reply.has_error():  # which may come from the server's side, in the place of a node that is gone
             asked = {one.metadata.message_id: one.metadata.dst_node_id for one in messages}
             node = asked.get(reply.metadata.reply_to_message_id, node)
-            self.failed[node] = printable(reply.error.reason or "its reply is an error without a reason")
+            self.failed[node] = one_line(reply.error.reason or "its reply is an error without a reason")
         elif node not in self.asked or node in self.refined:
             flower_log.warning("FNR: a refined model of node %d that came twice or unasked is ignored", node)
         elif (letter_of(reply).get("question"), letter_of(reply).get("phase")) != (self.question, REFINE):
@@ -119,7 +119,7 @@ class NormRound:
             new = reply.content.array_records.get("arrays")
             why = _unusable(new, self.replies[node].content.array_records[self._name_of_model(node)])
             if new is None or why:
-                self.failed[node] = printable(why)
+                self.failed[node] = one_line(why)
             else:
                 self.refined[node] = new
 
@@ -148,6 +148,11 @@ class NormRound:
 def letter_of(reply: Message) -> NormLetter:
     """The letter in a reply; nothing if it has none."""
     return dict(reply.content.config_records.get(LETTER, {}))
+
+
+def one_line(text: str) -> str:
+    """What a node says, as a part of a sentence: on one line, without a last full stop."""
+    return printable(" ".join(text.split())).rstrip(".")
 
 
 def _place(node: int, reply: Message) -> tuple[bool, int, int]:

@@ -13,12 +13,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Result, Strategy
 
 from fnrfl.algorithms.parts.norms import num_refined
-from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.training import BatchNormMode, Training
-from fnrfl.flower.guarantees import refuse_callers, refuse_strategy
-from fnrfl.flower.norm_letters import RefinementTerms, refinement_orders
+from fnrfl.flower.guarantees import refuse_callers, refuse_inside
+from fnrfl.flower.norm_letters import RefinementTerms, other_public_data, refinement_orders
 from fnrfl.flower.norm_round import NormRound, flower_log
+
+FRUITLESS_ROUNDS = 2  # in which everybody who was asked has failed to refine, before anybody has: the run stops
 
 
 class FeatureNormStrategy(Strategy):
@@ -59,6 +61,7 @@ class FeatureNormStrategy(Strategy):
         )  # fmt: skip
         self._configure_train, self._aggregate_train = strategy.configure_train, strategy.aggregate_train
         self._seconds = timeout
+        self._fruitless, self._warned = 0.0, False
         self._grid: Grid | None = None
         self._round: NormRound | None = None
 
@@ -70,6 +73,7 @@ class FeatureNormStrategy(Strategy):
         given = inspect.signature(self.strategy.start).bind(*args, **options)
         given.apply_defaults()
         self._seconds = given.arguments.get("timeout") if self.timeout is None else self.timeout
+        self._fruitless, self._warned = 0.0, False
         if type(self.strategy).start is Strategy.start:
             return super().start(*args, **options)
         with self._inside_its_own_loop():
@@ -122,6 +126,13 @@ class FeatureNormStrategy(Strategy):
             return self._aggregate_train(server_round, replies)
         arrived = current.receive(replies)
         current.rank()
+        if (others := other_public_data(list(current.ranked.values()))) and not self._warned:
+            self._warned = True
+            flower_log.warning(
+                "FNR: public data of node %s has other numbers of labels than that of most nodes, so norms and "
+                "accuracies do not compare. Give every node the same public data.",
+                ", ".join(map(str, others)),
+            )
         if current.ranked:
             self._refine(current, self._grid)
         current.finish()
@@ -139,15 +150,26 @@ class FeatureNormStrategy(Strategy):
         messages = [current.message(order, self.terms, self._seconds) for order in orders if order.node in connected]
         for reply in grid.send_and_receive(messages, timeout=self._seconds) if messages else ():
             current.take(reply, messages)
-        for node in current.asked:
-            if node not in current.refined:
-                why = current.failed.get(node, f"there was no reply in {self._seconds or math.inf:g} seconds")
-                flower_log.warning("FNR: node %d counts with its model before refinement: %s", node, why)
+        self._check_refined(current)
+
+    def _check_refined(self, current: NormRound) -> None:
+        """Log who has not refined; stop where nobody ever does, since that is no FNR."""
+        late = f"there was no reply in {self._seconds or math.inf:g} seconds"
+        missing = {node: current.failed.get(node, late) for node in current.asked if node not in current.refined}
+        for node, why in missing.items():
+            flower_log.warning("FNR: node %d counts with its model before refinement: %s", node, why)
         flower_log.info("FNR: %d of %d clients refined", len(current.refined), len(current.replies))
+        self._fruitless = -math.inf if current.refined else self._fruitless + bool(missing)
+        if self._fruitless >= FRUITLESS_ROUNDS:
+            node, why = next(iter(missing.items()))
+            raise FnrflError(
+                f"FNR has refined nobody in the first {FRUITLESS_ROUNDS} rounds in which it tried. Node {node}: {why}. "
+                "Correct that, or use the strategy inside alone."
+            )
 
 
 def _check_strategy(strategy: object) -> None:
-    refuse_strategy(strategy)
+    refuse_inside(strategy)
     if isinstance(strategy, FeatureNormStrategy):
         raise CompatibilityError("FeatureNormStrategy is around this strategy already. Use it once.")
     if isinstance(strategy, FedXgbBagging | FedXgbCyclic):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from torch import nn
 
 from fnrfl.models import image_shape
@@ -51,10 +51,10 @@ def mlp(
     input_shape: tuple[int, ...],
     num_classes: int,
     hidden: PositiveInt = 64,
-    depth: PositiveInt = 1,
+    depth: NonNegativeInt = 1,
     norm: Literal["none", "batch"] = "none",
 ) -> nn.Sequential:
-    """A perceptron with `depth` hidden layers of `hidden` units for any shape; `norm=batch` adds BatchNorm."""
+    """A perceptron: `depth` hidden layers of `hidden` units, 0 for logistic regression; `norm=batch` adds BatchNorm."""
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(input_shape)
     for _ in range(depth):

@@ -182,7 +182,7 @@ def take_axes(over: Mapping[str, Iterable[object]], given: Given) -> tuple[dict[
 
 def _section(section: str, value: object) -> dict[str, object]:
     """What was passed in as a section of the config: by key, or the name alone, which may be data by part."""
-    if isinstance(value, Mapping) and not (section == "dataset" and "train" in value):
+    if isinstance(value, Mapping) and not (section in ("dataset", "public") and {"train", "target"} & {*value}):
         return dict(value)
     return {} if value is None else {OBJECT_SECTIONS[section]: value}
 

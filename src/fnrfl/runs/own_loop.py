@@ -35,11 +35,10 @@ from fnrfl.core.types import Batch, Probe, State, Tree
 
 __all__ = ["class_norms", "norm_targets", "refine", "weakest"]
 
-Loader = Iterable[tuple[Tensor, Tensor]]
+Batches = Iterable[tuple[Tensor, Tensor]]
+Loader = Batches | Callable[[], Batches]  # a function is called for each pass
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
 def class_norms(
     model: nn.Module, loader: Loader, *, num_classes: int | None = None, features: str | None = None
 ) -> Tensor:
@@ -49,24 +48,20 @@ def class_norms(
     they were. The features are the input of the Linear that is called last, or the output of the layer that `features`
     names. `num_classes` is the number of logits unless said.
     """
-    return _asked(model, loader, lambda logits: ClassNorms(num_classes or logits), num_classes, features)["norms"]
+    return measured(model, loader, lambda logits: ClassNorms(num_classes or logits), num_classes, features)["norms"]
+
+
+def accuracy_on(model: nn.Module, loader: Loader, *, features: str | None = None) -> float:
+    """The share of right answers on some data, by which clients are ranked; the model is left as it was."""
+    return float(measured(model, loader, lambda _: Accuracy(), None, features)["accuracy"])
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def accuracy_on(model: nn.Module, loader: Loader, *, features: str | None = None) -> float:
-    """The share of right answers on some data, by which clients are ranked; the model is left as it was."""
-    return float(_asked(model, loader, lambda _: Accuracy(), None, features)["accuracy"])
-
-
-def _asked(
-    model: nn.Module,
-    loader: Loader,
-    probe_of: Callable[[int], Probe],
-    num_classes: int | None,
-    features: str | None,
+def measured(
+    model: nn.Module, loader: Loader, probe_of: Callable[[int], Probe], num_classes: int | None, features: str | None
 ) -> Tree:
-    """The answer to a probe, which is made for the model's number of logits."""
+    """The sums of a probe and its answer; it is made for the model's number of logits."""
     net: Net | None = None
     total: Tree = {}
     with _borrowed(model), stream_kept():  # a DataLoader draws a number even if it shuffles nothing
@@ -79,7 +74,7 @@ def _asked(
             total = probe.add(total, probe(net.eval_forward(params, buffers, batch.x), batch))
     if net is None:
         raise ConfigError("The loader gave no batch to measure the model on. Give at least one batch of (x, y).")
-    return probe.finish(total)
+    return total | probe.finish(total)
 
 
 @torch.inference_mode(False)
@@ -134,7 +129,7 @@ def refine(
 def _batches(model: nn.Module, loader: Loader) -> Iterator[Batch]:
     """The loader's batches, where the model is."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    for batch in loader:
+    for batch in loader() if callable(loader) else loader:
         if isinstance(batch, Mapping) or len(batch) != 2:
             raise ConfigError(
                 f"The loader gave a {type(batch).__name__} of {len(batch)}, and a batch must be (x, y): inputs and "
@@ -190,7 +185,7 @@ def _check_options(penalty: str, weight: float, epochs: int, lr: float, batchnor
 
 
 def _check_readable(loader: Loader, epochs: int) -> None:
-    if epochs > 1 and iter(loader) is loader:
+    if epochs > 1 and not callable(loader) and iter(loader) is loader:
         raise ConfigError(
             f"public_loader can be read only once, and epochs is {epochs}. Give a list of batches or a DataLoader."
         )

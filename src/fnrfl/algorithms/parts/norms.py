@@ -95,10 +95,11 @@ def norm_targets(norms: Tensor, refined: Tensor, target: Literal["others", "all"
     """What the class norms of each refined row should become, [R, C].
 
     others: the mean over the rows that are not refined, as in the paper; all: over all other rows, as in its code. A
-    row that has no other has no target: 0 for every class, which no penalty counts.
+    norm of 0 is that of a class without examples, and does not count. A row without others has no target: 0 for that
+    class, which no penalty counts.
 
-    >>> norm_targets(torch.tensor([[2.0], [4.0], [6.0]]), torch.tensor([0]), "others")
-    tensor([[5.]])
+    >>> norm_targets(torch.tensor([[2.0, 1.0], [4.0, 3.0], [6.0, 0.0]]), torch.tensor([0]), "others")
+    tensor([[5., 3.]])
     """
     if target not in ("others", "all"):
         raise ConfigError(f'target is {target!r}; it must be "others" or "all".')
@@ -106,8 +107,11 @@ def norm_targets(norms: Tensor, refined: Tensor, target: Literal["others", "all"
         return torch.zeros_like(norms[refined])
     weak = torch.zeros(len(norms), dtype=torch.bool, device=refined.device).index_fill(0, refined, True)
     if target == "others":
-        return norms[~weak].mean(0).expand(len(refined), -1)
-    return (norms.sum(0) - norms[refined]) / (len(norms) - 1)
+        peers = norms[~weak]
+        counts = (peers > 0).sum(0).clamp(min=1).double()
+        return (peers.mean(0) * (len(peers) / counts).to(norms)).expand(len(refined), -1)
+    has = (norms > 0).int()
+    return (norms.sum(0) - norms[refined]) / (has.sum(0) - has[refined]).clamp(min=1)
 
 
 def norm_differences(norms: Tensor, refined: Tensor, target: Literal["others", "all"]) -> Tensor:
