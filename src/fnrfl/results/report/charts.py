@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fnrfl.core.quality import TEST_METRICS, Metric
 from fnrfl.results.report.forest import forests
 from fnrfl.results.report.inside import CLIENTS, inside
 from fnrfl.results.report.lines import LineGroup, Panel
@@ -15,17 +16,6 @@ from fnrfl.runs.metrics import LOOKING, MIB
 
 # Seven, so that with eight colours fifty-six lines differ.
 DASHES = ("none", "7 4", "2 4", "10 4 2 4", "14 5", "5 3 1 3 1 3", "4 2")
-CHARTED_METRICS = (
-    ("accuracy", "accuracy", "Share of right answers on the test set."),
-    ("accuracy_clean", "clean", "Accuracy on the test set without feature noise."),
-    ("accuracy_own", "own", "Mean over clients of the accuracy on each one's own test distribution."),
-    ("accuracy_site", "sites", "Mean over clients of the accuracy on the test examples that each one brought."),
-    ("worst_site", "worst site", "The lowest accuracy of a client on the test examples that it brought."),
-    ("balanced_accuracy", "balanced", "Accuracy on the test set, every class counted alike."),
-    ("worst_client", "worst client", "The lowest accuracy on a client's own mixture of classes, from the test set."),
-    ("validation_accuracy", "validation", "Accuracy on validation data, which is there to choose by."),
-    ("loss", "loss", "Mean cross-entropy on the test set."),
-)
 PHASES = {
     "scale": "sums of inputs",
     "local": "local training",
@@ -58,7 +48,7 @@ def payload(panels: Sequence[Panel]) -> dict[str, Any]:
         splits.setdefault(group.runs[0].about["partition"], group.runs[0].counts[:CLIENTS])
     return {
         "dashes": DASHES,
-        "metrics": [{"key": key, "name": name, "help": text} for key, name, text in CHARTED_METRICS],
+        "metrics": [_legend(metric) for metric in charted(panels[0].metric)],
         "forests": forests(panels),
         "panels": [_panel(panel) for panel in panels],
         "splits": splits,
@@ -68,6 +58,22 @@ def payload(panels: Sequence[Panel]) -> dict[str, Any]:
             for group in panel.groups
         ],
         "first": max(range(len(groups)), key=lambda i: (bool(groups[i].config.get("fnr.weight")), -i)),
+    }
+
+
+def charted(first: Metric) -> list[Metric]:
+    """The metrics that curves can show, `first` before the others."""
+    return list(dict.fromkeys([first, *(one for one in TEST_METRICS.values() if one.share), TEST_METRICS["loss"]]))
+
+
+def _legend(metric: Metric) -> dict[str, Any]:
+    """How a metric is called, drawn and explained."""
+    better = {True: "higher", False: "lower"}.get(bool(metric.higher_is_better))
+    return {
+        "name": metric.name,
+        "help": f"{metric.meaning}; {better} is better",
+        "share": metric.share,
+        "better": better,
     }
 
 
@@ -83,9 +89,9 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return {
         "leaks": panel.leaks,
         "classes": run.classes,
-        "least": {"accuracy": least_span(test), "classes": least_span(test / classes)},
+        "least": {"shares": least_span(test), "classes": least_span(test / classes)},
         "references": [
-            {"name": one.name, "accuracy": chart_number(one.accuracy), "balanced_accuracy": chart_number(one.balanced)}
+            {"name": one.name} | {metric: chart_number(share) for metric, share in one.shares.items()}
             for one in references(panel)
         ],
         "phases": {"bytes": list(traffic.values()), "time": list(time.values())},
@@ -100,13 +106,13 @@ def _phase(name: str) -> str:
 
 def _group(group: LineGroup, traffic: Sequence[str], time: Sequence[str]) -> dict[str, Any]:
     rounds = thinned(range(group.num_rounds), POINTS)
-    curves = {metric: _over_seeds(group, metric, rounds) for metric, _, _ in CHARTED_METRICS}
+    curves = {metric.name: _over_seeds(group, metric.name, rounds) for metric in charted(group.metric)}
     per_class = [run.rounds[-1]["per_class"] for run in group.runs]
     return {
         "label": group.label,
         "mark": group.colour,
-        "seeds": group.seeds,
-        "final": [chart_number(run.accuracy) for run in group.runs],
+        "seeds": list(group.values),
+        "final": list(map(chart_number, group.values.values())),
         "rounds": [group.runs[0].rounds[t]["round"] for t in rounds],
         "curves": {metric: curve for metric, curve in curves.items() if curve is not None},
         "mib": [shown_mean(run.mib[t] for run in group.runs) for t in rounds],

@@ -60,6 +60,7 @@ class Header(_Lines):
     parameters: int
     own_metrics: dict[str, HeaderMetric] = {}
     test_counts: list[NonNegativeInt] = []
+    site_test_counts: list[NonNegativeInt] = []
 
 
 class Round(_Lines):
@@ -122,7 +123,8 @@ def check_run_files(
         lengths = {len(told.per_class), *map(len, filter(None, (told.refined_before, told.refined_after))), *classes}
         lengths |= set() if told.confusion is None else {len(told.confusion), *map(len, told.confusion)}
         rows = {len(told.cohort), *(len(rows) for rows in (told.ranking, told.norms) if rows is not None)}
-        sites = {len(partition["counts"]), *(len(names) for names in (told.per_site, partition.get("ids")) if names)}
+        of_sites = (told.per_site, began.site_test_counts, partition.get("ids"))
+        sites = {len(partition["counts"]), *(len(names) for names in of_sites if names)}
         if len(lengths) > 1 or len(rows) > 1 or len(sites) > 1:
             raise damaged(where, f"{line}: lists for the same classes or clients have different lengths")
 
