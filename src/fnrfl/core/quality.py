@@ -75,6 +75,11 @@ class Metric:
     in_runs_only: bool = False  # it is about clients or validation data, which other data has not
     share: bool = False  # of examples: in percent on a page, and differences are points
 
+    @property
+    def better(self) -> str:
+        """Say which values are better."""
+        return f"{'higher' if self.higher_is_better else 'lower'} is better"
+
     def gain(self, difference: float) -> float:
         """Return a difference such that more is better: where lower is better, its sign changes."""
         return -difference if self.higher_is_better is False else difference

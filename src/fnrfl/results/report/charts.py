@@ -16,25 +16,15 @@ from fnrfl.runs.metrics import LOOKING, MIB
 
 # Seven, so that with eight colours fifty-six lines differ.
 DASHES = ("none", "7 4", "2 4", "10 4 2 4", "14 5", "5 3 1 3 1 3", "4 2")
-PHASES = {
-    "scale": "sums of inputs",
-    "local": "local training",
-    "norm-pass": "norm pass in train mode",
-    "measure": "norms and ranking",
-    "refine": "refinement",
-    "deliver": "delivery of unrefined models",
-    "server": "server",
-    "look": "evaluation, not counted",
-}
-TONES = {
-    "scale": "c6",
-    "local": "c0",
-    "norm-pass": "c7",
-    "measure": "c2",
-    "refine": "c3",
-    "deliver": "c5",
-    "server": "c1",
-    "look": "mute",
+PHASES = {  # of a round: what the page calls it, and its colour
+    "scale": ("sums of inputs", "c6"),
+    "local": ("local training", "c0"),
+    "norm-pass": ("norm pass in train mode", "c7"),
+    "measure": ("norms and ranking", "c2"),
+    "refine": ("refinement", "c3"),
+    "deliver": ("delivery of unrefined models", "c5"),
+    "server": ("server", "c1"),
+    "look": ("evaluation, not counted", "mute"),
 }
 NUMBERS = 100_000  # of class norms and rankings, over all runs that are shown from inside, so that a page stays light
 
@@ -68,20 +58,15 @@ def charted(first: Metric) -> list[Metric]:
 
 def _legend(metric: Metric) -> dict[str, Any]:
     """How a metric is called, drawn and explained."""
-    better = {True: "higher", False: "lower"}.get(bool(metric.higher_is_better))
-    return {
-        "name": metric.name,
-        "help": f"{metric.meaning}; {better} is better",
-        "share": metric.share,
-        "better": better,
-    }
+    help = f"{metric.meaning}; {metric.better}"
+    return {"name": metric.name, "help": help, "share": metric.share, "higher": metric.higher_is_better}
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
     def phases(kind: str) -> dict[str, dict[str, Any]]:
         met = {_phase(name) for group in panel.groups for run in group.runs for e in run.rounds for name in e[kind]}
         names = [name for name in PHASES if name in met] + sorted(met - PHASES.keys())
-        return {name: {"label": PHASES.get(name, name), "tone": TONES.get(name, "c4")} for name in names}
+        return {name: dict(zip(("label", "tone"), PHASES.get(name, (name, "c4")), strict=True)) for name in names}
 
     traffic, time = phases("bytes"), phases("seconds")
     run = panel.groups[0].runs[0]

@@ -253,7 +253,7 @@ const drawing = (() => {
       svg.append(s("line", { class: v === 0 ? "zero" : "grid", x1: px(v / unit), x2: px(v / unit), y1: top, y2: bottom }),
         s("text", { x: px(v / unit), y: bottom + 16, "text-anchor": "middle" }, v === 0 ? "0" : `${v < 0 ? "\u2212" : "+"}${+Math.abs(v).toPrecision(6)}`));
     }
-    svg.append(s("text", { x: right, y: height - 2, "text-anchor": "end" }, `${metric.share ? "points of " : ""}${metric.name}: to the ${metric.better === "higher" ? "right" : "left"} is better`));
+    svg.append(s("text", { x: right, y: height - 2, "text-anchor": "end" }, `${metric.share ? "points of " : ""}${metric.name}: to the ${metric.higher ? "right" : "left"} is better`));
     if (leak) svg.append(s("text", { class: "watermark", x: (left + right) / 2, y: height / 2, "text-anchor": "middle" }, "leak"));
     const targets = [];
     let y = top;

@@ -9,7 +9,7 @@ from fnrfl.core.nearest import choices
 from fnrfl.core.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.read import Run
-from fnrfl.results.report.tables import METHOD_COLUMN, Table, measure, name_cell, over_seeds
+from fnrfl.results.report.tables import Table, line_table, measure
 
 CONFUSION_CLASSES = 40  # more cells than that nobody can read, and a page stays light
 
@@ -38,15 +38,9 @@ def metrics_of(runs: Sequence[Run]) -> dict[str, Metric]:
 
 
 def metrics_table(panel: Panel) -> Table | None:
-    """One row for each line: means over seeds with standard deviations, after the last round; None without any."""
-    shown = [measure(metric) for metric in tabled_metrics(panel)]
-    if not shown:
-        return None  # a version before 0.2.0 made the runs
-    rows = (
-        (name_cell(group), *(over_seeds(map(value, group.runs), text) for _, value, text in shown))
-        for group in panel.groups
-    )
-    return Table((METHOD_COLUMN, *(column for column, _, _ in shown)), tuple(rows))
+    """The metrics that the table of results has not; None without any."""
+    shown = tabled_metrics(panel)  # none where a version before 0.2.0 made the runs
+    return line_table(panel, map(measure, shown)) if shown else None
 
 
 def tabled_metrics(panel: Panel) -> list[Metric]:

@@ -139,6 +139,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "several_seeds": any(len(group.runs) > 1 for group in panel.groups),
         "many_lines": len(panel.groups) > COLOURS,
         "results": tables.results(panel),
+        "cost": tables.line_table(panel, tables.COSTS),
         "differences": tables.differences(panel),
         "every_run": tables.every_run(panel),
         "settings": tables.settings(panel),

@@ -23,7 +23,6 @@ from fnrfl.rundir.outputs import write_output
 try:
     import matplotlib as mpl
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 except ImportError as error:
@@ -110,9 +109,9 @@ def _curves(panel: Panel, across: Callable[[LineGroup, int], float], name: str) 
         if len(group.runs) > 1:
             low, high = ([end(v) for v in at.values()] for end in (min, max))
             axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
-    _add_guesses(axes, panel)
+    met = [value for run in panel.runs for value in run.series(panel.metric.name) if value is not None]
+    _name_axis(axes, "y", panel, met)
     axes.set_xlabel(name)
-    _name_axis(axes.yaxis, panel)
     axes.grid(axis="y", color=LINE)
     # Below the axes, where it cannot hide a line; labels by hand, because one that starts with _ would be left out.
     labels = _labels(panel)
@@ -121,33 +120,21 @@ def _curves(panel: Panel, across: Callable[[LineGroup, int], float], name: str) 
     return figure
 
 
-def _add_guesses(axes: Axes, panel: Panel) -> None:
-    """Lines for answers without a model, and an axis that is no narrower than the test set can measure."""
-    met = [value for run in panel.runs for value in run.series(panel.metric.name) if value is not None]
-    if met and panel.metric.share:
-        axes.set_ylim(*share_range(met, axis_span(panel)))
-    _add_rules(axes.axhline, axes.get_ylim(), panel)
-    axes.set_title(_guesses(panel), loc="right", fontsize=8, color=SOFT)
-
-
-def _add_rules(line: Callable[..., object], ends: tuple[float, float], panel: Panel) -> None:
-    """Draw what each guess reaches, where the axis has it."""
-    for one in references(panel):
-        if ends[0] <= one.shares.get(panel.metric.name, -1.0) <= ends[1]:
-            line(one.shares[panel.metric.name], color=SOFT, linewidth=0.8, linestyle=(0, (5, 4)), zorder=0.5)
-
-
-def _guesses(panel: Panel) -> str:
-    """What guesses reach, in words; empty for a metric of which that is not known."""
-    known = {one.name: one.shares[panel.metric.name] for one in references(panel) if panel.metric.name in one.shares}
-    return ", ".join(f"{name} {percent(share)}" for name, share in known.items())
-
-
-def _name_axis(axis: Axis, panel: Panel, more: str = "") -> None:
-    """Call an axis by the panel's metric."""
-    axis.set_label_text(panel.metric.name + more)
-    if panel.metric.share:
-        axis.set_major_formatter(PercentFormatter(1.0))
+def _name_axis(axes: Axes, which: str, panel: Panel, values: Sequence[float], more: str = "") -> None:
+    """Call an axis by the metric, no narrower than the test set can measure, with lines for what guesses reach."""
+    metric = panel.metric
+    axes.set(**{f"{which}label": metric.name + more})
+    if not metric.share:
+        return
+    guesses = {one.name: one.shares[metric.name] for one in references(panel) if metric.name in one.shares}
+    axes.set_title(", ".join(f"{name} {percent(share)}" for name, share in guesses.items()), loc="right", fontsize=8)
+    low, high = share_range(values or [0.0, 1.0], axis_span(panel))
+    axes.set(**{f"{which}lim": (low, high)})
+    axis, draw = (axes.xaxis, axes.axvline) if which == "x" else (axes.yaxis, axes.axhline)
+    axis.set_major_formatter(PercentFormatter(1.0))
+    for share in guesses.values():
+        if low <= share <= high:
+            draw(share, color=SOFT, linewidth=0.8, linestyle=(0, (5, 4)), zorder=0.5)
 
 
 def convergence(panel: Panel) -> Figure:
@@ -181,12 +168,7 @@ def seeds(panel: Panel) -> Figure:
     axes.set_yticks(range(len(panel.groups)), _labels(panel, 28), color=INK)
     axes.set_ylim(len(panel.groups) - 0.5, -0.5)
     met = [value for group in panel.groups for value in group.values.values()]
-    if met and panel.metric.share:
-        axes.set_xlim(*share_range(met, axis_span(panel)))
-    _add_rules(axes.axvline, axes.get_xlim(), panel)
-    _name_axis(
-        axes.xaxis, panel, "; ".join(["; a dot is a seed, the bar is the mean", *filter(None, [_guesses(panel)])])
-    )
+    _name_axis(axes, "x", panel, met, "; a dot is a seed, the bar is the mean")
     axes.grid(axis="x", color=LINE)
     return figure
 
@@ -266,11 +248,7 @@ def paired_differences(panel: Panel) -> Figure | None:
     low, high = axes.get_xlim()
     reach = 50 * axis_span(panel)
     axes.set_xlim(min(low, -reach), max(high, reach))
-    what = (
-        f"points of {metric.name}"
-        if metric.share
-        else f"{metric.name}, {'higher' if metric.higher_is_better else 'lower'} is better"
-    )
+    what = f"points of {metric.name}" if metric.share else f"{metric.name}, {metric.better}"
     axes.set_xlabel(f"{what}, 95 % intervals; full: {HOLDS.removeprefix('yes, ')}")
     axes.grid(axis="x", color=LINE)
     return figure

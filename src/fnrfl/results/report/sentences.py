@@ -11,7 +11,6 @@ from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.numbers import SPACE, in_words, percent, points, signed
 from fnrfl.results.report.references import best_guess
 from fnrfl.results.report.relatives import (
-    ALONE,
     HOLDS,
     LinePair,
     against_all,
@@ -99,7 +98,7 @@ def _best(lines: Sequence[LineGroup]) -> list[str]:
     methods = [group for group in order if not is_control_line(group)]
     first = (methods or order)[0]
     after = f"{_reached(first)} after {counted(first.config['rounds'], 'round')}"
-    after += "" if metric.higher_is_better else " (lower is better)"
+    after += "" if metric.higher_is_better else f" ({metric.better})"
     if len(order) == 1:
         return [f"{first.label} reached {after}.", f"{_spread(first)} There is nothing here to compare it with."]
     if not methods:
@@ -133,9 +132,7 @@ def _lead(first: LineGroup, others: Sequence[LineGroup], lines: Sequence[LineGro
     than = named(close)
     if len(close) > 2:
         than = "any other method" if len(close) == len(others) else f"{len(close)} of the {len(others)} other methods"
-    below = sum(pair.corrected is not None for pair in line_pairs(lines))
-    more = f" ({below} below, and {compared - below} of it with other methods)" if 0 < below < compared else ""
-    corrected = f" after correction for {counted(compared, 'comparison')}{more}" if compared > 1 else ""
+    corrected = f" after correction for {counted(compared, 'comparison')}" if compared > 1 else ""
     return f"{first.label} is ahead with {after}, but these runs do not show{corrected} that it is better than {than}."
 
 
@@ -172,16 +169,15 @@ def _what_holds(lines: Sequence[LineGroup]) -> list[str]:
         return [f"No difference to {base} can be tested: that takes two seeds in common, and differences that vary."]
 
     text = f"Against {base}, seed by seed and corrected for {counted(tested, 'comparison')}, "
-    hold, alone = _both_ways(against, HOLDS), _both_ways(against, ALONE)
+    hold = _both_ways(against)
     text += f"these differences hold: {hold}." if hold else "no difference holds."
-    text += f" By their intervals alone, which may be luck among so many: {alone}." if alone else ""
-    rest = [pair.one.label for pair in against if pair.verdict not in (HOLDS, ALONE)]
+    rest = [pair.one.label for pair in against if pair.verdict != HOLDS]
     return [text + (f" Not to be told apart from it: {named(rest)}." if rest else "")]
 
 
-def _both_ways(pairs: Sequence[LinePair], verdict: str) -> str:
-    """The lines with this verdict, those ahead and then those behind."""
-    judged_so = [pair for pair in pairs if pair.verdict == verdict]
+def _both_ways(pairs: Sequence[LinePair]) -> str:
+    """The lines whose difference holds, those ahead and then those behind."""
+    judged_so = [pair for pair in pairs if pair.verdict == HOLDS]
     met = [(pair.one.label, pair.one.metric.gain(pair.found.mean)) for pair in judged_so if pair.found is not None]
     ahead, behind = named([label for label, by in met if by > 0]), named([label for label, by in met if by < 0])
     return "; ".join(part for part in (ahead and f"ahead {ahead}", behind and f"behind {behind}") if part)
@@ -262,8 +258,7 @@ def measured_on(panel: Panel) -> str:
     test, dataset = run.examples["test"], run.config["dataset.name"]
     text = "Accuracy is the share of right answers on"
     if metric.name != "accuracy":
-        better = "" if metric.higher_is_better else " (lower is better)"
-        text = f"{metric.name} is the {metric.meaning}{better}. Accuracy and other numbers are of"
+        text = f"{metric.name} is the {metric.meaning}; {metric.better}. Accuracy and other numbers are of"
     text += f" the {counted(test, 'test example')} of {dataset}"
     if any("accuracy_clean" in group.runs[0].rounds[0] for group in panel.groups):
         text += ", scored once under each client's noise where a scenario has feature noise; clean: without noise"

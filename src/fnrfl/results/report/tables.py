@@ -64,31 +64,40 @@ def _size(value: float) -> str:
 
 def measure(metric: Metric, name: str = "", value: Callable[[Run], float | None] | None = None) -> RunMeasure:
     """A metric as a column; by default its value after the last round."""
-    better = "" if metric.higher_is_better else "; lower is better"
-    column = Column((name or metric.name) + (", %" if metric.share else ""), metric.meaning + better)
+    column = Column((name or metric.name) + (", %" if metric.share else ""), f"{metric.meaning}; {metric.better}")
     return column, value or (lambda run: run.last(metric.name)), lambda number: in_cell(number, metric)
 
 
 SHARES = [metric for metric in TEST_METRICS.values() if metric.share and metric.name != "validation_accuracy"]
 COSTS: tuple[RunMeasure, ...] = (
+    (Column("MiB up", "from clients, all rounds"), lambda run: run.bytes_up / MIB, _size),
+    (Column("MiB down", "to clients, all rounds"), lambda run: run.bytes_down / MIB, _size),
     (Column("seconds", "training, norm pass, refinement and server"), lambda run: run.seconds[-1], _size),
     (Column("kappa", "accuracy * 1e4 per second"), lambda run: run.kappa, _size),
     (Column("rho", "accuracy * 1e4 per MiB"), lambda run: run.rho, _size),
 )
 
 
-def results(panel: Panel) -> Table:
-    """One row for each line: means over seeds, with standard deviations for metrics; the panel's metric is first."""
-    metrics = [measure(metric) for metric in dict.fromkeys((panel.metric, *SHARES))]
-    traffic: RunMeasure = (Column("MiB", "traffic in both directions, all rounds"), lambda run: run.mib[-1], _size)
-    kept = [m for m in (*metrics, traffic, *COSTS) if any(m[1](run) is not None for run in panel.runs)]
-    columns = (METHOD_COLUMN, Column("seeds", "how many"), *(column for column, _, _ in kept))
+def line_table(panel: Panel, measures: Iterable[RunMeasure]) -> Table:
+    """One row for each line: means over seeds with standard deviations, of what some run has."""
+    kept = [m for m in measures if any(m[1](run) is not None for run in panel.runs)]
+    columns = (METHOD_COLUMN, *(column for column, _, _ in kept))
     rows = []
     for group in panel.groups:
-        role = "control" if is_control_line(group) else ""
-        cells = (over_seeds(map(value, group.runs), text, spread=text is not _size) for _, value, text in kept)
-        rows.append((name_cell(group, role), TableCell(str(len(group.runs)), len(group.runs)), *cells))
-    return Table(columns, (*rows, *_references(panel, columns)))
+        cells = (over_seeds(map(value, group.runs), text) for _, value, text in kept)
+        rows.append((name_cell(group, "control" if is_control_line(group) else ""), *cells))
+    return Table(columns, tuple(rows))
+
+
+def results(panel: Panel) -> Table:
+    """One row for each line, the panel's metric first, and one for each answer that nobody learned."""
+    found = line_table(panel, map(measure, dict.fromkeys((panel.metric, *SHARES))))
+    lines = [
+        (name, TableCell(str(len(group.runs)), len(group.runs)), *cells)
+        for group, (name, *cells) in zip(panel.groups, found.rows, strict=True)
+    ]
+    columns = (METHOD_COLUMN, Column("seeds", "how many"), *found.columns[1:])
+    return Table(columns, (*lines, *_references(panel, columns)))
 
 
 def name_cell(group: LineGroup, beside: str = "") -> TableCell:
@@ -96,10 +105,10 @@ def name_cell(group: LineGroup, beside: str = "") -> TableCell:
     return TableCell(group.label, group.label, beside, group)
 
 
-def over_seeds(values: Iterable[float | None], text: Callable[[float], str], *, spread: bool = True) -> TableCell:
+def over_seeds(values: Iterable[float | None], text: Callable[[float], str]) -> TableCell:
     """The mean of what is known, and its standard deviation; empty where nothing is."""
     known = [value for value in values if value is not None]
-    sd = deviation(known) if known and spread else None
+    sd = deviation(known) if known else None
     return _cell(mean(known) if known else None, text, "" if sd is None else f"\N{PLUS-MINUS SIGN} {text(sd)}")
 
 
@@ -160,8 +169,6 @@ def every_run(panel: Panel) -> Table:
         measure(metric, "last 3", lambda run: run.last3(metric.name)),
         measure(metric, "best", lambda run: run.best(metric.name)),
         *(measure(TEST_METRICS[name]) for name in ("accuracy", "worst_client", "loss") if name != metric.name),
-        (Column("MiB up"), lambda run: run.bytes_up / MIB, _size),
-        (Column("MiB down"), lambda run: run.bytes_down / MIB, _size),
         *COSTS,
     )
     rows = (
