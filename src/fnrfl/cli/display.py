@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from fnrfl.core.quality import leading_metric
 from fnrfl.core.words import counted
 from fnrfl.runs.metrics import of_round
 
@@ -59,6 +58,7 @@ def display(screen: Console, leak: str, config: RunConfig) -> Iterator[Display]:
 
     @cache
     def metric() -> str:  # the method can be built once there is a round
+        from fnrfl.core.quality import leading_metric
         from fnrfl.runs.method import build_algorithm
 
         return leading_metric([build_algorithm(config).personalised]).name

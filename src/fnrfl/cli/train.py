@@ -195,8 +195,7 @@ def compare(
         folder = out or comparing.default_out(cells)
         screen = console(quiet=quiet, stderr=json or dry_run)
         _note(comparing.about_seeds(seeds), screen)
-        leading = comparing.compared_metric(cells, metric).name
-        judged = {"baseline": baseline, "metric": leading, "target": target}
+        judged = {"baseline": baseline, "metric": comparing.compared_metric(cells, metric).name, "target": target}
         if dry_run:
             return _plan(cells, folder, judged, screen, json=json)
         found = _run_grid(cells, folder, screen, log or (), judged | {"checkpoint_every": checkpoint_every, "on": on})
@@ -296,7 +295,7 @@ def _run_grid(
     from fnrfl.runs.loggers import named_loggers
 
     options |= {"callbacks": named_loggers(log)}
-    screen.print(f"{counted(len(cells), 'run')}, compared by {options['metric']}, kept in {folder}")
+    screen.print(f"{counted(len(cells), 'run')}, kept in {folder}, compared by {options['metric']}")
     with (
         how_to_go_on(lambda: HOW_TO_CONTINUE),
         grid_display(screen, options["metric"]) as show,

@@ -99,9 +99,7 @@ def _curves(panel: Panel, across: Callable[[LineGroup, int], float], name: str) 
     """The metric over something: the mean over seeds, and a band from the lowest to the highest."""
     figure, axes = _figure(panel)
     for group in panel.groups:
-        rounds = range(group.num_rounds)
-        curves = [run.series(panel.metric.name) for run in group.runs]
-        at = {t: known for t in rounds if (known := [value for curve in curves if (value := curve[t]) is not None])}
+        at = _known_values(group)
         x, colour = [across(group, t) for t in at], _colour(group)
         dash = DASHES[group.colour % len(DASHES)]
         style = "-" if dash == "none" else (0, tuple(float(length) / 2 for length in dash.split()))
@@ -109,7 +107,7 @@ def _curves(panel: Panel, across: Callable[[LineGroup, int], float], name: str) 
         if len(group.runs) > 1:
             low, high = ([end(v) for v in at.values()] for end in (min, max))
             axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
-    met = [value for run in panel.runs for value in run.series(panel.metric.name) if value is not None]
+    met = [value for group in panel.groups for values in _known_values(group).values() for value in values]
     _name_axis(axes, "y", panel, met)
     axes.set_xlabel(name)
     axes.grid(axis="y", color=LINE)
@@ -118,6 +116,13 @@ def _curves(panel: Panel, across: Callable[[LineGroup, int], float], name: str) 
     columns = 1 if max(map(len, labels)) > 40 else 2
     figure.legend(axes.get_lines()[: len(labels)], labels, loc="outside lower center", ncols=columns, frameon=False)
     return figure
+
+
+def _known_values(group: LineGroup) -> dict[int, list[float]]:
+    """The metric of every seed, round by round, without rounds of which it is not known."""
+    columns = zip(*(run.series(group.metric.name)[: group.num_rounds] for run in group.runs), strict=True)
+    known = ([value for value in column if value is not None] for column in columns)
+    return {t: values for t, values in enumerate(known) if values}
 
 
 def _name_axis(axes: Axes, which: str, panel: Panel, values: Sequence[float], more: str = "") -> None:
