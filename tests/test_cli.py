@@ -31,6 +31,7 @@ class Outcome:
 
     run_dir = Path("runs/fake")
     per_site = None
+    headline = "accuracy 0.7500 after 2 rounds"
     rounds: ClassVar[list[dict[str, Any]]] = [{}]
 
     def summary(self) -> dict[str, Any]:
