@@ -385,10 +385,10 @@ def test_the_page_has_a_table_of_metrics_and_the_confusion_matrix(mine: Path) ->
     ]
     (panel,) = panels_of(load_runs([Path("runs")]).runs)
     told = metric_tables.metrics_table(panel)
-    assert [column.name for column in told.columns] == ["method", *NOT_SHARES, "brier", "right"]
+    assert [column.name for column in told.columns] == ["method", "seeds", *NOT_SHARES, "brier", "right"]
     lower = [metric.name for metric in metric_tables.tabled_metrics(panel) if not metric.higher_is_better]
     assert lower == ["log_loss", "calibration_error", "brier"]
-    for column, cell in zip(told.columns[1:], told.rows[0][1:], strict=True):
+    for column, cell in zip(told.columns[2:], told.rows[0][2:], strict=True):
         assert cell.value == pytest.approx(np.mean([run.last(column.name) for run in runs]))
     counts = metric_tables.confusion_over_seeds(panel.groups[0])
     assert counts == np.sum([run.rounds[-1]["confusion"] for run in runs], 0).tolist()

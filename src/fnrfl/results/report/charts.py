@@ -38,7 +38,15 @@ def payload(panels: Sequence[Panel]) -> dict[str, Any]:
         splits.setdefault(group.runs[0].about["partition"], group.runs[0].counts[:CLIENTS])
     return {
         "dashes": DASHES,
-        "metrics": [_legend(metric) for metric in charted(panels[0].metric)],
+        "metrics": [
+            {
+                "name": one.name,
+                "help": f"{one.meaning}; {one.better}",
+                "share": one.share,
+                "higher": one.higher_is_better,
+            }
+            for one in charted(panels[0].metric)
+        ],
         "forests": forests(panels),
         "panels": [_panel(panel) for panel in panels],
         "splits": splits,
@@ -54,12 +62,6 @@ def payload(panels: Sequence[Panel]) -> dict[str, Any]:
 def charted(first: Metric) -> list[Metric]:
     """The metrics that curves can show, `first` before the others."""
     return list(dict.fromkeys([first, *(one for one in TEST_METRICS.values() if one.share), TEST_METRICS["loss"]]))
-
-
-def _legend(metric: Metric) -> dict[str, Any]:
-    """How a metric is called, drawn and explained."""
-    help = f"{metric.meaning}; {metric.better}"
-    return {"name": metric.name, "help": help, "share": metric.share, "higher": metric.higher_is_better}
 
 
 def _panel(panel: Panel) -> dict[str, Any]:

@@ -116,9 +116,9 @@ def _best(lines: Sequence[LineGroup]) -> list[str]:
 
 
 def _controls_above(first: LineGroup, order: Sequence[LineGroup]) -> str:
-    higher = [group for group in order if is_control_line(group) and _ahead(group, first)]
-    said = named([f"{group.label} with {_reached(group)}" for group in higher])
-    return f" Controls that are above it: {said}." if higher else ""
+    ahead = [group for group in order if first.metric.gain(_mean(group) - _mean(first)) > 0]
+    said = named([f"{group.label} with {_reached(group)}" for group in ahead if is_control_line(group)])
+    return f" Controls that are above it: {said}." if said else ""
 
 
 def _lead(first: LineGroup, others: Sequence[LineGroup], lines: Sequence[LineGroup], after: str) -> str:
@@ -143,10 +143,6 @@ def _reached(group: LineGroup) -> str:
 
 def _mean(group: LineGroup) -> float:
     return mean(list(group.values.values()))
-
-
-def _ahead(group: LineGroup, other: LineGroup) -> bool:
-    return group.metric.gain(_mean(group) - _mean(other)) > 0
 
 
 def _spread(group: LineGroup) -> str:

@@ -81,23 +81,19 @@ COSTS: tuple[RunMeasure, ...] = (
 def line_table(panel: Panel, measures: Iterable[RunMeasure]) -> Table:
     """One row for each line: means over seeds with standard deviations, of what some run has."""
     kept = [m for m in measures if any(m[1](run) is not None for run in panel.runs)]
-    columns = (METHOD_COLUMN, *(column for column, _, _ in kept))
+    columns = (METHOD_COLUMN, Column("seeds", "how many"), *(column for column, _, _ in kept))
     rows = []
     for group in panel.groups:
         cells = (over_seeds(map(value, group.runs), text) for _, value, text in kept)
-        rows.append((name_cell(group, "control" if is_control_line(group) else ""), *cells))
+        name = name_cell(group, "control" if is_control_line(group) else "")
+        rows.append((name, TableCell(str(len(group.runs)), len(group.runs)), *cells))
     return Table(columns, tuple(rows))
 
 
 def results(panel: Panel) -> Table:
     """One row for each line, the panel's metric first, and one for each answer that nobody learned."""
     found = line_table(panel, map(measure, dict.fromkeys((panel.metric, *SHARES))))
-    lines = [
-        (name, TableCell(str(len(group.runs)), len(group.runs)), *cells)
-        for group, (name, *cells) in zip(panel.groups, found.rows, strict=True)
-    ]
-    columns = (METHOD_COLUMN, Column("seeds", "how many"), *found.columns[1:])
-    return Table(columns, (*lines, *_references(panel, columns)))
+    return Table(found.columns, (*found.rows, *_references(panel, found.columns)))
 
 
 def name_cell(group: LineGroup, beside: str = "") -> TableCell:
