@@ -31,6 +31,7 @@ class Outcome:
 
     run_dir = Path("runs/fake")
     per_site = None
+    headline = "accuracy 0.7500 after 2 rounds"
     rounds: ClassVar[list[dict[str, Any]]] = [{}]
 
     def summary(self) -> dict[str, Any]:
@@ -169,7 +170,7 @@ def terminal() -> tuple[io.StringIO, Console]:
 
 def test_on_a_terminal_there_is_a_bar_that_a_resumed_run_enters_in_the_middle() -> None:
     screen, console = terminal()
-    with display.display(console, "leak") as shown:
+    with display.display(console, "leak", load("digits")) as shown:
         shown.round({"round": 7, "rounds": 9, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0})
         shown.round({"round": 8, "rounds": 9, "accuracy": 0.625, "loss": 1.0, "seconds": 1.0})
         shown.phase("refine")
@@ -182,7 +183,7 @@ def test_on_a_terminal_there_is_a_bar_that_a_resumed_run_enters_in_the_middle() 
 def test_colours_are_off_in_a_pipe_and_on_in_a_terminal(runs: Runs) -> None:
     assert "\x1b" not in fnrfl("run").output
     screen, console = terminal()
-    with display.display(console, "") as shown:
+    with display.display(console, "", load("digits")) as shown:
         shown.round({"round": 1, "rounds": 2, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0})
     assert "\x1b[" in screen.getvalue()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from rich.console import Console
 import fnrfl
 from fnrfl.config import load
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.quality import TEST_METRICS
 from fnrfl.results.compare import (
     Cell,
     Comparison,
@@ -338,17 +340,19 @@ def test_numbers_that_a_run_does_not_have_are_left_out() -> None:
     assert (best.n, best.mean, worst.n, worst.mean) == (1, 0.6, 1, 0.5)
 
 
-def test_clients_on_their_own_test_examples_are_shown_where_that_is_another_number() -> None:
+@pytest.mark.parametrize("own", ["accuracy_own", "accuracy_site_pooled"])
+def test_clients_own_metric_is_shown_where_some_methods_are_personalised(own: str) -> None:
     cells = grid("digits", [], ["algorithm=fedavg,local-only"], [0, 1])
-    of_all = dict(zip((cell.name for cell in cells), (0.9, 0.8, 0.9, 0.8), strict=True))
-    for own, said in ((0.95, True), (0.8, False)):
-        found = {
-            name: summary(value, accuracy_site_pooled=own if "local-only" in name else value)
-            for name, value in of_all.items()
-        }
-        table = summarise(cells, found, {}, find_baseline([cell.group for cell in cells], None)).to_markdown()
-        assert ("accuracy_site_pooled asks about those that its client brought" in table) is said
-        assert ("| accuracy_site_pooled |" in table) is said and ("0.9500" in table) is said
+    for personalised, metric in itertools.product((True, False), ("accuracy", own)):
+        scores = {own: 0.95, "accuracy_own": 0.95, "personalised": False}
+        found = {cell.name: summary(0.8, **scores) for cell in cells}
+        for name in found:
+            found[name]["personalised"] = personalised and "local-only" in name
+        baseline = find_baseline([cell.group for cell in cells], None)
+        text = summarise(cells, found, {}, baseline, TEST_METRICS[metric]).to_markdown()
+        said = personalised and metric == "accuracy"
+        assert (f"--metric {own} compares it" in text) is said
+        assert (f"| {own} |" in text) is (said or metric == own) and ("0.9500" in text) is (said or metric == own)
 
 
 def test_json_says_everything() -> None:
@@ -433,7 +437,7 @@ def test_a_difference_of_fewer_seeds_than_its_row_says_so() -> None:
 def test_a_target_that_is_no_accuracy_is_refused_before_anything_runs(target: float, tmp_path: Path) -> None:
     cells = grid("digits", ["rounds=1"], ["fnr=off,on"], [0])
     for judged in (plan_grid, compare):
-        with pytest.raises(ConfigError, match="an accuracy is between 0 and 1"):
+        with pytest.raises(ConfigError, match="accuracy is between 0 and 1"):
             judged(cells, tmp_path / "out", target=target)
     with pytest.raises(ConfigError, match='no metric "nonsense"'):
         plan_grid(cells, tmp_path / "out", metric="nonsense")

@@ -500,6 +500,7 @@ def test_reading_the_report_goes_through_the_whole_page() -> None:
     """Every section, column, button and phase of the page is on the page about it."""
     from importlib.resources import files
 
+    from fnrfl.core.quality import TEST_METRICS
     from fnrfl.results.report import charts, page, tables
 
     told = PAGES["docs/reading-the-report.md"]
@@ -510,8 +511,8 @@ def test_reading_the_report_goes_through_the_whole_page() -> None:
     html = "".join(path.read_text(encoding="utf-8") for path in templates.iterdir())
     sections = ["In short", *page.PAGE_SECTIONS.values()]
     assert [line.removeprefix("## ") for line in told.splitlines() if line.removeprefix("## ") in sections] == sections
-    words = {column.name.removesuffix(", %") for column, _, _ in tables.MEASURES}
-    words |= {name for _, name, _ in charts.CHARTED_METRICS} | {label.lower() for label in charts.PHASES.values()}
+    words = {metric.name for metric in (*tables.SHARES, *charts.charted(TEST_METRICS["accuracy"]))}
+    words |= {column.name for column, _, _ in tables.COSTS} | {label.lower() for label, _ in charts.PHASES.values()}
     words |= set(re.findall(r"<b>([a-z ]+)</b>(?:: |, left)", html))
     plain = " ".join(told.lower().split())
     assert {word for word in words if word.lower() not in plain} == set()

@@ -19,7 +19,7 @@ from fnrfl import cli
 from fnrfl.config import load
 from fnrfl.core import quality
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.quality import NAMES_OF_RESULTS, TEST_METRICS, Answers
+from fnrfl.core.quality import NAMES_OF_RESULTS, NUMBER_METRICS, TEST_METRICS, Answers
 from fnrfl.results.compare import Comparison, compare, grid, summarise, table
 from fnrfl.results.compare.rows import METRICS
 from fnrfl.results.report import metric_tables
@@ -375,6 +375,9 @@ def test_compare_takes_a_metric_of_ones_own_and_another_one_later(mine: Path) ->
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
+NOT_SHARES = [name for name in NUMBER_METRICS if not TEST_METRICS[name].share and name != "loss"]
+
+
 def test_the_page_has_a_table_of_metrics_and_the_confusion_matrix(mine: Path) -> None:
     runs = [
         fnrfl.run("digits", **SMALL | {"out": f"runs/{seed}"}, seed=seed, metrics="mine:brier, mine:right")
@@ -382,9 +385,10 @@ def test_the_page_has_a_table_of_metrics_and_the_confusion_matrix(mine: Path) ->
     ]
     (panel,) = panels_of(load_runs([Path("runs")]).runs)
     told = metric_tables.metrics_table(panel)
-    assert [column.name for column in told.columns] == ["method", *metric_tables.TABLED_METRICS, "brier", "right"]
-    assert metric_tables.lower_is_better(panel) == ["log_loss", "calibration_error", "brier"]
-    for column, cell in zip(told.columns[1:], told.rows[0][1:], strict=True):
+    assert [column.name for column in told.columns] == ["method", "seeds", *NOT_SHARES, "brier", "right"]
+    lower = [metric.name for metric in metric_tables.tabled_metrics(panel) if not metric.higher_is_better]
+    assert lower == ["log_loss", "calibration_error", "brier"]
+    for column, cell in zip(told.columns[2:], told.rows[0][2:], strict=True):
         assert cell.value == pytest.approx(np.mean([run.last(column.name) for run in runs]))
     counts = metric_tables.confusion_over_seeds(panel.groups[0])
     assert counts == np.sum([run.rounds[-1]["confusion"] for run in runs], 0).tolist()

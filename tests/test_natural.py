@@ -338,7 +338,10 @@ def test_the_page_has_every_site_by_name_and_no_markup_from_the_data() -> None:
     table = site_table(panels[0])
     assert table is not None
     assert [row[0].text for row in table.rows] == ["<b>Ä</b>\\x1b[31m", "H2", "H10", "one"]
-    assert table.rows[3][2].text == "" and table.rows[1][2].value == pytest.approx(
+    told = [column.name for column in table.columns]
+    assert told[:3] == ["client", "examples", "test examples"] and table.rows[3][2].value == 0
+    assert table.rows[1][2].value == runs[0].about["site_test_counts"][1] > 0
+    assert table.rows[3][3].text == "" and table.rows[1][3].value == pytest.approx(
         np.mean([run.rounds[-1]["per_site"][1] for run in runs])
     )
     page = render(panels)

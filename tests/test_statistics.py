@@ -206,7 +206,7 @@ MUTANTS = [
     ),
     *mutants(
         reached,
-        above_alone=("event['accuracy'] >= target", "event['accuracy'] > target"),
+        above_alone=("metric.gain(value - target) >= 0", "metric.gain(value - target) > 0"),
         uploads_alone=("event['bytes_up'] + event['bytes_down']", "event['bytes_up']"),
     ),
     *mutants(training_seconds, evaluation_takes_time=("phase not in LOOKING", "True")),

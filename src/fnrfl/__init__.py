@@ -130,7 +130,7 @@ def compare(
     init: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     baseline: str | None = None,
-    metric: str = "accuracy",
+    metric: str | None = None,
     target: float | None = None,
     control: bool = True,
     trust: bool = False,
@@ -145,7 +145,8 @@ def compare(
     `over` has lists of values by key: `{"algorithm": ["fedavg", "scaffold"], "client.lr": [0.01, 0.1]}`; methods and
     data may be objects there too, and models functions. The runs are kept in `out`, by default
     runs/compare-<name>-<hash>. Called again, finished runs are kept, and unfinished ones go on; `on` Ray side by side.
-    Groups are compared by `metric`; one of your own is also named in the key `metrics`.
+    Groups are compared by `metric`, by default accuracy, or accuracy_own if all methods are personalised; one of your
+    own is also named in the key `metrics`.
     """
     from fnrfl.results import compare as comparing
     from fnrfl.runs.given import take_axes, take_objects
@@ -165,11 +166,13 @@ def report(
     *runs: str | Path | Result | Comparison | Sequence[str | Path | Result],
     out: str | Path | None = None,
     title: str | None = None,
+    metric: str | None = None,
     plots: bool = False,
 ) -> Path:
     """Write one HTML page about runs, or folders with runs in them, as `fnrfl report` does; the path of the page.
 
-    A list of runs is as good as its runs one after another.
+    A list of runs is as good as its runs one after another. Lines are ranked by `metric`, by default that of their
+    comparison.
     """
     from fnrfl.core.errors import ConfigError
     from fnrfl.results.report.page import report as write
@@ -179,7 +182,7 @@ def report(
     folders = [Path(place) for place in places if place is not None]
     if len(folders) < max(1, len(listed)):
         raise ConfigError("There is no run directory to report on. Give runs that have one: with out=None they do not.")
-    return write(folders, None if out is None else Path(out), title=title, plots=plots)
+    return write(folders, None if out is None else Path(out), title=title, metric=metric, plots=plots)
 
 
 def evaluate(

@@ -57,6 +57,13 @@ Checkpoints = Annotated[
 ]
 
 
+MetricOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metric", metavar="NAME", show_default="see docs/metrics.md",
+        help="What is compared and comes first: `fnrfl list metrics`, or module:function.",
+    ),
+]  # fmt: skip
 Log = Annotated[
     list[str] | None,
     typer.Option("--log", metavar="LOGGER", help="Also log to tensorboard, mlflow or wandb, offline; may be repeated."),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from fnrfl.core.words import counted
+from fnrfl.runs.metrics import of_round
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,14 +46,28 @@ def _absent(event: Event) -> str:
     return f"  {counted(len(event['missing']), 'client')} missing" if event.get("missing") else ""
 
 
+def _scored(event: Event, metric: str) -> str:
+    """The metric of a round."""
+    value = of_round(event, metric)
+    return f"{metric} {'-' if value is None else f'{value:.4f}'}"
+
+
 @contextmanager
-def display(screen: Console, leak: str) -> Iterator[Display]:
+def display(screen: Console, leak: str, config: RunConfig) -> Iterator[Display]:
     """Rounds as they come: a bar with the phase under way on a terminal, one line each in a pipe."""
+
+    @cache
+    def metric() -> str:  # the method can be built once there is a round
+        from fnrfl.core.quality import leading_metric
+        from fnrfl.runs.method import build_algorithm
+
+        return leading_metric([build_algorithm(config).personalised]).name
+
     if screen.quiet or not screen.is_terminal:
 
         def line(event: Event) -> None:
             screen.print(
-                f"round {event['round']}/{event['rounds']}  accuracy {event['accuracy']:.4f}  "
+                f"round {event['round']}/{event['rounds']}  {_scored(event, metric())}  "
                 f"loss {event['loss']:.4f}  {event['seconds']:.1f} s{_absent(event)}  {leak}".rstrip()
             )
 
@@ -64,7 +80,7 @@ def display(screen: Console, leak: str) -> Iterator[Display]:
         task = bar.add_task("getting ready", total=None, phase="")
 
         def show(event: Event) -> None:
-            text = f"accuracy {event['accuracy']:.4f}{_absent(event)} {leak}".rstrip()
+            text = f"{_scored(event, metric())}{_absent(event)} {leak}".rstrip()
             if bar.tasks[task].total is None:  # a resumed run starts in the middle, which must not count as speed
                 bar.reset(task, total=event["rounds"], completed=event["round"], description=text)
             else:
@@ -74,11 +90,11 @@ def display(screen: Console, leak: str) -> Iterator[Display]:
 
 
 @contextmanager
-def grid_display(screen: Console) -> Iterator[Callable[[Notice], None]]:
+def grid_display(screen: Console, metric: str) -> Iterator[Callable[[Notice], None]]:
     """Runs as they come: a bar with the run under way on a terminal, one line for each in a pipe."""
 
     def tell(notice: Notice) -> None:
-        if (said := _grid_line(notice)) is not None:
+        if (said := _grid_line(notice, metric)) is not None:
             screen.print(said)
 
     if screen.quiet or not screen.is_terminal:
@@ -101,13 +117,13 @@ def grid_display(screen: Console) -> Iterator[Callable[[Notice], None]]:
         yield show
 
 
-def _grid_line(notice: Notice) -> str | None:
+def _grid_line(notice: Notice, metric: str) -> str | None:
     """What is said of a run that is done, kept or failed; None of all others."""
     name = f"{notice.number}/{notice.total}  {notice.cell.name}"
     leak = "  leak" if notice.cell.config.leaks_on else ""
     match notice.what:
         case "done" if notice.event is not None:
-            return f"{name}  accuracy {notice.event['accuracy']:.4f}{leak}"
+            return f"{name}  {_scored(notice.event, metric)}{leak}"
         case "kept":
             return f"{name}  is finished already{leak}"
         case "failed":

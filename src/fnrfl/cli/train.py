@@ -15,6 +15,7 @@ from fnrfl.cli.common import (
     Debug,
     Json,
     Log,
+    MetricOption,
     OverridesArgument,
     Quiet,
     RunDirArgument,
@@ -67,10 +68,6 @@ Baseline = Annotated[
 ]
 TargetOption = Annotated[
     float | None, typer.Option("--target", metavar="ACCURACY", help="Also say what it takes to get there.")
-]
-MetricOption = Annotated[
-    str,
-    typer.Option("--metric", metavar="NAME", help="What differences are of: `fnrfl list metrics`, or module:function."),
 ]
 Control = Annotated[bool, typer.Option("--control/--no-control", help="Run FNR without its penalty beside every FNR.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the runs.")]
@@ -169,7 +166,7 @@ def compare(
     seeds: Seeds = "0,1,2",
     out: GridOut = None,
     baseline: Baseline = None,
-    metric: MetricOption = "accuracy",
+    metric: MetricOption = None,
     target: TargetOption = None,
     control: Control = True,
     report: Report = True,
@@ -199,7 +196,7 @@ def compare(
         folder = out or comparing.default_out(cells)
         screen = console(quiet=quiet, stderr=json or dry_run)
         _note(comparing.about_seeds(seeds), screen)
-        judged = {"baseline": baseline, "metric": metric, "target": target}
+        judged = {"baseline": baseline, "metric": comparing.compared_metric(cells, metric).name, "target": target}
         if dry_run:
             return _plan(cells, folder, judged, screen, json=json)
         found = _run_grid(cells, folder, screen, log or (), judged | {"checkpoint_every": checkpoint_every, "on": on})
@@ -239,7 +236,7 @@ def _carry_out(
         with how_to_go_on(lambda: _way_on(run_dir, config) or "Nothing was written."):
             screen.print(title(config))
             print_leaks(config.leaks_on, quiet=quiet, stderr=json)
-            with notices(screen, INFO), display(screen, leak) as shown, paced(screen.print) as pace:
+            with notices(screen, INFO), display(screen, leak, config) as shown, paced(screen.print) as pace:
                 if fresh:
                     pace.begin(config.rounds)
                 result = start(progress=both(shown.round, pace.hear_round), phase=shown.phase)
@@ -248,9 +245,7 @@ def _carry_out(
             raise FnrflError(sentence(error, _way_on(run_dir, config))) from error
         raise
     summary = result.summary()
-    screen.print(
-        f"accuracy {summary['accuracy']:.4f} after {counted(summary['rounds'], 'round')}, kept in {result.run_dir}"
-    )
+    screen.print(f"{result.headline}, kept in {result.run_dir}")
     if not json and not quiet:
         _show_sites(result, screen)
     _note(note_on_one_answer(result), screen)
@@ -301,9 +296,13 @@ def _run_grid(
     from fnrfl.runs.loggers import named_loggers
 
     options |= {"callbacks": named_loggers(log)}
-    screen.print(f"{counted(len(cells), 'run')}, kept in {folder}")
-    told = notices(screen, INFO)
-    with how_to_go_on(lambda: HOW_TO_CONTINUE), told, grid_display(screen) as show, paced(screen.print) as pace:
+    screen.print(f"{counted(len(cells), 'run')}, kept in {folder}, compared by {options['metric']}")
+    with (
+        how_to_go_on(lambda: HOW_TO_CONTINUE),
+        notices(screen, INFO),
+        grid_display(screen, options["metric"]) as show,
+        paced(screen.print) as pace,
+    ):
         return compare(cells, folder, progress=both(show, pace.hear_grid(cells, folder)), **options)
 
 
@@ -316,15 +315,15 @@ def _plan(cells: list[Cell], folder: Path, judged: dict[str, Any], screen: Conso
     """Print which runs a comparison would have, and how long they take."""
     from fnrfl.results.compare import plan_grid
 
-    with grid_display(screen) as show:
+    with grid_display(screen, judged["metric"]) as show:
         planned = plan_grid(cells, folder, **judged, progress=show, missing=missing_dataset)
     print_plan(planned, folder, json=json)
 
 
-def _with_own_metric(metric: str, recipe: str | None, overrides: list[str]) -> tuple[str | None, list[str]]:
+def _with_own_metric(metric: str | None, recipe: str | None, overrides: list[str]) -> tuple[str | None, list[str]]:
     """The recipe and the changes to it; a metric module:function is one that the runs must log."""
     logged = any(word.startswith("metrics=") for word in overrides)
-    return recipe, overrides if logged or ":" not in metric else [*overrides, f"metrics={metric}"]
+    return recipe, overrides if logged or ":" not in (metric or "") else [*overrides, f"metrics={metric}"]
 
 
 def _show_comparison(found: Comparison, screen: Console, *, json: bool) -> None:

@@ -12,6 +12,7 @@ import typer
 from fnrfl.cli.common import (
     Debug,
     Json,
+    MetricOption,
     Quiet,
     RunDirArgument,
     Trust,
@@ -55,6 +56,7 @@ def report(
         typer.Option("--out", "-o", metavar="FILE", show_default="report.html in the folder, if there is one folder"),
     ] = None,
     title: Annotated[str | None, typer.Option("--title", help="What it says on top.")] = None,
+    metric: MetricOption = None,
     plots: Annotated[
         bool,
         typer.Option("--plots/--no-plots", help="Also draw figures as files, in plots/; of NAME.html in NAME-plots/."),
@@ -67,13 +69,13 @@ def report(
     \b
     fnrfl report runs/digits-fedavg-0
     fnrfl report runs/digits-fedavg-0 runs/digits-scaffold-0 -o both.html --title "Two methods"
-    fnrfl report runs/compare-digits-1a2b3c
+    fnrfl report runs/compare-digits-1a2b3c --metric accuracy_own
     """
     with errors_in_words(debug):
         from fnrfl.results.report.page import report as write
 
         with notices(console(stderr=True)):
-            written = write(run_dirs, out, title=title, plots=plots)
+            written = write(run_dirs, out, title=title, metric=metric, plots=plots)
         console(quiet=quiet).print(str(written))
 
 

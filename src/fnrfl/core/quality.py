@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -78,6 +78,16 @@ class Metric:
     compute: Callable[[Answers], Any] | None = None  # None: whoever scores a model has it already
     shape: Literal["number", "by class", "matrix"] = "number"  # of its value
     in_runs_only: bool = False  # it is about clients or validation data, which other data has not
+    share: bool = False  # of examples: in percent on a page, and differences are points
+
+    @property
+    def better(self) -> str:
+        """Say which values are better."""
+        return f"{'higher' if self.higher_is_better else 'lower'} is better"
+
+    def gain(self, difference: float) -> float:
+        """Return a difference such that more is better: where lower is better, its sign changes."""
+        return -difference if self.higher_is_better is False else difference
 
 
 def confusion_counts(answers: Answers) -> list[list[int]]:
@@ -171,11 +181,12 @@ def _areas(answers: Answers, shares: Floats, classes: Ints) -> Floats:
     return areas
 
 
+_of_a_run = partial(Metric, in_runs_only=True, share=True)
 TEST_METRICS = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", "share of right answers on the test set"),
-        Metric("balanced_accuracy", "mean over the classes of the accuracy in each"),
+        Metric("accuracy", "share of right answers on the test set", share=True),
+        Metric("balanced_accuracy", "mean over the classes of the accuracy in each", share=True),
         Metric("loss", "mean cross-entropy on the test set, as in training", False),
         Metric("f1_macro", "mean F1 of the classes", True, f1_macro),
         Metric("f1_weighted", "mean F1 of the classes, weighted by their examples", True, f1_weighted),
@@ -185,22 +196,28 @@ TEST_METRICS = {
         Metric("precision", "of the answers with this class, the right ones", True, precision_by_class, "by class"),
         Metric("recall", "of the examples of this class, the right ones", True, recall_by_class, "by class"),
         Metric("confusion", "examples by true class (row) and answer (column)", None, confusion_counts, "matrix"),
-        Metric("accuracy_own", "mean over clients, each on its own test distribution", in_runs_only=True),
-        Metric("accuracy_clean", "accuracy on the test set without feature noise", in_runs_only=True),
-        Metric("worst_client", "the lowest accuracy on a client's own mixture of classes", in_runs_only=True),
-        Metric("accuracy_site", "mean over clients, each on the test examples that it brought", in_runs_only=True),
-        Metric("accuracy_site_pooled", "the same over all of these examples together", in_runs_only=True),
-        Metric("worst_site", "the lowest accuracy of a client on the test examples that it brought", in_runs_only=True),
-        Metric("validation_accuracy", "share of right answers on validation data", in_runs_only=True),
+        _of_a_run("accuracy_own", "mean over clients, each on its own test distribution"),
+        _of_a_run("accuracy_clean", "accuracy on the test set without feature noise"),
+        _of_a_run("worst_client", "the lowest accuracy on a client's own mixture of classes"),
+        _of_a_run("accuracy_site", "mean over clients, each on the test examples that it brought"),
+        _of_a_run("accuracy_site_pooled", "the same over all of these examples together"),
+        _of_a_run("worst_site", "the lowest accuracy of a client on the test examples that it brought"),
+        _of_a_run("validation_accuracy", "share of right answers on validation data"),
     )
 }  # fmt: skip
 NUMBER_METRICS = tuple(name for name, metric in TEST_METRICS.items() if metric.shape == "number")
+
+
+def leading_metric(personalised: Iterable[bool]) -> Metric:
+    """Choose the metric of a run or comparison that names none: accuracy_own if all methods are personalised."""
+    return TEST_METRICS["accuracy_own" if all(personalised) else "accuracy"]
+
+
 # What else a run, and a comparison of runs, has under a name: no function of a user's can have that name.
 NAMES_OF_RESULTS = frozenset({
-    "accuracy_best", "accuracy_clean", "accuracy_last3", "accuracy_own", "accuracy_site", "accuracy_site_pooled",
-    "algorithm", "bytes_down", "bytes_to_target", "bytes_up", "control", "dataset", "difference", "fnr", "group",
-    "kappa", "leaks", "metric", "model_sha256", "n", "own_metrics", "p", "penalty", "per_class", "per_client",
-    "per_site", "protocol", "rho", "round", "rounds", "rounds_to_target", "run", "run_dir", "scenario", "seconds",
-    "seconds_eval", "seconds_to_target", "seconds_train", "seed", "seeds", "target", "validation_accuracy",
-    "worst_client", "worst_site",
+    "accuracy_best", "accuracy_last3", "algorithm", "bytes_down", "bytes_to_target", "bytes_up", "control", "dataset",
+    "difference", "fnr", "group", "kappa", "leaks", "metric", "model_sha256", "n", "own_metrics", "p", "penalty",
+    "per_class", "per_client", "per_site", "personalised", "protocol", "rho", "round", "rounds", "rounds_to_target",
+    "run", "run_dir", "scenario", "seconds", "seconds_eval", "seconds_to_target", "seconds_train", "seed", "seeds",
+    "target",
 })  # fmt: skip

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from fnrfl.core.quality import TEST_METRICS, Metric
 from fnrfl.rundir.events import Event
-from fnrfl.runs.metrics import training_seconds
+from fnrfl.runs.metrics import of_round, training_seconds
 
 LEVEL = 0.95
 ROUNDING = 1e-9  # a spread below this share of the values is rounding: accuracies are fractions of a few hundred
@@ -45,7 +46,7 @@ class Difference(Estimate):
 
 @dataclass(frozen=True)
 class Reached:
-    """What it took to get to a target accuracy for the first time."""
+    """What it took to get to a target for the first time."""
 
     rounds: int
     bytes: int  # both directions
@@ -109,13 +110,14 @@ def holm(ps: Sequence[float]) -> list[float]:
     return corrected
 
 
-def reached(rounds: Sequence[Event], target: float) -> Reached | None:
-    """The first round at or above a target accuracy, and all traffic and time until then; None if there is none."""
+def reached(rounds: Sequence[Event], target: float, metric: Metric = TEST_METRICS["accuracy"]) -> Reached | None:
+    """The first round that is no worse than a target, and all traffic and time until then; None if there is none."""
     traffic, seconds = 0, 0.0
     for event in rounds:
         traffic += event["bytes_up"] + event["bytes_down"]
         seconds += training_seconds(event)
-        if event["accuracy"] >= target:
+        value = of_round(event, metric.name)
+        if value is not None and metric.gain(value - target) >= 0:
             return Reached(event["round"], traffic, seconds)
     return None
 

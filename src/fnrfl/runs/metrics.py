@@ -21,14 +21,11 @@ class RunMetrics:
 
     def series(self, metric: str) -> list[float | None]:
         """A number of every round, None where there is none; a metric of the user's own has its function's name."""
-        if metric in LOWEST:
-            known = ([one for one in event.get(LOWEST[metric], ()) if one is not None] for event in self.rounds)
-            return [_finite(min(shares, default=None)) for shares in known]
-        return [_finite(event.get(metric, event.get(OWN, {}).get(metric))) for event in self.rounds]
+        return [of_round(event, metric) for event in self.rounds]
 
     def last(self, metric: str) -> float | None:
         """A number after the last round; None if there is none."""
-        return self.series(metric)[-1]
+        return of_round(self.rounds[-1], metric)
 
     def curve(self) -> dict[str, list[float | None]]:
         """Every number that rounds have, as columns of equal length: what pandas.DataFrame takes. None: not known."""
@@ -40,17 +37,25 @@ class RunMetrics:
         """Test accuracy after the last round."""
         return float(self.rounds[-1]["accuracy"])
 
+    def last3(self, metric: str) -> float | None:
+        """Mean of a number over the last three rounds; None if one of them has none."""
+        tail = self.series(metric)[-3:]
+        return None if None in tail else sum(value for value in tail if value is not None) / len(tail)
+
+    def best(self, metric: str) -> float | None:
+        """A number after the round that was best on validation data; None without such data."""
+        judged = [event for event in self.rounds if event["validation_accuracy"] is not None]
+        return of_round(max(judged, key=lambda e: float(e["validation_accuracy"])), metric) if judged else None
+
     @property
     def accuracy_last3(self) -> float:
         """Mean test accuracy of the last three rounds."""
-        tail = [float(event["accuracy"]) for event in self.rounds[-3:]]
-        return sum(tail) / len(tail)
+        return float(self.last3("accuracy") or 0.0)
 
     @property
     def accuracy_best(self) -> float | None:
         """Test accuracy of the round that was best on validation data; None without such data."""
-        judged = [event for event in self.rounds if event["validation_accuracy"] is not None]
-        return float(max(judged, key=lambda e: float(e["validation_accuracy"]))["accuracy"]) if judged else None
+        return self.best("accuracy")
 
     @property
     def per_class(self) -> list[float]:
@@ -96,6 +101,13 @@ class RunMetrics:
     def rho(self) -> float | None:
         """Accuracy * 1e4 per MiB of traffic; None where nothing was sent."""
         return self.accuracy * 1e4 / self.mib[-1] if self.mib[-1] else None
+
+
+def of_round(event: Event, metric: str) -> float | None:
+    """A number of a round by its name; None if the round has none."""
+    if metric in LOWEST:
+        return _finite(min((one for one in event.get(LOWEST[metric], ()) if one is not None), default=None))
+    return _finite(event.get(metric, event.get(OWN, {}).get(metric)))
 
 
 def training_seconds(event: Event) -> float:

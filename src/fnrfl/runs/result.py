@@ -17,7 +17,7 @@ from fnrfl.core.isolation import isolated
 from fnrfl.core.modules import InputScale
 from fnrfl.core.nearest import choices
 from fnrfl.core.net import Net
-from fnrfl.core.quality import NUMBER_METRICS
+from fnrfl.core.quality import NUMBER_METRICS, leading_metric
 from fnrfl.core.types import Tree
 from fnrfl.core.words import counted
 from fnrfl.data.datasets import Facts
@@ -44,8 +44,14 @@ class Result(RunMetrics):
     def __repr__(self) -> str:
         where = "" if self.run_dir is None else f", kept in {self.run_dir}"
         leak = "leak, " if self.config.leaks_on else ""
-        after = counted(len(self.rounds), "round")
-        return f"Result({leak}{self._what}: accuracy {self.accuracy:.4f} after {after}{where})"
+        return f"Result({leak}{self._what}: {self.headline}{where})"
+
+    @property
+    def headline(self) -> str:
+        """What came out, by the metric that the method leads with."""
+        name = leading_metric([self.keeper is not None]).name
+        value = self.last(name)
+        return f"{name} {'-' if value is None else f'{value:.4f}'} after {counted(len(self.rounds), 'round')}"
 
     def _repr_html_(self) -> str:
         """The result in a notebook: what was run, and the numbers of the last round."""
@@ -158,6 +164,7 @@ class Result(RunMetrics):
             "protocol": self.config.protocol,
             "leaks": list(self.config.leaks_on),
             "seed": self.config.seed,
+            "personalised": self.keeper is not None,
             "rounds": len(self.rounds),
             **{name: self.last(name) for name in NUMBER_METRICS},
             "accuracy_last3": self.accuracy_last3,

@@ -19,13 +19,12 @@ from fnrfl.results.compare.lists import (
 )
 from fnrfl.results.compare.planning import PlannedRun, plan_grid
 from fnrfl.results.compare.rows import METRICS, FailedCell, Row
-from fnrfl.results.compare.running import Notice, compare
+from fnrfl.results.compare.running import Notice, compare, compared_metric
 from fnrfl.results.compare.summary import summarise
 from fnrfl.results.compare.tables import Comparison, notes, table
 
 __all__ = [
     "METRICS", "Cell", "Comparison", "FailedCell", "Group", "Notice", "PlannedRun", "Row", "about_seeds",
-    "axes_in_words", "compare", "default_out", "grid", "notes", "overrides_in_words", "plan_grid", "read_seeds",
-    "seeds_in_list",
-    "split_commas", "summarise", "table",
+    "axes_in_words", "compare", "compared_metric", "default_out", "grid", "notes", "overrides_in_words", "plan_grid",
+    "read_seeds", "seeds_in_list", "split_commas", "summarise", "table",
 ]  # fmt: skip

@@ -46,7 +46,7 @@ def plan_grid(
     out: str | Path,
     *,
     baseline: str | None = None,
-    metric: str = "accuracy",
+    metric: str | None = None,
     target: float | None = None,
     progress: Callable[[Notice], None] | None = None,
     missing: Callable[[RunConfig], str | None] = lambda config: None,

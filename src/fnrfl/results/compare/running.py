@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fnrfl.core.errors import ConfigError, FnrflError, sentence
-from fnrfl.core.quality import NUMBER_METRICS, TEST_METRICS, Metric
+from fnrfl.core.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 from fnrfl.results.compare.baselines import find_baseline
 from fnrfl.results.compare.belonging import Members
 from fnrfl.results.compare.cells import Cell, Parts
@@ -47,7 +48,7 @@ def compare(
     out: str | Path,
     *,
     baseline: str | None = None,
-    metric: str = "accuracy",
+    metric: str | None = None,
     target: float | None = None,
     progress: Callable[[Notice], None] | None = None,
     callbacks: Sequence[Any] = (),
@@ -60,9 +61,9 @@ def compare(
     One after another, because seconds are among the results; `on` Ray side by side. Called again, finished runs are
     kept and unfinished ones go on, those that failed before last. A run that fails is recorded and the others go on.
     `baseline` names a group, or some of the words of one: "fedavg" compares each group with the one that has fedavg and
-    is otherwise the same, by `metric`. Nothing is written unless every group can be built.
+    is otherwise the same, by `metric`, or that of the methods. Nothing is written unless all groups can be built.
     """
-    chosen = check_judged(cells, baseline, metric, target)
+    chosen = check_judged(cells, baseline, metric, target, given)
     out, tell = Path(out), progress or (lambda notice: None)
     how = _How(out, _objects(given), callbacks, checkpoint_every, tell)
     turns = (_turns if on == "here" else _turns_on_ray)(cells, how)
@@ -72,7 +73,7 @@ def compare(
         cell, kept = notice.cell, notice.what == "kept"
         tell(notice)
         try:
-            summary = _summary(result := finish(), target)
+            summary = _summary(result := finish(), chosen[1], target)
         except (Exception, SystemExit) as error:  # a full memory or disk, or a user's own code: the others may still do
             failures[cell.name] = sentence(error)
             tell(replace(notice, what="failed", error=failures[cell.name]))
@@ -90,18 +91,23 @@ def compare(
 
 
 def check_judged(
-    cells: Sequence[Cell], baseline: str | None, metric: str, target: float | None
+    cells: Sequence[Cell], baseline: str | None, metric: str | None, target: float | None, given: Given | None = None
 ) -> tuple[Parts, Metric]:
     """The parts that a baseline has, and the metric, as they were named; what there is not is refused."""
-    if target is not None and not 0 <= target <= 1:
-        raise ConfigError(f"target is {target:g}; an accuracy is between 0 and 1.")
-    return find_baseline([cell.group for cell in cells], baseline), _compared_metric(cells, metric)
+    chosen = compared_metric(cells, metric, given)
+    if target is not None and not (0 <= target <= 1 if chosen.share else math.isfinite(target)):
+        raise ConfigError(f"target is {target:g}; {chosen.name} is {'between 0 and 1' if chosen.share else 'finite'}.")
+    return find_baseline([cell.group for cell in cells], baseline), chosen
 
 
-def _compared_metric(cells: Sequence[Cell], name: str) -> Metric:
-    """The metric that is compared: one that is a number and that every run will have."""
+def compared_metric(cells: Sequence[Cell], name: str | None, given: Given | None = None) -> Metric:
+    """Choose the metric that is compared: the one named, which every run must have, or what the methods lead with."""
+    from fnrfl.runs.method import build_algorithm
     from fnrfl.runs.own_metrics import chosen, load_own_metrics
 
+    if name is None:
+        groups = {cell.group.label: cell.config for cell in cells}
+        return leading_metric(build_algorithm(one, _objects(given)).personalised for one in groups.values())
     shared = [load_own_metrics(words) for words in dict.fromkeys(cell.config.metrics for cell in cells)]
     own = [metric for metric in shared[0] if all(metric in others for others in shared)]
     if name in {"all", *TEST_METRICS} - set(NUMBER_METRICS):
@@ -222,12 +228,13 @@ def _carry_out(notice: Notice, how: _How) -> Result:
     return runs.resume(folder, **told) if folder.exists() else runs.run(config, out=folder, **told)
 
 
-def _summary(result: Result, target: float | None) -> Summary:
+def _summary(result: Result, metric: Metric, target: float | None) -> Summary:
+    ways = {f"{metric.name}_last3": result.last3(metric.name), f"{metric.name}_best": result.best(metric.name)}
     if target is None:
-        return result.summary()
-    got = reached(result.rounds, target)
+        return result.summary() | ways
+    got = reached(result.rounds, target, metric)
     took = {f"{key}_to_target": value for key, value in asdict(got).items()} if got else {}
-    return result.summary() | {"target": target} | took
+    return result.summary() | ways | {"target": target} | took
 
 
 def _check_groups(cells: Sequence[Cell], members: Members, how: _How) -> None:

@@ -59,9 +59,10 @@ def summarise(
 
 
 def _names(summaries: Iterable[Summary], metric: Metric) -> tuple[str, ...]:
-    """The numbers that a row has: those of every run, metrics of the user's own, and the one that is compared."""
+    """The numbers that a row has: first what is compared, those of every run, and metrics of the user's own."""
     own = (name for summary in summaries for name in summary.get(OWN, {}))
-    return tuple(dict.fromkeys((*METRICS, *own, metric.name)))
+    compared = (metric.name, f"{metric.name}_last3", f"{metric.name}_best")
+    return tuple(dict.fromkeys((*compared, *METRICS, *own)))
 
 
 def _by_seed(name: str, summaries: Mapping[int, Summary]) -> dict[int, float]:

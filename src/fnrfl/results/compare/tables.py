@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 COMPARISON_FORMAT = 1
 DISPENSABLE = (
     "MiB up", "MiB down", "best", "last 3", "rho", "kappa", "p of penalty", "seconds", "worst client", "MiB", "p",
-    "penalty", "accuracy_site_pooled",
+    "penalty", "accuracy_own", "accuracy_site_pooled",
 )  # fmt: skip  # columns that a narrow terminal does without, in this order
-SAME_ANSWERS = 1e-9  # two means of the same answers differ by less
+# Which examples a metric asks clients' models about; the first that runs have is shown.
+OWN_EXAMPLES = {
+    "accuracy_site_pooled": "those that its client brought",
+    "accuracy_own": "its client's mixture of classes",
+}
 LEAST_NAME = 12  # characters of a line of a run's name
 
 
@@ -146,11 +150,10 @@ def notes(comparison: Comparison, width: int | None = None) -> list[str]:
     better = "" if metric.higher_is_better else " Lower is better: a negative difference is an improvement."
     said = [f"{what} after the last round: mean ± standard deviation over n seeds.{better}"]
     said += [text for name, text in _explained(metric.name, shown).items() if name in shown]
-    if _judged_in_two_ways(comparison.rows):
+    if own := _of_own_models(comparison):
         said.append(
-            "Where clients have models of their own, as with local-only, accuracy asks each model about the test "
-            "examples of all clients. accuracy_site_pooled asks about those that its client brought; --metric compares "
-            "it."
+            "Where clients have models of their own, accuracy asks each model about the test examples of all clients. "
+            f"{own} asks about {OWN_EXAMPLES[own]}; --metric {own} compares it."
         )
     if comparison.leaks:
         said.insert(0, f"leak: {', '.join(comparison.leaks)}. Rows marked so are no honest results.")
@@ -177,12 +180,12 @@ def _columns(comparison: Comparison, digits: int) -> dict[str, list[str]]:
     if any(row.control for row in rows):
         columns["penalty"] = [_reach(row, row.penalty, plain) for row in rows]
         columns["p of penalty"] = [_p(row.penalty) for row in rows]
-    if _judged_in_two_ways(rows):
-        columns["accuracy_site_pooled"] = _spreads(rows, "accuracy_site_pooled", plain)
+    if own := _of_own_models(comparison):
+        columns[own] = _spreads(rows, own, plain)
     columns |= {
         "accuracy": _spreads(rows, "accuracy", plain),
-        "last 3": _means(rows, "accuracy_last3", plain),
-        "best": _means(rows, "accuracy_best", plain),
+        "last 3": _means(rows, f"{comparison.metric.name}_last3", plain),
+        "best": _means(rows, f"{comparison.metric.name}_best", plain),
         "worst client": _means(rows, "worst_client", plain),
         "MiB up": _means(rows, "bytes_up", ".2f", 1 / MIB),
         "MiB down": _means(rows, "bytes_down", ".2f", 1 / MIB),
@@ -196,10 +199,12 @@ def _columns(comparison: Comparison, digits: int) -> dict[str, list[str]]:
     return columns
 
 
-def _judged_in_two_ways(rows: Sequence[Row]) -> bool:
-    """Whether clients on their own test examples are another number than accuracy, since each has its own model."""
-    pairs = [(row.metrics["accuracy"], row.metrics["accuracy_site_pooled"]) for row in rows]
-    return any(all_of and own and abs(all_of.mean - own.mean) > SAME_ANSWERS for all_of, own in pairs)
+def _of_own_models(comparison: Comparison) -> str | None:
+    """The metric for which personalised methods are made, where only some of those compared are; else None."""
+    if len({run.get("personalised", False) for run in comparison.runs}) < 2:
+        return None
+    own = next((name for name in OWN_EXAMPLES if any(row.metrics[name] for row in comparison.rows)), None)
+    return own if own != comparison.metric.name else None
 
 
 def _target_columns(rows: Sequence[Row], target: float) -> dict[str, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fnrfl.core.quality import TEST_METRICS, Metric
 from fnrfl.results.report.forest import forests
 from fnrfl.results.report.inside import CLIENTS, inside
 from fnrfl.results.report.lines import LineGroup, Panel
@@ -15,36 +16,15 @@ from fnrfl.runs.metrics import LOOKING, MIB
 
 # Seven, so that with eight colours fifty-six lines differ.
 DASHES = ("none", "7 4", "2 4", "10 4 2 4", "14 5", "5 3 1 3 1 3", "4 2")
-CHARTED_METRICS = (
-    ("accuracy", "accuracy", "Share of right answers on the test set."),
-    ("accuracy_clean", "clean", "Accuracy on the test set without feature noise."),
-    ("accuracy_own", "own", "Mean over clients of the accuracy on each one's own test distribution."),
-    ("accuracy_site", "sites", "Mean over clients of the accuracy on the test examples that each one brought."),
-    ("worst_site", "worst site", "The lowest accuracy of a client on the test examples that it brought."),
-    ("balanced_accuracy", "balanced", "Accuracy on the test set, every class counted alike."),
-    ("worst_client", "worst client", "The lowest accuracy on a client's own mixture of classes, from the test set."),
-    ("validation_accuracy", "validation", "Accuracy on validation data, which is there to choose by."),
-    ("loss", "loss", "Mean cross-entropy on the test set."),
-)
-PHASES = {
-    "scale": "sums of inputs",
-    "local": "local training",
-    "norm-pass": "norm pass in train mode",
-    "measure": "norms and ranking",
-    "refine": "refinement",
-    "deliver": "delivery of unrefined models",
-    "server": "server",
-    "look": "evaluation, not counted",
-}
-TONES = {
-    "scale": "c6",
-    "local": "c0",
-    "norm-pass": "c7",
-    "measure": "c2",
-    "refine": "c3",
-    "deliver": "c5",
-    "server": "c1",
-    "look": "mute",
+PHASES = {  # of a round: what the page calls it, and its colour
+    "scale": ("sums of inputs", "c6"),
+    "local": ("local training", "c0"),
+    "norm-pass": ("norm pass in train mode", "c7"),
+    "measure": ("norms and ranking", "c2"),
+    "refine": ("refinement", "c3"),
+    "deliver": ("delivery of unrefined models", "c5"),
+    "server": ("server", "c1"),
+    "look": ("evaluation, not counted", "mute"),
 }
 NUMBERS = 100_000  # of class norms and rankings, over all runs that are shown from inside, so that a page stays light
 
@@ -58,7 +38,15 @@ def payload(panels: Sequence[Panel]) -> dict[str, Any]:
         splits.setdefault(group.runs[0].about["partition"], group.runs[0].counts[:CLIENTS])
     return {
         "dashes": DASHES,
-        "metrics": [{"key": key, "name": name, "help": text} for key, name, text in CHARTED_METRICS],
+        "metrics": [
+            {
+                "name": one.name,
+                "help": f"{one.meaning}; {one.better}",
+                "share": one.share,
+                "higher": one.higher_is_better,
+            }
+            for one in charted(panels[0].metric)
+        ],
         "forests": forests(panels),
         "panels": [_panel(panel) for panel in panels],
         "splits": splits,
@@ -71,11 +59,16 @@ def payload(panels: Sequence[Panel]) -> dict[str, Any]:
     }
 
 
+def charted(first: Metric) -> list[Metric]:
+    """The metrics that curves can show, `first` before the others."""
+    return list(dict.fromkeys([first, *(one for one in TEST_METRICS.values() if one.share), TEST_METRICS["loss"]]))
+
+
 def _panel(panel: Panel) -> dict[str, Any]:
     def phases(kind: str) -> dict[str, dict[str, Any]]:
         met = {_phase(name) for group in panel.groups for run in group.runs for e in run.rounds for name in e[kind]}
         names = [name for name in PHASES if name in met] + sorted(met - PHASES.keys())
-        return {name: {"label": PHASES.get(name, name), "tone": TONES.get(name, "c4")} for name in names}
+        return {name: dict(zip(("label", "tone"), PHASES.get(name, (name, "c4")), strict=True)) for name in names}
 
     traffic, time = phases("bytes"), phases("seconds")
     run = panel.groups[0].runs[0]
@@ -83,9 +76,9 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return {
         "leaks": panel.leaks,
         "classes": run.classes,
-        "least": {"accuracy": least_span(test), "classes": least_span(test / classes)},
+        "least": {"shares": least_span(test), "classes": least_span(test / classes)},
         "references": [
-            {"name": one.name, "accuracy": chart_number(one.accuracy), "balanced_accuracy": chart_number(one.balanced)}
+            {"name": one.name} | {metric: chart_number(share) for metric, share in one.shares.items()}
             for one in references(panel)
         ],
         "phases": {"bytes": list(traffic.values()), "time": list(time.values())},
@@ -100,13 +93,13 @@ def _phase(name: str) -> str:
 
 def _group(group: LineGroup, traffic: Sequence[str], time: Sequence[str]) -> dict[str, Any]:
     rounds = thinned(range(group.num_rounds), POINTS)
-    curves = {metric: _over_seeds(group, metric, rounds) for metric, _, _ in CHARTED_METRICS}
+    curves = {metric.name: _over_seeds(group, metric.name, rounds) for metric in charted(group.metric)}
     per_class = [run.rounds[-1]["per_class"] for run in group.runs]
     return {
         "label": group.label,
         "mark": group.colour,
-        "seeds": group.seeds,
-        "final": [chart_number(run.accuracy) for run in group.runs],
+        "seeds": list(group.values),
+        "final": list(map(chart_number, group.values.values())),
         "rounds": [group.runs[0].rounds[t]["round"] for t in rounds],
         "curves": {metric: curve for metric, curve in curves.items() if curve is not None},
         "mib": [shown_mean(run.mib[t] for run in group.runs) for t in rounds],

@@ -56,6 +56,12 @@ const drawing = (() => {
     if (high > 1) [low, high] = [Math.max(0, low - (high - 1)), 1];
     return [low, high];
   }
+  // An axis of other numbers: one below 0 only if a value is.
+  function around(values) {
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const pad = (high - low || Math.abs(high) || 1) * 0.06;
+    return [low < 0 ? low - pad : Math.max(0, low - pad), high + pad];
+  }
   const scale = (from, to, start, end) => (v) => start + ((v - from) / (to - from || 1)) * (end - start);
 
   // -- the value under a pointer, a finger or the arrow keys -------------------------------------------------------------
@@ -150,10 +156,8 @@ const drawing = (() => {
     const points = series.flatMap((one) => one.points.filter((p) => p.y !== null));
     if (!points.length) return svg;
     const xs = points.map((p) => p.x);
-    const all = [...points.flatMap((p) => [p.y, p.low, p.high]), ...references.map(({ value }) => value)];
-    let [low, high] = [Math.min(...all), Math.max(...all)];
-    const pad = (high - low || Math.abs(high) || 1) * 0.06;
-    [low, high] = range || (bounded ? shares(all, least) : [Math.max(0, low - pad), high + pad]);
+    const all = points.flatMap((p) => [p.y, p.low, p.high]);
+    const [low, high] = range || (bounded ? shares(all, least) : around(all));
     const yTicks = ticks(low, high, height / 55);
     const tickText = whole(yTicks, yText);
     const left = 14 + 6.8 * Math.max(...yTicks.map((v) => tickText(v).length));
@@ -172,7 +176,12 @@ const drawing = (() => {
     if (leak) {
       svg.append(s("text", { class: "watermark", x: (left + right) / 2, y: (top + bottom) / 2 + 14, "text-anchor": "middle" }, "leak"));
     }
-    rules(svg, references.map(({ name, value }) => ({ name, at: py(value), text: yText(value) })), left, right);
+    // What a guess reaches: a line where the axis has it, else its value with an arrow to where it lies.
+    rules(svg, references.filter(({ value }) => low <= value && value <= high).map(({ name, value }) => ({ name, at: py(value), text: yText(value) })), left, right);
+    const words = (arrow, found) => found.length && `${arrow} ${found.map(({ name, value }) => `${name} ${yText(value)}`).join(", ")}`;
+    for (const [y, text] of [[top + 10, words("\u2191", references.filter(({ value }) => value > high))], [bottom - 5, words("\u2193", references.filter(({ value }) => value < low))]]) {
+      if (text) svg.append(s("text", { class: "rule-name", x: right - 4, y, "text-anchor": "end" }, text));
+    }
     for (const one of series) {
       const there = one.points.filter((p) => p.y !== null);
       const edge = (key) => there.map((p) => `${px(p.x).toFixed(1)} ${py(p[key]).toFixed(1)}`);
@@ -214,31 +223,37 @@ const drawing = (() => {
   }
 
   // Paired differences: the mean a dot, full if it holds after correction; the interval a bar; zero a line.
-  function forest(width, { blocks, least, leak }) {
+  function forest(width, { blocks, least, leak, metric }) {
     const wide = width >= 640;
     const [step, head, top] = [wide ? 26 : 44, 34, 2];
     const rows = blocks.flatMap((block) => block.rows);
     const height = top + blocks.length * head + rows.length * step + 40;
-    const svg = canvas(width, height, "paired differences of test accuracy");
-    const points = (v) => `${v < 0 ? "\u2212" : "+"}${Math.abs(100 * v).toFixed(1)}`.replace("\u22120.0", "0.0").replace("+0.0", "0.0");
+    const svg = canvas(width, height, `paired differences of ${metric.name}`);
+    const unit = metric.share ? 100 : 1;
+    function points(v) {
+      const size = Math.abs(unit * v).toFixed(metric.share ? 1 : 4);
+      return `${Number(size) === 0 ? "" : v < 0 ? "\u2212" : "+"}${size}`;
+    }
     const told = (row) => `${points(row.mean)}${row.low === null ? "" : ` [${points(row.low)}, ${points(row.high)}]`}, ${
       row.seeds === 1 ? "one seed" : `${row.seeds} seeds`}`;
     const [left, right] = wide ? [Math.min(width * 0.36, 16 + 7 * Math.max(...rows.map((row) => row.label.length))), width - 14 - 6.7 * Math.max(...rows.map((row) => told(row).length))] : [10, width - 10];
     // Intervals far wider than the others are cut off, with an arrow, so that one line does not hide the rest.
     const half = rows.filter((row) => row.low !== null).map((row) => (row.high - row.low) / 2).sort((a, b) => a - b);
-    const widest = Math.max(...rows.map((row) => Math.max(Math.abs(row.low), Math.abs(row.high), Math.abs(row.mean)))) + least / 20;
-    const usual = Math.min(1, Math.max(least / 2, 1.3 * Math.max(...rows.map((row) => Math.abs(row.mean))), 3 * (half[Math.floor(half.length / 2)] || 0)));
+    const reach = Math.max(...rows.map((row) => Math.max(Math.abs(row.low), Math.abs(row.high), Math.abs(row.mean))));
+    const pad = (least || reach) / 20;
+    const widest = reach + pad;
+    const usual = Math.min(metric.share ? 1 : Infinity, Math.max(least / 2, 1.3 * Math.max(...rows.map((row) => Math.abs(row.mean))), 3 * (half[Math.floor(half.length / 2)] || 0)));
     const most = widest <= 2 * usual ? Math.max(widest, least / 2) : usual;
-    const low = Math.max(-most, Math.min(-least / 2, ...rows.map((row) => (row.low === null ? row.mean : row.low) - least / 20)));
-    const high = Math.min(most, Math.max(least / 2, ...rows.map((row) => (row.high === null ? row.mean : row.high) + least / 20)));
+    const low = Math.max(-most, Math.min(-least / 2, ...rows.map((row) => (row.low === null ? row.mean : row.low) - pad)));
+    const high = Math.min(most, Math.max(least / 2, ...rows.map((row) => (row.high === null ? row.mean : row.high) + pad)));
     const px = scale(low, high, left, right);
     const bottom = height - 34;
-    const shown = ticks(100 * low, 100 * high, Math.min(8, (right - left) / 70));
+    const shown = ticks(unit * low, unit * high, Math.min(8, (right - left) / 70));
     for (const v of shown) {
-      svg.append(s("line", { class: v === 0 ? "zero" : "grid", x1: px(v / 100), x2: px(v / 100), y1: top, y2: bottom }),
-        s("text", { x: px(v / 100), y: bottom + 16, "text-anchor": "middle" }, v === 0 ? "0" : `${v < 0 ? "\u2212" : "+"}${+Math.abs(v).toPrecision(6)}`));
+      svg.append(s("line", { class: v === 0 ? "zero" : "grid", x1: px(v / unit), x2: px(v / unit), y1: top, y2: bottom }),
+        s("text", { x: px(v / unit), y: bottom + 16, "text-anchor": "middle" }, v === 0 ? "0" : `${v < 0 ? "\u2212" : "+"}${+Math.abs(v).toPrecision(6)}`));
     }
-    svg.append(s("text", { x: right, y: height - 2, "text-anchor": "end" }, "points of accuracy: to the right is better"));
+    svg.append(s("text", { x: right, y: height - 2, "text-anchor": "end" }, `${metric.share ? "points of " : ""}${metric.name}: to the ${metric.higher ? "right" : "left"} is better`));
     if (leak) svg.append(s("text", { class: "watermark", x: (left + right) / 2, y: height / 2, "text-anchor": "middle" }, "leak"));
     const targets = [];
     let y = top;
@@ -259,7 +274,7 @@ const drawing = (() => {
         }
         svg.append(s("circle", { cx: px(row.mean), cy: at, r: 5, fill: row.holds ? tone : "var(--paper)", stroke: tone, "stroke-width": 2 }));
         targets.push({ box: [0, at - step / 2, width, at + step / 2], at: [px(row.mean), at - 8], title: `${row.label} minus ${row.other}`, rows: [
-          { label: "points", value: points(row.mean) },
+          { label: metric.share ? "points" : "difference", value: points(row.mean) },
           ...(row.low === null ? [] : [{ label: "95 % interval", value: `${points(row.low)} to ${points(row.high)}` }]),
           { label: "seeds with the same split", value: String(row.seeds) }, { label: "more than luck?", value: row.verdict }] });
         y += step;
@@ -269,16 +284,16 @@ const drawing = (() => {
   }
 
   // A row for each line: every seed a dot, the mean a bar.
-  function dots(width, { rows, name, leak, least, references = [] }) {
+  function dots(width, { rows, yName, y: yText, bounded, leak, least, references = [] }) {
     const [step, top] = [46, 4];
     const height = top + rows.length * step + 52;
-    const svg = canvas(width, height, `${name}, every seed`);
+    const svg = canvas(width, height, `${yName}, every seed`);
     const all = rows.flatMap((row) => row.values);
-    const [low, high] = shares(all, least);
+    const [low, high] = bounded ? shares(all, least) : around(all);
     const px = scale(low, high, 24, width - 24);
     const bottom = height - 48;
     const shown = ticks(low, high, Math.min(8, width / 90));
-    const tickText = whole(shown, percent);
+    const tickText = whole(shown, yText);
     for (const v of shown) {
       svg.append(s("line", { class: "grid", x1: px(v), x2: px(v), y1: top, y2: bottom }),
         s("text", { x: px(v), y: bottom + 18, "text-anchor": "middle" }, tickText(v)));
@@ -286,13 +301,20 @@ const drawing = (() => {
     if (leak) svg.append(s("text", { class: "watermark", x: width / 2, y: top + rows.length * step / 2 + 14, "text-anchor": "middle" }, "leak"));
     // What a guess reaches: a line where the axis has it, else its value with an arrow to where it lies.
     const beyond = { left: [], right: [] };
+    const inside = [];
     for (const { name: what, value } of references) {
-      if (value < low) beyond.left.push(`${what} ${percent(value)}`);
-      else if (value > high) beyond.right.push(`${what} ${percent(value)}`);
+      const words = `${what} ${yText(value)}`;
+      const near = inside.find((one) => Math.abs(px(one.value) - px(value)) < 180);
+      if (value < low) beyond.left.push(words);
+      else if (value > high) beyond.right.push(words);
       else {
-        svg.append(s("line", { class: "rule", x1: px(value), x2: px(value), y1: top, y2: bottom }),
-          s("text", { class: "rule-name", x: px(value), y: height, "text-anchor": value > (low + high) / 2 ? "end" : "start" }, `${what} ${percent(value)}`));
+        svg.append(s("line", { class: "rule", x1: px(value), x2: px(value), y1: top, y2: bottom }));
+        if (near) near.words.push(words);
+        else inside.push({ value, words: [words] });
       }
+    }
+    for (const { value, words } of inside) {
+      svg.append(s("text", { class: "rule-name", x: px(value), y: height, "text-anchor": value > (low + high) / 2 ? "end" : "start" }, words.join(", ")));
     }
     if (beyond.left.length) svg.append(s("text", { class: "rule-name", x: 0, y: height }, `\u2190 ${beyond.left.join(", ")}`));
     if (beyond.right.length) svg.append(s("text", { class: "rule-name", x: width, y: height, "text-anchor": "end" }, `${beyond.right.join(", ")} \u2192`));
@@ -307,8 +329,8 @@ const drawing = (() => {
       }
       svg.append(s("line", { x1: px(row.mean), x2: px(row.mean), y1: y - 8, y2: y + 8, stroke: "var(--ink)", "stroke-width": 2.5 }));
       targets.push({ box: [0, y - step / 2, width, y + step / 2], at: [px(row.mean), y - 8], title: row.label, rows: [
-        { label: "mean", value: percent(row.mean, 2) },
-        ...row.seeds.map((seed, i) => ({ label: `seed ${seed}`, value: percent(row.values[i], 2) }))] });
+        { label: "mean", value: yText(row.mean, 2) },
+        ...row.seeds.map((seed, i) => ({ label: `seed ${seed}`, value: yText(row.values[i], 2) }))] });
     });
     return listen(svg, targets, { leak });
   }

@@ -7,7 +7,7 @@ from typing import Any
 
 from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.numbers import chart_number
-from fnrfl.results.report.references import least_span
+from fnrfl.results.report.references import axis_span
 from fnrfl.results.report.relatives import HOLDS, LinePair, line_pairs, ranked
 
 OPEN_ROWS = 40  # of a figure that is not folded away at first
@@ -29,7 +29,7 @@ def _forest(panels: Sequence[Panel], leak: bool) -> dict[str, Any] | None:
     rows = [row for block in blocks for row in block["rows"]]
     return {
         "leak": leak,
-        "least": least_span(max(panel.groups[0].runs[0].examples["test"] for panel in panels)),
+        "least": min(axis_span(panel) for panel in panels),
         "blocks": blocks,
         "most_seeds": max(row["seeds"] for row in rows),
         "compared": sum(row["tested"] for row in rows),
@@ -40,7 +40,6 @@ def _forest(panels: Sequence[Panel], leak: bool) -> dict[str, Any] | None:
 def _blocks(panel: Panel, lines: Sequence[LineGroup]) -> list[dict[str, Any]]:
     """The differences of one setting: to the baseline, to the method without FNR, to the control."""
     pairs = [pair for pair in line_pairs(lines) if pair.found is not None]
-    where = f"{panel.title}, {lines[0].config['scenario']}"
     titles = {
         "baseline": "",
         "plain": "with FNR minus the same method without it",
@@ -51,7 +50,7 @@ def _blocks(panel: Panel, lines: Sequence[LineGroup]) -> list[dict[str, Any]]:
         mine = [pair for pair in pairs if pair.why == why]
         if mine:
             named = title or f"minus {mine[0].other.label}"
-            found.append({"where": where, "title": named, "rows": [_row(pair) for pair in mine]})
+            found.append({"where": panel.named(lines[0]), "title": named, "rows": [_row(pair) for pair in mine]})
     return found
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
+from fnrfl.core.quality import TEST_METRICS, Metric
 from fnrfl.results.report import mixed
 from fnrfl.results.report.labels import line_labels
 from fnrfl.results.report.read import Run
@@ -13,7 +14,8 @@ from fnrfl.rundir import origin
 from fnrfl.rundir.configs import Config
 
 COLOURS = 8
-# What decides which data an accuracy is of: only lines that share it are ranked.
+ACCURACY = TEST_METRICS["accuracy"]
+# What decides which data a metric is of: only lines that share it are ranked.
 SETTING = ("dataset.name", "scenario", "clients")
 
 
@@ -24,6 +26,7 @@ class LineGroup:
     label: str
     colour: int
     runs: tuple[Run, ...]
+    metric: Metric = ACCURACY  # that the page leads with
 
     @property
     def config(self) -> Config:
@@ -51,9 +54,9 @@ class LineGroup:
         return min(len(run.rounds) for run in self.runs)
 
     @property
-    def accuracy(self) -> dict[int, float]:
-        """Test accuracy after the last round, by seed."""
-        return {run.seed: run.accuracy for run in self.runs}
+    def values(self) -> dict[int, float]:
+        """The metric after the last round, by seed, of the runs that have it."""
+        return {run.seed: value for run in self.runs if (value := run.last(self.metric.name)) is not None}
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,19 @@ class Panel:
         """The leaks that were on, by name."""
         return self.groups[0].leaks
 
+    @property
+    def metric(self) -> Metric:
+        """What its lines are ranked by."""
+        return self.groups[0].metric
 
-def panels_of(runs: Sequence[Run]) -> list[Panel]:
-    """Runs as lines, and lines as charts; a chart with more lines than colours is split by setting."""
+    def named(self, line: LineGroup) -> str:
+        """The title, with the scenario of a line if that is not in it."""
+        scenario = f", {line.config['scenario']}"
+        return self.title if scenario in self.title else self.title + scenario
+
+
+def panels_of(runs: Sequence[Run], metric: Metric = ACCURACY) -> list[Panel]:
+    """Runs as lines, ranked by a metric, and lines as charts; one with more lines than colours is split by setting."""
     by_data: dict[object, list[tuple[Run, ...]]] = {}
     for line in _lines(runs):
         by_data.setdefault((line[0].config["dataset.name"], line[0].origin.data, line[0].leaks), []).append(line)
@@ -85,12 +98,12 @@ def panels_of(runs: Sequence[Run]) -> list[Panel]:
         charts: dict[object, list[tuple[Run, ...]]] = {}
         for line in lines:
             charts.setdefault(setting(line[0]) if len(lines) > COLOURS else None, []).append(line)
-        found += [_panel(chart, len(charts) > 1, several) for chart in charts.values()]
+        found += [_panel(chart, metric, len(charts) > 1, several) for chart in charts.values()]
     return found
 
 
 def setting(run: Run) -> tuple[object, ...]:
-    """What two runs must share for their accuracies to be of the same data."""
+    """What two runs must share for their metrics to be of the same data."""
     return (*(run.config[key] for key in SETTING), run.origin.data, run.leaks)
 
 
@@ -124,11 +137,11 @@ def _lines(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
     )
 
 
-def _panel(lines: Sequence[tuple[Run, ...]], split: bool, ambiguous: Container[str]) -> Panel:
+def _panel(lines: Sequence[tuple[Run, ...]], metric: Metric, split: bool, ambiguous: Container[str]) -> Panel:
     first = lines[0][0]
     title = ", ".join(str(first.config[key]) for key in (SETTING[:2] if split else SETTING[:1]))
     if first.config["dataset.name"] in ambiguous:
         title += f", data {origin.short_hash(first.origin.data)}"
     named = line_labels([line[0].config for line in lines], [line[0].finished for line in lines])
-    groups = [LineGroup(label, i, line) for i, (label, line) in enumerate(zip(named, lines, strict=True))]
+    groups = [LineGroup(label, i, line, metric) for i, (label, line) in enumerate(zip(named, lines, strict=True))]
     return Panel(f"{title}, with leaks" if first.leaks else title, tuple(groups))

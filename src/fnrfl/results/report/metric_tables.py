@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-from fnrfl.core.quality import TEST_METRICS
+from collections.abc import Sequence
+
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.nearest import choices
+from fnrfl.core.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.read import Run
-from fnrfl.results.report.tables import METHOD_COLUMN, Column, Table, name_cell, over_seeds
+from fnrfl.results.report.tables import Table, line_table, measure
 
-TABLED_METRICS = ("f1_macro", "f1_weighted", "auc", "log_loss", "calibration_error")
-LOWER = "lower is better"
 CONFUSION_CLASSES = 40  # more cells than that nobody can read, and a page stays light
 
 
+def page_metric(runs: Sequence[Run], name: str | None) -> Metric:
+    """Choose the metric of a page: the one named, else that of the comparison, else the one that the methods lead with.
+
+    One that no run has after its last round is refused.
+    """
+    known = metrics_of(runs)
+    compared = {run.compared_by for run in runs if run.compared_by is not None}
+    leading = leading_metric(run.about.get("personalised", False) for run in runs).name
+    chosen = name or (compared.pop() if len(compared) == 1 else leading if leading in known else "accuracy")
+    if (found := known.get(chosen.rpartition(":")[2])) is None:
+        raise ConfigError(f'These runs have no value of the metric "{chosen}". {choices(chosen, known)} with --metric.')
+    return found
+
+
+def metrics_of(runs: Sequence[Run]) -> dict[str, Metric]:
+    """Find every metric that is a number and that some run has, by name; a user's own is described by the log."""
+    known = {name: TEST_METRICS[name] for name in NUMBER_METRICS}
+    for run in runs:
+        for name, said in run.about.get("own_metrics", {}).items():
+            known.setdefault(name, Metric(name, said["function"], said["higher_is_better"]))
+    return {name: metric for name, metric in known.items() if any(run.last(name) is not None for run in runs)}
+
+
 def metrics_table(panel: Panel) -> Table | None:
-    """One row for each line: means over seeds with standard deviations, after the last round; None without any."""
-    runs = panel.runs
-    own = dict.fromkeys(name for run in runs for name in run.own_metrics)
-    names = [name for name in (*TABLED_METRICS, *own) if any(run.last(name) is not None for run in runs)]
-    if not names:
-        return None  # a version before 0.2.0 made the runs
-    columns = (METHOD_COLUMN, *(Column(name, _help(name, runs)) for name in names))
-    rows = tuple(
-        (name_cell(group), *(over_seeds((run.last(name) for run in group.runs), "{:.4f}".format) for name in names))
-        for group in panel.groups
-    )
-    return Table(columns, rows)
+    """The metrics that the table of results has not; None without any."""
+    shown = tabled_metrics(panel)  # none where a version before 0.2.0 made the runs
+    return line_table(panel, map(measure, shown)) if shown else None
 
 
-def lower_is_better(panel: Panel) -> list[str]:
-    """The metrics of the table of which a lower value is better."""
-    told = metrics_table(panel)
-    return [column.name for column in told.columns if column.help.endswith(LOWER)] if told else []
+def tabled_metrics(panel: Panel) -> list[Metric]:
+    """The metrics of this table: those that are no share, which the table of results has."""
+    return [metric for metric in metrics_of(panel.runs).values() if not metric.share and metric.name != "loss"]
 
 
 def confusion_over_seeds(group: LineGroup) -> list[list[int]] | None:
@@ -39,13 +54,3 @@ def confusion_over_seeds(group: LineGroup) -> list[list[int]] | None:
     if not found or len(found[0]) > CONFUSION_CLASSES:
         return None
     return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*found, strict=True)]
-
-
-def _help(name: str, runs: list[Run]) -> str:
-    """What a metric means and which way is better; a user's own is described by the log."""
-    if name in TEST_METRICS:
-        meaning, higher = TEST_METRICS[name].meaning, TEST_METRICS[name].higher_is_better
-    else:
-        said = next(run.about.get("own_metrics", {}).get(name, {}) for run in runs if name in run.own_metrics)
-        meaning, higher = str(said.get("function", name)), said.get("higher_is_better", True)
-    return f"{meaning}; {'higher is better' if higher else LOWER}"

@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from fnrfl.core.quality import Metric
+
+SPACE = "\N{NO-BREAK SPACE}"
 T = TypeVar("T")
 POINTS = 200  # of a curve, so that a page stays light
 
@@ -30,3 +33,34 @@ def thinned(values: Sequence[T], most: int) -> Sequence[T]:
     """Evenly spaced values, `most` of them or fewer; the last one is always there."""
     every = math.ceil(len(values) / max(1, most)) or 1
     return values[::-1][::every][::-1]
+
+
+def percent(share: float) -> str:
+    """A share for a sentence."""
+    return f"{100 * share:.1f}{SPACE}%"
+
+
+def as_percent(share: float) -> str:
+    """A share in a table."""
+    return f"{100 * share:.2f}"
+
+
+def in_cell(value: float, metric: Metric) -> str:
+    """A metric in a table."""
+    return as_percent(value) if metric.share else f"{value:.4f}"
+
+
+def in_words(value: float, metric: Metric) -> str:
+    """A metric in a sentence, without its name."""
+    return percent(value) if metric.share else f"{value:.4f}"
+
+
+def signed(difference: float, metric: Metric) -> str:
+    """A difference with its sign, a proper minus included: percentage points, if the metric is a share."""
+    text = f"{round(100 * difference, 1) + 0.0:+.1f}" if metric.share else f"{round(difference, 4) + 0.0:+.4f}"
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def points(difference: float, metric: Metric) -> str:
+    """A difference in a sentence."""
+    return signed(difference, metric) + (" points" if metric.share else "")

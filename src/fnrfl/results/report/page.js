@@ -4,10 +4,11 @@
 
   // -- what is on the page ------------------------------------------------------------------------------------------------
   const METRICS = data.metrics;
-  const metricName = (key) => METRICS.find((metric) => metric.key === key).name;
-  const isShare = (key) => key !== "loss";
+  const LEADING = METRICS[0].name;
+  const about = (key) => METRICS.find((metric) => metric.name === key);
+  const isShare = (key) => about(key).share;
 
-  data.forests.forEach((one, f) => keep(document.querySelector(`[data-forest="${f}"]`), (width) => forest(width, one)));
+  data.forests.forEach((one, f) => keep(document.querySelector(`[data-forest="${f}"]`), (width) => forest(width, { ...one, metric: METRICS[0] })));
 
   data.panels.forEach((panel, p) => {
     const hidden = new Set();
@@ -36,11 +37,11 @@
     }
     document.querySelectorAll(`[data-legend="${p}"]`).forEach(legend);
 
-    let metric = "accuracy";
+    let metric = LEADING;
     const choices = document.querySelector(`[data-choices="${p}"]`);
-    const offered = METRICS.filter(({ key }) => panel.groups.some((group) => group.curves[key]));
-    const buttons = offered.map(({ key, name }) => {
-      const button = h("button", { type: "button", "aria-pressed": String(key === metric) }, name);
+    const offered = METRICS.filter(({ name }) => panel.groups.some((group) => group.curves[name]));
+    const buttons = offered.map(({ name: key }) => {
+      const button = h("button", { type: "button", "aria-pressed": String(key === metric) }, key);
       button.addEventListener("click", () => {
         metric = key;
         buttons.forEach((other) => other.setAttribute("aria-pressed", String(other === button)));
@@ -50,19 +51,20 @@
     });
     choices.replaceChildren(...buttons);
     const said = document.querySelector(`[data-said="${p}"]`);
-    const yText = (key) => (isShare(key) ? percent : number);
+    const how = (key) => ({ yName: key, y: isShare(key) ? percent : number, bounded: isShare(key), least: isShare(key) ? panel.least.shares : 0,
+      references: references(key) });
 
     paints.push(keep(place("rounds"), (width) => {
-      said.textContent = METRICS.find(({ key }) => key === metric).help;
+      said.textContent = `${metric}: ${about(metric).help}.`;
       return lines(width, { series: visible().filter((group) => group.curves[metric]).map((group) => curve(group, metric, (g, i) => g.rounds[i])),
-        xName: "round", yName: metricName(metric), x: String, y: yText(metric), shared: true, leak, bounded: isShare(metric),
-        least: panel.least.accuracy, references: references(metric) });
+        xName: "round", x: String, shared: true, leak, ...how(metric) });
     }));
     for (const [name, key, xName] of [["mib", "mib", "MiB sent, both directions"], ["seconds", "seconds", "seconds of training"]]) {
-      paints.push(keep(place(name), (width) => lines(width, { series: visible().map((group) => curve(group, "accuracy", (g, i) => g[key][i])),
-        xName, yName: "accuracy", x: number, y: percent, shared: false, leak, bounded: true, least: panel.least.accuracy })));
+      paints.push(keep(place(name), (width) => lines(width, { series: visible().filter((group) => group.curves[LEADING]).map((group) =>
+        curve(group, LEADING, (g, i) => g[key][i])), xName, x: number, shared: false, leak, ...how(LEADING), references: [] })));
     }
-    keep(place("seeds"), (width) => dots(width, { name: "accuracy", leak, least: panel.least.accuracy, references: references("accuracy"), rows: panel.groups.map((group) => ({ label: group.label, mark: group.mark,
+    const scored = panel.groups.filter((group) => group.final.length);
+    if (scored.length) keep(place("seeds"), (width) => dots(width, { leak, ...how(LEADING), rows: scored.map((group) => ({ label: group.label, mark: group.mark,
       values: group.final, seeds: group.seeds, mean: group.final.reduce((a, b) => a + b, 0) / group.final.length })) }));
     keep(place("classes"), (width) => heat(width, { rows: panel.groups.map((group) => group.label), columns: panel.classes, rowName: "", columnName: "class",
       leak, range: classRange, value: (r, c) => panel.groups[r].classes[c], text: (v) => (100 * v).toFixed(0), beyond: true,

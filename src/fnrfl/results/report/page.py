@@ -16,7 +16,7 @@ from fnrfl.results.report.filled import SHARED, fill
 from fnrfl.results.report.labels import method, shared_method
 from fnrfl.results.report.learned import learned
 from fnrfl.results.report.lines import COLOURS, LineGroup, Panel, panels_of
-from fnrfl.results.report.metric_tables import confusion_over_seeds, lower_is_better, metrics_table
+from fnrfl.results.report.metric_tables import confusion_over_seeds, metrics_table, page_metric, tabled_metrics
 from fnrfl.results.report.read import Run
 from fnrfl.results.report.relatives import is_control_line
 from fnrfl.results.report.site_table import site_table
@@ -38,11 +38,19 @@ PAGE_SECTIONS = {
 }
 
 
-def report(run_dirs: Sequence[Path], out: Path | None = None, *, title: str | None = None, plots: bool = True) -> Path:
+def report(
+    run_dirs: Sequence[Path],
+    out: Path | None = None,
+    *,
+    title: str | None = None,
+    metric: str | None = None,
+    plots: bool = True,
+) -> Path:
     """Write a page about run directories, and folders of them, to `out`; the figures go to plots/ beside it.
 
     Those of a page NAME.html go to NAME-plots/. `out` is the file, or a folder that gets a report.html: by default the
     run directory if there is one, else the working folder. Runs that differ in their seed alone make one line.
+    Lines are ranked by `metric`, by default that of their comparison.
     """
     out = out or (run_dirs[0] if len(run_dirs) == 1 else Path())
     found = read.load_runs(run_dirs)
@@ -55,7 +63,7 @@ def report(run_dirs: Sequence[Path], out: Path | None = None, *, title: str | No
             f"{shlex.quote(str(runs[0].path))}`."
         )
     out = check_output(Path(out) if Path(out).suffix in (".html", ".htm") else Path(out) / "report.html")
-    panels = panels_of(begun)
+    panels = panels_of(begun, page_metric(begun, metric))
     page = render(
         panels,
         title=title,
@@ -125,17 +133,19 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return {
         "title": panel.title,
         "leaks": panel.leaks,
+        "metric": panel.metric,
         "measured_on": sentences.measured_on(panel),
         "seconds_of": sentences.seconds_of(panel),
         "several_seeds": any(len(group.runs) > 1 for group in panel.groups),
         "many_lines": len(panel.groups) > COLOURS,
         "results": tables.results(panel),
+        "cost": tables.line_table(panel, tables.COSTS),
         "differences": tables.differences(panel),
         "every_run": tables.every_run(panel),
         "settings": tables.settings(panel),
         "sites": site_table(panel),
         "metrics": metrics_table(panel),
-        "lower_is_better": lower_is_better(panel),
+        "lower_is_better": [one.name for one in tabled_metrics(panel) if not one.higher_is_better],
         "confusion": any(confusion_over_seeds(group) for group in panel.groups),
     }
 

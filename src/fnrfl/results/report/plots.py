@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,8 +13,8 @@ from typing import Any
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.report.charts import DASHES
 from fnrfl.results.report.lines import LineGroup, Panel
-from fnrfl.results.report.numbers import chart_number, known_mean
-from fnrfl.results.report.references import least_span, references, share_range
+from fnrfl.results.report.numbers import chart_number, known_mean, percent
+from fnrfl.results.report.references import axis_span, least_span, references, share_range
 from fnrfl.results.report.relatives import HOLDS, LinePair, line_pairs, ranked
 from fnrfl.results.statistics import mean
 from fnrfl.rundir.directory import figure_files
@@ -95,21 +96,20 @@ def _figure(panel: Panel, height: float = 4.2) -> tuple[Figure, Axes]:
 
 
 def _curves(panel: Panel, across: Callable[[LineGroup, int], float], name: str) -> Figure:
-    """Accuracy over something: the mean over seeds, and a band from the lowest to the highest."""
+    """The metric over something: the mean over seeds, and a band from the lowest to the highest."""
     figure, axes = _figure(panel)
     for group in panel.groups:
-        rounds = range(group.num_rounds)
-        at = [[run.rounds[t]["accuracy"] for run in group.runs] for t in rounds]
-        x, colour = [across(group, t) for t in rounds], _colour(group)
+        at = _known_values(group)
+        x, colour = [across(group, t) for t in at], _colour(group)
         dash = DASHES[group.colour % len(DASHES)]
         style = "-" if dash == "none" else (0, tuple(float(length) / 2 for length in dash.split()))
-        axes.plot(x, [mean(v) for v in at], color=colour, linestyle=style, marker="o" if len(x) == 1 else "")
+        axes.plot(x, [mean(v) for v in at.values()], color=colour, linestyle=style, marker="o" if len(x) == 1 else "")
         if len(group.runs) > 1:
-            axes.fill_between(x, [min(v) for v in at], [max(v) for v in at], color=colour, alpha=0.13, linewidth=0)
-    _add_guesses(axes, panel)
+            low, high = ([end(v) for v in at.values()] for end in (min, max))
+            axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
+    met = [value for group in panel.groups for values in _known_values(group).values() for value in values]
+    _name_axis(axes, "y", panel, met)
     axes.set_xlabel(name)
-    axes.set_ylabel("test accuracy")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(axis="y", color=LINE)
     # Below the axes, where it cannot hide a line; labels by hand, because one that starts with _ would be left out.
     labels = _labels(panel)
@@ -118,58 +118,62 @@ def _curves(panel: Panel, across: Callable[[LineGroup, int], float], name: str) 
     return figure
 
 
-def _add_guesses(axes: Axes, panel: Panel) -> None:
-    """What answers without a model reach, as lines, and an axis that is no narrower than the test set can measure."""
-    guesses = {one.name: one.accuracy for one in references(panel)}
-    runs = [(run, group.num_rounds) for group in panel.groups for run in group.runs]
-    met = [event["accuracy"] for run, rounds in runs for event in run.rounds[:rounds]]
-    axes.set_ylim(*share_range([*met, *guesses.values()], _least(panel)))
-    for guess in guesses.values():
-        axes.axhline(guess, color=SOFT, linewidth=0.8, linestyle=(0, (5, 4)), zorder=0.5)
-    said = ", ".join(f"{name} {100 * guess:.1f} %" for name, guess in guesses.items())
-    place, shift = (1, max(guesses.values())), (0, 3)
-    style: dict[str, Any] = {"ha": "right", "fontsize": 8, "color": SOFT}
-    axes.annotate(said, place, shift, ("axes fraction", "data"), "offset points", **style)
+def _known_values(group: LineGroup) -> dict[int, list[float]]:
+    """The metric of every seed, round by round, without rounds of which it is not known."""
+    columns = zip(*(run.series(group.metric.name)[: group.num_rounds] for run in group.runs), strict=True)
+    known = ([value for value in column if value is not None] for column in columns)
+    return {t: values for t, values in enumerate(known) if values}
+
+
+def _name_axis(axes: Axes, which: str, panel: Panel, values: Sequence[float], more: str = "") -> None:
+    """Call an axis by the metric, no narrower than the test set can measure, with lines for what guesses reach."""
+    metric = panel.metric
+    axes.set(**{f"{which}label": metric.name + more})
+    if not metric.share:
+        return
+    guesses = {one.name: one.shares[metric.name] for one in references(panel) if metric.name in one.shares}
+    axes.set_title(", ".join(f"{name} {percent(share)}" for name, share in guesses.items()), loc="right", fontsize=8)
+    low, high = share_range(values or [0.0, 1.0], axis_span(panel))
+    axes.set(**{f"{which}lim": (low, high)})
+    axis, draw = (axes.xaxis, axes.axvline) if which == "x" else (axes.yaxis, axes.axhline)
+    axis.set_major_formatter(PercentFormatter(1.0))
+    for share in guesses.values():
+        if low <= share <= high:
+            draw(share, color=SOFT, linewidth=0.8, linestyle=(0, (5, 4)), zorder=0.5)
 
 
 def convergence(panel: Panel) -> Figure:
-    """Accuracy by round."""
+    """The metric by round."""
     figure = _curves(panel, lambda group, t: int(group.runs[0].rounds[t]["round"]), "round")
     figure.axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 
 def traffic(panel: Panel) -> Figure:
-    """Accuracy by MiB sent."""
+    """The metric by MiB sent."""
     figure = _curves(panel, lambda group, t: mean([run.mib[t] for run in group.runs]), "MiB sent, both directions")
     figure.axes[0].set_xlim(left=0)
     return figure
 
 
 def time(panel: Panel) -> Figure:
-    """Accuracy by seconds of training."""
+    """The metric by seconds of training."""
     figure = _curves(panel, lambda group, t: mean([run.seconds[t] for run in group.runs]), "seconds of training")
     figure.axes[0].set_xlim(left=0)
     return figure
 
 
 def seeds(panel: Panel) -> Figure:
-    """The accuracy of every seed, and the mean."""
+    """The metric of every seed, and the mean."""
     figure, axes = _figure(panel, height=1.0 + 0.5 * len(panel.groups))
     for row, group in enumerate(panel.groups):
-        values, colour = list(group.accuracy.values()), _colour(group)
+        values, colour = list(group.values.values()) or [math.nan], _colour(group)
         axes.plot(values, [row] * len(values), "o-", color=colour, alpha=0.6, linewidth=1)
         axes.plot([mean(values)] * 2, [row - 0.2, row + 0.2], color=INK, linewidth=2)
     axes.set_yticks(range(len(panel.groups)), _labels(panel, 28), color=INK)
     axes.set_ylim(len(panel.groups) - 0.5, -0.5)
-    low, high = share_range([run.accuracy for run in panel.runs], _least(panel))
-    axes.set_xlim(low, high)
-    for one in references(panel):
-        if low <= one.accuracy <= high:
-            axes.axvline(one.accuracy, color=SOFT, linewidth=0.8, linestyle=(0, (5, 4)), zorder=0.5)
-    said = ", ".join(f"{one.name} {100 * one.accuracy:.1f} %" for one in references(panel))
-    axes.set_xlabel(f"test accuracy; a dot is a seed, the bar is the mean; {said}")
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    met = [value for group in panel.groups for value in group.values.values()]
+    _name_axis(axes, "x", panel, met, "; a dot is a seed, the bar is the mean")
     axes.grid(axis="x", color=LINE)
     return figure
 
@@ -234,21 +238,23 @@ def paired_differences(panel: Panel) -> Figure | None:
     if not pairs:
         return None
     figure, axes = _figure(panel, height=1.2 + 0.32 * len(pairs))
+    unit, metric = (100 if panel.metric.share else 1), panel.metric
     axes.axvline(0, color=INK, linewidth=1)
     for row, pair in enumerate(pairs):
         found, colour = pair.found, _colour(pair.one)
         assert found is not None
         if found.low is not None and found.high is not None:
-            axes.plot([100 * found.low, 100 * found.high], [row, row], color=colour, linewidth=1.6)
+            axes.plot([unit * found.low, unit * found.high], [row, row], color=colour, linewidth=1.6)
         full = colour if pair.verdict == HOLDS else "white"
-        axes.plot(100 * found.mean, row, "o", color=colour, markerfacecolor=full)
+        axes.plot(unit * found.mean, row, "o", color=colour, markerfacecolor=full)
     names = [f"{pair.one.label} minus {pair.other.label} (n = {_seeds(pair)})" for pair in pairs]
     axes.set_yticks(range(len(pairs)), [textwrap.fill(name, 44) for name in names], color=INK, fontsize=8)
     axes.set_ylim(len(pairs) - 0.5, -0.5)
     low, high = axes.get_xlim()
-    reach = 50 * _least(panel)
+    reach = 50 * axis_span(panel)
     axes.set_xlim(min(low, -reach), max(high, reach))
-    axes.set_xlabel(f"points of test accuracy, 95 % intervals; full: {HOLDS.removeprefix('yes, ')}")
+    what = f"points of {metric.name}" if metric.share else f"{metric.name}, {metric.better}"
+    axes.set_xlabel(f"{what}, 95 % intervals; full: {HOLDS.removeprefix('yes, ')}")
     axes.grid(axis="x", color=LINE)
     return figure
 
@@ -259,10 +265,6 @@ def _seeds(pair: LinePair) -> int:
 
 def _colour(group: LineGroup) -> str:
     return PALETTE[group.colour % len(PALETTE)]
-
-
-def _least(panel: Panel) -> float:
-    return least_span(panel.groups[0].runs[0].examples["test"])
 
 
 def _labels(panel: Panel, width: int = 80) -> list[str]:

@@ -28,6 +28,7 @@ class Run(RunMetrics):
     finished: bool
     test_counts: list[int]  # examples of each class in the test set; empty for runs of versions that did not say
     baseline: tuple[str, ...]  # run directories that its comparison takes for the baseline, by name
+    compared_by: str | None  # the metric of its comparison
 
     @property
     def path(self) -> Path:
@@ -115,7 +116,7 @@ def load_runs(paths: Sequence[Path]) -> Found:
     damaged: list[ConfigError] = []
     for path in grids.members:
         try:
-            runs.append(read_run(path, comparisons[path.parent][0].get(path.name, ())))
+            runs.append(read_run(path, *comparisons[path.parent][0].get(path.name, ())))
         except ConfigError as error:
             damaged.append(error)
     if not runs:
@@ -126,8 +127,8 @@ def load_runs(paths: Sequence[Path]) -> Found:
     return Found(runs, told, [f"{error} It is left out." for error in damaged], grids.told)
 
 
-def _comparison(folder: Path) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """What `fnrfl compare` wrote beside its runs: the baseline's run directories for each, and errors."""
+def _comparison(folder: Path) -> tuple[dict[str, tuple[tuple[str, ...], str]], dict[str, str]]:
+    """What `fnrfl compare` wrote beside its runs: for each the baseline's run directories and the metric; errors."""
     path = folder / "comparison.json"
     if not path.is_file():
         return {}, {}
@@ -137,13 +138,14 @@ def _comparison(folder: Path) -> tuple[dict[str, tuple[str, ...]], dict[str, str
         for run in tree["runs"]:
             cells.setdefault(run["group"], []).append(run["cell"])
         base = {row["group"]: row["baseline"] for row in tree["rows"]}
-        baselines = {cell: tuple(cells.get(base[group], ())) for group, mine in cells.items() for cell in mine}
-        return baselines, {failure["cell"]: failure["error"] for failure in tree["failed"]}
+        metric = str(tree.get("metric", "accuracy"))
+        known = {cell: (tuple(cells.get(base[group], ())), metric) for group, mine in cells.items() for cell in mine}
+        return known, {failure["cell"]: failure["error"] for failure in tree["failed"]}
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}). Repeat the comparison, or remove the file.") from error
 
 
-def read_run(path: Path, baseline: tuple[str, ...] = ()) -> Run:
+def read_run(path: Path, baseline: tuple[str, ...] = (), compared_by: str | None = None) -> Run:
     """One run directory, finished or not."""
     about = origin.read_origin(path)
     rounds = events.read_events(path / "events.jsonl")[1:]
@@ -156,4 +158,5 @@ def read_run(path: Path, baseline: tuple[str, ...] = ()) -> Run:
         finished=directory.is_finished(path),
         test_counts=about.header.get("test_counts", []),
         baseline=baseline,
+        compared_by=compared_by,
     )

@@ -17,23 +17,26 @@ class Reference:
 
     name: str
     meaning: str
-    accuracy: float
-    balanced: float | None
+    shares: dict[str, float]  # of right answers, by metric
+
+
+def _reference(name: str, meaning: str, accuracy: float, balanced: float) -> Reference:
+    return Reference(name, meaning, {"accuracy": accuracy, "accuracy_clean": accuracy, "balanced_accuracy": balanced})
 
 
 def references(panel: Panel) -> list[Reference]:
     """Guessing, and always answering the most frequent class; the second is not known of runs of older versions."""
     runs = panel.runs
     classes = len(runs[0].counts[0])
-    found = [Reference("chance", "a class drawn at random", 1 / classes, 1 / classes)]
+    found = [_reference("chance", "a class drawn at random", 1 / classes, 1 / classes)]
     known = [run.test_counts for run in runs if any(run.test_counts)]
     if not known:
         return found
     share = mean([max(counts) / sum(counts) for counts in known])
     balanced = mean([1 / sum(map(bool, counts)) for counts in known])
     if math.isclose(share, 1 / classes) and math.isclose(balanced, 1 / classes):
-        return [Reference("chance, majority class", "a class drawn at random, or always the same", share, balanced)]
-    return [*found, Reference("majority class", "always the most frequent class of the test set", share, balanced)]
+        return [_reference("chance, majority class", "a class drawn at random, or always the same", share, balanced)]
+    return [*found, _reference("majority class", "always the most frequent class of the test set", share, balanced)]
 
 
 def best_guess(run: Run) -> float:
@@ -48,6 +51,11 @@ def least_span(examples: float) -> float:
     Two models of the same accuracy may well be that far apart on so few examples, so no axis is closer than that.
     """
     return min(1.0, 2 / math.sqrt(max(1.0, examples)))
+
+
+def axis_span(panel: Panel) -> float:
+    """How much of an axis of the panel's metric is shown at least: nothing is known of one that is no share."""
+    return least_span(panel.groups[0].runs[0].examples["test"]) if panel.metric.share else 0.0
 
 
 def share_range(values: Sequence[float], least: float, margin: float = 0.06) -> tuple[float, float]:

@@ -14,19 +14,19 @@ FREE = ("seed", "name", "leaks", "engine")  # in which relatives may differ: an 
 
 
 def ranked(groups: Sequence[LineGroup]) -> list[list[LineGroup]]:
-    """The finished lines of each setting: those whose accuracies may be put in order."""
+    """The finished lines of each setting that have the metric: those that may be put in order."""
     settings: dict[object, list[LineGroup]] = {}
     for group in groups:
-        if group.finished:
+        if group.finished and group.values:
             settings.setdefault(setting(group.runs[0]), []).append(group)
     return list(settings.values())
 
 
 def difference(one: LineGroup, other: LineGroup) -> Difference | None:
-    """Accuracy of one line minus another's over the seeds that both have with the same split; None without any."""
+    """The metric of one line minus another's over the seeds that both have with the same split; None without any."""
     splits = {run.seed: run.origin.split for run in other.runs}
-    seeds = [run.seed for run in one.runs if splits.get(run.seed) == run.origin.split]
-    return paired({seed: one.accuracy[seed] for seed in seeds}, {seed: other.accuracy[seed] for seed in seeds})
+    seeds = {run.seed for run in one.runs if splits.get(run.seed) == run.origin.split}
+    return paired({seed: value for seed, value in one.values.items() if seed in seeds}, other.values)
 
 
 def is_control_line(group: LineGroup) -> bool:

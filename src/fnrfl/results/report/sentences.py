@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fnrfl.core.quality import Metric
 from fnrfl.core.words import counted
 from fnrfl.results.report.labels import shared_method
 from fnrfl.results.report.lines import LineGroup, Panel
+from fnrfl.results.report.numbers import SPACE, in_words, percent, points, signed
 from fnrfl.results.report.references import best_guess
 from fnrfl.results.report.relatives import (
-    ALONE,
     HOLDS,
     LinePair,
     against_all,
@@ -25,7 +26,6 @@ from fnrfl.results.statistics import Difference, mean
 
 MOST = 2  # methods whose FNR gets a sentence each
 NAMES = 5  # in a sentence; of more, the rest is counted
-SPACE = "\N{NO-BREAK SPACE}"
 LEAKS = {
     "public_is_test": "models were refined on the test set and its labels",
     "norm_pass_train_mode": "the norm pass overwrote the clients' BatchNorm statistics",
@@ -71,15 +71,17 @@ def summary(panels: Sequence[Panel]) -> tuple[str, list[str]]:
         lead, told = f"There are {len(settings)} settings here, and each is ranked by itself.", []
     for panel, lines in settings:
         if len(first) > 1 or lines is not first[0]:
-            told.append(f"{panel.title}, {lines[0].config['scenario']}: {' '.join(_about(lines))}")
+            told.append(f"{panel.named(lines[0])}: {' '.join(_about(lines))}")
     return lead, told + _not_ranked(panels)
 
 
 def _not_ranked(panels: Sequence[Panel]) -> list[str]:
     """What is on the page and in no ranking, or in one of its own."""
-    told = []
-    if late := [group.label for panel in panels for group in panel.groups if not group.finished]:
+    told, groups = [], [group for panel in panels for group in panel.groups]
+    if late := [group.label for group in groups if not group.finished]:
         told.append(f"Not finished, so shown as far as it went and not ranked: {listed(late)}.")
+    if without := [group.label for group in groups if group.finished and not group.values]:
+        told.append(f"Without a value of {groups[0].metric.name}, so not ranked: {listed(without)}.")
     if len(panels) > 1 and any(panel.leaks for panel in panels):
         told.append("Lines with a leak are ranked among themselves only: they saw what an honest run does not see.")
     return told
@@ -91,14 +93,16 @@ def _about(lines: Sequence[LineGroup]) -> list[str]:
 
 
 def _best(lines: Sequence[LineGroup]) -> list[str]:
-    order = sorted(lines, key=lambda group: -_mean(group))
+    metric = lines[0].metric
+    order = sorted(lines, key=lambda group: -metric.gain(_mean(group)))
     methods = [group for group in order if not is_control_line(group)]
     first = (methods or order)[0]
     after = f"{_reached(first)} after {counted(first.config['rounds'], 'round')}"
+    after += "" if metric.higher_is_better else f" ({metric.better})"
     if len(order) == 1:
         return [f"{first.label} reached {after}.", f"{_spread(first)} There is nothing here to compare it with."]
     if not methods:
-        return [f"All lines here are controls, so none is called best. The highest is {first.label} with {after}."]
+        return [f"All lines here are controls, so none is called best. The first is {first.label} with {after}."]
     above = _controls_above(first, order)
     if len(methods) == 1:
         return [f"{first.label} reached {after}.", _spread(first) + (above or " All other lines are controls.")]
@@ -106,20 +110,21 @@ def _best(lines: Sequence[LineGroup]) -> list[str]:
     ahead = _mean(first) - _mean(second)
     if tied := [group.label for group in methods[1:] if round(_mean(first) - _mean(group), 12) == 0]:
         return [f"{named([first.label, *tied])} are ahead with the same {after}.", _spread(first) + above]
-    next_one = f"The next is {second.label}, {100 * ahead:.1f} points behind: {_luck(difference(first, second))}."
+    luck, behind = _luck(difference(first, second), metric), points(abs(ahead), metric).lstrip("+")
+    next_one = f"The next is {second.label}, {behind} behind: {luck}."
     return [_lead(first, methods[1:], lines, after), f"{_spread(first)} {next_one}{above}"]
 
 
 def _controls_above(first: LineGroup, order: Sequence[LineGroup]) -> str:
-    higher = [group for group in order if is_control_line(group) and _mean(group) > _mean(first)]
-    said = named([f"{group.label} with {_reached(group)}" for group in higher])
-    return f" Controls that are above it: {said}." if higher else ""
+    ahead = [group for group in order if first.metric.gain(_mean(group) - _mean(first)) > 0]
+    said = named([f"{group.label} with {_reached(group)}" for group in ahead if is_control_line(group)])
+    return f" Controls that are above it: {said}." if said else ""
 
 
 def _lead(first: LineGroup, others: Sequence[LineGroup], lines: Sequence[LineGroup], after: str) -> str:
     """Who has the highest mean, and whether that is more than luck; nobody is called best who has a leak."""
     if first.leaks:
-        return f"With a leak none is called best. The highest is {first.label} with {after}."
+        return f"With a leak none is called best. The first is {first.label} with {after}."
     pairs, compared = against_all(first, others, lines)
     if all(pair.verdict == HOLDS for pair in pairs):
         return f"{first.label} came out best, with {after}."
@@ -127,25 +132,25 @@ def _lead(first: LineGroup, others: Sequence[LineGroup], lines: Sequence[LineGro
     than = named(close)
     if len(close) > 2:
         than = "any other method" if len(close) == len(others) else f"{len(close)} of the {len(others)} other methods"
-    below = sum(pair.corrected is not None for pair in line_pairs(lines))
-    more = f" ({below} below, and {compared - below} of it with other methods)" if 0 < below < compared else ""
-    corrected = f" after correction for {counted(compared, 'comparison')}{more}" if compared > 1 else ""
+    corrected = f" after correction for {counted(compared, 'comparison')}" if compared > 1 else ""
     return f"{first.label} is ahead with {after}, but these runs do not show{corrected} that it is better than {than}."
 
 
 def _reached(group: LineGroup) -> str:
-    return f"{percent(_mean(group))} test accuracy{' (leak)' if group.leaks else ''}"
+    name = "test accuracy" if group.metric.name == "accuracy" else group.metric.name
+    return f"{in_words(_mean(group), group.metric)} {name}{' (leak)' if group.leaks else ''}"
 
 
 def _mean(group: LineGroup) -> float:
-    return mean(list(group.accuracy.values()))
+    return mean(list(group.values.values()))
 
 
 def _spread(group: LineGroup) -> str:
-    values = list(group.accuracy.values())
+    values = list(group.values.values())
     if len(values) == 1:
         return "That is one seed."
-    return f"That is the mean of {len(values)} seeds, {percent(min(values))} to {percent(max(values))}."
+    low, high = (in_words(end(values), group.metric) for end in (min, max))
+    return f"That is the mean of {len(values)} seeds, {low} to {high}."
 
 
 def _what_holds(lines: Sequence[LineGroup]) -> list[str]:
@@ -160,29 +165,29 @@ def _what_holds(lines: Sequence[LineGroup]) -> list[str]:
         return [f"No difference to {base} can be tested: that takes two seeds in common, and differences that vary."]
 
     text = f"Against {base}, seed by seed and corrected for {counted(tested, 'comparison')}, "
-    hold, alone = _both_ways(against, HOLDS), _both_ways(against, ALONE)
+    hold = _both_ways(against)
     text += f"these differences hold: {hold}." if hold else "no difference holds."
-    text += f" By their intervals alone, which may be luck among so many: {alone}." if alone else ""
-    rest = [pair.one.label for pair in against if pair.verdict not in (HOLDS, ALONE)]
+    rest = [pair.one.label for pair in against if pair.verdict != HOLDS]
     return [text + (f" Not to be told apart from it: {named(rest)}." if rest else "")]
 
 
-def _both_ways(pairs: Sequence[LinePair], verdict: str) -> str:
-    """The lines with this verdict, those ahead and then those behind."""
-    met = [(pair.one.label, pair.found.mean) for pair in pairs if pair.verdict == verdict and pair.found is not None]
+def _both_ways(pairs: Sequence[LinePair]) -> str:
+    """The lines whose difference holds, those ahead and then those behind."""
+    judged_so = [pair for pair in pairs if pair.verdict == HOLDS]
+    met = [(pair.one.label, pair.one.metric.gain(pair.found.mean)) for pair in judged_so if pair.found is not None]
     ahead, behind = named([label for label, by in met if by > 0]), named([label for label, by in met if by < 0])
     return "; ".join(part for part in (ahead and f"ahead {ahead}", behind and f"behind {behind}") if part)
 
 
 def _no_better_than_a_guess(lines: Sequence[LineGroup]) -> list[str]:
     weak = [group.label for group in lines if _mean(group) <= mean([best_guess(run) for run in group.runs])]
-    if not weak:
+    if not weak or lines[0].metric.name != "accuracy":
         return []
     guess = percent(best_guess(lines[0].runs[0]))
     return [f"No better than one and the same answer to everything, which reaches {guess}: {named(weak)}."]
 
 
-def _luck(found: Difference | None) -> str:
+def _luck(found: Difference | None, metric: Metric) -> str:
     """Whether a difference is more than the spread over seeds, as the end of a sentence."""
     if found is None:
         return "they share no seed with the same split, so it cannot be told whether that is more than luck"
@@ -190,9 +195,9 @@ def _luck(found: Difference | None) -> str:
         return "with one seed in common it cannot be told whether that is more than luck"
     if found.low is None or found.high is None:
         known = "the same with every seed, which is too little to tell from luck"
-        return known if found.mean else "the same accuracy with every seed"
-    interval = f"(95{SPACE}% interval {signed(found.low)} to {signed(found.high)} points, {found.n} seeds)"
-    if round(found.mean, 3) == 0:
+        return known if found.mean else f"the same {metric.name} with every seed"
+    interval = f"(95{SPACE}% interval {signed(found.low, metric)} to {points(found.high, metric)}, {found.n} seeds)"
+    if round(found.mean, 3 if metric.share else 4) == 0:
         return f"no difference to be seen {interval}"
     if found.low <= 0 <= found.high:
         return f"within the spread over seeds, so it may be luck {interval}"
@@ -211,7 +216,10 @@ def _about_fnr(lines: Sequence[LineGroup]) -> list[str]:
         told += [_in_sum("The penalty's own part, against weight 0", against_control)] if against_control else []
     else:
         for said, found in (("", against_plain), ("The penalty's own part in ", against_control)):
-            told += [f"{said}{a.label} against {b.label}: {signed(d.mean)} points, {_luck(d)}." for a, b, d in found]
+            told += [
+                f"{said}{a.label} against {b.label}: {points(d.mean, a.metric)}, {_luck(d, a.metric)}."
+                for a, b, d in found
+            ]
     if alone := [group.label for group in penalised if group not in judged]:
         told.append(
             f"Nothing can be said about the penalty itself in {listed(alone)}: there is no run with the same "
@@ -232,8 +240,8 @@ def _against(
 
 def _in_sum(what: str, found: Sequence[tuple[LineGroup, LineGroup, Difference]]) -> str:
     clear = [pair for pair in judged([(a, b, "", d) for a, b, d in found]) if pair.verdict == HOLDS]
-    better = [pair.one.label for pair in clear if pair.found is not None and pair.found.mean > 0]
-    worse = [pair.one.label for pair in clear if pair.found is not None and pair.found.mean < 0]
+    gains = [(pair.one.label, pair.one.metric.gain(pair.found.mean)) for pair in clear if pair.found is not None]
+    better, worse = [label for label, by in gains if by > 0], [label for label, by in gains if by < 0]
     text = f"{what}, {counted(len(found), 'pair')} of lines: "
     for names, word in ((better, "ahead"), (worse, "behind")):
         text += f"{len(names)} {word} after correction for their number{f' ({named(names)})' if names else ''}, "
@@ -241,10 +249,13 @@ def _in_sum(what: str, found: Sequence[tuple[LineGroup, LineGroup, Difference]])
 
 
 def measured_on(panel: Panel) -> str:
-    """Which data the accuracies of a panel are of."""
-    run = panel.groups[0].runs[0]
+    """What the metric of a panel is, and which data its numbers are of."""
+    run, metric = panel.groups[0].runs[0], panel.metric
     test, dataset = run.examples["test"], run.config["dataset.name"]
-    text = f"Accuracy is the share of right answers on the {counted(test, 'test example')} of {dataset}"
+    text = "Accuracy is the share of right answers on"
+    if metric.name != "accuracy":
+        text = f"{metric.name} is the {metric.meaning}; {metric.better}. Accuracy and other numbers are of"
+    text += f" the {counted(test, 'test example')} of {dataset}"
     if any("accuracy_clean" in group.runs[0].rounds[0] for group in panel.groups):
         text += ", scored once under each client's noise where a scenario has feature noise; clean: without noise"
     text += f", after the last round; one of them is {100 / test:.{1 if test < 100 else 2}f} points."
@@ -264,17 +275,7 @@ def seconds_of(panel: Panel) -> str:
     return f"{text} come from different places here and must not be compared across them: {'; '.join(devices)}."
 
 
-# -- numbers in words -------------------------------------------------------------------------------------------------
-
-
-def percent(share: float) -> str:
-    """A share for a sentence."""
-    return f"{100 * share:.1f}{SPACE}%"
-
-
-def signed(share: float) -> str:
-    """Percentage points with their sign, a proper minus included."""
-    return f"{round(100 * share, 1) + 0.0:+.1f}".replace("-", "\N{MINUS SIGN}")
+# -- names in words -------------------------------------------------------------------------------------------------
 
 
 def named(labels: Sequence[str]) -> str:

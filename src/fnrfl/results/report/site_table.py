@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fnrfl.results.report.inside import CLIENTS
 from fnrfl.results.report.lines import Panel
-from fnrfl.results.report.tables import Column, Table, TableCell, as_percent, over_seeds
+from fnrfl.results.report.numbers import as_percent
+from fnrfl.results.report.tables import Column, Table, TableCell, over_seeds
 
 
 def site_table(panel: Panel) -> Table | None:
@@ -17,14 +18,17 @@ def site_table(panel: Panel) -> Table | None:
         return None
     first = scored[0].runs[0]
     scored = [group for group in scored if group.runs[0].client_names == first.client_names]
+    tests = first.about.get("site_test_counts", [])
     columns = (
         Column("client", number=False),
         Column("examples", "with which it trains"),
+        *([Column("test examples", "that it brought")] if tests else []),
         *(Column(group.label, "accuracy, % on the test examples that the client brought") for group in scored),
     )
     rows = []
     for client, name in enumerate(first.client_names[:CLIENTS]):
         row = [TableCell(name, client), TableCell(f"{sum(first.counts[client]):,}", sum(first.counts[client]))]
+        row += [TableCell(f"{count:,}", count) for count in tests[client : client + 1]]
         for group in scored:
             row.append(over_seeds((run.rounds[-1]["per_site"][client] for run in group.runs), as_percent))
         rows.append(tuple(row))

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
+from fnrfl.core.quality import NUMBER_METRICS
 from fnrfl.rundir.files import damaged
 
 Share = float | None  # None: the data says nothing about this class or client
@@ -60,6 +61,7 @@ class Header(_Lines):
     parameters: int
     own_metrics: dict[str, HeaderMetric] = {}
     test_counts: list[NonNegativeInt] = []
+    site_test_counts: list[NonNegativeInt] = []
 
 
 class Round(_Lines):
@@ -68,10 +70,6 @@ class Round(_Lines):
     round: int
     cohort: list[int]
     accuracy: float
-    accuracy_clean: Share = None
-    accuracy_own: Share = None
-    accuracy_site: Share = None
-    accuracy_site_pooled: Share = None
     per_site: list[Share] | None = None
     balanced_accuracy: Share
     loss: Share
@@ -82,11 +80,6 @@ class Round(_Lines):
     bytes_up: int
     bytes_down: int
     seconds: dict[str, float]
-    f1_macro: Share = None
-    f1_weighted: Share = None
-    auc: Share = None
-    log_loss: Share = None
-    calibration_error: Share = None
     confusion: list[list[int]] | None = None
     own_metrics: dict[str, Share] = {}
     refined: list[int] = []
@@ -97,6 +90,10 @@ class Round(_Lines):
     norms: list[list[Share] | None] | None = None
     refined_before: list[Share] | None = None
     refined_after: list[Share] | None = None
+
+
+metrics: dict[str, Any] = {name: (Share, None) for name in NUMBER_METRICS if name not in Round.model_fields}
+ScoredRound = create_model("ScoredRound", __base__=Round, **metrics)
 
 
 class PartitionFile(_Lines):
@@ -118,11 +115,12 @@ def check_run_files(
         raise damaged(where, "events.jsonl, line 1: it has another number of classes than partition.json")
     for number, event in enumerate(rounds, 2):
         line = f"events.jsonl, line {number}"
-        told = _check(where, line, Round, event)
+        told = _check(where, line, ScoredRound, event)
         lengths = {len(told.per_class), *map(len, filter(None, (told.refined_before, told.refined_after))), *classes}
         lengths |= set() if told.confusion is None else {len(told.confusion), *map(len, told.confusion)}
         rows = {len(told.cohort), *(len(rows) for rows in (told.ranking, told.norms) if rows is not None)}
-        sites = {len(partition["counts"]), *(len(names) for names in (told.per_site, partition.get("ids")) if names)}
+        of_sites = (told.per_site, began.site_test_counts, partition.get("ids"))
+        sites = {len(partition["counts"]), *(len(names) for names in of_sites if names)}
         if len(lengths) > 1 or len(rows) > 1 or len(sites) > 1:
             raise damaged(where, f"{line}: lists for the same classes or clients have different lengths")
 
