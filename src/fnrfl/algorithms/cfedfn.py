@@ -38,6 +38,10 @@ class Description(Probe):
     def finish(self, total: Tree) -> Tree:
         return {"norms": total["sum"] / total["count"].clamp(min=1), "counts": total["count"]}
 
+    def accepts(self, answer: Tree, one: Tree, examples: float) -> bool:
+        never_negative = all(bool((value >= 0).all()) for value in answer.values())
+        return never_negative and float(answer["counts"].sum()) == examples
+
 
 def positions(norms: Tensor, counts: Tensor) -> Tensor:
     """u_i[c] = sqrt(n_i^c / n_i) v_i[c] / vbar, with vbar the mean of all norms reported; 0 for absent classes.

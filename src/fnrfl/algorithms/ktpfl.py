@@ -27,6 +27,10 @@ class SoftPredictions(Probe):
         soft = (out.logits / self.temperature).softmax(-1)
         return {"soft": soft.new_zeros(self.size, soft.shape[-1]).index_add(0, batch.index, soft)}
 
+    def accepts(self, answer: Tree, one: Tree, examples: float) -> bool:
+        sums = answer["soft"].sum(-1)
+        return bool((answer["soft"] >= 0).all() and ((sums - 1).abs() < 1e-3).all())
+
 
 @dataclass(frozen=True)
 class Imitation(Keeping):

@@ -50,6 +50,13 @@ class Probe:
         """The client's answer, from the sums over all its data."""
         return total
 
+    def accepts(self, answer: Tree, one: Tree, examples: float) -> bool:
+        """Whether a client on another machine can answer so, [1, ...]; `one` is the answer about a single example.
+
+        Names, shapes and types are right, and no number is too large. `examples` are the client's private ones.
+        """
+        return True
+
 
 def run_steps(step: Step, carry: Any, fixed: Any, turns: Any) -> Tensor:
     """The losses of `step(carry, fixed, turn)` for one turn after another; `turns` [S, ...]."""

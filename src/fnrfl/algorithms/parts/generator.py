@@ -194,6 +194,9 @@ class LabelCounts(Probe):
     def __call__(self, out: Out, batch: Batch) -> Tree:
         return {"counts": class_indicator(batch.y, self.num_classes).sum(0, dtype=torch.float32)}
 
+    def accepts(self, answer: Tree, one: Tree, examples: float) -> bool:
+        return bool((answer["counts"] >= 0).all()) and float(answer["counts"].sum()) == examples
+
 
 def holders(counts: Tensor) -> Tensor:
     """Each client's part of every class, [M, C]: columns sum to one, or to zero where nobody has the class.
