@@ -62,5 +62,5 @@ class FedBN(Algorithm):
         return state.step(got, state.params + got.mean["moved"])
 
     def personal(self, net: Net, state: State, client: int, memory: Tree) -> State:
-        places = net.mask(net.batchnorm).nonzero().flatten()  # and not those that a client on a network may claim
-        return OwnNorms().begin(state, memory | {"places": places})
+        memory = memory | {"places": net.mask(net.batchnorm).nonzero().flatten()}  # whatever a remote client claims
+        return OwnNorms().begin(state, memory)

@@ -91,7 +91,7 @@ class FedFTG(Algorithm):
         teachers = trees.rows(State.unpacked("model", got.rows), order)
         counts = self._counts(state.extra["counts"], clients, engine)
         average = State(state.params + got.mean["moved"], got.buffers, state.extra | {"counts": counts})
-        return self._tuned(average, teachers, counts[clients], engine)
+        return self._tuned(average, teachers, counts[clients].clamp(min=0), engine)
 
     def _maker(self, net: Net, num_classes: int) -> Generator:
         shape = net.input_shape
@@ -115,7 +115,8 @@ class FedFTG(Algorithm):
             known = torch.full((len(engine.examples), engine.num_classes), -1.0, device=engine.net.device)
         known, new = known.clone(), clients[(known[clients, 0] < 0).cpu()]
         if len(new):
-            known[new] = engine.measure(new, LabelCounts(engine.num_classes), data="private")["counts"]
+            there, answers = engine.ask(new, LabelCounts(engine.num_classes), data="private")
+            known[there] = answers["counts"]
         return known
 
     def _tuned(self, average: State, teachers: State, counts: Tensor, engine: Engine) -> State:

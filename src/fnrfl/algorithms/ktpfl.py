@@ -96,7 +96,8 @@ class KTpFL(LocalOnly):
         else:
             clients = engine.fold(cohort, local, mean=nothing).clients
             probe = SoftPredictions(len(engine.pool("distill")[1]), self.temperature)
-            told = {"": engine.measure(clients, probe, data="distill")["soft"]}
+            clients, answers = engine.ask(clients, probe, data="distill")
+            told = {"": answers["soft"]}
         teachers, extra = self._teachers(state.extra, clients, told, len(engine.examples))
         task = replace(self._imitation(engine), own={f"teacher{k}": v for k, v in teachers.items()})
         engine.fold(clients, task, mean=nothing)

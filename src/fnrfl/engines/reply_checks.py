@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -54,15 +54,15 @@ class Field:
         return f"its {name} has {value[~fine][0].item():.6g}, which is not {right}."
 
 
-Schema = dict[str, Field]
+Fields = dict[str, Field]
 
 
-def refuse_tree(tree: Any, schema: Schema) -> str | None:
+def refuse_tree(tree: Any, fields: Fields) -> str | None:
     """Say what is wrong with named tensors of one client; None: nothing."""
-    if not isinstance(tree, dict) or tree.keys() != schema.keys():
+    if not isinstance(tree, dict) or tree.keys() != fields.keys():
         names = [*tree] if isinstance(tree, dict) else type(tree).__name__
-        return in_short(f"it sends {names}, and {[*schema]} is right.")
-    return next((wrong for name, field in schema.items() if (wrong := field.refuse(name, tree[name]))), None)
+        return in_short(f"it sends {names}, and {[*fields]} is right.")
+    return next((wrong for name, field in fields.items() if (wrong := field.refuse(name, tree[name]))), None)
 
 
 def refuse_envelope(answer: LetterAnswer, letter: Letter) -> str | None:
@@ -91,12 +91,12 @@ def refuse_reply(
     facts = ("clients", "examples", "steps", "travel", "loss", "trained", "params")
     named = {name: getattr(replies, name) for name in facts}
     named |= _labelled("buffer", replies.buffers) | _labelled("extra", replies.extras)
-    return refuse_tree(named, _reply_schema(client, request, model, extras, examples, steps))
+    return refuse_tree(named, _reply_fields(client, request, model, extras, examples, steps))
 
 
-def _reply_schema(
+def _reply_fields(
     client: int, request: TrainRequest, model: State, extras: Tree, examples: float, steps: int
-) -> Schema:
+) -> Fields:
     """The fields of a reply: the number of steps follows from the task, and `travel` from that."""
     task, exactly = request.task, Field.exactly
     params, buffers = (model.params, model.buffers) if task.send_model else (model.params[:0], {})
@@ -114,7 +114,7 @@ def _reply_schema(
     }
 
 
-def fields_like(tree: Tree) -> Schema:
+def fields_like(tree: Tree) -> Fields:
     """Fields like named tensors; a variance is never negative."""
     return {k: Field(v, 0.0 if k.endswith("running_var") else -math.inf) for k, v in tree.items()}
 
@@ -129,12 +129,11 @@ def rehearsed_extras(task: LocalTask, model: State, examples: Tensor, memory: Tr
 def rehearsed_answer(probe: Probe, net: Net, model: State) -> Tree:
     """The answer to a probe about one example, which is nothing but zeros."""
     zero = torch.zeros(1, dtype=torch.int64)
-    batch = Batch(torch.zeros(1, *net.input_shape, dtype=net.input_dtype), zero, zero)
-    if not probe.asks_model:
-        return probe.finish(probe(Out.empty(batch), batch))
+    x = net.laid_out(torch.zeros(1, *net.input_shape, dtype=net.input_dtype, device=net.device))
+    batch = Batch(x, zero.to(x.device), zero.to(x.device))
     with torch.no_grad():
-        out = net.eval_forward(model.params, model.buffers, net.laid_out(batch.x))
-        return probe.finish(probe(out, replace(batch, x=net.laid_out(batch.x))))
+        out = net.eval_forward(model.params, model.buffers, x) if probe.asks_model else Out.empty(batch)
+        return probe.finish(probe(out, batch))
 
 
 def in_short(words: Any) -> str:
