@@ -91,7 +91,7 @@ class FedFTG(Algorithm):
         teachers = trees.rows(State.unpacked("model", got.rows), order)
         counts = self._counts(state.extra["counts"], clients, engine)
         average = State(state.params + got.mean["moved"], got.buffers, state.extra | {"counts": counts})
-        return self._tuned(average, teachers, counts[clients].clamp(min=0), engine)
+        return self._tuned(average, teachers, counts[clients], engine)
 
     def _maker(self, net: Net, num_classes: int) -> Generator:
         shape = net.input_shape
@@ -116,6 +116,7 @@ class FedFTG(Algorithm):
         known, new = known.clone(), clients[(known[clients, 0] < 0).cpu()]
         if len(new):
             there, answers = engine.ask(new, LabelCounts(engine.num_classes), data="private")
+            known[new] = 0.0  # a client that does not answer is no teacher, and is not asked again
             known[there] = answers["counts"]
         return known
 
