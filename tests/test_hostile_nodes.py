@@ -98,6 +98,7 @@ REPLIES = {
     "loss -1": in_reply(loss=full(-1.0)),
     "examples": in_reply(examples=full(2e4)),
     "not finite": lambda answer: replace(answer, content=replace(answer.content, not_finite={"a": 1, 2: 3})),
+    "not finite, no mapping": lambda answer: replace(answer, content=replace(answer.content, not_finite=False)),
     "whether memory is lost": lambda answer: replace(answer, lost_memory="yes"),  # type: ignore[arg-type]
     "no reply": lambda answer: replace(answer, content=[1, 2]),
     "somebody's objective": lambda answer: replace(answer, content=Controlled(True)),
@@ -236,7 +237,7 @@ def tensor_instead(tensor: torch.Tensor, dice: Random) -> torch.Tensor:
         return tensor.new_zeros(dice.choice([(), (0,), (2,), (1, 1), (3, 4), (1, 0), tensor.shape[1:]]))
     made = tensor.clone()
     number = dice.choice(NUMBERS)
-    fits = made.is_floating_point() or math.isfinite(number)
+    fits = made.is_floating_point() or abs(number) < 256
     made.view(-1)[: dice.choice([1, made.numel()])] = number if fits else 7
     return made
 
@@ -277,15 +278,15 @@ def replaced(value: Any, instead: dict[int, torch.Tensor]) -> Any:
 
 
 class Fuzzing:
-    """A network on which nodes 0 and 1 answer as they should, and node 2 with what `spoilt` makes of its answer."""
+    """A network on which nodes 0 and 1 answer as they should, and others with what `spoilt` makes of theirs."""
 
-    def __init__(self, honest: Any) -> None:
-        self.honest, self.dice, self.kept = honest, Random(0), dict[tuple[str, int], Any]()
+    def __init__(self, honest: Any, seed: int) -> None:
+        self.honest, self.dice, self.kept, self.drawn = honest, Random(seed), dict[tuple[str, int], Any](), 0
 
     def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
         for client, message in letters.items():
             letter = from_bytes(message)
-            key = (f"{letter.phase} {getattr(letter.request, 'probe', '')}", client)
+            key = (f"{letter.phase} {type(getattr(letter.request, 'probe', None)).__name__}", client)
             if first := key not in self.kept:
                 ((_, answer),) = self.honest.exchange({client: message}, seconds)
                 self.kept[key] = from_bytes(answer)
@@ -293,16 +294,17 @@ class Fuzzing:
             stamp = lambda v, now=letter: v and Version(now.round, now.number, v.sha256)  # noqa: E731
             answer = replace(answer, id=letter.id, memory=stamp(answer.memory), held=stamp(answer.held))
             yield client, to_bytes(answer) if client < 2 or first else spoilt(answer, self.dice)
+            self.drawn += client >= 2 and not first
 
 
-def fuzz(count: int) -> tuple[int, int]:
-    """(answers of a node that were drawn, those that were taken) over tasks and questions of every kind."""
+def fuzz(count: int, seed: int = 0) -> tuple[int, int]:
+    """(answers of hostile nodes that were drawn, those that were taken) over tasks and questions of every kind."""
     played = Run(Scaffold(), "network", dtype=torch.float32)
     clients = played.engine.clients
     assert isinstance(clients, RemoteClients)
-    clients.options = played.engine.network = NetworkOptions(on_missing="proceed", retries=0)
-    clients.network = Fuzzing(clients.network)
-    state, cohort = played.state, torch.tensor([0, 1, 2])
+    clients.options = played.engine.network = NetworkOptions(on_missing="proceed", retries=0, min_share=0.1)
+    clients.network = network = Fuzzing(clients.network, seed)
+    state, cohort = played.state, torch.arange(6)
     shared = {"c": state.extra["c"]}
     task = LocalTask(Controlled(True), "local", state, shared=shared, hold_model=True, training=Training(epochs=1))
     refine = replace(task, objective=Objective(), purpose="refine", data="public",
@@ -311,22 +313,22 @@ def fuzz(count: int) -> tuple[int, int]:
         (Accuracy(), "ranking"), (ClassNorms(4), "public"), (LabelCounts(4), "private"), (Description(4), "private"),
         (SoftPredictions(len(played.engine.pool("distill")[1]), 2.0), "distill"),
     ]  # fmt: skip
-    drawn = taken = 0
+    taken = 0
     with played.losses():
-        while drawn < count:
+        while network.drawn < count:
             clients._round += 1  # every time a new round, and nothing is kept of the last one
             clients.memory._versions.clear()
             for each in (task, refine):
                 replies = list(played.engine.stream(cohort, each))
                 got = torch.cat([one.clients for one in replies])
                 assert got.tolist()[:2] == [0, 1] and all(one.params.abs().sum().isfinite() for one in replies)
-                drawn, taken = drawn + 1, taken + (2 in got.tolist())
+                taken += len(got) - 2
             for probe, data in probes:
                 who, answers = Engine.ask(played.engine, cohort, probe, data=data)
                 assert all(value.isfinite().all() for value in answers.values())
-                drawn, taken = drawn + 1, taken + (2 in who.tolist())
+                taken += len(who) - 2
             played.engine.notes.clear()
-    return drawn, taken
+    return network.drawn, taken
 
 
 def test_no_answer_stops_the_server() -> None:

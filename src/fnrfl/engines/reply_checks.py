@@ -81,7 +81,7 @@ def refuse_reply(
     content: Any, client: int, request: TrainRequest, model: State, extras: Tree, examples: float, steps: int
 ) -> str | None:
     """Say what is wrong with a client's reply to a task; None: nothing."""
-    if not isinstance(content, TrainReply):
+    if not isinstance(content, TrainReply) or not isinstance(content.not_finite, dict):
         return "its answer is no reply to a task."
     replies = content.replies
     if content.not_finite:  # it says so itself, and nothing else of its reply is used
