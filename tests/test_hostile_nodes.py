@@ -79,6 +79,11 @@ def full(number: float) -> Callable[[Any], Any]:
 
 REPLIES = {
     "mixed keys": in_reply(extras=lambda t: t | {1: torch.ones(1), "a": torch.ones(1)}),
+    "a number as a name": in_reply(extras=lambda t: {1: t["delta_c"]}),
+    "version of floats": lambda answer: replace(
+        answer,
+        memory=replace(answer.memory, round=float(answer.memory.round)),  # type: ignore[union-attr,type-var]
+    ),
     "one name more": in_reply(extras=lambda t: t | {"delta_d": torch.ones(1)}),
     "one name less": in_reply(extras=lambda _: {}),
     "large version": lambda answer: replace(answer, memory=Version(10**30, 1, "0" * 64)),

@@ -130,6 +130,7 @@ class RemoteClients:
         self._letters = count()
         self._round, self._number = -1, 0
         self._held: dict[int, Version] = {}
+        self._lengths: dict[str, int] = {}  # how many examples the server has, by the name of the data
         self._bytes = {"down": 0, "up": 0}  # of this round, as they are sent
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -138,11 +139,12 @@ class RemoteClients:
         task, training = request.task, request.training
         seconds, first = self.options.deadline(private=task.data == "private"), request.clients[0]
         extras = rehearsed_extras(task, self.initial, self.feed.examples[first], self.memory.birth)
-        shared = None if task.data == "private" else len(self.feed.all(task.data)[1])
+        if task.data not in self._lengths:
+            self._lengths[task.data] = 0 if task.data == "private" else len(self.feed.all(task.data)[1])
 
         def check(client: int, content: Any) -> str | None:
             examples, epochs = int(self.feed.examples[client]), request.epochs[request.clients.index(client)]
-            steps = replace(training, epochs=epochs).steps(examples if shared is None else shared)
+            steps = replace(training, epochs=epochs).steps(self._lengths[task.data] or examples)
             return refuse_reply(content, client, request, self.initial, extras, examples, steps)
 
         answers, missing = self._ask(request, task.purpose, seconds, check)

@@ -71,7 +71,7 @@ def refuse_envelope(answer: LetterAnswer, letter: Letter) -> str | None:
         return in_short(answer.content.reason) or "it failed without a reason."
     right = type(answer.lost_memory) is bool and all(
         version is None
-        or (version == Version(letter.round, letter.number, version.sha256) and _is_hash(version.sha256))
+        or (_is_hash(version.sha256) and str(version) == str(Version(letter.round, letter.number, version.sha256)))
         for version in (answer.memory, answer.held)
     )
     return None if right else "it does not say in the right form what it keeps."
@@ -142,7 +142,7 @@ def in_short(words: Any) -> str:
 
 
 def _labelled(kind: str, tree: dict[Any, Any]) -> dict[str, Any]:
-    return {f"{kind} {name}": value for name, value in tree.items()}
+    return {f"{kind} {name!r}": value for name, value in tree.items()}  # 1 is another name than '1'
 
 
 def _is_hash(text: Any) -> bool:
