@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.parts.cluster import agglomerate
+from fnrfl.algorithms.parts.generator import add_up
 from fnrfl.core import trees
 from fnrfl.core.algorithm import class_indicator, option
 from fnrfl.core.net import Net
@@ -39,8 +40,7 @@ class Description(Probe):
         return {"norms": total["sum"] / total["count"].clamp(min=1), "counts": total["count"]}
 
     def accepts(self, answer: Tree, one: Tree, examples: float) -> bool:
-        never_negative = all(bool((value >= 0).all()) for value in answer.values())
-        return never_negative and float(answer["counts"].sum()) == examples
+        return bool((answer["norms"] >= 0).all()) and add_up(answer["counts"], examples)
 
 
 def positions(norms: Tensor, counts: Tensor) -> Tensor:
