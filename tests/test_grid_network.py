@@ -19,7 +19,7 @@ from flower_grid import DirectGrid
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.flower import grid_network
 from fnrfl.flower.client_app import client_app
-from fnrfl.flower.envelopes import packed, unpacked, weight
+from fnrfl.flower.envelopes import WHO, packed, unpacked, weight
 from fnrfl.flower.grid_network import GridNetwork
 from fnrfl.flower.worker_link import WorkerLink
 
@@ -118,6 +118,17 @@ def test_a_node_cannot_pass_for_another_client(grid: DirectGrid, caplog: pytest.
     there = GridNetwork(grid, labels=["0", "1", "2"])
     assert dict(there.exchange(LETTERS, 1.0)) == {0: b"cba", 1: b""}
     assert "registered as 0 says that it is 2" in caplog.text
+
+
+def test_a_node_that_does_not_say_who_it_is_stops_nobody(grid: DirectGrid, caplog: pytest.LogCaptureFixture) -> None:
+    def nothing(message: Message, reply: Message) -> list[Message]:
+        who = message.metadata.message_type == WHO and message.metadata.dst_node_id == 13
+        return [Message(RecordDict(), reply_to=message) if who else reply]
+
+    grid.tamper = nothing
+    there = GridNetwork(grid, labels=["0", "1", "2"])
+    assert dict(there.exchange(LETTERS, 1.0)) == {0: b"cba", 1: b""}
+    assert "Node 13 does not say" in caplog.text
 
 
 class SlowGrid(DirectGrid):

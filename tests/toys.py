@@ -268,8 +268,8 @@ class Run:
         def open_node(client: int, run: str) -> Node:
             return Node(Participant(client, trainer, birth, shares_memory=True), Path(self.folder.name), run)
 
-        network, examples = FakeNetwork(open_node), self.world.pool.examples
-        return RemoteClients(network, "toys", trainer.initial, birth, examples, NetworkOptions(), reads_memory=True)
+        network, feed = FakeNetwork(open_node), self.world.pool
+        return RemoteClients(network, "toys", trainer.net, birth, feed, NetworkOptions(), reads_memory=True)
 
     def use(self, engine: Federation) -> None:
         """Play on an engine."""

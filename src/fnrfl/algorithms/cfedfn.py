@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.parts.cluster import agglomerate
+from fnrfl.algorithms.parts.generator import add_up
 from fnrfl.core import trees
 from fnrfl.core.algorithm import class_indicator, option
 from fnrfl.core.net import Net
@@ -37,6 +38,9 @@ class Description(Probe):
 
     def finish(self, total: Tree) -> Tree:
         return {"norms": total["sum"] / total["count"].clamp(min=1), "counts": total["count"]}
+
+    def accepts(self, answer: Tree, one: Tree, examples: float) -> bool:
+        return bool((answer["norms"] >= 0).all()) and add_up(answer["counts"], examples)
 
 
 def positions(norms: Tensor, counts: Tensor) -> Tensor:

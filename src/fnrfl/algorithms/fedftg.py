@@ -115,7 +115,9 @@ class FedFTG(Algorithm):
             known = torch.full((len(engine.examples), engine.num_classes), -1.0, device=engine.net.device)
         known, new = known.clone(), clients[(known[clients, 0] < 0).cpu()]
         if len(new):
-            known[new] = engine.measure(new, LabelCounts(engine.num_classes), data="private")["counts"]
+            there, answers = engine.ask(new, LabelCounts(engine.num_classes), data="private")
+            known[new] = 0.0  # a client that does not answer is no teacher, and is not asked again
+            known[there] = answers["counts"]
         return known
 
     def _tuned(self, average: State, teachers: State, counts: Tensor, engine: Engine) -> State:

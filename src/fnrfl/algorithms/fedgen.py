@@ -105,8 +105,9 @@ class FedGen(Algorithm):
             rows=lambda r: {"head": r.params[:, net.head_slice].clone()},  # a view would keep all of the model
         )
         clients, order = got.clients.sort()  # sums must not depend on the order in which clients answered
-        counts = engine.measure(clients, LabelCounts(engine.num_classes), data="private")["counts"]
-        taught = self._taught(maker, adam, extra, got.rows["head"][order], counts.to(net.dtype), engine)
+        there, answers = engine.ask(clients, LabelCounts(engine.num_classes), data="private")
+        heads = got.rows["head"][order][torch.isin(clients, there)]
+        taught = self._taught(maker, adam, extra, heads, answers["counts"].to(net.dtype), engine)
         return state.step(got, state.params + got.mean["moved"], **taught)
 
     def _first(self, maker: Generator, adam: Training, engine: Engine) -> Tree:

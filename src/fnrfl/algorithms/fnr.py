@@ -28,10 +28,10 @@ from fnrfl.algorithms.parts.penalties import Penalised
 from fnrfl.algorithms.parts.watching import RefinementWatch
 from fnrfl.core import trees
 from fnrfl.core.algorithm import Algorithm, MethodWrapper, Objective
-from fnrfl.core.errors import ClientError, FnrflError, MissingClients
+from fnrfl.core.errors import ClientError, FnrflError
 from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.spilled import SpilledReplies
-from fnrfl.core.types import Data, Decorator, Engine, LocalTask, Probe, Replies, State, Training, Tree
+from fnrfl.core.types import Decorator, Engine, LocalTask, Replies, State, Training, Tree
 
 
 @dataclass(frozen=True)
@@ -103,20 +103,12 @@ class Refining(Decorator):
             self._note_per_client(clients, norms=norms)
             yield from trained
 
-    def _measure(self, clients: Tensor, probe: Probe, data: Data = "public") -> tuple[Tensor, Tree]:
-        """The clients that have answered, and their answers."""
-        try:
-            return clients, self.engine.measure(clients, probe, data=data)
-        except MissingClients as gone:
-            there = [client not in gone.reasons for client in clients.tolist()]
-            return self._measure(clients[torch.tensor(there)], probe, data)
-
     def _measure_norms(self, clients: Tensor) -> tuple[Tensor, Tensor]:
         """Who has answered, and their class norms, [M, C]; under the leak those of an earlier pass in train mode."""
         if self.fnr.norm_pass_train_mode:
             for _ in self.engine.stream(clients, self._norm_pass()):
                 pass
-        clients, answers = self._measure(clients, self._norm_probe())
+        clients, answers = self.ask(clients, self._norm_probe())
         norms = answers["norms"].cpu()
         bad = (~norms.isfinite().all(1)).nonzero()
         if len(bad):  # targets are made of all norms: one that is not finite would spoil every refinement
@@ -145,7 +137,7 @@ class Refining(Decorator):
         """
         fnr = self.fnr
         ranking = Recall(self.num_classes) if fnr.ranking == "recall" else Accuracy()
-        clients, answers = self._measure(measured, ranking, data="ranking")
+        clients, answers = self.ask(measured, ranking, data="ranking")
         accuracy, norms = answers["accuracy"].cpu(), norms[torch.isin(measured, clients)]
         by_index = clients.argsort()  # so that ties go to the lower client
         refined = by_index[weakest(accuracy[by_index], fnr.share)].sort().values

@@ -27,6 +27,10 @@ class SoftPredictions(Probe):
         soft = (out.logits / self.temperature).softmax(-1)
         return {"soft": soft.new_zeros(self.size, soft.shape[-1]).index_add(0, batch.index, soft)}
 
+    def accepts(self, answer: Tree, one: Tree, examples: float) -> bool:
+        sums = answer["soft"].sum(-1)
+        return bool((answer["soft"] >= 0).all() and ((sums - 1).abs() < 1e-3).all())
+
 
 @dataclass(frozen=True)
 class Imitation(Keeping):
@@ -92,7 +96,8 @@ class KTpFL(LocalOnly):
         else:
             clients = engine.fold(cohort, local, mean=nothing).clients
             probe = SoftPredictions(len(engine.pool("distill")[1]), self.temperature)
-            told = {"": engine.measure(clients, probe, data="distill")["soft"]}
+            clients, answers = engine.ask(clients, probe, data="distill")
+            told = {"": answers["soft"]}
         teachers, extra = self._teachers(state.extra, clients, told, len(engine.examples))
         task = replace(self._imitation(engine), own={f"teacher{k}": v for k, v in teachers.items()})
         engine.fold(clients, task, mean=nothing)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fnrfl.core import trees
+from fnrfl.core.errors import MissingClients
 from fnrfl.core.fold import Fold, fold, nothing
 from fnrfl.core.training import Training
 from fnrfl.core.trees import Tree
@@ -50,6 +51,13 @@ class Probe:
         """The client's answer, from the sums over all its data."""
         return total
 
+    def accepts(self, answer: Tree, one: Tree, examples: float) -> bool:
+        """Whether a client on another machine can answer so, [1, ...]; `one` is the answer about a single example.
+
+        Names, shapes and types are right, and no number is too large. `examples` are the client's private ones.
+        """
+        return True
+
 
 def run_steps(step: Step, carry: Any, fixed: Any, turns: Any) -> Tensor:
     """The losses of `step(carry, fixed, turn)` for one turn after another; `turns` [S, ...]."""
@@ -77,6 +85,14 @@ class Engine(Protocol):
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
         """Ask each client about the model that it holds, or is sent with `at`; each value [M, ...]."""
         ...
+
+    def ask(self, clients: Tensor, probe: Probe, *, data: Data = "public") -> tuple[Tensor, Tree]:
+        """(the clients that answer, their answers): the round goes on without the others, if `network` allows it."""
+        try:
+            return clients, self.measure(clients, probe, data=data)
+        except MissingClients as gone:
+            there = [client not in gone.reasons for client in clients.tolist()]
+            return self.ask(clients[torch.tensor(there)], probe, data=data)
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
         """The same as `measure` for the event log alone: no part of the protocol, so it costs no bytes."""

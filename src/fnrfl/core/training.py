@@ -61,6 +61,12 @@ class Training:
         """The same with other options; "client" leaves one as it is."""
         return replace(self, **{k: v for k, v in options.items() if v != "client"})  # type: ignore[arg-type]
 
+    def steps(self, examples: int) -> int:
+        """How many batches there are of so many examples, in all epochs."""
+        if self.last_batch == "run-on":
+            return -(-self.epochs * examples // self.batch)
+        return self.epochs * (examples // self.batch if self.last_batch == "drop" else -(-examples // self.batch))
+
     def step_options(self) -> Training:
         """What one step depends on; the learning rate is no part of it, nor is how its batches were chosen."""
         return Training(

@@ -10,52 +10,62 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
-from fnrfl.core.words import counted
+from fnrfl.core.words import counted, printable
 from fnrfl.data.node_config import NodeInWords
 from fnrfl.data.reading import Columns
 
 T = TypeVar("T")
+
+# What a node may tell: texts, counts and lists are bounded, since they come from other machines.
+MOST_CLASSES = 10_000
+Count = Annotated[int, Field(ge=0, le=2**31)]  # of one site's examples
+ShortText = Annotated[str, Field(max_length=1000)]
+Sha256 = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+Word = Annotated[str, Field(pattern=r"^[\w.+!-]{0,100}$")]
+Axis = Annotated[int, Field(ge=1, le=2**24)]
 
 
 @dataclass(frozen=True)
 class ColumnFacts:
     """One column of a site's table."""
 
-    name: str
-    type: str  # "integer", "number" or "category"
-    known: int  # cells that are not missing
-    categories: tuple[str, ...] = ()
+    name: ShortText
+    type: Annotated[str, Field(pattern="^(integer|number|category)$")]
+    known: Count  # cells that are not missing
+    categories: Annotated[tuple[ShortText, ...], Field(max_length=MOST_CLASSES)] = ()
 
 
 @dataclass(frozen=True)
 class SiteSchema:
     """What a site's own data is like: no example, but the names of columns, categories and classes, and counts."""
 
-    kind: str  # "table", "pictures" or "arrays"
-    labels: dict[str, int]  # each label as it is written, and how many examples have it
+    kind: Annotated[str, Field(pattern="^(table|pictures|arrays)$")]
+    # each label as it is written, and how many examples have it
+    labels: Annotated[dict[ShortText, Count], Field(min_length=1, max_length=MOST_CLASSES)]
     named: bool  # labels are names, and not numbers
     tested: bool  # it comes with a test part
-    classes: tuple[str, ...] | None = None  # those that an array `classes` names, in its order
-    input_shape: tuple[int, ...] = ()  # of arrays and pictures
-    dtype: str = ""
-    columns: tuple[ColumnFacts, ...] = ()  # of a table
-    label: str = ""  # of a table: the column of the classes
+    # those that an array `classes` names, in its order
+    classes: Annotated[tuple[ShortText, ...], Field(min_length=1, max_length=MOST_CLASSES)] | None = None
+    input_shape: Annotated[tuple[Axis, ...], Field(max_length=8)] = ()  # of arrays and pictures
+    dtype: Annotated[str, Field(pattern="^(uint8|int64|float(16|32|64))?$")] = ""
+    columns: Annotated[tuple[ColumnFacts, ...], Field(max_length=100_000)] = ()  # of a table
+    label: ShortText = ""  # of a table: the column of the classes
 
 
 @dataclass(frozen=True)
 class SiteFacts(NodeInWords):
     """What a node tells the server about itself and its data."""
 
-    name: str  # of the site; of an experiment, the number of its partition
-    versions: dict[str, str]
-    partition: int | None = None  # of an experiment
-    data: str = ""  # of an experiment: the sha256 of the whole data set
-    split: str = ""  # of an experiment: the sha256 of the split, with all parts that it sets aside
+    name: ShortText  # of the site; of an experiment, the number of its partition
+    versions: Annotated[dict[Word, Word], Field(max_length=20)]
+    partition: Count | None = None  # of an experiment
+    data: Sha256 = ""  # of an experiment: the sha256 of the whole data set
+    split: Sha256 = ""  # of an experiment: the sha256 of the split, with all parts that it sets aside
     schema: SiteSchema | None = None  # of a site
 
 
@@ -63,10 +73,11 @@ class SiteFacts(NodeInWords):
 class SiteHolding:
     """What a node of a site tells the server once columns and classes are agreed on."""
 
-    name: str
-    counts: tuple[int, ...]  # of each class, how many examples it trains on
-    data: str  # the sha256 of its examples
-    public: str  # the sha256 of its copy of the public data
+    name: ShortText
+    # of each class, how many examples it trains on
+    counts: Annotated[tuple[Count, ...], Field(max_length=MOST_CLASSES)]
+    data: Sha256  # the sha256 of its examples
+    public: Sha256  # the sha256 of its copy of the public data
 
 
 @dataclass(frozen=True)
@@ -104,6 +115,12 @@ class Agreement:
         content = {key: value for key, value in as_plain(self).items() if key != "notices"}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def shares(self) -> list[str]:
+        """A line for each site: its examples, and its share of the weight."""
+        named = zip(self.sites, self.sizes, strict=True) if self.sizes else ()
+        return [f"{printable(name)}: {counted(n, 'example')}, {n / sum(self.sizes):.1%} of all" for name, n in named]
+
 
 def as_plain(value: SiteFacts | SiteHolding | Agreement) -> dict[str, Any]:
     """A message as plain values that JSON has."""
@@ -117,7 +134,7 @@ def from_plain(cls: type[T], values: Any, whose: str) -> T:
         return TypeAdapter(cls).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "it"
+        where = printable(".".join(map(str, first["loc"]))[:100]) or "it"
         raise ConfigError(
             f"The first message of {whose} is not as it must be ({where}: {first['msg']}). Install the same version of "
             "fnrfl on both sides."

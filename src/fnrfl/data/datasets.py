@@ -42,7 +42,7 @@ class Part:
     def take(self, index: Tensor) -> Part:
         """The examples at these positions, copied."""
         if self.x.is_meta and not len(index):  # nothing of examples that are elsewhere is here
-            return Part(torch.empty_like(self.x[:0], device="cpu"), self.y[index])
+            return Part(torch.empty_like(self.x[:0], device="cpu"), torch.empty_like(self.y[:0], device="cpu"))
         return Part(self.x[index], self.y[index])
 
 

@@ -21,7 +21,7 @@ from fnrfl.data.terms import FeatureNoise, Scenario
 class Partition:
     """Which examples, by position, went to which client, and where that came from. Equal when the hashes are."""
 
-    positions: tuple[Ints, ...]  # one array per client
+    positions: tuple[Ints, ...]  # one array per client; empty where the examples are elsewhere
     counts: Ints  # [clients, classes]
     scenario: Scenario
     seed: int
@@ -39,7 +39,8 @@ class Partition:
     @property
     def sizes(self) -> Ints:
         """How many examples each client holds, [clients]."""
-        return np.array([len(mine) for mine in self.positions], dtype=np.int64)
+        sizes: Ints = self.counts.sum(1)
+        return sizes
 
     @property
     def noise(self) -> FeatureNoise | None:

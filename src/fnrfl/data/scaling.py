@@ -59,6 +59,10 @@ class InputMoments(Probe):
     def add(self, total: Tree, part: Tree) -> Tree:
         return merged(total, part) if total else part
 
+    def accepts(self, answer: Tree, one: Tree, examples: float) -> bool:
+        most = one["count"] * int(examples)
+        return bool(((answer["count"] >= 0) & (answer["count"] <= most)).all() and (answer["m2"] >= 0).all())
+
 
 def merged(one: Tree, other: Tree) -> Tree:
     """The moments of two sets of inputs taken together (Chan, Golub and LeVeque, 1979)."""

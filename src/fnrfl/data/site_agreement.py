@@ -6,7 +6,8 @@ Each function takes the facts of all sites in the order of their client numbers,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from fnrfl.data.table_cells import class_name, refuse_free_text, sorted_classes
 from fnrfl.data.table_columns import is_number, listed_columns
 
 MOST_HELD = 2**31  # examples of one site
+MOST_INPUTS = 2**18  # of a table, once its categories are columns
 Described = tuple[SiteFacts, SiteSchema]
 
 
@@ -34,6 +36,7 @@ def agree_on_sites(facts: Sequence[SiteFacts], reading: Reading) -> Agreement:
             )
         if not (name := one.name.strip()):
             raise CompatibilityError("A node has no name. Set name in its configuration.")
+        _refuse_contradictions(one, one.schema)
         if name in by_name:
             raise CompatibilityError(
                 f"Two nodes are called {printable(name)!r}; names must differ. Rename one in its configuration."
@@ -44,8 +47,22 @@ def agree_on_sites(facts: Sequence[SiteFacts], reading: Reading) -> Agreement:
     return Agreement(tuple(names), schema=_schema(sites, reading), notices=notices)
 
 
-def settle(agreement: Agreement, holdings: Sequence[SiteHolding]) -> Agreement:
-    """The agreement with what each client holds; `holdings` are in the order of the clients."""
+def _refuse_contradictions(one: SiteFacts, mine: SiteSchema) -> None:
+    """Refuse facts of one site that cannot all be true."""
+    names = [column.name for column in mine.columns]
+    whole = len(set(names)) == len(names) > 0 if mine.kind == "table" else bool(mine.input_shape and mine.dtype)
+    if not whole:
+        raise CompatibilityError(
+            f"{one.opened} describes its data in a way that cannot be: a table has columns of different names, and "
+            "other data a shape and a type. Install the same version of fnrfl."
+        )
+
+
+def settle(agreement: Agreement, holdings: Sequence[SiteHolding], max_share: float = 1.0) -> Agreement:
+    """The agreement with what each client holds; `holdings` are in the order of the clients.
+
+    A site that claims more than `max_share` of all examples, by which models are weighted, is refused.
+    """
     schema = agreement.schema
     for name, one in zip(agreement.sites, holdings, strict=True):
         wrong = schema is None or len(one.counts) != len(schema.classes) or min(one.counts) < 0
@@ -57,6 +74,15 @@ def settle(agreement: Agreement, holdings: Sequence[SiteHolding]) -> Agreement:
             )
     hashes = tuple(one.data for one in holdings)
     sizes = tuple(sum(one.counts) for one in holdings)
+    share, largest = max(zip((size / sum(sizes) for size in sizes), agreement.sites, strict=True))
+    told = f"The node {printable(largest)!r} says that it trains on {share:.1%} of all examples"
+    if share > max_share:
+        raise CompatibilityError(
+            f"{told}, and network.max_share = {max_share:g}. Leave that site out, or set network.max_share higher."
+        )
+    if share > 0.5 and len(sizes) > 2:
+        notice = f"{told}, so it has most of the weight. network.max_share refuses sites that claim too much."
+        agreement = replace(agreement, notices=(*agreement.notices, notice))
     if schema is not None and len(schema.classes) > sum(sizes):
         raise CompatibilityError(
             f"The sites have {counted(len(schema.classes), 'class', 'classes')} for "
@@ -112,21 +138,28 @@ def _columns(sites: Sequence[Described], reading: Reading) -> Columns:
     _all_the_same(sites, "label", "has its classes in the column", "all must have them in one column", way_out)
     first = sites[0][1]
     names = [column.name for column in first.columns]
-    for one, mine in sites[1:]:
-        _same_columns(sites[0][0], names, one, [column.name for column in mine.columns])
+    by_name = [(one, {column.name: column for column in mine.columns}) for one, mine in sites]
+    for one, columns in by_name[1:]:
+        _same_columns(sites[0][0], dict.fromkeys(names), one, columns)
     types, categories = [], Categories()
     for name in names:
-        held = [(one, column) for one, mine in sites for column in mine.columns if column.name == name]
+        held = [(one, columns[name]) for one, columns in by_name]
         known = [(one, column) for one, column in held if column.known]
         _same_kind_of_cells(name, known)
         of_column = [column for _, column in known]
         if any(column.type == "category" for column in of_column):
             categories[name] = _categories(name, of_column, reading)
         types.append(_type(of_column))
-    return Columns(tuple(names), tuple(types), first.label, categories)
+    made = Columns(tuple(names), tuple(types), first.label, categories)
+    if len(made.encoded) > MOST_INPUTS:
+        raise CompatibilityError(
+            f"The sites' tables have {len(made.encoded):,} inputs, with one for each category; {MOST_INPUTS:,} are the "
+            "most. Leave columns out with dataset.ignore."
+        )
+    return made
 
 
-def _same_columns(first: SiteFacts, names: Sequence[str], one: SiteFacts, others: Sequence[str]) -> None:
+def _same_columns(first: SiteFacts, names: Collection[str], one: SiteFacts, others: Collection[str]) -> None:
     missing = [name for name in names if name not in others]
     more = [name for name in others if name not in names]
     if missing or more:
@@ -188,6 +221,9 @@ def _classes(sites: Sequence[Described]) -> tuple[str, ...]:
                 f"{first.opened} has {kinds[0]} as labels and {one.label} has {kinds[1]}; all must have one kind. "
                 "Write all as names, or all as numbers."
             )
+    for one, mine in sites:
+        if not mine.named and not all(re.fullmatch("-?[0-9]{1,18}", label) for label in mine.labels):
+            raise CompatibilityError(f"{one.opened} has labels that are neither names nor whole numbers. Correct them.")
     way_out = "Name all classes in one order at every site"
     _all_the_same(sites, "classes", "has", "the number of a class must mean the same everywhere", way_out)
     if (listed := sites[0][1].classes) is not None:

@@ -100,7 +100,9 @@ class Splits:
             part: Part = getattr(self, name)
             known = "" if part.x.is_meta else checksum(part.x.numpy(), part.y.numpy())  # of examples that are here
             listed[name] = {"examples": len(part), "sha256": known}
-        listed["clients"] = [{"examples": len(held), "sha256": checksum(held.numpy())} for held in self.clients]
+        listed["clients"] = [
+            {"examples": len(held), "sha256": "" if held.is_meta else checksum(held.numpy())} for held in self.clients
+        ]
         listed |= {f"{name}_positions": positions.tolist() for name, positions in self.set_aside.items()}
         return {**listed, "sha256": splits_hash(listed)}
 
@@ -130,11 +132,13 @@ def _handed_out(
 ) -> tuple[Part, Sequence[np.ndarray]]:
     """(what clients' positions point into, the clients' positions with the public data that they are given)."""
     private, public = dataset.train, np.unique(np.concatenate(shared))  # ranking may be the same examples
-    if public_to == "nobody":
+    if public_to == "nobody" or not len(public):
         return private, clients
     if public_to == "everybody":
         if pool is not dataset.train:
-            private = Part(torch.cat([private.x, pool.x.to(private.x.device)]), torch.cat([private.y, pool.y]))
+            private = Part(
+                torch.cat([private.x, pool.x.to(private.x.device)]), torch.cat([private.y, pool.y.to(private.y.device)])
+            )
             public = public + len(dataset.train)
         given = [public] * len(clients)
     else:

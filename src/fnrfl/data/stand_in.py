@@ -1,12 +1,11 @@
 """What a server has in the place of the sites' data: how many examples there are of each class, and no example.
 
-The inputs are tensors without values (torch's "meta" device): they have a shape and a type, and take no memory. Whoever
-tries to read one fails, so that nothing on a server can use them by mistake.
+Inputs and labels are tensors without values (torch's "meta" device): they have a shape and a type, and take no memory,
+however many examples a site claims. Reading one fails, so that nothing on a server can use them by mistake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,21 +21,18 @@ from fnrfl.data.splits import both_parts
 from fnrfl.data.terms import Scenario
 
 
-def stand_in(agreement: Agreement, counts: Sequence[Sequence[int]], test: Part) -> Dataset:
-    """The sites' data as the server knows it; `counts` has the examples of each class, by client."""
-    schema = agreed_schema(agreement)
-    held = [np.repeat(np.arange(len(mine)), mine) for mine in counts]
-    labels = torch.from_numpy(np.concatenate(held).astype(np.int64))
-    blank = torch.empty(len(labels), *schema.input_shape, dtype=getattr(torch, schema.dtype), device="meta")
+def stand_in(agreement: Agreement, test: Part) -> Dataset:
+    """The sites' data as the server knows it."""
+    schema, count = agreed_schema(agreement), sum(agreement.sizes)
+    blank = torch.empty(count, *schema.input_shape, dtype=getattr(torch, schema.dtype), device="meta")
     return Dataset(
         "the sites' data",
-        Part(blank, labels),
+        Part(blank, torch.empty(count, dtype=torch.int64, device="meta")),
         test,
         schema.classes,
         "each site's own machine",
         agreement.data,
         columns=schema.columns,
-        train_clients=tuple(np.repeat(np.array(agreement.sites, dtype=object), [len(mine) for mine in held])),
     )
 
 
@@ -72,8 +68,12 @@ def _undivided(source: DataSource) -> Dataset:
 
 
 def stand_in_partition(agreement: Agreement, client: int, own: Ints, scenario: Scenario, seed: int) -> Partition:
-    """Who holds how many examples, as one site knows it: of the classes, its `own` counts alone."""
-    positions = tuple(np.broadcast_to(np.int64(0), size) for size in agreement.sizes)  # a number each, in no memory
-    counts = np.zeros((len(positions), len(own)), dtype=np.int64)
-    counts[client] = own
-    return Partition(positions, counts, scenario, seed, agreement.sites)
+    """Who holds how many examples, as one site knows it: all that others hold counts as of the first class."""
+    counts = np.zeros((len(agreement.sizes), len(own)), dtype=np.int64)
+    counts[:, 0], counts[client] = agreement.sizes, own
+    return partition_elsewhere(agreement, counts, scenario, seed)
+
+
+def partition_elsewhere(agreement: Agreement, counts: Ints, scenario: Scenario, seed: int) -> Partition:
+    """Who holds how many examples of each class, [clients, classes], and no position of any."""
+    return Partition((np.arange(0),) * len(counts), counts, scenario, seed, agreement.sites)

@@ -10,25 +10,28 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fnrfl.core import trees
 from fnrfl.core.errors import FnrflError, MissingClients
+from fnrfl.core.feed import Feed
 from fnrfl.core.fold import FOLD_ROWS
-from fnrfl.core.messages import Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
+from fnrfl.core.messages import MeasureRequest, MemoryRequest, TrainReply, TrainRequest
+from fnrfl.core.net import Net
 from fnrfl.core.network import NetworkOptions
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Replies, State
 from fnrfl.engines.letters import Letter, LetterAnswer, Network, Version, check_run_id
 from fnrfl.engines.reply_checks import (
     Check,
-    check_answer,
-    check_memory,
-    check_reply,
-    check_version,
-    odd_ones_out,
+    fields_like,
+    in_short,
+    refuse_envelope,
+    refuse_reply,
+    refuse_tree,
+    rehearsed_answer,
+    rehearsed_extras,
 )
-from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.engines.wire import ANSWERS, from_bytes, to_bytes
 
 PAUSE = 1.0  # seconds before a client that could not be reached is asked again
 
@@ -101,43 +104,50 @@ class RemoteClients:
     """A client side over a network: one letter for each client, asked again or given up as the options say.
 
     An answer counts if it has the id of the letter that is waited for, so late and repeated ones do not. An answer
-    with numbers that are not finite, or in other shapes than the model's, is refused, and the client counts as missing.
+    that breaks its schema (`reply_checks`) is refused, and the client counts as missing.
     """
 
     def __init__(
         self,
         network: Network,
         run: str,
-        initial: State,
+        net: Net,
         birth: Tree,
-        examples: Tensor,
+        feed: Feed,
         options: NetworkOptions,
         *,
         reads_memory: bool = False,
         scale: Tree | None = None,
     ) -> None:
-        """`examples` [N] is how many each client has agreed to have, and `scale` what every client is told of inputs.
+        """`feed` knows how many examples each client has agreed to have; `scale` is what clients are told of inputs.
 
         `reads_memory`: the method has personal models, which the server makes of clients' memories to score them.
         """
-        self.network, self.run, self.initial, self.options = network, check_run_id(run), initial, options
-        self.examples, self.scale = examples, scale
+        self.network, self.run, self.net, self.options = network, check_run_id(run), net, options
+        self.initial, self.feed, self.scale = State(*net.flatten()), feed, scale
         self.memory = RemoteMemory(birth, self._fetch if reads_memory else None)
         self._server = uuid.uuid4().hex  # no two servers send the same letter, not even of one run
         self._letters = count()
         self._round, self._number = -1, 0
         self._held: dict[int, Version] = {}
+        self._lengths: dict[str, int] = {}  # how many examples the server has, by the name of the data
         self._bytes = {"down": 0, "up": 0}  # of this round, as they are sent
 
     # -- requests -----------------------------------------------------------------------------------------------------
     def train(self, request: TrainRequest) -> Iterator[TrainReply]:
         self._enter_round(request.round)
-        seconds = self.options.deadline(private=request.task.data == "private")
+        task, training = request.task, request.training
+        seconds, first = self.options.deadline(private=task.data == "private"), request.clients[0]
+        extras = rehearsed_extras(task, self.initial, self.feed.examples[first], self.memory.birth)
+        if task.data not in self._lengths:
+            self._lengths[task.data] = 0 if task.data == "private" else len(self.feed.all(task.data)[1])
 
         def check(client: int, content: Any) -> str | None:
-            return check_reply(content, client, request, self.initial, float(self.examples[client]))
+            examples, epochs = int(self.feed.examples[client]), request.epochs[request.clients.index(client)]
+            steps = replace(training, epochs=epochs).steps(self._lengths[task.data] or examples)
+            return refuse_reply(content, client, request, self.initial, extras, examples, steps)
 
-        answers, missing = self._ask(request, request.task.purpose, seconds, check, _extras)
+        answers, missing = self._ask(request, task.purpose, seconds, check)
         if missing:
             yield TrainReply(Replies.of_nobody(self.initial), missing=missing)
         there = [client for client in request.clients if client in answers]
@@ -147,15 +157,24 @@ class RemoteClients:
     def measure(self, request: MeasureRequest) -> Tree:
         self._enter_round(request.round)
         seconds = self.options.measure_deadline or None
-        answers, missing = self._ask(request, "measure", seconds, check_answer, lambda tree: tree)
+        probe = request.probe
+        one = rehearsed_answer(probe, self.net, self.initial)
+
+        def check(client: int, content: Any) -> str | None:
+            wrong = refuse_tree(content, fields_like(one))
+            right = wrong or probe.accepts(content, one, float(self.feed.examples[client]))
+            return wrong if right else f"its answer to {type(probe).__name__} cannot be."
+
+        answers, missing = self._ask(request, "measure", seconds, check)
         if missing:
             raise MissingClients(missing, round=request.round + 1, stage="measure")
         return trees.joined([answers[client].content for client in request.clients])
 
     def _fetch(self, client: int) -> Tree:
         seconds = self.options.measure_deadline or None
-        check = lambda _, content: check_memory(content, self.memory.birth)  # noqa: E731
-        answers, missing = self._ask(MemoryRequest(client), "memory", seconds, check, lambda tree: {})
+        fields = fields_like(self.memory.birth)
+        check = lambda _, content: refuse_tree({k: v[None] for k, v in content.items()}, fields)  # noqa: E731
+        answers, missing = self._ask(MemoryRequest(client), "memory", seconds, check)
         if client in answers and answers[client].lost_memory:
             missing = {client: "it no longer has what it remembered."}
         if missing:
@@ -186,7 +205,7 @@ class RemoteClients:
 
     # -- letters ------------------------------------------------------------------------------------------------------
     def _ask(
-        self, request: Any, phase: str, seconds: float | None, check: Check, trees_of: Callable[[Any], Tree]
+        self, request: Any, phase: str, seconds: float | None, check: Check
     ) -> tuple[dict[int, LetterAnswer], dict[int, str]]:
         """The answers that count, and why others have none."""
         self._number += 1
@@ -199,14 +218,12 @@ class RemoteClients:
             self._bytes["down"] += sum(map(len, sent.values()))
             for client, message in self.network.exchange(sent, seconds):
                 if isinstance(message, str):
-                    reasons[client] = message
+                    reasons[client] = in_short(message)
                     continue
                 self._bytes["up"] += len(message)
                 self._open(client, message, waiting, answers, refused, check)
             if not waiting or (attempt >= self.options.retries and self.options.on_missing != "wait"):
-                odd = odd_ones_out(answers, trees_of)
-                there = {client: answer for client, answer in answers.items() if client not in odd}
-                return there, refused | odd | {client: reasons[client] for client in waiting}
+                return answers, refused | {client: reasons[client] for client in waiting}
             time.sleep(PAUSE)
         raise AssertionError("a count has no end")
 
@@ -221,11 +238,10 @@ class RemoteClients:
     ) -> None:
         """Take an answer, if it is one to a letter that waits for it."""
         try:
-            answer = from_bytes(message)
+            answer = from_bytes(message, ANSWERS)
             if client not in waiting or (answer.id, answer.client) != (waiting[client].id, client):
                 return  # late, or a second time
-            wrong = answer.content.reason if isinstance(answer.content, Failure) else check(client, answer.content)
-            wrong = wrong or check_version(answer.memory) or check_version(answer.held)
+            wrong = refuse_envelope(answer, waiting[client]) or check(client, answer.content)
         except Exception:  # whatever is in it: the server does not stop for it
             answer, wrong = None, "its answer cannot be read."
         if waiting.pop(client, None) is None:
@@ -265,7 +281,3 @@ def _for_one(request: Any, m: int) -> Any:
 
 def _model(state: State | None) -> State | None:
     return None if state is None else State(state.params, state.buffers)
-
-
-def _extras(content: TrainReply) -> Tree:
-    return content.replies.extras

@@ -1,98 +1,153 @@
-"""What an answer from another machine must look like; the server uses nothing that does not."""
+"""The schema of an answer from another machine: names, types, shapes and ranges. The server uses nothing else."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fnrfl.core.messages import TrainReply, TrainRequest
+from fnrfl.core import optim
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.engine import Probe
+from fnrfl.core.messages import Failure, TrainReply, TrainRequest
+from fnrfl.core.net import Net
 from fnrfl.core.trees import Tree
-from fnrfl.core.values import Replies, State
-from fnrfl.engines.letters import LetterAnswer, Version
+from fnrfl.core.values import Batch, LocalTask, Out, State
+from fnrfl.core.words import printable
+from fnrfl.engines.letters import Letter, LetterAnswer, Version
 
-Check = Callable[[int, Any], str | None]  # a client and its answer -> what is wrong with it
-
-
-def check_answer(client: int, content: Any) -> str | None:
-    """What is wrong with a client's answer to a question; None: nothing."""
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        return "its answer is no set of tensors."
-    if any(value.ndim == 0 or len(value) != 1 for value in content.values()):
-        return "its answer is not that of one client."
-    return next((f"its {name} is not finite." for name, value in content.items() if not value.isfinite().all()), None)
+Check = Callable[[int, Any], str | None]  # a client and its answer -> the sentence that refuses it, if it is wrong
+MOST_TOLD = 500  # characters of a client's own words that are repeated
 
 
-def check_memory(content: Any, birth: Tree) -> str | None:
-    """What is wrong with what a client shows of its memory; None: nothing."""
-    if not isinstance(content, dict) or content.keys() != birth.keys():
-        return "its memory has other names than this run's."
-    alike = all(isinstance(content[k], Tensor) and content[k].shape == birth[k].shape for k in birth)
-    return None if alike else "its memory has other shapes than this run's."
+@dataclass(frozen=True)
+class Field:
+    """A tensor of an answer: its shape and type, and the range of its numbers."""
+
+    like: Tensor  # of one client, without the client axis; a number equal to it is right whatever the range
+    least: float = -math.inf
+    most: float = math.inf
+
+    @classmethod
+    def exactly(cls, value: Tensor) -> Field:
+        """A field with one right value."""
+        return cls(value, math.inf, -math.inf)
+
+    def refuse(self, name: str, value: Any) -> str | None:
+        """Say why a value is not right; None: it is."""
+        like = self.like
+        if not isinstance(value, Tensor) or value.dtype != like.dtype or list(value.shape) != [1, *like.shape]:
+            right = f"{[1, *like.shape]} of {like.dtype}"
+            return f"its {name} is {_shape_of(value)}, and {right} is right."
+        # Squares of so large numbers, and sums of many squares, can still be computed.
+        largest = torch.finfo(like.dtype).max ** 0.4 if like.is_floating_point() else 2.0**53
+        least, most = max(self.least, -largest), min(self.most, largest)
+        fine = (value >= least) & (value <= most) | (value == like) | (value.isnan() & like.isnan())
+        if bool(fine.all()):
+            return None
+        right = f"from {least:.6g} to {most:.6g}" if least <= most else f"{like.tolist():.6g}"
+        return f"its {name} has {value[~fine][0].item():.6g}, which is not {right}."
 
 
-def check_version(version: Any) -> str | None:
-    """What is wrong with the version that a client says it keeps; None: nothing, or there is none."""
-    if version is None:
-        return None
-    whole = isinstance(version, Version) and isinstance(version.round, int) and isinstance(version.number, int)
-    right = whole and isinstance(version.sha256, str) and re.fullmatch("[0-9a-f]{64}", version.sha256)
+Fields = dict[str, Field]
+
+
+def refuse_tree(tree: Any, fields: Fields) -> str | None:
+    """Say what is wrong with named tensors of one client; None: nothing."""
+    if not isinstance(tree, dict) or tree.keys() != fields.keys():
+        names = [*tree] if isinstance(tree, dict) else type(tree).__name__
+        return in_short(f"it sends {names}, and {[*fields]} is right.")
+    return next((wrong for name, field in fields.items() if (wrong := field.refuse(name, tree[name]))), None)
+
+
+def refuse_envelope(answer: LetterAnswer, letter: Letter) -> str | None:
+    """Say what is wrong with all but the content of an answer, or what its client says has gone wrong."""
+    if isinstance(answer.content, Failure):
+        return in_short(answer.content.reason) or "it failed without a reason."
+    right = type(answer.lost_memory) is bool and all(
+        version is None
+        or (_is_hash(version.sha256) and str(version) == str(Version(letter.round, letter.number, version.sha256)))
+        for version in (answer.memory, answer.held)
+    )
     return None if right else "it does not say in the right form what it keeps."
 
 
-def check_reply(content: Any, client: int, request: TrainRequest, model: State, examples: float) -> str | None:
-    """What is wrong with a client's reply to a task; None: nothing."""
-    if not isinstance(content, TrainReply) or not isinstance(content.replies, Replies):
+def refuse_reply(
+    content: Any, client: int, request: TrainRequest, model: State, extras: Tree, examples: float, steps: int
+) -> str | None:
+    """Say what is wrong with a client's reply to a task; None: nothing."""
+    if not isinstance(content, TrainReply) or not isinstance(content.not_finite, dict):
         return "its answer is no reply to a task."
     replies = content.replies
     if content.not_finite:  # it says so itself, and nothing else of its reply is used
-        (who, step), *others = content.not_finite.items()
-        right = (who, others, len(replies.clients)) == (client, [], 0) and isinstance(step, int)
+        ((who, step),) = content.not_finite.items()
+        right = (who, len(replies.clients)) == (client, 0) and type(step) is int and -1 <= step <= steps
         return None if right else "it does not say in the right form that its numbers are not finite."
-    if replies.clients.tolist() != [client] or replies.examples.tolist() != [examples]:
-        return f"it speaks of other clients, or of another number of examples than the {examples:g} that it has."
-    if any(len(value) != 1 for value in replies.extras.values()):
-        return "what it sends beside the model is not of one client."
-    named = _named_tensors(replies, model, request)
-    if isinstance(named, str):
-        return named
-    return next((wrong for name, (value, like) in named.items() if (wrong := _unlike(name, value, like))), None)
+    facts = ("clients", "examples", "steps", "travel", "loss", "trained", "params")
+    named = {name: getattr(replies, name) for name in facts}
+    named |= _labelled("buffer", replies.buffers) | _labelled("extra", replies.extras)
+    return refuse_tree(named, _reply_fields(client, request, model, extras, examples, steps))
 
 
-def _named_tensors(replies: Replies, model: State, request: TrainRequest) -> dict[str, tuple[Tensor, Tensor]] | str:
-    """Each tensor of a reply with one that it should look like; a text says why there is no such thing."""
-    expected = State(model.params, model.buffers) if request.task.send_model else State(model.params[:0], {})
-    if replies.buffers.keys() != expected.buffers.keys():
-        return "its model has other buffers than this run's."
-    named = {"params": (replies.params, expected.params), "trained": (replies.trained, expected.params)}
-    named |= {name: (replies.buffers[name], value) for name, value in expected.buffers.items()}
-    named |= {"loss": (replies.loss, model.params.new_zeros(())), "steps": (replies.steps, replies.steps.new_zeros(()))}
-    named |= {"travel": (replies.travel, model.params.new_tensor(math.nan))}  # Adam has none
-    return named | {f"extra {name}": (value, value[0]) for name, value in replies.extras.items()}
-
-
-def _unlike(name: str, value: Tensor, like: Tensor) -> str | None:
-    """What is wrong with a tensor of one client that should look like another; None: nothing."""
-    if list(value.shape) != [1, *like.shape] or value.dtype != like.dtype:
-        return f"its {name} has the shape {list(value.shape)} of {value.dtype}; {[1, *like.shape]} is right."
-    unusual = name.startswith("extra ") or bool(like.isfinite().all())  # some buffers are infinite from the start
-    return f"its {name} is not finite, and it did not say so." if unusual and not value.isfinite().all() else None
-
-
-def odd_ones_out(answers: Mapping[int, LetterAnswer], trees_of: Callable[[Any], Tree]) -> dict[int, str]:
-    """Clients whose tensors have other names or shapes than those of most clients, and what is wrong."""
-    looks = {
-        client: tuple((name, tuple(value.shape[1:])) for name, value in sorted(trees_of(answer.content).items()))
-        for client, answer in answers.items()
-        if not getattr(answer.content, "not_finite", None)  # it has nothing to send
-    }
-    usual = Counter(looks.values()).most_common(1)[0][0] if looks else ()
+def _reply_fields(
+    client: int, request: TrainRequest, model: State, extras: Tree, examples: float, steps: int
+) -> Fields:
+    """The fields of a reply: the number of steps follows from the task, and `travel` from that."""
+    task, exactly = request.task, Field.exactly
+    params, buffers = (model.params, model.buffers) if task.send_model else (model.params[:0], {})
+    never_negative = type(task.objective).loss is Objective.loss  # a cross-entropy
     return {
-        client: f"it sends {dict(look)}, and most clients send {dict(usual)}."
-        for client, look in looks.items()
-        if look != usual
+        "clients": exactly(torch.tensor(client)),
+        "examples": exactly(torch.tensor(examples, dtype=torch.float64)),
+        "steps": exactly(torch.tensor(steps)),
+        "travel": exactly(params.new_tensor(optim.travel(request.training, steps))),
+        "loss": Field(params.new_zeros(()), 0.0 if never_negative else -math.inf),
+        "trained": Field(params),
+        "params": Field(params),
+        **_labelled("buffer", fields_like(buffers)),
+        **_labelled("extra", fields_like(extras)),
     }
+
+
+def fields_like(tree: Tree) -> Fields:
+    """Fields like named tensors; a variance is never negative."""
+    return {k: Field(v, 0.0 if k.endswith("running_var") else -math.inf) for k, v in tree.items()}
+
+
+def rehearsed_extras(task: LocalTask, model: State, examples: Tensor, memory: Tree) -> Tree:
+    """Tensors in the shapes of those that a client sends beside the model."""
+    one = model.params.new_ones(())
+    own = memory | {name: rows[0] for name, rows in task.own.items()} | {"lr_steps": one}
+    return task.objective.finish(model, model, one, examples, task.shared, own)[0]
+
+
+def rehearsed_answer(probe: Probe, net: Net, model: State) -> Tree:
+    """The answer to a probe about one example, which is nothing but zeros."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    x = net.laid_out(torch.zeros(1, *net.input_shape, dtype=net.input_dtype, device=net.device))
+    batch = Batch(x, zero.to(x.device), zero.to(x.device))
+    with torch.no_grad():
+        out = net.eval_forward(model.params, model.buffers, x) if probe.asks_model else Out.empty(batch)
+        return probe.finish(probe(out, batch))
+
+
+def in_short(words: Any) -> str:
+    """A client's own words as they are repeated: some of them, and none that move a cursor."""
+    return printable(words[:MOST_TOLD]) if isinstance(words, str) else ""
+
+
+def _labelled(kind: str, tree: dict[Any, Any]) -> dict[str, Any]:
+    return {f"{kind} {name!r}": value for name, value in tree.items()}  # 1 is another name than '1'
+
+
+def _is_hash(text: Any) -> bool:
+    return isinstance(text, str) and re.fullmatch("[0-9a-f]{64}", text) is not None
+
+
+def _shape_of(value: Any) -> str:
+    return f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -7,7 +7,7 @@ or a probe of a user's own travels if both sides have imported it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -23,23 +23,10 @@ from fnrfl.core.training import Training
 from fnrfl.core.values import LocalTask, Replies, State
 from fnrfl.engines.letters import Letter, LetterAnswer, Version
 
-_MESSAGES: dict[str, type] = {
-    cls.__name__: cls
-    for cls in (
-        TrainRequest,
-        TrainReply,
-        MeasureRequest,
-        MemoryRequest,
-        Failure,
-        LocalTask,
-        Training,
-        State,
-        Replies,
-        Letter,
-        LetterAnswer,
-        Version,
-    )
-}
+ANSWERS = {cls.__name__: cls for cls in (LetterAnswer, TrainReply, Replies, Failure, Version)}  # what a client sends
+_REQUESTS = (Letter, TrainRequest, MeasureRequest, MemoryRequest, LocalTask, Training, State)
+_MESSAGES: dict[str, type] = ANSWERS | {cls.__name__: cls for cls in _REQUESTS}
+MOST_JSON = 2**24  # bytes of a message without its tensors
 
 
 def to_bytes(value: Any) -> bytes:
@@ -49,11 +36,14 @@ def to_bytes(value: Any) -> bytes:
     return b"".join([len(text).to_bytes(8, "big"), text, save(stored)])
 
 
-def from_bytes(message: bytes) -> Any:
-    """The inverse of `to_bytes`; tensors are on the CPU, in memory of their own."""
-    end = 8 + int.from_bytes(message[:8], "big")
-    stored = load(message[end:])
-    return from_parts(message[8:end], [stored[str(i)].clone() for i in range(len(stored))])
+def from_bytes(message: bytes, known: Mapping[str, type] | None = None) -> Any:
+    """The inverse of `to_bytes`; tensors are on the CPU, in memory of their own. `known` are the classes it may have.
+
+    It takes memory in proportion to the message, whatever shapes the message claims.
+    """
+    text = _json(message)
+    stored = load(message[8 + len(text) :])
+    return from_parts(text, [stored[str(i)].clone() for i in range(len(stored))], known)
 
 
 def to_parts(value: Any) -> tuple[bytes, list[Tensor]]:
@@ -62,14 +52,21 @@ def to_parts(value: Any) -> tuple[bytes, list[Tensor]]:
     return json.dumps(_plain(value, tensors)).encode(), tensors
 
 
-def from_parts(text: bytes, tensors: Sequence[Tensor]) -> Any:
+def from_parts(text: bytes, tensors: Sequence[Tensor], known: Mapping[str, type] | None = None) -> Any:
     """The inverse of `to_parts`."""
-    return _value(json.loads(text), tensors)
+    return _value(json.loads(text), tensors, known)
+
+
+def _json(message: bytes) -> bytes:
+    """The JSON at the beginning of a message."""
+    if (length := int.from_bytes(message[:8], "big")) > MOST_JSON:
+        raise FnrflError(f"A message has {length:,} bytes beside its tensors; {MOST_JSON:,} are the most.")
+    return message[8 : 8 + length]
 
 
 def plain_fields(message: bytes) -> dict[str, Any]:
     """The fields of a message that are plain values, read without making any object of it."""
-    fields_of = json.loads(message[8 : 8 + int.from_bytes(message[:8], "big")])["fields"]
+    fields_of = json.loads(_json(message))["fields"]
     return {name: value for name, value in fields_of if not isinstance(value, dict | list)}
 
 
@@ -122,19 +119,20 @@ def _plain_object(value: Any, tensors: list[Tensor]) -> dict[str, Any]:
     return {"class": name, "fields": [[f.name, _plain(getattr(value, f.name), tensors)] for f in held]}
 
 
-def _value(plain: Any, tensors: Sequence[Tensor]) -> Any:
+def _value(plain: Any, tensors: Sequence[Tensor], known: Mapping[str, type] | None) -> Any:
     if isinstance(plain, list):
-        return [_value(one, tensors) for one in plain]
+        return [_value(one, tensors, known) for one in plain]
     if not isinstance(plain, dict):
         return plain
     if "tensor" in plain:
         return tensors[plain["tensor"]]
     if "tuple" in plain or "set" in plain:
         (parts,) = plain.values()
-        return (tuple if "tuple" in plain else frozenset)(_value(one, tensors) for one in parts)
+        return (tuple if "tuple" in plain else frozenset)(_value(one, tensors, known) for one in parts)
     if "dict" in plain:
-        return {k: _value(v, tensors) for k, v in plain["dict"]}
-    return _class(plain["class"])(**{k: _value(v, tensors) for k, v in plain["fields"]})
+        return {k: _value(v, tensors, known) for k, v in plain["dict"]}
+    cls = _class(plain["class"]) if known is None else known[plain["class"]]
+    return cls(**{k: _value(v, tensors, known) for k, v in plain["fields"]})
 
 
 def _class(name: str) -> type:

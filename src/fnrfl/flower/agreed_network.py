@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fnrfl.core.errors import CompatibilityError, FnrflError
+from fnrfl.core.words import printable
 from fnrfl.data.agreement import Agreement, as_plain
 from fnrfl.engines.letters import Network
-from fnrfl.engines.wire import plain_fields
+from fnrfl.engines.reply_checks import in_short
+from fnrfl.engines.wire import MOST_JSON, plain_fields
 
 
 def ask_all(network: Network, labels: Sequence[str], question: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -21,9 +23,12 @@ def ask_all(network: Network, labels: Sequence[str], question: Mapping[str, Any]
     answers: dict[int, dict[str, Any]] = {}
     message = json.dumps(question).encode()
     for number, told in network.exchange(dict.fromkeys(range(len(labels)), message), None):
-        answer = {"error": told} if isinstance(told, str) else read_question(told)
+        try:
+            answer = {"error": told} if isinstance(told, str) else read_question(told)
+        except FnrflError as error:
+            answer = {"error": str(error)}
         if "error" in answer:
-            raise CompatibilityError(f"Node {labels[number]}: {answer['error']}")
+            raise CompatibilityError(f"Node {printable(labels[number])}: {in_short(str(answer['error']))}")
         answers[number] = answer
     return [answers[number] for number in range(len(labels))]
 
@@ -51,9 +56,11 @@ class AgreedNetwork:
 
 def read_question(told: bytes) -> dict[str, Any]:
     """A question or an answer to one."""
+    if len(told) > MOST_JSON:
+        raise FnrflError(f"A message has {len(told):,} bytes; {MOST_JSON:,} are the most. It was refused.")
     try:
         read = json.loads(told)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FnrflError(f"A message is neither a letter nor JSON ({error}). It was refused.") from None
     if not isinstance(read, dict):
         raise FnrflError("A message is JSON, and no question. It was refused.")

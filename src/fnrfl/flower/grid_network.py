@@ -223,12 +223,13 @@ class GridNetwork:
         for message in self._pulled(self._asked):
             asked = self._asked.pop(message.metadata.reply_to_message_id)
             self.nodes = {label: node for label, node in self.nodes.items() if node != asked.node}
-            if message.has_error():
+            failed = message.error.reason if message.has_error() else ""
+            record = {} if message.has_error() else message.content.config_records.get(RECORD, {})
+            if not (label := str(record.get("label", ""))[:1000]):
                 self._silent[asked.node] = asked.when
-                log.warning("Node %d does not say which client it is: %s", asked.node, message.error.reason)
+                log.warning("Node %d does not say which client it is: %s", asked.node, printable(failed[:500]))
                 continue
             alive[asked.node] = asked.when
-            label = str(message.content.config_records[RECORD]["label"])
             registered = self._registered(asked.node)
             if registered and registered != label:
                 self._silent[asked.node] = asked.when

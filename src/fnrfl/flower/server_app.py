@@ -89,6 +89,8 @@ def _agreed(network: GridNetwork, config: RunConfig, test: str, nodes: int) -> t
         raise ConfigError("The recipe has clients = 0, so it is not known how many nodes there are. Set nodes.")
     labels = network.labels = network.wait_for(count)
     met = meet(config, lambda question: ask_all(network, labels, question), test)
+    for line in met.agreement.shares:
+        print(line, flush=True)
     network.labels = [labels[seat] for seat in met.seats]
     return met, AgreedNetwork(network, network.labels, met.recipe, met.agreement)
 

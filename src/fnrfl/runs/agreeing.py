@@ -9,12 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.words import printable
+from fnrfl.data import scenarios
 from fnrfl.data.agreement import Agreement, SiteFacts, SiteHolding, agree_on_experiment, as_plain, from_plain
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.site_agreement import agree_on_sites, refuse_other_public, settle
-from fnrfl.data.stand_in import load_test_set, stand_in
+from fnrfl.data.stand_in import load_test_set, partition_elsewhere, stand_in
 from fnrfl.runs.data import reading_of
 from fnrfl.runs.node_data import (
     describe_node,
@@ -47,7 +51,8 @@ def meet(config: RunConfig, ask: Ask, test: str = "") -> Meeting:
 
     Nodes of an experiment take a part each of a data set that the server has as well.
     """
-    facts = [_read(SiteFacts, answer, seat) for seat, answer in enumerate(ask({"recipe": recipe_for_nodes(config)}))]
+    answers = ask({"recipe": recipe_for_nodes(config)})
+    facts = [from_plain(SiteFacts, answer, f"node {seat}") for seat, answer in enumerate(answers)]
     if not facts:
         raise CompatibilityError("No node has answered, so there is nobody to train. Start the nodes first.")
     if any(one.partition is None for one in facts) and any(one.schema is not None for one in facts):
@@ -67,16 +72,15 @@ def _meet_sites(config: RunConfig, ask: Ask, facts: Sequence[SiteFacts], test: s
     seat_of = {one.name.strip(): seat for seat, one in enumerate(facts)}
     seats = tuple(seat_of[name] for name in agreement.sites)
     answers = ask({"recipe": recipe_for_nodes(config), "agreement": as_plain(agreement)})
-    holdings = [_read(SiteHolding, answers[seat], seat) for seat in seats]
-    agreement = settle(agreement, holdings)
-    scored = load_test_set(test, agreement, reading_of(config))
-    parts = parts_with(config, stand_in(agreement, [one.counts for one in holdings], scored), agreement.notices)
+    named = zip(seats, agreement.sites, strict=True)
+    holdings = [from_plain(SiteHolding, answers[seat], f"the node {printable(name)!r}") for seat, name in named]
+    agreement = settle(agreement, holdings, config.network.max_share)
+    data = stand_in(agreement, load_test_set(test, agreement, reading_of(config)))
+    counts = np.array([one.counts for one in holdings], dtype=np.int64)
+    partition = partition_elsewhere(agreement, counts, scenarios.parse(config.scenario), config.seed)
+    parts = parts_with(config, data, agreement.notices, partition=partition)
     refuse_other_public(agreement, holdings, public_hash(parts.splits))
     return Meeting(parts, agreement, seats, recipe_for_nodes(parts.config))
-
-
-def _read(cls: type[Any], answer: Plain, seat: int) -> Any:
-    return from_plain(cls, answer, f"node {seat}")
 
 
 def answer_question(question: Plain, node: NodeConfig) -> Plain:

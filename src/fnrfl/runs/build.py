@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from fnrfl.config import RunConfig
 from fnrfl.config.schema import PublicOptions
 from fnrfl.core.words import counted
 from fnrfl.data import scenarios
-from fnrfl.data.datasets import Dataset, Facts
+from fnrfl.data.datasets import Facts
 from fnrfl.data.natural import some_of
 from fnrfl.data.reading import Columns
 from fnrfl.data.scaling import Scaling, looks_unscaled
@@ -106,14 +106,14 @@ def build(
     made = (parts.config, parts.algorithm, parts.net, parts.pool)
     actors = ray_actors(parts, scaling, given) if parts.config.engine.name == "ray" else None
     engine = build_engine(*made, scratch, runs_alike, connection or actors, scaling, compared=compared)
-    notices = (*parts.notices, *_notices(parts.config, parts.splits, parts.dataset))
+    notices = (*parts.notices, *_notices(parts))
     told = vars(parts) | {"notices": notices}
     return Built(**told, engine=engine, scaling=scaling, metrics=metrics, given=given, connection=connection)
 
 
-def _notices(config: RunConfig, splits: Splits, dataset: Dataset) -> tuple[str, ...]:
+def _notices(parts: RunParts) -> tuple[str, ...]:
     """What a user should know once, before the first round."""
-    said = []
+    config, splits, dataset, said = parts.config, parts.splits, parts.dataset, []
     size = config.public.size
     if config.public.source != "train" and size != PublicOptions.size:
         said.append(
@@ -127,12 +127,14 @@ def _notices(config: RunConfig, splits: Splits, dataset: Dataset) -> tuple[str, 
     if config.fnr is not None and splits.public_to != "nobody":
         said.append(f"with {config.algorithm.name}, FNR ranks and refines on examples that clients have trained on.")
     more = (*_rows_that_sums_tell(config, splits), *_unscaled_inputs(config, splits, dataset.columns))
-    return (*said, *_missing_classes(config, splits, dataset.classes), *more)
+    return (*said, *_missing_classes(parts), *more)
 
 
-def _missing_classes(config: RunConfig, splits: Splits, names: Sequence[str]) -> Iterator[str]:
+def _missing_classes(parts: RunParts) -> Iterator[str]:
     """Notices on classes that one part of the data has and another has not: one may be spelt in two ways."""
-    train, test, public = (set(part.y.unique().tolist()) for part in (splits.train, splits.test, splits.public))
+    config, splits, names = parts.config, parts.splits, parts.dataset.classes
+    held = torch.from_numpy(parts.partition.counts.any(0)).nonzero() if splits.train.y.is_meta else splits.train.y
+    train, test, public = (set(y.unique().tolist()) for y in (held, splits.test.y, splits.public.y))
     if len(train) == 1:
         yield f"All training examples are of one class, {names[min(train)]!r}: there is nothing to learn."
     if strange := [names[label] for label in sorted(test - train)]:

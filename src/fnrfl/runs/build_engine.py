@@ -112,9 +112,9 @@ def _remote_engine(
     clients = RemoteClients(
         connection.network,
         connection.run,
-        here.server.initial,
+        net,
         algorithm.client_state(net),
-        pool.examples,
+        pool,
         config.network,
         reads_memory=algorithm.personalised,
         scale=None if scaling is None else scaling.as_tree(),
@@ -137,8 +137,7 @@ def ask_for_scaling(
     layout = Layout(threads=1 if config.engine.name == "gpu" else int(config.engine.threads))
     with assemble("loop", net, pool.in_type(torch.float64), config.client, seed=config.seed, layout=layout) as engine:
         if connection is not None:
-            run, initial = connection.run, engine.server.initial
-            engine.clients = RemoteClients(connection.network, run, initial, {}, pool.examples, config.network)
+            engine.clients = RemoteClients(connection.network, connection.run, net, {}, pool, config.network)
         gaps = config.dataset.missing == "mean"
         return ask_clients(engine, f'dataset = "{config.dataset.name}"', gaps=gaps, columns=columns)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -18,7 +18,7 @@ from fnrfl.core.net import Net
 from fnrfl.core.words import counted
 from fnrfl.data import augment, natural, scenarios
 from fnrfl.data.batches import Pool
-from fnrfl.data.carving import carve
+from fnrfl.data.carving import Carved, carve
 from fnrfl.data.datasets import Dataset, load, refuse_keys_of_others
 from fnrfl.data.frames import in_order_of
 from fnrfl.data.holdings import Partition
@@ -83,14 +83,19 @@ def load_public(config: RunConfig, dataset: Dataset, given: Given) -> Dataset | 
 
 
 def divide(
-    config: RunConfig, dataset: Dataset, elsewhere: Dataset | Literal["test"] | None, algorithm: Algorithm
+    config: RunConfig,
+    dataset: Dataset,
+    elsewhere: Dataset | Literal["test"] | None,
+    algorithm: Algorithm,
+    partition: Partition | None = None,
 ) -> tuple[Partition, Splits]:
     """Set public and validation data aside, then partition the rest among the clients.
 
     `elsewhere` is public data that is not set aside. A method that has public data handed out says so in `public_to`;
-    the carving and the draw are the same for all.
+    the carving and the draw are the same for all. A `partition` that is given says who holds how many examples on
+    other machines: of them nothing is set aside.
     """
-    public, labels = config.public, dataset.train.y.numpy()
+    public = config.public
     distill = public.distill if public.distill != "auto" else 0.2 if "distill" in algorithm.needs else 0.0
     sizes: dict[str, float] = {
         "public": public.size if public.source == "train" else 0,
@@ -98,21 +103,7 @@ def divide(
         "distill": distill,
         "validation": config.validation.size,
     }
-    scenario = scenarios.parse(config.scenario)
-    saved = read_saved_split(scenario.split.path) if isinstance(scenario.split, SavedSplit) else None
-    if saved is not None:
-        saved.refuse_other_data(dataset)
-        carved, partition = saved.carve(labels, **sizes, seed=config.seed), saved.partition
-    else:
-        clients = dataset.train_clients if isinstance(scenario.split, Natural) else None
-        holders = None if clients is None else natural.client_numbers(clients, natural.in_natural_order(clients))
-        carved = carve(labels, **sizes, seed=config.seed, num_classes=dataset.num_classes, holders=holders)
-        rest, classes = labels[carved.rest], dataset.num_classes
-        if clients is None:
-            partition = draw(scenario, rest, config.clients, config.seed, num_classes=classes)
-        else:
-            held = [clients[at] for at in carved.rest]
-            partition = natural.natural_partition(scenario, rest, held, config.seed, num_classes=classes)
+    carved, partition = _carve(config, dataset, sizes) if partition is None else (_no_carving(config, sizes), partition)
     splits = Splits.build(
         dataset,
         carved,
@@ -122,12 +113,38 @@ def divide(
         public_to=algorithm.public_to,
         site_tests=_site_tests(dataset, partition),
     )
+    if dataset.train.x.is_meta:  # a site's own examples, and the public ones that it is given
+        held = [int(own) + len(given) for own, given in zip(partition.sizes, splits.clients, strict=True)]
+        splits = replace(splits, clients=tuple(torch.empty(n, dtype=torch.int64, device="meta") for n in held))
     return partition, splits
 
 
 def learns_from_public(algorithm: Algorithm) -> bool:
     """Whether anybody learns from public data under a method."""
     return bool(algorithm.needs & {"public-labels", "distill"}) or algorithm.public_to != "nobody"
+
+
+def _no_carving(config: RunConfig, sizes: Mapping[str, float]) -> Carved:
+    """Nothing set aside, of nothing."""
+    none = np.arange(0)
+    return Carved(none, none, none, none, none, sizes["ranking"], sizes["distill"], config.seed, none)
+
+
+def _carve(config: RunConfig, dataset: Dataset, sizes: Mapping[str, float]) -> tuple[Carved, Partition]:
+    """(what is set aside, who holds the rest); both as a saved split says it, if the scenario is one."""
+    labels, scenario = dataset.train.y.numpy(), scenarios.parse(config.scenario)
+    saved = read_saved_split(scenario.split.path) if isinstance(scenario.split, SavedSplit) else None
+    if saved is not None:
+        saved.refuse_other_data(dataset)
+        return saved.carve(labels, **sizes, seed=config.seed), saved.partition
+    clients = dataset.train_clients if isinstance(scenario.split, Natural) else None
+    holders = None if clients is None else natural.client_numbers(clients, natural.in_natural_order(clients))
+    carved = carve(labels, **sizes, seed=config.seed, num_classes=dataset.num_classes, holders=holders)
+    rest, classes = labels[carved.rest], dataset.num_classes
+    if clients is None:
+        return carved, draw(scenario, rest, config.clients, config.seed, num_classes=classes)
+    held = [clients[at] for at in carved.rest]
+    return carved, natural.natural_partition(scenario, rest, held, config.seed, num_classes=classes)
 
 
 def _site_tests(dataset: Dataset, partition: Partition) -> list[np.ndarray]:

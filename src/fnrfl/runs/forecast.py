@@ -20,13 +20,11 @@ import torch
 from torch import Tensor
 
 from fnrfl.config import RunConfig
-from fnrfl.core import trees
 from fnrfl.core.feed import forward_batch
 from fnrfl.core.isolation import isolated
 from fnrfl.core.rng import generator
 from fnrfl.core.types import (
     SERVER,
-    Batch,
     Data,
     Engine,
     LocalTask,
@@ -37,6 +35,7 @@ from fnrfl.core.types import (
     Tree,
 )
 from fnrfl.engines.metered import Metered
+from fnrfl.engines.reply_checks import rehearsed_answer, rehearsed_extras
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.cohorts import cohort, cohort_size
 from fnrfl.runs.evaluate import evaluate_model
@@ -212,14 +211,7 @@ class Rehearsal(Engine):
     def _replies(self, cohort: Tensor, task: LocalTask) -> Replies:
         m, model = len(cohort), self._model
         ones = model.params.new_ones(m)
-        extras, _ = task.objective.finish(
-            model,
-            model,
-            ones[0],
-            self.examples[cohort[0]],
-            task.shared,
-            self._memory | trees.rows(task.own, 0) | {"lr_steps": ones[0]},
-        )
+        extras = rehearsed_extras(task, model, self.examples[cohort[0]], self._memory)
         params = model.params.expand(m, -1)  # the same memory for everybody
         return Replies(
             clients=cohort,
@@ -245,11 +237,7 @@ class Rehearsal(Engine):
 
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
         self.probes.append((cohort, data))
-        batch = next(iter(self.built.pool.probe_batches(int(cohort[0]), data, _stream)))
-        two = Batch(batch.x[:2], batch.y[:2], batch.index[:2])
-        with torch.no_grad():
-            out = self.built.net.eval_forward(self._model.params, self._model.buffers, two.x)
-        return _expanded(probe.finish(probe(out, two)), len(cohort))
+        return _expanded(rehearsed_answer(probe, self.built.net, self._model), len(cohort))
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
         return self.measure(cohort, probe, data=data)

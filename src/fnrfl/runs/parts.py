@@ -59,11 +59,20 @@ def gather_parts(config: RunConfig, given: Given = NOTHING) -> RunParts:
     return parts_with(config, dataset, dataset.notices, given)
 
 
-def parts_with(config: RunConfig, dataset: Dataset, notices: tuple[str, ...], given: Given = NOTHING) -> RunParts:
-    """The parts of a run with this data: it is divided, the model is built, and what cannot go together is refused."""
+def parts_with(
+    config: RunConfig,
+    dataset: Dataset,
+    notices: tuple[str, ...],
+    given: Given = NOTHING,
+    partition: Partition | None = None,
+) -> RunParts:
+    """The parts of a run with this data: it is divided, the model is built, and what cannot go together is refused.
+
+    A `partition` says who holds how many examples on other machines.
+    """
     algorithm = build_algorithm(config, given)
     public = load_public(config, dataset, given)
-    partition, splits = divide(config, dataset, public, algorithm)
+    partition, splits = divide(config, dataset, public, algorithm, partition)
     notices = (*notices, *(public.notices if isinstance(public, Dataset) else ()))
     config = with_counted_clients(config, partition)
     config, net = fitting_net(config, dataset, algorithm, given)

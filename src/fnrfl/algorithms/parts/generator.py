@@ -194,6 +194,14 @@ class LabelCounts(Probe):
     def __call__(self, out: Out, batch: Batch) -> Tree:
         return {"counts": class_indicator(batch.y, self.num_classes).sum(0, dtype=torch.float32)}
 
+    def accepts(self, answer: Tree, one: Tree, examples: float) -> bool:
+        return add_up(answer["counts"], examples)
+
+
+def add_up(counts: Tensor, examples: float) -> bool:
+    """Whether counts of classes, in single precision, are those of so many examples."""
+    return bool((counts >= 0).all()) and math.isclose(float(counts.sum()), examples, rel_tol=1e-3)
+
 
 def holders(counts: Tensor) -> Tensor:
     """Each client's part of every class, [M, C]: columns sum to one, or to zero where nobody has the class.

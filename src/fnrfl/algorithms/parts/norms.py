@@ -35,6 +35,9 @@ class ClassNorms(Probe):
     def finish(self, total: Tree) -> Tree:
         return {"norms": total["sum"] / total["count"].clamp(min=1)}
 
+    def accepts(self, answer: Tree, one: Tree, examples: float) -> bool:
+        return bool((answer["norms"] >= 0).all())
+
 
 class Accuracy(Probe):
     """A_i: the share of right answers."""
@@ -45,6 +48,9 @@ class Accuracy(Probe):
 
     def finish(self, total: Tree) -> Tree:
         return {"accuracy": total["right"] / total["count"].clamp(min=1)}
+
+    def accepts(self, answer: Tree, one: Tree, examples: float) -> bool:
+        return 0 <= float(answer["accuracy"]) <= 1
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class Recall(ClassAccuracy):
     def finish(self, total: Tree) -> Tree:
         right, count = total["right"].double(), total["count"].double()
         return {"accuracy": (right / count.clamp(min=1)).sum() / (count > 0).sum().clamp(min=1)}
+
+    accepts = Accuracy.accepts
 
 
 # -- Selection, and Algorithm 2: differences of feature norms ---------------------------------------------------------

@@ -1,0 +1,495 @@
+"""A node that answers with anything: the server goes on as its policy says and names the node."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import math
+import os
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from fake_network import FakeNetwork, nodes_of
+from fnrfl.algorithms.cfedfn import Description
+from fnrfl.algorithms.ktpfl import SoftPredictions
+from fnrfl.algorithms.parts.generator import LabelCounts
+from fnrfl.algorithms.parts.norms import Accuracy, ClassNorms
+from fnrfl.algorithms.scaffold import Controlled, Scaffold
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.engine import Probe
+from fnrfl.core.errors import ClientError, CompatibilityError, FnrflError
+from fnrfl.core.messages import Failure
+from fnrfl.core.network import NetworkOptions
+from fnrfl.core.rng import generator
+from fnrfl.core.training import Training
+from fnrfl.core.types import Engine, LocalTask
+from fnrfl.data.agreement import ColumnFacts, SiteFacts, SiteHolding, SiteSchema, as_plain, from_plain
+from fnrfl.data.batches import plan
+from fnrfl.data.reading import Reading
+from fnrfl.data.scaling import InputMoments
+from fnrfl.data.site_agreement import agree_on_sites, settle
+from fnrfl.engines import remote_clients
+from fnrfl.engines.letters import LetterAnswer, Version
+from fnrfl.engines.remote_clients import RemoteClients
+from fnrfl.engines.wire import ANSWERS, from_bytes, from_parts, to_bytes
+from fnrfl.flower.agreed_network import ask_all
+from fnrfl.runs.agreeing import meet
+from fnrfl.runs.run import run
+from test_network import PROCEED, config
+from test_site_nodes import NodeConfig, asking, recipe, schema, write_gaps
+from toys import Run
+
+FUZZED = int(os.environ.get("FNRFL_FUZZED", "100000"))  # answers of each kind in the slow test
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_clients, "PAUSE", 0.0)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FNRFL_STATE", str(tmp_path / "state"))
+
+
+# -- one field at a time, through whole runs ---------------------------------------------------------------------------
+
+
+def in_reply(**changed: Callable[[Any], Any]) -> Callable[[LetterAnswer], LetterAnswer]:
+    def change(answer: LetterAnswer) -> LetterAnswer:
+        replies = answer.content.replies
+        changes = {name: made(getattr(replies, name)) for name, made in changed.items()}
+        return replace(answer, content=replace(answer.content, replies=replace(replies, **changes)))
+
+    return change
+
+
+def in_answer(change: Callable[[Any], Any]) -> Callable[[LetterAnswer], LetterAnswer]:
+    return lambda answer: replace(answer, content={name: change(value) for name, value in answer.content.items()})
+
+
+def full(number: float) -> Callable[[Any], Any]:
+    return lambda t: torch.full_like(t, number)
+
+
+REPLIES = {
+    "mixed keys": in_reply(extras=lambda t: t | {1: torch.ones(1), "a": torch.ones(1)}),
+    "a number as a name": in_reply(extras=lambda t: {1: t["delta_c"]}),
+    "version of floats": lambda answer: replace(
+        answer,
+        memory=replace(answer.memory, round=float(answer.memory.round)),  # type: ignore[union-attr,type-var]
+    ),
+    "one name more": in_reply(extras=lambda t: t | {"delta_d": torch.ones(1)}),
+    "one name less": in_reply(extras=lambda _: {}),
+    "large version": lambda answer: replace(answer, memory=Version(10**30, 1, "0" * 64)),
+    "another version": lambda answer: replace(answer, memory=Version(7, 1, "0" * 64)),
+    "failure without a reason": lambda answer: replace(answer, content=Failure(None)),  # type: ignore[arg-type]
+    "complex": in_reply(loss=lambda t: t.to(torch.complex64)),
+    "complex extras": in_reply(extras=lambda t: {name: value.to(torch.complex64) for name, value in t.items()}),
+    "float64 extras": in_reply(extras=lambda t: {name: value.double() for name, value in t.items()}),
+    "travel nan": in_reply(travel=full(math.nan)),
+    "travel 0": in_reply(travel=full(0.0)),
+    "travel inf": in_reply(travel=full(math.inf)),
+    "large model": in_reply(params=full(3e38)),
+    "large extras": in_reply(extras=lambda t: {name: full(3e38)(value) for name, value in t.items()}),
+    "steps -1": in_reply(steps=full(-1)),
+    "steps 10**9": in_reply(steps=full(10**9)),
+    "loss -3e38": in_reply(loss=full(-3e38)),
+    "loss -1": in_reply(loss=full(-1.0)),
+    "examples": in_reply(examples=full(2e4)),
+    "not finite": lambda answer: replace(answer, content=replace(answer.content, not_finite={"a": 1, 2: 3})),
+    "not finite, no mapping": lambda answer: replace(answer, content=replace(answer.content, not_finite=False)),
+    "whether memory is lost": lambda answer: replace(answer, lost_memory="yes"),  # type: ignore[arg-type]
+    "no reply": lambda answer: replace(answer, content=[1, 2]),
+    "somebody's objective": lambda answer: replace(answer, content=Controlled(True)),
+}
+NORMS = {
+    "-1": in_answer(full(-1.0)),
+    "1e30": in_answer(full(1e30)),
+    "nan": in_answer(full(math.nan)),
+    "integers": in_answer(lambda t: t.long()),
+    "mixed keys": lambda answer: replace(answer, content=answer.content | {1: torch.ones(1), "a": torch.ones(1)}),
+    "failure without a reason": REPLIES["failure without a reason"],
+}
+COUNTED = {"negative": in_answer(lambda t: -t), "twice as many": in_answer(lambda t: 2 * t), "none": in_answer(full(0))}
+CASES = [
+    *(("scaffold", "local", case, change) for case, change in REPLIES.items()),
+    *(("fnr fedavg", "measure", case, change) for case, change in NORMS.items()),
+    *(("fedgen", "measure", case, change) for case, change in COUNTED.items()),
+    *(("fedftg", "measure", case, change) for case, change in COUNTED.items()),
+    *(("ktpfl", "measure", case, change) for case, change in COUNTED.items()),
+]
+SMALL = {"fedgen": ["algorithm.steps=2"], "fedftg": ["algorithm.iterations=1", "model=cnn"], "ktpfl": []}
+
+
+class Spoiling(FakeNetwork):
+    """A network with a node that changes its answers of a phase."""
+
+    change: Callable[[LetterAnswer], LetterAnswer]
+    phase: str
+    spoilt: int = 0
+
+    def _answers(self, client: int, letter: Any, *rest: Any) -> Any:
+        for who, message in super()._answers(client, letter, *rest):
+            if client == 1 and letter.phase == self.phase:
+                self.spoilt += 1
+                message = to_bytes(self.change(from_bytes(message)))
+            yield who, message
+
+
+@pytest.mark.parametrize(
+    ("method", "phase", "change"), [pytest.param(m, p, change, id=f"{m}: {case}") for m, p, case, change in CASES]
+)
+def test_a_client_that_breaks_a_field_is_missing_and_named(method: str, phase: str, change: Any) -> None:
+    words = ["rounds=2", "participation=1", "clients=4", *PROCEED, *SMALL.get(method, [])]
+    if method == "ktpfl":  # personal models are asked for to be scored
+        words = [*words, "clients=3"]
+    chosen = config(method, *words)
+    network = Spoiling(nodes_of(chosen, Path("nodes")))
+    network.change, network.phase = change, phase
+    result = run(chosen.replace({"engine.name": "flower"}), out=None, network=network)
+    assert network.spoilt and len(result.rounds) == 2
+    for event in result.rounds:
+        asked = method != "fedftg" or event["round"] == 1  # about its labels, once
+        assert list(event.get("missing", {})) == [1] * asked and math.isfinite(event["loss"])
+        assert not asked or (phase in event["missing"][1] and len(event["missing"][1]) < 1000)
+    assert all(tensor.isfinite().all() for tensor in result.weights.values() if tensor.is_floating_point())
+
+
+def test_a_long_reason_is_cut_and_moves_no_cursor(caplog: pytest.LogCaptureFixture) -> None:
+    chosen = config("fedavg", "rounds=1", "participation=1", *PROCEED)
+    network = Spoiling(nodes_of(chosen, Path("nodes")))
+    network.change, network.phase = lambda answer: replace(answer, content=Failure("\x1b[2J" + "x" * 10**7)), "local"
+    with caplog.at_level(logging.DEBUG):
+        result = run(chosen.replace({"engine.name": "flower"}), out=Path("run"), network=network)
+    reason = result.rounds[0]["missing"][1]
+    assert len(reason) < 700 and "\x1b" not in reason
+    assert len(Path("run/events.jsonl").read_text()) < 50_000 and len(caplog.text) < 50_000
+    with pytest.raises(ClientError) as told:
+        run(config("fedavg", "rounds=1", "participation=1").replace({"engine.name": "flower"}), out=None,
+            network=network)  # fmt: skip
+    assert len(str(told.value)) < 1000 and "client 1" in str(told.value)
+
+
+def test_indices_in_a_memory_are_not_those_of_the_server() -> None:
+    chosen = config("fedbn", "rounds=1", "clients=3", "participation=1", "model=cnn(norm=batch)")
+    network = Spoiling(nodes_of(chosen, Path("nodes")))
+    network.phase = "memory"
+    network.change = lambda answer: replace(
+        answer, content=answer.content | {"places": answer.content["places"] + 10**6}
+    )
+    result = run(chosen.replace({"engine.name": "flower"}), out=None, network=network)
+    assert network.spoilt and 0 <= result.accuracy <= 1
+
+
+@pytest.mark.parametrize("last_batch", ["run-on", "keep", "drop", "even"])
+def test_the_number_of_steps_follows_from_the_number_of_examples(last_batch: Any) -> None:
+    for n, batch, epochs in [(1, 1, 1), (5, 64, 3), (64, 64, 2), (65, 64, 2), (130, 7, 1), (9, 10, 0)]:
+        training = Training(batch=batch, epochs=epochs, last_batch=last_batch)
+        assert training.steps(n) == plan(n, training, lambda name: generator(0, name)).steps
+
+
+# -- any field of any message ------------------------------------------------------------------------------------------
+
+LEAVES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2, 10**30, -(10**30), 2**63, 0.5, math.nan, math.inf, -math.inf, 1e308, -1e-320),
+    *("", "a", "\x00", "x" * 5000, "0" * 64, [], {}, [[]] * 3, {"tensor": 0}, {"tensor": 10**9}, {"tensor": "a"}),
+    *({"tuple": [1]}, {"set": [[]]}, {"set": 3}, {"dict": [[1, 2], ["a", 3]]}, {"dict": [[[], 1]]}, {"dict": 5}),
+    *({"class": "Version", "fields": [["round", 10**30], ["number", None]]}, {"class": "Failure", "fields": []}),
+    *({"class": "Failure", "fields": [["reason", None]]}, {"class": "LocalTask", "fields": []}, {"class": []}),
+]
+DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool, torch.complex64, torch.float16, torch.uint8]
+NUMBERS = [0.0, 1.0, -1.0, 3e38, -3e38, 1e30, 1e-40, math.nan, math.inf, -math.inf, 255.0]
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something of a JSON value could be replaced."""
+    yield at
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(inner, (*at, key))
+
+
+def with_changes(value: Any, dice: Random) -> Any:
+    """A JSON value with something else in some of its places."""
+    made = json.loads(json.dumps(value))
+    for _ in range(dice.choice([1, 1, 1, 2, 5])):
+        at = dice.choice(list(places(made)))
+        if not at:
+            return copy.deepcopy(dice.choice(LEAVES))
+        inside = made
+        for key in at[:-1]:
+            inside = inside[key]
+        if dice.random() < 0.15:
+            del inside[at[-1]]
+        elif dice.random() < 0.15 and isinstance(inside, list):
+            inside.append(copy.deepcopy(inside[at[-1]]))
+        else:
+            inside[at[-1]] = copy.deepcopy(dice.choice(LEAVES))
+    return made
+
+
+def tensor_instead(tensor: torch.Tensor, dice: Random) -> torch.Tensor:
+    """Another tensor: of another type, of another shape, or with another number in it."""
+    kind = dice.random()
+    if kind < 0.3:
+        return tensor.to(dice.choice(DTYPES))
+    if kind < 0.5:
+        return tensor.new_zeros(dice.choice([(), (0,), (2,), (1, 1), (3, 4), (1, 0), tensor.shape[1:]]))
+    made = tensor.clone()
+    number = dice.choice(NUMBERS)
+    fits = made.is_floating_point() or abs(number) < 256
+    made.view(-1)[: dice.choice([1, made.numel()])] = number if fits else 7
+    return made
+
+
+def spoilt(answer: Any, dice: Random) -> bytes:
+    """The bytes of an answer with anything changed in it."""
+    message = to_bytes(answer)
+    if dice.random() < 0.2:
+        some = bytearray(message)
+        for _ in range(dice.choice([1, 3, 30])):
+            some[dice.randrange(len(some))] = dice.randrange(256)
+        return bytes(some[: dice.choice([len(some)] * 3 + [dice.randrange(len(some))])])
+    length = int.from_bytes(message[:8], "big")
+    text, tail = message[8 : 8 + length], message[8 + length :]
+    if dice.random() < 0.5:
+        text = json.dumps(with_changes(json.loads(text), dice)).encode()
+        return b"".join([len(text).to_bytes(8, "big"), text, tail])
+    tensors = tensors_of(answer)
+    instead = {id(t): tensor_instead(t, dice) for t in dice.sample(tensors, dice.choice([1, 1, len(tensors)]))}
+    return to_bytes(replaced(answer, instead))
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else vars(value).values() if hasattr(value, "__dict__") else ()
+    return [tensor for one in inner for tensor in tensors_of(one)]
+
+
+def replaced(value: Any, instead: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return instead.get(id(value), value)
+    if isinstance(value, dict):
+        return {key: replaced(one, instead) for key, one in value.items()}
+    if hasattr(value, "__dict__"):
+        return replace(value, **{key: replaced(one, instead) for key, one in vars(value).items()})
+    return value
+
+
+class Fuzzing:
+    """A network on which nodes 0 and 1 answer as they should, and others with what `spoilt` makes of theirs."""
+
+    def __init__(self, honest: Any, seed: int) -> None:
+        self.honest, self.dice, self.kept, self.drawn = honest, Random(seed), dict[tuple[str, int], Any](), 0
+
+    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
+        for client, message in letters.items():
+            letter = from_bytes(message)
+            key = (f"{letter.phase} {type(getattr(letter.request, 'probe', None)).__name__}", client)
+            if first := key not in self.kept:
+                ((_, answer),) = self.honest.exchange({client: message}, seconds)
+                self.kept[key] = from_bytes(answer)
+            answer = self.kept[key]
+            stamp = lambda v, now=letter: v and Version(now.round, now.number, v.sha256)  # noqa: E731
+            answer = replace(answer, id=letter.id, memory=stamp(answer.memory), held=stamp(answer.held))
+            yield client, to_bytes(answer) if client < 2 or first else spoilt(answer, self.dice)
+            self.drawn += client >= 2 and not first
+
+
+def fuzz(count: int, seed: int = 0) -> tuple[int, int]:
+    """(answers of hostile nodes that were drawn, those that were taken) over tasks and questions of every kind."""
+    played = Run(Scaffold(), "network", dtype=torch.float32)
+    clients = played.engine.clients
+    assert isinstance(clients, RemoteClients)
+    clients.options = played.engine.network = NetworkOptions(on_missing="proceed", retries=0, min_share=0.1)
+    clients.network = network = Fuzzing(clients.network, seed)
+    state, cohort = played.state, torch.arange(6)
+    shared = {"c": state.extra["c"]}
+    task = LocalTask(Controlled(True), "local", state, shared=shared, hold_model=True, training=Training(epochs=1))
+    refine = replace(task, objective=Objective(), purpose="refine", data="public",
+                     remember=False)  # fmt: skip
+    probes: list[tuple[Probe, Any]] = [
+        (Accuracy(), "ranking"), (ClassNorms(4), "public"), (LabelCounts(4), "private"), (Description(4), "private"),
+        (SoftPredictions(len(played.engine.pool("distill")[1]), 2.0), "distill"),
+    ]  # fmt: skip
+    taken = 0
+    with played.losses():
+        while network.drawn < count:
+            clients._round += 1  # every time a new round, and nothing is kept of the last one
+            clients.memory._versions.clear()
+            for each in (task, refine):
+                replies = list(played.engine.stream(cohort, each))
+                got = torch.cat([one.clients for one in replies])
+                assert got.tolist()[:2] == [0, 1] and all(one.params.abs().sum().isfinite() for one in replies)
+                taken += len(got) - 2
+            for probe, data in probes:
+                who, answers = Engine.ask(played.engine, cohort, probe, data=data)
+                assert all(value.isfinite().all() for value in answers.values())
+                taken += len(who) - 2
+            played.engine.notes.clear()
+    return network.drawn, taken
+
+
+def test_no_answer_stops_the_server() -> None:
+    drawn, taken = fuzz(600)
+    assert drawn >= 600 and taken < drawn / 2  # some changes change nothing
+
+
+@pytest.mark.slow
+def test_no_answer_of_very_many_stops_the_server() -> None:
+    fuzz(FUZZED)
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_takes_memory_in_proportion_to_itself() -> None:
+    huge = json.dumps({"0": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
+    text = json.dumps({"tensor": 0}).encode()
+    message = b"".join([len(text).to_bytes(8, "big"), text, len(huge).to_bytes(8, "little"), huge])
+    long = (2**40).to_bytes(8, "big") + b"{}"
+    deep = b"[" * 10**5
+    tracemalloc.start()
+    for one in (message, long, len(deep).to_bytes(8, "big") + deep + to_bytes({})[10:]):
+        with pytest.raises(Exception):  # noqa: B017
+            from_bytes(one)
+    assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
+    tracemalloc.stop()
+    with pytest.raises(FnrflError, match="bytes"):
+        from_bytes((2**24 + 1).to_bytes(8, "big") + b" " * 100)
+
+
+def test_an_answer_has_no_classes_but_those_of_answers() -> None:
+    with pytest.raises(KeyError):
+        from_bytes(to_bytes(Controlled(True)), ANSWERS)
+    assert from_parts(b'{"class": "Version", "fields": [["round", 1], ["number", 2]]}', [], ANSWERS) == Version(1, 2)
+
+
+# -- before the first round --------------------------------------------------------------------------------------------
+
+SITES = [
+    as_plain(SiteFacts(name, {"fnrfl": "1", "torch": "2.9.1+cu128"}, schema=facts))
+    for name, facts in [
+        ("A", schema()),
+        ("A", SiteSchema("arrays", {"0": 3, "1": 4}, False, False, input_shape=(2, 3), dtype="float32")),
+    ]
+]
+WILD: list[Any] = [*LEAVES, [0] * 20_000, {str(n): 1 for n in range(20_000)}, "1e999", "٣", "-", "float32", [2**20] * 9]
+
+
+@pytest.mark.parametrize("honest", SITES, ids=["table", "arrays"])
+def test_no_facts_of_a_node_stop_the_server_but_by_a_sentence(honest: dict[str, Any]) -> None:
+    dice, other = Random(1), from_plain(SiteFacts, honest | {"name": "B"}, "node 1")
+    for _ in range(int(os.environ.get("FNRFL_FUZZED", "400"))):
+        told = with_changes(honest, dice)
+        if isinstance(told, dict) and dice.random() < 0.5:
+            told[dice.choice(list(told) or ["name"])] = dice.choice(WILD)
+        try:
+            facts = from_plain(SiteFacts, json.loads(json.dumps(told)), "node 0")
+            agreement = agree_on_sites([facts, other], Reading())
+            holding = with_changes({"name": "A", "counts": [4, 5], "data": "", "public": ""}, dice)
+            holdings = [from_plain(SiteHolding, holding, "node 0"), SiteHolding("B", (4, 5), "", "")]
+            settle(agreement, holdings[: len(agreement.sites)])
+        except FnrflError as error:
+            assert len(str(error)) < 3000
+            assert str(error).isprintable()
+
+
+def facts_of(**changed: Any) -> dict[str, Any]:
+    return as_plain(SiteFacts("A", {}, schema=schema())) | changed
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        facts_of(partition=-1),
+        facts_of(partition=10**30),
+        facts_of(versions={"fnrfl": "\x1b[2J"}),
+        facts_of(data="0"),
+        facts_of(name="x" * 10**6),
+        facts_of(schema=as_plain(SiteFacts("A", {}, schema=schema()))["schema"] | {"kind": "os"}),
+        facts_of(schema=as_plain(SiteFacts("A", {}, schema=schema()))["schema"] | {"dtype": "os"}),
+        facts_of(schema=as_plain(SiteFacts("A", {}, schema=schema()))["schema"] | {"input_shape": [2**60]}),
+        facts_of(schema=as_plain(SiteFacts("A", {}, schema=schema()))["schema"] | {"labels": {"a": -1}}),
+    ],
+)
+def test_facts_out_of_range_are_refused_with_the_seat(told: dict[str, Any]) -> None:
+    with pytest.raises(FnrflError, match="node 7") as refused:
+        from_plain(SiteFacts, told, "node 7")
+    assert len(str(refused.value)) < 1000 and str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [b"[" * 10**5, b"\xff", b'{"a": ' + b"9" * 5000 + b"}", b" " * (2**24 + 1), b"[]"],
+    ids=["deep", "bytes", "digits", "long", "list"],
+)
+def test_an_answer_before_the_first_round_is_refused_with_its_node(told: bytes) -> None:
+    class Odd:
+        def exchange(self, letters: Any, seconds: Any) -> Any:
+            yield from ((number, told) for number in letters)
+
+    with pytest.raises(FnrflError, match="Node Gent") as refused:
+        ask_all(Odd(), ["Gent"], {})
+    assert len(str(refused.value)) < 1000
+
+
+def met_with(counts: list[int], *words: str) -> Any:
+    """What the server makes of three sites, of which one claims so many examples of each class."""
+    write_gaps()
+    names = ("H10", "Aachen", "H2")
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in names]
+    ask = asking(nodes)
+
+    def claiming(question: Any) -> Any:
+        answers = ask(question)
+        return [answers[0] | {"counts": counts}, *answers[1:]] if "agreement" in question else answers
+
+    return meet(recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "client.epochs=1",
+                       *words), claiming, "test.csv")  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [(), ("algorithm=public-share",)])
+def test_a_claimed_count_takes_no_memory(words: tuple[str, ...]) -> None:
+    tracemalloc.start()
+    met = met_with([2**30 - 100, 2**30 - 100], *words)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**28  # an array of 2**31 labels has 16 GiB; imports are in it
+    handed_out = len(met.parts.splits.public) + len(met.parts.splits.ranking) if words else 0
+    assert met.parts.pool.examples.tolist()[2] == 2**31 - 200 + handed_out  # H10 comes after H2
+    assert len(json.dumps(met.parts.partition.manifest() | {"splits": met.parts.splits.manifest()})) < 10_000
+
+
+def test_shares_are_shown_and_a_cap_refuses_too_large_ones() -> None:
+    met = met_with([10_000, 10_000])
+    shares = met.agreement.shares
+    assert len(shares) == 3 and any("H10" in line and "20,000" in line and "99." in line for line in shares)
+    assert any("H10" in notice and "max_share" in notice for notice in met.parts.notices)
+    with pytest.raises(CompatibilityError, match="H10.*max_share"):
+        met_with([10_000, 10_000], "network.max_share=0.9")
+    fair = met_with([10, 10], "network.max_share=0.9")
+    assert not any("max_share" in notice for notice in fair.parts.notices)
+
+
+def test_columns_of_one_name_are_refused_and_very_many_are_compared_fast() -> None:
+    twice = schema(columns=(ColumnFacts("age", "number", 9),) * 2)
+    with pytest.raises(CompatibilityError, match="node 'A'"):
+        agree_on_sites([SiteFacts("A", {}, schema=twice)], Reading())
+    wide = schema(columns=tuple(ColumnFacts(str(n), "number", 9) for n in range(30_000)))
+    agreed = agree_on_sites([SiteFacts(name, {}, schema=wide) for name in "ABC"], Reading()).schema
+    assert agreed is not None and agreed.input_shape == (30_000,)
+
+
+def test_moments_that_cannot_be_are_not_accepted() -> None:
+    one = {"count": torch.tensor(4)}
+    honest = {"count": torch.tensor([40]), "mean": torch.zeros(1), "rest": torch.zeros(1), "m2": torch.ones(1)}
+    assert InputMoments().accepts(honest, one, 10.0)
+    for name, value in (("count", 41), ("count", -1), ("m2", -1.0)):
+        assert not InputMoments().accepts(honest | {name: torch.tensor([value])}, one, 10.0)
