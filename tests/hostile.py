@@ -596,12 +596,11 @@ def inside(box: Box) -> Iterator[None]:
 def forget() -> None:
     """What a process has allowed, as the next command is another process."""
     try:
-        from fnrfl.core import own_import, trust
+        from fnrfl.core import own_code, trust
     except ImportError:
         return
     trust._allowed.clear()
-    trust._importable.clear()
-    own_import._served_files.clear()
+    own_code._imported_files.clear()
 
 
 class Hung(BaseException):

@@ -217,21 +217,20 @@ def own_cells(seeds: tuple[int, ...] = (0, 1)) -> list[Cell]:
 
 
 @pytest.mark.parametrize("seeds", [(0, 1), (0, 1, 2)], ids=["the same seeds", "another seed"])
-@pytest.mark.parametrize("file", ["own_method.py", "own_nets.py", "sizes.py"])
+@pytest.mark.parametrize("file", ["own_method.py", "own_nets.py"])
 def test_code_that_changed_between_two_calls_is_refused(
     seeds: tuple[int, ...], file: str, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (own / file).write_text((own / file).read_text() + "\nCHANGED = True\n")
     told = refusal(own_cells(seeds), monkeypatch)
-    named = "own_method.py" if file == "own_method.py" else "own_nets.py"
-    assert f"{own / named}, or a module that it imports, has changed since out/" in told
-    assert ("out/fedavg-seed-0" in told) == (named == "own_nets.py")
+    assert f"{own / file} has changed since out/" in told
+    assert ("out/fedavg-seed-0" in told) == (file == "own_nets.py")
     assert "run all of them again into another folder with --out" in told
 
 
 def test_code_that_is_the_same_again_is_kept(own: Path) -> None:
-    (own / "sizes.py").write_text("HIDDEN = 5\n")
-    (own / "sizes.py").write_text("HIDDEN = 4\n")
+    (own / "own_nets.py").write_text("HIDDEN = 5\n")
+    (own / "own_nets.py").write_text(OWN_NET)
     seen: list[Notice] = []
     compare(own_cells(), "out", progress=seen.append)
     assert [notice.what for notice in seen] == ["kept"] * 4
@@ -240,7 +239,7 @@ def test_code_that_is_the_same_again_is_kept(own: Path) -> None:
 def test_runs_of_an_older_version_that_say_nothing_of_their_code_are_kept(own: Path) -> None:
     for log in own.glob("out/*/events.jsonl"):
         edit(log, _without_code)
-    (own / "sizes.py").write_text("HIDDEN = 5\n")
+    (own / "own_nets.py").write_text(OWN_NET + "\nCHANGED = True\n")
     assert len(compare(own_cells(), "out").runs) == 4
 
 

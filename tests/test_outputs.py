@@ -6,6 +6,11 @@ import errno
 import os
 import pwd
 import shutil
+import stat
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +112,76 @@ def test_a_folder_with_the_name_of_a_data_set_is_not_what_is_read(here: Path) ->
 def test_other_files_may_be_written_into_a_run(here: Path) -> None:
     for words in (
         ("predict", "run", "digits", "-o", "run/guesses.csv"),
-        ("predict", "run", "digits", "-o", "run/guesses.csv"),
+        ("predict", "run", "digits", "-o", "run/guesses.csv", "--overwrite"),
         ("scenario", "save", "run/split.json", "iid"),
         ("report", "run", "--no-plots"),
     ):
         assert command(*words).exit_code == 0
     assert check_output(Path("config.toml")) == Path("config.toml")  # no run is here
+
+
+def test_predictions_replace_a_file_only_if_that_is_asked_for(here: Path) -> None:
+    Path("notes.txt").write_text("mine")
+    os.symlink("notes.txt", "to-notes")
+    os.symlink("nowhere", "dangling")
+    for name in ("notes.txt", "to-notes", "dangling"):
+        got = command("predict", "run", "digits", "-o", name)
+        assert got.exit_code == 2 and name in got.stderr and "--overwrite" in got.stderr
+    assert command("predict", "run", "digits", "-o", "to-notes", "--overwrite").exit_code == 2  # a link stays one
+    assert Path("notes.txt").read_text() == "mine" and Path("to-notes").is_symlink()
+    assert command("predict", "run", "digits", "-o", "notes.txt", "--overwrite").exit_code == 0
+    assert Path("notes.txt").read_text().count("\n") > 100
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("more", [(), ("--overwrite",)])
+def test_predictions_go_into_a_pipe(link: bool, more: tuple[str, ...], here: Path) -> None:
+    os.mkfifo("pipe")
+    if link:
+        os.symlink("pipe", "to-pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    got: list[bytes] = []
+    reading = threading.Thread(target=lambda: got.extend(iter(lambda: _next_bytes(reader), b"")), daemon=True)
+    writer = os.open("pipe", os.O_WRONLY)  # so that there is no end before the command has begun
+    reading.start()
+    asked = command("predict", "run", "digits", "-o", "to-pipe" if link else "pipe", *more)
+    os.close(writer)
+    reading.join(20)
+    assert asked.exit_code == 0, asked.stderr
+    assert stat.S_ISFIFO(os.stat("pipe").st_mode) and os.path.islink("to-pipe") == link
+    assert b"".join(got).count(b"\n") > 100
+
+
+def _next_bytes(handle: int) -> bytes:
+    """The next bytes of a pipe, none at its end."""
+    while True:
+        with suppress(BlockingIOError):
+            return os.read(handle, 1 << 16)
+        time.sleep(0.01)
+
+
+def test_predictions_go_into_a_device(here: Path) -> None:
+    try:
+        os.mknod("null", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        with open("null", "wb"):
+            pass
+    except (OSError, AttributeError) as error:
+        pytest.skip(f"no device can be made here ({error})")
+    for more in ((), ("--overwrite",)):
+        assert command("predict", "run", "digits", "-o", "null", *more).exit_code == 0
+        assert stat.S_ISCHR(os.lstat("null").st_mode)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("elsewhere", path)], ids=["pipe", "link"])
+def test_what_nobody_has_named_is_not_written_into_nor_replaced(make: Callable[[str], None], here: Path) -> None:
+    Path("run/report.html").unlink(missing_ok=True)
+    make("run/report.html")
+    before = os.lstat("run/report.html")
+    got = command("report", "run", "--no-plots")
+    assert got.exit_code == 2 and "report.html" in got.stderr
+    assert os.path.samestat(os.lstat("run/report.html"), before) and not Path("run/elsewhere").exists()
 
 
 def test_a_full_disk_leaves_no_part_of_a_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

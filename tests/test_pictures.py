@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import os
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 import fnrfl
 from fnrfl.config import load as load_config
@@ -47,6 +51,40 @@ def test_a_size_is_a_number_or_a_height_and_a_width(text: str, size: tuple[int, 
 def test_other_sizes_are_refused_at_once(text: str) -> None:
     with pytest.raises(ConfigError, match="dataset.image_size = .* it must be a number of pixels, as 64, or a height"):
         load_config(None, {"dataset.image_size": text})
+
+
+EPS = b"""%!PS-Adobe-3.0 EPSF-3.0
+%%BoundingBox: 0 0 7 9
+%%EndComments
+showpage
+%%EOF
+"""
+
+
+def test_a_picture_runs_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow has PostScript drawn by Ghostscript, whatever the file is called."""
+    marker, program = tmp_path / "marker", tmp_path / "bin" / "gs"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {marker}\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # pillow remembers where it is
+    folder = pets(tmp_path / "pets")
+    (folder / "cat" / "evil.png").write_bytes(EPS)
+    with pytest.raises(ConfigError, match=r"evil\.png"):
+        load(str(folder))
+    assert not marker.exists()
+    with suppress(OSError, subprocess.SubprocessError), Image.open(folder / "cat" / "evil.png") as image:
+        image.load()
+    assert marker.exists()  # so the file would have run it
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM"])
+def test_usual_kinds_of_pictures_are_read(kind: str) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (7, 9), "white").save(file, kind)
+    file.seek(0)
+    assert read_image(file).shape == (9, 7, 3)
 
 
 def test_pictures_are_resized_by_pillows_bilinear_filter(tmp_path: Path) -> None:

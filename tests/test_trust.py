@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import py_compile
@@ -23,7 +24,7 @@ from typer.testing import CliRunner
 import fnrfl
 from fnrfl import cli, config
 from fnrfl.config import registry
-from fnrfl.core import own_code, own_import, trust
+from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.own_code import Target
 
@@ -46,12 +47,11 @@ RECIPE = 'model.name = "nets:make(hidden=3)"\ndataset = "digits"\nrounds = 1\n'
 
 
 def new_process() -> None:
-    """Forget what a process knows: what it allowed, what it serves, and users' modules."""
+    """Forget what a process knows: what it allowed, and users' modules."""
     trust._allowed.clear()
-    trust._importable.clear()
-    own_import._served_files.clear()
+    own_code._imported_files.clear()
     for name, module in list(sys.modules.items()):
-        if own_import._file_of(module) is not None:
+        if "pytest-of-" in str(getattr(module, "__file__", "")):
             del sys.modules[name]
 
 
@@ -108,13 +108,12 @@ def test_code_in_a_file_is_refused_and_what_would_run_is_shown(form: str, folder
 
 
 def test_all_code_of_a_config_is_shown_at_once(folder: Path) -> None:
-    (folder / "helper.py").write_text("")
-    (folder / "data.py").write_text("import helper\n")
+    (folder / "data.py").touch()
     text = 'model = "nets:make"\ndataset = "data:load"\npublic.source = "os:getcwd"\nalgorithm = "absent:Method"'
     with pytest.raises(ConfigError) as caught:
         config.loads(text)
     said = str(caught.value)
-    assert f"load in {folder / 'data.py'} with helper.py." in said
+    assert f"load in {folder / 'data.py'}." in said
     assert "getcwd in the module os, a part of Python" in said
     assert "Method of a module absent, which is not found here." in said
     assert said.count("would run code") == 4 and said.count("--trust") == 1
@@ -204,20 +203,28 @@ def test_other_words_ask(change: Callable[[str], str]) -> None:
         config.loads(change(RECIPE))
 
 
-@pytest.mark.parametrize("changed", ["nets.py", "helper.py", "pack/__init__.py", "pack/inner/deep.py"])
-def test_changed_code_asks_and_says_so(changed: str, folder: Path) -> None:
+@pytest.mark.parametrize("file", ["nets.py", "pack/__init__.py", "pack/inner/nets.py"])
+def test_changed_code_asks_and_says_so(file: str, folder: Path) -> None:
     (folder / "pack" / "inner").mkdir(parents=True)
-    for name in ("helper.py", "pack/__init__.py", "pack/inner/__init__.py", "pack/inner/deep.py"):
-        (folder / name).write_text("x = 1\n")
-    (folder / "nets.py").write_text(f"import helper\ndef late():\n    from pack import x\n{NETS}")
-    config.loads(RECIPE, trust=True)
-    config.loads(RECIPE)
-    with (folder / changed).open("a") as file:
-        file.write("y = 2\n")
+    (folder / file).write_text(NETS)
+    recipe = RECIPE.replace("nets:", file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") + ":")
+    config.loads(recipe, trust=True)
+    config.loads(recipe)
+    with (folder / file).open("a") as code:
+        code.write("y = 2\n")
     new_process()
     with pytest.raises(ConfigError, match=r"The code has changed since it was allowed\. If you trust it, give --trust"):
-        config.loads(RECIPE)
-    assert config.loads(RECIPE, trust=True) == config.loads(RECIPE)
+        config.loads(recipe)
+    assert config.loads(recipe, trust=True) == config.loads(recipe)
+
+
+def test_the_answer_is_about_the_named_file_by_its_sha256(folder: Path) -> None:
+    config.loads(RECIPE, trust=True)
+    (entry,) = permissions()
+    assert entry["sha256"] == hashlib.sha256(NETS.encode()).hexdigest()
+    made = fnrfl.run("digits", model="nets:make", rounds=1, clients=2, client={"epochs": 1}, out="run")
+    header = json.loads((made.run_dir / "events.jsonl").read_text().partition("\n")[0])
+    assert header["code_sha256"] == {"nets": entry["sha256"]}
 
 
 def test_trust_allows_and_is_remembered() -> None:
@@ -247,7 +254,7 @@ def test_without_a_place_to_remember_nothing_fails(
     if state == "file":
         place.touch()
     elif state == "read-only":
-        monkeypatch.setattr(trust.tempfile, "mkstemp", lambda **words: (_ for _ in ()).throw(OSError(30, "read-only")))
+        monkeypatch.setattr(Path, "mkdir", lambda *words, **more: (_ for _ in ()).throw(OSError(30, "read-only")))
     elif state == "link":
         (tmp_path / "elsewhere").mkdir()
         place.mkdir()
@@ -262,6 +269,16 @@ def test_without_a_place_to_remember_nothing_fails(
     with pytest.raises(ConfigError, match="would run code"):
         config.loads(typed.to_toml())
     assert not list(folder.glob(".local*")) and not list((tmp_path / "elsewhere").glob("*"))
+
+
+@pytest.mark.parametrize("open_to_others", ["the folder", "the file"])
+def test_a_permission_that_others_could_have_written_does_not_count(open_to_others: str, tmp_path: Path) -> None:
+    config.loads(RECIPE, trust=True)
+    (entry,) = (tmp_path / "state" / "trusted").iterdir()
+    (entry if open_to_others == "the file" else entry.parent).chmod(0o777)
+    new_process()
+    with pytest.raises(ConfigError, match="would run code"):
+        config.loads(RECIPE)
 
 
 def test_permissions_are_the_users_own_and_no_link_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,59 +309,54 @@ def write(**files: str) -> None:
         path.write_text(text)
 
 
-def found(module: str) -> list[str]:
-    """The modules of the folder that would run; nothing may have been imported."""
+def found(module: str) -> str:
+    """The file that would run; nothing may have been imported."""
     before = set(sys.modules)
     source = own_code.find_source(module)
     assert source is not None
     assert set(sys.modules) == before
-    return sorted(source.files)
+    return os.path.relpath(source.place)
 
 
-def test_a_module_comes_with_what_it_imports_from_its_folder() -> None:
-    write(
-        a="import b\ndef f():\n    import c.x\n",
-        b="import a, json, numpy",
-        c__x="import d",
-        d="1/0",
-        e="",
-        f="__import__('e')",
-    )
-    Path("g.py").write_text("from importlib import import_module\nimport_module('f')\nfrom d import *\n")
-    assert found("a") == ["a", "b", "c", "c.x", "d"]  # b and a import each other; c has no __init__.py
-    assert found("c.x") == ["c", "c.x", "d"]
-    assert found("g") == ["d", "e", "f", "g"]
-    assert own_code.find_source("c.y") is None and own_code.find_source("nowhere") is None
-
-
-def test_a_package_comes_whole_and_its_init_is_not_run() -> None:
-    for name, text in {"__init__": "1/0", "one": "from . import two", "two": "from .in_.deep import x"}.items():
-        Path("pack/in_").mkdir(parents=True, exist_ok=True)
-        Path(f"pack/{name}.py").write_text(text)
-    Path("pack/in_/__init__.py").touch()
-    Path("pack/in_/deep.py").write_text("from ... import beyond\nimport top\n")
-    Path("top.py").touch()
-    Path("pack/__pycache__").mkdir()
-    Path("pack/notes.txt").touch()
-    Path("pack/fast.cpython-3-none.so").touch()  # not of this Python
-    Path(f"pack/quick{machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"ELF")
+def test_a_module_is_found_without_running_what_is_around_it() -> None:
+    write(a="1/0", c__x="1/0")
+    for name in ("pack/__init__", "pack/in_/__init__"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(f"{name}.py").write_text("1/0")
+    Path("pack/one.py").touch()
     Path("pack/loop").symlink_to("..")
-    os.mkfifo("pack/pipe.py")
-    inside = ["pack", "pack.in_", "pack.in_.deep", "pack.one", "pack.quick", "pack.two"]
-    assert [name for name in found("pack.one") if not name.startswith("pack.loop")] == [*inside, "top"]
-    assert own_code.find_source("pack.absent") is None
+    assert found("a") == "a.py" and found("c.x") == "c/x.py"  # c has no __init__.py
+    assert found("pack.one") == "pack/one.py" and found("pack.in_") == "pack/in_/__init__.py"
+    assert found("pack.loop.pack") == "pack/loop/pack/__init__.py"
+    for absent in ("c.y", "nowhere", "pack.absent", "a.b", "c"):
+        assert own_code.find_source(absent) is None
 
 
 def test_a_syntax_error_a_link_and_no_text_are_found_as_they_are(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "real.py").write_text("import beside\n")
-    (folder / "beside.py").touch()
+    (tmp_path / "real.py").touch()
     (folder / "linked.py").symlink_to(tmp_path / "real.py")
     (folder / "broken.py").write_text("import nets\ndef f(:\n")
     (folder / "binary.py").write_bytes(b"\0\xff")
     (folder / "gone.py").symlink_to("nowhere.py")
-    assert found("linked") == ["beside", "linked"]
-    assert found("broken") == ["broken"] and found("binary") == ["binary"]
+    for name in ("linked", "broken", "binary"):
+        assert found(name) == f"{name}.py"
     assert own_code.find_source("gone") is None
+    os.mkfifo(folder / "pipe.py")
+    assert own_code.find_source("pipe") is None
+
+
+def test_compiled_code_is_not_recognised_later(folder: Path) -> None:
+    (folder / "quick.py").write_text("x = 1\n")
+    py_compile.compile("quick.py", cfile="quick.pyc")
+    (folder / "quick.py").unlink()
+    (folder / f"native{machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"ELF")
+    assert own_code.find_source("native") == own_code.CodeSource(
+        "native", str(next(folder.glob("native*"))), None, folder=str(folder)
+    )
+    assert fetched("quick", "x") == 1 and not permissions()
+    new_process()
+    with pytest.raises(ConfigError, match="would run code"):
+        config.loads('dataset = "quick:x"')
 
 
 def test_installed_and_built_in_modules_are_known_by_their_own_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,14 +369,14 @@ def test_installed_and_built_in_modules_are_known_by_their_own_source(monkeypatc
     }.items():
         source = own_code.find_source(module)
         assert source is not None and place in source.place
-        assert not source.files and len(source.sha256 or "") == 64
+        assert (source.sha256 is None) == (module in ("sys", "os"))  # parts of Python have no file
     archive = Path("packed.zip")
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("in_archive.py", "x = 1\n")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path, str(archive.resolve())])
         source = own_code.find_source("in_archive")
-        assert source is not None and not source.files and "packed.zip" in source.place
+        assert source is not None and source.content == b"x = 1\n" and "packed.zip" in source.place
         trust.given("dataset.name", "in_archive:x")
         assert trust.fetch_named_code("This", Target("in_archive", "x")) == 1
     del sys.modules["in_archive"]
@@ -422,29 +434,30 @@ def test_other_files_of_the_folder_are_not_imported_whatever_they_are_called(fol
     assert not Path("evil").exists()
 
 
-def test_a_file_with_the_name_of_a_standard_module_is_not_used_and_that_is_said(folder: Path) -> None:
-    (folder / "token.py").write_text("def data(): ...\n")
-    with pytest.raises(ConfigError, match=r"no 'data'\. .*token\.py is not used, as Python has a module of that name"):
-        fetched("token", "data")
+@pytest.mark.parametrize("name", ["jinja2", "token"])
+def test_a_file_with_the_name_of_another_module_is_refused(name: str, folder: Path) -> None:
+    (folder / f"{name}.py").write_text("def data(): ...\n")
+    with pytest.raises(ConfigError, match=rf"{name} is a module of yours, .*{name}\.py, and another one is installed"):
+        trust.given("dataset.name", f"{name}:data")
 
 
-def test_a_file_with_the_name_of_an_installed_module_is_refused(folder: Path) -> None:
-    (folder / "jinja2.py").touch()
-    (folder / "plain.py").write_text("import jinja2\n")
-    for words in ("jinja2:x", "plain:x"):
-        with pytest.raises(
-            ConfigError, match=r"jinja2 is a module of yours, .*jinja2\.py, and another one is installed"
-        ):
-            trust.given("dataset.name", words)
-
-
-def test_an_edited_module_is_imported_anew_with_all_that_may_refer_to_it(folder: Path) -> None:
-    (folder / "helper.py").write_text("x = 1\n")
-    (folder / "plain.py").write_text("from helper import x\n")
+def test_an_edited_module_is_imported_anew(folder: Path) -> None:
+    (folder / "helper.py").write_text("y = 1\n")
+    (folder / "plain.py").write_text("from helper import y\nx = y\n")
     assert fetched("plain", "x") == 1
-    (folder / "helper.py").write_text("x = 2\n")
+    (folder / "plain.py").write_text("from helper import y\nx = 1 + y\n")
     assert fetched("plain", "x") == 2
     assert fetched("plain", "x") is sys.modules["plain"].x
+
+
+def test_a_package_that_imports_the_named_file_gets_what_was_read(folder: Path) -> None:
+    """Bytecode beside it is not run, whoever imports it first."""
+    (folder / "pack").mkdir()
+    (folder / "pack" / "__init__.py").write_text("from .named import x\n")
+    (folder / "pack" / "named.py").write_text("x = 'evil'\n")
+    py_compile.compile("pack/named.py", invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    (folder / "pack" / "named.py").write_text("x = 'good'\n")
+    assert fetched("pack.named", "x") == "good" == sys.modules["pack"].x
 
 
 def test_two_folders_may_have_a_module_of_the_same_name(folder: Path, tmp_path: Path) -> None:
@@ -485,15 +498,6 @@ def test_code_that_changes_after_it_was_allowed_is_not_run(folder: Path) -> None
     with pytest.raises(ConfigError, match="which has changed since it was allowed"):
         trust.fetch_named_code("This", Target("nets", "make"))
     assert not Path("canary").exists()
-
-
-def test_a_module_that_appears_in_a_package_later_is_not_imported(folder: Path) -> None:
-    (folder / "pack").mkdir()
-    (folder / "pack" / "__init__.py").write_text("def f():\n    from pack import late\n    return late\n")
-    get = fetched("pack", "f")
-    (folder / "pack" / "late.py").touch()
-    with pytest.raises(ImportError):
-        get()
 
 
 def test_threads_may_load_at_once(folder: Path) -> None:

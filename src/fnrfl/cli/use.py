@@ -153,6 +153,7 @@ def predict(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE.csv", show_default="print", help="Where it goes.")
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is already there.")] = False,
     client: Client = None,
     carried: Annotated[
         str | None, typer.Option("--id", metavar="COLUMN", help="A column of the table to carry along; no input.")
@@ -173,16 +174,18 @@ def predict(
     answer is the mean of theirs, and a column client_ID has what each one says.
     """
     with errors_in_words(debug, answers=out is None):
-        from fnrfl.rundir.outputs import check_not_read, check_output, write_output
+        from fnrfl.rundir.outputs import check_new, check_not_read, check_output, write_named
         from fnrfl.runs.predict import predict as ask
 
         if out is not None:
             check_not_read(check_output(out), data)
+            if not overwrite:
+                check_new(out)
         found = ask(run_dir, data, client=client, id_column=carried, trust=trust)
         print_leaks(found.trained.config.leaks_on, quiet=quiet, stderr=True)
         print_notes(found.notes, quiet=quiet)
         if out is None:
             print_answer(found.to_csv())
             return
-        write_output(out, found.to_csv())
+        write_named(out, found.to_csv())
         console(quiet=quiet).print(f"{counted(len(found.labels), 'prediction')} in {out}")

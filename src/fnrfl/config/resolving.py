@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -55,17 +56,18 @@ def loads(
     origin: str = "The config",
     trust: bool = False,
     of_run: bool = False,
+    listed_code: Collection[str] | None = None,
 ) -> RunConfig:
     """The config of TOML text, with overrides; `name` is the run's name unless the text or an override says another.
 
     A text that is `of_run` was written by a run, with every key of its version: one that it lacks is newer, and has the
-    value that it was introduced with.
+    value that it was introduced with. With `listed_code`, a node's, the text may name that code and no other.
     """
     recipe = read_keys(text, origin=origin)
     recipe = schema.FIRST_DEFAULTS[""] | recipe if of_run else recipe
     given = read_overrides(overrides, schema.text_keys())
     named = {key: recipe[key] for key in own_code.KEYS if key in recipe and key not in given}
-    trusted.check_allowed(named, given, origin=origin, trust=trust)  # before anything is imported
+    trusted.check_allowed(named, given, origin=origin, trust=trust, listed=listed_code)  # before anything is imported
     return _resolve(recipe, given, name)
 
 

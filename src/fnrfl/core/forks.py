@@ -1,4 +1,4 @@
-"""Locks of the whole process that are free in a forked process."""
+"""Locks of the whole process, which are free in a forked process, and turns that processes take with a folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 _locks: list[Any] = []
@@ -88,3 +89,24 @@ if hasattr(os, "register_at_fork"):  # Windows forks nothing
 # Python has one list of warning filters for all threads. Two threads that change it in turns, each with
 # `warnings.catch_warnings`, would leave changes behind: whoever changes it holds this lock.
 filters_lock = process_lock()
+
+
+@contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Inside, no other process takes its turn with this folder, which itself is locked: no file is made for that."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # one that may be written to and not listed
+        yield
+        return
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,45 +1,37 @@
-"""A user's own code, `module:name`: this file finds its source without running any code.
+"""A user's own code, `module:name`: this file finds its source without running any code, and imports it.
 
-The question "what would run?" must not run anything. So packages are searched without importing them, and every module
-of the user's folder that the named module imports is read too. `own_import.py` lets Python run what was read here.
+The question "what would run?" must not run anything, so packages are searched without importing them. The named file is
+compiled from the very bytes that were hashed, not from bytecode beside it. Python finds what it imports, in the working
+folder too; nothing else of that folder is ever imported.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib
 import os
 import platform
 import re
-import site
 import stat
 import sys
-import sysconfig
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import machinery
+from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.forks import filters_lock, process_lock
-from fnrfl.core.parsing import parsed
+from fnrfl.core.forks import process_lock
 
 KEYS = ("model.name", "dataset.name", "public.source", "algorithm.name", "metrics")  # of a config, that may name code
 COMPUTING = ("model.name", "algorithm.name", "metrics")  # those whose code decides what comes out of the same data
 WITH_OPTIONS = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", re.DOTALL)  # a model's name: `nets:make(hidden=3)`
-
-# Module names that a file in the user's folder cannot have: they belong to Python and to fnrfl.
-RESERVED = sys.stdlib_module_names | set(sys.builtin_module_names) | {"fnrfl"}
-LOADERS: tuple[tuple[type, list[str]], ...] = (
-    (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
-    (machinery.SourceFileLoader, machinery.SOURCE_SUFFIXES),
-    (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
-)
+ADDED_BY_TORCH = "torch_dynamo_resume_in_"  # torch.compile puts the rest of a function that it broke into its module
 
 import_lock = process_lock()  # all threads share Python's cache of folders
+_imported_files: set[str] = set()  # the sources that were imported here
 
 
 @dataclass(frozen=True)
@@ -54,22 +46,19 @@ class Target:
 
 
 @dataclass(frozen=True)
-class ModuleFile:
-    """One module of the user's folder: its file and what is in it, or a folder without `__init__.py`."""
-
-    path: Path
-    content: bytes | None  # None: a folder
-    package: bool
-
-
-@dataclass(frozen=True)
 class CodeSource:
-    """What would run if a module was imported."""
+    """The file that would run if a module was imported."""
 
     module: str
     place: str  # in words: the file, or where else it comes from
-    sha256: str | None  # None: the module was made in this process, so it cannot be recognised later
-    files: Mapping[str, ModuleFile] = field(default_factory=dict)  # by module; of the user's own folder alone
+    content: bytes | None  # None: there is no source, so it cannot be recognised later
+    package: bool = False
+    folder: str | None = None  # the working folder, if the module lies in it
+
+    @property
+    def sha256(self) -> str | None:
+        """The sha256 of the file."""
+        return None if self.content is None else hashlib.sha256(self.content).hexdigest()
 
 
 def target(key: str, words: object) -> Target | None:
@@ -108,7 +97,7 @@ def named_code(values: Mapping[str, object]) -> Iterator[tuple[str, str, Target]
 
 
 def source_hashes(values: Mapping[str, object]) -> dict[str, str]:
-    """The sha256 of the modules that compute what a run comes to, by name. Loaders of data are known by their data."""
+    """The sha256 of the files that compute what a run comes to, by module. Loaders of data are known by their data."""
     modules = {named.module for key, _, named in named_code(values) if key in COMPUTING}
     found = {module: find_source(module) for module in sorted(modules)}
     return {module: source.sha256 for module, source in found.items() if source is not None and source.sha256}
@@ -118,28 +107,21 @@ def source_hashes(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def find_source(module: str) -> CodeSource | None:
-    """The source of a module, with nothing imported; None where there is no such module.
-
-    A module of the working folder, or of another folder on the path that nobody installed, comes with the modules of
-    that folder which it imports. Of an installed module only its own file counts.
-    """
+    """The source of a module, with nothing imported; None where there is no such module."""
     with import_lock:  # two threads cannot do this at the same time
         importlib.invalidate_caches()  # a file may be newer than Python's cache of its folder
-    top, folder = module.partition(".")[0], working_folder()
-    here = _spec_in_folder(top, folder) if folder is not None and top != "__main__" else None
-    found_elsewhere = python_finds(top) if top != "__main__" else None
-    for spec in filter(None, (here, found_elsewhere)):
-        root = _folder_of(spec)
-        if root is None or top in RESERVED or _is_installed(root):
-            source = _installed_source(module, spec)
-        else:
-            files = _files_with_imports(top, root)
-            source = CodeSource(module, str(files[module].path), _sha256(files), files) if module in files else None
-        if source is not None:
-            return source
-    if module in sys.modules:
-        return CodeSource(module, f"the module {module}, which was made in this process", None)
-    return None
+    top, *inner = module.split(".")
+    found, folder = (None, None) if top == "__main__" else _find_top(top)
+    for part in inner:
+        places = None if found is None else found.submodule_search_locations
+        found = None if places is None else machinery.PathFinder.find_spec(part, list(places))
+    if found is None or found.loader is None:  # there is nothing to run in a folder without __init__.py
+        made_here = f"the module {module}, which was made in this process"
+        return CodeSource(module, made_here, None) if module in sys.modules else None
+    if not found.has_location or not found.origin:
+        return CodeSource(module, f"the module {module}, a part of Python {platform.python_version()}", None)
+    content = _read_source(found) if found.origin.endswith(tuple(machinery.SOURCE_SUFFIXES)) else None
+    return CodeSource(module, found.origin, content, found.submodule_search_locations is not None, folder)
 
 
 def working_folder() -> Path | None:
@@ -150,146 +132,44 @@ def working_folder() -> Path | None:
         return None
 
 
-def _spec_in_folder(name: str, folder: Path) -> machinery.ModuleSpec | None:
-    """The module called `name` in a folder of the user's, unless Python or another folder on the path has that name."""
-    if name in RESERVED:
-        return None
-    spec = machinery.FileFinder(str(folder), *LOADERS).find_spec(name)
-    if spec is None:
-        return None
-    other = python_finds(name)
-    if spec.loader is None:  # a folder without __init__.py; a module of that name anywhere goes before it
-        return spec if other is None or other.loader is None else None
-    if other is None or other.loader is None or same_file(spec.origin, other.origin):
-        return spec
+def _find_top(name: str) -> tuple[machinery.ModuleSpec | None, str | None]:
+    """A module or package without a dot in its name, and the working folder, if it lies there."""
+    elsewhere, folder = _python_finds(name), working_folder()
+    here = None if folder is None else machinery.PathFinder.find_spec(name, [str(folder)])
+    if here is None or (here.loader is None and elsewhere is not None):  # a folder of that name is no module
+        return elsewhere, None
+    if elsewhere is None or elsewhere.loader is None or _same_file(here.origin, elsewhere.origin):
+        return here, str(folder)
     raise ConfigError(
-        f"{name} is a module of yours, {spec.origin}, and another one is installed, {other.origin or 'in Python'}; "
+        f"{name} is a module of yours, {here.origin}, and another one is installed, {elsewhere.origin or 'in Python'}; "
         "both cannot be used in one process. Rename yours."
     )
 
 
-def shadowed(module: str) -> str:
-    """A sentence about a file of the user's that is not used, because its name is taken; empty if there is none."""
-    top, folder = module.partition(".")[0], working_folder()
-    file = Path(f"{top}.py") if folder is None else folder / f"{top}.py"
-    return (
-        f" {file} is not used, as Python has a module of that name; rename it."
-        if top in RESERVED and file.is_file()
-        else ""
-    )
-
-
-def python_finds(name: str, path: Sequence[str] | None = None) -> machinery.ModuleSpec | None:
-    """What Python's own finders find for a module; `path` is where the package is, for a module in a package."""
+def _python_finds(name: str) -> machinery.ModuleSpec | None:
+    """The module or package of this name that Python would import."""
     for finder in sys.meta_path:
-        look = getattr(finder, "find_spec", None)
-        if look is None or getattr(finder, "serves_own_code", False):
-            continue
-        spec: machinery.ModuleSpec | None = look(name, path)
-        if spec is not None:
-            return spec
+        if not isinstance(finder, _NamedFileFinder) and (look := getattr(finder, "find_spec", None)) is not None:
+            spec: machinery.ModuleSpec | None = look(name, None)
+            if spec is not None:
+                return spec
     return None
 
 
-def same_file(one: str | None, other: str | None) -> bool:
-    """Whether two paths lead to one file."""
+def _same_file(one: str | None, other: str | None) -> bool:
     try:
         return one is not None and other is not None and os.path.samefile(one, other)
     except OSError:
         return False
 
 
-def _folder_of(spec: machinery.ModuleSpec) -> Path | None:
-    """The folder in which a module or package lies; None where it lies in none."""
-    if spec.submodule_search_locations is not None:
-        root = next((Path(place).parent for place in spec.submodule_search_locations), None)
-    else:
-        root = Path(spec.origin).parent if spec.has_location and spec.origin else None
-    return root if root is not None and root.is_dir() else None  # inside a .zip there are no folders
-
-
-@cache
-def _install_folders() -> tuple[str, ...]:
-    """Where packages are installed."""
-    named = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    named += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__)]
-    return tuple({os.path.realpath(place) for place in named})
-
-
-def _is_installed(root: Path) -> bool:
-    real = Path(os.path.realpath(root))
-    return any(real.is_relative_to(place) for place in _install_folders())
-
-
-def _installed_source(module: str, spec: machinery.ModuleSpec) -> CodeSource | None:
-    """An installed module, a built-in one, or one in an archive: its own file, without what it imports."""
-    name, found = spec.name, spec
-    for part in module.split(".")[1:]:
-        name = f"{name}.{part}"
-        if found.submodule_search_locations is None:
-            return None
-        inner = python_finds(name, list(found.submodule_search_locations))
-        if inner is None:
-            return None
-        found = inner
-    if not found.has_location or not found.origin or not hasattr(found.loader, "get_data"):
-        words = f"the module {module}, a part of Python {platform.python_version()}"
-        return CodeSource(module, words, hashlib.sha256(words.encode()).hexdigest())
-    content: bytes = found.loader.get_data(found.origin)  # type: ignore[union-attr]
-    return CodeSource(module, found.origin, _sha256({module: ModuleFile(Path(found.origin), content, False)}))
-
-
-def _files_with_imports(top: str, root: Path) -> dict[str, ModuleFile]:
-    """A module or package of a folder, and those of the same folder that it imports, and that these import."""
-    files: dict[str, ModuleFile] = {}
-    waiting, seen = [top], {*RESERVED}
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        spec = _spec_in_folder(name, root)
-        if spec is None:
-            continue
-        found = dict(_files(spec, frozenset()))
-        files |= found
-        for file in found.values():
-            if file.path.suffix in machinery.SOURCE_SUFFIXES and file.content is not None:
-                waiting += sorted(_imported_names(file.content))
-    return files
-
-
-def _files(spec: machinery.ModuleSpec, above: frozenset[str]) -> Iterator[tuple[str, ModuleFile]]:
-    """A module; of a package, all its modules too, whether or not anybody imports them. `above`: folders entered."""
-    if spec.submodule_search_locations is None:
-        yield spec.name, ModuleFile(Path(str(spec.origin)), read_file(str(spec.origin)), False)
-        return
-    folder = Path(next(iter(spec.submodule_search_locations)))
-    real = os.path.realpath(folder)
-    if real in above:  # a symlink to a folder around it
-        return
-    if spec.loader is None:
-        yield spec.name, ModuleFile(folder, None, True)
-    else:
-        yield spec.name, ModuleFile(Path(str(spec.origin)), read_file(spec.origin), True)
-    finder = machinery.FileFinder(str(folder), *LOADERS)
-    for stem in sorted({name.partition(".")[0] for name in _names_in(folder)}):
-        inner = finder.find_spec(f"{spec.name}.{stem}") if stem.isidentifier() and stem != "__init__" else None
-        if inner is not None and stem != "__pycache__":
-            yield from _files(inner, above | {real})
-
-
-def _names_in(folder: Path) -> list[str]:
+def _read_source(spec: machinery.ModuleSpec) -> bytes:
+    """The content of a plain file (a pipe would keep its reader waiting), or of a file in an archive."""
+    path = str(spec.origin)
     try:
-        return os.listdir(folder)
-    except OSError:  # Python would find nothing in it either
-        return []
-
-
-def read_file(path: str | None) -> bytes:
-    """What is in a file, if it is one: a pipe would keep its reader waiting."""
-    try:
-        handle = os.open(str(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        if not os.path.lexists(path) and hasattr(spec.loader, "get_data"):
+            return bytes(spec.loader.get_data(path))  # type: ignore[union-attr]
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with open(handle, "rb") as file:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise OSError("it is not an ordinary file")
@@ -298,34 +178,117 @@ def read_file(path: str | None) -> bytes:
         raise ConfigError(f"The module {path} cannot be read ({error.strerror or error}).") from error
 
 
-@lru_cache(maxsize=256)
-def _imported_names(content: bytes) -> frozenset[str]:
-    """Names of the modules that a source imports anywhere in it, up to their first dot; none if it is no Python."""
+# -- importing ---------------------------------------------------------------------------------------------------------
+
+
+class _NamedFileLoader(machinery.SourceFileLoader):
+    """Executes the source that was read, and neither reads nor writes bytecode."""
+
+    def __init__(self, source: CodeSource) -> None:
+        super().__init__(source.module, source.place)
+        self.source = source
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.source.content or b"", self.path, "exec", dont_inherit=True)
+
+
+class _NamedFileFinder:
+    """Lets Python import one module as it was read."""
+
+    def __init__(self, source: CodeSource) -> None:
+        self.source = source
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> machinery.ModuleSpec | None:
+        if name != self.source.module or self.source.content is None:
+            return None
+        inside = [str(Path(self.source.place).parent)] if self.source.package else None
+        return spec_from_file_location(
+            name, self.source.place, loader=_NamedFileLoader(self.source), submodule_search_locations=inside
+        )
+
+
+def import_source(source: CodeSource) -> ModuleType:
+    """Import a module as it was read; one that was imported from other source is imported anew.
+
+    A module that the program has imported itself stays as it is, as always in Python; if it is another one than was
+    read, that is refused.
+    """
+    _imported_files.add(source.place)
+    if source.content is not None:
+        _forget_other(source)
+    with _findable(source):
+        return importlib.import_module(source.module)
+
+
+@contextmanager
+def _findable(source: CodeSource) -> Iterator[None]:
+    """Inside, Python finds a module as it was read, and looks last in its folder for what it imports."""
+    finder, place = (
+        _NamedFileFinder(source),
+        os.path.join(source.folder or "", ""),
+    )  # with a slash, so not an entry of others
+    sys.meta_path.insert(0, finder)
+    if place:
+        sys.path.append(place)
     try:
-        with filters_lock, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = parsed(lambda: ast.parse(content))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # nothing of it can run either
-        return frozenset()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=aliases):
-                names.update(alias.name for alias in aliases)
-            case ast.ImportFrom(module=str(module), level=0):
-                names.add(module)
-            case ast.Call(
-                func=ast.Name(id="__import__" | "import_module") | ast.Attribute(attr="import_module"),
-                args=[ast.Constant(value=str(name)), *_],
-            ):
-                names.add(name)
-    return frozenset(name.partition(".")[0] for name in names)
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        if place:
+            with suppress(ValueError):  # the module has removed it
+                sys.path.remove(place)
 
 
-def _sha256(files: Mapping[str, ModuleFile]) -> str:
-    """One hash of the names and contents of some modules, wherever their folder is."""
-    digest = hashlib.sha256()
-    for name, file in sorted(files.items()):
-        content = "" if file.content is None else hashlib.sha256(file.content).hexdigest()
-        digest.update(f"{name} {''.join(file.path.suffixes)} {file.package} {content}\n".encode())
-    return digest.hexdigest()
+def _forget_other(source: CodeSource) -> None:
+    """Drop a module that was imported here from other source; refuse one that the program has imported from other."""
+    module = sys.modules.get(source.module)
+    loader = getattr(getattr(module, "__spec__", None), "loader", None)
+    if isinstance(loader, _NamedFileLoader):
+        if loader.source != source:
+            sys.modules.pop(source.module, None)
+    elif module is not None and source.folder is not None:
+        origin = getattr(module, "__file__", None)
+        if not _same_file(origin, source.place):
+            why = f"is already imported from {origin or 'elsewhere'}, and not from {source.place}"
+        elif type(loader) is machinery.SourceFileLoader and not _is_current(module, source):
+            why = f"was imported before {source.place} was changed"
+        else:
+            return
+        raise ConfigError(
+            f"The module {source.module} {why}. Start a new process, rename one of them, or call "
+            f"importlib.reload({source.module})."
+        )
+
+
+def _is_current(module: ModuleType, source: CodeSource) -> bool:
+    """Whether the functions and methods of a module are those that its file has now."""
+    try:
+        now = set(_codes(_NamedFileLoader(source).get_code(source.module)))
+    except (SyntaxError, ValueError):
+        return False
+    members = list(vars(module).values())
+    members += [m for c in members if isinstance(c, type) and c.__module__ == module.__name__ for m in vars(c).values()]
+    functions = (getattr(member, "__func__", member) for member in members)
+    codes = (function.__code__ for function in functions if isinstance(function, FunctionType))
+    here = (code for code in codes if _same_file(code.co_filename, source.place))
+    return all(code in now for code in here if not code.co_name.startswith(ADDED_BY_TORCH))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def blame(error: BaseException) -> str | None:
+    """Where in a named file an error came up: "nets.py, line 12, in forward"; None if it came up in other code."""
+    trace, place = error.__traceback__, None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename in _imported_files:
+            place = f"{Path(code.co_filename).name}, line {trace.tb_lineno}, in {code.co_name}"
+        trace = trace.tb_next
+    return place

@@ -2,52 +2,55 @@
 
 A config may name built-in things freely. Where a file (a recipe, or the config.toml of a run directory) says
 `module:name`, the code is refused until the user allows it. The permission is remembered in the user's state folder,
-for these words and this source: the user's own runs do not ask twice, but a run from somebody else does, and so does
-code that has changed.
+for these words and the sha256 of the named file: the user's own runs do not ask twice, but a run from somebody else
+does, and so does a file that has changed. At a node its configuration alone decides, and nothing is remembered.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import logging
 import os
 import stat
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 
-from fnrfl.core import own_code, own_import
+from fnrfl.core import own_code
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import did_you_mean
 from fnrfl.core.own_code import CodeSource, Target
 
-log = logging.getLogger("fnrfl.core.trust")
-
-_allowed: set[tuple[str, str, str | None]] = (
-    set()
-)  # (key, words, sha256), in this process, even if no file can be written
-_importable: set[tuple[Target, str | None]] = set()  # for `fetch_named_code`, with the sha256 that was looked at
+_allowed: set[tuple[str, str, str | None]] = set()  # (key, words, sha256), in this process
 
 
-def check_allowed(found: Mapping[str, object], given: Mapping[str, object], *, origin: str, trust: bool) -> None:
+def check_allowed(
+    found: Mapping[str, object],
+    given: Mapping[str, object],
+    *,
+    origin: str,
+    trust: bool,
+    listed: Collection[str] | None = None,
+) -> None:
     """Refuse code that the file `origin` names and nobody has allowed; nothing is imported.
 
     `found` are values of the file, and `given` those that the user typed or passed in, by key: these are allowed, and
-    with `trust` the others are too.
+    with `trust` the others are too. At a node, code that its configuration has `listed` is allowed and no other,
+    whatever its user has allowed elsewhere.
     """
     for key, words, target in own_code.named_code(given):
-        _allow(key, words, target, own_code.find_source(target.module))
+        _allow(key, words, own_code.find_source(target.module), remember=listed is None)
     refused = []
     for key, words, target in own_code.named_code(found):
+        if listed is not None and str(target) not in listed:
+            raise ConfigError(
+                f"{key} = {words!r} in {origin} would run code that this node does not list. Add it to the node's code."
+            )
         source = own_code.find_source(target.module)
-        if trust or _is_allowed(key, words, source):
-            _allow(key, words, target, source)
+        if trust or listed is not None or _is_allowed(key, words, source):
+            _allow(key, words, source, remember=listed is None)
         else:
             refused.append(_would_run(key, words, target, source, origin))
     if refused:
@@ -69,16 +72,15 @@ def fetch_named_code(what: str, target: Target | None) -> object:
             f"{what} cannot be imported (ModuleNotFoundError: No module named {target.module!r}); "
             f"{target.module!r} must be {places}."
         )
-    if (target, source.sha256) not in _importable:
-        known = any(target == other for other, _ in tuple(_importable))
+    known = {sha256 for key, words, sha256 in tuple(_allowed) if own_code.target(key, words) == target}
+    if source.sha256 not in known:
         raise ConfigError(
             f"{what} would run code, {target.name} in {source.place}, "
             + ("which has changed since it was allowed" if known else "which nobody has allowed")
             + ". If you trust it, load the config again, or call fnrfl.core.trust.given(key, words) before."
         )
-    own_import.serve(source)
     with user_errors_in_words(f"{what} cannot be imported", f"{target.module!r} must be {places}. Check its code."):
-        module = importlib.import_module(target.module)
+        module = own_code.import_source(source)
     return _attribute(what, module, target)
 
 
@@ -95,7 +97,7 @@ def user_errors_in_words(what: str, way_out: str) -> Iterator[None]:
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        place = own_import.blame(error)
+        place = own_code.blame(error)
         said = f"SystemExit: {error.code}" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"{what} ({said}{f'; {place}' if place else ''}); {way_out}") from error
 
@@ -105,7 +107,7 @@ def _attribute(what: str, module: ModuleType, target: Target) -> object:
     with user_errors_in_words(f"{what} cannot be imported", "Check its code."):
         found = getattr(module, target.name, missing)
     if found is missing:
-        hint = did_you_mean(target.name, vars(module)) or own_code.shadowed(target.module)
+        hint = did_you_mean(target.name, vars(module))
         raise ConfigError(f"{what}: module {target.module!r} has no {target.name!r}.{hint} Name something in it.")
     return found
 
@@ -115,115 +117,68 @@ def _would_run(key: str, words: str, target: Target, source: CodeSource | None, 
     named = f"{key} = {json.dumps(words, ensure_ascii=False)} in {origin}"
     if source is None:
         return f"{named} would run code: {target.name} of a module {target.module}, which is not found here."
-    own = [file.path for name, file in source.files.items() if file.content is not None and name != target.module]
-    others = f" with {_listed([path.name for path in own])}" if own else ""
     changed = " The code has changed since it was allowed." if _was_allowed(key, words) else ""
-    return f"{named} would run code: {target.name} in {source.place}{others}.{changed}"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"{named} would run code: {target.name} in {source.place}.{changed}"
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def _allow(key: str, words: str, target: Target, source: CodeSource | None) -> None:
+def _allow(key: str, words: str, source: CodeSource | None, *, remember: bool) -> None:
     if source is None:  # there is nothing that could run; the importer says so
         return
-    _importable.add((target, source.sha256))
     _allowed.add((key, words, source.sha256))
-    if source.sha256 is not None:
-        _remember(key, words, source)
+    if remember:
+        with suppress(OSError):  # then it lasts as long as the process
+            _remember(key, words, source)
 
 
 def _is_allowed(key: str, words: str, source: CodeSource | None) -> bool:
     if source is None:
         return False
-    if (key, words, source.sha256) in _allowed:
-        return True
-    folder = _permission_folder()
-    return (
-        folder is not None
-        and source.sha256 is not None
-        and _is_permission_file(folder / _permission_name(key, words, source.sha256))
-    )
+    path = _permission(key, words, source.sha256)
+    return (key, words, source.sha256) in _allowed or (path is not None and _is_the_users(path, path.parent))
 
 
 def _was_allowed(key: str, words: str) -> bool:
     """Whether these words were ever allowed, with whatever source."""
-    if any((key, words) == known[:2] for known in tuple(_allowed)):
-        return True
-    folder = _permission_folder()
-    try:
-        return folder is not None and any(
-            file.startswith(_permission_name(key, words, "")) for file in os.listdir(folder)
-        )
-    except OSError:
-        return False
+    path = _permission(key, words, "*")
+    return any((key, words) == known[:2] for known in tuple(_allowed)) or (
+        path is not None and any(path.parent.glob(path.name))
+    )
 
 
-def _permission_name(key: str, words: str, sha256: str) -> str:
-    """The name of the file that remembers a permission: the words' hash, and the source's."""
-    asked = hashlib.sha256(f"{key}\n{words}".encode("utf-8", "surrogatepass")).hexdigest()
-    return f"{asked[:32]}-" + (f"{sha256}.json" if sha256 else "")
-
-
-def _is_permission_file(path: Path) -> bool:
-    """Whether a permission is there, as a file and not as a link to one."""
-    try:
-        return stat.S_ISREG(path.lstat().st_mode) and not path.parent.is_symlink()
-    except OSError:
-        return False
-
-
-def _permission_folder() -> Path | None:
-    """Where permissions are kept; None where the user has no place for such things."""
-    state = _state_folder()
-    return None if state is None else state / "trusted"
-
-
-def _state_folder() -> Path | None:
-    """The user's state folder: FNRFL_STATE, or what the system calls so."""
-    if chosen := os.environ.get("FNRFL_STATE"):
-        return Path(os.path.abspath(chosen))
+def _permission(key: str, words: str, sha256: str | None) -> Path | None:
+    """The file that remembers a permission, named by hashes; None without source or a place for such files."""
+    chosen, base = os.environ.get("FNRFL_STATE"), os.environ.get("XDG_STATE_HOME", "")
     home = os.path.expanduser("~") if os.environ.get("HOME", "~") else ""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA", "")
-    elif sys.platform == "darwin":
-        base = os.path.join(home, "Library", "Application Support")
-    else:
-        base = os.environ.get("XDG_STATE_HOME", "")
-        base = base if os.path.isabs(base) else os.path.join(home, ".local", "state")
-    return Path(base) / "fnrfl" if os.path.isabs(base) else None
+    base = base if os.path.isabs(base) else os.path.join(home, ".local", "state")
+    state = os.path.abspath(chosen) if chosen else os.path.join(base, "fnrfl")
+    asked = hashlib.sha256(f"{key}\n{words}".encode("utf-8", "surrogatepass")).hexdigest()
+    return Path(state, "trusted", f"{asked[:32]}-{sha256}.json") if sha256 and os.path.isabs(state) else None
+
+
+def _is_the_users(*paths: Path) -> bool:
+    """Whether files or folders are there, are no links, and nobody but the user can have made or changed them."""
+    with suppress(OSError):
+        found = [path.lstat() for path in paths]
+        mine = not hasattr(os, "getuid") or all(one.st_uid == os.getuid() and not one.st_mode & 0o022 for one in found)
+        return mine and not any(stat.S_ISLNK(one.st_mode) for one in found)
+    return False
 
 
 def _remember(key: str, words: str, source: CodeSource) -> None:
-    """Write a permission down, whole or not at all; where that cannot be done, it lasts as long as the process."""
-    folder = _permission_folder()
-    if folder is None or source.sha256 is None:
+    """Write a permission down, for the user to read."""
+    path = _permission(key, words, source.sha256)
+    if path is None or _is_the_users(path, path.parent):
         return
-    path = folder / _permission_name(key, words, source.sha256)
-    if _is_permission_file(path):
+    path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    if path.parent.is_symlink():
         return
     date = datetime.now(UTC).isoformat(timespec="seconds")
     entry = {"key": key, "words": words, "file": source.place, "sha256": source.sha256, "date": date}
-    try:
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if not folder.is_symlink():
-            _write(path, json.dumps(entry, indent=1) + "\n")
-    except OSError as error:
-        log.debug("%s is not remembered: %s", words, error)
-
-
-def _write(path: Path, text: str) -> None:
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(part, path)  # in place of a link, not through it
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(part)
-        raise
+    path.unlink(missing_ok=True)  # a link that stood there is not written through
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(json.dumps(entry, indent=1) + "\n")

@@ -16,9 +16,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.forks import in_turn
 from fnrfl.rundir import files
 from fnrfl.rundir.lock import NAME as LOCK
-from fnrfl.rundir.lock import InUse, alone, in_turn
+from fnrfl.rundir.lock import InUse, alone
 
 log = logging.getLogger("fnrfl")
 

@@ -72,27 +72,6 @@ def holder_of(folder: Path) -> str | None:
     return None
 
 
-@contextmanager
-def in_turn(folder: Path) -> Iterator[None]:
-    """Inside, no other process makes a run in this folder; one that wants to waits until this one has made its own."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:  # a folder that may be written to and not listed
-        yield
-        return
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
 def _locked(fcntl: object, folder: Path, inside: int) -> int:
     """The folder's lock file, open and locked, or where the file system has no locks, open."""
     while True:

@@ -47,12 +47,34 @@ def check_not_read(path: Path, data: str) -> None:
         raise ConfigError(f"{path} would lie in {data}, and be taken for data there. Choose another folder.")
 
 
+def check_new(path: Path) -> Path:
+    """The same path; refused if a file is there, or a link that may lead to one."""
+    if os.path.lexists(path) and not _is_channel(path):
+        raise ConfigError(f"{path} exists. Choose another name, or give --overwrite.")
+    return path
+
+
+def _is_channel(path: Path) -> bool:
+    """Whether a path leads to a device, a pipe or a socket."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def write_named(path: Path, content: str) -> None:
+    """Write into the device or pipe that a user has named; else replace the file in one go."""
+    if _is_channel(path):
+        path.write_text(content, encoding="utf-8", errors="backslashreplace")
+    else:
+        write_output(path, content)
+
+
 def write_output(path: Path, content: str | bytes) -> None:
     """Replace a file in one go; what a text has that is no text, such as half of a character, is written in digits.
 
     What is not whole yet is in a folder of its own, so that no other file is in its way.
     """
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    if os.path.lexists(path) and not files.is_plain_file(path):
+        raise ConfigError(f"{path} is not a plain file, so it is not replaced. Remove it, or choose another name.")
     try:
         with tempfile.TemporaryDirectory(prefix=".fnrfl-", dir=path.parent) as folder:
             files.write(Path(folder) / path.name, data)

@@ -14,7 +14,6 @@ import torch
 
 from fnrfl.config import RunConfig, loads
 from fnrfl.config.resolving import read_keys
-from fnrfl.core import own_code, trust
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError, ConfigError, sentence
 from fnrfl.core.trees import Tree
@@ -67,10 +66,7 @@ def recipe_at_node(text: str, node: NodeConfig) -> RunConfig:
         own["public.source"] = _copy_here(node, "public", "the public data")
     if isinstance(scenarios.parse(str(told.get("scenario", ""))).split, SavedSplit):
         own["scenario"] = _copy_here(node, "split", "the saved split that the scenario names")
-    for key in ("model.name", "algorithm.name"):
-        if str(own_code.target(key, words := told.get(key))) in node.allowed_code:
-            trust.given(key, str(words))
-    return loads(text, own, origin="The server's recipe", of_run=True)
+    return loads(text, own, origin="The server's recipe", of_run=True, listed_code=node.allowed_code)
 
 
 def _copy_here(node: NodeConfig, key: str, what: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.forks import in_turn
 from fnrfl.core.nearest import did_you_mean
 from fnrfl.data.reading import UNREADABLE
 from fnrfl.data.sources import cifar10, digits, fashion_mnist
@@ -19,7 +20,6 @@ from fnrfl.data.sources.cache import (
     cache_dir,
     cache_if_possible,
     cached_origin,
-    only_process,
     read_cached,
     write_cached,
 )
@@ -81,9 +81,11 @@ def fetch(name: str) -> Path:
     folder = cached.with_suffix(".download")
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
-        with only_process(cached.with_suffix(".lock")):
+        with in_turn(cached.parent):
             if cached.exists():  # another process fetched it while this one waited
                 return cached
+            if folder.is_symlink():
+                folder.unlink()
             folder.mkdir(exist_ok=True)
             if (original := entry.original()) is not None:
                 origin = str(original.resolve())

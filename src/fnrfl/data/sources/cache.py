@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +44,8 @@ def write_cached(path: Path, arrays: Arrays, origin: str) -> None:
     x_train, x_test, source = arrays.x_train, arrays.x_test, np.array(origin)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with unfinished.open("wb") as file:
+        unfinished.unlink(missing_ok=True)  # a link that stood there is not written through
+        with unfinished.open("xb") as file:
             np.savez(file, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, source=source)
         unfinished.replace(path)
     finally:
@@ -60,16 +59,3 @@ def cache_if_possible(path: Path, arrays: Arrays, origin: str) -> None:
         write_cached(path, arrays, origin)
     except OSError as error:
         warnings.warn(f"{path} could not be written ({error}); set FNRFL_DATA to load faster next time.", stacklevel=3)
-
-
-@contextmanager
-def only_process(lock: Path) -> Iterator[None]:
-    """Inside, no other process fetches the same data: two processes would write into one unfinished download."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: the checksum still catches a clash
-        yield
-        return
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

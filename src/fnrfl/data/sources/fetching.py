@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
@@ -36,7 +37,9 @@ def _receive(url: str, unfinished: Path, num_received: int, timeout: float) -> N
     try:
         with urllib.request.urlopen(request, timeout=timeout) as reply:
             continues = reply.status == 206
-            with unfinished.open("ab" if continues else "wb") as file:
+            if not continues:
+                unfinished.unlink(missing_ok=True)
+            with open(unfinished, "ab", opener=_no_link) as file:
                 shutil.copyfileobj(reply, file, 1 << 20)
             expected = num_received * continues + int(reply.headers.get("Content-Length", 0))
     except urllib.error.HTTPError as error:
@@ -45,6 +48,10 @@ def _receive(url: str, unfinished: Path, num_received: int, timeout: float) -> N
         raise
     if (size := unfinished.stat().st_size) < expected:
         raise ConnectionError(f"it stopped after {size} of {expected} bytes; another attempt goes on from there")
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def md5_of(path: Path) -> str:

@@ -10,6 +10,8 @@ import numpy as np
 
 from fnrfl.core.errors import ConfigError
 
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM")  # for others, as PostScript, pillow may run a program
+
 
 class DeepPixelsError(ValueError):
     """A picture has more than 8 bits for each value."""
@@ -26,7 +28,7 @@ def read_image(file: Path | io.BytesIO, size: tuple[int, int] | None = None) -> 
     except ImportError as error:
         raise ConfigError("image files need pillow, which is not installed. Run `pip install pillow`.") from error
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=FORMATS) as image:
             refuse_deep_pixels(image.mode)
             upright = ImageOps.exif_transpose(image)
             plain = upright.convert("L" if image.mode in ("1", "L", "LA") else "RGB")

@@ -56,8 +56,8 @@ class Members:
             others = [run for run in self.known.values() if now and run.code.get(module, now.sha256) != now.sha256]
             if now is not None and now.sha256 is not None and others:
                 raise ConfigError(
-                    f"{now.place}, or a module that it imports, has changed since {_listed(others)} began: its sha256 "
-                    f"was {origin.short_hash(others[0].code[module])} and is {origin.short_hash(now.sha256)}, and a "
+                    f"{now.place} has changed since {_listed(others)} began: its sha256 was "
+                    f"{origin.short_hash(others[0].code[module])} and is {origin.short_hash(now.sha256)}, and a "
                     f"comparison is of one code. {RUN_INTO_ANOTHER_FOLDER}"
                 )
 
