@@ -23,7 +23,7 @@ from fnrfl.engines.letters import Letter, LetterAnswer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.flower import worker
 from fnrfl.flower.app_files import check_before_run, write_app
-from fnrfl.flower.deployment import FLOWER_QUIET, Deployment
+from fnrfl.flower.deployment import FLOWER_QUIET, Address, Deployment
 from fnrfl.flower.node_service import NodeService
 from fnrfl.flower.own_config import OwnConfig
 from fnrfl.flower.processes import Processes, Recorded, start_of
@@ -37,7 +37,7 @@ def test_an_app_is_written_into_a_new_folder_alone(tmp_path: Path) -> None:
     assert [folder.name for folder in made.nodes] == ["0", "1"]
     assert NodeConfig.from_file(made.node(1) / "node.toml").partition == 1
     assert load(made.app / "recipe.toml") == load("digits", ["clients=2", "name=Größe 1"])
-    assert made.node(0).stat().st_mode & 0o077 == 0
+    assert made.node(0).stat().st_mode & 0o077 == made.root.stat().st_mode & 0o077 == 0
     with pytest.raises(ConfigError, match="not empty"):
         write_app(made.root, load("digits"))
 
@@ -138,6 +138,23 @@ def test_a_process_ends_with_all_that_it_has_started(family: Callable[[str], tup
     assert there.alive == [one]
     there.stop(["one"])
     assert there.recorded == [] and start_of(one.pid) is None and marked_by(there) == set()
+
+
+def test_what_a_process_writes_is_for_its_user_alone(tmp_path: Path) -> None:
+    """The SuperLink's database holds a token, and logs may."""
+    there = Processes(tmp_path / "processes.json", ("FNRFL_DEPLOYMENT", tmp_path.name))
+    writing = "import os; print('said'); open('superlink.db', 'w').close(); os.mkdir('apps')"
+    there.start("one", [sys.executable, "-c", writing], log=tmp_path / "log", environment=os.environ, folder=tmp_path)
+    assert waits_for((tmp_path / "apps").exists)
+    for name in ("superlink.db", "apps", "log"):
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0
+
+
+def test_the_folder_of_the_database_is_closed_before_anything_is_started(tmp_path: Path) -> None:
+    made = write_app(tmp_path / "it", load("digits", ["clients=1"]))
+    made.home.mkdir(mode=0o755)
+    Address("127.0.0.1", 9092, secure=False).write(made)
+    assert made.home.stat().st_mode & 0o077 == 0
 
 
 def test_what_a_killed_parent_leaves_behind_is_found(family: Callable[[str], tuple[Processes, Recorded]]) -> None:

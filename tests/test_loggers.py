@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def expected(run_dir: Path, first: int = 1) -> Curves:
     """What a logger must have of a run: the numbers of its log."""
     curves: Curves = defaultdict(list)
-    for event in read_events(run_dir / "events.jsonl")[1:]:
+    for event in [*read_events(run_dir / "events.jsonl")][1:]:
         for name, value in scalars(event).items():
             if event["round"] >= first:
                 curves[name].append((event["round"], value))

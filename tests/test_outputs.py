@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import os
 import pwd
 import shutil
@@ -11,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,11 @@ from fnrfl.data.datasets import load as load_data
 from fnrfl.data.sources.cache import cache_dir
 from fnrfl.results.compare import compare, grid
 from fnrfl.results.report import report
+from fnrfl.results.statistics import Difference
 from fnrfl.rundir import files
 from fnrfl.rundir.outputs import check_output, write_output
 from fnrfl.runs import run as runs
+from fnrfl.runs.predict import predict
 
 QUICK = ["rounds=1", "client.epochs=1", "clients=3"]
 
@@ -259,3 +264,34 @@ def test_without_a_home_folder_everything_still_works(here: Path, monkeypatch: p
         check_output(Path("run/config.toml"))
     got = command("run", "dataset=~nobody-of-this-name/x.csv")
     assert got.exit_code == 2 and "Unexpected" not in got.stderr
+
+
+FORMULAS = ("=1+1", "+cmd|x", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", "\uff1d1", "a\r=1")
+
+
+def test_a_spreadsheet_runs_no_cell_that_others_have_named(tmp_path: Path) -> None:
+    """Names of classes, of clients, of a column and its cells are text; numbers stay numbers, below 0 too."""
+    classes = [*FORMULAS, "-1", "healthy"]
+    x, y = np.random.default_rng(0).random((80, 3)), np.arange(80) % len(classes)
+    np.savez(tmp_path / "it.npz", x=x, y=y, classes=np.array(classes))
+    result = runs.run(load(None, [*QUICK, f"dataset={tmp_path / 'it.npz'}", "model=mlp", "scenario=iid"]), out=None)
+    asked = predict(result, x)
+    shown = replace(
+        asked, labels=classes, rows=classes, ids=("=id", classes), probabilities=asked.probabilities[: len(classes)]
+    )
+    header, *lines = csv.reader(io.StringIO(shown.to_csv(), newline=""))
+    assert header[1] == "'=id"
+    assert [line[header.index("label")] for line in lines] == [*(f"'{name}" for name in FORMULAS[:-1]), *classes[-3:]]
+    numbers = [float(cell) for line in lines for cell in line[3:]]
+    assert len(numbers) == len(classes) ** 2
+    assert not any(cell.startswith(("=", "@", "\t", "\r", "+c", "-2+")) for line in (header, *lines) for cell in line)
+
+
+def test_a_table_of_a_comparison_has_no_formula_and_numbers_as_they_are(made: Path) -> None:
+    found = compare(grid(None, QUICK, [], [0]), made / "grid")
+    (row,) = found.rows
+    named = replace(
+        found, rows=(replace(row, group="=HYPERLINK(1)", difference=Difference(1, -0.5, None, None, None, None)),)
+    )
+    (line,) = csv.DictReader(io.StringIO(named.to_csv()))
+    assert (line["group"], line["difference"]) == ("'=HYPERLINK(1)", "-0.5")

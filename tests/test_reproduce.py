@@ -69,6 +69,11 @@ def typed(*words: str) -> Result:
     return CliRunner().invoke(cli.app, ["reproduce", *words])
 
 
+def test_lines_of_deep_json_are_no_results(tmp_path: Path) -> None:
+    (tmp_path / "lines.jsonl").write_text(f'{{"id": {"[" * 100_000}\n{"[" * 100_000}{"]" * 100_000}\n')
+    assert read_lines(tmp_path / "lines.jsonl") == []
+
+
 def test_a_failure_of_today_counts_before_a_success_of_an_older_recipe() -> None:
     cell = PaperCell("resnet18", "label", "honest", "fedavg", 0, "quick")
     old, new = line_of(cell, overrides=["older=1"]), line_of(cell, failed="no memory")

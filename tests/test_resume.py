@@ -24,6 +24,7 @@ from fnrfl.core.rng import numpy_generator
 from fnrfl.rundir import checkpoint, events, files
 from fnrfl.runs import run as runs
 from fnrfl.runs.result import Result
+from fnrfl.runs.run import load as load_run
 from fnrfl.runs.run import resume, run
 
 ROUNDS = 3
@@ -109,7 +110,7 @@ def assert_same(got: Result, config: RunConfig) -> None:
     assert got.model_sha256 == wanted.model_sha256
     assert facts(got.rounds) == facts(wanted.rounds)
     assert got.run_dir is not None
-    log = events.read_events(got.run_dir / "events.jsonl")
+    log = list(events.read_events(got.run_dir / "events.jsonl"))
     assert log[0]["config"] == got.config.as_dict()
     assert facts(log[1:]) == json.loads(json.dumps(facts(wanted.rounds)))
 
@@ -497,3 +498,18 @@ def test_a_damaged_model_is_refused(finished: Result, tmp_path: Path, keep: floa
     run_dir = Path(shutil.copytree(finished.run_dir, tmp_path / "run"))
     cut("model.safetensors", keep)(run_dir)
     assert_refused(run_dir, "model.safetensors")
+
+
+@pytest.mark.parametrize("stem", ["server", "client-*"])
+def test_a_damaged_checkpoint_of_a_finished_run_is_noticed(finished: Result, tmp_path: Path, stem: str) -> None:
+    assert finished.run_dir is not None
+    run_dir = Path(shutil.copytree(finished.run_dir, tmp_path / "run"))
+    damaged = sorted(run_dir.glob(f"rounds/*/{stem}.safetensors"))[0]
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1  # one bit of the last number
+    damaged.write_bytes(content)
+    assert_refused(run_dir, damaged.name)
+    with pytest.raises(ConfigError, match=damaged.name):
+        load_run(run_dir)
+    damaged.unlink()
+    assert_refused(run_dir, damaged.name)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ from fnrfl.data.datasets import load as load_data
 from fnrfl.data.reading import Reading, split_names
 from fnrfl.data.splits import splits_hash
 from fnrfl.runs import build
-from fnrfl.runs.predict import evaluate
+from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.run import resume
 from fnrfl.runs.run import run as run_config
 from fnrfl.runs.scores import site_scores
@@ -456,3 +457,24 @@ def test_a_run_of_a_saved_split_is_the_run_of_its_scenario() -> None:
 def test_site_scores_of_nobody_are_nothing() -> None:
     assert site_scores([], []) == {}
     assert read_source("digits").raw.parts["train"].clients is None
+
+
+def test_the_order_of_columns_is_part_of_the_data_and_not_of_an_answer(tmp_path: Path) -> None:
+    """Initial weights are drawn by position: a log says in which order, and other tables follow it by name."""
+    header, lines = ("age", "crp", "label"), [(str(n), str(n * n % 7), "ab"[n % 2]) for n in range(60)]
+    tables = {}
+    for name, order in (("one", (0, 1, 2)), ("other", (2, 1, 0))):
+        tables[name] = tmp_path / f"{name}.csv"
+        rows = [[row[at] for at in order] for row in (header, *lines)]
+        tables[name].write_text("".join(",".join(row) + "\n" for row in rows))
+    quick: dict[str, Any] = {"rounds": 1, "clients": 2, "scenario": "iid", "model": "mlp", "dataset.label": "label"}
+    made = {
+        name: run_config(load_config(None, {**quick, "dataset": str(path)}), out=tmp_path / name)
+        for name, path in tables.items()
+    }
+    assert made["one"].data.columns.inputs == ("age", "crp")
+    assert made["other"].data.columns.inputs == ("crp", "age")
+    logs = [json.loads((tmp_path / name / "events.jsonl").read_text().splitlines()[0])["data"] for name in tables]
+    assert logs[0]["sha256"] != logs[1]["sha256"]
+    answers = [predict(made["one"], str(path)).probabilities for path in tables.values()]
+    assert torch.equal(*answers)

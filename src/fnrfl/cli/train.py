@@ -274,7 +274,7 @@ def _show_sites(result: Result, screen: Console) -> None:
 def _site_test_sizes(result: Result) -> list[list[str]]:
     """How many test examples each client brought, in words: a column, or none for runs of versions that did not say."""
     assert result.run_dir is not None
-    counts = read_events(result.run_dir / "events.jsonl")[0].get("site_test_counts", [])
+    counts = next(read_events(result.run_dir / "events.jsonl")).get("site_test_counts", [])
     return [[counted(count, "test example") for count in counts]] if counts else []
 
 

@@ -135,6 +135,6 @@ def write_app(folder: Path, config: RunConfig, nodes: int = 0) -> Deployment:
         path = deployment.root / relative
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    for node in deployment.nodes:
-        os.chmod(node, 0o700)  # the client's memory will be there
+    for path in (deployment.root, *deployment.nodes):
+        os.chmod(path, 0o700)  # keys, logs and clients' memory will be there
     return deployment

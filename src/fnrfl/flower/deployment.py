@@ -111,6 +111,7 @@ class Address:
     def write(self, deployment: Deployment) -> None:
         """For later commands, and as the connection `deployment` for Flower's own."""
         deployment.home.mkdir(parents=True, exist_ok=True)
+        deployment.home.chmod(0o700)  # the SuperLink's database holds tokens
         files.write(deployment.home / "address.json", json.dumps(vars(self)))
         tls = (
             f"root-certificates = {json.dumps(str(deployment.certs / 'ca.crt'))}" if self.secure else "insecure = true"

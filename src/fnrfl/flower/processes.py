@@ -75,12 +75,12 @@ class Processes:
     def start(
         self, name: str, command: Sequence[str], *, log: Path, environment: Mapping[str, str], folder: Path
     ) -> Recorded:
-        """Start a process of its own session, whose output goes to a file, and record it."""
+        """Start a process in a new session, whose output and files only this user can read, and record it."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "ab") as output:
+        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
             started = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(environment), cwd=folder,
-                start_new_session=True,
+                start_new_session=True, umask=0o077,
             )  # fmt: skip
         one = Recorded(name, started.pid, start_of(started.pid) or "")
         self._write([*(other for other in self.alive if other.name != name), one])  # the old one may be dying

@@ -140,6 +140,12 @@ def server_state(run_dir: Path, saved: Index) -> State:
     return State(flat["params"], part("buffers/"), part("extra/"))
 
 
+def check_files(run_dir: Path, saved: Index) -> None:
+    """Refuse a checkpoint of which a file is missing or is not what the run wrote."""
+    for file in (saved.server, *saved.clients.values()):
+        _read_file(run_dir, file)
+
+
 def client_memory(run_dir: Path, saved: Index, client: int) -> Tree | None:
     """What a client remembers in a checkpoint; None if it had written nothing by then."""
     file = saved.clients.get(client)

@@ -103,21 +103,13 @@ def is_control(other: Config, config: Config, *free: str) -> bool:
     """Whether a config is the control of another: the same refinement with weight 0, which makes the penalty void."""
     if not config.get("fnr.weight") or other.get("fnr.weight") != 0:
         return False
-    return _same_but_for(other, config, (*WEIGHTED, *free))
+    return without_keys(other, *WEIGHTED, *free) == without_keys(config, *WEIGHTED, *free)
 
 
-def is_without_fnr(other: Config, config: Config, *free: str) -> bool:
-    """Whether a config is another one without FNR."""
-    return other["fnr"] == "off" and _same_but_for(other, config, ("fnr", *free))
-
-
-def _same_but_for(one: Config, other: Config, free: tuple[str, ...]) -> bool:
-    """Whether two configs are the same, some keys and sections aside."""
-
-    def compared(config: Config) -> Config:
-        return {k: v for k, v in config.items() if k not in free and k.partition(".")[0] not in free}
-
-    return compared(one) == compared(other)
+def without_keys(config: Config, *free: str) -> str:
+    """Write a config as text, some keys and sections aside: the same text for the same config."""
+    compared = {k: v for k, v in config.items() if k not in free and k.partition(".")[0] not in free}
+    return json.dumps(compared, sort_keys=True, default=str)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

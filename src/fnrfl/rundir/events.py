@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fnrfl.core.errors import FnrflError
+from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.rundir import files
 
 Event = dict[str, Any]
@@ -28,20 +30,36 @@ def append_event(path: Path, event: Event) -> None:
         ) from error
 
 
-def read_events(path: Path) -> list[Event]:
-    """All whole lines: a kill may have left half of one at the end."""
-    return parse_events(path, files.read(path, "a run directory has an events.jsonl").encode())
+def read_log(path: Path) -> Iterator[bytes]:
+    """Read all whole lines of a log: a kill may have left half of one at the end."""
+    try:
+        with files.open_plain(path) as file:
+            yield from (line for line in file if line.endswith(b"\n"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error}); a run directory has an events.jsonl.") from error
 
 
-def parse_events(path: Path, content: bytes) -> list[Event]:
-    """The events of a log's content; `path` is for the sentence about a line that is none."""
-    found = []
-    for number, text in enumerate(content.split(b"\n")[:-1], 1):
+def read_events(path: Path) -> Iterator[Event]:
+    """Read the events of a log, one after another."""
+    return parse_events(path, read_log(path))
+
+
+def parse_events(path: Path, lines: Iterable[bytes]) -> Iterator[Event]:
+    """Parse the lines of a log; `path` is for the sentence about a line that is no event."""
+    for number, text in enumerate(lines, 1):
         try:
             event = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise files.damaged(path, f"line {number}: {error}") from error
         if not isinstance(event, dict):
             raise files.damaged(path, f"line {number} is no JSON object")
-        found.append(event)
-    return found
+        yield event
+
+
+def check_log(path: Path, lines: Iterable[bytes], sha256: str | None) -> None:
+    """Refuse a log up to a checkpoint that has another sha256 than that checkpoint says; version 0.1.0 says none."""
+    found = hashlib.sha256()
+    for text in lines:
+        found.update(text)
+    if sha256 not in (None, found.hexdigest()):
+        raise files.damaged(path, "it is not what the run wrote: its sha256 is not the one in checkpoint.json")

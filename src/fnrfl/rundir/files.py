@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fnrfl.core.errors import ConfigError
 
@@ -67,12 +67,18 @@ def read(path: Path, what: str) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What a plain file holds; anything else, such as a pipe that nobody writes to, is an OSError."""
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY)
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{path} is not a plain file")
+    """Read a plain file."""
+    with open_plain(path) as file:
         return file.read()
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a plain file; anything else, such as a pipe that nobody writes to, is an OSError."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path} is not a plain file")
+    return file
 
 
 def damaged(path: Path, why: str) -> ConfigError:

@@ -8,11 +8,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.rundir import files
+from fnrfl.rundir import events, files
 from fnrfl.rundir.configs import Config, data_keys, differing, flat, value_in_words
 
 FIXED_PARTS = ("train", "validation", "test")  # of the data: the same for every method
@@ -59,18 +60,40 @@ class Origin:
 def read_origin(folder: Path) -> Origin:
     """What a run directory was made from; refused where its files contradict each other."""
     toml = files.read(folder / "config.toml", "a run directory has a config.toml")
-    log = files.read(folder / "events.jsonl", "a run directory has an events.jsonl")
     manifest = files.read(folder / "partition.json", "a run directory has a partition.json")
     try:
-        header, partition = json.loads(log.partition("\n")[0]), json.loads(manifest)
+        header, partition = json.loads(next(events.read_log(folder / "events.jsonl"), b"")), json.loads(manifest)
         found = Origin(folder, toml, flat(tomllib.loads(toml)), header, partition)
         _check_config(found, flat(_as_toml(header["config"])))
         _check_split(found, str(header["partition"]))
-        _check_log(folder, log)
+        _check_log(folder)
         found.data, found.code, found.split, found.public  # noqa: B018  # whatever is missing is noticed here
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise files.damaged(folder, _why(error)) from error
     return found
+
+
+class Pairs:
+    """Check runs for `check_pair`, each against the first with its data, code, split and sizes, not against all."""
+
+    def __init__(self, way_out: str) -> None:
+        self._first: dict[str, Origin] = {}
+        self._way_out = way_out
+
+    def add(self, run: Origin) -> None:
+        """Check a run against those that were added before, and those that come against it."""
+        for shared in self.check(run):
+            self._first.setdefault(shared, run)
+
+    def check(self, run: Origin) -> list[str]:
+        """Refuse a run that cannot be compared with one that was added; return what it can share with others."""
+        split = split_keys(run.config)
+        shared = (data_keys(run.config), *run.code, split, (split, run.public[0]))
+        names = [json.dumps(one, sort_keys=True, default=str) for one in shared]
+        for first in {self._first[name].folder: self._first[name] for name in names if name in self._first}.values():
+            if first.folder != run.folder:
+                check_pair(first, run, self._way_out)
+        return names
 
 
 def check_pair(one: Origin, other: Origin, way_out: str) -> None:
@@ -139,18 +162,12 @@ def _check_split(found: Origin, begun_with: str) -> None:
         )
 
 
-def _check_log(folder: Path, log: str) -> None:
-    """Compare the log, as far as the last checkpoint goes, with the hash in it; version 0.1.0 has none."""
-    path = folder / "checkpoint.json"
-    if not path.is_file():
-        return
-    saved = json.loads(files.read(path, "it must be as the run left it"))
-    if saved.get("log") is None:
-        return
-    lines = log.encode().split(b"\n")[: int(saved["round"]) + 1]
-    if hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest() != saved["log"]:
-        why = "it is not what the run wrote: its sha256 is not the one in checkpoint.json"
-        raise files.damaged(folder / "events.jsonl", why)
+def _check_log(folder: Path) -> None:
+    """Compare the log, as far as the last checkpoint goes, with the hash in it."""
+    path, log = folder / "checkpoint.json", folder / "events.jsonl"
+    if path.is_file():
+        saved = json.loads(files.read(path, "it must be as the run left it"))
+        events.check_log(log, islice(events.read_log(log), int(saved["round"]) + 1), saved.get("log"))
 
 
 def _as_toml(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
+import re
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from fnrfl.config.registry import DATASETS
@@ -13,6 +17,8 @@ from fnrfl.rundir.directory import WRITTEN
 from fnrfl.rundir.lock import NAME as LOCK
 
 OF_A_RUN = (*(name for name in WRITTEN if name != "report.html"), LOCK)
+# Text that a spreadsheet would run, and no number; as in exports.js
+FORMULA = re.compile(r"(?!\s*[+-]?[\d.]+(e[+-]?\d+)?$)\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]", re.I)
 OF_A_COMPARISON = ("grid.json", "comparison.json", "comparison.csv", "comparison.md")
 
 
@@ -65,6 +71,17 @@ def write_named(path: Path, content: str) -> None:
         path.write_text(content, encoding="utf-8", errors="backslashreplace")
     else:
         write_output(path, content)
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Format rows as CSV; text that a spreadsheet would run as a formula gets an apostrophe, a number stays."""
+    return "".join(map(_csv_line, rows))
+
+
+def _csv_line(row: Iterable[object]) -> str:
+    text = io.StringIO()  # whose lines end in \r\n, so that a cell with \r is quoted
+    csv.writer(text).writerow(f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell for cell in row)
+    return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def write_output(path: Path, content: str | bytes) -> None:

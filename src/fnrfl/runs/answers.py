@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ from fnrfl.core.quality import TEST_METRICS, recall_by_class
 from fnrfl.core.types import State
 from fnrfl.core.words import counted
 from fnrfl.data.datasets import Facts
+from fnrfl.rundir.outputs import csv_text
 from fnrfl.runs.evaluate import Score
 from fnrfl.runs.metrics import OWN
 from fnrfl.runs.personal import ClientModels
@@ -164,11 +163,9 @@ class Prediction:
         if self.ids is not None:
             name, cells = self.ids
             places[f"id_{name}" if name in (*places, *answers) else name] = cells
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([*places, *answers])
+        rows = [[*places, *answers]]
         for at, shares in enumerate(self.probabilities.tolist()):
             said = (labels[at] for labels in self.per_client.values())
             where = (column[at] for column in places.values())
-            writer.writerow([*where, self.labels[at], *(f"{share:.6g}" for share in shares), *said])
-        return text.getvalue()
+            rows.append([*where, self.labels[at], *(f"{share:.6g}" for share in shares), *said])
+        return csv_text(rows)

@@ -124,8 +124,9 @@ def resume(
         if found.saved is not None:
             state = checkpoint.load_checkpoint(run_dir, found.saved, built.engine.memory).to(built.net.device)
             check_shapes(run_dir, state, built.engine)
-        files.write(run_dir / "events.jsonl", found.log)
-        recorder = RunWriter(place, checkpoint_every, found.log)
+        logged = b"".join(found.log)
+        files.write(run_dir / "events.jsonl", logged)
+        recorder = RunWriter(place, checkpoint_every, logged)
         return _train_rounds(built, recorder, Begun(header, rounds, state, True), told, phase)
 
 
@@ -150,6 +151,7 @@ def load(run_dir: str | Path, *, trust: bool = False, given: Given = NOTHING) ->
     header, *rounds = found.events_so_far
     if not all(event.keys() >= NEEDED_METRICS for event in rounds):
         raise files.damaged(run_dir / "events.jsonl", "a round has no accuracy, bytes or seconds")
+    checkpoint.check_files(run_dir, saved)
     weights = checkpoint.model(run_dir, saved)
     personalised = header["personalised"] if "personalised" in header else build_algorithm(config, given).personalised
     keeper = personal.on_disk(run_dir, saved) if personalised else None

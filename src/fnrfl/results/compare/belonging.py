@@ -31,6 +31,7 @@ class Members:
         """Check every run that has begun; the first that does not belong is refused."""
         self.out, self.cells = out, cells
         self.known: dict[str, Origin] = {}
+        self.pairs = origin.Pairs(RUN_INTO_ANOTHER_FOLDER)
         self.checked_data: list[Config] = []  # the keys of data that was read now
         for cell in cells:
             if _has_begun(out / cell.name):
@@ -40,14 +41,14 @@ class Members:
         """Check the run of a cell against its config and against the runs that are known."""
         found = origin.read_origin(self.out / cell.name)
         self._check_config(cell, found)
-        self._check_pairs(cell, found)
+        self.pairs.add(found)
         self.known[cell.name] = found
 
     def check(self, cell: Cell, built: Built) -> None:
         """Refuse a run that has not begun if its data or its split is not that of the runs that have."""
         self.checked_data.append(data_keys(flat_config(cell.config)))
         header = {"data": {"sha256": built.dataset.checksum}}
-        self._check_pairs(cell, Origin(self.out / cell.name, "", flat_config(cell.config), header, built.manifest()))
+        self.pairs.check(Origin(self.out / cell.name, "", flat_config(cell.config), header, built.manifest()))
 
     def refuse_changed_code(self) -> None:
         """Refuse runs whose modules of the user's own are no longer what they were when the runs began."""
@@ -77,11 +78,6 @@ class Members:
                     f"begun with: its sha256 was {origin.short_hash(found.data)} and is {origin.short_hash(now)}. "
                     f"{RUN_INTO_ANOTHER_FOLDER}"
                 )
-
-    def _check_pairs(self, cell: Cell, found: Origin) -> None:
-        for name, known in self.known.items():
-            if name != cell.name:
-                origin.check_pair(known, found, RUN_INTO_ANOTHER_FOLDER)
 
     def _check_config(self, cell: Cell, found: Origin) -> None:
         planned = flat_config(cell.config)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +12,7 @@ from fnrfl.core.quality import TEST_METRICS, Metric
 from fnrfl.core.words import counted
 from fnrfl.results.compare.rows import FailedCell, Row, Summary, as_line, as_tree
 from fnrfl.results.statistics import Difference
+from fnrfl.rundir.outputs import csv_text
 from fnrfl.runs.metrics import MIB
 
 if TYPE_CHECKING:
@@ -83,12 +82,8 @@ class Comparison:
 
     def to_csv(self) -> str:
         """One line per row, every number in full."""
-        lines = [as_line(row) for row in self.rows]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        return text.getvalue()
+        columns = self.table()
+        return csv_text([columns, *zip(*columns.values(), strict=True)])
 
     def to_markdown(self) -> str:
         """The table for a document, with what must be known to read it."""

@@ -71,7 +71,8 @@ def of_their_grids(found: Sequence[Path], asked: Sequence[Path], failed: Set[Pat
     Runs of a grid that are not there are named too, but for those that `failed`: the page has their errors.
     """
     folders = {folder: grid for folder in _folders(found, asked) if (grid := _grid(folder / "grid.json"))}
-    strange = [run for run in found if not any(_belongs(run, path, folders) for path in asked)]
+    given = set(map(Path, asked))
+    strange = {run: None for run in found if not any(_belongs(run, path, folders) for path in _upwards(run, given))}
     told = [
         f"{run} is not a run of the comparison around it: its grid.json has none. It is left out." for run in strange
     ]
@@ -95,14 +96,17 @@ def _about_missing(folder: Path, grid: Mapping[str, Config], failed: Set[Path]) 
 
 def _folders(found: Sequence[Path], asked: Sequence[Path]) -> list[Path]:
     """The folders at and below those that were asked for, as far as there are runs in them."""
-    around = [folder for run in found for folder in run.parents if any(folder.is_relative_to(path) for path in asked)]
-    return list(dict.fromkeys([*asked, *around]))
+    given, above = set(map(Path, asked)), dict.fromkeys(folder for run in found for folder in run.parents)
+    return list(dict.fromkeys([*asked, *(folder for folder in above if _upwards(folder, given))]))
+
+
+def _upwards(path: Path, folders: Set[Path]) -> list[Path]:
+    """Those of some folders that a path is or lies in."""
+    return [folder for folder in (path, *path.parents) if folder in folders]
 
 
 def _belongs(run: Path, asked: Path, folders: Mapping[Path, Mapping[str, Config]]) -> bool:
-    """Whether a run lies in the folder that was asked for, and no grid between the two is without it."""
-    if not run.is_relative_to(asked):
-        return False
+    """Whether no grid between a run and the folder around it that was asked for is without the run."""
     around = [folder for folder in run.parents if folder.is_relative_to(asked) and folder in folders]
     return all(run.relative_to(folder).parts[0] in folders[folder] for folder in around)
 
@@ -115,9 +119,9 @@ def check_grid_folder(folder: Path, runs: Sequence[Origin]) -> None:
         planned = configs[run.folder.name]
         if planned and differing_from_plan(planned, run.config):
             raise ConfigError(wrong_run(run.folder, planned, run.config, configs, NAME_RUNS_ONE_BY_ONE))
-    for place, run in enumerate(cells):
-        for other in cells[:place]:
-            origin.check_pair(other, run, NAME_RUNS_ONE_BY_ONE)
+    pairs = origin.Pairs(NAME_RUNS_ONE_BY_ONE)
+    for run in cells:
+        pairs.add(run)
 
 
 def _grid(path: Path) -> dict[str, Config]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
@@ -14,7 +16,9 @@ from fnrfl.rundir import directory, events, files, origin
 from fnrfl.rundir.configs import Config
 from fnrfl.rundir.events import Event
 from fnrfl.rundir.origin import Origin
-from fnrfl.runs.metrics import RunMetrics
+from fnrfl.runs.metrics import LOWEST, RunMetrics
+
+OF_LAST_ROUND = ("per_class", "confusion", *LOWEST.values())
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,11 @@ def load_runs(paths: Sequence[Path]) -> Found:
             damaged.append(error)
     if not runs:
         raise damaged[0]
-    for folder in comparisons:
-        mixed.check_grid_folder(folder, [run.origin for run in runs if run.path.parent == folder])
+    inside: dict[Path, list[Origin]] = {folder: [] for folder in comparisons}
+    for run in runs:
+        inside[run.path.parent].append(run.origin)
+    for folder, origins in inside.items():
+        mixed.check_grid_folder(folder, origins)
     told = [f"{place.name}: {error}" for place, error in failed.items()]
     return Found(runs, told, [f"{error} It is left out." for error in damaged], grids.told)
 
@@ -148,8 +155,9 @@ def _comparison(folder: Path) -> tuple[dict[str, tuple[tuple[str, ...], str]], d
 def read_run(path: Path, baseline: tuple[str, ...] = (), compared_by: str | None = None) -> Run:
     """One run directory, finished or not."""
     about = origin.read_origin(path)
-    rounds = events.read_events(path / "events.jsonl")[1:]
-    valid.check_run_files(path, about.config, about.header, rounds, about.partition)
+    log = islice(events.read_events(path / "events.jsonl"), 1, None)
+    valid.check_run_files(path, about.config, about.header, about.partition)
+    rounds = list(_compact(valid.checked_rounds(path, log, about.partition)))
     return Run(
         origin=about,
         rounds=rounds,
@@ -160,3 +168,18 @@ def read_run(path: Path, baseline: tuple[str, ...] = (), compared_by: str | None
         baseline=baseline,
         compared_by=compared_by,
     )
+
+
+def _compact(rounds: Iterable[Event]) -> Iterator[Event]:
+    """Drop what a page takes from the last round alone, and share what a round repeats: logs may have many lines."""
+    before: Event = {}
+    for event in rounds:
+        event["seconds"] = {sys.intern(phase): spent for phase, spent in event["seconds"].items()}
+        event |= {key: value for key, value in before.items() if event.get(key) == value}
+        if before:
+            lists = {key: [one for one in before.get(key) or () if one is not None] for key in LOWEST.values()}
+            lowest = {key: [min(shares)] for key, shares in lists.items() if shares}
+            yield {key: value for key, value in before.items() if key not in OF_LAST_ROUND} | lowest
+        before = event
+    if before:
+        yield before

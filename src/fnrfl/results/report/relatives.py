@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fnrfl.config.registry import CONTROLS
 from fnrfl.results.report.lines import LineGroup, setting
 from fnrfl.results.statistics import LEVEL, Difference, holm, paired
-from fnrfl.rundir.configs import Config, is_control, is_without_fnr
+from fnrfl.rundir.configs import WEIGHTED, without_keys
 
 FREE = ("seed", "name", "leaks", "engine")  # in which relatives may differ: an engine changes the time, not the result
 
@@ -95,16 +95,16 @@ def against_all(
     met = {frozenset((id(one), id(other))) for one, other, _, _ in known}
     new = [other for other in others if frozenset((id(first), id(other))) not in met]
     pairs = judged([*known, *((first, other, "", difference(first, other)) for other in new)])
-    mine = [pair for pair in pairs if any({id(pair.one), id(pair.other)} == {id(first), id(other)} for other in others)]
+    wanted = {frozenset((id(first), id(other))) for other in others}
+    mine = [pair for pair in pairs if frozenset((id(pair.one), id(pair.other))) in wanted]
     return mine, sum(pair.corrected is not None for pair in pairs)
 
 
 def _relatives(lines: Sequence[LineGroup]) -> Iterable[tuple[LineGroup, LineGroup, str]]:
-    base = baseline(lines)
+    base, without, controls = baseline(lines), plain(lines), control(lines)
     for group in lines:
-        without = plain(group, lines) if group.runs[0].refines else None
-        seen = [group]
-        for other, why in ((base, "baseline"), (without, "plain"), (control(group, lines), "control")):
+        seen, mine = [group], id(group)
+        for other, why in ((base, "baseline"), (without.get(mine), "plain"), (controls.get(mine), "control")):
             if other is not None and not any(other is met for met in seen):
                 seen.append(other)
                 yield group, other, why
@@ -118,16 +118,20 @@ def baseline(groups: Sequence[LineGroup]) -> LineGroup:
     return (named or bare or list(groups))[0]
 
 
-def plain(group: LineGroup, groups: Sequence[LineGroup]) -> LineGroup | None:
-    """The line of the same runs without FNR; None if there is none."""
-    return _relative(group, groups, lambda other: is_without_fnr(other, group.config, *FREE))
+def plain(lines: Sequence[LineGroup]) -> dict[int, LineGroup]:
+    """Find the line of the same runs without FNR for each line that has one, by its id."""
+    refining = [line for line in lines if line.runs[0].refines]
+    return _partners(refining, [line for line in lines if line.config["fnr"] == "off"], "fnr", *FREE)
 
 
-def control(group: LineGroup, groups: Sequence[LineGroup]) -> LineGroup | None:
-    """The line of the same refinement with weight 0; None if there is none."""
-    return _relative(group, groups, lambda other: is_control(other, group.config, *FREE))
+def control(lines: Sequence[LineGroup]) -> dict[int, LineGroup]:
+    """Find the line of the same refinement with weight 0 for each line that has one, by its id."""
+    weighted = [line for line in lines if line.config.get("fnr.weight")]
+    return _partners(weighted, [line for line in lines if line.config.get("fnr.weight") == 0], *WEIGHTED, *FREE)
 
 
-def _relative(group: LineGroup, groups: Sequence[LineGroup], fits: Callable[[Config], bool]) -> LineGroup | None:
-    """The first finished line with a config that fits."""
-    return next((other for other in groups if other is not group and other.finished and fits(other.config)), None)
+def _partners(lines: Sequence[LineGroup], others: Sequence[LineGroup], *free: str) -> dict[int, LineGroup]:
+    """For each line the first finished one of the others whose config differs in free keys alone."""
+    by_config = {without_keys(other.config, *free): other for other in reversed(others) if other.finished}
+    found = ((line, by_config.get(without_keys(line.config, *free))) for line in lines)
+    return {id(line): other for line, other in found if other is not None}

@@ -231,10 +231,11 @@ def _about_fnr(lines: Sequence[LineGroup]) -> list[str]:
 def _against(
     groups: Sequence[LineGroup],
     lines: Sequence[LineGroup],
-    relative: Callable[[LineGroup, Sequence[LineGroup]], LineGroup | None],
+    relatives: Callable[[Sequence[LineGroup]], dict[int, LineGroup]],
 ) -> list[tuple[LineGroup, LineGroup, Difference]]:
     """Lines, their relatives, and the paired differences, where there are any."""
-    pairs = [(group, other) for group in groups if (other := relative(group, lines))]
+    known = relatives(lines)
+    pairs = [(group, known[id(group)]) for group in groups if id(group) in known]
     return [(a, b, found) for a, b in pairs if (found := difference(a, b))]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
 from fnrfl.core.quality import NUMBER_METRICS
+from fnrfl.rundir.events import Event
 from fnrfl.rundir.files import damaged
 
 Share = float | None  # None: the data says nothing about this class or client
@@ -103,26 +104,31 @@ class PartitionFile(_Lines):
     ids: list[str] | None = None
 
 
-def check_run_files(
-    where: Path, config: Mapping[str, Any], header: object, rounds: Sequence[object], partition: Mapping[str, Any]
-) -> None:
-    """Refuse a run whose files do not say what a page needs, with the file, the line and the value that is wrong."""
+def check_run_files(where: Path, config: Mapping[str, Any], header: object, partition: Mapping[str, Any]) -> None:
+    """Refuse a run whose files do not say what a page needs, with the file and the value that is wrong."""
     _check(where, "config.toml", Settings, config)
     _check(where, "partition.json", PartitionFile, partition)
     began = _check(where, "events.jsonl, line 1", Header, header)
     classes = {len(row) for row in partition["counts"]}
     if {len(told) for told in (began.test_counts, began.data.classes) if told} - classes:
         raise damaged(where, "events.jsonl, line 1: it has another number of classes than partition.json")
+    if len(began.site_test_counts) not in (0, len(partition["counts"])):
+        raise damaged(where, "events.jsonl, line 1: it has another number of clients than partition.json")
+
+
+def checked_rounds(where: Path, rounds: Iterable[Event], partition: Mapping[str, Any]) -> Iterator[Event]:
+    """Check the lines of a log after the first, one after another, and drop the keys that no page needs."""
+    classes = {len(row) for row in partition["counts"]}
     for number, event in enumerate(rounds, 2):
         line = f"events.jsonl, line {number}"
         told = _check(where, line, ScoredRound, event)
         lengths = {len(told.per_class), *map(len, filter(None, (told.refined_before, told.refined_after))), *classes}
         lengths |= set() if told.confusion is None else {len(told.confusion), *map(len, told.confusion)}
         rows = {len(told.cohort), *(len(rows) for rows in (told.ranking, told.norms) if rows is not None)}
-        of_sites = (told.per_site, began.site_test_counts, partition.get("ids"))
-        sites = {len(partition["counts"]), *(len(names) for names in of_sites if names)}
+        sites = {len(partition["counts"]), *(len(names) for names in (told.per_site, partition.get("ids")) if names)}
         if len(lengths) > 1 or len(rows) > 1 or len(sites) > 1:
             raise damaged(where, f"{line}: lists for the same classes or clients have different lengths")
+        yield {key: event[key] for key in ScoredRound.model_fields if key in event}
 
 
 def _check(where: Path, file: str, model: type[Any], value: object) -> Any:

@@ -162,7 +162,7 @@ def read_lines(path: Path) -> list[CellLine]:
     for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(line, dict) and isinstance(line.get("id"), str):
             if (wrong := _what_is_wrong(line)) is not None:
