@@ -22,8 +22,7 @@ class RunMetrics:
     def series(self, metric: str) -> list[float | None]:
         """A number of every round, None where there is none; a metric of the user's own has its function's name."""
         if metric in LOWEST:
-            known = ([one for one in event.get(LOWEST[metric], ()) if one is not None] for event in self.rounds)
-            return [_finite(min(shares, default=None)) for shares in known]
+            return [_lowest(event, metric) for event in self.rounds]
         return [_finite(event.get(metric, event.get(OWN, {}).get(metric))) for event in self.rounds]
 
     def last(self, metric: str) -> float | None:
@@ -101,6 +100,12 @@ class RunMetrics:
 def training_seconds(event: Event) -> float:
     """Seconds of a round that went into training, and not into looking at models."""
     return float(sum(spent for phase, spent in event["seconds"].items() if phase not in LOOKING))
+
+
+def _lowest(event: Event, metric: str) -> float | None:
+    """The lowest share of a client: of many clients the log has it in the place of all shares."""
+    known = [one for one in event.get(LOWEST[metric], ()) if one is not None]
+    return _finite(min(known, default=event.get(metric)))
 
 
 def _finite(value: object) -> float | None:
