@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,22 +31,18 @@ class Ragged(Sequence[A]):
             return arrays
         return cls(concatenate([*arrays]), sizes_of(arrays))
 
+    def mapped(self, change: Callable[[Any], Any]) -> Ragged[Any]:
+        """Arrays of the same lengths, their elements changed all at once."""
+        return Ragged(change(self.flat), self.sizes)
+
     def __len__(self) -> int:
         return len(self.sizes)
 
-    @overload
-    def __getitem__(self, at: int) -> A: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[A]: ...
-    def __getitem__(self, at: int | slice) -> A | list[A]:
+    def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[row] for row in range(*at.indices(len(self)))]
         end = int(self._ends[at])
-        found: A = self.flat[end - int(self.sizes[at]) : end]
-        return found
-
-    def __iter__(self) -> Iterator[A]:
-        return map(self.__getitem__, range(len(self)))
+        return self.flat[end - int(self.sizes[at]) : end]
 
 
 def sizes_of(arrays: Sequence[Any]) -> Ints:

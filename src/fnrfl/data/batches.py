@@ -139,7 +139,8 @@ class Pool:
                 f"The private examples of {whose} are not on this machine: on a network each client keeps its own. "
                 "Choose a method that trains at the clients, or run it in the simulator."
             )
-        return self.shards.flat if client == SERVER else self.shards[client]
+        mine: Tensor = self.shards.flat if client == SERVER else self.shards[client]
+        return mine
 
     def probe_batches(self, client: int, data: Data, stream: RandomStream) -> Iterator[Batch]:
         """All of a client's data, as a probe sees it: no augmentation, but the client's own noise."""

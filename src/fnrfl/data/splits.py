@@ -61,8 +61,7 @@ class Splits:
         the test set, if that leak is on. With `public_to` the clients hold all of it too, whatever the server uses it
         for; everything else, and how the rest was partitioned, stays as it is.
         """
-        chosen = Ragged.joined(positions, np.concatenate)
-        clients = Ragged(carved.rest[chosen.flat], chosen.sizes)
+        clients = Ragged.joined(positions, np.concatenate).mapped(lambda chosen: carved.rest[chosen])
         _check_carved(carved, clients)
         pool, shared = dataset.train, (carved.public, carved.ranking, carved.distill)
         if public is not None or leak_public_is_test:
@@ -79,7 +78,7 @@ class Splits:
         return cls(
             train=dataset.train,
             private=private,
-            clients=_as_tensors(held),
+            clients=Ragged.joined(held, np.concatenate).mapped(torch.from_numpy),
             public=refine,
             ranking=ranking,
             distill=Part(unlabelled.x, torch.full_like(unlabelled.y, -1)),
@@ -88,7 +87,7 @@ class Splits:
             num_classes=dataset.num_classes,
             public_to=public_to,
             set_aside={"public": carved.public_order, "validation": carved.validation},
-            site_tests=_as_tensors(site_tests) if len(site_tests) else (),
+            site_tests=Ragged.joined(site_tests, np.concatenate).mapped(torch.from_numpy) if len(site_tests) else (),
         )
 
     @property
@@ -116,11 +115,6 @@ def splits_hash(listed: Mapping[str, object]) -> str:
     """The sha256 over all that a manifest lists."""
     content = {key: value for key, value in listed.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _as_tensors(arrays: Sequence[np.ndarray]) -> Ragged[Tensor]:
-    held = Ragged.joined(arrays, np.concatenate)
-    return Ragged(torch.from_numpy(held.flat), held.sizes)
 
 
 def _check_carved(carved: Carved, clients: Ragged[np.ndarray]) -> None:
