@@ -16,7 +16,7 @@ from toys import Run, assert_near, classification
 
 def job(epochs: int, batch: int, clients: int) -> Any:
     return SimpleNamespace(
-        task=SimpleNamespace(data="private"), training=SimpleNamespace(epochs=epochs, batch=batch),
+        task=SimpleNamespace(data="private"), training=SimpleNamespace(epochs=epochs, batch=batch, last_batch="keep"),
         clients=list(range(clients)),
     )  # fmt: skip
 

@@ -54,7 +54,7 @@ def test_the_draw_of_the_rest_is_that_of_fedavg() -> None:
 
 def test_validation_and_test_data_stay_away() -> None:
     one = built()
-    held = {row.numpy().tobytes() for row in one.splits.train.x[torch.cat(one.splits.clients)]}
+    held = {row.numpy().tobytes() for row in one.splits.train.x[torch.cat([*one.splits.clients])]}
     for part in (one.splits.validation, one.splits.test):
         assert not held & {row.numpy().tobytes() for row in part.x}
 

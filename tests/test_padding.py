@@ -501,7 +501,5 @@ MUTANTS = [
         short_batches_in_the_first_epoch=("range(steps[m] // epochs - 1, steps[m], ...)", "[steps[m] // epochs - 1]"),
         every_last_batch_is_short=("examples[m] % batch", "True"),
     ),
-    *mutants(
-        ExpectedWork.largest_batch, padded_to_the_largest_client=("max([mine, *self.examples])", "max(self.examples)")
-    ),
+    *mutants(ExpectedWork.largest_batch, padded_to_the_largest_client=("max(mine, self._largest)", "self._largest")),
 ]

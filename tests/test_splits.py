@@ -164,7 +164,7 @@ def test_sizes_that_cannot_be_met_are_refused_by_name(changes: dict[str, float],
 def test_splits_hold_what_was_carved_and_partitioned() -> None:
     dataset, carved = toy_dataset(), toy_carve(toy_labels(250)[:200], distill=0.25)
     splits = toy_splits(dataset, carved)
-    assert torch.cat(splits.clients).tolist() == carved.rest.tolist()
+    assert torch.cat([*splits.clients]).tolist() == carved.rest.tolist()
     for name in ("public", "ranking", "validation"):
         part, index = getattr(splits, name), torch.from_numpy(getattr(carved, name))
         assert torch.equal(part.x, dataset.train.x[index]) and torch.equal(part.y, dataset.train.y[index])
@@ -367,6 +367,6 @@ def test_the_honest_default_is_disjoint_in_content_too(name: str) -> None:
     y = dataset.train.y.numpy()
     carved = carve(y, public=0.1, ranking=0.2, distill=0, validation=0.05, seed=0, num_classes=10)
     splits = toy_splits(dataset, carved)
-    clients = dataset.train.take(torch.cat(splits.clients))
+    clients = dataset.train.take(torch.cat([*splits.clients]))
     for part in (splits.public, splits.ranking, splits.validation):
         check_disjoint({}, outside=part, inside={"the clients' data": clients, "the test set": dataset.test})

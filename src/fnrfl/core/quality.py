@@ -102,12 +102,12 @@ def confusion_counts(answers: Answers) -> list[list[int]]:
 
 def precision_by_class(answers: Answers) -> list[float | None]:
     """Of the examples that got this answer, the share for which it is right; None for an answer never given."""
-    return _known(_ratio(answers.right, answers.said))
+    return known_or_none(_ratio(answers.right, answers.said))
 
 
 def recall_by_class(answers: Answers) -> list[float | None]:
     """Of the examples of this class, the share that was answered right; None for a class without examples."""
-    return _known(answers.recall)
+    return known_or_none(answers.recall)
 
 
 def f1_macro(answers: Answers) -> float | None:
@@ -159,8 +159,8 @@ def _ratio(above: Ints, below: Ints) -> Floats:
     return found
 
 
-def _known(values: Floats) -> list[float | None]:
-    """JSON has no nan."""
+def known_or_none(values: Floats) -> list[float | None]:
+    """The same numbers as JSON has them, which knows no nan."""
     return [None if value != value else value for value in values.tolist()]
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.feed import forward_batch
+from fnrfl.core.ndarrays import Ragged
 from fnrfl.core.rng import elsewhere, generator
 from fnrfl.core.types import SERVER, Batch, Data, Plan, RandomStream, Training
 from fnrfl.data import augment
@@ -66,10 +68,10 @@ class Pool:
         a batch: each time that the examples are used (`redraw`), or once, when the pool is made. Where the examples of
         some clients are elsewhere, their shards are empty, and `sizes` says how many everybody has.
         """
-        self.num_classes, self.dtype, self.shards = num_classes, dtype, list(shards)
-        held = [len(shard) for shard in shards]
-        self.examples = torch.tensor(sizes or held, dtype=torch.float64)
-        self._elsewhere = {client for client, size in enumerate(sizes or ()) if held[client] < size}
+        self.num_classes, self.dtype, self.shards = num_classes, dtype, Ragged.joined(shards, torch.cat)
+        held = self.shards.sizes
+        self.examples = torch.tensor(held if sizes is None else sizes, dtype=torch.float64)
+        self._elsewhere = set() if sizes is None else set(np.flatnonzero(held < np.array(sizes)).tolist())
         self.device = torch.device(device)
         self._parts = {k: (x.to(self.device), y.to(self.device)) for k, (x, y) in parts.items()}
         self._noise = noise if redraw else None
@@ -102,7 +104,8 @@ class Pool:
         """
         other, (x, y) = copy(self), self._parts["private"]
         mine = torch.arange(0) if client is None else self._shard(client)
-        other.shards = [torch.arange(len(mine) if one == client else 0) for one in range(len(self.shards))]
+        here = np.where(np.arange(len(self.shards)) == client, len(mine), 0)
+        other.shards = Ragged(torch.arange(len(mine)), here)
         other._elsewhere = set(range(len(self.shards))) - {client}
         other._parts = self._parts | {"private": (x[mine.to(self.device)], y[mine.to(self.device)])}
         return other
@@ -136,7 +139,8 @@ class Pool:
                 f"The private examples of {whose} are not on this machine: on a network each client keeps its own. "
                 "Choose a method that trains at the clients, or run it in the simulator."
             )
-        return torch.cat(self.shards) if client == SERVER else self.shards[client]
+        mine: Tensor = self.shards.flat if client == SERVER else self.shards[client]
+        return mine
 
     def probe_batches(self, client: int, data: Data, stream: RandomStream) -> Iterator[Batch]:
         """All of a client's data, as a probe sees it: no augmentation, but the client's own noise."""

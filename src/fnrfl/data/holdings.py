@@ -7,12 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.ndarrays import Floats, Ints
+from fnrfl.core.ndarrays import Floats, Ints, Ragged
 from fnrfl.data.scenarios import parse
 from fnrfl.data.terms import FeatureNoise, Scenario
 
@@ -21,7 +22,7 @@ from fnrfl.data.terms import FeatureNoise, Scenario
 class Partition:
     """Which examples, by position, went to which client, and where that came from. Equal when the hashes are."""
 
-    positions: tuple[Ints, ...]  # one array per client; empty where the examples are elsewhere
+    positions: Sequence[Ints]  # one array per client; empty where the examples are elsewhere
     counts: Ints  # [clients, classes]
     scenario: Scenario
     seed: int
@@ -114,15 +115,16 @@ def partition_of(
 ) -> Partition:
     """A partition of the examples with these labels, its counts taken from them."""
     frozen = _frozen(positions)
-    counts = np.stack([np.bincount(labels[mine], minlength=num_classes) for mine in frozen]).astype(np.int64)
+    kinds = np.repeat(np.arange(len(frozen)) * num_classes, frozen.sizes) + labels[frozen.flat]
+    counts = np.bincount(kinds, minlength=len(frozen) * num_classes).reshape(-1, num_classes).astype(np.int64)
     return Partition(frozen, counts, scenario, seed, ids)
 
 
-def _frozen(positions: Sequence[Ints] | list[list[int]]) -> tuple[Ints, ...]:
-    arrays = tuple(np.array(mine, dtype=np.int64) for mine in positions)
-    for array in arrays:
-        array.flags.writeable = False
-    return arrays
+def _frozen(positions: Sequence[Any]) -> Ragged[Ints]:
+    held = Ragged.joined(positions, np.concatenate)
+    flat = np.array(held.flat, dtype=np.int64)
+    flat.flags.writeable = False
+    return Ragged(flat, held.sizes)
 
 
 def _sha256(content: Mapping[str, object]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.ndarrays import Ints
+from fnrfl.core.ndarrays import Ints, Ragged
 from fnrfl.core.words import printable
 from fnrfl.data.holdings import Partition, partition_of
 from fnrfl.data.terms import Scenario
@@ -38,18 +38,21 @@ def _sorted_as(part: str) -> tuple[int, str]:
 def positions_by_client(clients: Sequence[str]) -> dict[str, Ints]:
     """The positions of each client's examples, ascending; `clients` says who holds each example."""
     names = in_natural_order(clients)
-    number = {name: at for at, name in enumerate(names)}
-    owner = np.array([number[name] for name in clients], dtype=np.int64)
-    ends = np.cumsum(np.bincount(owner, minlength=len(names)))[:-1]
-    return dict(zip(names, np.split(np.argsort(owner, kind="stable"), ends), strict=True))
+    return dict(zip(names, positions_by_number(client_numbers(clients, names), len(names)), strict=True))
+
+
+def positions_by_number(numbers: Ints, count: int) -> Ragged[Ints]:
+    """The positions of each of `count` clients' examples, ascending; `numbers` has each example's client, -1: none."""
+    known = np.flatnonzero(numbers >= 0)
+    order = known[np.argsort(numbers[known], kind="stable")]
+    return Ragged(order, np.bincount(numbers[known], minlength=count))
 
 
 def natural_partition(
-    scenario: Scenario, labels: Ints, clients: Sequence[str], seed: int, *, num_classes: int
+    scenario: Scenario, labels: Ints, holders: Ints, names: tuple[str, ...], seed: int, *, num_classes: int
 ) -> Partition:
-    """Give each example to the client that the data names; the clients stand in the natural order of their names."""
-    held = positions_by_client(clients)
-    return partition_of(list(held.values()), labels, scenario, seed, num_classes, tuple(held))
+    """Give each example to the client that the data names: `holders` has its place in `names`."""
+    return partition_of(positions_by_number(holders, len(names)), labels, scenario, seed, num_classes, names)
 
 
 def client_numbers(clients: Sequence[str], names: Sequence[str]) -> Ints:

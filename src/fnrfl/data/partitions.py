@@ -6,11 +6,13 @@ sentence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.ndarrays import Floats, Ints
+from fnrfl.core.ndarrays import Floats, Ints, Ragged
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import counted
 from fnrfl.data import niid
@@ -35,6 +37,7 @@ def draw(
     labels = _checked_labels(labels, clients, num_classes)
     if scenario.counts_clients:
         raise ConfigError(f"{scenario} is not drawn: the data says who holds what. Give the clients of the examples.")
+    positions: Sequence[Ints]
     if isinstance(scenario.split, Niid | NiidMixed):
         positions = _draw_niid(scenario.split, labels, clients, seed, num_classes)
     else:
@@ -42,7 +45,7 @@ def draw(
     return partition_of(positions, labels, scenario, seed, num_classes)
 
 
-def _draw(split: Split, labels: Ints, clients: int, seed: int) -> list[Ints]:
+def _draw(split: Split, labels: Ints, clients: int, seed: int) -> Sequence[Ints]:
     """Draw counts until every client has enough examples, then give out the examples once."""
     if isinstance(split, Iid | QuantityDirichlet):
         labels = np.zeros_like(labels)  # to them all examples are of one class
@@ -222,14 +225,14 @@ def _apportion(log_shares: Floats, sizes: Ints, offsets: Floats) -> Ints:
     return np.diff(np.minimum(cuts, sizes[:, None]), axis=1, prepend=0)
 
 
-def _deal(labels: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
+def _deal(labels: Ints, counts: Ints, rng: np.random.Generator) -> Ragged[Ints]:
     """Give out examples at random so that each client gets its `counts`; positions in ascending order."""
     classes, clients = counts.shape
     order = rng.permutation(len(labels))
     by_class = order[np.argsort(_small(labels[order]), kind="stable")]
     owner = np.empty(len(labels), dtype=np.int64)
     owner[by_class] = np.repeat(np.tile(np.arange(clients), classes), counts.ravel())
-    return np.split(np.argsort(_small(owner), kind="stable"), np.cumsum(counts.sum(axis=0))[:-1])
+    return Ragged(np.argsort(_small(owner), kind="stable"), counts.sum(axis=0))
 
 
 def _small(values: Ints) -> npt.NDArray[np.integer]:

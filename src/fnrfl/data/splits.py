@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fnrfl.core.algorithm import PublicTo
 from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.ndarrays import Ints, Ragged, sizes_of
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import counted
 from fnrfl.data.carving import Carved, share_out
@@ -31,7 +32,7 @@ class Splits:
 
     train: Part  # the data set's whole training part
     private: Part  # the same, and behind it public data from another source if the clients hold that as well
-    clients: tuple[Tensor, ...]  # what each client holds, as positions in `private`
+    clients: Sequence[Tensor]  # what each client holds, as positions in `private`
     public: Part
     ranking: Part
     distill: Part
@@ -40,7 +41,7 @@ class Splits:
     num_classes: int
     public_to: PublicTo = "nobody"
     set_aside: Mapping[str, np.ndarray] = field(default_factory=dict)  # of `train`, by position: public, validation
-    site_tests: tuple[Tensor, ...] = ()  # of `test`, what each client brought, by position; empty if nobody says it
+    site_tests: Sequence[Tensor] = ()  # of `test`, what each client brought, by position; empty if nobody says it
 
     @classmethod
     def build(
@@ -60,7 +61,7 @@ class Splits:
         the test set, if that leak is on. With `public_to` the clients hold all of it too, whatever the server uses it
         for; everything else, and how the rest was partitioned, stays as it is.
         """
-        clients = [carved.rest[chosen] for chosen in positions]
+        clients = Ragged.joined(positions, np.concatenate).mapped(lambda chosen: carved.rest[chosen])
         _check_carved(carved, clients)
         pool, shared = dataset.train, (carved.public, carved.ranking, carved.distill)
         if public is not None or leak_public_is_test:
@@ -77,7 +78,7 @@ class Splits:
         return cls(
             train=dataset.train,
             private=private,
-            clients=tuple(torch.from_numpy(index) for index in held),
+            clients=Ragged.joined(held, np.concatenate).mapped(torch.from_numpy),
             public=refine,
             ranking=ranking,
             distill=Part(unlabelled.x, torch.full_like(unlabelled.y, -1)),
@@ -86,8 +87,13 @@ class Splits:
             num_classes=dataset.num_classes,
             public_to=public_to,
             set_aside={"public": carved.public_order, "validation": carved.validation},
-            site_tests=tuple(torch.from_numpy(mine) for mine in site_tests),
+            site_tests=Ragged.joined(site_tests, np.concatenate).mapped(torch.from_numpy) if len(site_tests) else (),
         )
+
+    @property
+    def sizes(self) -> Ints:
+        """How many examples each client holds, [clients]: with public ones, if they have been handed out."""
+        return sizes_of(self.clients)
 
     def manifest(self) -> dict[str, object]:
         """Sizes and sha256 of every part's contents and every client's positions, and one sha256 over all that.
@@ -113,12 +119,15 @@ def splits_hash(listed: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _check_carved(carved: Carved, clients: Sequence[np.ndarray]) -> None:
+def _check_carved(carved: Carved, clients: Ragged[np.ndarray]) -> None:
     """Refuse training examples that two of the carved sets and the clients hold."""
     holders = {"the refinement data": carved.public, "the distillation data": carved.distill}
     if carved.ranking_share:
         holders["the ranking data"] = carved.ranking
     holders["the validation data"] = carved.validation
+    every = np.concatenate([*holders.values(), clients.flat])
+    if len(np.unique(every)) == len(every):
+        return
     check_disjoint(holders | {f"client {index}": held for index, held in enumerate(clients)})
 
 

@@ -68,7 +68,8 @@ class ActorTrainer:
             return self.trainer.measure(replace(request, at=at), lambda client: (held or [])[row[client]])
         task = replace(request.task, start=request.task.start if model is None else model, shared=shared)
         runner = self.trainer.runner
-        runner.expected = replace(runner.expected, together=together)
+        if runner.expected.together != together:
+            runner.expected = replace(runner.expected, together=together)
         models = None if held is None else trees.stacked(held)
         trained = self.trainer.train(replace(request, task=task), models, memory)
         return trained.replies, trained.memory, trained.not_finite

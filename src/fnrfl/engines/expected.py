@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 from fnrfl.core.values import SERVER
 from fnrfl.engines.groups import halves, in_groups, shrinking
@@ -15,6 +17,23 @@ MIN_STEPS_FOR_OWN_WIDTH = 500  # of a group, for a program of its number of rows
 MIN_STEPS_TO_COMPILE_BESIDE = 1_000  # of clients, to compile one while a more frequent step is compiled
 MIN_STEPS_FOR_SHORT_BATCH = 300  # with last batches of one size, for a program of that size
 
+T = TypeVar("T")
+
+
+def cached_for_jobs(method: Callable[..., T]) -> Callable[..., T]:
+    """Compute once for all jobs alike: with many clients it takes longer than to train the active ones."""
+
+    @wraps(method)
+    def cached(self: ExpectedWork, job: Job, *args: Any) -> T:
+        sizes, often = self._sizes(job)
+        of_all = sizes is self.examples or (len(sizes), sizes[0])  # else all have the same
+        key = (method, job.training.epochs, job.training.batch, job.training.last_batch, of_all, often, str(args))
+        if key not in self._cache:
+            self._cache[key] = method(self, job, *args)
+        return self._cache[key]  # type: ignore[no-any-return]
+
+    return cached
+
 
 @dataclass(frozen=True)
 class ExpectedWork:
@@ -24,6 +43,11 @@ class ExpectedWork:
     rounds: int = 1
     participation: float = 1.0  # about this part of the clients is active in a round
     together: int = 0  # clients that have a task at once, where others train some of them
+    _cache: dict[object, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @cached_property
+    def _largest(self) -> int:
+        return max(self.examples, default=0)
 
     def widths(self, job: Job, width: int) -> list[int]:
         """Numbers of rows that groups shrink to, where idle rows cost little: those of few steps need no program."""
@@ -31,6 +55,7 @@ class ExpectedWork:
         taken = self.steps_by_rows(job, halved)
         return [rows for rows in halved if rows == width or taken.get(rows, 0) >= MIN_STEPS_FOR_OWN_WIDTH * rows]
 
+    @cached_for_jobs
     def steps_by_rows(self, job: Job, widths: Sequence[int]) -> dict[int, int]:
         """Steps of clients in groups of each number of rows, in all rounds; the last of `widths` is a whole group's."""
         epochs, (sizes, often) = job.training.epochs, self._sizes(job)
@@ -53,8 +78,9 @@ class ExpectedWork:
     def largest_batch(self, job: Job) -> int:
         """The size that short batches are padded to: as a rule the same in every round, whoever is in the cohort."""
         mine = max(size for plan in job.plans for size in plan.sizes)
-        return min(job.training.batch, max([mine, *self.examples]))
+        return min(job.training.batch, max(mine, self._largest))
 
+    @cached_for_jobs
     def short_share(self, job: Job, width: int) -> float:
         """The share of the steps of groups in which a client has a short batch."""
         epochs, batch, (examples, _) = job.training.epochs, job.training.batch, self._sizes(job)
@@ -82,6 +108,7 @@ class ExpectedWork:
         shared = {n for n in frequent if uses[n] * width >= 2 * uses.total()}
         return shared if len(shared) * len(halves(width)) + len(frequent - shared) <= most else set()
 
+    @cached_for_jobs
     def _last_sizes(self, job: Job) -> tuple[Counter[int], float]:
         """(how many clients have a last batch of each size, how often each of them trains)."""
         examples, often = self._sizes(job)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -160,12 +161,12 @@ def _unscaled_inputs(config: RunConfig, splits: Splits, columns: Columns | None)
 
 def _rows_that_sums_tell(config: RunConfig, splits: Splits) -> tuple[str, ...]:
     """A notice if clients hold one row of a table, and are asked for the sums of its columns."""
-    single = [str(client) for client, mine in enumerate(splits.clients) if len(mine) == 1]
+    single = [str(client) for client in np.flatnonzero(splits.sizes == 1)]
     if not config.dataset.asks_for_means or not single or splits.train.x.ndim > 2:
         return ()
     standard = config.dataset.scale == "standard"
     return (
-        f"of each client that holds one example ({', '.join(single)}) the server learns that example: "
+        f"of each client that holds one example ({some_of(single)}) the server learns that example: "
         f'{"dataset.scale = " if standard else "dataset.missing = "}"{"standard" if standard else "mean"}" asks for '
         "the mean of every column.",
     )

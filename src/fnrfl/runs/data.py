@@ -138,21 +138,22 @@ def _carve(config: RunConfig, dataset: Dataset, sizes: Mapping[str, float]) -> t
         saved.refuse_other_data(dataset)
         return saved.carve(labels, **sizes, seed=config.seed), saved.partition
     clients = dataset.train_clients if isinstance(scenario.split, Natural) else None
-    holders = None if clients is None else natural.client_numbers(clients, natural.in_natural_order(clients))
+    names = tuple(natural.in_natural_order(clients or ()))
+    holders = None if clients is None else natural.client_numbers(clients, names)
     carved = carve(labels, **sizes, seed=config.seed, num_classes=dataset.num_classes, holders=holders)
     rest, classes = labels[carved.rest], dataset.num_classes
-    if clients is None:
+    if holders is None:
         return carved, draw(scenario, rest, config.clients, config.seed, num_classes=classes)
-    held = [clients[at] for at in carved.rest]
-    return carved, natural.natural_partition(scenario, rest, held, config.seed, num_classes=classes)
+    held = holders[carved.rest]  # each client has kept an example
+    return carved, natural.natural_partition(scenario, rest, held, names, config.seed, num_classes=classes)
 
 
-def _site_tests(dataset: Dataset, partition: Partition) -> list[np.ndarray]:
+def _site_tests(dataset: Dataset, partition: Partition) -> Sequence[np.ndarray]:
     """The positions of each client's own test examples, where the scenario takes the clients of the data."""
     if partition.ids is None or dataset.test_clients is None:
         return []
-    held = natural.positions_by_client(dataset.test_clients)
-    return [held.get(name, np.array([], dtype=np.int64)) for name in partition.ids]
+    numbers = natural.client_numbers(dataset.test_clients, partition.ids)
+    return natural.positions_by_number(numbers, len(partition.ids))
 
 
 def with_counted_clients(config: RunConfig, partition: Partition) -> RunConfig:
@@ -178,13 +179,13 @@ def notices_on_clients(config: RunConfig, dataset: Dataset, partition: Partition
                 f'= "{config.scenario}" draws others. Set scenario = "natural" to take those of the data.'
             )
         return
-    tested, trained = natural.in_natural_order(dataset.test_clients or ()), set(partition.ids)
-    if strange := [name for name in tested if name not in trained]:
+    tested, trained = set(dataset.test_clients or ()), set(partition.ids)
+    if strange := natural.in_natural_order(tested - trained):
         yield (
             f"{config.dataset.name} has test examples of {counted(len(strange), 'client')} without training examples "
             f"({natural.some_of(strange)}); they count for accuracy, and for no client's accuracy_site."
         )
-    if tested and (untested := natural.in_natural_order(trained.difference(tested))):
+    if tested and (untested := [name for name in partition.ids if name not in tested]):
         yield (
             f"{counted(len(untested), 'client')} of {config.dataset.name} ({natural.some_of(untested)}) "
             f"{'has' if len(untested) == 1 else 'have'} no test examples, and so no accuracy_site."
@@ -221,7 +222,7 @@ def build_pool(
     noise, names = partition.noise, ("private", "public", "ranking", "distill", "validation")
     parts = {name: part for name in names if not (part := getattr(splits, name)).x.is_meta}
     shards: Sequence[Tensor] = splits.clients
-    sizes = [len(mine) for mine in shards]
+    sizes = splits.sizes.tolist()
     if client is not None:
         handed_out = len(splits.clients[0]) - len(splits.train)  # public examples that everybody gets
         sizes = [int(size) + handed_out for size in partition.sizes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fnrfl.config import RunConfig
@@ -50,9 +51,10 @@ def check_sizes(config: RunConfig, net: Net, splits: Splits) -> None:
 
 
 def _passes(config: RunConfig, splits: Splits) -> Iterator[Passes]:
-    client, held = config.client, [len(mine) for mine in splits.clients]
-    for number, examples in enumerate(held):
-        yield Passes("client", f"client {number}", examples, sum(held), client.epochs, client.batch, True)
+    client, held = config.client, splits.sizes
+    most = int(held.sum())
+    for number in np.sort(np.unique(held, return_index=True)[1]):  # the first client of every size
+        yield Passes("client", f"client {number}", int(held[number]), most, client.epochs, client.batch, True)
     if config.fnr is not None and config.fnr.when != "local":
         epochs, batch, public = config.fnr.epochs, config.fnr.batch, len(splits.public)
         yield Passes("fnr", "a refined client", public, public, epochs, batch, config.fnr.batchnorm != "frozen")

@@ -106,7 +106,8 @@ class RunMetrics:
 def of_round(event: Event, metric: str) -> float | None:
     """A number of a round by its name; None if the round has none."""
     if metric in LOWEST:
-        return _finite(min((one for one in event.get(LOWEST[metric], ()) if one is not None), default=None))
+        known = [one for one in event.get(LOWEST[metric], ()) if one is not None]
+        return _finite(min(known, default=event.get(metric)))  # of many clients the log has the lowest alone
     return _finite(event.get(metric, event.get(OWN, {}).get(metric)))
 
 

@@ -126,7 +126,8 @@ def _check_clients(config: RunConfig, splits: Splits, partition: Partition) -> N
             f'Under scenario = "{config.scenario}" client {smallest} has no examples. Set a minimum, another seed or '
             "fewer clients."
         )
-    held, smallest = min((len(mine), client) for client, mine in enumerate(splits.clients))
+    smallest = int(splits.sizes.argmin())
+    held = int(splits.sizes[smallest])
     if config.client.last_batch == "drop" and held < config.client.batch:
         raise CompatibilityError(
             f"Client {smallest} has {counted(held, 'example')}, less than one batch of {config.client.batch}"

@@ -44,7 +44,7 @@ from fnrfl.runs.told_once import tell_notices
 
 Progress = Callable[[Event], None]
 Phase = Callable[[str], None]
-NEEDED_METRICS = {"accuracy", "per_class", "per_client", "seconds", "bytes_up", "bytes_down"}  # of every round of a log
+NEEDED_METRICS = {"accuracy", "per_class", "seconds", "bytes_up", "bytes_down"}  # of every round of a log
 
 
 @stoppable()

@@ -21,6 +21,7 @@ import torch
 import fnrfl
 from fnrfl.config import RunConfig, loads
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.ndarrays import sizes_of
 from fnrfl.core.own_code import source_hashes
 from fnrfl.rundir import checkpoint, directory, events, files, places
 from fnrfl.rundir.configs import flat_config
@@ -70,7 +71,7 @@ def log_header(built: Built) -> Event:
         "device": _device(built.net.device),
         "data": built.facts.as_json(),
         "test_counts": torch.bincount(built.splits.test.y, minlength=built.dataset.num_classes).tolist(),
-        **({"site_test_counts": list(map(len, tests))} if (tests := built.splits.site_tests) else {}),
+        **({"site_test_counts": sizes_of(tests).tolist()} if (tests := built.splits.site_tests) else {}),
         "partition": built.partition.sha256,
         "parameters": built.net.size,
         **({"given": given} if (given := built.given.as_json(built.config)) else {}),

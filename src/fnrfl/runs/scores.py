@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fnrfl.core.feed import forward_batch
+from fnrfl.core.ndarrays import Floats, Ragged
 from fnrfl.core.net import Net
-from fnrfl.core.quality import recall_by_class
+from fnrfl.core.quality import known_or_none, recall_by_class
 from fnrfl.core.rng import elsewhere, generator
 from fnrfl.core.types import State
 from fnrfl.data.batches import scaled
@@ -17,6 +19,8 @@ from fnrfl.rundir.events import Event
 from fnrfl.runs.build import Built
 from fnrfl.runs.evaluate import Score, evaluate_model, pooled
 from fnrfl.runs.round_metrics import keeps_outputs, logged_metrics
+
+CLIENTS_EVERY_ROUND = 1_000  # with more of them, the log has a number for each of them in the last round alone
 
 
 def score_models(built: Built, state: State, *, last: bool = True) -> Event:
@@ -49,14 +53,15 @@ def score_models(built: Built, state: State, *, last: bool = True) -> Event:
     whole = pooled(test)
     shares = partition.counts / partition.counts.sum(1, keepdims=True)
     if len(test) == 1:
-        per_client = test[0].reweighted(shares).tolist()
+        per_client = test[0].reweighted(shares)
     else:
-        per_client = [float(score.reweighted(mine)) for score, mine in zip(test, shares, strict=True)]
+        per_client = np.array([score.reweighted(mine) for score, mine in zip(test, shares, strict=True)])
     validation = built.splits.validation
     judged = pooled(copies("validation", validation.x, validation.y)).accuracy if len(validation) else None
     apart = {"accuracy_clean": clean(built.splits.test.x, built.splits.test.y).accuracy} if len(test) > 1 else {}
-    sites = site_scores(test * config.clients if len(test) == 1 else test, built.splits.site_tests)
-    return _score_event(whole, per_client, judged, apart | sites) | logged_metrics(whole, built.metrics, last=last)
+    sites = site_scores(test, built.splits.site_tests, last=last)
+    own = own_scores(per_client, last=last)
+    return _score_event(whole, own, judged, apart | sites) | logged_metrics(whole, built.metrics, last=last)
 
 
 def _personal_scores(built: Built, state: State, *, last: bool) -> Event:
@@ -90,33 +95,52 @@ def _personal_scores(built: Built, state: State, *, last: bool) -> Event:
     test = everybody(mixed("test", splits.test.x), splits.test.y)
     mine = everybody(splits.test.x, splits.test.y, own=True) if noisy else test
     shares = partition.counts / partition.counts.sum(1, keepdims=True)
-    per_client = [float(one.reweighted(part)) for one, part in zip(mine, shares, strict=True)]
+    per_client = np.array([one.reweighted(part) for one, part in zip(mine, shares, strict=True)])
     whole, judged = pooled(test), None
     if len(splits.validation):
         judged = pooled(everybody(mixed("validation", splits.validation.x), splits.validation.y)).accuracy
     apart = {"accuracy_clean": pooled(everybody(splits.test.x, splits.test.y)).accuracy} if noisy else {}
-    apart |= site_scores(mine, splits.site_tests)
-    return _score_event(whole, per_client, judged, apart) | logged_metrics(whole, built.metrics, last=last)
+    apart |= site_scores(mine, splits.site_tests, last=last)
+    own = own_scores(per_client, last=last)
+    return _score_event(whole, own, judged, apart) | logged_metrics(whole, built.metrics, last=last)
 
 
-def site_scores(scores: Sequence[Score], site_tests: Sequence[Tensor]) -> Event:
-    """Each client on the test examples that it brought: `scores` are those of its model on the whole test set.
+def site_scores(scores: Sequence[Score], site_tests: Sequence[Tensor], *, last: bool = True) -> Event:
+    """Each client on the test examples that it brought: `scores` are those of its model on the whole test set, or one.
 
     Empty where nobody brought any; null for a client without test examples.
     """
-    if not site_tests:
+    if not len(site_tests):
         return {}
-    hits = {id(score): score.predicted == score.labels for score in scores}  # clients may share a model, and so a score
-    right = [hits[id(score)][mine] for score, mine in zip(scores, site_tests, strict=True)]
-    per_site = [float(answers.double().mean()) for answers in right]
+    tests = Ragged.joined(site_tests, torch.cat)
+    if len(scores) == 1:
+        right = (scores[0].predicted == scores[0].labels)[tests.flat]
+    else:
+        right = torch.cat([(one.predicted == one.labels)[own] for one, own in zip(scores, tests, strict=True)])
+    owner, hits = np.arange(len(tests)).repeat(tests.sizes), right.double().numpy()
+    with np.errstate(invalid="ignore"):
+        per_site = np.bincount(owner, hits, minlength=len(tests)) / tests.sizes
     return {
         "accuracy_site": _mean(per_site),
-        "accuracy_site_pooled": _mean(torch.cat(right).double().tolist()),
-        "per_site": [_number(value) for value in per_site],
+        "accuracy_site_pooled": _mean(hits),
+        **_by_client("per_site", "worst_site", per_site, last=last),
     }
 
 
-def _score_event(whole: Score, per_client: list[float], judged: float | None, apart: Event) -> Event:
+def own_scores(per_client: Floats, *, last: bool) -> Event:
+    """Each client on its own mixture of classes."""
+    return {"accuracy_own": _mean(per_client), **_by_client("per_client", "worst_client", per_client, last=last)}
+
+
+def _by_client(name: str, lowest: str, values: Floats, *, last: bool) -> Event:
+    """A number of each client; of many clients, before the last round, the lowest alone: a log would be very long."""
+    if last or len(values) <= CLIENTS_EVERY_ROUND:
+        return {name: known_or_none(values)}
+    known = values[~np.isnan(values)]
+    return {lowest: float(known.min()) if len(known) else None}
+
+
+def _score_event(whole: Score, own: Event, judged: float | None, apart: Event) -> Event:
     """Scores as the log has them."""
     return {
         "accuracy": whole.accuracy,
@@ -124,18 +148,12 @@ def _score_event(whole: Score, per_client: list[float], judged: float | None, ap
         "balanced_accuracy": whole.balanced,
         "loss": whole.loss,
         "per_class": recall_by_class(whole.answers),
-        "accuracy_own": _mean(per_client),
-        "per_client": [_number(value) for value in per_client],
+        **own,
         "validation_accuracy": judged,
     }
 
 
-def _mean(values: list[float]) -> float | None:
-    """The mean of those that are numbers."""
-    known = [value for value in values if value == value]
-    return sum(known) / len(known) if known else None
-
-
-def _number(value: float) -> float | None:
-    """JSON has no nan: a class or client that the data says nothing about is null."""
-    return None if value != value else value
+def _mean(values: Floats) -> float | None:
+    """The mean of those that are numbers; summed in their order."""
+    known = values[~np.isnan(values)]
+    return float(known.cumsum()[-1]) / len(known) if len(known) else None

@@ -75,7 +75,9 @@ class Round(_Lines):
     balanced_accuracy: Share
     loss: Share
     per_class: list[Share]
-    per_client: list[Share]
+    per_client: list[Share] = []  # of many clients in the last round alone
+    worst_client: Share = None
+    worst_site: Share = None
     validation_accuracy: Share
     bytes: dict[str, dict[str, int]]
     bytes_up: int
