@@ -16,23 +16,26 @@ from fnrfl.config import RunConfig, loads
 from fnrfl.config.resolving import read_keys
 from fnrfl.core import own_code, trust
 from fnrfl.core.algorithm import Algorithm
-from fnrfl.core.errors import CompatibilityError, ConfigError, sentence
+from fnrfl.core.errors import CompatibilityError, ShareableError, sentence
+from fnrfl.core.messages import MeasureRequest
 from fnrfl.core.trees import Tree
 from fnrfl.data import scenarios
 from fnrfl.data.agreement import Agreement, SiteFacts, SiteHolding
 from fnrfl.data.datasets import Dataset
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.own_site import changed_since, describe_site, read_agreed
-from fnrfl.data.scaling import Scaling
+from fnrfl.data.scaling import InputMoments, Scaling
 from fnrfl.data.sources.entry import checksum
 from fnrfl.data.splits import Splits
 from fnrfl.data.stand_in import stand_in_partition
 from fnrfl.data.terms import Natural, SavedSplit
 from fnrfl.engines.node import Participant
+from fnrfl.engines.rehearsal import AgreedRequests, Rehearsal
 from fnrfl.engines.trainer import Trainer
 from fnrfl.runs.build_engine import build_trainer
 from fnrfl.runs.build_net import check_values
 from fnrfl.runs.choice import choose_engine
+from fnrfl.runs.cohorts import cohort_size
 from fnrfl.runs.data import build_pool, divide, load_public, reading_of, with_counted_clients
 from fnrfl.runs.given import NOTHING, words_in
 from fnrfl.runs.method import build_algorithm
@@ -67,8 +70,12 @@ def recipe_at_node(text: str, node: NodeConfig) -> RunConfig:
         own["public.source"] = _copy_here(node, "public", "the public data")
     if isinstance(scenarios.parse(str(told.get("scenario", ""))).split, SavedSplit):
         own["scenario"] = _copy_here(node, "split", "the saved split that the scenario names")
-    for key in ("model.name", "algorithm.name"):
-        if str(own_code.target(key, words := told.get(key))) in node.allowed_code:
+    for key, words in told.items():
+        if key not in own and (code := own_code.target(key, words)) is not None:
+            if str(code) not in node.allowed_code:  # permissions given elsewhere on this machine do not count
+                raise ShareableError(
+                    "The recipe names code that the node's configuration does not list. It was refused."
+                )
             trust.given(key, str(words))
     return loads(text, own, origin="The server's recipe", of_run=True)
 
@@ -76,7 +83,7 @@ def recipe_at_node(text: str, node: NodeConfig) -> RunConfig:
 def _copy_here(node: NodeConfig, key: str, what: str) -> str:
     """The path of this node's copy of something that the server has."""
     if not (path := getattr(node, key)):
-        raise ConfigError(
+        raise ShareableError(
             f"{node.opened} has no key {key}, and paths in a recipe are not followed by a node. Copy {what} to this "
             f"machine, and set {key} to it in the node's configuration."
         )
@@ -110,7 +117,7 @@ def kept_at_the_site(node: NodeConfig) -> Iterator[None]:
         if node.partition is not None:  # the server has the data too
             raise
         log.error("%s has found something wrong with its data: %s", node.opened, sentence(error))
-        raise CompatibilityError(
+        raise ShareableError(
             f"{node.opened} has found something wrong with its data. Its own log says what, and the server is not "
             "told, because that may quote the data. Correct the data, or leave the node out."
         ) from None
@@ -131,23 +138,23 @@ def public_hash(splits: Splits) -> str:
 def refuse_what_sites_cannot(recipe: RunConfig) -> None:
     """Refuse a recipe that would have the server set private examples aside, where sites keep their own."""
     if not isinstance(scenarios.parse(recipe.scenario).split, Natural):
-        raise CompatibilityError(
+        raise ShareableError(
             f"Nodes bring data of their own, and scenario = {recipe.scenario!r} draws clients from one data set. Set "
             'scenario = "natural" in the recipe, or give every node a partition of a whole data set.'
         )
     source, size = recipe.public.source, recipe.public.size
     if source == "test" or (source == "train" and size):
-        raise CompatibilityError(
+        raise ShareableError(
             f'public.source = "{source}" makes examples public that lie with the sites or decide the score. Set '
             "public.source to data of its own, of which every node has a copy, or public.size = 0."
         )
     if recipe.dataset.client:
-        raise CompatibilityError(
+        raise ShareableError(
             f"dataset.client = {recipe.dataset.client!r} names a column that says who holds a row, and all rows of a "
             "node are its own. Leave the key out of the recipe, or name the column in dataset.ignore."
         )
     if recipe.validation.size:
-        raise CompatibilityError(
+        raise ShareableError(
             f"validation.size = {recipe.validation.size} sets examples of the sites aside for the server, and they do "
             "not leave the sites. Set validation.size = 0."
         )
@@ -172,12 +179,24 @@ class BuiltNode:
 def build_node(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> BuiltNode:
     """The client of a node, as the simulator would have it; `recipe` is the one at this node."""
     client, parts = _own_client(recipe, node, agreement)
-    birth = parts.algorithm.client_state(parts.net)
-    if not parts.config.dataset.asks_for_means:
-        return BuiltNode(Participant(client, _trainer(parts), birth, node.share_memory), parts)
+    scales, config = parts.config.dataset.asks_for_means, parts.config
     # Until somebody has said how inputs are scaled, sums of them are taken in float64, as the simulator does.
-    asked = _trainer(replace(parts, pool=parts.pool.in_type(torch.float64)))
-    return BuiltNode(Participant(client, asked, birth, node.share_memory, _scaled_trainers(parts)), parts)
+    trainer = _trainer(replace(parts, pool=parts.pool.in_type(torch.float64)) if scales else parts)
+    rehearsal = Rehearsal(parts.algorithm, parts.net, parts.pool, config.client, seed=config.seed, simulated=False)
+    moments = MeasureRequest([client], 0, InputMoments(config.dataset.missing == "mean"), "private")
+    agreed = AgreedRequests(
+        rehearsal, client, cohort=cohort_size(config), rounds=config.rounds, before=(moments,) if scales else ()
+    )
+    participant = Participant(
+        client,
+        trainer,
+        parts.algorithm.client_state(parts.net),
+        agreed,
+        shares_memory=node.share_memory and parts.algorithm.personalised,
+        scaled=_scaled_trainers(parts) if scales else None,
+        max_examples=node.max_examples,
+    )
+    return BuiltNode(participant, parts)
 
 
 def _trainer(parts: RunParts) -> Trainer:
@@ -195,13 +214,13 @@ def _own_client(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tu
     if node.partition is not None:
         parts, client = _experiment(recipe, node), node.partition
         if (parts.dataset.checksum, split_hash(parts)) != (agreement.data, agreement.split):
-            raise changed_since(node, "other data, or divides it in another way")
+            raise ShareableError(str(changed_since(node, "other data, or divides it in another way")))
         return client, replace(parts, pool=parts.pool.only(client))
     with kept_at_the_site(node):
         site = _site_splits(recipe, node, agreement)
     client = agreement.sites.index(node.name.strip())
     if (site.dataset.checksum, public_hash(site.splits)) != (agreement.hashes[client], agreement.split):
-        raise changed_since(node, "other data, or other public data")
+        raise ShareableError(str(changed_since(node, "other data, or other public data")))
     with kept_at_the_site(node):
         return client, _site_parts(recipe, site, agreement, client)
 
@@ -209,13 +228,13 @@ def _own_client(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tu
 def _experiment(recipe: RunConfig, node: NodeConfig) -> RunParts:
     """The parts of a run of which this node takes one client's."""
     if node.partition is None:
-        raise CompatibilityError(
+        raise ShareableError(
             f"{node.opened} brings data of its own, and the recipe's scenario = {recipe.scenario!r} draws clients from "
             'one data set. Set scenario = "natural" in the recipe, or give the node a partition.'
         )
     parts = gather_parts(recipe)
     if node.partition >= parts.config.clients:
-        raise CompatibilityError(
+        raise ShareableError(
             f"{node.opened} asks for a client that there is not: the recipe has {parts.config.clients}, numbered from "
             "0. Correct the node's partition."
         )
@@ -234,7 +253,7 @@ class SiteSplits:
 def _site_splits(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> SiteSplits:
     """What a site has, read as all sites have agreed."""
     if agreement.schema is None or node.name.strip() not in agreement.sites:
-        raise CompatibilityError(
+        raise ShareableError(
             f"{node.opened} is not among those that the server has agreed with. Begin again, with this node there."
         )
     dataset = read_agreed(node, reading_of(recipe), agreement.schema)
