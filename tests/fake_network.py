@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from fnrfl.core.messages import TrainReply
 from fnrfl.engines.assemble import assemble
 from fnrfl.engines.letters import LetterAnswer, Version
 from fnrfl.engines.node import Node, Participant
+from fnrfl.engines.rehearsal import AgreedRequests, Rehearsal
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.runs.build import build
+from fnrfl.runs.cohorts import cohort_size
 
 # What a node may do with a letter, beside answering it.
 SPOILT = ("nan", "shape", "somebody-else", "no-clients", "travel", "version", "no-step")  # answers that can be read
@@ -111,9 +114,15 @@ def nodes_of(config: Any, folder: Path) -> Callable[[int, str], Node]:
     built = build(config.replace({"engine": {"name": "loop", "threads": 1}}))
     birth = built.algorithm.client_state(built.net)
 
+    @cache
+    def agreed(client: int) -> AgreedRequests:
+        rehearsal = Rehearsal(built.algorithm, built.net, built.pool, config.client, seed=config.seed, simulated=False)
+        return AgreedRequests(rehearsal, client, cohort=cohort_size(built.config), rounds=config.rounds)
+
     def open_node(client: int, run: str) -> Node:
         trainer = assemble("loop", built.net, built.pool, config.client, seed=config.seed).server
         shares = built.algorithm.personalised
-        return Node(Participant(client, trainer, birth, shares_memory=shares), folder / f"node-{client}", run)
+        participant = Participant(client, trainer, birth, agreed(client), shares_memory=shares)
+        return Node(participant, folder / f"node-{client}", run)
 
     return open_node

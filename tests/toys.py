@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ from fnrfl.engines.assemble import Layout, assemble
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.metered import Metered
 from fnrfl.engines.node import Node, Participant
+from fnrfl.engines.rehearsal import AgreedRequests, Rehearsal
 from fnrfl.engines.remote_clients import RemoteClients
 from fnrfl.engines.wire import to_bytes
 from ray_toys import ToyActors
@@ -263,10 +265,16 @@ class Run:
 
     def _on_network(self, birth: Tree) -> RemoteClients:
         """The same clients as nodes of a network inside this process."""
-        trainer = self.engine.server
+        engine, trainer = self.engine, self.engine.server
+        rehearsal = Rehearsal(
+            self.algorithm, self.net, self.world.pool, engine.options, seed=self.seed, simulated=False
+        )
+        agreed = cache(lambda client: AgreedRequests(rehearsal, client, cohort=self.active, rounds=1000))
+        engine.simulated = False
 
         def open_node(client: int, run: str) -> Node:
-            return Node(Participant(client, trainer, birth, shares_memory=True), Path(self.folder.name), run)
+            participant = Participant(client, trainer, birth, agreed(client), shares_memory=True)
+            return Node(participant, Path(self.folder.name), run)
 
         network, feed = FakeNetwork(open_node), self.world.pool
         return RemoteClients(network, "toys", trainer.net, birth, feed, NetworkOptions(), reads_memory=True)

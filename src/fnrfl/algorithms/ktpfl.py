@@ -19,7 +19,6 @@ from fnrfl.core.types import Batch, Engine, Flat, LocalTask, Out, Probe, State, 
 class SoftPredictions(Probe):
     """s_i: softmax(logits / T) of every one of `size` examples, in their order."""
 
-    by_example: ClassVar[bool] = True
     size: int
     temperature: float
 

@@ -31,8 +31,6 @@ class Probe:
     """
 
     asks_model: ClassVar[bool] = True
-    by_example: ClassVar[bool] = False  # answers for single examples: a node never does that for private ones
-    for_scaling: ClassVar[bool] = False  # a node answers it if the recipe scales inputs
     training: Training | None = None
     registry: ClassVar[dict[str, type[Probe]]] = {}
 

@@ -26,6 +26,10 @@ class CompatibilityError(FnrflError):
     exit_code = 2
 
 
+class ShareableError(CompatibilityError):
+    """An error that another machine may read: its sentence quotes nothing of this one's data, files or code."""
+
+
 class ClientError(FnrflError):
     """A client that failed or produced a number that is not finite."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fnrfl.core import own_code
-from fnrfl.core.errors import ConfigError
+from fnrfl.core.errors import ConfigError, ShareableError
 from fnrfl.core.nearest import did_you_mean
 from fnrfl.core.own_code import CodeSource, Target
 
@@ -45,9 +45,7 @@ def check_allowed(
     refused = []
     for key, words, target in own_code.named_code(found):
         if listed is not None and str(target) not in listed:
-            raise ConfigError(
-                f"{key} = {words!r} in {origin} would run code that this node does not list. Add it to the node's code."
-            )
+            raise ShareableError("The recipe names code that the node's configuration does not list. It was refused.")
         source = own_code.find_source(target.module)
         if trust or listed is not None or _is_allowed(key, words, source):
             _allow(key, words, source, remember=listed is None)

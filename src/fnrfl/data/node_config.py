@@ -56,6 +56,8 @@ class NodeConfig(NodeInWords):
     share_memory: bool = False  # whether the server may read what the client remembers
     code: str = ""  # code that a recipe may name here, such as nets:make; several are joined by commas
     engine: str = "loop"  # how it computes: loop, batched or gpu
+    max_examples: int = 10_000_000  # that one request may train on, passes times examples
+    keep_runs: int = 20  # how many runs keep their memory in the folder; of more, those used last
 
     @property
     def ignored_columns(self) -> tuple[str, ...]:
@@ -106,8 +108,8 @@ class NodeConfig(NodeInWords):
 
 
 def _check_type(origin: str, key: str, value: object) -> None:
-    rules: dict[str, tuple[type, str]] = {"partition": (int, "a whole number"), "share_memory": (bool, "true or false")}
-    kind, rule = rules.get(key, (str, "text"))
+    numbers = dict.fromkeys(("partition", "max_examples", "keep_runs"), (int, "a whole number"))
+    kind, rule = (numbers | {"share_memory": (bool, "true or false")}).get(key, (str, "text"))
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(f"{origin} has {key} = {value!r}; it must be {rule}. Correct it.")
 
@@ -127,6 +129,11 @@ def _check_together(origin: str, node: NodeConfig) -> None:
         )
     if node.partition is not None and node.partition < 0:
         raise ConfigError(f"{origin} has partition = {node.partition}; clients are numbered from 0. Correct it.")
+    if min(node.max_examples, node.keep_runs) < 1:
+        raise ConfigError(
+            f"{origin} has max_examples = {node.max_examples} and keep_runs = {node.keep_runs}; both must be at least "
+            "1. Correct them."
+        )
     if node.ignore and node.partition is not None:
         raise ConfigError(
             f"{origin} has ignore = {node.ignore!r} beside a partition; everybody in an experiment reads the same "

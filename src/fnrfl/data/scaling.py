@@ -38,7 +38,6 @@ class InputMoments(Probe):
     """
 
     asks_model = False
-    for_scaling = True
     gaps: bool = False  # NaN stands for a missing value, and every column has a count of its own
 
     def __call__(self, out: Out, batch: Batch) -> Tree:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,18 +14,19 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from fnrfl.core.errors import FnrflError, from_system, sentence
+from fnrfl.core.errors import ShareableError, from_system, out_of_memory, sentence
 from fnrfl.core.messages import Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
 from fnrfl.core.net import Net
 from fnrfl.core.store import ClientStore
 from fnrfl.core.trees import Tree, aligned
-from fnrfl.core.values import LocalTask, State
+from fnrfl.core.values import Data, LocalTask, State
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.letters import Letter, LetterAnswer, Version, check_run_id
 from fnrfl.engines.trainer import Trainer
-from fnrfl.engines.wire import answer, from_bytes, plain_fields, to_bytes
+from fnrfl.engines.wire import from_bytes, plain_fields, to_bytes
 
 log = logging.getLogger("fnrfl")
+LOGGED = 2000  # characters of an error: a server may have written most of it
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class Participant:
     client: int
     trainer: Trainer
     birth: Tree  # what the client remembers before its first round
+    agreed: Container[object]  # the requests that the agreed method makes; no other is answered
     shares_memory: bool = False  # whether the server may read what the client remembers
+    max_examples: int = 10**9  # that one request may train on, passes times examples
     scaled: Callable[[Tree], Trainer] | None = None  # means and spreads -> the trainer that scales; None: none does
 
     def trainer_for(self, letter: Letter) -> Trainer:
@@ -48,7 +51,7 @@ class Participant:
         about_data = isinstance(letter.request, MeasureRequest) and not letter.request.probe.asks_model
         if (letter.scale is None) != (self.scaled is None) and not about_data:
             says, are = ("says", "are not") if self.scaled is None else ("does not say", "are")
-            raise FnrflError(
+            raise ShareableError(
                 f"A letter {says} how inputs are scaled, and those of client {self.client} {are}. It was refused: give "
                 "server and node the same recipe."
             )
@@ -101,6 +104,7 @@ class Node:
         self.participant, self.run = participant, check_run_id(run)
         place = folder / self.run / f"client-{participant.client}"
         self.memories, self.models = VersionedFolder(place / "memory"), VersionedFolder(place / "held")
+        self._sizes: dict[Data, int] = {}
 
     def answer(self, message: bytes) -> bytes:
         """The answer to a letter; what goes wrong is told, never raised."""
@@ -113,41 +117,54 @@ class Node:
 
     def _checked(self, letter: Any) -> Letter:
         if not isinstance(letter, Letter):
-            raise FnrflError("A message is no letter of fnrfl. It was refused.")
+            raise ShareableError("A message is no letter of fnrfl. It was refused.")
         mine = self.participant.client
-        if letter.run != self.run or letter.client != mine:
-            raise FnrflError(
-                f"A letter is for client {letter.client} of run {str(letter.run)[:80]!r}, and this is client {mine} of "
-                f"{self.run!r}. It was refused."
-            )
-        requested = getattr(letter.request, "clients", [getattr(letter.request, "client", None)])
-        if not isinstance(letter.request, TrainRequest | MeasureRequest | MemoryRequest) or requested != [mine]:
-            raise FnrflError(f"A letter to client {mine} does not ask for the work of that client. It was refused.")
-        if isinstance(letter.request, MeasureRequest):
-            self._check_question(letter.request)
+        if (letter.run, letter.client) != (self.run, mine):
+            raise ShareableError(f"A letter is for another client or another run than client {mine}'s. It was refused.")
+        versions = [one for one in (letter.memory, letter.kept, letter.held) if one is not None]
+        numbers = [letter.round, letter.number, *(n for one in versions for n in (one.round, one.number))]
+        if any(type(number) is not int for number in numbers):  # they name files
+            raise ShareableError(f"A letter to client {mine} is not in the right form. It was refused.")
+        self._check_request(letter.request, letter.round)
         return letter
 
-    def _check_question(self, request: MeasureRequest) -> None:
-        """Refuse a question about single private examples, and one for scaling where the recipe does not scale."""
-        probe = request.probe
-        if request.data == "private" and probe.by_example:
-            raise FnrflError(
-                f"{type(probe).__name__} answers for single examples, and these are private. It was refused."
+    def _check_request(self, request: Any, round: int) -> None:
+        """Refuse what the agreed method does not ask for, or the node's own configuration does not allow."""
+        mine = self.participant.client
+        if isinstance(request, MemoryRequest):
+            if request != MemoryRequest(mine) or not self.participant.shares_memory:
+                raise ShareableError(
+                    f"Client {mine} does not show its memory to the server. Methods with personal models are scored by "
+                    "the server: set share_memory = true in the node's own configuration to allow it."
+                )
+        elif request not in self.participant.agreed or round != request.round:
+            raise ShareableError(
+                f"A letter asks client {mine} for something that the agreed method does not ask for. It was refused."
             )
-        if probe.for_scaling and self.participant.scaled is None:
-            raise FnrflError("The recipe does not scale inputs, so nobody is told sums of them. It was refused.")
+        elif isinstance(request, TrainRequest) and self._examples(request) > self.participant.max_examples:
+            raise ShareableError(
+                f"A task is longer than client {mine} accepts. Set a larger max_examples in the node's own "
+                "configuration, or client.epochs or fnr.epochs lower in the recipe."
+            )
+
+    def _examples(self, request: TrainRequest) -> int:
+        """How many examples an agreed task goes through, those that fill its last batch included."""
+        feed, data = self.participant.trainer.feed, request.task.data
+        if data not in self._sizes:
+            private = data == "private"
+            self._sizes[data] = int(feed.examples[self.participant.client]) if private else len(feed.all(data)[1])
+        return request.epochs[0] * self._sizes[data] + min(request.epochs[0], 1) * request.training.batch
 
     def _answer(self, letter: Letter) -> LetterAnswer:
         request, client = letter.request, letter.client
         memory, lost = self._remembered(letter)
         if isinstance(request, MemoryRequest):
-            return LetterAnswer(letter.id, client, self._shared(request, memory), lost_memory=lost)
+            return LetterAnswer(letter.id, client, memory, lost_memory=lost)
         trainer = self.participant.trainer_for(letter)
         clients = self._clients(letter, memory, trainer)
-        content = answer(clients, request)
-        if isinstance(content, Failure) or isinstance(request, MeasureRequest):
-            return LetterAnswer(letter.id, client, content, lost_memory=lost)
-        (reply,) = content
+        if isinstance(request, MeasureRequest):
+            return LetterAnswer(letter.id, client, clients.measure(request), lost_memory=lost)
+        (reply,) = clients.train(request)
         new = Version(letter.round, letter.number)
         written = held = None
         if client in clients.memory.changed:
@@ -175,25 +192,23 @@ class Node:
         if letter.held is not None:
             held = self.models.read(letter.held)
             if held is None:
-                raise FnrflError(f"Client {client} no longer has the model that it held in round {letter.round + 1}.")
+                raise ShareableError(
+                    f"Client {client} no longer has the model that it held in round {letter.round + 1}."
+                )
             models.put(client, held)
         return KeptClients(trainer, memories, models, round=letter.round)
 
-    def _shared(self, request: MemoryRequest, memory: Tree) -> Tree:
-        if not self.participant.shares_memory or request.memory is not None:
-            raise FnrflError(
-                f"Client {request.client} does not show its memory to the server. Methods with personal models are "
-                "scored by the server: set share_memory = true in the node's own configuration to allow it."
-            )
-        return memory
-
 
 def failure_at_node(error: Exception) -> Failure:
-    """What a server is told of an error: of files no name, since the paths of a node are its own."""
-    log.error(sentence(error))
+    """Log an error at the node, and give the server a sentence that cannot quote data, code or a path."""
+    log.error(sentence(error)[:LOGGED])
+    if isinstance(error, ShareableError):
+        return Failure(str(error))
+    if out_of_memory(error):
+        return Failure("there is not enough memory at the node.")
     if (system := from_system(error)) is not None:
-        return Failure(f"its node cannot use a file of its own: {system.strerror or 'no reason given'}.")
-    return Failure.of(error)
+        return Failure(f"a file at the node cannot be used: {os.strerror(system.errno or 0)}.")
+    return Failure("this was refused at the node, or failed there. The node's own log says why.")
 
 
 def uploaded(reply: TrainReply, task: LocalTask, net: Net, initial: State) -> TrainReply:
@@ -201,7 +216,7 @@ def uploaded(reply: TrainReply, task: LocalTask, net: Net, initial: State) -> Tr
 
     In the place of that stands what everybody knows from the start.
     """
-    replies = reply.replies
+    reply, replies = replace(reply, notes={}), reply.replies  # notes are of the node's machine
     if not task.send_model:
         gone = replies.params.new_zeros(len(replies.clients), 0)
         return replace(reply, replies=replace(replies, params=gone, trained=gone, buffers={}))

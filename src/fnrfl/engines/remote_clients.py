@@ -21,6 +21,7 @@ from fnrfl.core.network import NetworkOptions
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Replies, State
 from fnrfl.engines.letters import Letter, LetterAnswer, Network, Version, check_run_id
+from fnrfl.engines.rehearsal import rehearsed_answer, rehearsed_extras
 from fnrfl.engines.reply_checks import (
     Check,
     fields_like,
@@ -28,8 +29,6 @@ from fnrfl.engines.reply_checks import (
     refuse_envelope,
     refuse_reply,
     refuse_tree,
-    rehearsed_answer,
-    rehearsed_extras,
 )
 from fnrfl.engines.wire import ANSWERS, from_bytes, to_bytes
 

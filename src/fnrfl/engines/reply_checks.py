@@ -13,11 +13,9 @@ from torch import Tensor
 
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Objective
-from fnrfl.core.engine import Probe
 from fnrfl.core.messages import Failure, TrainReply, TrainRequest
-from fnrfl.core.net import Net
 from fnrfl.core.trees import Tree
-from fnrfl.core.values import Batch, LocalTask, Out, State
+from fnrfl.core.values import State
 from fnrfl.core.words import printable
 from fnrfl.engines.letters import Letter, LetterAnswer, Version
 
@@ -117,23 +115,6 @@ def _reply_fields(
 def fields_like(tree: Tree) -> Fields:
     """Fields like named tensors; a variance is never negative."""
     return {k: Field(v, 0.0 if k.endswith("running_var") else -math.inf) for k, v in tree.items()}
-
-
-def rehearsed_extras(task: LocalTask, model: State, examples: Tensor, memory: Tree) -> Tree:
-    """Tensors in the shapes of those that a client sends beside the model."""
-    one = model.params.new_ones(())
-    own = memory | {name: rows[0] for name, rows in task.own.items()} | {"lr_steps": one}
-    return task.objective.finish(model, model, one, examples, task.shared, own)[0]
-
-
-def rehearsed_answer(probe: Probe, net: Net, model: State) -> Tree:
-    """The answer to a probe about one example, which is nothing but zeros."""
-    zero = torch.zeros(1, dtype=torch.int64)
-    x = net.laid_out(torch.zeros(1, *net.input_shape, dtype=net.input_dtype, device=net.device))
-    batch = Batch(x, zero.to(x.device), zero.to(x.device))
-    with torch.no_grad():
-        out = net.eval_forward(model.params, model.buffers, x) if probe.asks_model else Out.empty(batch)
-        return probe.finish(probe(out, batch))
 
 
 def in_short(words: Any) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fnrfl.core.errors import FnrflError, sentence
+from fnrfl.core.errors import ShareableError
 from fnrfl.core.isolation import isolated
-from fnrfl.core.messages import Failure
 from fnrfl.core.words import printable
 from fnrfl.data.agreement import Agreement, as_plain, from_plain
 from fnrfl.data.node_config import NodeConfig
@@ -53,8 +53,7 @@ class NodeService:
             self._keep(check_run_id(question["run"]), str(question.get("recipe")), agreement)
             return b"{}"
         except Exception as error:
-            print(sentence(error), flush=True)
-            return json.dumps({"error": self._told(error)}).encode()
+            return json.dumps({"error": failure_at_node(error).reason}).encode()
 
     def _read_again(self) -> None:
         """Read the node's own configuration: if it was changed, open runs are opened again with what it says now."""
@@ -63,15 +62,6 @@ class NodeService:
             self.config = config
             self._open.clear()
 
-    def _told(self, error: Exception) -> str:
-        """What the server is told of an error; paths of this node stay in its own log."""
-        print(sentence(error), flush=True)  # worker.log
-        told = failure_at_node(error).reason
-        folders = [str(self.folder.parent), *([] if self.own is None else [str(self.own.folder)])]
-        for path in (self.config.data, self.config.public, self.config.split, *folders):
-            told = told.replace(path, "a path of the node") if "/" in path else told
-        return told
-
     def _keep(self, run: str, recipe: str, agreement: Agreement) -> None:
         """Write what was agreed on, once for a run."""
         file = self.folder / run / "agreed.json"
@@ -79,10 +69,20 @@ class NodeService:
         if file.is_file():
             kept = json.loads(file.read_text(encoding="utf-8"))
             if (kept["recipe"], _hash(kept)) != (recipe, agreement.sha256):
-                raise FnrflError(f"Run {run} was agreed on with another recipe or other data. Begin a new run.")
+                raise ShareableError(f"Run {run} was agreed on with another recipe or other data. Begin a new run.")
             return
         file.parent.mkdir(parents=True, exist_ok=True)
         files.write(file, text)
+        self._prune(file)
+
+    def _prune(self, new: Path) -> None:
+        """Remove the folders of runs that were used longest ago; those of the new run and of the open one stay."""
+        agreed = [file for file in self.folder.glob("*/agreed.json") if not file.parent.is_symlink()]
+        old = sorted(agreed, key=lambda file: (file == new or file.parent.name in self._open, file.stat().st_mtime))
+        for file in old[: -self.config.keep_runs]:
+            if file != new and file.parent.name not in self._open:
+                file.unlink()  # a folder that is half gone is no run
+                shutil.rmtree(file.parent, ignore_errors=True)
 
     def _letter(self, told: bytes) -> bytes:
         """The answer to a letter; the run is opened first, which imports the classes that the letter names."""
@@ -90,11 +90,13 @@ class NodeService:
         try:
             head = plain_fields(told)
             node = self._node(check_run_id(head.get("run")))
-            print(f"round {int(str(head['round'])) + 1}  {printable(str(head['phase']))}", flush=True)  # worker.log
+            print(
+                f"round {int(str(head['round'])) + 1}  {printable(str(head['phase'])[:40])}", flush=True
+            )  # worker.log
         except Exception as error:
             client = head.get("client")
-            failure = Failure(self._told(error))
-            return to_bytes(LetterAnswer(str(head.get("id", "")), client if isinstance(client, int) else -1, failure))
+            who = client if isinstance(client, int) else -1
+            return to_bytes(LetterAnswer(str(head.get("id", "")), who, failure_at_node(error)))
         return node.answer(told)
 
     def _node(self, run: str) -> Node:
@@ -102,8 +104,9 @@ class NodeService:
         if run not in self._open:
             file = self.folder / run / "agreed.json"
             if not file.is_file():
-                raise FnrflError(f"Run {run} was not agreed on with this node, or its folder was emptied.")
+                raise ShareableError(f"Run {run} was not agreed on with this node, or its folder was removed.")
             kept = json.loads(files.read(file, "what was agreed on must be there"))
+            file.touch()  # the run was used now
             agreement = from_plain(Agreement, kept["agreement"], "the server")
             built = build_node(recipe_at_node(kept["recipe"], self.config), self.config, agreement)
             self._open = {run: Node(built.participant, self.folder, run)}

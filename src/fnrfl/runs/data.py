@@ -227,7 +227,6 @@ def build_pool(
         handed_out = len(splits.clients[0]) - len(splits.train)  # public examples that everybody gets
         sizes = [int(size) + handed_out for size in partition.sizes]
         shards = [splits.clients[0] if one == client else torch.arange(0) for one in range(len(sizes))]
-        parts["test"] = splits.test
     elif "private" not in parts:
         shards = [torch.arange(0)] * len(shards)
     return Pool(

@@ -11,36 +11,23 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
-import torch
 from torch import Tensor
 
 from fnrfl.config import RunConfig
 from fnrfl.core.feed import forward_batch
 from fnrfl.core.isolation import isolated
 from fnrfl.core.rng import generator
-from fnrfl.core.types import (
-    SERVER,
-    Data,
-    Engine,
-    LocalTask,
-    Probe,
-    Replies,
-    State,
-    Training,
-    Tree,
-)
+from fnrfl.core.types import SERVER, Data, LocalTask, State, Training
 from fnrfl.engines.metered import Metered
-from fnrfl.engines.reply_checks import rehearsed_answer, rehearsed_extras
+from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.cohorts import cohort, cohort_size
 from fnrfl.runs.evaluate import evaluate_model
-
-T = TypeVar("T")
 
 REHEARSED = 2  # rounds; every later one sends what the second does
 COUNTED = 10_000  # rounds whose cohorts are drawn to count steps
@@ -119,7 +106,7 @@ def forecast(config: RunConfig) -> Forecast:
         built = build(_timed_here(config), Path(scratch))
         with built.engine:
             before = _peak()
-            rehearsal = Rehearsal(built)
+            rehearsal = CountedRehearsal(built)
             sent = rehearsal.bytes()
             steps = rehearsal.steps()
             seconds = _seconds(built, rehearsal, steps)
@@ -148,17 +135,13 @@ def _timed_here(config: RunConfig) -> RunConfig:
 # -- steps and bytes ---------------------------------------------------------------------------------------------------
 
 
-class Rehearsal(Engine):
-    """An engine whose clients answer in the right shapes, at once; it writes down what it was asked."""
+class CountedRehearsal(Rehearsal):
+    """A rehearsal of a run's first rounds, which counts bytes and steps."""
 
     def __init__(self, built: Built) -> None:
+        options, width = built.config.client, int(built.config.engine.clients_at_once)
+        super().__init__(built.algorithm, built.net, built.pool, options, seed=built.config.seed, width=width)
         self.built = built
-        self.num_classes, self.examples = built.engine.num_classes, built.engine.examples
-        self.net, self.training, self.round = built.net, built.engine.training, 0
-        self.tasks: list[tuple[Tensor, LocalTask]] = []  # of the last round
-        self.probes: list[tuple[Tensor, Data]] = []
-        self._model = State(*built.net.flatten())
-        self._memory = built.algorithm.client_state(built.net)
         self._counted: dict[tuple[int, Data, Training], int] = {}
 
     def bytes(self) -> list[dict[str, int]]:
@@ -169,7 +152,7 @@ class Rehearsal(Engine):
         sent = []
         for t in range(min(REHEARSED, built.config.rounds)):
             metered.begin()
-            self.tasks, self.probes, self.round = [], [], t
+            self.begin(t)
             state = built.algorithm.round(state, cohort(built.config, t), metered)
             crossed = [*metered.bytes.values(), *([once] if t == 0 else [])]
             sent.append({way: sum(count[way] for count in crossed) for way in ("up", "down")})
@@ -198,69 +181,15 @@ class Rehearsal(Engine):
         training = task.training or self.training
         key = (client if task.data == "private" else -1, task.data, training)
         if key not in self._counted:
-            plan = self.built.pool.plan(client, task.data, training, _stream)
+            plan = self.built.pool.plan(client, task.data, training, lambda name: generator(0, "rehearsal", name))
             self._counted[key] = plan.steps
         return self._counted[key]
-
-    def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
-        self.tasks.append((cohort, task))
-        width = int(self.built.config.engine.clients_at_once)
-        for i in range(0, len(cohort), width):
-            yield self._replies(cohort[i : i + width], task.rows(slice(i, i + width)))
-
-    def _replies(self, cohort: Tensor, task: LocalTask) -> Replies:
-        m, model = len(cohort), self._model
-        ones = model.params.new_ones(m)
-        extras = rehearsed_extras(task, model, self.examples[cohort[0]], self._memory)
-        params = model.params.expand(m, -1)  # the same memory for everybody
-        return Replies(
-            clients=cohort,
-            examples=self.examples[cohort],
-            steps=ones.to(torch.int64),
-            travel=ones,
-            loss=ones,
-            trained=params,
-            params=params,
-            buffers=_expanded(model.buffers, m),
-            extras=_expanded(extras, m),
-        )
-
-    def fit(self, task: LocalTask) -> State:
-        self.tasks.append((torch.tensor([SERVER]), task))
-        return self._model if task.start is None else State(task.start.params, task.start.buffers)
-
-    def generator(self, *key: object) -> torch.Generator:
-        return generator(0, "rehearsal", *key)
-
-    def pool(self, data: Data) -> tuple[Tensor, Tensor]:
-        return self.built.pool.all(data)
-
-    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
-        self.probes.append((cohort, data))
-        return _expanded(rehearsed_answer(probe, self.built.net, self._model), len(cohort))
-
-    def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
-        return self.measure(cohort, probe, data=data)
-
-    def observe_models(self, cohort: Tensor, question: Callable[[Tensor], T]) -> T:
-        return question(self._model.params.expand(len(cohort), -1))
-
-    def note(self, **facts: object) -> None:
-        """A rehearsal leaves no log."""
-
-
-def _expanded(tree: Tree, m: int) -> Tree:
-    return {k: v.expand(m, *v.shape) for k, v in tree.items()}
-
-
-def _stream(name: str) -> torch.Generator:
-    return generator(0, "rehearsal", name)
 
 
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-def _seconds(built: Built, rehearsal: Rehearsal, steps: dict[str, int]) -> float:
+def _seconds(built: Built, rehearsal: CountedRehearsal, steps: dict[str, int]) -> float:
     """Training by phase, then the forward passes of probes and evaluation, all rounds."""
     seconds = 0.0
     for clients, task in rehearsal.tasks:
@@ -269,7 +198,7 @@ def _seconds(built: Built, rehearsal: Rehearsal, steps: dict[str, int]) -> float
     splits = built.splits
     copies = 1 if built.partition.noise is None else built.config.clients + 1
     looked_at = copies * (len(splits.test) + len(splits.validation))
-    for clients, data in rehearsal.probes:
+    for clients, _, data, _ in rehearsal.probes:
         looked_at += len(clients) * len(splits.ranking if data == "ranking" else splits.public)
     return seconds + built.config.rounds * looked_at * _seconds_per_look(built)
 

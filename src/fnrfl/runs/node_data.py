@@ -15,23 +15,26 @@ import torch
 from fnrfl.config import RunConfig, loads
 from fnrfl.config.resolving import read_keys
 from fnrfl.core.algorithm import Algorithm
-from fnrfl.core.errors import CompatibilityError, ConfigError, sentence
+from fnrfl.core.errors import CompatibilityError, ShareableError, sentence
+from fnrfl.core.messages import MeasureRequest
 from fnrfl.core.trees import Tree
 from fnrfl.data import scenarios
 from fnrfl.data.agreement import Agreement, SiteFacts, SiteHolding
 from fnrfl.data.datasets import Dataset
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.own_site import changed_since, describe_site, read_agreed
-from fnrfl.data.scaling import Scaling
+from fnrfl.data.scaling import InputMoments, Scaling
 from fnrfl.data.sources.entry import checksum
 from fnrfl.data.splits import Splits
 from fnrfl.data.stand_in import stand_in_partition
 from fnrfl.data.terms import Natural, SavedSplit
 from fnrfl.engines.node import Participant
+from fnrfl.engines.rehearsal import AgreedRequests, Rehearsal
 from fnrfl.engines.trainer import Trainer
 from fnrfl.runs.build_engine import build_trainer
 from fnrfl.runs.build_net import check_values
 from fnrfl.runs.choice import choose_engine
+from fnrfl.runs.cohorts import cohort_size
 from fnrfl.runs.data import build_pool, divide, learns_from_public, load_public, reading_of, with_counted_clients
 from fnrfl.runs.given import NOTHING, words_in
 from fnrfl.runs.method import build_algorithm
@@ -72,7 +75,7 @@ def recipe_at_node(text: str, node: NodeConfig) -> RunConfig:
 def _copy_here(node: NodeConfig, key: str, what: str) -> str:
     """The path of this node's copy of something that the server has."""
     if not (path := getattr(node, key)):
-        raise ConfigError(
+        raise ShareableError(
             f"{node.opened} has no key {key}, and paths in a recipe are not followed by a node. Copy {what} to this "
             f"machine, and set {key} to it in the node's configuration."
         )
@@ -106,7 +109,7 @@ def kept_at_the_site(node: NodeConfig) -> Iterator[None]:
         if node.partition is not None:  # the server has the data too
             raise
         log.error("%s has found something wrong with its data: %s", node.opened, sentence(error))
-        raise CompatibilityError(
+        raise ShareableError(
             f"{node.opened} has found something wrong with its data. Its own log says what, and the server is not "
             "told, because that may quote the data. Correct the data, or leave the node out."
         ) from None
@@ -142,7 +145,7 @@ def refuse_what_sites_cannot(recipe: RunConfig, test: str | None = None) -> None
     ]
     if wrong := [sentence for applies, sentence in rules if applies]:
         numbered = " ".join(f"({at}) {sentence}" for at, sentence in enumerate(wrong, 1))
-        raise CompatibilityError(f"Nodes that bring data of their own cannot run this recipe: {numbered}")
+        raise ShareableError(f"Nodes that bring data of their own cannot run this recipe: {numbered}")
 
 
 # -- the node's client -------------------------------------------------------------------------------------------------
@@ -164,12 +167,24 @@ class BuiltNode:
 def build_node(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> BuiltNode:
     """The client of a node, as the simulator would have it; `recipe` is the one at this node."""
     client, parts = _own_client(recipe, node, agreement)
-    birth = parts.algorithm.client_state(parts.net)
-    if not parts.config.dataset.asks_for_means:
-        return BuiltNode(Participant(client, _trainer(parts), birth, node.share_memory), parts)
+    scales, config = parts.config.dataset.asks_for_means, parts.config
     # Until somebody has said how inputs are scaled, sums of them are taken in float64, as the simulator does.
-    asked = _trainer(replace(parts, pool=parts.pool.in_type(torch.float64)))
-    return BuiltNode(Participant(client, asked, birth, node.share_memory, _scaled_trainers(parts)), parts)
+    trainer = _trainer(replace(parts, pool=parts.pool.in_type(torch.float64)) if scales else parts)
+    rehearsal = Rehearsal(parts.algorithm, parts.net, parts.pool, config.client, seed=config.seed, simulated=False)
+    moments = MeasureRequest([client], 0, InputMoments(config.dataset.missing == "mean"), "private")
+    agreed = AgreedRequests(
+        rehearsal, client, cohort=cohort_size(config), rounds=config.rounds, before=(moments,) if scales else ()
+    )
+    participant = Participant(
+        client,
+        trainer,
+        parts.algorithm.client_state(parts.net),
+        agreed,
+        shares_memory=node.share_memory and parts.algorithm.personalised,
+        scaled=_scaled_trainers(parts) if scales else None,
+        max_examples=node.max_examples,
+    )
+    return BuiltNode(participant, parts)
 
 
 def _trainer(parts: RunParts) -> Trainer:
@@ -187,13 +202,13 @@ def _own_client(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tu
     if node.partition is not None:
         parts, client = _experiment(recipe, node), node.partition
         if (parts.dataset.checksum, split_hash(parts)) != (agreement.data, agreement.split):
-            raise changed_since(node, "other data, or divides it in another way")
+            raise ShareableError(str(changed_since(node, "other data, or divides it in another way")))
         return client, replace(parts, pool=parts.pool.only(client))
     with kept_at_the_site(node):
         site = _site_splits(recipe, node, agreement)
     client = agreement.sites.index(node.name.strip())
     if (site.dataset.checksum, public_hash(site.splits)) != (agreement.hashes[client], agreement.split):
-        raise changed_since(node, "other data, or other public data")
+        raise ShareableError(str(changed_since(node, "other data, or other public data")))
     with kept_at_the_site(node):
         return client, _site_parts(recipe, site, agreement, client)
 
@@ -201,13 +216,13 @@ def _own_client(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tu
 def _experiment(recipe: RunConfig, node: NodeConfig) -> RunParts:
     """The parts of a run of which this node takes one client's."""
     if node.partition is None:
-        raise CompatibilityError(
+        raise ShareableError(
             f"{node.opened} brings data of its own, and the recipe's scenario = {recipe.scenario!r} draws clients from "
             'one data set. Set scenario = "natural" in the recipe, or give the node a partition.'
         )
     parts = gather_parts(recipe)
     if node.partition >= parts.config.clients:
-        raise CompatibilityError(
+        raise ShareableError(
             f"{node.opened} asks for a client that there is not: the recipe has {parts.config.clients}, numbered from "
             "0. Correct the node's partition."
         )
@@ -226,7 +241,7 @@ class SiteSplits:
 def _site_splits(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> SiteSplits:
     """What a site has, read as all sites have agreed."""
     if agreement.schema is None or node.name.strip() not in agreement.sites:
-        raise CompatibilityError(
+        raise ShareableError(
             f"{node.opened} is not among those that the server has agreed with. Begin again, with this node there."
         )
     dataset = read_agreed(node, reading_of(recipe), agreement.schema)

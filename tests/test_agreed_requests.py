@@ -1,0 +1,444 @@
+"""A node obeys the agreed method and its own configuration alone, whatever a hostile server sends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from fnrfl.algorithms.fnr import FNR
+from fnrfl.algorithms.ktpfl import SoftPredictions
+from fnrfl.algorithms.local_only import GoingOn
+from fnrfl.algorithms.parts.norms import Accuracy
+from fnrfl.config import load, registry
+from fnrfl.core import trust
+from fnrfl.core.algorithm import Objective
+from fnrfl.core.errors import ClientError, FnrflError
+from fnrfl.core.messages import Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
+from fnrfl.core.rng import numpy_generator
+from fnrfl.core.trees import leaves
+from fnrfl.core.types import Batch, LocalTask, Out, Probe, State, Tree
+from fnrfl.data.agreement import as_plain
+from fnrfl.data.batches import Pool
+from fnrfl.data.node_config import NodeConfig
+from fnrfl.engines.letters import Connection, Letter
+from fnrfl.engines.node import Node
+from fnrfl.engines.rehearsal import AgreedRequests, Rehearsal
+from fnrfl.engines.wire import from_bytes, to_bytes, to_parts
+from fnrfl.flower.node_service import NodeService
+from fnrfl.runs.agreeing import Meeting, meet
+from fnrfl.runs.build import Built, build
+from fnrfl.runs.node_data import BuiltNode, recipe_at_node
+from fnrfl.runs.parts import gather_parts
+from fnrfl.runs.run import run
+from test_network import config as network_config
+from test_network import on_loop, same
+from test_nodes import asking, clients_of, digits
+
+PLANTED = 0.7310577154159546  # in every row of a training part, as a float32 has it
+PLANTED_TEST = -0.2689414322376251  # in every row of a test part
+WORDS = (
+    "scenario=natural", "dataset=sites", "public.source=public.npz", "validation.size=0", "model=mlp(hidden=4)",
+    "client.augment=none", "client.batch=4", "client.epochs=2", "rounds=2", "dataset.scale=none",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FNRFL_STATE", str(tmp_path / "state"))
+
+
+def write_sites(folder: Path, test_seed: int = 0) -> None:
+    """Two sites with test parts of their own, which `test_seed` changes, and public data."""
+    folder.mkdir(exist_ok=True)
+    for number, site in enumerate(("a", "b")):
+        dice, tests = numpy_generator(number, "site"), numpy_generator(number, test_seed, "test")
+        x, x_test = dice.normal(size=(12, 3)).astype("f4"), tests.normal(size=(8, 3)).astype("f4")
+        x[:, 1], x_test[:, 1] = PLANTED, PLANTED_TEST
+        np.savez(
+            folder / f"{site}.npz", x_train=x, y_train=np.arange(12) % 2, x_test=x_test, y_test=tests.permutation(8) % 2
+        )
+    dice = numpy_generator(9, "public")
+    for name in ("public", "test"):
+        np.savez(f"{name}.npz", x=dice.normal(size=(20, 3)).astype("f4"), y=np.arange(20) % 2)
+
+
+def sites(*words: str, folder: str = "sites", **own: Any) -> tuple[Meeting, list[BuiltNode]]:
+    """What was agreed on with two sites, and their clients."""
+    nodes = [NodeConfig(data=f"{folder}/{name}.npz", name=name, public="public.npz", **own) for name in ("a", "b")]
+    met = meet(load(None, [*WORDS, *words, "engine=flower"]), asking(nodes), "test.npz")
+    return met, clients_of(met, nodes)
+
+
+class Carrier:
+    """A network of nodes, which keeps what it has carried."""
+
+    def __init__(self, clients: Sequence[BuiltNode], folder: Path) -> None:
+        self.nodes = {one.client: one.participant for one in clients}
+        self.folder, self.letters, self.answers = folder.absolute(), list[bytes](), list[bytes]()
+
+    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
+        for client, letter in letters.items():
+            answer = self.send(letter, client)
+            if client == 0:
+                self.letters.append(letter)
+                self.answers.append(answer)
+            yield client, answer
+
+    def send(self, letter: bytes, client: int = 0) -> bytes:
+        return Node(self.nodes[client], self.folder, "agreed").answer(letter)
+
+    def ask(self, request: Any, **fields: Any) -> Any:
+        """What client 0 answers to a request that somebody has made up."""
+        letter = Letter("agreed", "1", 0, getattr(request, "round", 0), 9, "local", request)
+        return from_bytes(self.send(to_bytes(replace(letter, **fields)))).content
+
+
+def carried(*words: str, folder: str = "sites", **own: Any) -> tuple[Carrier, Built]:
+    """A network after a whole run, and the server's side of it."""
+    met, clients = sites(*words, folder=folder, **own)
+    network = Carrier(clients, Path(f"state-{folder}"))
+    built = build(met.parts.config, connection=Connection(network, "agreed"), parts=met.parts)
+    with built.engine as engine:
+        state = built.algorithm.init(built.net)
+        for t in range(2):
+            engine.begin(t)
+            state = built.algorithm.round(state, torch.arange(2), engine)
+    return network, built
+
+
+# -- what was possible -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows(Probe):
+    """A question for the examples themselves, by way of the model's answers to them."""
+
+    size: int
+
+    def __call__(self, out: Out, batch: Batch) -> Tree:
+        return {"rows": batch.x.new_zeros(self.size, 3).index_add(0, batch.index, batch.x)}
+
+
+@pytest.mark.parametrize("data", ["test", "validation", "private"])
+def test_no_task_and_no_question_reaches_data_that_the_method_does_not_ask_about(data: Any) -> None:
+    write_sites(Path("sites"))
+    network, built = carried("algorithm=ktpfl", "public.distill=0.5")
+    start, training = State(*built.net.flatten()), built.engine.training
+    for probe in (SoftPredictions(12, 1.0), Rows(12), Accuracy()):
+        assert isinstance(network.ask(MeasureRequest([0], 0, probe, data, start)), Failure)
+    if data != "private":  # which is trained on, as agreed
+        task = LocalTask(GoingOn(), "local", data=data, send_model=False, hold_model=True)
+        assert isinstance(network.ask(TrainRequest([0], 0, task, training, [training.epochs])), Failure)
+
+
+def test_a_model_that_stays_with_its_client_is_not_sent_because_a_server_asks_for_it() -> None:
+    write_sites(Path("sites"))
+    network, built = carried("algorithm=local-only")
+    (letter,) = [one for one in map(from_bytes, network.letters) if (one.round, one.phase) == (1, "keep")]
+    task = letter.request.task
+    again = network.send(to_bytes(letter))
+    assert not isinstance(from_bytes(again).content, Failure) and from_bytes(again).content.replies.params.numel() == 0
+    for changed in (replace(task, send_model=True), replace(task, objective=Objective(), start=None, send_model=True)):
+        answer = from_bytes(network.send(to_bytes(replace(letter, request=replace(letter.request, task=changed)))))
+        assert isinstance(answer.content, Failure)
+    assert isinstance(network.ask(MemoryRequest(0)), Failure)
+
+
+def test_layers_of_the_clients_own_are_not_sent_because_a_server_leaves_their_names_out() -> None:
+    write_sites(Path("sites"))
+    network, _ = carried("algorithm=fedbn", "model=mlp(hidden=4, norm=batch)")
+    letter = from_bytes(network.letters[-1])
+    assert letter.request.task.never_sent
+    task = replace(letter.request.task, never_sent=frozenset())
+    answer = from_bytes(network.send(to_bytes(replace(letter, request=replace(letter.request, task=task)))))
+    assert isinstance(answer.content, Failure)
+
+
+def test_a_node_shows_no_memory_that_the_method_does_not_need_to_score() -> None:
+    write_sites(Path("sites"))
+    network, _ = carried("algorithm=scaffold", share_memory=True)
+    assert isinstance(network.ask(MemoryRequest(0)), Failure)
+    network, _ = carried("algorithm=local-only", share_memory=True)
+    assert not isinstance(network.ask(MemoryRequest(0)), Failure)
+
+
+@pytest.mark.parametrize("change", [{"lr": -1.0}, {"lr": 3.0}, {"batch": -1}, {"batch": 10**9}, {"epochs": 10**6}])
+def test_a_task_is_no_longer_and_no_other_than_agreed(change: dict[str, Any]) -> None:
+    write_sites(Path("sites"))
+    network, _ = carried()
+    letter = from_bytes(network.letters[-1])
+    training = replace(letter.request.training, **change)
+    request = replace(letter.request, training=training, epochs=[training.epochs])
+    began = time.process_time()
+    for one in (request, replace(letter.request, epochs=[change.get("epochs", 3)]), replace(request, max_steps=1)):
+        assert isinstance(from_bytes(network.send(to_bytes(replace(letter, request=one)))).content, Failure)
+    assert time.process_time() - began < 5
+    assert not isinstance(from_bytes(network.send(to_bytes(letter))).content, Failure)
+
+
+def test_a_recipe_that_asks_for_more_work_than_a_node_accepts_is_refused() -> None:
+    write_sites(Path("sites"))
+    with pytest.raises(ClientError, match="max_examples"):
+        carried("client.epochs=5000000")
+    with pytest.raises(ClientError, match="max_examples"):
+        carried("client.epochs=4", max_examples=51)  # 4 passes over 12 examples, and the last batch
+    carried("client.epochs=4", max_examples=52)
+
+
+# -- a hostile server --------------------------------------------------------------------------------------------------
+
+METHODS = {
+    "fedavg": ("fnr=on", "client.stragglers=0.5"),
+    "local-only": (),
+    "fedbn": ("fnr=on", "model=mlp(hidden=4, norm=batch)"),
+    "scaffold": (),
+    "ktpfl": ("public.distill=0.5",),
+}
+STRANGE = (
+    None, True, -1, 0, 1, 2, 10**6, 2**63, 10**30, -1.0, 0.0, 1e30, float("inf"), "", "test", "private", "public",
+    "ranking", "validation", "local", "refine", "deliver", "keep", "../../etc", "x" * 300, [], {"dict": []},
+    {"set": []}, {"tensor": 0},
+    {"tuple": [1]}, {"class": "Objective", "fields": []}, {"class": "Keeping", "fields": []},
+    {"class": "Accuracy", "fields": []}, {"class": "SoftPredictions", "fields": [["size", 12], ["temperature", 1.0]]},
+    {"class": "LabelCounts", "fields": [["num_classes", 2]]}, {"class": "InputMoments", "fields": [["gaps", False]]},
+)  # fmt: skip
+
+
+def spots(plain: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place of a JSON value that can be given another value."""
+    for at in list(plain) if isinstance(plain, dict) else range(len(plain)) if isinstance(plain, list) else ():
+        yield plain, at
+        yield from spots(plain[at])
+
+
+def spoilt_tensor(tensor: torch.Tensor, dice: random.Random) -> torch.Tensor:
+    if dice.random() < 0.3:
+        return dice.choice([tensor.flatten()[:1], tensor[None], tensor.double(), tensor.long(), tensor.flatten()[:0]])
+    value = dice.choice([0.0, 1.0, -1.0, 1e30, float("nan"), 1e-3])
+    return torch.full_like(tensor, value) if tensor.is_floating_point() else tensor + 1
+
+
+def mutated(letters: Sequence[bytes], dice: random.Random) -> bytes:
+    """A letter with a few fields that are other values, or fields of other letters."""
+    text, tensors = to_parts(from_bytes(dice.choice(letters)))
+    plain, other = json.loads(text), json.loads(to_parts(from_bytes(dice.choice(letters)))[0])
+    for _ in range(dice.choice((0, 1, 1, 1, 2, 4))):
+        if tensors and dice.random() < 0.25:
+            at = dice.randrange(len(tensors))
+            tensors[at] = spoilt_tensor(tensors[at], dice)
+            continue
+        where, at = dice.choice(list(spots(plain)))
+        there, from_at = dice.choice(list(spots(other)))
+        where[at] = dice.choice([*STRANGE, there[from_at], there[from_at], there[from_at]])
+        plain = json.loads(json.dumps(plain))
+    message = from_text(json.dumps(plain).encode(), tensors)
+    if dice.random() < 0.1:  # and some that are no messages any more
+        at = dice.randrange(len(message))
+        message = message[:at] + bytes([dice.randrange(256)]) + message[at + 1 :]
+    return message
+
+
+def from_text(text: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
+    stored = {str(i): tensor.clone().contiguous() for i, tensor in enumerate(tensors)}
+    return b"".join([len(text).to_bytes(8, "big"), text, save(stored)])
+
+
+def numbers(answer: bytes) -> Any:
+    """All that an answer says, but for the letter that it answers."""
+    read = from_bytes(answer)
+    content = read.content.replies if isinstance(read.content, TrainReply) else read.content
+    said = content.reason if isinstance(content, Failure) else [t.numpy().tobytes() for t in leaves(content)]
+    return said, read.memory, read.held, read.lost_memory
+
+
+def form(answer: bytes) -> Any:
+    """All that an answer has, but for the numbers in its tensors."""
+    content = from_bytes(answer).content
+    if isinstance(content, TrainReply):
+        assert not content.missing and not content.notes
+        trees = {name: value for name, value in vars(content.replies).items() if not content.not_finite}
+        content = {"reply": torch.zeros(0)} | {k: v for k, v in trees.items() if not isinstance(v, dict)} | {
+            f"{k} {name}": v for k, tree in trees.items() if isinstance(tree, dict) for name, v in tree.items()
+        }  # fmt: skip
+    return tuple((name, tuple(value.shape), value.dtype) for name, value in sorted(content.items()))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_whatever_a_server_sends_nothing_leaves_but_what_the_method_sends(method: str) -> None:
+    """Two nodes whose test rows differ answer alike to every letter, and in no other form than in an honest run."""
+    write_sites(Path("sites"))
+    write_sites(Path("other"), test_seed=1)
+    words = (f"algorithm={method}", *METHODS[method])
+    (network, _), (twin, _) = carried(*words), carried(*words, folder="other")
+    assert list(map(numbers, network.answers)) == list(map(numbers, twin.answers))
+    honest = {form(answer) for answer in network.answers} | {(("reply", (0,), torch.float32),)}
+    planted = [np.array(value, kind).tobytes() for value in (PLANTED, PLANTED_TEST) for kind in ("f4", "f8")]
+    planted += [str(value)[:7].encode() for value in (PLANTED, PLANTED_TEST)]
+    answered = 0
+
+    @settings(max_examples=150, deadline=None, database=None)
+    @given(st.integers(0, 2**40))
+    def check(seed: int) -> None:
+        nonlocal answered
+        letter = mutated(network.letters, random.Random(seed))
+        answer = network.send(letter)
+        assert numbers(answer) == numbers(twin.send(letter)) and not any(value in answer for value in planted)
+        if not isinstance(from_bytes(answer).content, Failure):
+            assert form(answer) in honest
+            answered += 1
+
+    check()
+    assert answered  # what is agreed on is still answered
+
+
+@pytest.mark.parametrize("count", [400, pytest.param(300_000, marks=pytest.mark.slow)])
+def test_fuzzed_letters_are_answered_and_nothing_is_raised(count: int) -> None:
+    write_sites(Path("sites"))
+    network, _ = carried("fnr=on", "algorithm=scaffold", "client.stragglers=0.5")
+    dice, answered = random.Random(count), 0
+    logging.disable()
+    try:
+        for _ in range(count):
+            answered += not isinstance(from_bytes(network.send(mutated(network.letters, dice))).content, Failure)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert 0 < answered < count
+
+
+# -- honest runs -------------------------------------------------------------------------------------------------------
+
+
+def test_every_request_of_a_whole_run_is_expected_without_a_look_at_private_data(monkeypatch: Any) -> None:
+    """Of each method, bare and under FNR."""
+    parts = gather_parts(digits("public.distill=0.2", "model=cnn", "client.stragglers=0.5", "client.epochs=2"))
+    real = Pool.take
+
+    def take(pool: Pool, data: str, *rest: Any) -> Any:
+        assert data not in ("private", "test")
+        return real(pool, data, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Pool, "take", take)
+    monkeypatch.setattr(Pool, "plan", None)
+    for name in registry.algorithms():
+        for refined in (False, True):
+            inner = registry.load_method(name)()
+            method = FNR(inner) if refined else inner
+            if "batchnorm" in method.needs:
+                continue
+            rehearsal = Rehearsal(method, parts.net, parts.pool, parts.config.client, simulated=False)
+            agreed = AgreedRequests(rehearsal, 1, cohort=4, rounds=9)
+            nobodys = MeasureRequest([1], 5, Rows(3), "test")
+            assert nobodys not in agreed
+            kinds = {type(one) for one in agreed._known}
+            assert kinds or not method.trains_clients
+
+
+CHANGES = [
+    ("fnr fedavg", "fnr.when=local"), ("fnr fedavg", "fnr.when=both"), ("fnr scaffold", "fnr.upload=twice"),
+    ("fnr fedavg", "fnr.penalty=literal", "client.dropout=0.4", "participation=1"),
+    ("fnr cfedfn", "participation=1", "fnr.share=0.5"), ("fedftg", "client.dropout=0.4", "algorithm.iterations=1"),
+    ("fnr fedavg", "client.stragglers=0.5", "client.epochs=3", "client.lr_decay=0.9"),
+    ("ktpfl", "public.distill=0.2"), ("fnr ktpfl", "public.distill=0.2", "algorithm.exchange=weights"),
+    ("feddf", "algorithm.steps=5"), ("fnr fedbn", "model=mlp(norm=batch)"), ("fnr local-only",),
+    ("scaffold", "algorithm.variates=I"), ("fedavg", "dataset.scale=standard"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHANGES, ids=" ".join)
+def test_nodes_follow_each_method_and_option_to_the_simulators_bits(case: tuple[str, ...], tmp_path: Path) -> None:
+    chosen = network_config(*case)
+    nodes = [NodeConfig(data="digits", partition=k, share_memory=True) for k in range(5)]
+    there = chosen.replace({"engine.name": "flower"})
+    met = meet(there, asking(nodes))
+    network = Carrier(clients_of(met, nodes), tmp_path / "nodes")
+    network.send = lambda letter, client=0: Node(network.nodes[client], tmp_path, from_bytes(letter).run).answer(letter)  # type: ignore[method-assign]
+    result, simulated = run(there, out=None, network=network, parts=met.parts), on_loop(chosen)
+    assert [one["accuracy"] for one in result.rounds] == [one["accuracy"] for one in simulated.rounds]
+    assert "fedbn" in case[0] or same(result, simulated)  # a server does not have its clients' BatchNorm layers
+
+
+# -- code, and what is said of errors ----------------------------------------------------------------------------------
+
+
+def named(model: str) -> str:
+    return digits().to_toml().replace('"mlp(hidden=8)"', f'"{model}"')
+
+
+def test_permissions_given_elsewhere_do_not_count_at_a_node() -> None:
+    Path("nets.py").write_text("def make(input_shape, num_classes):\n    raise RuntimeError('ran')\n")
+    trust.given("model.name", "nets:make")  # as typing it does
+    with pytest.raises(FnrflError, match="code"):
+        recipe_at_node(named("nets:make"), NodeConfig(data="digits", partition=0))
+
+
+def service(folder: Path, **values: Any) -> NodeService:
+    return NodeService(NodeConfig.from_values({"data": "digits", "partition": 0} | values), folder)
+
+
+def refusal(node: NodeService, recipe: str) -> str:
+    return str(json.loads(node.answer(json.dumps({"recipe": recipe}).encode()))["error"])
+
+
+def test_a_server_does_not_learn_which_modules_a_node_has() -> None:
+    Path("here.py").write_text("raise RuntimeError('ran')\n")
+    said = {
+        refusal(service(Path("runs").absolute()), named(name))
+        for name in ("here:make", "nowhere:make", "json:loads", "this:d", "os.path:join", "here:make(hidden=3)")
+    }
+    assert len(said) == 1 and str(Path.cwd()) not in said.pop()
+
+
+@pytest.mark.parametrize(
+    "raised", ["ValueError('Meyer')", "OSError(2, 'Meyer', '/srv/Meyer')", "OSError('Meyer')", "RuntimeError(open)"]
+)
+def test_no_error_at_a_node_quotes_its_data_code_or_paths(raised: str) -> None:
+    Path("mine.py").write_text(f"def rows():\n    raise {raised}\n")
+    for values in (
+        {"data": "mine:rows"},
+        {"data": "/srv/Meyer.csv"},
+        {"data": "mine:rows", "name": "a", "partition": None},
+    ):
+        given = {k: v for k, v in ({"data": "digits", "partition": 0} | values).items() if v is not None}
+        said = refusal(NodeService(NodeConfig.from_values(given), Path("runs").absolute()), digits().to_toml())
+        assert "Meyer" not in said and str(Path.cwd()) not in said and "mine" not in said
+
+
+def test_an_error_in_training_stays_at_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sites(Path("sites"))
+    network, _ = carried()
+
+    def broken(*_: Any) -> Any:
+        raise IndexError("row 3 holds 61.5")
+
+    monkeypatch.setattr(Objective, "loss", broken)
+    said = from_bytes(network.send(network.letters[-1])).content
+    assert isinstance(said, Failure) and "61.5" not in said.reason and "IndexError" not in said.reason
+
+
+def test_of_many_runs_the_folders_of_those_used_last_are_kept() -> None:
+    node = service(Path("runs").absolute(), keep_runs=3)
+    recipe = digits()
+    agreement = as_plain(meet(recipe, asking([NodeConfig(data="digits", partition=k) for k in range(4)])).agreement)
+    for number in range(6):
+        question = {"run": f"run-{number}", "recipe": recipe.to_toml(), "agreement": agreement}
+        assert node.answer(json.dumps(question).encode()) == b"{}"
+        os.utime(f"runs/run-{number}/agreed.json", (number, number))
+        if number == 1:
+            node._open["run-1"] = None  # type: ignore[assignment]
+    Path("runs/mine").mkdir()
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["mine", "run-1", "run-4", "run-5"]
