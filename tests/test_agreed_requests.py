@@ -24,9 +24,8 @@ from fnrfl.algorithms.ktpfl import SoftPredictions
 from fnrfl.algorithms.local_only import GoingOn
 from fnrfl.algorithms.parts.norms import Accuracy
 from fnrfl.config import load, registry
-from fnrfl.core import trust
 from fnrfl.core.algorithm import Objective
-from fnrfl.core.errors import ClientError, FnrflError
+from fnrfl.core.errors import ClientError
 from fnrfl.core.messages import Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.trees import leaves
@@ -41,7 +40,7 @@ from fnrfl.engines.wire import from_bytes, to_bytes, to_parts
 from fnrfl.flower.node_service import NodeService
 from fnrfl.runs.agreeing import Meeting, meet
 from fnrfl.runs.build import Built, build
-from fnrfl.runs.node_data import BuiltNode, recipe_at_node
+from fnrfl.runs.node_data import BuiltNode
 from fnrfl.runs.parts import gather_parts
 from fnrfl.runs.run import run
 from test_network import config as network_config
@@ -377,13 +376,6 @@ def test_nodes_follow_each_method_and_option_to_the_simulators_bits(case: tuple[
 
 def named(model: str) -> str:
     return digits().to_toml().replace('"mlp(hidden=8)"', f'"{model}"')
-
-
-def test_permissions_given_elsewhere_do_not_count_at_a_node() -> None:
-    Path("nets.py").write_text("def make(input_shape, num_classes):\n    raise RuntimeError('ran')\n")
-    trust.given("model.name", "nets:make")  # as typing it does
-    with pytest.raises(FnrflError, match="code"):
-        recipe_at_node(named("nets:make"), NodeConfig(data="digits", partition=0))
 
 
 def service(folder: Path, **values: Any) -> NodeService:

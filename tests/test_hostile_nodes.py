@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -38,6 +39,7 @@ from fnrfl.data.scaling import InputMoments
 from fnrfl.data.site_agreement import agree_on_sites, settle
 from fnrfl.engines import remote_clients
 from fnrfl.engines.letters import LetterAnswer, Version
+from fnrfl.engines.rehearsal import AgreedRequests
 from fnrfl.engines.remote_clients import RemoteClients
 from fnrfl.engines.wire import ANSWERS, from_bytes, from_parts, to_bytes
 from fnrfl.flower.agreed_network import ask_all
@@ -319,7 +321,10 @@ def fuzz(count: int, seed: int = 0) -> tuple[int, int]:
         (SoftPredictions(len(played.engine.pool("distill")[1]), 2.0), "distill"),
     ]  # fmt: skip
     taken = 0
-    with played.losses():
+    with (
+        played.losses(),
+        mock.patch.object(AgreedRequests, "__contains__", lambda *_: True),
+    ):  # more than one method asks
         while network.drawn < count:
             clients._round += 1  # every time a new round, and nothing is kept of the last one
             clients.memory._versions.clear()

@@ -249,7 +249,7 @@ def test_what_was_allowed_elsewhere_does_not_count_at_a_node(tmp_path: Path, mon
     Path("nets.py").write_text("def make(input_shape, num_classes, hidden):\n    raise RuntimeError('ran')\n")
     text = digits().to_toml().replace('"mlp(hidden=8)"', '"nets:make(hidden=3)"')
     assert loads(text, trust=True) == loads(text)  # typed once, and remembered from then on
-    with pytest.raises(ConfigError, match="nets:make"):
+    with pytest.raises(ShareableError, match="code"):
         recipe_at_node(text, NODE)
     shutil.rmtree(tmp_path / "state")
     recipe_at_node(text, replace(NODE, code="nets:make"))
