@@ -323,7 +323,7 @@ def fuzz(count: int, seed: int = 0) -> tuple[int, int]:
     taken = 0
     with (
         played.losses(),
-        mock.patch.object(AgreedRequests, "__contains__", lambda *_: True),
+        mock.patch.object(AgreedRequests, "__contains__", return_value=True),
     ):  # more than one method asks
         while network.drawn < count:
             clients._round += 1  # every time a new round, and nothing is kept of the last one
