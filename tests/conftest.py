@@ -26,6 +26,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# On processors of Intel, MKL rounds a product otherwise if its matrices begin at other addresses, and so in another
+# process. Told to be the same everywhere, it is; tests ask for bits that are equal in several processes.
+os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
+
 # What tests allow to run is not remembered in the home of whoever starts them.
 STATE = os.environ["FNRFL_STATE"] = tempfile.mkdtemp(prefix="fnrfl-state-")
 

@@ -378,7 +378,7 @@ def test_every_form_of_data_can_be_judged(form: str, finished: runs.Result) -> N
     with torch.no_grad():
         right = finished.model.eval()(torch.from_numpy(x) / 255).argmax(1).numpy() == y
     assert found.score.accuracy == pytest.approx(right.mean())
-    assert found.score.count.tolist() == np.bincount(y, minlength=10).tolist()
+    assert found.score.answers.count.tolist() == np.bincount(y, minlength=10).tolist()
     assert found.what == ("the test part of other data" if form == "a test part" else "all examples")
 
 

@@ -551,7 +551,7 @@ def test_labels_without_zero_are_matched_by_their_number() -> None:
     assert result.classes == ("1", "2", "3") and len(result.per_class) == 3
     np.savez("new.npz", x=(x + y[:, None])[y > 1], y=y[y > 1])
     got = evaluate("run", "new.npz")
-    assert got.score.count.tolist() == [0, 20, 20]
+    assert got.score.answers.count.tolist() == [0, 20, 20]
     np.savez("new.npz", x=x, y=y - 1)
     with pytest.raises(CompatibilityError, match="the class '0', which the model does not know"):
         evaluate("run", "new.npz")

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fnrfl.engines
 from fnrfl.algorithms.fedavg import FedAvg
@@ -204,7 +205,7 @@ def test_packed_and_unpacked_are_inverse(joint: str) -> None:
 
 
 def test_no_part_of_an_engine_inherits_from_another() -> None:
-    allowed = {object, Exception, Protocol, Engine, Decorator, torch.jit.ScriptModule}
+    allowed = {object, Exception, Protocol, Engine, Decorator, torch.jit.ScriptModule, TorchDispatchMode}
     found = []
     for module in pkgutil.iter_modules(fnrfl.engines.__path__):
         for name, value in vars(importlib.import_module(f"fnrfl.engines.{module.name}")).items():
@@ -906,7 +907,10 @@ def test_a_cohort_is_trained_in_blocks_unless_its_clients_hold_models() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_error_of_the_first_client_goes_on_and_nobody_begins_after_it(threads: int) -> None:
     net = Net(nn.Linear(2, 2), torch.zeros(1, 2))
-    place, begun = Threads(net, Pool({"private": (torch.zeros(4, 2), torch.zeros(4).long())}, [], 2), threads), []
+    place, begun = (
+        Threads(net, Pool({"private": (torch.zeros(4, 2), torch.zeros(4).long())}, [torch.arange(4)], 2), threads),
+        [],
+    )
 
     def work(station: Station, i: int) -> int:
         begun.append(i)

@@ -345,7 +345,8 @@ def test_long_runs_of_dense_nets_are_recorded_and_convolutions_are_channels_last
     assert built("rounds=1000").engine.server.runner.recorder is not None
     assert built("rounds=1000", "engine=loop").engine.server.runner.recorder is not None
     assert built("rounds=1000", "engine.accelerate=false").engine.server.runner.recorder is None
-    assert built("rounds=1000", "model=cnn").engine.server.runner.recorder is None
+    assert built("rounds=1000", "model=cnn").engine.server.runner.recorder is not None
+    assert built("rounds=2", "clients=10", "model=cnn").engine.server.runner.recorder is None
     assert built("model=cnn").net.channels_last
     assert not built("model=cnn", "engine.accelerate=false").net.channels_last
     assert not built("model=mlp").net.channels_last

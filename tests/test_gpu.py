@@ -352,7 +352,9 @@ def test_probes_and_evaluation_that_do_not_fit_are_done_in_parts(engine: str) ->
         torch.testing.assert_close(norms[0], norms[1], rtol=1e-12, atol=1e-12)
     x, y = roomy.engine.pool("public")
     scores = [evaluate_model(run.net, run.state, x, y, NUM_CLASSES) for run in (roomy, narrow)]
-    assert torch.equal(scores[0].right, scores[1].right) and scores[0].loss == pytest.approx(scores[1].loss, rel=1e-12)
+    assert torch.equal(scores[0].predicted, scores[1].predicted) and scores[0].loss == pytest.approx(
+        scores[1].loss, rel=1e-12
+    )
     assert max(Narrow.largest) <= 3 < len(y)
     with (
         pytest.raises(torch.OutOfMemoryError),

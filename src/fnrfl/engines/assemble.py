@@ -41,6 +41,7 @@ from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.vectorised import Vectorised
 
 BLOCK_BYTES = 24 << 20  # models that stay in a processor's cache from their first step to their average
+FEWEST_TOGETHER = 4  # clients in a group on a CPU, if there are as many
 EngineName = Literal["loop", "batched", "gpu", "ray"]
 
 
@@ -104,11 +105,10 @@ def assemble_trainer(
     place: Place = Gpus(net, feed, layout.devices, tf32=layout.tf32) if on_gpu else Threads(net, feed, layout.threads)
     recorder = Recorder(_backend(net, layout), net.fingerprint()) if layout.record else None
     expected = ExpectedWork([int(n) for n in feed.examples.tolist()], rounds, participation)
-    group_size = _group_size(layout) if on_gpu else GROUP_SIZE
     runner: Runner = (
         OneByOne(recorder, expected)
         if name in ("loop", "ray")
-        else Vectorised(recorder, expected, group_size=group_size)
+        else Vectorised(recorder, expected, group_size=_group_size(layout))
     )
     return Trainer(place, runner, seed=seed)
 
@@ -126,8 +126,11 @@ def _backend(net: Net, layout: Layout) -> TorchScript | CudaGraphs:
 
 
 def _group_size(layout: Layout) -> int:
-    """As many clients in a group as there are for each device."""
-    return min(GROUP_SIZE, -(-(layout.clients_at_once or GROUP_SIZE) // max(1, len(layout.devices))))
+    """As many clients in a group as there are for each device or thread; on a CPU not very few."""
+    at_once = layout.clients_at_once or GROUP_SIZE
+    if layout.devices:
+        return min(GROUP_SIZE, -(-at_once // len(layout.devices)))
+    return max(min(FEWEST_TOGETHER, at_once), min(GROUP_SIZE, -(-at_once // layout.threads)))
 
 
 def _store(layout: Layout, name: str, net: Net, first: Tree, home: torch.device | None = None) -> ClientStore:

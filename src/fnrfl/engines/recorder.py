@@ -13,13 +13,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fnrfl.core import trees
 from fnrfl.core.engine import Step
@@ -275,9 +276,11 @@ def _of_trees(program: FlatProgram) -> Program:
 
 
 def recorded(step: FlatStep, arguments: StepArguments, decompositions: Mapping[Any, Any]) -> Recording:
-    """Record the operators of a step, on copies."""
+    """Record the operators of a step on copies; for a GPU, whose kernels are compiled later, without numbers."""
     tensors = _copies([*arguments.constants, *arguments.turn])
-    with Tracer(tensors, decompositions) as tracer:
+    without = FakeTensorMode(allow_non_fake_inputs=True) if tensors[0].is_cuda else None
+    tensors = tensors if without is None else [without.from_tensor(tensor) for tensor in tensors]
+    with without or nullcontext(), Tracer(tensors, decompositions) as tracer:
         loss = step(*tensors)
     return Recording(arguments, tracer.module(loss))
 

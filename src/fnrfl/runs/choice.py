@@ -18,6 +18,7 @@ from fnrfl.runs.together import NotTogetherError, why_not_together
 
 SMALL = 1_000_000  # parameters times batch of a dense net up to which clients step together
 WORTH_RECORDING = 50  # steps of groups of clients in a run, on a CPU
+WORTH_RECORDING_LARGE = 300  # the same where a step has convolutions, which take most of its time
 WORTH_CAPTURING = 100  # steps of groups of clients in a run, on a GPU
 CHUNK_BYTES = 4 << 30  # what the models of clients trained together may take, eight copies each
 
@@ -125,12 +126,11 @@ def _chosen_precision(config: RunConfig, net: Net, engine: str) -> str:
 
 
 def records_steps(config: RunConfig, net: Net, most_examples: int) -> bool:
-    """Whether steps are recorded: recording one takes as long as some twenty steps, and large steps gain nothing.
+    """Whether steps are recorded: recording one takes as long as some twenty steps, and large steps gain little.
 
     `most_examples` is what the client with the most holds.
     """
     steps = config.rounds * -(-config.client.epochs * most_examples // config.client.batch)
-    steps *= -(-cohort_size(config) // GROUP_SIZE)
-    on_gpu = config.engine.name == "gpu"
-    pays = steps >= WORTH_CAPTURING if on_gpu else steps >= WORTH_RECORDING and not net.convolutional
-    return config.engine.accelerate and pays
+    steps *= -(-cohort_size(config) // (1 if config.engine.name == "loop" else GROUP_SIZE))
+    least = WORTH_RECORDING_LARGE if net.convolutional else WORTH_RECORDING
+    return config.engine.accelerate and steps >= (WORTH_CAPTURING if config.engine.name == "gpu" else least)
