@@ -24,7 +24,6 @@ from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.shown import ShownTable, ShownValue
 from fnrfl.results.reproduce.verdicts import VERDICT_HEAD, Verdict, claims_page, find_cells, judge, show_claims, sum_up
-from fnrfl.results.reproduce.waiting import queue
 from fnrfl.results.reproduce.wording import as_json, as_text
 from fnrfl.results.statistics import Estimate, estimate, rank_correlation
 
@@ -314,12 +313,6 @@ def test_the_overview_has_the_smallest_and_the_largest_value() -> None:
     assert overview(show_claims(NOTHING, "quick"), "penalty", "honest").words == "not run"
     one = overview(whole(), "headline-time", "honest")
     assert one.words == shown(whole(), "headline-time", 0, "honest").words
-
-
-def test_all_that_claims_need_is_in_the_queue_before_the_rest() -> None:
-    places = {one.cell: place for place, one in enumerate(queue(NOTHING))}
-    rest = min(place for place, one in enumerate(queue(NOTHING)) if one.purpose == "rest")
-    assert all(places[cell] < rest for cell in find_claim_cells("quick"))
 
 
 def test_missing_cells_are_named_and_make_no_verdict() -> None:

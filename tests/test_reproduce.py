@@ -1,4 +1,4 @@
-"""The paper's tables: cells and their ids, printed numbers, results on the disk, the queue, and running it."""
+"""The paper's tables: cells and their ids, printed numbers, results on the disk, and running them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from typer.testing import CliRunner, Result
 from fnrfl import cli
 from fnrfl.cli import cell_runs
 from fnrfl.cli.cell_runs import read_duration
+from fnrfl.cli.common import console
 from fnrfl.config import RunConfig
 from fnrfl.config.schema import FIRST_DEFAULTS
 from fnrfl.core.errors import ClientError, ConfigError, FnrflError
 from fnrfl.results.reproduce import carrying, figures, kept_lines, theory
-from fnrfl.results.reproduce.carrying import carry_out
-from fnrfl.results.reproduce.cell_lines import numbers_of
-from fnrfl.results.reproduce.cell_queue import CellNotice, Tell, choose
+from fnrfl.results.reproduce.carrying import CellNotice, carry_out
+from fnrfl.results.reproduce.cell_lines import device_name, numbers_of
 from fnrfl.results.reproduce.figures import LEAKS_KEY, draw_all
 from fnrfl.results.reproduce.kept_lines import (
     CellLine,
@@ -44,10 +44,8 @@ from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.paper_tables import TABLES
 from fnrfl.results.reproduce.pictured_data import split_of
 from fnrfl.results.reproduce.printed import COST_METRICS, PRINTED
-from fnrfl.results.reproduce.settings import METHODS, SCALES, SIX, TRIAL_SETTINGS
+from fnrfl.results.reproduce.settings import METHODS, SCALES, TRIAL_SETTINGS
 from fnrfl.results.reproduce.shown import ShownColumn, ShownValue, show_table
-from fnrfl.results.reproduce.verdicts import find_cells
-from fnrfl.results.reproduce.waiting import ORDER, SECONDS, ExpectedSeconds, programs, queue
 from fnrfl.results.reproduce.wording import as_json, as_markdown, as_text
 from fnrfl.runs import run as run_module
 
@@ -58,7 +56,7 @@ NOTHING = KeptLines([], [])
 
 
 def line_of(cell: PaperCell, **more: Any) -> CellLine:
-    """What a finished cell leaves, as far as the queue reads it."""
+    """What a finished cell leaves, as far as tables read it."""
     about = {"id": cell.id, "recipe": cell.recipe, "overrides": list(cell.overrides), "date": "2026-11-16"}
     sizes = {"accuracy": 0.5, "accuracies": [0.5], "bytes_up": 2**20, "bytes_down": 2**20, "notes": {}}
     seconds = {"seconds_train": 6.0, "seconds_wall": 9.0, "seconds_preparing": 2.0}
@@ -103,42 +101,6 @@ def test_why_nothing_was_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert table.exit_code == 0 and "Nothing was left to run. Of a table, --rerun also takes cells" in table.output
 
 
-def test_a_time_into_which_no_cell_fits_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    cell = PaperCell("resnet18", "label", "honest", "fedavg", 77, "quick")
-    said = "No cell was begun: of 1 cell left, none is expected to be finished within 1s"
-    got = typed("run", cell.id, "--for", "1s", "--out", "lines.jsonl")
-    assert got.exit_code == 0 and said in got.output
-    append_line(tmp_path / "lines.jsonl", line_of(cell))
-    assert said not in typed("run", cell.id, "--for", "1s", "--out", "lines.jsonl").output
-
-
-def test_cells_that_time_did_not_suffice_for_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(carrying, "carry_out", lambda cells, *_, **__: [line_of(cells[0])])
-    words = ("--scale", "tiny", "--out", "lines.jsonl", "--for", "9m")
-    for got in (typed("run", "rate", *words), typed("rate", *words)):
-        assert got.exit_code == 0 and "5 cells did not fit into 9m. To go on, give the same command" in got.output
-    assert "did not fit" not in typed("rate", *words[:-2]).output
-
-
-def test_cells_of_other_calls_are_not_said_to_lack_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of six cells this call runs one, or none; another call has finished four meanwhile and is at the last."""
-    monkeypatch.chdir(tmp_path)
-
-    def with_another(cells: list[PaperCell], out: Path, *, tell: Tell, **_: Any) -> list[CellLine]:
-        for cell in cells[1:5]:
-            append_line(out, line_of(cell))
-        for cell in cells[5:] if own else (cells[0], *cells[5:]):
-            tell(CellNotice("elsewhere", cell, 0, len(cells), 0.0))
-        return [line_of(cells[0])] if own else []
-
-    monkeypatch.setattr(carrying, "carry_out", with_another)
-    for own in (True, False):
-        got = typed("run", "rate", "--scale", "tiny", "--for", "9m", "--out", f"{own}.jsonl").output
-        assert "left to another call" in got and "did not fit" not in got and "No cell was begun" not in got
-
-
 def test_a_table_says_its_size_and_at_which_scale_it_has_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +114,7 @@ def test_a_table_says_its_size_and_at_which_scale_it_has_results(
 
 def test_options_that_would_do_nothing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for words in (("--set", "engine=loop"), ("--for", "9m")):
+    for words in (("--set", "engine=loop"), ("--stop-after", "9m")):
         got = typed("accuracy", *words)
         assert got.exit_code == 2 and "Give --rerun too" in got.stderr
     for words in (("--scale", "full"), ("--seeds", "7")):
@@ -200,16 +162,6 @@ def test_what_is_said_before_gives_way_and_what_is_said_after_wins() -> None:
     strict = PaperCell("resnet18", "label", "paper", "fedavg+both-leaks-weight-0", 0, "quick")
     assert strict.config(["engine.deterministic=false"]).engine.deterministic
     assert not strict.config(after=["engine.deterministic=false"]).engine.deterministic
-
-
-def test_the_command_of_a_cell_makes_its_config() -> None:
-    import shlex
-
-    from fnrfl.config import load
-
-    for cell in (TINY, LEAKING, PaperCell("resnet18", "feature-0.5", "paper", "moon", 0, "full")):
-        _, verb, recipe, *words = shlex.split(cell.command)
-        assert verb == "run" and load(recipe, words) == cell.config()
 
 
 @pytest.mark.parametrize(
@@ -299,7 +251,6 @@ def test_a_line_of_an_older_recipe_is_never_used() -> None:
     found = KeptLines([older], []).find(TINY)
     assert (found.state, found.usable) == ("older recipe", False)
     assert KeptLines([older], [line_of(TINY)]).find(TINY).state == "here"
-    assert TINY in [waiting.cell for waiting in _queue_with(TINY, KeptLines([older], []))]
 
 
 def test_a_cell_names_the_options_of_its_method_whose_default_has_changed() -> None:
@@ -418,13 +369,6 @@ def test_a_number_that_is_printed_twice_and_differs_says_so() -> None:
         assert (printed.value != other.value) == ("the noise table has another number" in printed.note)
 
 
-def test_cells_that_give_a_claim_its_interval_come_before_those_of_the_papers_column() -> None:
-    waiting = queue(NOTHING, "quick")
-    assert set(find_cells("claims", "quick")) <= {one.cell for one in waiting}
-    firsts = [one.cell.setting == "honest" and one.cell.seed < 2 for one in waiting if one.purpose == "claims"]
-    assert any(firsts) and firsts == sorted(firsts, reverse=True)
-
-
 def test_a_file_that_was_saved_on_windows_is_read(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     lines = "\r\n".join(json.dumps(line_of(cell)) for cell in (TINY, LEAKING))
@@ -520,145 +464,6 @@ def test_results_are_not_added_to_a_file_of_something_else(tmp_path: Path) -> No
     assert notes.read_text() == "mine\n" and log.read_text() == ""
 
 
-# -- the queue --------------------------------------------------------------------------------------------------------
-
-
-def _queue_with(cell: PaperCell, lines: KeptLines) -> list[Any]:
-    """The queue as it is, or for a cell that is in no queue, a queue of it."""
-    from fnrfl.results.reproduce.waiting import Waiting
-
-    return [Waiting(cell, "", 0.0)] if lines.find(cell).state in ("not run", "older recipe") else []
-
-
-def test_the_queue_has_every_cell_once_and_loses_those_that_are_done_or_have_failed() -> None:
-    waiting = [one.cell for one in queue(NOTHING)]
-    assert len(set(waiting)) == len(waiting)
-    done = KeptLines([line_of(waiting[0])], [line_of(waiting[1], failed="No.")])
-    assert [one.cell for one in queue(done)] == waiting[2:]
-    assert {cell.scale for cell in waiting} == {"quick", "full"}
-    assert all(list(wanted.cells()) for wanted in ORDER)  # no wish is for nothing
-
-
-def test_the_cells_that_the_first_tables_need_are_in_the_queue_before_the_rest() -> None:
-    places = {one.cell.id: place for place, one in enumerate(queue(NOTHING))}
-    rest = min(place for place, one in enumerate(queue(NOTHING)) if one.purpose == "rest")
-    for method in ("fedavg", "fedavg+fnr", "fedavg+weight-0", "public-returned", "public-finetune", "scaffold"):
-        assert places[f"resnet18/label/honest/{method}/seed0@full"] < rest
-    for skew in ("feature-0.5", "label", "quantity"):
-        assert places[f"resnet18/{skew}/paper/fedavg+fnr/seed0@full"] < rest
-        for seed in (0, 1, 2):
-            assert places[f"resnet18/{skew}/honest/feddf/seed{seed}@quick"] < rest
-
-
-def test_a_cell_of_an_older_recipe_waits_again_and_one_that_failed_does_not() -> None:
-    cell = PaperCell("resnet18", "label", "honest", "moon", 0, "quick")
-    made = {"today": {}, "older": {"overrides": ["rounds=3"]}, "failed": {"failed": "no memory"}}
-    waits = {name: cell in [one.cell for one in queue(KeptLines([], [line_of(cell, **m)]))] for name, m in made.items()}
-    assert waits == {"today": False, "older": True, "failed": False}
-
-
-def test_a_cell_that_ran_beside_others_waits_for_its_seconds_and_runs_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cell = PaperCell("resnet18", "label", "honest", "moon", 1, "quick")
-    of_no_claim = PaperCell("resnet18", "label", "honest", "moon", 2, "quick")  # two seeds make an interval
-    lines = [line_of(cell, processes=3), line_of(of_no_claim, processes=3)]
-    assert [one.cell for one in queue(KeptLines(lines, [])) if one.purpose == SECONDS] == [cell]
-    assert not any(one.purpose == SECONDS for one in queue(KeptLines([*lines, line_of(cell)], [])))
-    assert not any(one.purpose == SECONDS for one in queue(KeptLines(lines, []), "full"))
-
-    carried: list[list[PaperCell]] = []
-    monkeypatch.setattr(KeptLines, "read", lambda *_: KeptLines(lines, []))
-    monkeypatch.setattr(cell_runs, "carry", lambda cells, *_, **__: carried.append(list(cells)) or [])
-    monkeypatch.chdir(tmp_path)
-    assert [typed("run", *words).exit_code for words in (["seconds"], [], ["--processes", "2"])] == [0, 0, 0]
-    alone, everything, beside_others = carried
-    assert alone == [cell] and set(everything) - set(beside_others) == {cell}
-    refused = typed("run", "seconds", "--processes", "2")
-    assert refused.exit_code == 2 and "only of cells that run alone" in refused.stderr
-
-
-def test_methods_are_timed_together_if_their_seconds_cannot_be_compared() -> None:
-    cells = [PaperCell("resnet18", "label", "honest", method, 1, "quick") for method in SIX]
-    alone = [line_of(cell) for cell in cells]
-
-    def waiting(*others: CellLine) -> list[PaperCell]:
-        return [one.cell for one in queue(KeptLines([*alone[:4], *others], [])) if one.purpose == SECONDS]
-
-    assert waiting() == waiting(*alone[4:]) == waiting(alone[4], line_of(cells[5], failed="no memory")) == []
-    for another in ({"processes": 2}, {"no_measure": "fewer programs"}, {"device": "another"}, {"date": "another"}):
-        assert waiting(alone[4], alone[5] | another) == cells
-    committed = [line | {"processes": 2} for line in alone]
-    here = [
-        line | {"device": "another"} for line in alone
-    ]  # somebody's own, of another device: no need to wait for more
-    for own, waits in ((here[:5], True), (here, False)):
-        lines = KeptLines(committed, own)
-        assert any(one.purpose == SECONDS for one in queue(lines)) is waits
-
-
-def test_other_seeds_come_early_where_the_first_misses_a_published_number_that_is_verified() -> None:
-    def missing(skew: str, accuracy: float) -> list[int]:
-        """The seeds for NIID-Bench that come before the claims' cells if seed 0 has this accuracy."""
-        cell = PaperCell("simple-cnn", skew, "niid-bench", "fedprox", 0, "full")
-        waiting = queue(KeptLines([line_of(cell, accuracy=accuracy)], []))
-        first = next(place for place, one in enumerate(waiting) if one.purpose == "claims")
-        return [one.cell.seed for one in waiting[:first] if replace(one.cell, seed=0) == cell]
-
-    assert missing("quantity", 0.712) == missing("quantity", 0.693) == [] and missing("quantity", 0.691) == [1, 2]
-    assert missing("iid", 0.5) == []  # published, and not verified
-
-
-def test_seconds_are_those_of_like_cells() -> None:
-    cell = PaperCell("resnet18", "label", "honest", "moon", 0, "quick")
-    other_seed = PaperCell("resnet18", "label", "honest", "moon", 1, "quick")
-    other_skew = PaperCell("resnet18", "quantity", "honest", "moon", 0, "quick")
-    learnt = ExpectedSeconds(
-        [line_of(other_seed), line_of(other_skew, seconds_wall=1000.0), {"id": "gone", "recipe": ""}]
-    )
-    assert learnt.seconds(cell) == 7.0
-    two_cores = ExpectedSeconds([line_of(other_seed)], on_a_cpu=True)
-    assert two_cores.seconds(cell) > 500 * ExpectedSeconds([]).seconds(cell)  # what an H200 took says nothing of a CPU
-    own = line_of(other_seed, device="CPU, 2 cores", seconds_wall=5000.0)
-    assert (
-        4000 < ExpectedSeconds([own], on_a_cpu=True).seconds(cell) <= 5000 > 20 * ExpectedSeconds([own]).seconds(cell)
-    )
-    shared = line_of(other_seed, device="CPU, 2 cores", seconds_wall=8000.0, processes=2)
-    assert 3000 < ExpectedSeconds([shared], on_a_cpu=True).seconds(cell) <= 4000
-    beside = ExpectedSeconds([line_of(other_seed, processes=2)])
-    assert beside.seconds(cell) == ExpectedSeconds([]).seconds(cell)  # what ran beside it is not known
-    beside.learn(line_of(other_seed, processes=2))  # of this very run
-    assert beside.seconds(cell) == 3.5
-    assert ExpectedSeconds([line_of(cell, failed="No.")]).seconds(cell) == ExpectedSeconds([]).seconds(cell) > 0
-
-
-def test_a_cell_that_needs_no_new_program_is_taken_first_and_none_that_does_not_fit() -> None:
-    plain = PaperCell("resnet18", "label", "honest", "fedavg", 0, "quick")
-    moon = PaperCell("resnet18", "label", "honest", "moon", 0, "quick")
-    expected = ExpectedSeconds([line_of(plain), line_of(moon, seconds_wall=102.0)]).seconds
-    ready = set(programs(plain))
-    assert choose([moon, plain], 1e9, ready, expected, preparing=45.0) == plain
-    assert choose([moon, plain], 1e9, set(), expected, preparing=45.0) == moon
-    even, uneven = (replace(plain, skew=skew, seed=1) for skew in ("feature-0.5", "quantity"))
-    assert choose([even, moon, uneven], 1e9, ready, expected, preparing=45.0) == uneven  # steps of fewer clients, too
-    assert choose([moon, plain], 60.0, set(), expected, preparing=45.0) == plain
-    assert choose([moon, plain], 6.0, ready, expected, preparing=45.0) is None
-    assert choose([], 6.0, ready, expected, preparing=0.0) is None
-
-
-def test_a_process_rather_prepares_what_no_other_has() -> None:
-    plain, again, moon = (
-        PaperCell("resnet18", "label", "honest", method, seed, "quick")
-        for method, seed in (("fedavg", 0), ("fedavg", 1), ("moon", 0))
-    )
-    taken = set(programs(plain))
-    pick = functools.partial(choose, seconds=ExpectedSeconds([]).seconds, preparing=0.0)
-    assert pick([again, moon], 1e9, set()) == again
-    assert pick([again, moon], 1e9, set(), others=taken) == moon
-    assert pick([moon, again], 1e9, taken, others=taken) == again  # but first what needs nothing
-    assert pick([again], 1e9, set(), others=taken) == again  # better twice than not at all
-
-
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
@@ -732,7 +537,65 @@ def test_what_would_fail_for_every_cell_ends_the_call_and_writes_nothing(word: s
     assert not (tmp_path / "lines.jsonl").exists()
 
 
-def test_no_cell_is_begun_without_time(tmp_path: Path) -> None:
+def test_no_cell_begins_that_took_longer_than_the_time_left(tmp_path: Path) -> None:
+    """Its slowest run with any seed counts, on this device and beside as many others; one that never ran begins."""
+    moon = PaperCell("resnet18", "label", "honest", "moon", 0, "tiny")
+    slow = line_of(replace(moon, seed=1), seconds_wall=700.0, device=device_name())
+    fast = line_of(replace(moon, seed=2), device=device_name())
+    for number, (lines, begins) in enumerate(
+        [
+            ([slow, fast], False),
+            ([fast], True),
+            ([slow | {"device": "another"}], True),
+            ([slow | {"processes": 2}], True),
+            ([slow | {"failed": "no memory"}], True),
+            ([slow | {"id": slow["id"].replace("moon", "fedprox")}], True),
+        ]
+    ):
+        done = carry_out([moon, TINY], tmp_path / f"{number}.jsonl", lines=KeptLines(lines[:1], lines[1:]), seconds=600)
+        assert [line["id"] for line in done] == [moon.id, TINY.id][not begins :]
+
+
+def test_cells_that_did_not_fit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (("run", "rate"), ("rate",)):
+        got = typed(*words, "--scale", "tiny", "--stop-after", "0s", "--out", "lines.jsonl")
+        assert got.exit_code == 0 and "6 cells did not fit into 0s. Give more time" in got.output
+    assert not Path("lines.jsonl").exists()
+    got = typed("run", "rate", "--scale", "tiny", "--stop-after", "9m", "--out", "lines.jsonl")
+    assert "6 cells done" in got.output and "did not fit" not in got.output
+
+
+def test_one_call_at_a_time_writes_into_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+
+    def another(notice: CellNotice) -> None:
+        with pytest.raises(ConfigError, match=f"{out}.lock is in use by process {os.getpid()}"):
+            carry_out([LEAKING], out, lines=NOTHING)
+
+    out = tmp_path / "lines.jsonl"
+    assert len(carry_out([TINY], out, lines=NOTHING, tell=another)) == 1
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_folder_in_which_nothing_can_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the file in it can be written."""
+    append_line(tmp_path / "lines.jsonl", line_of(LEAKING))
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path)
+    with pytest.raises(ConfigError, match=f"^{tmp_path} cannot be written. Choose another file with --out"):
+        carry_out([TINY], tmp_path / "lines.jsonl", lines=NOTHING)
+
+
+def test_a_round_is_told_if_nothing_was_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for silence, rounds in ((0.0, 3), (99.0, 0)):
+        monkeypatch.setattr(cell_runs, "SECONDS_OF_SILENCE", silence)
+        cell_runs.carry([TINY], tmp_path / f"{rounds}.jsonl", NOTHING, console(), stop_after=None, words=())
+        assert capsys.readouterr().out.count("  round ") == rounds
+
+
+def test_no_cell_begins_without_time(tmp_path: Path) -> None:
     assert told([TINY], tmp_path / "lines.jsonl", seconds=0.0) == []
     assert not (tmp_path / "lines.jsonl").exists()
 
@@ -973,53 +836,14 @@ def test_figures_of_the_data_need_no_results(tmp_path: Path) -> None:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_plan_and_list_do_not_wait_for_torch() -> None:
+def test_the_list_does_not_wait_for_torch() -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from fnrfl import cli\n"
-        "for words in (['plan'], ['list']):\n"
-        "    got = CliRunner().invoke(cli.app, ['reproduce', *words])\n"
-        "    assert got.exit_code == 0, got.output\n"
+        "got = CliRunner().invoke(cli.app, ['reproduce', 'list'])\n"
+        "assert got.exit_code == 0, got.output\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
-
-
-def test_the_plan_as_json(tmp_path: Path) -> None:
-    got = typed("plan", "--scale", "quick", "--json", "--out", str(tmp_path / "none.jsonl"))
-    plan = json.loads(got.output)
-    assert plan["seconds"] == pytest.approx(sum(cell["seconds"] for cell in plan["cells"]), rel=0.01)
-    for cell in plan["cells"]:
-        assert cell["id"].endswith("@quick") and cell["command"].startswith("fnrfl run ")
-        assert bool(cell["leaks"]) == bool(PaperCell.read(cell["id"]).leaks)
-
-
-def test_the_plan_says_how_much_is_left_for_each_purpose(tmp_path: Path) -> None:
-    place = ["--scale", "quick", "--out", str(tmp_path / "none.jsonl")]
-    plan, text = json.loads(typed("plan", *place, "--json").output), typed("plan", *place).output
-    names = [part["for"] for part in plan["purposes"]]
-    assert names == list(dict.fromkeys(cell["for"] for cell in plan["cells"]))
-    for part in plan["purposes"]:
-        seconds = [cell["seconds"] for cell in plan["cells"] if cell["for"] == part["for"]]
-        assert part["cells"] == len(seconds)
-        assert part["seconds"] == pytest.approx(sum(seconds), abs=0.1 * len(seconds))
-        assert f"\n{part['for']}: {part['cells']} cell" in text
-    assert [line.partition(":")[0] for line in text.splitlines()[-1 - len(names) : -1]] == names
-
-
-def test_the_plan_of_tiny_says_that_tables_run_such_cells_themselves(tmp_path: Path) -> None:
-    said = typed("plan", "--scale", "tiny", "--out", str(tmp_path / "none.jsonl")).output
-    assert said == (
-        "The queue has no cells of the scale tiny: a table runs its own, such as `fnrfl reproduce accuracy --scale "
-        "tiny`.\n"
-    )
-    assert "tiny" not in {one.scale for one in ORDER}
-
-
-def test_the_plan_of_a_scale_names_failed_cells_of_that_scale(tmp_path: Path) -> None:
-    out = tmp_path / "lines.jsonl"
-    append_line(out, line_of(TINY, failed="no memory"))
-    said = lambda scale: "--again" in typed("plan", "--scale", scale, "--out", str(out)).output  # noqa: E731
-    assert said("tiny") and not said("quick")
 
 
 def test_a_cell_by_its_id_and_a_mark_on_every_line_about_a_leak(tmp_path: Path) -> None:
@@ -1047,7 +871,7 @@ def test_of_a_table_only_cells_without_a_result_are_run(tmp_path: Path, monkeypa
     ("words", "said"),
     [
         (["run", "acuracy"], 'There is no table "acuracy"'),
-        (["run", "--for", "soon"], '"soon" is not a time'),
+        (["run", "rate", "--stop-after", "soon"], '"soon" is not a time'),
         (["run", TINY.id.removesuffix("@tiny")], f"Write {TINY.id}, or @quick or @full"),
         (["run", TINY.id.removesuffix("@tiny"), "--scale", "tiny"], f"Write {TINY.id}, or @quick or @full"),
         (["run", "x@tiny"], "is not a cell"),

@@ -350,7 +350,7 @@ def test_the_first_sentence_has_the_control_if_it_has_run() -> None:
 
 def test_other_commands_say_where_the_page_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for words in (["rate"], ["run", CELLS[0].id, "--for", "0s"]):
+    for words in (["rate"], ["run", CELLS[0].id, "--stop-after", "0s"]):
         scale = "quick" if words == ["rate"] else "tiny"
         answer = typed(*words)
         assert f"fnrfl reproduce page --scale {scale} writes" in " ".join(answer.output.split())

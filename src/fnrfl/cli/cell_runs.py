@@ -1,8 +1,7 @@
-"""The cells behind the paper's tables: the queue of those without a result, and running them."""
+"""Running the cells behind the paper's tables."""
 
 from __future__ import annotations
 
-import json as json_format
 import re
 import time as clock
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fnrfl.cli.common import Debug, Json, Quiet, console, errors_in_words, how_to_go_on, print_answer, print_table
+from fnrfl.cli.common import Debug, Quiet, console, errors_in_words, how_to_go_on
 from fnrfl.cli.notices import notices
 from fnrfl.cli.tables_page import say_where_the_page_is
 from fnrfl.core.errors import ConfigError
@@ -21,10 +20,9 @@ from fnrfl.results.reproduce.titles import HERE
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fnrfl.results.reproduce.cell_queue import CellNotice
+    from fnrfl.results.reproduce.carrying import CellNotice
     from fnrfl.results.reproduce.kept_lines import CellLine, KeptLines
     from fnrfl.results.reproduce.paper_cells import PaperCell
-    from fnrfl.results.reproduce.waiting import Waiting
 
 Scale = Annotated[
     Literal["tiny", "quick", "full"],
@@ -32,7 +30,7 @@ Scale = Annotated[
 ]
 AnyScale = Annotated[
     Literal["tiny", "quick", "full"] | None,
-    typer.Option("--scale", show_default="all", help="Cells of one scale."),
+    typer.Option("--scale", show_default="quick", help="The scale of tables; a cell has it in its id."),
 ]
 CellSeeds = Annotated[
     str | None,
@@ -45,8 +43,11 @@ LinesOut = Annotated[
         help="Results of your own: those in this file are shown, and new ones are added.",
     ),
 ]  # fmt: skip
-For = Annotated[
-    str | None, typer.Option("--for", metavar="TIME", help="Begin no cell that will not fit: 90s, 9m or 2h.")
+StopAfter = Annotated[
+    str | None,
+    typer.Option(
+        "--stop-after", metavar="TIME", help="Begin no cell later, and none known to take longer: 90s, 9m or 2h."
+    ),
 ]
 Set = Annotated[
     list[str] | None,
@@ -65,75 +66,18 @@ ProcessCount = Annotated[
     ),
 ]
 Names = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[TABLE|CELL]...", show_default="the queue", help="Tables, or cells by their id."),
+    list[str],
+    typer.Argument(metavar="TABLE|CELL...", help="Tables, or cells by their id."),
 ]
-GO_ON = "To go on, give the same command again: finished cells are kept, and the rounds of long ones."
+GO_ON = "To go on, give the same command again: finished cells are kept."
 SECONDS_OF_SILENCE = 60.0  # after which the next round of a cell is told
 
 
-def show_plan(scale: AnyScale = None, out: LinesOut = HERE, json: Json = False, debug: Debug = False) -> None:
-    """The queue: cells without a result, in the order of what they add, with about how long each takes.
-
-    Cells for `seconds` have run. They run once more, alone, since their seconds, or those of a method that they are
-    compared with, are no measure.
-
-    \b
-    fnrfl reproduce plan
-    fnrfl reproduce plan --scale quick --json
-    """
-    with errors_in_words(debug, answers=json):
-        from fnrfl.results.reproduce.kept_lines import KeptLines
-        from fnrfl.results.reproduce.waiting import by_purpose, queue
-
-        lines = KeptLines.read(out)
-        waiting = queue(lines, scale)
-        parts = by_purpose(waiting)
-        if json:
-            cells = [
-                {
-                    "id": one.cell.id, "for": one.purpose, "seconds": round(one.seconds, 1),
-                    "leaks": one.cell.leaks, "command": one.cell.command,
-                }
-                for one in waiting
-            ]  # fmt: skip
-            purposes = [{"for": left.purpose, "cells": left.cells, "seconds": round(left.seconds, 1)} for left in parts]
-            total = round(sum(one.seconds for one in waiting), 1)
-            print_answer(json_format.dumps({"cells": cells, "purposes": purposes, "seconds": total}, indent=1))
-            return
-        _print_queue(waiting, scale)
-        of_scale = [line for line in lines if scale in (None, line["id"].rpartition("@")[2])]
-        failed = [line["id"] for line in of_scale if "failed" in line]
-        if failed:
-            typer.echo(f"failed, and tried again only with --again: {', '.join(failed)}")
-
-
-def _print_queue(waiting: Sequence[Waiting], scale: str | None) -> None:
-    """The cells of the queue, and how much is left for each purpose and in all."""
-    from fnrfl.results.reproduce.waiting import by_purpose
-
-    if scale == "tiny":
-        typer.echo(
-            "The queue has no cells of the scale tiny: a table runs its own, such as `fnrfl reproduce accuracy --scale "
-            "tiny`."
-        )
-        return
-    rows, spent = [("", "cell", "for", "seconds", "sum")], 0.0
-    for number, one in enumerate(waiting, 1):
-        spent += one.seconds
-        leak = " leak" if one.cell.leaks else ""
-        rows.append((str(number), one.cell.id + leak, one.purpose, f"{one.seconds:.0f}", _duration(spent)))
-    print_table(rows)
-    for left in by_purpose(waiting):
-        typer.echo(f"{left.purpose}: {counted(left.cells, 'cell')}, about {_duration(left.seconds)}")
-    typer.echo(f"{counted(len(waiting), 'cell')}, about {_duration(spent)} on an H200, without compiling steps")
-
-
 def run_cells(
-    names: Names = None,
+    names: Names,
     scale: AnyScale = None,
     seeds: CellSeeds = None,
-    time: For = None,
+    stop_after: StopAfter = None,
     out: LinesOut = HERE,
     words: Set = None,
     rerun: Committed = False,
@@ -142,26 +86,27 @@ def run_cells(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Run cells: the next ones of the queue, those of some tables, or single ones.
+    """Run the cells of some tables that have no result, or single cells.
 
     \b
-    fnrfl reproduce run --scale quick --for 9m
-    fnrfl reproduce run --scale quick --for 2h --processes 3
     fnrfl reproduce run accuracy controls --scale tiny --seeds 0
-    fnrfl reproduce run seconds
+    fnrfl reproduce run accuracy --stop-after 9m
+    fnrfl reproduce run claims --processes 3 --stop-after 2h
     fnrfl reproduce run resnet18/label/honest/fedavg/seed0@quick --set engine=gpu
 
     Each result is a line of JSON, written when its cell is finished. On a GPU cells run in bf16 and not
     deterministically, unless --set engine=... says how. With --processes, one cell prepares its programs while others
-    train; no table shows the seconds of such cells. `seconds` names the cells that `plan` lists for that purpose.
+    train; no table shows the seconds of such cells. With --stop-after, a cell begins if the slowest run of it with any
+    seed, on this device, took no longer than the time left, or if it has never run here.
     """
     with errors_in_words(debug):
         from fnrfl.results.reproduce.kept_lines import KeptLines
 
         screen, lines = console(quiet=quiet), KeptLines.read(out)
-        known = KeptLines([], []) if rerun else lines
-        cells = _named_cells(names, scale, seeds, known, beside_others=processes > 1)
-        done = carry(cells, out, lines, screen, time=time, words=words or (), again=again, processes=processes)
+        cells = _named_cells(names, scale, seeds, KeptLines([], []) if rerun else lines)
+        done = carry(
+            cells, out, lines, screen, stop_after=stop_after, words=words or (), again=again, processes=processes
+        )
         failed = sum("failed" in line for line in done)
         screen.print(f"{counted(len(done) - failed, 'cell')} done, {failed} failed; lines in {out}")
         before = 0 if again else sum(lines.find(cell).state == "failed" for cell in cells)
@@ -193,50 +138,35 @@ def carry(
     lines: KeptLines,
     screen: Console,
     *,
-    time: str | None,
+    stop_after: str | None,
     words: Sequence[str],
     again: bool = False,
     processes: int = 1,
 ) -> list[CellLine]:
     """Run cells, and show each as it begins and ends."""
-    from fnrfl.results.reproduce.carrying import carry_out
+    from fnrfl.results.reproduce.carrying import carry_out, without_line
 
-    seconds, elsewhere = None if time is None else read_duration(time), set[str]()
+    seconds = None if stop_after is None else read_duration(stop_after)
     said = clock.monotonic()
 
     def tell(notice: CellNotice) -> None:
         nonlocal said
-        if notice.what == "round" and clock.monotonic() - said < SECONDS_OF_SILENCE:
-            return
-        said = clock.monotonic()
-        _show_cell(screen, notice)
-        if notice.what == "elsewhere":
-            elsewhere.add(notice.cell.id)
+        if notice.what != "round" or clock.monotonic() - said >= SECONDS_OF_SILENCE:
+            said = clock.monotonic()
+            _show_cell(screen, notice)
 
     with notices(screen), how_to_go_on(lambda: GO_ON):
         done = carry_out(
             cells, place, lines=lines, seconds=seconds, words=words, again=again, processes=processes, tell=tell
         )
-    if time is not None:
-        begun = {line["id"] for line in done} | elsewhere
-        left = _left_over([cell for cell in cells if cell.id not in begun], place, again=again)
-        if left and done:
-            screen.print(f"{counted(left, 'cell')} did not fit into {time}. {GO_ON}")
-        elif left:
+    if stop_after is not None:
+        begun = {line["id"] for line in done}
+        left = sum(cell.id not in begun for cell in without_line(cells, place, again=again))
+        if left:
             screen.print(
-                f"No cell was begun: of {counted(left, 'cell')} left, none is expected to be finished within {time} on "
-                "this machine."
+                f"{counted(left, 'cell')} did not fit into {stop_after}. {GO_ON if done else 'Give more time.'}"
             )
     return done
-
-
-def _left_over(cells: Sequence[PaperCell], place: Path, *, again: bool) -> int:
-    """How many of some cells have no result in a file, to which other calls may have written."""
-    from fnrfl.results.reproduce.kept_lines import KeptLines, read_lines
-
-    now = KeptLines([], read_lines(place) if place.exists() else [])
-    settled = ("here",) if again else ("here", "failed")
-    return sum(now.find(cell).state not in settled for cell in cells)
 
 
 def read_duration(text: str) -> float:
@@ -251,39 +181,21 @@ def read_duration(text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def _named_cells(
-    names: Sequence[str] | None, scale: str | None, seeds: str | None, lines: KeptLines, *, beside_others: bool
-) -> list[PaperCell]:
-    """The cells that were asked for; without a name, the queue, less those that must run alone if others run too."""
+def _named_cells(names: Sequence[str], scale: str | None, seeds: str | None, lines: KeptLines) -> list[PaperCell]:
+    """Return cells named by their id, and those of tables that have no result among `lines`."""
     from fnrfl.results.compare import read_seeds
-    from fnrfl.results.reproduce.waiting import SECONDS, queue
+    from fnrfl.results.reproduce.verdicts import find_cells
 
     chosen = None if seeds is None else read_seeds(seeds)
-    if names and SECONDS in names and beside_others:
-        raise ConfigError("Seconds are a measure only of cells that run alone. Leave out --processes.")
-    if names:
-        found = [cell for name in names for cell in _cells_of(name, scale, chosen, lines)]
-        for cell in found:
-            cell.config()  # refuses names that cannot go together
-        return list(dict.fromkeys(found))
-    waiting = [one.cell for one in queue(lines, scale) if one.purpose != SECONDS or not beside_others]
-    return _of_seeds(waiting, chosen)
-
-
-def _cells_of(name: str, scale: str | None, chosen: Sequence[int] | None, lines: KeptLines) -> list[PaperCell]:
-    """A cell by its id, those of a table that have no result among `lines`, or those that wait for their seconds."""
-    from fnrfl.results.reproduce.verdicts import find_cells
-    from fnrfl.results.reproduce.waiting import SECONDS, queue
-
-    if "@" in name or "/" in name:
-        return [_read_cell(name, alone=scale is None and chosen is None)]
-    if name == SECONDS:
-        return _of_seeds([one.cell for one in queue(lines, scale) if one.purpose == SECONDS], chosen)
-    return [cell for cell in find_cells(name, scale or "quick", chosen) if not lines.find(cell).usable]
-
-
-def _of_seeds(cells: Sequence[PaperCell], chosen: Sequence[int] | None) -> list[PaperCell]:
-    return [cell for cell in cells if chosen is None or cell.seed in chosen]
+    found: list[PaperCell] = []
+    for name in names:
+        if "@" in name or "/" in name:
+            found.append(_read_cell(name, alone=scale is None and chosen is None))
+        else:
+            found += [cell for cell in find_cells(name, scale or "quick", chosen) if not lines.find(cell).usable]
+    for cell in found:
+        cell.config()  # refuses names that cannot go together
+    return list(dict.fromkeys(found))
 
 
 def _read_cell(name: str, *, alone: bool) -> PaperCell:
@@ -297,36 +209,17 @@ def _read_cell(name: str, *, alone: bool) -> PaperCell:
 
 
 def _show_cell(screen: Console, notice: CellNotice) -> None:
-    """A line for a cell that begins, has ended a round, is late, is done, has failed or is left to another call."""
-    where = f"{notice.number}/{notice.total}  {notice.cell.id}"
-    leak = "  leak" if notice.cell.leaks else ""
-    line = notice.line or {}
+    """Print a line for a cell that begins, has ended a round, is done or has failed."""
+    about, leak = notice.about, "  leak" if notice.cell.leaks else ""
     match notice.what:
         case "start":
-            screen.print(f"{where}  about {_duration(notice.seconds_left)} left{leak}")
+            said = "begins"
         case "round":
-            event = notice.event or {}
-            accuracy = f"accuracy {event['accuracy']:.4f}"
-            screen.print(f"{where}  round {event['round']} of {event['rounds']}, {accuracy}{leak}")
-        case "late":
-            from fnrfl.results.reproduce.side_by_side import SHOW
-
-            what = "goes on" if SHOW is None else "prints where it is, and goes on"
-            screen.print(f"{where}  takes much longer than expected; its process {what}{leak}")
+            said = f"round {about['round']} of {about['rounds']}, accuracy {about['accuracy']:.4f}"
         case "done":
-            preparing = line["seconds_preparing"]
-            screen.print(
-                f"{where}  accuracy {line['accuracy']:.4f}  {line['seconds_wall']:.1f} s"
-                + (f", {preparing:.1f} s of them preparing" if preparing >= 1 else "") + leak
-            )  # fmt: skip
+            preparing = about["seconds_preparing"]
+            said = f"accuracy {about['accuracy']:.4f}  {about['seconds_wall']:.1f} s"
+            said += f", {preparing:.1f} s of them preparing" if preparing >= 1 else ""
         case "failed":
-            screen.print(f"{where}  failed: {line['failed']}{leak}")
-        case "elsewhere":
-            screen.print(f"{notice.cell.id} is left to another call, which is at it and writes to the same file.")
-
-
-def _duration(seconds: float) -> str:
-    """Seconds for people."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+            said = f"failed: {about['failed']}"
+    screen.print(f"{notice.number}/{notice.total}  {notice.cell.id}  {said}{leak}")

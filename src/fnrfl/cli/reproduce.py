@@ -1,4 +1,4 @@
-"""The command `reproduce`: the paper's tables, and the queue of cells behind them."""
+"""The command `reproduce`: the paper's tables, and the cells behind them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fnrfl.cli.cell_runs import CellSeeds, For, LinesOut, Markdown, Rerun, Scale, Set, carry, run_cells, show_plan
+from fnrfl.cli.cell_runs import CellSeeds, LinesOut, Markdown, Rerun, Scale, Set, StopAfter, carry, run_cells
 from fnrfl.cli.common import (
     Debug,
     Json,
@@ -75,7 +75,7 @@ def _table_command(name: str, title: str) -> Callable[..., None]:
         scale: Scale = "quick",
         seeds: CellSeeds = None,
         rerun: Rerun = False,
-        time: For = None,
+        stop_after: StopAfter = None,
         words: Set = None,
         out: LinesOut = HERE,
         markdown: Markdown = False,
@@ -90,7 +90,7 @@ def _table_command(name: str, title: str) -> Callable[..., None]:
                 raise ConfigError("--json and --markdown are two forms of one answer. Give one of them.")
             asked = _Request(name, scale, None if seeds is None else read_seeds(seeds), rerun, out)
             screen = console(quiet=quiet, stderr=True)
-            failed = _run_missing(asked, time, words or (), screen)
+            failed = _run_missing(asked, stop_after, words or (), screen)
             _print_tables(asked, "json" if json else "markdown" if markdown else "text", screen)
             raise typer.Exit(3 if failed else 0)
 
@@ -99,7 +99,7 @@ def _table_command(name: str, title: str) -> Callable[..., None]:
     \b
     fnrfl reproduce {name}
     fnrfl reproduce {name} --scale tiny
-    fnrfl reproduce {name} --scale full --rerun --for 2h
+    fnrfl reproduce {name} --scale full --rerun --stop-after 2h
 
     It shows the results that there are. Cells without one are run if the scale is tiny, or with --rerun.
     """
@@ -121,19 +121,21 @@ class _Request:
         return [*TITLES] if self.name == "all" else [self.name]
 
 
-def _run_missing(asked: _Request, time: str | None, words: Sequence[str], screen: Console) -> int:
+def _run_missing(asked: _Request, stop_after: str | None, words: Sequence[str], screen: Console) -> int:
     """Run the cells that have no result, if that was asked for or takes minutes; how many failed."""
     from fnrfl.results.reproduce.kept_lines import KeptLines
     from fnrfl.results.reproduce.verdicts import find_cells
 
     if asked.scale != "tiny" and not asked.rerun:
-        if time is not None or words:
-            raise ConfigError("--for and --set are for cells that are run. Give --rerun too, which runs them here.")
+        if stop_after is not None or words:
+            raise ConfigError(
+                "--stop-after and --set are for cells that are run. Give --rerun too, which runs them here."
+            )
         return 0
     lines = KeptLines.read(asked.place)
     cells = [cell for name in asked.tables for cell in find_cells(name, asked.scale, asked.seeds)]
     missing = [cell for cell in dict.fromkeys(cells) if asked.rerun or not lines.find(cell).usable]
-    done = carry(missing, asked.place, lines, screen, time=time, words=words)
+    done = carry(missing, asked.place, lines, screen, stop_after=stop_after, words=words)
     return sum("failed" in line for line in done)
 
 
@@ -240,6 +242,5 @@ def theory(quiet: Quiet = False, debug: Debug = False) -> None:
 for _name, _title in TITLES.items():
     reproduce.command(_name)(_table_command(_name, _title))
 reproduce.command("page")(show_page)
-reproduce.command("plan")(show_plan)
 reproduce.command("run")(run_cells)
 reproduce.command("all")(_table_command("all", "Every table"))

@@ -216,13 +216,6 @@ def _appear(new: Path, name: Path, run_dir: Path) -> None:
 # -- removing ----------------------------------------------------------------------------------------------------------
 
 
-def discard(run_dir: Path) -> None:
-    """Remove a run that nobody needs any more; files that fnrfl did not write stay, and are named."""
-    name = Path(os.path.abspath(run_dir))
-    for folder in (_beside(name, "new"), _beside(name, "old"), name):
-        _discard(folder, name)
-
-
 def _discard(folder: Path, name: Path, *, locked: bool = False) -> None:
     """Remove a run that has been replaced or was never finished; files that fnrfl did not write stay, and are named."""
     if not files.is_folder(folder):

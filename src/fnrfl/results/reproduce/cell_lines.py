@@ -6,7 +6,6 @@ import datetime
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,18 +14,14 @@ from fnrfl.core.errors import CompatibilityError, ConfigError, sentence
 from fnrfl.results.reproduce.kept_lines import CellLine
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.settings import SINGLE_SKEWS
-from fnrfl.rundir import directory
-from fnrfl.rundir.configs import differing_from_plan, flat_config
 from fnrfl.rundir.events import Event
-from fnrfl.rundir.origin import read_origin
 from fnrfl.runs.metrics import training_seconds
 
 if TYPE_CHECKING:
-    from fnrfl.config import RunConfig
     from fnrfl.runs.result import Result
 
 NOTED = ("refined", "ranking", "refined_before", "refined_after", "watched")  # notes of every round
-CHECKPOINT_EVERY = 120.0  # seconds, of a cell whose rounds are kept
+MANY_ALIKE = 100  # cells that may share programs: which are compiled does not depend on the cells that are left
 WATCHED = ("fedavg+fnr", "fedavg+weight-0", "fedavg+both-leaks-weight-0", "fedavg+both-leaks-weight-1")
 
 
@@ -39,66 +34,25 @@ class HowToRun:
     processes: int
 
 
-def compute_line(
-    cell: PaperCell, how: HowToRun, alike: int, show: Callable[[Event], None], kept: Path | None = None
-) -> CellLine:
-    """Run a cell: its line, which says so if it has failed.
+def compute_line(cell: PaperCell, how: HowToRun, show: Callable[[Event], None]) -> CellLine:
+    """Run a cell and return its line, which says so if it has failed."""
+    from fnrfl.runs.run import run
 
-    With `kept`, a run directory, a cell that is stopped goes on there when it is run again.
-    """
     began = time.perf_counter()
     try:
         engine = how.engine if cell.scale != "tiny" else ()
         config = cell.config([*engine, *watch_words(cell)], how.words)
         alone = how.processes == 1  # else its seconds are no measure, and it need not wait for the compiler
-        result, kept_rounds = _run_or_go_on(config, kept, alike, alone, show)
+        found = numbers_of(run(config, out=None, progress=show, runs_alike=MANY_ALIKE, compared=alone))
     except ConfigError:  # a word that is wrong, or data that is not there: no cell would do
         raise
     except Exception as error:  # the others may still do
         if how.words and isinstance(error, CompatibilityError):  # the words may be at fault, and not the cell
             raise
-        line = failed_line(cell, how, sentence(error))
-    else:
-        line = _about(cell, how) | numbers_of(result) | ({"kept_rounds": len(kept_rounds)} if kept_rounds else {})
-        began -= sum(sum(event["seconds"].values()) for event in kept_rounds)
-    line["seconds_wall"] = round(time.perf_counter() - began, 2)
+        found = {"failed": sentence(error)}
+    seconds = round(time.perf_counter() - began, 2)
     _let_go()
-    return line | {"memory": memory_held()}
-
-
-def _run_or_go_on(
-    config: RunConfig, kept: Path | None, alike: int, compared: bool, show: Callable[[Event], None]
-) -> tuple[Result, list[Event]]:
-    """The result of a run, and those of its rounds that had been kept before."""
-    from fnrfl.runs.run import resume, run
-
-    new = list[Event]()
-
-    def hear(event: Event) -> None:
-        new.append(event)
-        show(event)
-
-    every = CHECKPOINT_EVERY
-    if kept is not None:
-        with suppress(ConfigError):  # what was kept is damaged, or is of other data: from the beginning
-            if _is_of(config, kept):
-                result = resume(kept, progress=hear, checkpoint_every=every, runs_alike=alike)
-                return result, result.rounds[: len(result.rounds) - len(new)]
-        directory.discard(kept)
-    return run(config, out=kept, progress=hear, checkpoint_every=every, runs_alike=alike, compared=compared), []
-
-
-def _is_of(config: RunConfig, run_dir: Path) -> bool:
-    """Whether a run directory is of this config, begun by the versions that are installed now."""
-    from fnrfl.runs.run_files import versions
-
-    found = read_origin(run_dir)
-    return found.header["versions"] == versions() and not differing_from_plan(flat_config(config), found.config)
-
-
-def failed_line(cell: PaperCell, how: HowToRun, why: str) -> CellLine:
-    """The line of a cell that has no numbers."""
-    return _about(cell, how) | {"failed": why}
+    return _about(cell, how) | found | {"seconds_wall": seconds, "memory": memory_held()}
 
 
 def _about(cell: PaperCell, how: HowToRun) -> CellLine:
@@ -178,8 +132,14 @@ def _machine() -> dict[str, str]:
 
     from fnrfl import __version__
 
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return {"device": gpu or f"CPU, {os.cpu_count()} cores", "torch": torch.__version__, "fnrfl": __version__}
+    return {"device": device_name(), "torch": torch.__version__, "fnrfl": __version__}
+
+
+def device_name() -> str:
+    """Return the name of the GPU, or how many cores the CPU has."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
 
 
 def memory_held() -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -111,11 +110,6 @@ class PaperCell:
             f"seed={self.seed}",
         ]
         return tuple(" ".join(words).format(refine=REFINE_EPOCHS[self.scale]).split())
-
-    @property
-    def command(self) -> str:
-        """What somebody types to have this run alone, with its run directory and report."""
-        return shlex.join(["fnrfl", "run", self.recipe, *self.overrides])
 
     def config(self, before: Sequence[str] = (), after: Sequence[str] = ()) -> RunConfig:
         """The run; words `before` give way to the cell's own, words `after` win over them."""
