@@ -45,7 +45,8 @@ def free_ports(count: int) -> int:
 @contextmanager
 def federation(folder: Path, *words: object, nodes: int = 3, secure: bool = True) -> Iterator[Deployment]:
     """A running federation with a recipe; afterwards none of its processes is left."""
-    fnrfl("deploy", "init", folder, "digits", f"clients={nodes}", "engine.threads=1", *words)
+    plain = ("engine.threads=1", "engine.accelerate=false")
+    fnrfl("deploy", "init", folder, "digits", f"clients={nodes}", *plain, *words)
     if secure:
         fnrfl("deploy", "certs", folder)
     made = Deployment.at(folder)
@@ -122,7 +123,7 @@ def events(run_dir: Path) -> list[dict[str, Any]]:
 
 def loop(out: Path, *words: object, nodes: int = 3) -> Path:
     """The same recipe in the simulator."""
-    fnrfl("run", "digits", f"clients={nodes}", "engine=loop", "engine.threads=1", *words, "-q", "-o", out)
+    fnrfl("run", "digits", f"clients={nodes}", "engine=loop", "engine.threads=1", "engine.accelerate=false", *words, "-q", "-o", out)
     return out
 
 

@@ -193,9 +193,9 @@ def many(clients: int) -> Run:
 
 def test_groups_side_by_side_never_share_a_module() -> None:
     """Two groups in the middle of a step at the same time, each with a module of its own."""
-    run = many(2 * GROUP_SIZE)
+    run = many(GROUP_SIZE)  # half of them for each thread
     meeting = Meeting(threading.Barrier(2), [])
-    run.engine.train(torch.arange(2 * GROUP_SIZE), LocalTask(meeting, "local", run.state))
+    run.engine.train(torch.arange(GROUP_SIZE), LocalTask(meeting, "local", run.state))
     assert len(meeting.modules) == len(set(meeting.modules)) == 2
     assert id(run.net.module) not in meeting.modules
 
