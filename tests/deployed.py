@@ -18,6 +18,7 @@ from fnrfl.flower.deployment import Deployment
 from fnrfl.flower.federating import processes, start_node
 
 PORTS = int(os.environ.get("FNRFL_TEST_PORTS", "22100"))
+PLAIN = ("engine.threads=1", "engine.accelerate=false")  # as nodes and simulator agree on to the bit
 HERE = {"PYTHONPATH": str(Path(__file__).parent.parent / "src"), "OMP_NUM_THREADS": "1"}
 
 
@@ -45,8 +46,7 @@ def free_ports(count: int) -> int:
 @contextmanager
 def federation(folder: Path, *words: object, nodes: int = 3, secure: bool = True) -> Iterator[Deployment]:
     """A running federation with a recipe; afterwards none of its processes is left."""
-    plain = ("engine.threads=1", "engine.accelerate=false")
-    fnrfl("deploy", "init", folder, "digits", f"clients={nodes}", *plain, *words)
+    fnrfl("deploy", "init", folder, "digits", f"clients={nodes}", *PLAIN, *words)
     if secure:
         fnrfl("deploy", "certs", folder)
     made = Deployment.at(folder)
@@ -123,7 +123,7 @@ def events(run_dir: Path) -> list[dict[str, Any]]:
 
 def loop(out: Path, *words: object, nodes: int = 3) -> Path:
     """The same recipe in the simulator."""
-    fnrfl("run", "digits", f"clients={nodes}", "engine=loop", "engine.threads=1", "engine.accelerate=false", *words, "-q", "-o", out)
+    fnrfl("run", "digits", f"clients={nodes}", "engine=loop", *PLAIN, *words, "-q", "-o", out)
     return out
 
 

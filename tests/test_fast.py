@@ -22,11 +22,12 @@ from fnrfl.core.algorithm import Objective
 from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Flat, LocalTask, Out, Training, Tree
 from fnrfl.data.batches import Pool
+from fnrfl.engines import recorder as recorder_module
 from fnrfl.engines import torchscript, tracer
 from fnrfl.engines.expected import MIN_STEPS_FOR_SHORT_BATCH
 from fnrfl.engines.groups import GROUP_SIZE, halves, in_groups, shrinking
 from fnrfl.engines.place import Threads
-from fnrfl.engines.programs import FlatProgram, Program
+from fnrfl.engines.programs import FlatProgram, Program, Recording
 from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.torchscript import TorchScript
 from fnrfl.engines.vectorised import Vectorised
@@ -66,6 +67,33 @@ def test_the_steps_of_every_method_can_be_recorded(label: str, engine: str, monk
     run.rounds(1)
     assert programs(run)
     assert all(program is not None for program in programs(run))
+
+
+@pytest.mark.usefixtures("no_programs")
+@each(lambda label, engine: True, engine=("batched-fast",))
+def test_a_record_does_not_depend_on_numbers(label: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU steps are recorded without any: the record is the one that a computed step leaves."""
+    records: list[tuple[fx.GraphModule, fx.GraphModule]] = []
+
+    def both(*arguments: Any, **_: Any) -> Recording:
+        computed, shapes = (recorded(*arguments, computes=computes) for computes in (True, False))
+        records.append((computed.graph, shapes.graph))
+        return shapes
+
+    recorded = recorder_module.recorded
+    monkeypatch.setattr(recorder_module, "recorded", both)
+    run = Run(algorithm(label, refined=True), engine, active=3)
+    run.rounds(1)
+    assert records and all(program is not None for program in programs(run))
+    for computed, shapes in records:
+        assert operators(computed) == operators(shapes)
+
+
+def operators(graph: fx.GraphModule) -> list[str]:
+    """What a record computes; views that change nothing may be left out of it, and a >= b stand as b <= a."""
+    views = (torch.ops.aten.view.default, torch.ops.aten.expand.default)
+    computed = [node.target for node in graph.graph.nodes if node.op == "call_function" and node.target not in views]
+    return sorted(str(target).replace(".ge.", ".le.") for target in computed)
 
 
 @pytest.mark.usefixtures("no_programs")
