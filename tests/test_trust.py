@@ -107,6 +107,13 @@ def test_code_in_a_file_is_refused_and_what_would_run_is_shown(form: str, folder
     assert not Path("canary").exists() and not permissions()
 
 
+def test_a_federation_of_a_recipe_with_code_is_made_with_trust(folder: Path) -> None:
+    Path("my.toml").write_text(FORMS["a key"])
+    refused = command("deploy", "init", "federation", "my.toml", "clients=2")
+    assert refused.exit_code == 2 and "--trust" in refused.stderr and not Path("federation").exists()
+    assert command("deploy", "init", "federation", "my.toml", "clients=2", "--trust").exit_code == 0
+
+
 def test_all_code_of_a_config_is_shown_at_once(folder: Path) -> None:
     (folder / "data.py").touch()
     text = 'model = "nets:make"\ndataset = "data:load"\npublic.source = "os:getcwd"\nalgorithm = "absent:Method"'
