@@ -75,6 +75,12 @@ def in_answer(change: Callable[[Any], Any]) -> Callable[[LetterAnswer], LetterAn
     return lambda answer: replace(answer, content={name: change(value) for name, value in answer.content.items()})
 
 
+def in_accuracy(number: float) -> Callable[[LetterAnswer], LetterAnswer]:
+    """Of the answers, the accuracy alone is changed."""
+    changed = lambda content: {k: full(number)(v) if k == "accuracy" else v for k, v in content.items()}  # noqa: E731
+    return lambda answer: replace(answer, content=changed(answer.content))
+
+
 def full(number: float) -> Callable[[Any], Any]:
     return lambda t: torch.full_like(t, number)
 
@@ -114,6 +120,8 @@ NORMS = {
     "-1": in_answer(full(-1.0)),
     "1e30": in_answer(full(1e30)),
     "nan": in_answer(full(math.nan)),
+    "accuracy -1": in_accuracy(-1.0),
+    "accuracy 1e30": in_accuracy(1e30),
     "integers": in_answer(lambda t: t.long()),
     "mixed keys": lambda answer: replace(answer, content=answer.content | {1: torch.ones(1), "a": torch.ones(1)}),
     "failure without a reason": REPLIES["failure without a reason"],
