@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fnrfl.flower.deployment import Deployment
-from fnrfl.flower.federating import processes, start_node
+from fnrfl.flower.deployment import Address, Deployment
+from fnrfl.flower.federating import HOST, _answers, _superlink, processes, start_node
+from fnrfl.flower.superlink import SuperLink
 
 PORTS = int(os.environ.get("FNRFL_TEST_PORTS", "22100"))
 PLAIN = ("engine.threads=1", "engine.accelerate=false")  # as nodes and simulator agree on to the bit
@@ -111,6 +112,22 @@ def server_process(made: Deployment) -> int:
 
 def restart_node(made: Deployment, client: int) -> None:
     start_node(made, client)
+
+
+def restart_superlink(made: Deployment) -> None:
+    """SIGKILL to the SuperLink and what it has started, and another one in its place."""
+    from fnrfl.flower.processes import _family
+
+    (one,) = [one for one in processes(made).alive if one.name == "superlink"]
+    for pid in _family({one.pid}):
+        os.kill(pid, 9)
+    wait_until(lambda: not one.alive)
+    address = Address.read(made)
+    command = _superlink(made, address, HOST)
+    processes(made).start(
+        "superlink", command, log=made.logs / "superlink.log", environment=made.environment(), folder=made.root
+    )
+    wait_until(lambda: _answers(SuperLink(made, address)))
 
 
 def model(run_dir: Path) -> str:

@@ -278,11 +278,18 @@ def test_without_a_place_to_remember_nothing_fails(
     assert not list(folder.glob(".local*")) and not list((tmp_path / "elsewhere").glob("*"))
 
 
-@pytest.mark.parametrize("open_to_others", ["the folder", "the file"])
-def test_a_permission_that_others_could_have_written_does_not_count(open_to_others: str, tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs users")
+@pytest.mark.parametrize("whose", ["the folder is open", "the file is open", "another user's"])
+def test_a_permission_that_others_could_have_written_does_not_count(
+    whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config.loads(RECIPE, trust=True)
     (entry,) = (tmp_path / "state" / "trusted").iterdir()
-    (entry if open_to_others == "the file" else entry.parent).chmod(0o777)
+    if whose == "another user's":
+        (tmp_path / "state").chmod(0o777)
+        monkeypatch.setattr(os, "getuid", lambda: entry.stat().st_uid + 1)
+    else:
+        (entry if whose == "the file is open" else entry.parent).chmod(0o777)
     new_process()
     with pytest.raises(ConfigError, match="would run code"):
         config.loads(RECIPE)
