@@ -211,12 +211,12 @@ class Meeting(Objective):
         return super().loss(out, model, params, batch, shared, own)
 
 
-def many(clients: int) -> Run:
+def many(clients: int, threads: int = 2) -> Run:
     world = classification(module=Plain)
     parts = {k: world.pool.take(k, torch.arange(n)) for k, n in (("private", 305), ("public", 55), ("ranking", 40))}
     pool = Pool(parts, torch.arange(clients * 6).split(6), NUM_CLASSES, dtype=torch.float64)
     training = Training(epochs=1, batch=6, lr=0.05)
-    return Run(FedAvg(), "batched", world=replace(world, pool=pool, training=training, active=clients), threads=2)
+    return Run(FedAvg(), "batched", world=replace(world, pool=pool, training=training, active=clients), threads=threads)
 
 
 def test_groups_side_by_side_never_share_a_module() -> None:
@@ -240,8 +240,14 @@ def test_programs_use_no_module_at_all(engine: str, monkeypatch: pytest.MonkeyPa
 
 @FAST
 @pytest.mark.parametrize("threads", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_number_of_threads_changes_no_bit(engine: str, threads: int) -> None:
+def test_the_number_of_threads_changes_no_bit_where_groups_stay_the_same(engine: str, threads: int) -> None:
     assert_same(Run(FNR(FedAvg()), engine, threads=threads).rounds(2), Run(FNR(FedAvg()), engine).rounds(2))
+
+
+def test_groups_of_other_sizes_change_a_result_by_rounding_alone() -> None:
+    one, three = many(13, threads=1), many(13, threads=3)
+    assert one.engine.server.runner.group_size > three.engine.server.runner.group_size
+    assert_near(one.rounds(2), three.rounds(2), atol=1e-12)
 
 
 # -- Groups -----------------------------------------------------------------------------------------------------------

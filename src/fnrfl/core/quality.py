@@ -200,7 +200,7 @@ TEST_METRICS = {
         _of_a_run("accuracy_clean", "accuracy on the test set without feature noise"),
         _of_a_run("worst_client", "the lowest accuracy on a client's own mixture of classes"),
         _of_a_run("accuracy_site", "mean over clients, each on the test examples that it brought"),
-        _of_a_run("accuracy_site_pooled", "the same over all of these examples together"),
+        _of_a_run("accuracy_site_pooled", "accuracy on the test examples that clients brought, all together"),
         _of_a_run("worst_site", "the lowest accuracy of a client on the test examples that it brought"),
         _of_a_run("validation_accuracy", "share of right answers on validation data"),
     )
