@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ WAYS_TO_NAME_CLIENTS = (
     "or a third value that the function returns"
 )
 MAX_NAMED = 5  # clients that a sentence names
+_DIGITS = re.compile("([0-9]+)")
 
 
 def in_natural_order(names: Iterable[str]) -> list[str]:
@@ -26,13 +28,14 @@ def in_natural_order(names: Iterable[str]) -> list[str]:
     >>> in_natural_order(["H10", "H2", "a", "H2"])
     ['H2', 'H10', 'a']
     """
-    return sorted(set(names), key=lambda name: ([*map(_sorted_as, re.split("([0-9]+)", name))], name))
+    return sorted(set(names), key=lambda name: (_sort_key(name), name))
 
 
-def _sorted_as(part: str) -> tuple[int, str]:
-    """Digits compare as the number that they are, however long; other text as it is."""
-    digits = part.lstrip("0") if re.match("[0-9]", part) else ""
-    return (len(digits), digits or part)
+def _sort_key(name: str) -> list[Any]:
+    """Text and digits in turn; digits compare as the number that they are, however long."""
+    parts: list[Any] = _DIGITS.split(name)
+    parts[1::2] = [(len(digits), digits or part) for part in parts[1::2] for digits in [part.lstrip("0")]]
+    return parts
 
 
 def positions_by_client(clients: Sequence[str]) -> dict[str, Ints]:
