@@ -123,7 +123,7 @@ class Node:
             raise ShareableError(f"A letter is for another client or another run than client {mine}'s. It was refused.")
         versions = [one for one in (letter.memory, letter.kept, letter.held) if one is not None]
         numbers = [letter.round, letter.number, *(n for one in versions for n in (one.round, one.number))]
-        if any(type(number) is not int for number in numbers):  # they name files
+        if any(type(number) is not int for number in numbers) or not isinstance(letter.id, str):  # files, the answer
             raise ShareableError(f"A letter to client {mine} is not in the right form. It was refused.")
         self._check_request(letter.request, letter.round)
         return letter
