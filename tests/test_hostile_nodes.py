@@ -488,7 +488,8 @@ def test_columns_of_one_name_are_refused_and_very_many_are_compared_fast() -> No
 
 def test_moments_that_cannot_be_are_not_accepted() -> None:
     one = {"count": torch.tensor(4)}
-    honest = {"count": torch.tensor([40]), "mean": torch.zeros(1), "rest": torch.zeros(1), "m2": torch.ones(1)}
+    zero = torch.zeros(1).double()
+    honest = {"count": torch.tensor([40]), "mean": zero, "rest": zero, "m2": zero + 1}
     assert InputMoments().accepts(honest, one, 10.0)
-    for name, value in (("count", 41), ("count", -1), ("m2", -1.0)):
+    for name, value in (("count", 41), ("count", -1), ("m2", -1.0), ("mean", 1e39), ("rest", -1e39)):
         assert not InputMoments().accepts(honest | {name: torch.tensor([value])}, one, 10.0)
