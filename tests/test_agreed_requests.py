@@ -480,6 +480,15 @@ def test_no_error_at_a_node_quotes_its_data_code_or_paths(raised: str) -> None:
         assert "Meyer" not in said and str(Path.cwd()) not in said and "mine" not in said
 
 
+def test_a_server_writes_nothing_but_plain_text_into_a_nodes_log(caplog: pytest.LogCaptureFixture) -> None:
+    write_sites(Path("sites"))
+    network, _ = carried()
+    text = json.dumps({"class": "\x1b[2J\nround 1", "fields": []}).encode()
+    with caplog.at_level(logging.DEBUG):
+        network.send(from_text(text, []))
+    assert "round 1" in caplog.text and "\x1b" not in caplog.text and len(caplog.text.splitlines()) == 1
+
+
 def test_an_error_in_training_stays_at_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     write_sites(Path("sites"))
     network, _ = carried()

@@ -20,6 +20,7 @@ from fnrfl.core.net import Net
 from fnrfl.core.store import ClientStore
 from fnrfl.core.trees import Tree, aligned
 from fnrfl.core.values import Data, LocalTask, State
+from fnrfl.core.words import printable
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.letters import Letter, LetterAnswer, Version, check_run_id
 from fnrfl.engines.trainer import Trainer
@@ -201,7 +202,7 @@ class Node:
 
 def failure_at_node(error: Exception) -> Failure:
     """Log an error at the node, and give the server a sentence that cannot quote data, code or a path."""
-    log.error(sentence(error)[:LOGGED])
+    log.error(printable(sentence(error)[:LOGGED]))
     if isinstance(error, ShareableError):
         return Failure(str(error))
     if out_of_memory(error):
