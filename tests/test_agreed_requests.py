@@ -281,8 +281,9 @@ def form(answer: bytes) -> Any:
     return tuple((name, tuple(value.shape), value.dtype) for name, value in sorted(content.items()))
 
 
+@pytest.mark.parametrize("examples", [150, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", METHODS)
-def test_whatever_a_server_sends_nothing_leaves_but_what_the_method_sends(method: str) -> None:
+def test_whatever_a_server_sends_nothing_leaves_but_what_the_method_sends(method: str, examples: int) -> None:
     """Two nodes whose test rows differ answer alike to every letter, and in no other form than in an honest run."""
     write_sites(Path("sites"))
     write_sites(Path("other"), test_seed=1)
@@ -294,7 +295,7 @@ def test_whatever_a_server_sends_nothing_leaves_but_what_the_method_sends(method
     planted += [str(value)[:7].encode() for value in (PLANTED, PLANTED_TEST)]
     answered = 0
 
-    @settings(max_examples=150, deadline=None, database=None)
+    @settings(max_examples=examples, deadline=None, database=None)
     @given(st.integers(0, 2**40))
     def check(seed: int) -> None:
         nonlocal answered
