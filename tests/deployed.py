@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fnrfl.flower.deployment import Deployment
-from fnrfl.flower.federating import processes, start_node
+from fnrfl.flower.deployment import Address, Deployment
+from fnrfl.flower.federating import HOST, _answers, _superlink, processes, start_node
+from fnrfl.flower.superlink import SuperLink
 
 PORTS = int(os.environ.get("FNRFL_TEST_PORTS", "22100"))
+PLAIN = ("engine.threads=1", "engine.accelerate=false")  # as nodes and simulator agree on to the bit
 HERE = {"PYTHONPATH": str(Path(__file__).parent.parent / "src"), "OMP_NUM_THREADS": "1"}
 
 
@@ -45,7 +47,7 @@ def free_ports(count: int) -> int:
 @contextmanager
 def federation(folder: Path, *words: object, nodes: int = 3, secure: bool = True) -> Iterator[Deployment]:
     """A running federation with a recipe; afterwards none of its processes is left."""
-    fnrfl("deploy", "init", folder, "digits", f"clients={nodes}", "engine.threads=1", *words)
+    fnrfl("deploy", "init", folder, "digits", f"clients={nodes}", *PLAIN, *words)
     if secure:
         fnrfl("deploy", "certs", folder)
     made = Deployment.at(folder)
@@ -112,6 +114,22 @@ def restart_node(made: Deployment, client: int) -> None:
     start_node(made, client)
 
 
+def restart_superlink(made: Deployment) -> None:
+    """SIGKILL to the SuperLink and what it has started, and another one in its place."""
+    from fnrfl.flower.processes import _family
+
+    (one,) = [one for one in processes(made).alive if one.name == "superlink"]
+    for pid in _family({one.pid}):
+        os.kill(pid, 9)
+    wait_until(lambda: not one.alive)
+    address = Address.read(made)
+    command = _superlink(made, address, HOST)
+    processes(made).start(
+        "superlink", command, log=made.logs / "superlink.log", environment=made.environment(), folder=made.root
+    )
+    wait_until(lambda: _answers(SuperLink(made, address)))
+
+
 def model(run_dir: Path) -> str:
     return hashlib.sha256((run_dir / "model.safetensors").read_bytes()).hexdigest()
 
@@ -122,7 +140,7 @@ def events(run_dir: Path) -> list[dict[str, Any]]:
 
 def loop(out: Path, *words: object, nodes: int = 3) -> Path:
     """The same recipe in the simulator."""
-    fnrfl("run", "digits", f"clients={nodes}", "engine=loop", "engine.threads=1", *words, "-q", "-o", out)
+    fnrfl("run", "digits", f"clients={nodes}", "engine=loop", *PLAIN, *words, "-q", "-o", out)
     return out
 
 

@@ -32,6 +32,7 @@ from deployed import (
     letters,
     loop,
     restart_node,
+    restart_superlink,
     same_run,
     server_process,
     wait_until,
@@ -118,6 +119,18 @@ def test_a_killed_server_and_restarted_nodes_change_nothing(made: Deployment, tm
     run = Run(made, tmp_path / "run", "--resume", tmp_path / "run")
     same_run(run.wait(), simulated)
     assert [event["round"] for event in events(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_a_superlink_that_is_started_again_ends_the_run_and_resume_goes_on(
+    made: Deployment, tmp_path: Path, simulated: Path
+) -> None:
+    run, before = Run(made, tmp_path / "run", *SLOWLY, "-o", tmp_path / "run"), len(letters(made, 0))
+    wait_until(lambda: "round 2  local" in letters(made, 0)[before:])
+    restart_superlink(made)
+    run.wait(fails=True)
+    assert len(events(tmp_path / "run")) == 1
+    run = Run(made, tmp_path / "run", "--resume", tmp_path / "run")
+    same_run(run.wait(), simulated)
 
 
 # -- who is refused ----------------------------------------------------------------------------------------------------

@@ -171,6 +171,8 @@ def test_a_run_says_once_how_much_is_set_aside_and_how_to_train_on_it(
 def test_a_comparison_says_once_how_much_is_set_aside_for_all_methods(folder: Path) -> None:
     got = command("compare", "rounds=1", "client.epochs=1", "--over", "fnr=off,on", "--seeds", "0,1", "--no-report")
     assert len(aside(got.stdout)) == 1
+    unlike = ("--over", "algorithm=fedavg,feddf", "--seeds", "0", "--no-report")  # one learns from it
+    assert len(aside(command("compare", "rounds=1", "client.epochs=1", *unlike).stdout)) == 1
     several = ("--over", "public.size=0,0.1,0.2", "--seeds", "0", "--no-report")
     assert len(aside(command("compare", "rounds=1", "client.epochs=1", *several).stdout)) == 3
 

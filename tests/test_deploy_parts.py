@@ -72,6 +72,18 @@ def test_before_a_run_begins_everything_that_sites_cannot_follow_is_refused(tmp_
     check_before_run(made, ["validation.size=0.1"], None, None)
 
 
+def test_before_a_run_begins_code_that_has_changed_needs_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FNRFL_STATE", str(tmp_path / "state"))
+    (tmp_path / "federated_net.py").write_text("def make(input_shape, num_classes): ...\n")
+    made = write_app(tmp_path / "fed", load("digits", ["model=federated_net:make"]), 2)
+    check_before_run(made, [], None, None)
+    (tmp_path / "federated_net.py").write_text("def make(input_shape, num_classes): return None\n")
+    with pytest.raises(ConfigError, match="--trust"):
+        check_before_run(made, [], None, None)
+    check_before_run(made, [], None, None, trust=True)
+
+
 def test_keys_are_for_their_owner_and_are_never_replaced(tmp_path: Path) -> None:
     x509 = pytest.importorskip("cryptography.x509")
     from cryptography.x509.verification import PolicyBuilder, Store

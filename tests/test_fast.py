@@ -22,11 +22,12 @@ from fnrfl.core.algorithm import Objective
 from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Flat, LocalTask, Out, Training, Tree
 from fnrfl.data.batches import Pool
+from fnrfl.engines import recorder as recorder_module
 from fnrfl.engines import torchscript, tracer
 from fnrfl.engines.expected import MIN_STEPS_FOR_SHORT_BATCH
 from fnrfl.engines.groups import GROUP_SIZE, halves, in_groups, shrinking
 from fnrfl.engines.place import Threads
-from fnrfl.engines.programs import FlatProgram, Program
+from fnrfl.engines.programs import FlatProgram, Program, Recording
 from fnrfl.engines.recorder import Recorder
 from fnrfl.engines.torchscript import TorchScript
 from fnrfl.engines.vectorised import Vectorised
@@ -66,6 +67,33 @@ def test_the_steps_of_every_method_can_be_recorded(label: str, engine: str, monk
     run.rounds(1)
     assert programs(run)
     assert all(program is not None for program in programs(run))
+
+
+@pytest.mark.usefixtures("no_programs")
+@each(lambda label, engine: True, engine=("batched-fast",))
+def test_a_record_does_not_depend_on_numbers(label: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU steps are recorded without any: the record is the one that a computed step leaves."""
+    records: list[tuple[fx.GraphModule, fx.GraphModule]] = []
+
+    def both(*arguments: Any, **_: Any) -> Recording:
+        computed, shapes = (recorded(*arguments, computes=computes) for computes in (True, False))
+        records.append((computed.graph, shapes.graph))
+        return shapes
+
+    recorded = recorder_module.recorded
+    monkeypatch.setattr(recorder_module, "recorded", both)
+    run = Run(algorithm(label, refined=True), engine, active=3)
+    run.rounds(1)
+    assert records and all(program is not None for program in programs(run))
+    for computed, shapes in records:
+        assert operators(computed) == operators(shapes)
+
+
+def operators(graph: fx.GraphModule) -> list[str]:
+    """What a record computes; views that change nothing may be left out of it, and a >= b stand as b <= a."""
+    views = (torch.ops.aten.view.default, torch.ops.aten.expand.default)
+    computed = [node.target for node in graph.graph.nodes if node.op == "call_function" and node.target not in views]
+    return sorted(str(target).replace(".ge.", ".le.") for target in computed)
 
 
 @pytest.mark.usefixtures("no_programs")
@@ -183,19 +211,19 @@ class Meeting(Objective):
         return super().loss(out, model, params, batch, shared, own)
 
 
-def many(clients: int) -> Run:
+def many(clients: int, threads: int = 2) -> Run:
     world = classification(module=Plain)
     parts = {k: world.pool.take(k, torch.arange(n)) for k, n in (("private", 305), ("public", 55), ("ranking", 40))}
     pool = Pool(parts, torch.arange(clients * 6).split(6), NUM_CLASSES, dtype=torch.float64)
     training = Training(epochs=1, batch=6, lr=0.05)
-    return Run(FedAvg(), "batched", world=replace(world, pool=pool, training=training, active=clients), threads=2)
+    return Run(FedAvg(), "batched", world=replace(world, pool=pool, training=training, active=clients), threads=threads)
 
 
 def test_groups_side_by_side_never_share_a_module() -> None:
     """Two groups in the middle of a step at the same time, each with a module of its own."""
-    run = many(2 * GROUP_SIZE)
+    run = many(GROUP_SIZE)  # half of them for each thread
     meeting = Meeting(threading.Barrier(2), [])
-    run.engine.train(torch.arange(2 * GROUP_SIZE), LocalTask(meeting, "local", run.state))
+    run.engine.train(torch.arange(GROUP_SIZE), LocalTask(meeting, "local", run.state))
     assert len(meeting.modules) == len(set(meeting.modules)) == 2
     assert id(run.net.module) not in meeting.modules
 
@@ -212,8 +240,14 @@ def test_programs_use_no_module_at_all(engine: str, monkeypatch: pytest.MonkeyPa
 
 @FAST
 @pytest.mark.parametrize("threads", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_number_of_threads_changes_no_bit(engine: str, threads: int) -> None:
+def test_the_number_of_threads_changes_no_bit_where_groups_stay_the_same(engine: str, threads: int) -> None:
     assert_same(Run(FNR(FedAvg()), engine, threads=threads).rounds(2), Run(FNR(FedAvg()), engine).rounds(2))
+
+
+def test_groups_of_other_sizes_change_a_result_by_rounding_alone() -> None:
+    one, three = many(13, threads=1), many(13, threads=3)
+    assert one.engine.server.runner.group_size > three.engine.server.runner.group_size
+    assert_near(one.rounds(2), three.rounds(2), atol=1e-12)
 
 
 # -- Groups -----------------------------------------------------------------------------------------------------------

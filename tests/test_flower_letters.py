@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,14 @@ from hypothesis import strategies as st
 
 from fnrfl.algorithms.parts.norms import norm_targets, weakest
 from fnrfl.core.errors import ConfigError, FnrflError
-from fnrfl.flower.norm_letters import Measured, RefinementTerms, num_classes_of, read_measured, refinement_orders
+from fnrfl.flower.norm_letters import (
+    Measured,
+    RefinementTerms,
+    num_classes_of,
+    other_public_data,
+    read_measured,
+    refinement_orders,
+)
 
 USUAL: dict[str, Any] = {
     "share": 0.5, "weight": 0.1, "penalty": "relative", "target": "others", "epochs": 5, "lr": 0.01, "momentum": 0.9,
@@ -77,6 +85,13 @@ def test_a_letter_without_sound_numbers_is_refused(letter: dict[str, Any]) -> No
 def test_sound_letters_are_read() -> None:
     letter = {"norms": [1.0, 0.0], "accuracy": 0.5, "counts": [3, 0]}
     assert read_measured(1, letter) == Measured(1, (1.0, 0.0), 0.5, (3, 0))
+
+
+def test_nodes_with_other_numbers_of_labels_than_most_are_named() -> None:
+    same, fewer, more = (Measured(0, (1.0, 2.0), 0.5, counts) for counts in ((3, 4), (3, 0), (3, 5)))
+    nodes = [replace(one, node=node) for node, one in enumerate([same, fewer, same, more, same])]
+    assert other_public_data(nodes) == [1, 3]
+    assert other_public_data(nodes[::2]) == []
 
 
 def test_most_clients_say_how_many_classes_there_are() -> None:

@@ -72,6 +72,20 @@ def in_answer(change: Callable[[Any], Any]) -> Callable[[LetterAnswer], LetterAn
     return lambda answer: replace(answer, content={name: change(value) for name, value in answer.content.items()})
 
 
+def only(name: str, number: float) -> Callable[[LetterAnswer], LetterAnswer]:
+    """Of what is measured, this alone is changed."""
+    changed = lambda content: {k: full(number)(v) if k == name else v for k, v in content.items()}  # noqa: E731
+    return lambda answer: replace(answer, content=changed(answer.content))
+
+
+def with_not_finite(told: Any) -> Callable[[LetterAnswer], LetterAnswer]:
+    """A reply of nobody that says whose numbers are not finite since which step."""
+    nobody = lambda content: replace(content.replies, clients=torch.arange(0))  # noqa: E731
+    return lambda answer: replace(
+        answer, content=replace(answer.content, not_finite=told, replies=nobody(answer.content))
+    )
+
+
 def full(number: float) -> Callable[[Any], Any]:
     return lambda t: torch.full_like(t, number)
 
@@ -102,6 +116,8 @@ REPLIES = {
     "loss -1": in_reply(loss=full(-1.0)),
     "examples": in_reply(examples=full(2e4)),
     "not finite": lambda answer: replace(answer, content=replace(answer.content, not_finite={"a": 1, 2: 3})),
+    "not finite, another client": with_not_finite({2: 1}),
+    "not finite, after very many steps": with_not_finite({1: 10**9}),
     "not finite, no mapping": lambda answer: replace(answer, content=replace(answer.content, not_finite=False)),
     "whether memory is lost": lambda answer: replace(answer, lost_memory="yes"),  # type: ignore[arg-type]
     "no reply": lambda answer: replace(answer, content=[1, 2]),
@@ -111,6 +127,9 @@ NORMS = {
     "-1": in_answer(full(-1.0)),
     "1e30": in_answer(full(1e30)),
     "nan": in_answer(full(math.nan)),
+    "accuracy -1": only("accuracy", -1.0),
+    "accuracy 1e30": only("accuracy", 1e30),
+    "norms -1": only("norms", -1.0),
     "integers": in_answer(lambda t: t.long()),
     "mixed keys": lambda answer: replace(answer, content=answer.content | {1: torch.ones(1), "a": torch.ones(1)}),
     "failure without a reason": REPLIES["failure without a reason"],

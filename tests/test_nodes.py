@@ -37,7 +37,10 @@ from fnrfl.runs.node_data import BuiltNode, build_node, recipe_at_node, recipe_f
 from fnrfl.runs.parts import gather_parts
 
 SKEWED = "label-dirichlet(0.5, min=5) + feature-noise(0.3)"
-DIGITS = ("clients=4", "model=mlp(hidden=8)", "engine=loop", "engine.threads=1", "rounds=2", "client.epochs=1")
+DIGITS = (
+    "clients=4", "model=mlp(hidden=8)", "engine=loop", "engine.threads=1", "engine.accelerate=false", "rounds=2",
+    "client.epochs=1",
+)  # fmt: skip
 PARTS: tuple[Data, ...] = ("public", "ranking", "distill", "validation")
 
 

@@ -149,6 +149,13 @@ def test_a_page_can_be_asked_for_another_metric(tmp_path: Path) -> None:
     assert payload(brier.read_text())["metrics"][0]["higher"] is False
 
 
+@pytest.mark.parametrize("metric", TEST_METRICS.values(), ids=lambda metric: metric.name)
+def test_a_page_says_what_its_metric_is_in_the_words_of_the_docs(metric: Metric, tmp_path: Path) -> None:
+    (panel,) = panels_of([read.read_run(fake_run(tmp_path / "run"))], metric)
+    said = sentences.measured_on(panel)
+    assert metric.name == "accuracy" or said.startswith(f"{metric.name}: {metric.meaning}; {metric.better}.")
+
+
 def test_a_metric_that_no_run_has_is_refused_with_those_that_they_have(tmp_path: Path) -> None:
     fake_run(tmp_path / "run")
     for wrong in ("acuracy", "auc", "confusion"):

@@ -21,7 +21,15 @@ from fnrfl.engines.assemble import assemble
 from fnrfl.runs.build import Built, build
 from mutants import mutants
 
-BASE = ("rounds=2", "clients=5", "client.epochs=1", "public.size=100", "fnr.epochs=1", "fnr=off")
+BASE = (
+    "rounds=2",
+    "clients=5",
+    "client.epochs=1",
+    "public.size=100",
+    "fnr.epochs=1",
+    "fnr=off",
+    "engine.accelerate=false",
+)
 
 
 def built(algorithm: str = "public-share", *keys: str) -> Built:

@@ -293,6 +293,14 @@ def test_an_axis_shows_no_less_than_the_test_set_can_measure(browser: Chromium, 
     assert max(shown) - min(shown) >= 20
 
 
+def test_guesses_inside_and_outside_of_an_axis_are_one_line_of_text(browser: Chromium, tmp_path: Path) -> None:
+    run = fake_run(tmp_path / "run", accuracy=0.45)
+    say_test_counts(run, [16, 8, 8, 8])  # chance 25 %, majority class 40 %
+    browser.show(report([run], tmp_path / "p.html", plots=False))
+    (names,) = browser.run("[...document.querySelectorAll('[data-chart=seeds] .rule-name')].map((t) => t.textContent)")
+    assert "chance 25.0 %" in names and "majority class 40.0 %" in names
+
+
 def test_what_a_guess_reaches_is_drawn(browser: Chromium, page: Path) -> None:
     browser.show(page)
     names = browser.run("[...document.querySelectorAll('[data-panel=\"0\"] .rule-name')].map((t) => t.textContent)")

@@ -108,7 +108,7 @@ def test_a_round_does_no_more_where_more_clients_are_not_active(kind: str, monke
             run_config(config, out=None, progress=progress)
         operations_of.append(seen[2] - seen[1])
         line_of.append(lines[1])
-    assert operations_of[1] == pytest.approx(operations_of[0], rel=0.02)
+    assert operations_of[1] - operations_of[0] <= 0.1 * (6_000 - 1_500)  # of several thousand; one each would be 4,500
     assert line_of[1] == pytest.approx(line_of[0], abs=300)
 
 

@@ -52,6 +52,7 @@ WORDS = (
     "model=mlp(hidden=4)",
     "engine=loop",
     "engine.threads=1",
+    "engine.accelerate=false",
     "client.augment=none",
     "client.batch=4",
     "clients=0",

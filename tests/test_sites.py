@@ -7,6 +7,7 @@ import json
 import os
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -478,3 +479,32 @@ def test_the_order_of_columns_is_part_of_the_data_and_not_of_an_answer(tmp_path:
     assert logs[0]["sha256"] != logs[1]["sha256"]
     answers = [predict(made["one"], str(path)).probabilities for path in tables.values()]
     assert torch.equal(*answers)
+
+
+def test_with_the_same_weights_for_each_column_their_order_decides_nothing(tmp_path: Path) -> None:
+    table, width = np.random.default_rng(0).normal(size=(200, 4)), 8
+
+    def trained(order: list[int], first: Any = None) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """Which rows each client has, and the weights before and after two rounds."""
+        rows = [["abcd"[at] for at in order] + ["label"]]
+        rows += [[*map(str, row[order]), "yes" if row.sum() > 0 else "no"] for row in table]
+        (tmp_path / "table.csv").write_text("".join(",".join(row) + "\n" for row in rows))
+        words = ["clients=2", "scenario=iid", f"model=mlp(hidden={width})", "engine.precision=float64", "engine=loop"]
+        built = build.build(load_config(None, [f"dataset={tmp_path / 'table.csv'}", *words]))
+        with built.engine as engine:
+            begun = built.algorithm.init(built.net)
+            state = begun = begun if first is None else replace(begun, params=first)
+            for t in range(2):
+                engine.begin(t)
+                state = built.algorithm.round(state, torch.arange(2), engine)
+        return built.splits.clients, begun.params, state.params
+
+    def in_order(params: torch.Tensor, order: list[int]) -> torch.Tensor:
+        inputs, rest = params.split([4 * width, len(params) - 4 * width])
+        return torch.cat([inputs.view(width, 4)[:, order].flatten(), rest])
+
+    order = [2, 0, 3, 1]
+    clients, begun, ended = trained([0, 1, 2, 3])
+    others, _, again = trained(order, in_order(begun, order))
+    assert all(map(np.array_equal, clients, others))
+    assert (again - in_order(ended, order)).abs().max() < 1e-12 < 1e-3 < (ended - begun).abs().max()

@@ -107,6 +107,13 @@ def test_code_in_a_file_is_refused_and_what_would_run_is_shown(form: str, folder
     assert not Path("canary").exists() and not permissions()
 
 
+def test_a_federation_of_a_recipe_with_code_is_made_with_trust(folder: Path) -> None:
+    Path("my.toml").write_text(FORMS["a key"])
+    refused = command("deploy", "init", "federation", "my.toml", "clients=2")
+    assert refused.exit_code == 2 and "--trust" in refused.stderr and not Path("federation").exists()
+    assert command("deploy", "init", "federation", "my.toml", "clients=2", "--trust").exit_code == 0
+
+
 def test_all_code_of_a_config_is_shown_at_once(folder: Path) -> None:
     (folder / "data.py").touch()
     text = 'model = "nets:make"\ndataset = "data:load"\npublic.source = "os:getcwd"\nalgorithm = "absent:Method"'
@@ -271,11 +278,18 @@ def test_without_a_place_to_remember_nothing_fails(
     assert not list(folder.glob(".local*")) and not list((tmp_path / "elsewhere").glob("*"))
 
 
-@pytest.mark.parametrize("open_to_others", ["the folder", "the file"])
-def test_a_permission_that_others_could_have_written_does_not_count(open_to_others: str, tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs users")
+@pytest.mark.parametrize("whose", ["the folder is open", "the file is open", "another user's"])
+def test_a_permission_that_others_could_have_written_does_not_count(
+    whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config.loads(RECIPE, trust=True)
     (entry,) = (tmp_path / "state" / "trusted").iterdir()
-    (entry if open_to_others == "the file" else entry.parent).chmod(0o777)
+    if whose == "another user's":
+        (tmp_path / "state").chmod(0o777)
+        monkeypatch.setattr(os, "getuid", lambda: entry.stat().st_uid + 1)
+    else:
+        (entry if whose == "the file is open" else entry.parent).chmod(0o777)
     new_process()
     with pytest.raises(ConfigError, match="would run code"):
         config.loads(RECIPE)

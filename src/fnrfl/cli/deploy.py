@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fnrfl.cli.common import Debug, OverridesArgument, command_group, console, errors_in_words, print_table, quoted
+from fnrfl.cli.common import (
+    Debug,
+    OverridesArgument,
+    Trust,
+    command_group,
+    console,
+    errors_in_words,
+    print_table,
+    quoted,
+)
 from fnrfl.core.errors import ConfigError, FnrflError
 
 if TYPE_CHECKING:
@@ -37,6 +46,7 @@ def init(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", show_default=False, help="A name or a TOML file.")],
     overrides: OverridesArgument = None,
     nodes: Nodes = None,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Write a Flower app from a recipe, and a folder for each node.
@@ -47,7 +57,7 @@ def init(
     from fnrfl.flower.app_files import write_app
 
     with errors_in_words(debug):
-        made = write_app(folder, load(recipe, overrides or ()), nodes or 0)
+        made = write_app(folder, load(recipe, overrides or (), trust=trust), nodes or 0)
         screen = console()
         screen.print(f"app    {quoted(folder / 'app')}")
         screen.print(f"nodes  {len(made.nodes)}, in {quoted(folder / 'nodes')}")
@@ -112,6 +122,7 @@ def run(
     test: Annotated[
         Path | None, typer.Option("--test", help="The server's test set, where nodes bring data of their own.")
     ] = None,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Sign the app, run it over the nodes and follow it.
@@ -124,7 +135,7 @@ def run(
         there = _there(folder)
         from fnrfl.flower.app_files import check_before_run
 
-        check_before_run(there, overrides or (), resume, test)
+        check_before_run(there, overrides or (), resume, test, trust=trust)
         link = _running(there)
         told = {"overrides": shlex.join(overrides or ())}
         paths = {"out": out, "resume": resume, "test": test}

@@ -67,7 +67,7 @@ Baseline = Annotated[
     typer.Option("--baseline", metavar="WORDS", show_default="the first", help="What differences are taken to."),
 ]
 TargetOption = Annotated[
-    float | None, typer.Option("--target", metavar="ACCURACY", help="Also say what it takes to get there.")
+    float | None, typer.Option("--target", metavar="VALUE", help="Also say what it takes to get the metric there.")
 ]
 Control = Annotated[bool, typer.Option("--control/--no-control", help="Run FNR without its penalty beside every FNR.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the runs.")]

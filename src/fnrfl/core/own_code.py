@@ -225,10 +225,7 @@ def import_source(source: CodeSource) -> ModuleType:
 @contextmanager
 def _findable(source: CodeSource) -> Iterator[None]:
     """Inside, Python finds a module as it was read, and looks last in its folder for what it imports."""
-    finder, place = (
-        _NamedFileFinder(source),
-        os.path.join(source.folder or "", ""),
-    )  # with a slash, so not an entry of others
+    finder, place = _NamedFileFinder(source), os.path.join(source.folder or "", "")  # with a slash: nobody else's entry
     sys.meta_path.insert(0, finder)
     if place:
         sys.path.append(place)

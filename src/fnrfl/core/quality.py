@@ -119,7 +119,7 @@ def f1_macro(answers: Answers) -> float | None:
 def f1_weighted(answers: Answers) -> float | None:
     """Mean F1 of the classes, each counted as often as it has examples."""
     count = answers.count
-    return float(np.nan_to_num(answers.f1) @ count / count.sum()) if count.sum() else None
+    return float(np.where(count > 0, answers.f1, 0.0) @ count / count.sum()) if count.sum() else None
 
 
 def auc(answers: Answers) -> float | None:
@@ -170,7 +170,7 @@ def _areas(answers: Answers, shares: Floats, classes: Ints) -> Floats:
     A positive in place i has i others below it; positives are counted against each other too, one half for each pair.
     """
     order = shares.argsort(1)
-    ranked = np.take_along_axis(shares, order, 1)
+    ranked = shares.take(order + np.arange(0, shares.size, shares.shape[1])[:, None])
     positive = answers.labels[order] == classes[:, None]
     positives, places = answers.count[classes], np.arange(shares.shape[1])
     below = 2 * (positive @ places) + positives
@@ -200,7 +200,7 @@ TEST_METRICS = {
         _of_a_run("accuracy_clean", "accuracy on the test set without feature noise"),
         _of_a_run("worst_client", "the lowest accuracy on a client's own mixture of classes"),
         _of_a_run("accuracy_site", "mean over clients, each on the test examples that it brought"),
-        _of_a_run("accuracy_site_pooled", "the same over all of these examples together"),
+        _of_a_run("accuracy_site_pooled", "accuracy on the test examples that clients brought, all together"),
         _of_a_run("worst_site", "the lowest accuracy of a client on the test examples that it brought"),
         _of_a_run("validation_accuracy", "share of right answers on validation data"),
     )

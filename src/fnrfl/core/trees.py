@@ -6,7 +6,7 @@ A tree is a tensor, a dict or a tuple of trees, or a dataclass that is marked wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -39,6 +39,9 @@ def mapped(change: Callable[..., Tensor], first: Any, *others: Any) -> Any:
             return change(first)
         if kind is dict:
             return {k: change(v) if type(v) is Tensor else mapped(change, v) for k, v in first.items()}
+        if (names := _NODES.get(kind)) is not None:
+            parts = [getattr(first, name) for name in names]
+            return kind(*[change(part) if type(part) is Tensor else mapped(change, part) for part in parts])
     if isinstance(first, Tensor):
         return change(first, *others)
     if isinstance(first, dict):
@@ -52,21 +55,20 @@ def mapped(change: Callable[..., Tensor], first: Any, *others: Any) -> Any:
 def leaves(value: Any) -> list[Tensor]:
     """All tensors of a tree, those of a dict in the order of their names, whoever was put in first."""
     found: list[Tensor] = []
-    _collect(value, found)
+    _collect((value,), found)
     return found
 
 
-def _collect(value: Any, found: list[Tensor]) -> None:
-    """Add all tensors of a tree to a list."""
-    kind = type(value)
-    if kind is Tensor or isinstance(value, Tensor):  # the first is by far the faster to ask
-        found.append(value)
-    elif (names := _NODES.get(kind)) is not None:
-        for name in names:
-            _collect(getattr(value, name), found)
-    else:
-        for part in [value[k] for k in sorted(value)] if isinstance(value, dict) else value:
-            _collect(part, found)
+def _collect(parts: Iterable[Any], found: list[Tensor]) -> None:
+    """Add all tensors of some trees to a list."""
+    for part in parts:
+        kind = type(part)
+        if kind is Tensor or isinstance(part, Tensor):  # the first is by far the faster to ask
+            found.append(part)
+        elif (names := _NODES.get(kind)) is not None:
+            _collect([getattr(part, name) for name in names], found)
+        elif part:
+            _collect([part[k] for k in sorted(part)] if isinstance(part, dict) else part, found)
 
 
 def rebuilt(like: T, tensors: Iterator[Tensor]) -> T:

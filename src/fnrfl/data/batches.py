@@ -33,7 +33,8 @@ def plan(n: int, training: Training, stream: RandomStream) -> Plan:
         orders = [torch.arange(n)] * epochs
     if training.last_batch == "run-on":
         missing = -(epochs * n) % batch
-        filled = torch.cat([*orders, orders[-1][torch.arange(missing) % n]])
+        again = orders[-1] if missing <= n else orders[-1].repeat(-(-missing // n))
+        filled = torch.cat([*orders, again[:missing]])
         return Plan(filled, [batch] * (len(filled) // batch))
     full, rest = divmod(n, batch)
     if training.last_batch == "drop":

@@ -206,7 +206,8 @@ class Recorder:
         ready_to_transform()
         with self._quietly():
             with timed("recording"):
-                recording = recorded(step, arguments, self.backend.decompositions())
+                on_gpu = arguments.constants[0].is_cuda  # its kernels are compiled later, or wait for each other
+                recording = recorded(step, arguments, self.backend.decompositions(), computes=not on_gpu)
             candidates, coming = self.backend.candidates(recording)
             return RecordedStep(key, step, arguments, candidates, coming=coming)
         return RecordedStep(key, step, None, iter(()))
@@ -275,12 +276,14 @@ def _of_trees(program: FlatProgram) -> Program:
     return lambda carry, fixed, turns: program(trees.leaves((carry, fixed)), trees.leaves(turns))
 
 
-def recorded(step: FlatStep, arguments: StepArguments, decompositions: Mapping[Any, Any]) -> Recording:
-    """Record the operators of a step on copies; for a GPU, whose kernels are compiled later, without numbers."""
+def recorded(
+    step: FlatStep, arguments: StepArguments, decompositions: Mapping[Any, Any], *, computes: bool = True
+) -> Recording:
+    """Record the operators of a step on copies; without `computes`, on tensors that have shapes and no numbers."""
     tensors = _copies([*arguments.constants, *arguments.turn])
-    without = FakeTensorMode(allow_non_fake_inputs=True) if tensors[0].is_cuda else None
-    tensors = tensors if without is None else [without.from_tensor(tensor) for tensor in tensors]
-    with without or nullcontext(), Tracer(tensors, decompositions) as tracer:
+    fake = None if computes else FakeTensorMode(allow_non_fake_inputs=True)
+    tensors = tensors if fake is None else [fake.from_tensor(tensor) for tensor in tensors]
+    with fake or nullcontext(), Tracer(tensors, decompositions) as tracer:
         loss = step(*tensors)
     return Recording(arguments, tracer.module(loss))
 

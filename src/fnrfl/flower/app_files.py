@@ -15,7 +15,7 @@ from fnrfl.data import scenarios
 from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.data.terms import Natural
 from fnrfl.flower.deployment import Deployment
-from fnrfl.flower.own_config import NODE_FILE
+from fnrfl.flower.own_config import NODE_FILE, OwnConfig
 from fnrfl.runs.needs import method_in_words
 from fnrfl.runs.node_data import refuse_what_sites_cannot
 
@@ -85,14 +85,16 @@ def _with_whole_paths(config: RunConfig) -> RunConfig:
     return config.replace({key: str(path.resolve()) for key, path in paths.items() if path.exists()})
 
 
-def check_before_run(deployment: Deployment, overrides: Sequence[str], resume: Path | None, test: Path | None) -> None:
+def check_before_run(
+    deployment: Deployment, overrides: Sequence[str], resume: Path | None, test: Path | None, *, trust: bool = False
+) -> None:
     """Refuse what nodes could not run, before any of them is asked."""
     begun, words = deployment.app / RECIPE_FILE, [*overrides, "engine=flower"]
-    config = load(begun, words) if resume is None else load(resume / "config.toml")
+    config = load(begun, words, trust=trust) if resume is None else load(resume / "config.toml", trust=trust)
     if test is not None and not test.exists():
         raise ConfigError(f"--test {test} is no such file or folder. Name the server's test set.")
-    told = [file.read_text("utf-8") for node in deployment.nodes if (file := node / NODE_FILE).is_file()]
-    if told and not any(re.search(r"^\s*partition\s*=", text, re.MULTILINE) for text in told):
+    told = [one.values for node in deployment.nodes if (one := OwnConfig(node, {})).file.is_file()]
+    if told and not any("partition" in values for values in told):
         refuse_what_sites_cannot(config, str(test or ""))
 
 

@@ -42,13 +42,19 @@ class OwnConfig:
         return self.folder / NODE_FILE
 
     @property
-    def label(self) -> str:
-        """Which client the node is: the number of its partition, or its name."""
+    def values(self) -> dict[str, object]:
+        """What the file says, and over it what the SuperNode was told."""
         try:
             values = tomllib.loads(self.file.read_text(encoding="utf-8-sig")) if self.file.is_file() else {}
         except ValueError as error:
             raise ConfigError(f"{self.file} cannot be read as TOML ({error}). Correct it.") from None
         values |= self.given
+        return values
+
+    @property
+    def label(self) -> str:
+        """Which client the node is: the number of its partition, or its name."""
+        values = self.values
         label = values.get("partition", values.get("name"))
         if label is None:
             raise ConfigError(f"{self.file} has neither a partition nor a name. Write which client this node is.")

@@ -19,7 +19,7 @@ class InUse(ConfigError):
 
     def __init__(self, folder: Path, process: str) -> None:
         super().__init__(
-            f"{folder} is in use by process {process}. Wait until it is done, or choose another directory with --out."
+            f"{folder} is in use by process {process}. Wait until it is done, or choose another place with --out."
         )
 
 

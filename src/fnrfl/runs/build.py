@@ -62,9 +62,10 @@ class Built(RunParts):
         listed = " and ".join(f"{count:,} as {name} data" for name, count in aside.items())
         learnt = {"public": learns_from_public(self.algorithm), "validation": "distill" in self.algorithm.needs}
         spare = [name for name in aside if not learnt[name]]
+        words = " ".join(f"{name}.size=0" for name in spare)
         why = (
             f" {method_in_words(config)} learns from no {' or '.join(spare)} data; it is set aside so that all methods "
-            f"train on the same examples. To train on it: {' '.join(f'{name}.size=0' for name in spare)}."
+            f"train on the same examples. To train on it, unless another method needs it: {words}."
         )
         fixed = isinstance(scenarios.parse(config.scenario).split, SavedSplit)  # by a file
         rest = f"{total - sum(aside.values()):,}.{'' if fixed or not spare else why}"

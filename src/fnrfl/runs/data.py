@@ -125,7 +125,7 @@ def learns_from_public(algorithm: Algorithm) -> bool:
 
 
 def _no_carving(config: RunConfig, sizes: Mapping[str, float]) -> Carved:
-    """Nothing set aside, of nothing."""
+    """Set nothing aside: the training examples are on other machines."""
     none = np.arange(0)
     return Carved(none, none, none, none, none, sizes["ranking"], sizes["distill"], config.seed, none)
 

@@ -44,9 +44,10 @@ class Score:
 
     def reweighted(self, shares: Floats) -> Floats:
         """Accuracy on data with these class shares, [..., C]."""
-        weight = shares * (self.answers.count > 0)
+        known = self.answers.count > 0
+        weight = shares * known
         with np.errstate(invalid="ignore"):  # nan for classes that the data has not
-            found: Floats = (weight * np.nan_to_num(self.answers.recall)).sum(-1) / weight.sum(-1)
+            found: Floats = (weight * np.where(known, self.answers.recall, 0.0)).sum(-1) / weight.sum(-1)
         return found
 
     @cached_property

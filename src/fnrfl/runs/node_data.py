@@ -141,7 +141,7 @@ def refuse_what_sites_cannot(recipe: RunConfig, test: str | None = None) -> None
     way = "." if learns else ", or set public.size = 0."
     rules = [
         (not natural, f'scenario = {scenario!r} draws from one data set; set "natural", or partition in node.toml.'),
-        (taken, f'public.source = "{public.source}" is data of sites or the test set; name data that all copy{way}'),
+        (taken, f'public.source = "{public.source}" is of sites or the test set; name a file that all nodes have{way}'),
         (column, f"dataset.client = {column!r} says who holds a row, and a node holds all of its rows; leave it out."),
         (held_out, f"validation.size = {held_out} sets examples aside that do not leave the sites; set it to 0."),
         (test == "", "the server has no test set to score the model with; name one with --test (in Python: test)."),

@@ -25,7 +25,7 @@ def tell_notices(notices: Sequence[str], level: int = logging.WARNING) -> None:
     """Log the notices of a run, those that this series has not had: two that begin with one sentence are one."""
     told = _told_in_series.get()
     for notice in notices:
-        first = notice.partition(". ")[0]
+        first = notice.partition(". ")[0].rstrip(".")
         if told is None or first not in told:
             log.log(level, notice)
         if told is not None:

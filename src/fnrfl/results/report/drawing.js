@@ -300,24 +300,11 @@ const drawing = (() => {
     }
     if (leak) svg.append(s("text", { class: "watermark", x: width / 2, y: top + rows.length * step / 2 + 14, "text-anchor": "middle" }, "leak"));
     // What a guess reaches: a line where the axis has it, else its value with an arrow to where it lies.
-    const beyond = { left: [], right: [] };
-    const inside = [];
-    for (const { name: what, value } of references) {
-      const words = `${what} ${yText(value)}`;
-      const near = inside.find((one) => Math.abs(px(one.value) - px(value)) < 180);
-      if (value < low) beyond.left.push(words);
-      else if (value > high) beyond.right.push(words);
-      else {
-        svg.append(s("line", { class: "rule", x1: px(value), x2: px(value), y1: top, y2: bottom }));
-        if (near) near.words.push(words);
-        else inside.push({ value, words: [words] });
-      }
+    for (const { value } of references.filter((one) => low <= one.value && one.value <= high)) {
+      svg.append(s("line", { class: "rule", x1: px(value), x2: px(value), y1: top, y2: bottom }));
     }
-    for (const { value, words } of inside) {
-      svg.append(s("text", { class: "rule-name", x: px(value), y: height, "text-anchor": value > (low + high) / 2 ? "end" : "start" }, words.join(", ")));
-    }
-    if (beyond.left.length) svg.append(s("text", { class: "rule-name", x: 0, y: height }, `\u2190 ${beyond.left.join(", ")}`));
-    if (beyond.right.length) svg.append(s("text", { class: "rule-name", x: width, y: height, "text-anchor": "end" }, `${beyond.right.join(", ")} \u2192`));
+    const words = references.map(({ name, value }) => `${value < low ? "\u2190 " : ""}${name} ${yText(value)}${value > high ? " \u2192" : ""}`);
+    svg.append(s("text", { class: "rule-name", x: 0, y: height }, words.join(", ")));
     const targets = [];
     rows.forEach((row, index) => {
       const y = top + index * step + 31;

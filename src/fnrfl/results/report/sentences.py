@@ -255,7 +255,7 @@ def measured_on(panel: Panel) -> str:
     test, dataset = run.examples["test"], run.config["dataset.name"]
     text = "Accuracy is the share of right answers on"
     if metric.name != "accuracy":
-        text = f"{metric.name} is the {metric.meaning}; {metric.better}. Accuracy and other numbers are of"
+        text = f"{metric.name}: {metric.meaning}; {metric.better}. Accuracy and other numbers are of"
     text += f" the {counted(test, 'test example')} of {dataset}"
     if any("accuracy_clean" in group.runs[0].rounds[0] for group in panel.groups):
         text += ", scored once under each client's noise where a scenario has feature noise; clean: without noise"

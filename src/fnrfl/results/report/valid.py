@@ -95,8 +95,8 @@ class Round(_Lines):
     refined_after: list[Share] | None = None
 
 
-metrics: dict[str, Any] = {name: (Share, None) for name in NUMBER_METRICS if name not in Round.model_fields}
-ScoredRound = create_model("ScoredRound", __base__=Round, **metrics)
+_METRICS: dict[str, Any] = {name: (Share, None) for name in NUMBER_METRICS if name not in Round.model_fields}
+ScoredRound = create_model("ScoredRound", __base__=Round, **_METRICS)
 
 
 class PartitionFile(_Lines):
