@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,20 +20,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.ktpfl import SoftPredictions
 from fnrfl.algorithms.local_only import GoingOn
 from fnrfl.algorithms.parts.norms import Accuracy
 from fnrfl.config import load, registry
 from fnrfl.core.algorithm import Objective
-from fnrfl.core.errors import ClientError
+from fnrfl.core.errors import ClientError, ConfigError
 from fnrfl.core.messages import Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.trees import leaves
 from fnrfl.core.types import Batch, LocalTask, Out, Probe, State, Tree
-from fnrfl.data.agreement import as_plain
+from fnrfl.data.agreement import Agreement, as_plain, from_plain
 from fnrfl.data.batches import Pool
 from fnrfl.data.node_config import NodeConfig
+from fnrfl.engines import rehearsal
 from fnrfl.engines.letters import Connection, Letter
 from fnrfl.engines.node import Node
 from fnrfl.engines.rehearsal import AgreedRequests, Rehearsal
@@ -43,6 +46,7 @@ from fnrfl.runs.build import Built, build
 from fnrfl.runs.node_data import BuiltNode
 from fnrfl.runs.parts import gather_parts
 from fnrfl.runs.run import run
+from test_hostile_nodes import with_changes
 from test_network import config as network_config
 from test_network import on_loop, same
 from test_nodes import asking, clients_of, digits
@@ -277,8 +281,9 @@ def form(answer: bytes) -> Any:
     return tuple((name, tuple(value.shape), value.dtype) for name, value in sorted(content.items()))
 
 
+@pytest.mark.parametrize("examples", [150, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", METHODS)
-def test_whatever_a_server_sends_nothing_leaves_but_what_the_method_sends(method: str) -> None:
+def test_whatever_a_server_sends_nothing_leaves_but_what_the_method_sends(method: str, examples: int) -> None:
     """Two nodes whose test rows differ answer alike to every letter, and in no other form than in an honest run."""
     write_sites(Path("sites"))
     write_sites(Path("other"), test_seed=1)
@@ -290,7 +295,7 @@ def test_whatever_a_server_sends_nothing_leaves_but_what_the_method_sends(method
     planted += [str(value)[:7].encode() for value in (PLANTED, PLANTED_TEST)]
     answered = 0
 
-    @settings(max_examples=150, deadline=None, database=None)
+    @settings(max_examples=examples, deadline=None, database=None)
     @given(st.integers(0, 2**40))
     def check(seed: int) -> None:
         nonlocal answered
@@ -305,18 +310,84 @@ def test_whatever_a_server_sends_nothing_leaves_but_what_the_method_sends(method
     assert answered  # what is agreed on is still answered
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(300_000, marks=pytest.mark.slow)])
-def test_fuzzed_letters_are_answered_and_nothing_is_raised(count: int) -> None:
+MORE_METHODS = METHODS | {
+    "fedgen": ("algorithm.steps=2",),
+    "fedftg": ("algorithm.iterations=1",),
+    "feddf": ("fnr=on", "public.distill=0.5", "algorithm.steps=2"),
+    "cfedfn": ("fnr=on",),
+    "moon": ("fnr=on", "dataset.scale=standard"),
+}
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(30_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", MORE_METHODS)
+def test_fuzzed_messages_are_answered_by_a_whole_node_and_nothing_is_raised(
+    method: str, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_sites(Path("sites"))
-    network, _ = carried("fnr=on", "algorithm=scaffold", "client.stragglers=0.5")
-    dice, answered = random.Random(count), 0
+    words, dice, answered = (f"algorithm={method}", *MORE_METHODS[method]), random.Random(count), 0
+    network, _ = carried(*words)
+    met, _ = sites(*words)
+    node = NodeService(NodeConfig(data="sites/a.npz", name="a", public="public.npz"), Path("runs").absolute())
+    question = {"run": "agreed", "recipe": met.recipe, "agreement": as_plain(met.agreement)}
+    assert node.answer(json.dumps(question).encode()) == b"{}"
     logging.disable()
     try:
         for _ in range(count):
-            answered += not isinstance(from_bytes(network.send(mutated(network.letters, dice))).content, Failure)
+            if (kind := dice.random()) < 0.1:
+                message = json.dumps(with_changes(question, dice)).encode()
+            else:
+                message = mutated(network.letters, dice) if kind < 0.95 else dice.randbytes(dice.randrange(300))
+            answer = node.answer(message)
+            answered += answer[:1] != b"{" and not isinstance(from_bytes(answer).content, Failure)
+            capsys.readouterr()
     finally:
         logging.disable(logging.NOTSET)
     assert 0 < answered < count
+
+
+# -- how much work a message makes -------------------------------------------------------------------------------------
+
+
+def test_the_search_for_a_request_that_nobody_makes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of 600 clients under FNR, one for each number of those that answer, would take half a minute."""
+    monkeypatch.setattr(rehearsal, "SEARCH_SECONDS", 0.2)
+    parts = gather_parts(digits())
+    crowd = SimpleNamespace(num_classes=10, examples=torch.full((600,), 50), all=parts.pool.all)
+    played = Rehearsal(FNR(FedAvg()), parts.net, crowd, parts.config.client, simulated=False)  # type: ignore[arg-type]
+    agreed = AgreedRequests(played, 1, cohort=600, rounds=9)
+    began = time.process_time()
+    assert MeasureRequest([1], 5, Accuracy(), "test") not in agreed
+    assert MeasureRequest([1], 5, Accuracy(), "ranking") in agreed
+    assert time.process_time() - began < 5
+
+
+def test_a_letter_with_very_many_tensors_for_an_id_is_refused_at_once() -> None:
+    write_sites(Path("sites"))
+    network, _ = carried()
+    text, tensors = to_parts(from_bytes(network.letters[-1]))
+    plain = json.loads(text)
+    (place,) = [one for one in plain["fields"] if one[0] == "id"]
+    place[1] = [{"tensor": len(tensors) + n} for n in range(20_000)]
+    began = time.process_time()
+    answer = network.send(from_text(json.dumps(plain).encode(), [*tensors, *torch.zeros(20_000, 1)]))
+    assert time.process_time() - began < 2 and isinstance(from_bytes(answer).content, Failure)
+
+
+def test_a_recipe_that_takes_long_to_read_is_not_read() -> None:
+    began = time.process_time()
+    said = refusal(service(Path("runs").absolute()), "a." * 50_000 + "a = 1")
+    assert time.process_time() - began < 1 and "32,768 are the most" in said
+
+
+def test_an_agreement_with_very_many_sites_or_classes_is_refused() -> None:
+    write_sites(Path("sites"))
+    met, _ = sites()
+    plain = as_plain(met.agreement)
+    for more in ({"sizes": [1] * 20_000}, {"sites": [*"ab"] * 10_000},
+                 {"schema": plain["schema"] | {"classes": ["0"] * 20_000}}):  # fmt: skip
+        with pytest.raises(ConfigError, match="at most 10000"):
+            from_plain(Agreement, plain | more, "the server")
 
 
 # -- honest runs -------------------------------------------------------------------------------------------------------
@@ -408,6 +479,15 @@ def test_no_error_at_a_node_quotes_its_data_code_or_paths(raised: str) -> None:
         given = {k: v for k, v in ({"data": "digits", "partition": 0} | values).items() if v is not None}
         said = refusal(NodeService(NodeConfig.from_values(given), Path("runs").absolute()), digits().to_toml())
         assert "Meyer" not in said and str(Path.cwd()) not in said and "mine" not in said
+
+
+def test_a_server_writes_nothing_but_plain_text_into_a_nodes_log(caplog: pytest.LogCaptureFixture) -> None:
+    write_sites(Path("sites"))
+    network, _ = carried()
+    text = json.dumps({"class": "\x1b[2J\nround 1", "fields": []}).encode()
+    with caplog.at_level(logging.DEBUG):
+        network.send(from_text(text, []))
+    assert "round 1" in caplog.text and "\x1b" not in caplog.text and len(caplog.text.splitlines()) == 1
 
 
 def test_an_error_in_training_stays_at_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from fnrfl.data.datasets import load as load_data
 from fnrfl.data.natural import in_natural_order
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.own_site import describe_site, read_agreed
-from fnrfl.data.reading import Reading
+from fnrfl.data.reading import Columns, Reading
 from fnrfl.data.site_agreement import agree_on_sites, settle
 from fnrfl.engines.letters import Letter
 from fnrfl.engines.node import Node
@@ -237,7 +237,7 @@ def test_labels_that_are_no_classes_are_not_told() -> None:
     for data, where in (("site.csv", "Column 'patient'"), ("site.npz", "y")):
         with pytest.raises(ConfigError, match=f"{where} of {data} has 30 different labels in 30 examples"):
             describe_site(NodeConfig(data=data, name="A"), Reading())
-    agreement = agree_on_sites([SiteFacts("A", {}, schema=schema(labels={"a": 1, "b": 1, "c": 1}))], Reading())
+    agreement = agree_on_sites([SiteFacts("A", {}, schema=schema(labels=("a", "b", "c")))], Reading())
     with pytest.raises(CompatibilityError, match="The sites have 3 classes for 2 training examples"):
         settle(agreement, [SiteHolding("A", (1, 1, 0), "", "")])
 
@@ -270,6 +270,35 @@ def test_columns_that_a_node_keeps_to_itself_are_as_if_they_were_not_there() -> 
             describe_site(node, asks)
     with pytest.raises(ConfigError, match="dataset.ignore names the column 'nome', and"):
         describe_site(replace(plain, ignore="nome"), Reading(label="ill", ignore=("age",)))
+
+
+def test_a_server_gets_no_list_of_the_values_of_a_column_and_no_count_of_them() -> None:
+    """Whatever it calls a category or a class, and whatever it says was agreed on."""
+    rows = [f"{1000 + 7 * n},{'ab'[n % 2]},{'yn'[n % 3 == 0]}" for n in range(60)]
+    Path("a.csv").write_text("\n".join(["pin,ward,ill", *rows]) + "\n")
+    node, reading = NodeConfig(data="a.csv", name="a"), Reading(label="ill")
+    told = describe_site(node, reading)
+    assert not any(str(1000 + 7 * n) in repr(told) for n in range(60))
+    for asks in (Reading(label="ill", categories=("pin",)), Reading(label="pin")):
+        with pytest.raises(ConfigError, match="60 different"):
+            describe_site(node, asks)
+    schema = agree_on_sites([SiteFacts("a", {}, schema=told)], reading).schema
+    assert schema is not None and schema.columns is not None
+    pins = tuple(str(pin) for pin in range(1000, 2000))
+    of_pins = Columns(("ill", "ward"), ("category",) * 2, "pin", {"ill": ("n", "y"), "ward": ("a", "b")})
+    as_words = replace(schema.columns, categories=schema.columns.categories | {"pin": pins})
+    for forged in (replace(schema, columns=of_pins, classes=pins), replace(schema, columns=as_words)):
+        with pytest.raises(ConfigError, match="column 'pin' in another way"):
+            read_agreed(node, reading, forged)
+
+
+def test_a_site_tells_no_numbers_of_its_test_rows() -> None:
+    x, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
+    told = []
+    for name, tests in (("a", [0, 0, 0, 1]), ("b", [0, 1, 1, 1])):
+        np.savez(f"{name}.npz", x_train=x, y_train=y, x_test=x[:4] * len(told), y_test=np.array(tests))
+        told.append(describe_site(NodeConfig(data=f"{name}.npz", name="a"), Reading()))
+    assert told[0] == told[1]
 
 
 # -- a whole run -------------------------------------------------------------------------------------------------------
@@ -403,12 +432,12 @@ def test_a_run_over_sites_goes_on_to_the_same_end_and_not_with_other_data() -> N
 
 def schema(**changed: Any) -> SiteSchema:
     columns = (ColumnFacts("age", "number", 9), ColumnFacts("ward", "category", 9, ("a", "b")))
-    table = SiteSchema("table", {"yes": 4, "no": 5}, True, False, columns=columns, label="ill")
+    table = SiteSchema("table", ("yes", "no"), True, False, columns=columns, label="ill")
     return replace(table, **changed)
 
 
 def pictures(**changed: Any) -> SiteSchema:
-    return replace(SiteSchema("pictures", {"cat": 1}, True, False, input_shape=(1, 4, 4), dtype="uint8"), **changed)
+    return replace(SiteSchema("pictures", ("cat",), True, False, input_shape=(1, 4, 4), dtype="uint8"), **changed)
 
 
 AGE, WARD = schema().columns
@@ -435,7 +464,7 @@ AGE, WARD = schema().columns
             schema(columns=(AGE, replace(WARD, categories=tuple(f"b{i}" for i in range(15)), known=20))),
             "Column 'ward' of all sites together holds 30 different texts in 40 rows",
         ),
-        (schema(labels={"1": 2}), schema(labels={"1.0": 2}), "'A' writes the class '1' and the node 'B' writes '1.0'"),
+        (schema(labels=("1",)), schema(labels=("1.0",)), "'A' writes the class '1' and the node 'B' writes '1.0'"),
         (pictures(), pictures(input_shape=(1, 4, 5)), r"uint8\[1, 4, 5\].*Set dataset.image_size"),
         (pictures(kind="arrays"), pictures(kind="arrays", dtype="float64"), "the node 'B' of float64.*one way"),
         (pictures(), pictures(named=False), "'A' has names as labels and the node 'B' has numbers"),

@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 # What a node may tell: texts, counts and lists are bounded, since they come from other machines.
 MOST_CLASSES = 10_000
+MOST_SITES = 10_000
+MOST_INPUTS = 2**18  # of a table, once its categories are columns
 Count = Annotated[int, Field(ge=0, le=2**31)]  # of one site's examples
 ShortText = Annotated[str, Field(max_length=1000)]
 Sha256 = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
@@ -45,8 +47,7 @@ class SiteSchema:
     """What a site's own data is like: no example, but the names of columns, categories and classes, and counts."""
 
     kind: Annotated[str, Field(pattern="^(table|pictures|arrays)$")]
-    # each label as it is written, and how many examples have it
-    labels: Annotated[dict[ShortText, Count], Field(min_length=1, max_length=MOST_CLASSES)]
+    labels: Annotated[tuple[ShortText, ...], Field(min_length=1, max_length=MOST_CLASSES)]  # each as it is written
     named: bool  # labels are names, and not numbers
     tested: bool  # it comes with a test part
     # those that an array `classes` names, in its order
@@ -85,7 +86,7 @@ class Schema:
     """What the data of all sites is like."""
 
     kind: str
-    classes: tuple[str, ...]
+    classes: Annotated[tuple[str, ...], Field(max_length=MOST_CLASSES)]
     input_shape: tuple[int, ...]
     dtype: str
     tested: bool  # some site comes with a test part: then nobody draws one
@@ -101,11 +102,11 @@ class Schema:
 class Agreement:
     """What all nodes and the server go by."""
 
-    sites: tuple[str, ...]  # the name of every client, by its number
+    sites: Annotated[tuple[str, ...], Field(max_length=MOST_SITES)]  # the name of every client, by its number
     data: str = ""  # the sha256 of the data
     split: str = ""  # the sha256 of the split; of sites, of the public data
     schema: Schema | None = None  # of sites
-    sizes: tuple[int, ...] = ()  # of sites: how many examples each trains on
+    sizes: Annotated[tuple[int, ...], Field(max_length=MOST_SITES)] = ()  # of sites: how many examples each trains on
     hashes: tuple[str, ...] = ()  # of sites: the sha256 of the examples of each
     notices: tuple[str, ...] = field(default=(), compare=False)
 

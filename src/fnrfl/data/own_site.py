@@ -14,7 +14,7 @@ from fnrfl.core import own_code, trust
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.words import counted
 from fnrfl.data import arrays, readers, sites, strata
-from fnrfl.data.agreement import ColumnFacts, Schema, SiteSchema
+from fnrfl.data.agreement import MOST_INPUTS, ColumnFacts, Schema, SiteSchema
 from fnrfl.data.csv_tables import describe_tables
 from fnrfl.data.datasets import Dataset, Part, checked_raw, read_source, refuse_keys_of_others, source_of_values
 from fnrfl.data.node_config import NodeConfig
@@ -22,7 +22,7 @@ from fnrfl.data.reading import Examples, Expected, RawData, Reading
 from fnrfl.data.sites import Site
 from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.data.sources.entry import checksum
-from fnrfl.data.table_cells import FEW_CATEGORIES
+from fnrfl.data.table_cells import FEW_CATEGORIES, is_free_text
 
 KINDS = {".csv": "table", "images": "pictures", ".npz": "arrays"}
 
@@ -32,8 +32,7 @@ def describe_site(node: NodeConfig, reading: Reading) -> SiteSchema:
     reading = _own_reading(node, reading)
     site = _find(node, reading)
     if site is not None and site.kind == ".csv":
-        found = _describe_table(site, reading)
-        _refuse_other_than_classes(node, found.labels, f"Column {found.label!r}")
+        found = _describe_table(node, site, reading)
         return found
     raw = _read(node, site, None, reading)
     held = [arrays.class_labels(part.y, f"y of {node.data}") for part in raw.parts.values() if part.y is not None]
@@ -45,7 +44,7 @@ def describe_site(node: NodeConfig, reading: Reading) -> SiteSchema:
     x = next(iter(raw.parts.values())).x
     return SiteSchema(
         kind=KINDS.get(".npz" if site is None else site.kind, "arrays"),
-        labels=dict(labels),
+        labels=tuple(labels),
         named=held[0].dtype.kind == "U",
         tested="test" in raw.parts,
         classes=None if raw.classes is None else tuple(map(str, raw.classes)),
@@ -69,7 +68,7 @@ def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
 
     Where nobody brings a test part, the site draws its own as the simulator does: by its own examples and name alone.
     """
-    _refuse_columns_kept_here(node, schema)
+    _refuse_other_columns(node, reading, schema)
     expected = Expected(schema.columns, colour=schema.colour, classes=schema.classes)
     reading = _own_reading(node, reading)
     raw = _read(node, _find(node, reading), expected, reading)
@@ -94,12 +93,21 @@ def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
     )
 
 
-def _refuse_columns_kept_here(node: NodeConfig, schema: Schema) -> None:
-    """Refuse to read a column that the node keeps to itself, whatever the server says was agreed on."""
-    named = () if schema.columns is None else (*schema.columns.inputs, schema.columns.label)
-    if kept := sorted(set(node.ignored_columns) & set(named)):
+def _refuse_other_columns(node: NodeConfig, reading: Reading, schema: Schema) -> None:
+    """Refuse columns that are not as this node has described them, whatever the server says was agreed on.
+
+    Otherwise a server could have the rows of each value counted, of any column.
+    """
+    if schema.columns is None:
+        return
+    told = describe_site(node, reading)
+    text = {column.name: column.type == "category" for column in told.columns if column.known}
+    agreed = {name: name in schema.columns.categories for name in schema.columns.inputs} | {schema.columns.label: None}
+    wrong = [name for name, one in agreed.items() if one != text.get(name, one) or name in node.ignored_columns]
+    if wrong or told.label != schema.columns.label or len(schema.columns.encoded) > MOST_INPUTS:
         raise ConfigError(
-            f"What was agreed on has the column {kept[0]!r}, which this node keeps to itself (ignore). It was refused."
+            f"What was agreed on has the column {(wrong or [schema.columns.label])[0]!r} in another way than "
+            f"{node.label} has described it, or one which this node keeps to itself (ignore). It was refused."
         )
 
 
@@ -141,12 +149,20 @@ def _read(node: NodeConfig, site: Site | None, expected: Expected | None, readin
     return checked_raw(node.data, together, reading)
 
 
-def _describe_table(site: Site, reading: Reading) -> SiteSchema:
+def _describe_table(node: NodeConfig, site: Site, reading: Reading) -> SiteSchema:
     found = describe_tables(list(site.parts.values()), reading)
     columns = found.columns
+    _refuse_other_than_classes(node, found.labels, f"Column {columns.label!r}")
+    for name, known in columns.categories.items():  # a recipe may name any column as one of categories
+        if is_free_text(len(known), cells := found.known_cells[name]):
+            raise ConfigError(
+                f"Column {name!r} of {node.data} has {counted(len(known), 'different cell')} in "
+                f"{counted(cells, 'row')}, and the server would be told each. Name it as ignore in the node's "
+                "configuration, or make fewer categories of it."
+            )
     return SiteSchema(
         kind="table",
-        labels=found.labels,
+        labels=tuple(found.labels),
         named=True,
         tested="test" in site.parts,
         columns=tuple(

@@ -59,8 +59,9 @@ class InputMoments(Probe):
         return merged(total, part) if total else part
 
     def accepts(self, answer: Tree, one: Tree, examples: float) -> bool:
-        most = one["count"] * int(examples)
-        return bool(((answer["count"] >= 0) & (answer["count"] <= most)).all() and (answer["m2"] >= 0).all())
+        most, largest = one["count"] * int(examples), torch.finfo(torch.float32).max  # inputs are float32
+        right = all(bool((answer[name].abs() <= largest).all()) for name in ("mean", "rest"))
+        return right and bool(((answer["count"] >= 0) & (answer["count"] <= most)).all() and (answer["m2"] >= 0).all())
 
 
 def merged(one: Tree, other: Tree) -> Tree:

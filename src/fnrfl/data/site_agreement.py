@@ -13,14 +13,22 @@ from itertools import pairwise
 
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.words import counted, printable
-from fnrfl.data.agreement import Agreement, ColumnFacts, Schema, SiteFacts, SiteHolding, SiteSchema, versions_alike
+from fnrfl.data.agreement import (
+    MOST_INPUTS,
+    Agreement,
+    ColumnFacts,
+    Schema,
+    SiteFacts,
+    SiteHolding,
+    SiteSchema,
+    versions_alike,
+)
 from fnrfl.data.natural import in_natural_order
 from fnrfl.data.reading import Categories, Columns, Reading
 from fnrfl.data.table_cells import class_name, refuse_free_text, sorted_classes
 from fnrfl.data.table_columns import is_number, listed_columns
 
 MOST_HELD = 2**31  # examples of one site
-MOST_INPUTS = 2**18  # of a table, once its categories are columns
 Described = tuple[SiteFacts, SiteSchema]
 
 

@@ -173,9 +173,14 @@ def _check_mixed(tables: Sequence[CsvTable], name: str) -> None:
                 )
 
 
+def is_free_text(num_categories: int, num_cells: int) -> bool:
+    """Whether so many different cells are no categories, which repeat."""
+    return num_categories > (FEW_CATEGORIES if 2 * num_categories > num_cells else MAX_CATEGORIES)
+
+
 def refuse_free_text(whose: str, name: str, num_categories: int, num_cells: int) -> None:
     """Refuse text that is no category, such as names, dates and remarks."""
-    if num_categories <= FEW_CATEGORIES or (num_categories <= MAX_CATEGORIES and 2 * num_categories <= num_cells):
+    if not is_free_text(num_categories, num_cells):
         return
     raise ConfigError(
         f"Column {name!r} of {whose} holds {counted(num_categories, 'different text')} in "

@@ -20,6 +20,7 @@ from fnrfl.core.net import Net
 from fnrfl.core.store import ClientStore
 from fnrfl.core.trees import Tree, aligned
 from fnrfl.core.values import Data, LocalTask, State
+from fnrfl.core.words import printable
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.letters import Letter, LetterAnswer, Version, check_run_id
 from fnrfl.engines.trainer import Trainer
@@ -123,7 +124,7 @@ class Node:
             raise ShareableError(f"A letter is for another client or another run than client {mine}'s. It was refused.")
         versions = [one for one in (letter.memory, letter.kept, letter.held) if one is not None]
         numbers = [letter.round, letter.number, *(n for one in versions for n in (one.round, one.number))]
-        if any(type(number) is not int for number in numbers):  # they name files
+        if any(type(number) is not int for number in numbers) or not isinstance(letter.id, str):  # files, the answer
             raise ShareableError(f"A letter to client {mine} is not in the right form. It was refused.")
         self._check_request(letter.request, letter.round)
         return letter
@@ -201,7 +202,7 @@ class Node:
 
 def failure_at_node(error: Exception) -> Failure:
     """Log an error at the node, and give the server a sentence that cannot quote data, code or a path."""
-    log.error(sentence(error)[:LOGGED])
+    log.error(printable(sentence(error)[:LOGGED]))
     if isinstance(error, ShareableError):
         return Failure(str(error))
     if out_of_memory(error):

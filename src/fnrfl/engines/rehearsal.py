@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ from fnrfl.core.values import SERVER, Batch, Data, LocalTask, Out, Replies, Stat
 
 T = TypeVar("T")
 log = logging.getLogger("fnrfl")
+SEARCH_SECONDS = 30.0  # that may be rehearsed for one letter beyond the round of the whole cohort
 
 
 class Rehearsal(Engine):
@@ -174,7 +176,8 @@ class AgreedRequests:
     """All requests to one client that the agreed method makes in a round, by rehearsing it.
 
     A round is rehearsed from the state after the rounds before it and from the method's first state, because a client
-    may be new, and with all clients of a cohort and with fewer, because some may not answer.
+    may be new, and with all clients of a cohort and with fewer, because some may not answer. One that is not found in
+    `SEARCH_SECONDS` is none of them; the next search goes on from there.
     """
 
     def __init__(
@@ -194,10 +197,13 @@ class AgreedRequests:
             self._enter(t)
         if any(alike(request, one) for one in self._known):
             return True
+        until = time.monotonic() + SEARCH_SECONDS
         for one in self._more:
             self._known.append(one)
             if alike(request, one):
                 return True
+            if time.monotonic() > until:
+                break
         return False
 
     def _enter(self, t: int) -> None:
@@ -234,7 +240,8 @@ class AgreedRequests:
             if int(cohort[0]) == SERVER:
                 continue
             one, training = task.rows(slice(0, 1)), task.training or rehearsal.training
-            one, epochs = replace(one, start=_model(one.start)), training.epochs
+            own = trees.mapped(torch.clone, one.own)  # without the rows of the others
+            one, epochs = replace(one, start=_model(one.start), own=own), training.epochs
             slow = rehearsal.options.stragglers > 0 and task.is_private_training
             for each in range(min(1, epochs) if slow else epochs, epochs + 1):
                 yield TrainRequest(mine, rehearsal.round, one, training, [each])

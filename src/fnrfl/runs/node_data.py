@@ -42,6 +42,7 @@ from fnrfl.runs.parts import RunParts, fitting_net, gather_parts, on_device
 from fnrfl.runs.run_files import versions
 
 log = logging.getLogger("fnrfl")
+MOST_RECIPE = 2**15  # characters: keys of very many parts take the square of their length to read
 
 # -- the recipe on its way ---------------------------------------------------------------------------------------------
 
@@ -59,6 +60,8 @@ def recipe_for_nodes(config: RunConfig) -> str:
 
 def recipe_at_node(text: str, node: NodeConfig) -> RunConfig:
     """The recipe that a server sent, with this node's own data, paths and engine in the place of the server's."""
+    if len(text) > MOST_RECIPE:
+        raise ShareableError(f"A recipe has {len(text):,} characters; {MOST_RECIPE:,} are the most. It was refused.")
     told = read_keys(text, origin="The server's recipe")
     own: dict[str, object] = {
         "dataset.name": node.data,
