@@ -41,7 +41,6 @@ from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.vectorised import Vectorised
 
 BLOCK_BYTES = 24 << 20  # models that stay in a processor's cache from their first step to their average
-FEWEST_TOGETHER = 4  # clients in a group on a CPU, if there are as many
 EngineName = Literal["loop", "batched", "gpu", "ray"]
 
 
@@ -126,11 +125,9 @@ def _backend(net: Net, layout: Layout) -> TorchScript | CudaGraphs:
 
 
 def _group_size(layout: Layout) -> int:
-    """As many clients in a group as there are for each device or thread; on a CPU not very few."""
+    """As many clients in a group as there are for each GPU; on a CPU the same for any number of threads."""
     at_once = layout.clients_at_once or GROUP_SIZE
-    if layout.devices:
-        return min(GROUP_SIZE, -(-at_once // len(layout.devices)))
-    return max(min(FEWEST_TOGETHER, at_once), min(GROUP_SIZE, -(-at_once // layout.threads)))
+    return min(GROUP_SIZE, -(-at_once // len(layout.devices))) if layout.devices else GROUP_SIZE
 
 
 def _store(layout: Layout, name: str, net: Net, first: Tree, home: torch.device | None = None) -> ClientStore:
