@@ -258,7 +258,7 @@ def test_what_is_compiled_in_the_background(
     monkeypatch.setattr(backend, "_captured", lambda step, arguments: (step, arguments))
     monkeypatch.setattr(compiled.Compiling, "result", lambda self: "compiled")
     arguments = StepArguments([torch.ones(2)], [torch.ones(2)], 1, steps)
-    recording = recorded(torch.Tensor.add_, arguments, {})
+    recording = recorded(torch.Tensor.add_, arguments)
     candidates, found = backend.candidates(recording)
     assert len(started) == (steps == 10**6)
     first: Any = next(candidates)
@@ -400,7 +400,7 @@ def test_a_step_that_cannot_be_captured_has_another_program_but_memory_that_is_f
     arguments = StepArguments([torch.ones(2)], [torch.ones(2)], 1, 0)
     step, backend = compiled.Compiling(tmp_path, torch.device("cpu")), CudaGraphs(torch.float32)
     programs = {
-        "recorded": backend._candidates(recorded(torch.Tensor.add_, arguments, {}), None),
+        "recorded": backend._candidates(recorded(torch.Tensor.add_, arguments), None),
         "compiled": backend.compiled_programs(step, arguments),
     }[which]
     if "memory" in words:

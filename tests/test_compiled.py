@@ -51,7 +51,7 @@ def recorded() -> Recording:
 
 
 def recording_of(arguments: StepArguments) -> Recording:
-    return recorder.recorded(step, arguments, {})
+    return recorder.recorded(step, arguments)
 
 
 @compiles
@@ -80,7 +80,7 @@ def test_a_step_is_read_from_its_text_and_nothing_is_computed() -> None:
         total.add_(x * torch.ones(2) * torch.full((2,), float("inf")).reciprocal().add(4.0))
         return total.sum()
 
-    made = recorder.recorded(making, StepArguments([torch.zeros(2)], [torch.ones(2)], 1, 0), {})
+    made = recorder.recorded(making, StepArguments([torch.zeros(2)], [torch.ones(2)], 1, 0))
     for recording, wanted in ((made, making), (recorded(), step)):
         held = compiled._held_constants(recording.graph)
         tensors = [*recording.arguments.constants, *recording.arguments.turn]

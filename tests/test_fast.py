@@ -115,6 +115,26 @@ def test_the_number_of_programs_is_bounded_whoever_takes_part() -> None:
     assert len(programs(run)) <= len(halves(4))
 
 
+class Convolutional(nn.Sequential):
+    """With every layer whose derivative says which of its outputs are wanted."""
+
+    def __init__(self) -> None:
+        width = NUM_FEATURES
+        first = [nn.Flatten(), nn.Unflatten(1, (1, width)), nn.Conv1d(1, 4, 3, padding=1), nn.BatchNorm1d(4), nn.ReLU()]
+        second = [nn.Conv1d(4, 4, 3, padding=1), nn.LayerNorm(width), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten()]
+        super().__init__(*first, *second, nn.Linear(4 * width, NUM_CLASSES))
+
+
+@pytest.mark.usefixtures("no_programs")
+@FAST
+def test_steps_of_convolutions_and_norms_run_in_torchscript(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchscript, "repeated", lambda step: pytest.fail("not scripted"))
+    world = classification(module=Convolutional)
+    run = Run(FNR(FedAvg()), engine, world=world)
+    assert_near(run.rounds(3), Run(FNR(FedAvg()), world=world).rounds(3), atol=1e-9)
+    assert programs(run) and None not in programs(run)
+
+
 class Moody(nn.Module):
     """Looks at its input before it decides, which no record can."""
 

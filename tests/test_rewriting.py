@@ -39,7 +39,7 @@ def operators(graph: fx.GraphModule) -> list[Any]:
 def twice(step: Callable[..., Tensor], *arguments: Tensor) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The record of a step, two times."""
     given = StepArguments(list(arguments), [], 0, 0)
-    return recorded(step, given, {}).graph, recorded(step, given, {}).graph
+    return recorded(step, given).graph, recorded(step, given).graph
 
 
 def assert_do_the_same(one: fx.GraphModule, other: fx.GraphModule, *arguments: Tensor) -> None:

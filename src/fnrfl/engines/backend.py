@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -20,10 +20,6 @@ class Backend(Protocol):
 
     def settings(self, expected_steps: int) -> Hashable:
         """What a program depends on beside the step and its arguments."""
-        ...
-
-    def decompositions(self) -> Any:
-        """Operators that are recorded as others."""
         ...
 
     def candidates(self, recording: Recording) -> tuple[Iterator[FlatProgram], Coming | None]:

@@ -47,9 +47,6 @@ class CudaGraphs:
     def _pays_to_compile(self, expected_steps: int) -> bool:
         return expected_steps >= WORTH_COMPILING if self.compile is None else self.compile
 
-    def decompositions(self) -> Any:
-        return {}
-
     def recording(self) -> AbstractContextManager[object]:
         return cudnn_autotune()
 

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -207,7 +207,7 @@ class Recorder:
         with self._quietly():
             with timed("recording"):
                 on_gpu = arguments.constants[0].is_cuda  # its kernels are compiled later, or wait for each other
-                recording = recorded(step, arguments, self.backend.decompositions(), computes=not on_gpu)
+                recording = recorded(step, arguments, computes=not on_gpu)
             candidates, coming = self.backend.candidates(recording)
             return RecordedStep(key, step, arguments, candidates, coming=coming)
         return RecordedStep(key, step, None, iter(()))
@@ -276,14 +276,12 @@ def _of_trees(program: FlatProgram) -> Program:
     return lambda carry, fixed, turns: program(trees.leaves((carry, fixed)), trees.leaves(turns))
 
 
-def recorded(
-    step: FlatStep, arguments: StepArguments, decompositions: Mapping[Any, Any], *, computes: bool = True
-) -> Recording:
+def recorded(step: FlatStep, arguments: StepArguments, *, computes: bool = True) -> Recording:
     """Record the operators of a step on copies; without `computes`, on tensors that have shapes and no numbers."""
     tensors = _copies([*arguments.constants, *arguments.turn])
     fake = None if computes else FakeTensorMode(allow_non_fake_inputs=True)
     tensors = tensors if fake is None else [fake.from_tensor(tensor) for tensor in tensors]
-    with fake or nullcontext(), Tracer(tensors, decompositions) as tracer:
+    with fake or nullcontext(), Tracer(tensors) as tracer:
         loss = step(*tensors)
     return Recording(arguments, tracer.module(loss))
 

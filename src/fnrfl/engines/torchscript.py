@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from fnrfl.core.errors import out_of_memory
 from fnrfl.engines.programs import FlatProgram, Recording, repeated
@@ -23,13 +24,6 @@ class TorchScript:
 
     def settings(self, expected_steps: int) -> Hashable:
         return "TorchScript", torch.are_deterministic_algorithms_enabled()
-
-    def decompositions(self) -> Any:
-        """TorchScript cannot trace operators that take a list of booleans."""
-        from torch._decomp import get_decompositions
-
-        aten = torch.ops.aten
-        return get_decompositions([aten.native_batch_norm_backward, aten.native_layer_norm_backward])
 
     def candidates(self, recording: Recording) -> tuple[Iterator[FlatProgram], None]:
         return self._candidates(recording), None
@@ -78,6 +72,7 @@ def _scripted(recording: Recording) -> FlatProgram:
     arguments, graph = recording.arguments, fx.Graph()
     graph.output(graph.graph_copy(recording.graph.graph, {}))
     rewrite(graph)
+    _write_masks_as_text(graph)
     tensors = tuple(t.clone() for t in [*arguments.constants, *arguments.turn])
     step = torch.jit.trace(fx.GraphModule(recording.graph, graph), tensors, check_trace=False, _store_inputs=False)
     constants, turns = [f"a{i}" for i in range(len(arguments.constants))], [f"b{i}" for i in range(len(arguments.turn))]
@@ -91,3 +86,30 @@ def _scripted(recording: Recording) -> FlatProgram:
     )
     run = script.forward  # past the hooks of modules
     return lambda constants, turns: run(*constants, *turns)
+
+
+def _write_masks_as_text(graph: fx.Graph) -> None:
+    """Put functions in TorchScript in the place of operators whose last argument says which of their outputs exist.
+
+    A list of booleans cannot be traced, and nor can an output that does not exist.
+    """
+    for node in graph.nodes:
+        mask = node.args[-1] if isinstance(node.target, OpOverload) and node.args else None
+        if not isinstance(mask, list | tuple) or not any(isinstance(one, bool) for one in mask):
+            continue
+        tensors = {arg: f"x{i}" for i, arg in enumerate(node.all_input_nodes)}
+        arguments = ", ".join(tensors[arg] if isinstance(arg, fx.Node) else repr(arg) for arg in node.args)
+        there = [i for i, exists in enumerate(mask) if exists]
+        node.target = _function(
+            f"def operator({', '.join(tensors.values())}):\n"
+            f"    found = torch.ops.aten.{node.target._opname}({arguments})\n"
+            f"    return ({''.join(f'found[{i}], ' for i in there)})\n"
+        )
+        node.args = tuple(tensors)
+        for user in list(node.users):  # each takes one of the outputs
+            user.args = (node, there.index(user.args[1]))
+
+
+def _function(source: str) -> Callable[..., Any]:
+    unit = torch.jit.CompilationUnit(source)
+    return lambda *tensors: unit.operator(*tensors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from operator import getitem
 from typing import Any
 
@@ -28,19 +28,15 @@ class Tracer(TorchDispatchMode):
     The step runs as it is, and one operator takes microseconds more, where `make_fx` takes a millisecond.
     """
 
-    def __init__(self, inputs: Sequence[Tensor], decompositions: Mapping[Any, Any]) -> None:
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.graph, self.held = fx.Graph(), dict[str, Tensor]()
-        self._decompositions = decompositions
         self._nodes: MutableMapping[Tensor, fx.Node] = WeakIdKeyDictionary()  # a step's memory is free as soon as ever
         for i, tensor in enumerate(inputs):
             self._name(tensor, self.graph.placeholder(f"arg{i}"))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in self._decompositions:
-            with self:
-                return self._decompositions[func](*args, **kwargs)
         if torch.Tag.data_dependent_output in func.tags or _has_shape_of_numbers(func, args):
             raise ReadsNumbers(str(func))
         result = func(*args, **kwargs)
