@@ -174,6 +174,11 @@ def _images(path: Path, change: Callable[[Any], Any], some: Any) -> Path:
 MADE = {"W3": subset, "small": small_images}  # data sets that a benchmark makes
 
 
+def _unscaled(file: Path) -> dict[str, str]:
+    """A data set of a file, read as the named ones are."""
+    return {"name": str(file), "scale": "none"}
+
+
 def tight_work(keys: dict[str, Any]) -> Any:
     """The same data, split, cohorts and initial weights for the loop."""
     import torch
@@ -480,7 +485,9 @@ def main() -> None:
         benches = []
         for bench in BENCHES:
             made = MADE.get(bench.keys["dataset"])
-            keys = bench.keys | ({} if made is None or not wanted(bench.name) else {"dataset": str(made(Path(folder)))})
+            keys = bench.keys | (
+                {} if made is None or not wanted(bench.name) else {"dataset": _unscaled(made(Path(folder)))}
+            )
             benches.append(Bench(**{**bench.__dict__, "keys": keys}))
         for bench in benches:
             if wanted(bench.name):

@@ -113,7 +113,7 @@ def recall_by_class(answers: Answers) -> list[float | None]:
 def f1_macro(answers: Answers) -> float | None:
     """Mean F1 of the classes that the labels or the answers have."""
     known = answers.f1[~np.isnan(answers.f1)]
-    return float(known.mean()) if len(known) else None
+    return float(known.sum() / len(known)) if len(known) else None
 
 
 def f1_weighted(answers: Answers) -> float | None:

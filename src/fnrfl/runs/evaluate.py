@@ -39,8 +39,8 @@ class Score:
     @property
     def balanced(self) -> float:
         """Mean recall of the classes that the data has."""
-        recall = self.answers.recall
-        return float(recall[~np.isnan(recall)].mean())
+        known = self.answers.recall[self.answers.count > 0]
+        return float(known.sum() / len(known))
 
     def reweighted(self, shares: Floats) -> Floats:
         """Accuracy on data with these class shares, [..., C]."""
