@@ -459,6 +459,8 @@ def main() -> None:
     parser.add_argument("--against", metavar="REV", help="a commit whose source takes turns as well")
     parser.add_argument("--out", type=Path, help="folder for a file of JSON lines")
     arguments = parser.parse_args()
+    if arguments.pairs < 2:
+        parser.error("--pairs must be 2 or more.")
     import torch
 
     wanted = lambda name: not arguments.only or any(name.startswith(start) for start in arguments.only)  # noqa: E731
