@@ -42,7 +42,7 @@ def recorded_step(device: str, channels: int) -> Recording:
         return x.sum()
 
     turn = torch.randn(3, 4, channels, 8, 8, device=device).bfloat16()
-    return recorder.recorded(step, StepArguments([*weights.values()], [turn], len(weights), 0), {})
+    return recorder.recorded(step, StepArguments([*weights.values()], [turn], len(weights), 0))
 
 
 def test_each_operator_is_called_once_for_each_kind_of_arguments(recording: Recording, monkeypatch: Any) -> None:
@@ -100,7 +100,7 @@ def test_an_operator_that_fails_ends_nothing(recording: Recording, monkeypatch: 
 
 def test_a_step_without_such_operators_starts_no_thread(monkeypatch: Any) -> None:
     step = lambda total, x: total.add_(x).sum()  # noqa: E731
-    recording = recorder.recorded(step, StepArguments([torch.zeros(2)], [torch.ones(2)], 1, 0), {})
+    recording = recorder.recorded(step, StepArguments([torch.zeros(2)], [torch.ones(2)], 1, 0))
     monkeypatch.setattr(own_kernels, "ThreadPoolExecutor", None)
     own_kernels.compile_kernels(recording)
 

@@ -33,15 +33,9 @@ def node(cls: type[T]) -> type[T]:
 
 def mapped(change: Callable[..., Tensor], first: Any, *others: Any) -> Any:
     """The first value with every tensor changed; `change` is given the tensors that all values have in one place."""
+    if not others:
+        return _changed(change, first)  # by far the most common case, without lists of one
     kind = type(first)
-    if not others:  # by far the most common case, without lists of one
-        if kind is Tensor:
-            return change(first)
-        if kind is dict:
-            return {k: change(v) if type(v) is Tensor else mapped(change, v) for k, v in first.items()}
-        if (names := _NODES.get(kind)) is not None:
-            parts = [getattr(first, name) for name in names]
-            return kind(*[change(part) if type(part) is Tensor else mapped(change, part) for part in parts])
     if isinstance(first, Tensor):
         return change(first, *others)
     if isinstance(first, dict):
@@ -50,6 +44,19 @@ def mapped(change: Callable[..., Tensor], first: Any, *others: Any) -> Any:
         return kind(*[mapped(change, *[getattr(value, name) for value in (first, *others)]) for name in names])
     parts = [mapped(change, *each) for each in zip(first, *others, strict=True)]
     return kind(*parts) if hasattr(first, "_fields") else kind(parts)
+
+
+def _changed(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """A value with every tensor changed."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {k: change(v) if type(v) is Tensor else _changed(change, v) for k, v in value.items()}
+    names = _NODES.get(kind)
+    inner = value if names is None else [getattr(value, name) for name in names]
+    parts = [change(part) if type(part) is Tensor else _changed(change, part) for part in inner]
+    return kind(*parts) if names is not None or hasattr(value, "_fields") else kind(parts)
 
 
 def leaves(value: Any) -> list[Tensor]:
