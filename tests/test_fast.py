@@ -431,6 +431,13 @@ def test_on_a_gpu_steps_are_captured_if_the_groups_of_a_cohort_take_enough() -> 
         )
 
 
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_engines_that_train_clients_one_by_one_record_the_same_runs(rounds: int) -> None:
+    few = built("clients=10", "client.batch=32")
+    configs = [few.config.replace({"rounds": rounds, "engine": {"name": name}}) for name in ("loop", "ray", "flower")]
+    assert len({choice.records_steps(config, few.net, 60) for config in configs}) == 1
+
+
 def short(*keys: str) -> RunConfig:
     return load(None, ["rounds=4", "clients=4", "client.epochs=1", "fnr=on", "algorithm=scaffold", *keys])
 

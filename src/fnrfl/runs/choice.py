@@ -131,6 +131,6 @@ def records_steps(config: RunConfig, net: Net, most_examples: int) -> bool:
     `most_examples` is what the client with the most holds.
     """
     steps = config.rounds * -(-config.client.epochs * most_examples // config.client.batch)
-    steps *= -(-cohort_size(config) // (1 if config.engine.name == "loop" else GROUP_SIZE))
+    steps *= -(-cohort_size(config) // (GROUP_SIZE if config.engine.name in ("batched", "gpu") else 1))
     least = WORTH_RECORDING_LARGE if net.convolutional else WORTH_RECORDING
     return config.engine.accelerate and steps >= (WORTH_CAPTURING if config.engine.name == "gpu" else least)
