@@ -174,7 +174,7 @@ def _check_mixed(tables: Sequence[CsvTable], name: str) -> None:
 
 
 def is_free_text(num_categories: int, num_cells: int) -> bool:
-    """Whether so many different cells are no categories, which repeat."""
+    """Say whether a column is free text: its cells repeat too rarely to be categories."""
     return num_categories > (FEW_CATEGORIES if 2 * num_categories > num_cells else MAX_CATEGORIES)
 
 

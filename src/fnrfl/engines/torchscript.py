@@ -72,7 +72,7 @@ def _scripted(recording: Recording) -> FlatProgram:
     arguments, graph = recording.arguments, fx.Graph()
     graph.output(graph.graph_copy(recording.graph.graph, {}))
     rewrite(graph)
-    _write_masks_as_text(graph)
+    _script_masked_operators(graph)
     tensors = tuple(t.clone() for t in [*arguments.constants, *arguments.turn])
     step = torch.jit.trace(fx.GraphModule(recording.graph, graph), tensors, check_trace=False, _store_inputs=False)
     constants, turns = [f"a{i}" for i in range(len(arguments.constants))], [f"b{i}" for i in range(len(arguments.turn))]
@@ -88,10 +88,10 @@ def _scripted(recording: Recording) -> FlatProgram:
     return lambda constants, turns: run(*constants, *turns)
 
 
-def _write_masks_as_text(graph: fx.Graph) -> None:
-    """Put functions in TorchScript in the place of operators whose last argument says which of their outputs exist.
+def _script_masked_operators(graph: fx.Graph) -> None:
+    """Put a function in TorchScript in the place of each operator with an output mask, such as convolution_backward.
 
-    A list of booleans cannot be traced, and nor can an output that does not exist.
+    Neither the mask, a list of booleans, can be traced nor an output that it leaves out.
     """
     for node in graph.nodes:
         mask = node.args[-1] if isinstance(node.target, OpOverload) and node.args else None

@@ -43,7 +43,7 @@ class OwnConfig:
 
     @property
     def values(self) -> dict[str, object]:
-        """What the file says, and over it what the SuperNode was told."""
+        """Return the keys of the file, replaced by those that the SuperNode was started with."""
         try:
             values = tomllib.loads(self.file.read_text(encoding="utf-8-sig")) if self.file.is_file() else {}
         except ValueError as error:
