@@ -618,6 +618,16 @@ def test_a_client_trains_on_its_own_shard_epoch_by_epoch() -> None:
     assert not torch.equal(*seen)
 
 
+@pytest.mark.parametrize("examples", [1, 2, 10, 16, 50])
+def test_a_last_batch_that_runs_on_begins_the_last_order_again(examples: int) -> None:
+    stream = lambda name: torch.Generator().manual_seed(1)  # noqa: E731
+    orders = plan(examples, Training(epochs=3, batch=16, last_batch="keep"), stream).order.split(examples)
+    filled = plan(examples, Training(epochs=3, batch=16, last_batch="run-on"), stream).order.tolist()
+    whole = torch.cat(orders).tolist()
+    assert len(filled) % 16 == 0 and len(filled) - len(whole) < 16 and filled[: len(whole)] == whole
+    assert filled[len(whole) :] == [int(orders[-1][i % examples]) for i in range(len(filled) - len(whole))]
+
+
 @pytest.mark.parametrize("policy", ["run-on", "keep", "drop", "even"])
 def test_batched_is_loop_under_every_policy(policy: str) -> None:
     training = replace(classification().training, batch=15, last_batch=policy)
