@@ -232,16 +232,7 @@ def test_signatures_are_those_of_the_code() -> None:
             assert [arg.arg for arg in given.args + given.kwonlyargs] + stars == real, f"{node.name}.{method.name}"
 
 
-def test_architecture_names_every_module() -> None:
-    (package,) = [body for page, _, body in BLOCKS if page == "ARCHITECTURE.md" and body.startswith("src/fnrfl/")]
-    named = set(re.findall(r"\b(\w+)\.py\b", package))
-    source = ROOT / "src" / "fnrfl"
-    modules = {path.stem for path in source.rglob("*.py") if path.parent.name != "algorithms"} - {
-        "__init__",
-        "__main__",
-    }
-    assert modules - named == set(), "modules that the package map leaves out"
-    assert named - modules <= {"__init__", "fnr"}, "modules that do not exist"
+def test_architecture_can_be_read_in_one_sitting() -> None:
     assert len(PAGES["ARCHITECTURE.md"].splitlines()) < 360
 
 

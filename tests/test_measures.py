@@ -8,8 +8,8 @@ import pytest
 
 from measures import code_lines, complexity, duplicates, files, functions
 
-MOST_LINES = 350  # of a file
-LONGEST = 45  # lines of a function
+MOST_LINES = 500  # of a file
+LONGEST = 60  # lines of a function
 MOST_COMPLEX = 15  # branches + 1
 
 TEXTS = files()
