@@ -38,6 +38,7 @@ DEFINED_TWICE = {
     "DATASET": "each file of data/sources/ has its data set",
     "URL": "where each of them comes from",
     "load": "config.load is for users, and a data set has one",
+    "run": "the commands `run` and `deploy run`",
     **dict.fromkeys(("convolve", "convolve_back", "weigh"), "kernels for most GPUs, and for Hopper's"),
 }
 T_VARIABLES = {"T", "log"}  # a type variable, and the logger of the package
