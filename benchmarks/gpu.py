@@ -31,8 +31,8 @@ import torch
 import fnrfl
 from fnrfl.algorithms.parts.norms import ClassNorms
 from fnrfl.config import RunConfig, load, registry
-from fnrfl.engines.cuda_graphs import CudaGraphs
 from fnrfl.engines.metered import Metered
+from fnrfl.engines.recorder.cuda_graphs import CudaGraphs
 from fnrfl.results.reproduce import cell_lines
 from fnrfl.runs import run as runs
 from fnrfl.runs.build import Built, build

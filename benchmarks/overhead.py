@@ -107,7 +107,7 @@ def batched(world: World) -> Iterator[Callable[[], None]]:
 def ray(world: World) -> Iterator[Callable[[], None]]:
     """Clients in two Ray actors on this machine."""
     from fnrfl.core.network import NetworkOptions
-    from fnrfl.engines.ray_actors import RayActors
+    from fnrfl.engines.ray.actors import RayActors
     from fnrfl.engines.wire import to_bytes
 
     told = lambda: to_bytes((world.clients, world.parameters))  # noqa: E731
@@ -158,7 +158,7 @@ def empty(turns: int) -> None:
 def images(turns: int) -> None:
     """Images/s of rounds of FedAvg with 10 clients: two Ray actors against the loop engine with two threads."""
     from fnrfl.config import load
-    from fnrfl.engines.ray_session import connected
+    from fnrfl.engines.ray.session import connected
     from fnrfl.runs.run import run
 
     with tempfile.TemporaryDirectory() as folder, connected("", ACTORS):

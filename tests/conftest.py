@@ -69,7 +69,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture
 def no_programs() -> Iterator[None]:
     """No program of an earlier test is found, and none of this test's by later ones."""
-    from fnrfl.engines.programs import STORE
+    from fnrfl.engines.recorder.programs import STORE
 
     STORE.clear()
     yield

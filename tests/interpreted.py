@@ -1,4 +1,4 @@
-"""The convolutions of `core/conv_kernels.py` and `core/hopper_kernels.py` by Triton's interpreter, on a CPU.
+"""The convolutions of `kernels/triton.py` and `kernels/hopper.py` by Triton's interpreter, on a CPU.
 
 They are held against torch's in double precision.
 
@@ -15,7 +15,7 @@ from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input, conv2d_weight
 from triton.runtime import interpreter  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from fnrfl.core import conv_kernels, hopper_kernels
+from fnrfl.kernels import hopper, triton
 
 # clients, batch, in, out, height, width, side, stride, pad
 CASES = [
@@ -92,9 +92,9 @@ def check(kernels: Any, clients: int, batch: int, into: int, out: int, height: i
 if __name__ == "__main__":
     bounds_of_loops()
     for case in CASES:
-        check(conv_kernels, *case)
+        check(triton, *case)
         print(*case)
-    for hopper_kernels.MULTIPROCESSORS in (132, 1):  # small tiles and many parts, large tiles and one part
+    for hopper.MULTIPROCESSORS in (132, 1):  # small tiles and many parts, large tiles and one part
         for case in HOPPER_CASES:
-            check(hopper_kernels, *case)
-            print(hopper_kernels.MULTIPROCESSORS, "multiprocessors:", *case)
+            check(hopper, *case)
+            print(hopper.MULTIPROCESSORS, "multiprocessors:", *case)

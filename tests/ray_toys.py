@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fnrfl.core.network import NetworkOptions
-from fnrfl.engines.ray_actors import RayActors
+from fnrfl.engines.ray.actors import RayActors
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fnrfl.core import client_convolutions
-from fnrfl.core.client_convolutions import ClientConv2d
-from fnrfl.core.client_kernels import share_kernels
+from fnrfl.kernels import convolution
+from fnrfl.kernels.convolution import ClientConv2d
+from fnrfl.kernels.layers import share_kernels
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 LAYERS: dict[str, Callable[[], nn.Conv2d]] = {
@@ -54,11 +54,9 @@ SHAPES = [
 def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which of the three operators ran; on a CPU they are stood in for by torch's."""
     ran: list[str] = []
-    monkeypatch.setattr(client_convolutions, "_has_kernels", lambda device: True)
-    apply = client_convolutions._Convolved.apply
-    monkeypatch.setattr(
-        client_convolutions._Convolved, "apply", lambda *given: (ran.append("convolve"), apply(*given))[1]
-    )
+    monkeypatch.setattr(convolution, "_has_kernels", lambda device: True)
+    apply = convolution._Convolved.apply
+    monkeypatch.setattr(convolution._Convolved, "apply", lambda *given: (ran.append("convolve"), apply(*given))[1])
     return ran
 
 
@@ -238,7 +236,7 @@ def test_slices_of_a_flat_vector_at_any_address_give_the_same_bits(shape: Shape)
 )
 def test_no_factor_of_a_product_goes_through_registers() -> None:
     """Where the compiler let one do so, the sums of a kernel with eight warps did not repeat."""
-    from fnrfl.core import hopper_kernels as kernels
+    from fnrfl.kernels import hopper as kernels
 
     for shape in SHAPES[1:]:
         for clients, batch in ((1, 64), (10, 64)):
@@ -264,17 +262,17 @@ def test_a_compiled_step_has_the_same_bits() -> None:
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 def test_shapes_and_the_gpu_s_capability_alone_choose_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(channels: tuple[int, int], stride: int, size: int, output: int) -> str:
-        name = client_convolutions._kernels(torch.empty(0), channels, stride, (size, size), (output, output)).__name__
+        name = convolution._kernels(torch.empty(0), channels, stride, (size, size), (output, output)).__name__
         return str(name).rpartition(".")[2]
 
-    monkeypatch.setattr(client_convolutions, "_has_descriptors", lambda device: True)
+    monkeypatch.setattr(convolution, "_has_descriptors", lambda device: True)
     assert {chosen((into, out), stride, size, size // stride) for into, out, size, _, stride in SHAPES[1:]} == {
-        "hopper_kernels"
+        "hopper"
     }
     others = [((3, 64), 1, 32, 32), ((96, 64), 1, 32, 32), ((64, 64), 1, 28, 28), ((64, 64), 1, 32, 28)]
-    assert {chosen(*other) for other in others} == {"conv_kernels"}
-    monkeypatch.setattr(client_convolutions, "_has_descriptors", lambda device: False)
-    assert chosen((64, 64), 1, 32, 32) == "conv_kernels"
+    assert {chosen(*other) for other in others} == {"triton"}
+    monkeypatch.setattr(convolution, "_has_descriptors", lambda device: False)
+    assert chosen((64, 64), 1, 32, 32) == "triton"
 
 
 @pytest.mark.slow

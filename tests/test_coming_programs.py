@@ -23,12 +23,12 @@ from fnrfl.config import load
 from fnrfl.core import trees
 from fnrfl.core.errors import ClientError, FnrflError
 from fnrfl.core.messages import TrainRequest
-from fnrfl.engines import compiled, cuda_graphs
 from fnrfl.engines.assemble import Layout
-from fnrfl.engines.cuda_graphs import CompiledLater, CudaGraphs
-from fnrfl.engines.programs import STORE, FlatProgram, Recording, StepArguments, StoredProgram, repeated
-from fnrfl.engines.recorder import Recorder, recorded
-from fnrfl.engines.torchscript import TorchScript
+from fnrfl.engines.recorder import compiled, cuda_graphs
+from fnrfl.engines.recorder.cuda_graphs import CompiledLater, CudaGraphs
+from fnrfl.engines.recorder.programs import STORE, FlatProgram, Recording, StepArguments, StoredProgram, repeated
+from fnrfl.engines.recorder.recorder import Recorder, recorded
+from fnrfl.engines.recorder.torchscript import TorchScript
 from fnrfl.engines.trainer import Trained, Trainer
 from fnrfl.runs import build_engine
 from fnrfl.runs.run import run

@@ -24,9 +24,9 @@ from torch import Tensor
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.core.errors import out_of_memory
-from fnrfl.engines import compile_worker, compiled, cuda_graphs, recorder, torchscript
-from fnrfl.engines.programs import FlatProgram, Recording, StepArguments, repeated
-from fnrfl.engines.torchscript import TorchScript
+from fnrfl.engines.recorder import compile_worker, compiled, cuda_graphs, recorder, torchscript
+from fnrfl.engines.recorder.programs import FlatProgram, Recording, StepArguments, repeated
+from fnrfl.engines.recorder.torchscript import TorchScript
 from toys import Run, assert_near
 
 pytestmark = [pytest.mark.usefixtures("no_programs", "cache")]
@@ -128,7 +128,7 @@ def test_what_a_compiled_step_depends_on_has_a_folder_of_its_own(monkeypatch: An
 
 def working_on(step: Path) -> subprocess.Popen[bytes]:
     """A process that compiles a step until it is killed."""
-    code = "import sys; from pathlib import Path; from fnrfl.engines import compile_worker\n"
+    code = "import sys; from pathlib import Path; from fnrfl.engines.recorder import compile_worker\n"
     code += "with compile_worker._in_turn(Path(sys.argv[1])): print('at work', flush=True); sys.stdin.read()"
     at_work = subprocess.Popen([sys.executable, "-c", code, str(step)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert at_work.stdout is not None and at_work.stdout.readline() == b"at work\n"
@@ -393,7 +393,7 @@ def test_a_fork_that_ends_leaves_the_worker_its_request(cache: Path, monkeypatch
 @pytest.mark.skipif(not hasattr(signal, "alarm"), reason="this system has no alarm")
 def test_a_compiler_that_hangs_ends_and_lets_others_have_their_turn(cache: Path, tmp_path: Path) -> None:
     cache.mkdir()
-    code = "import sys, time, json; from pathlib import Path; from fnrfl.engines import compile_worker\n"
+    code = "import sys, time, json; from pathlib import Path; from fnrfl.engines.recorder import compile_worker\n"
     code += "compile_worker.PATIENCE = 1.0; json.loads = lambda text: time.sleep(600)\n"
     code += (
         "(Path(sys.argv[1]) / 'request.json').write_text(''); compile_worker.compile_request(*map(Path, sys.argv[1:]))"

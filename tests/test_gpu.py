@@ -25,13 +25,13 @@ from fnrfl.core.errors import CompatibilityError, FnrflError
 from fnrfl.core.store import ClientStore
 from fnrfl.core.types import LocalTask, Tree
 from fnrfl.data.batches import Pool
-from fnrfl.engines import cuda_graphs
-from fnrfl.engines.cuda_graphs import cudnn_autotune
 from fnrfl.engines.gpus import Gpus, choose_kernels, found_devices
 from fnrfl.engines.job import Job
 from fnrfl.engines.place import Place
-from fnrfl.engines.programs import MAX_RELATIVE_ERROR, close_enough
-from fnrfl.engines.recorder import Recorder, Wanted
+from fnrfl.engines.recorder import cuda_graphs
+from fnrfl.engines.recorder.cuda_graphs import cudnn_autotune
+from fnrfl.engines.recorder.programs import MAX_RELATIVE_ERROR, close_enough
+from fnrfl.engines.recorder.recorder import Recorder, Wanted
 from fnrfl.engines.runner import Blame, Probing, Runner
 from fnrfl.models.catalogue import build_model
 from fnrfl.runs.build import build as build_run
@@ -417,7 +417,7 @@ def test_bf16_goes_with_layers_that_are_not_trained_and_buffers_of_any_kind(engi
 
 def test_running_statistics_equal_torchs() -> None:
     """Also with a cumulative average, without weights, and for a batch of vectors."""
-    from fnrfl.core.client_kernels import share_kernels
+    from fnrfl.kernels.layers import share_kernels
 
     x = torch.randn(7, 5, 4, 3, dtype=torch.float64)
     for make in (

@@ -17,12 +17,12 @@ from torch.func import grad, vmap
 
 import fnrfl
 from fnrfl.config import load
-from fnrfl.core import client_convolutions
-from fnrfl.core.client_kernels import Norm, share_kernels
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.modules import unwrapped
 from fnrfl.core.net import Net
 from fnrfl.engines import gpus
+from fnrfl.kernels import convolution
+from fnrfl.kernels.layers import Norm, share_kernels
 from fnrfl.runs import build_net, choice, together
 
 
@@ -153,9 +153,9 @@ def test_layers_that_clients_share_give_what_can_be_viewed(
     kind: type[Viewed], compute: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU: in bf16 convolutions are kernels of fnrfl's own, with channels last in memory."""
-    monkeypatch.setattr(client_convolutions, "_has_kernels", lambda device: True)
-    own = mock.Mock(wraps=client_convolutions._Convolved.apply)
-    monkeypatch.setattr(client_convolutions._Convolved, "apply", own)
+    monkeypatch.setattr(convolution, "_has_kernels", lambda device: True)
+    own = mock.Mock(wraps=convolution._Convolved.apply)
+    monkeypatch.setattr(convolution._Convolved, "apply", own)
     x = torch.randn(3, 5, 2, 6, 6)
 
     def gradients(how: str) -> Tensor:

@@ -22,10 +22,8 @@ from fnrfl.algorithms.fedgen import Generated
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.parts.penalties import PENALTIES, Penalised
 from fnrfl.core.algorithm import Objective
-from fnrfl.core.client_kernels import _PaddedBackward, _PaddedNormalised, leaving_padding_out, share_kernels
 from fnrfl.core.feed import Plan, plan_rows
 from fnrfl.core.net import Net
-from fnrfl.core.padding import can_be_tried_with, takes_padding
 from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch
 from fnrfl.data.batches import Pool
@@ -33,7 +31,9 @@ from fnrfl.engines import vectorised
 from fnrfl.engines.expected import ExpectedWork
 from fnrfl.engines.groups import StepShape, cuts_of, halves
 from fnrfl.engines.job import Job
+from fnrfl.engines.padding import can_be_tried_with, takes_padding
 from fnrfl.engines.vectorised import Vectorised
+from fnrfl.kernels.layers import _PaddedBackward, _PaddedNormalised, leaving_padding_out, share_kernels
 from mutants import mutants
 from test_conformance import FEW_METHODS, algorithm, each
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, World, assert_near, classification

@@ -19,9 +19,9 @@ from fnrfl.config import load
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.engine import Step
 from fnrfl.core.fingerprint import fingerprint
-from fnrfl.engines.programs import ProgramStore, StepArguments
-from fnrfl.engines.recorder import Recorder
-from fnrfl.engines.torchscript import TorchScript
+from fnrfl.engines.recorder.programs import ProgramStore, StepArguments
+from fnrfl.engines.recorder.recorder import Recorder
+from fnrfl.engines.recorder.torchscript import TorchScript
 from fnrfl.runs import build_engine
 from fnrfl.runs.build import build
 from toys import NUM_CLASSES, NUM_FEATURES, Run, assert_near, assert_same, classification

@@ -38,10 +38,11 @@ from fnrfl.core.isolation import isolated
 from fnrfl.core.messages import Failure, TrainRequest
 from fnrfl.core.network import NetworkOptions
 from fnrfl.core.types import LocalTask
-from fnrfl.engines import ray_actors, ray_session
-from fnrfl.engines.actor_trainer import ActorTrainer, from_message, to_message
-from fnrfl.engines.ray_actors import RayActors
-from fnrfl.engines.ray_trainer import RayTrainer
+from fnrfl.engines.ray import actors as ray_actors
+from fnrfl.engines.ray import session as ray_session
+from fnrfl.engines.ray.actors import RayActors
+from fnrfl.engines.ray.messages import ActorTrainer, from_message, to_message
+from fnrfl.engines.ray.trainer import RayTrainer
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.results import compare as comparing
@@ -642,7 +643,7 @@ def is_open(port: int) -> bool:
 
 @with_ray
 def test_the_ray_that_a_run_starts_lets_nobody_else_in() -> None:
-    code = "import fnrfl.engines.ray_session as s, sys, subprocess, os\n" + (
+    code = "import fnrfl.engines.ray.session as s, sys, subprocess, os\n" + (
         "with s.connected('', 1) as ray:\n"
         "    address = ray.get_runtime_context().gcs_address\n"
         "    env = {k: v for k, v in os.environ.items() if 'RAY_AUTH' not in k}\n"

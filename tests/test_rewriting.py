@@ -12,10 +12,10 @@ from torch.func import grad_and_value, vmap
 
 from fnrfl.core.algorithm import cross_entropy
 from fnrfl.core.net import Net
-from fnrfl.engines import torchscript
-from fnrfl.engines.programs import StepArguments
-from fnrfl.engines.recorder import Recorder, recorded
-from fnrfl.engines.rewriting import (
+from fnrfl.engines.recorder import torchscript
+from fnrfl.engines.recorder.programs import StepArguments
+from fnrfl.engines.recorder.recorder import Recorder, recorded
+from fnrfl.engines.recorder.rewriting import (
     _is_in_parts,
     _is_only_read,
     _is_plain_descent,
@@ -25,7 +25,7 @@ from fnrfl.engines.rewriting import (
     rewrite,
     update_by_parts,
 )
-from fnrfl.engines.torchscript import TorchScript
+from fnrfl.engines.recorder.torchscript import TorchScript
 from mutants import mutants
 
 aten = torch.ops.aten

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fnrfl.algorithms.parts.spilled import SpilledReplies
 from fnrfl.core import trees
 from fnrfl.core.errors import FnrflError
-from fnrfl.core.spilled import SpilledReplies
 from fnrfl.core.values import Replies
 
 

@@ -13,9 +13,9 @@ from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.moon import Moon
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.net import Model, Net
-from fnrfl.core.padding import _is_as_without, takes_padding
 from fnrfl.data.batches import Pool
 from fnrfl.engines.expected import NOTHING_KNOWN
+from fnrfl.engines.padding import _is_as_without, takes_padding
 from fnrfl.engines.vectorised import Vectorised
 from fnrfl.models import catalogue
 from mutants import mutants

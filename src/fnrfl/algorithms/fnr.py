@@ -25,12 +25,12 @@ from fnrfl.algorithms.parts.norms import (
     weakest,
 )
 from fnrfl.algorithms.parts.penalties import Penalised
+from fnrfl.algorithms.parts.spilled import SpilledReplies
 from fnrfl.algorithms.parts.watching import RefinementWatch
 from fnrfl.core import trees
 from fnrfl.core.algorithm import Algorithm, MethodWrapper, Objective
 from fnrfl.core.errors import ClientError, FnrflError
 from fnrfl.core.refinement import FnrOptions
-from fnrfl.core.spilled import SpilledReplies
 from fnrfl.core.types import Decorator, Engine, LocalTask, Replies, State, Training, Tree
 
 

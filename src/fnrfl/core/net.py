@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fnrfl.core import masks
-from fnrfl.core.client_kernels import leaving_padding_out, share_kernels
 from fnrfl.core.errors import CompatibilityError, gpu_out_of_memory, out_of_memory
 from fnrfl.core.fingerprint import fingerprint
 from fnrfl.core.modules import (
@@ -31,6 +30,7 @@ from fnrfl.core.modules import (
 from fnrfl.core.trees import Tree, prefixed
 from fnrfl.core.values import Flat, Out, Shapes, State
 from fnrfl.core.words import INPUT_SCALE
+from fnrfl.kernels.layers import leaving_padding_out, share_kernels
 
 
 class Net:

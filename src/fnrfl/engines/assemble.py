@@ -24,7 +24,6 @@ from fnrfl.core.network import NetworkOptions
 from fnrfl.core.store import CPU, ClientStore
 from fnrfl.core.training import ClientOptions
 from fnrfl.core.trees import Tree
-from fnrfl.engines.cuda_graphs import CudaGraphs
 from fnrfl.engines.expected import ExpectedWork
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import Gpus
@@ -32,11 +31,12 @@ from fnrfl.engines.groups import GROUP_SIZE
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.one_by_one import OneByOne
 from fnrfl.engines.place import Place, Threads
-from fnrfl.engines.ray_actors import RayActors
-from fnrfl.engines.ray_trainer import RayTrainer
-from fnrfl.engines.recorder import Recorder
+from fnrfl.engines.ray.actors import RayActors
+from fnrfl.engines.ray.trainer import RayTrainer
+from fnrfl.engines.recorder.cuda_graphs import CudaGraphs
+from fnrfl.engines.recorder.recorder import Recorder
+from fnrfl.engines.recorder.torchscript import TorchScript
 from fnrfl.engines.runner import Runner
-from fnrfl.engines.torchscript import TorchScript
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.vectorised import Vectorised
 

@@ -10,12 +10,12 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from fnrfl.core.client_kernels import BATCHNORMS, Norm, shared_norm
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.feed import Feed
 from fnrfl.core.forks import LongTurns, process_lock
 from fnrfl.core.net import Net
 from fnrfl.engines.place import Station, StationPool, Work
+from fnrfl.kernels.layers import BATCHNORMS, Norm, shared_norm
 
 T = TypeVar("T")
 MODEL_COPIES = 16  # copies of a client's parameters that are alive while it trains, at most

@@ -16,8 +16,8 @@ from fnrfl.core.net import Net
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch, State
 from fnrfl.engines.place import Place, Station
-from fnrfl.engines.programs import Program
-from fnrfl.engines.recorder import Recorder, Wanted
+from fnrfl.engines.recorder.programs import Program
+from fnrfl.engines.recorder.recorder import Recorder, Wanted
 from fnrfl.engines.runner import Probing
 
 ModelsAndScale = tuple[State, Tree]  # the scale of inputs is an argument: runs share programs

@@ -13,8 +13,8 @@ from fnrfl.core.values import Batch
 from fnrfl.engines.expected import NOTHING_KNOWN, ExpectedWork
 from fnrfl.engines.job import Fixed, Job
 from fnrfl.engines.place import Place, Station
-from fnrfl.engines.programs import Program
-from fnrfl.engines.recorder import Recorder, Wanted
+from fnrfl.engines.recorder.programs import Program
+from fnrfl.engines.recorder.recorder import Recorder, Wanted
 from fnrfl.engines.runner import Blame, Probing, stretches
 
 

@@ -19,7 +19,7 @@ from fnrfl.core.values import Batch, Flat, Out, RandomStream, State
 from fnrfl.engines.expected import ExpectedWork
 from fnrfl.engines.job import Job
 from fnrfl.engines.place import Place, Station
-from fnrfl.engines.recorder import Recorder
+from fnrfl.engines.recorder.recorder import Recorder
 
 Blame = Callable[[Sequence[int]], AbstractContextManager[None]]  # names these clients in every error inside
 

@@ -11,7 +11,6 @@ from torch.func import vmap
 from fnrfl.core import trees
 from fnrfl.core.engine import Step, run_steps
 from fnrfl.core.errors import gpu_out_of_memory
-from fnrfl.core.padding import TRIED_ROWS, can_be_tried_with, takes_padding
 from fnrfl.core.step import Carry, by_transform, ready_to_transform
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch
@@ -30,9 +29,10 @@ from fnrfl.engines.groups import (
 )
 from fnrfl.engines.job import CLIENT_AXES, Fixed, Job, write_rows
 from fnrfl.engines.joint_probes import ask_together
+from fnrfl.engines.padding import TRIED_ROWS, can_be_tried_with, takes_padding
 from fnrfl.engines.place import Place, Station
-from fnrfl.engines.programs import Program
-from fnrfl.engines.recorder import Recorder, Wanted
+from fnrfl.engines.recorder.programs import Program
+from fnrfl.engines.recorder.recorder import Recorder, Wanted
 from fnrfl.engines.runner import Blame, Probing, free_programs, stretches
 
 MAX_PADDING = 0.25  # of the examples: padding that takes less time than short batches apart, where rows take time

@@ -19,7 +19,7 @@ from fnrfl.engines.assemble import Layout, assemble, assemble_trainer
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import found_devices
 from fnrfl.engines.letters import Connection
-from fnrfl.engines.ray_actors import RayActors
+from fnrfl.engines.ray.actors import RayActors
 from fnrfl.engines.remote_clients import RemoteClients
 from fnrfl.engines.trainer import Trainer
 from fnrfl.runs.choice import records_steps

@@ -11,7 +11,7 @@ from fnrfl.config.resolving import from_flat
 from fnrfl.core.errors import CompatibilityError, FnrflError
 from fnrfl.data.scaling import Scaling
 from fnrfl.engines.gpus import found_devices
-from fnrfl.engines.ray_actors import RayActors
+from fnrfl.engines.ray.actors import RayActors
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.runs.build_engine import build_trainer

@@ -9,7 +9,7 @@ from typing import Any
 from fnrfl.config import RunConfig
 from fnrfl.config.resolving import from_flat
 from fnrfl.core.errors import CompatibilityError, sentence
-from fnrfl.engines.ray_session import LOOK, Need, check_room, connected, why_not_answered
+from fnrfl.engines.ray.session import LOOK, Need, check_room, connected, why_not_answered
 from fnrfl.runs.given import Given
 from fnrfl.runs.ray_run import check_installed, refuse_objects
 from fnrfl.runs.run import resume, run

@@ -11,8 +11,8 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fnrfl.core.errors import out_of_memory
-from fnrfl.engines.programs import FlatProgram, Recording, repeated
-from fnrfl.engines.rewriting import rewrite
+from fnrfl.engines.recorder.programs import FlatProgram, Recording, repeated
+from fnrfl.engines.recorder.rewriting import rewrite
 
 
 class TorchScript:

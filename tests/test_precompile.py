@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fnrfl.core import client_convolutions
-from fnrfl.core.client_kernels import share_kernels
-from fnrfl.engines import own_kernels, recorder
-from fnrfl.engines.cuda_graphs import CudaGraphs
-from fnrfl.engines.programs import Recording, StepArguments
+from fnrfl.engines.recorder import precompile, recorder
+from fnrfl.engines.recorder.cuda_graphs import CudaGraphs
+from fnrfl.engines.recorder.programs import Recording, StepArguments
+from fnrfl.kernels import convolution
+from fnrfl.kernels.layers import share_kernels
 
 OPERATORS = ("convolve", "convolve_back", "weigh")
 
@@ -23,7 +23,7 @@ OPERATORS = ("convolve", "convolve_back", "weigh")
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
     """On a CPU the operators are stood in for by torch's."""
-    monkeypatch.setattr(client_convolutions, "_has_kernels", lambda device: True)
+    monkeypatch.setattr(convolution, "_has_kernels", lambda device: True)
     return recorded_step("cpu", channels=16)
 
 
@@ -46,21 +46,21 @@ def recorded_step(device: str, channels: int) -> Recording:
 
 
 def test_each_operator_is_called_once_for_each_kind_of_arguments(recording: Recording, monkeypatch: Any) -> None:
-    called: list[own_kernels.Call] = []
+    called: list[precompile.Call] = []
     threads = set[int]()
-    real = own_kernels._try
+    real = precompile._try
 
-    def noted(call: own_kernels.Call, device: torch.device) -> None:
+    def noted(call: precompile.Call, device: torch.device) -> None:
         called.append(call)
         threads.add(threading.get_ident())
         real(call, device)
 
-    monkeypatch.setattr(own_kernels, "_try", noted)
-    own_kernels.compile_kernels(recording)
-    nodes = [node for node in recording.graph.graph.nodes if own_kernels._is_own(node)]
+    monkeypatch.setattr(precompile, "_try", noted)
+    precompile.compile_kernels(recording)
+    nodes = [node for node in recording.graph.graph.nodes if precompile._is_own(node)]
     assert {call[0] for call in called} == {getattr(torch.ops.fnrfl, name).default for name in OPERATORS}
     assert len(called) == len({*called}) < len(nodes)  # layers of one shape share their kernels
-    assert {*called} == {own_kernels._call(node) for node in nodes}
+    assert {*called} == {precompile._call(node) for node in nodes}
     assert threading.get_ident() not in threads
 
 
@@ -68,11 +68,11 @@ def test_arguments_are_like_those_of_the_step(recording: Recording, monkeypatch:
     """Same shapes, strides and types, so that the same kernels are compiled."""
     given: list[tuple[Any, ...]] = []
 
-    def shown(call: own_kernels.Call, device: torch.device) -> None:
-        given.append(tuple(own_kernels._empty(one, device) if isinstance(one, tuple) else one for one in call[1]))
+    def shown(call: precompile.Call, device: torch.device) -> None:
+        given.append(tuple(precompile._empty(one, device) if isinstance(one, tuple) else one for one in call[1]))
 
-    monkeypatch.setattr(own_kernels, "_try", shown)
-    own_kernels.compile_kernels(recording)
+    monkeypatch.setattr(precompile, "_try", shown)
+    precompile.compile_kernels(recording)
     told = lambda one: (one.shape, one.stride(), one.dtype) if isinstance(one, Tensor) else one  # noqa: E731
     seen = {tuple(map(told, arguments)) for arguments in given}
     want = set()
@@ -92,22 +92,22 @@ def test_an_operator_that_fails_ends_nothing(recording: Recording, monkeypatch: 
     def refuse(*given: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(own_kernels, "_empty", refuse)
+    monkeypatch.setattr(precompile, "_empty", refuse)
     with caplog.at_level("DEBUG", "fnrfl"):
-        own_kernels.compile_kernels(recording)
+        precompile.compile_kernels(recording)
     assert "could not be called before its step" in caplog.text
 
 
 def test_a_step_without_such_operators_starts_no_thread(monkeypatch: Any) -> None:
     step = lambda total, x: total.add_(x).sum()  # noqa: E731
     recording = recorder.recorded(step, StepArguments([torch.zeros(2)], [torch.ones(2)], 1, 0))
-    monkeypatch.setattr(own_kernels, "ThreadPoolExecutor", None)
-    own_kernels.compile_kernels(recording)
+    monkeypatch.setattr(precompile, "ThreadPoolExecutor", None)
+    precompile.compile_kernels(recording)
 
 
 def test_a_gpu_compiles_them_before_it_captures(recording: Recording, monkeypatch: Any) -> None:
     asked: list[Recording] = []
-    monkeypatch.setattr("fnrfl.engines.cuda_graphs.compile_kernels", asked.append)
+    monkeypatch.setattr("fnrfl.engines.recorder.cuda_graphs.compile_kernels", asked.append)
     CudaGraphs(torch.bfloat16, compile=False).candidates(recording)
     assert asked == [recording]
 
@@ -119,5 +119,5 @@ def test_on_a_gpu_every_operator_can_be_called(channels: int, caplog: Any) -> No
     made = recorded_step("cuda", channels)
     with caplog.at_level("DEBUG", "fnrfl"):
         for _ in range(2):
-            own_kernels.compile_kernels(made)
+            precompile.compile_kernels(made)
     assert "compiling kernels took" in caplog.text and "could not be called" not in caplog.text

@@ -1,6 +1,6 @@
 """The worker: a process that compiles one recorded step, and keeps it on disk.
 
-python -m fnrfl.engines.compile_worker REQUEST OUT      REQUEST is a folder that `compiled.start` wrote
+python -m fnrfl.engines.recorder.compile_worker REQUEST OUT      REQUEST is a folder that `compiled.start` wrote
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fnrfl.engines.compiled import BEGUN, PATIENCE, load_constants
+from fnrfl.engines.recorder.compiled import BEGUN, PATIENCE, load_constants
 
 PLACES = max(2, (os.cpu_count() or 2) // 2)  # for workers of all runs: more would take the processors from training
 FIRST_PLACE = 1 << 48  # behind the bytes of all steps
@@ -66,7 +66,7 @@ def _compile(asked: Path, folder: Path) -> None:
         signal.alarm(int(PATIENCE))  # a compiler that hangs must not keep others from their turn
     import torch._dynamo  # the compiler takes for granted that somebody has imported it
 
-    import fnrfl.core.client_convolutions  # noqa: F401, our own operators, which a step may hold
+    import fnrfl.kernels.convolution  # noqa: F401, our own operators, which a step may hold
 
     request = json.loads((asked / "request.json").read_text())
     settings, cudnn = request["settings"], torch.backends.cudnn

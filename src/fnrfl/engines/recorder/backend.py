@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from fnrfl.engines.programs import Coming, FlatProgram, Recording
+from fnrfl.engines.recorder.programs import Coming, FlatProgram, Recording
 
 
 class Backend(Protocol):

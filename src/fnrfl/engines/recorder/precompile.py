@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fnrfl.engines.programs import Recording, timed
+from fnrfl.engines.recorder.programs import Recording, timed
 
 log = logging.getLogger("fnrfl")
 THREADS = min(8, os.cpu_count() or 1)

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, fx
 
 from fnrfl.core.errors import out_of_memory
-from fnrfl.engines.programs import FlatStep, Recording, timed
+from fnrfl.engines.recorder.programs import FlatStep, Recording, timed
 
 log = logging.getLogger("fnrfl")
 WORKER_SETTINGS = {
@@ -124,7 +124,7 @@ def start(recording: Recording) -> Compiling:
     (asked / "step.py").write_text(recording.graph.code)
     _save_constants(asked / "constants.safetensors", constants)
     # -P: a file json.py in the working folder must not run.
-    command = [sys.executable, "-P", "-m", "fnrfl.engines.compile_worker", str(asked), str(folder)]
+    command = [sys.executable, "-P", "-m", "fnrfl.engines.recorder.compile_worker", str(asked), str(folder)]
     path = os.pathsep.join(entry for entry in sys.path if entry)
     with (asked / "said.txt").open("wb") as said:  # not a pipe, which somebody would have to read all the time
         worker = subprocess.Popen(

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from fnrfl.core.errors import out_of_memory
-from fnrfl.engines import compiled
-from fnrfl.engines.own_kernels import compile_kernels
-from fnrfl.engines.programs import FlatProgram, FlatStep, Recording, StepArguments, repeated, timed
+from fnrfl.engines.recorder import compiled
+from fnrfl.engines.recorder.precompile import compile_kernels
+from fnrfl.engines.recorder.programs import FlatProgram, FlatStep, Recording, StepArguments, repeated, timed
 
 log = logging.getLogger("fnrfl")
 STAGED_BYTES = 64 << 20  # bytes of batches that lie ready on the device, for each program

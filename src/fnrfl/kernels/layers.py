@@ -3,7 +3,7 @@
 BatchNorm: torch's own rule for `vmap` copies activations into another memory order and wants one type for all. Here the
 library's kernels see [batch, clients * channels, ...] as it lies in memory, and statistics keep all their digits when
 activations do not. Pooling of whole images: torch computes a mean, and then arranges it in memory in a way that `vmap`
-can only do client by client. Convolutions: `client_convolutions.py`.
+can only do client by client. Convolutions: `convolution.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from fnrfl.core.client_convolutions import ClientConv2d, folded
+from fnrfl.kernels.convolution import ClientConv2d, folded
 
 aten = torch.ops.aten
 BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -27,8 +27,8 @@ from fnrfl.core.engine import Step
 from fnrfl.core.errors import out_of_memory
 from fnrfl.core.forks import filters_lock, process_lock
 from fnrfl.core.step import ready_to_transform
-from fnrfl.engines.backend import Backend
-from fnrfl.engines.programs import (
+from fnrfl.engines.recorder.backend import Backend
+from fnrfl.engines.recorder.programs import (
     STORE,
     Coming,
     FlatProgram,
@@ -41,7 +41,7 @@ from fnrfl.engines.programs import (
     close_enough,
     timed,
 )
-from fnrfl.engines.tracer import Tracer
+from fnrfl.engines.recorder.tracer import Tracer
 
 log = logging.getLogger("fnrfl")
 Example = Callable[[], tuple[Step, Any, Any, Any]]  # a step, its carry, what it reads, and one turn

@@ -12,7 +12,7 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fnrfl.engines.rewriting import leave_out_views
+from fnrfl.engines.recorder.rewriting import leave_out_views
 
 _ops = torch.ops.aten
 _SAME_TENSOR = {_ops.detach.default, _ops.alias.default, _ops.lift_fresh.default}

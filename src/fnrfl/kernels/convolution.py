@@ -1,6 +1,6 @@
 """Convolutions whose weights differ from client to client, as one kernel for all clients of a `vmap`.
 
-On a GPU and in bf16 these are kernels of our own (`conv_kernels.py`, `hopper_kernels.py`), which torch knows as three
+On a GPU and in bf16 these are kernels of our own (`triton.py`, `hopper.py`), which torch knows as three
 operators, so that steps with them can be recorded and compiled. In other types 1x1 convolutions are matrix products,
 since a grouped convolution goes group by group and a batched product does not; larger ones are torch's own.
 """
@@ -102,16 +102,16 @@ def _(info: Any, dims: Any, x: Tensor, dy: Tensor, side: int, clients: int, *geo
 
 def _kernels(t: Tensor, channels: Sequence[int], stride: int, sizes: Sequence[int], outputs: Sequence[int]) -> Any:
     """The module whose kernels are for a GPU, for a client's channels and for heights and widths."""
-    from fnrfl.core import conv_kernels
+    from fnrfl.kernels import triton
 
     smaller = all(size == stride * output for size, output in zip(sizes, outputs, strict=True))
     if not smaller or any(size & (size - 1) for size in sizes) or any(number % 64 for number in channels):
-        return conv_kernels
+        return triton
     if not _has_descriptors(t.device):
-        return conv_kernels
-    from fnrfl.core import hopper_kernels
+        return triton
+    from fnrfl.kernels import hopper
 
-    return hopper_kernels
+    return hopper
 
 
 @cache

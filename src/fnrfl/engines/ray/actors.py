@@ -14,8 +14,8 @@ from fnrfl.core.errors import FnrflError
 from fnrfl.core.isolation import isolated
 from fnrfl.core.messages import Failure
 from fnrfl.core.network import NetworkOptions
-from fnrfl.engines.actor_trainer import ActorTrainer, Message
-from fnrfl.engines.ray_session import LOOK, Need, check_room, connected, last_line, why_not_answered
+from fnrfl.engines.ray.messages import ActorTrainer, Message
+from fnrfl.engines.ray.session import LOOK, Need, check_room, connected, last_line, why_not_answered
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 

@@ -1,4 +1,4 @@
-"""The convolutions of `conv_kernels.py` for GPUs of compute capability 9: tiles are loaded by tensor descriptors.
+"""The convolutions of `triton.py` for GPUs of compute capability 9: tiles are loaded by tensor descriptors.
 
 They take the same arguments and give the same sums, for channels that 64 divides, and for pictures whose sides are
 powers of two and become `stride` times smaller. Tiles and parts are again a rule of the shapes alone: every such GPU
@@ -21,7 +21,7 @@ from triton.tools.tensor_descriptor import (  # type: ignore[import-not-found, i
     TensorDescriptor,
 )
 
-from fnrfl.core.conv_kernels import add_parts, channels_last, new_activations
+from fnrfl.kernels.triton import add_parts, channels_last, new_activations
 
 MULTIPROCESSORS = 132
 TILES = ((128, 128), (128, 64), (64, 64))  # pixels and output channels of a program
@@ -53,7 +53,7 @@ def _convolve(
     STRIDE: tl.constexpr, PAD: tl.constexpr, BB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
-    """As in `conv_kernels.py`; w is [M * N, taps * C] and y is [batch, ROWS, 1, COLUMNS, M * N]."""
+    """As in `triton.py`; w is [M * N, taps * C] and y is [batch, ROWS, 1, COLUMNS, M * N]."""
     m, n = tl.program_id(1), (tl.program_id(0) % (N // BN)) * BN
     picture, row, column = _place(tl.program_id(0) // (N // BN), ROWS, COLUMNS, BB, BR, BC)
     BP: tl.constexpr = BB * BR * BC
@@ -71,7 +71,7 @@ def _convolve_back(
     STRIDE: tl.constexpr, PAD: tl.constexpr, BB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
-    """As in `conv_kernels.py`; w is [M * C, taps * N] and dx is [batch, ROWS, STRIDE, COLUMNS, STRIDE * M * N]."""
+    """As in `triton.py`; w is [M * C, taps * N] and dx is [batch, ROWS, STRIDE, COLUMNS, STRIDE * M * N]."""
     m, n = tl.program_id(1), (tl.program_id(0) % (N // BN)) * BN
     phase_row, phase_column = tl.program_id(2) // STRIDE, tl.program_id(2) % STRIDE
     first_row, first_column = (phase_row + PAD) % STRIDE, (phase_column + PAD) % STRIDE
@@ -96,7 +96,7 @@ def _weigh(
     SIDE: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
     BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """As in `conv_kernels.py`; dy is [pixels, M * N], since the pixels of a tile follow each other in it."""
+    """As in `triton.py`; dy is [pixels, M * N], since the pixels of a tile follow each other in it."""
     m, part = tl.program_id(1), tl.program_id(2)
     blocks: tl.constexpr = SIDE * SIDE * (C // BK)
     n, block = (tl.program_id(0) // blocks) * BN, tl.program_id(0) % blocks
