@@ -23,9 +23,9 @@ from fnrfl.core.quality import NAMES_OF_RESULTS, NUMBER_METRICS, TEST_METRICS, A
 from fnrfl.results.compare import Comparison, compare, grid, summarise, table
 from fnrfl.results.compare.rows import METRICS
 from fnrfl.results.report import metric_tables
-from fnrfl.results.report.lines import panels_of
+from fnrfl.results.report.groups import panels_of
+from fnrfl.results.report.load import load_runs, read_run
 from fnrfl.results.report.page import report
-from fnrfl.results.report.read import load_runs, read_run
 from fnrfl.runs import round_metrics
 from fnrfl.runs.predict import evaluate
 

@@ -30,9 +30,9 @@ from fnrfl.data.scenarios import parse
 from fnrfl.data.splits import Splits
 from fnrfl.results import compare as comparing
 from fnrfl.results.report.charts import payload
-from fnrfl.results.report.lines import panels_of
+from fnrfl.results.report.groups import panels_of
+from fnrfl.results.report.load import read_run
 from fnrfl.results.report.page import render
-from fnrfl.results.report.read import read_run
 from fnrfl.results.report.site_table import site_table
 from fnrfl.runs import build
 from fnrfl.runs.data import divide

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fnrfl.results.compare import compare, grid
-from fnrfl.results.report.read import load_runs as read_report
+from fnrfl.results.report.load import load_runs as read_report
 from fnrfl.runs import run as runs
 from fnrfl.runs.predict import evaluate, predict
 

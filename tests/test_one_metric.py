@@ -23,8 +23,8 @@ from fnrfl.core.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_met
 from fnrfl.results.compare import Comparison, grid, summarise, table
 from fnrfl.results.compare.baselines import find_baseline
 from fnrfl.results.compare.folder import write_tables
-from fnrfl.results.report import page, read, sentences
-from fnrfl.results.report.lines import panels_of
+from fnrfl.results.report import load, page, sentences
+from fnrfl.results.report.groups import panels_of
 from fnrfl.results.report.metric_tables import page_metric
 from fnrfl.results.report.numbers import in_words, points, signed
 from fnrfl.runs.metrics import of_round
@@ -69,7 +69,7 @@ def comparison(folder: Path, name: str) -> Comparison:
         lines = [header | {"own_metrics": {"brier": {"function": "mine:brier", "higher_is_better": False}}}]
         lines += [event | scores | {"own_metrics": own, "per_client": per_client} for event in rounds]
         (path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    runs = {cell.name: read.read_run(folder / cell.name) for cell in cells}
+    runs = {cell.name: load.read_run(folder / cell.name) for cell in cells}
     asked = [*NUMBER_METRICS, "accuracy_last3", "accuracy_best"]
     summaries: dict[str, dict[str, Any]] = {
         place: {one: getattr(run, one) if hasattr(run, one) else run.last(one) for one in asked}
@@ -151,7 +151,7 @@ def test_a_page_can_be_asked_for_another_metric(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metric", TEST_METRICS.values(), ids=lambda metric: metric.name)
 def test_a_page_says_what_its_metric_is_in_the_words_of_the_docs(metric: Metric, tmp_path: Path) -> None:
-    (panel,) = panels_of([read.read_run(fake_run(tmp_path / "run"))], metric)
+    (panel,) = panels_of([load.read_run(fake_run(tmp_path / "run"))], metric)
     said = sentences.measured_on(panel)
     assert metric.name == "accuracy" or said.startswith(f"{metric.name}: {metric.meaning}; {metric.better}.")
 
@@ -187,10 +187,10 @@ def said_personalised(path: Path) -> Path:
 def test_personalised_methods_lead_with_their_clients_own(tmp_path: Path) -> None:
     own = [said_personalised(path) for path in seeds(tmp_path, "own", [0.4, 0.42], algorithm="fedbn")]
     plain = seeds(tmp_path, "plain", [0.5, 0.52])
-    assert page_metric([read.read_run(path) for path in own], None).name == "accuracy_own"
+    assert page_metric([load.read_run(path) for path in own], None).name == "accuracy_own"
     assert "95.0" in (lead := page_of(*own)) and payload(lead)["metrics"][0]["name"] == "accuracy_own"
-    assert page_metric([read.read_run(path) for path in (*own, *plain)], None).name == "accuracy"
-    assert page_metric([read.read_run(path) for path in plain], None).name == "accuracy"
+    assert page_metric([load.read_run(path) for path in (*own, *plain)], None).name == "accuracy"
+    assert page_metric([load.read_run(path) for path in plain], None).name == "accuracy"
 
 
 @given(st.lists(st.booleans(), min_size=1))
@@ -246,7 +246,7 @@ def test_the_commands_choose_one_metric(
     lines = [line for line in done.output.splitlines() if re.match(r"\d/4 ", line)]
     assert len(lines) == 4 and all(f"  {expected} " in line for line in lines)
     for line in lines:
-        run = read.read_run(Path("out") / line.split()[1])
+        run = load.read_run(Path("out") / line.split()[1])
         assert f"{expected} {run.last(expected):.4f}" in line
     mixed = len({run["personalised"] for run in tree["runs"]}) == 2
     assert ("--metric accuracy_own compares it" in done.output) is mixed
@@ -271,6 +271,6 @@ def test_a_run_leads_with_the_metric_of_its_method(
     assert [f"  {name} {of_round(event, name):.4f}  loss" in done.output for event in result.rounds] == [True, True]
     assert f"{headline} after 2 rounds" in done.output
     assert result.summary()["personalised"] is (algorithm == "fedbn")
-    assert panels_of([read.read_run(Path("run"))])[0].groups[0].runs[0].last(name) == result.last(name)
+    assert panels_of([load.read_run(Path("run"))])[0].groups[0].runs[0].last(name) == result.last(name)
     text = page_of(Path("run"))
     assert payload(text)["metrics"][0]["name"] == name

@@ -25,10 +25,12 @@ from fnrfl import run as run_for_real
 from fnrfl.config import load, registry
 from fnrfl.core.errors import ConfigError
 from fnrfl.data.datasets import load as load_data
-from fnrfl.results.report import charts, read, relatives, report, sentences, tables
-from fnrfl.results.report import lines as report_lines
-from fnrfl.results.report.learned import learned, numbers_beside
+from fnrfl.results.report import charts, report, sentences, tables
+from fnrfl.results.report import groups as report_lines
+from fnrfl.results.report import load as reader
+from fnrfl.results.report import pairs as report_pairs
 from fnrfl.results.report.page import PAGE_SECTIONS
+from fnrfl.results.report.privacy_table import learned, numbers_beside
 from fnrfl.results.report.references import least_span, share_range
 
 CLASSES = 4
@@ -128,12 +130,12 @@ def page_of(*paths: Path, title: str | None = None) -> str:
 
 def groups_of(*paths: Path) -> list[report_lines.LineGroup]:
     return [
-        group for panel in report_lines.panels_of([read.read_run(path) for path in paths]) for group in panel.groups
+        group for panel in report_lines.panels_of([reader.read_run(path) for path in paths]) for group in panel.groups
     ]
 
 
 def panel_of(*paths: Path) -> report_lines.Panel:
-    (panel,) = report_lines.panels_of([read.read_run(path) for path in paths])
+    (panel,) = report_lines.panels_of([reader.read_run(path) for path in paths])
     return panel
 
 
@@ -191,7 +193,7 @@ def test_a_page_has_every_section_and_a_link_to_each(four: list[Path]) -> None:
 def test_curves_are_means_and_ranges_over_seeds_of_the_events(four: list[Path]) -> None:
     groups = payload(page_of(*four))["panels"][0]["groups"]
     assert [group["label"] for group in groups] == ["fedavg", "fedavg + FNR", "scaffold", "scaffold + FNR"]
-    runs = [read.read_run(path) for path in four[:3]]
+    runs = [reader.read_run(path) for path in four[:3]]
     for metric in ("accuracy", "worst_client", "loss", "balanced_accuracy", "validation_accuracy"):
         for t in range(3):
             values = [run.series(metric)[t] for run in runs]
@@ -206,7 +208,7 @@ def test_curves_are_means_and_ranges_over_seeds_of_the_events(four: list[Path]) 
 
 
 def test_tables_have_the_numbers_of_the_runs(four: list[Path]) -> None:
-    panel = report_lines.panels_of([read.read_run(path) for path in four])[0]
+    panel = report_lines.panels_of([reader.read_run(path) for path in four])[0]
     found = (tables.results(panel), tables.line_table(panel, tables.COSTS))
     names = [column.name for column in found[0].columns]
     row = {column.name: cell for one in found for column, cell in zip(one.columns, one.rows[0], strict=True)}
@@ -260,7 +262,7 @@ def test_what_a_method_sends_beside_the_model_is_read_from_its_bytes(
     """None: as many as the model has parameters. Buffers of BatchNorm belong to the model."""
     keys = {"model": "mlp(norm=batch)", "rounds": 2, "clients": 4, "participation": 0.5, "fnr": fnr}
     run_dir = run_for_real("digits", out=tmp_path / "run", algorithm=method, **keys).run_dir
-    run = read.read_run(run_dir)
+    run = reader.read_run(run_dir)
     wanted = run.about["parameters"] if numbers is None else numbers
     assert numbers_beside(run) == wanted
     rows = {row[0].text: [cell.text for cell in row] for row in learned(groups_of(run_dir)).rows}
@@ -281,7 +283,7 @@ def test_a_result_and_a_report_have_the_same_numbers_even_of_clients_that_cannot
     keys = {"scenario": "label-classes(1)", "clients": 10, "rounds": 2, "validation": {"size": 0.1}}
     result = run_for_real("digits", out=tmp_path / "run", dataset=str(path), **keys)
     assert None in result.rounds[-1]["per_client"]
-    run = read.read_run(tmp_path / "run")
+    run = reader.read_run(tmp_path / "run")
     summary = result.summary()
     for name in ("accuracy", "accuracy_last3", "accuracy_best", "bytes_up", "bytes_down", "kappa", "rho"):
         assert getattr(run, name) == getattr(result, name) == summary[name], name
@@ -366,10 +368,10 @@ def test_a_folder_stands_for_the_runs_below_it(four: list[Path]) -> None:
     folder = four[0].parent
     (folder / ".scaffold-part").mkdir()
     (folder / ".scaffold-part" / "events.jsonl").touch()
-    assert sorted(read.find_run_dirs([folder])) == sorted(four)
-    assert read.find_run_dirs([four[0], folder])[0] == four[0] and len(read.find_run_dirs([four[0], folder])) == len(
-        four
-    )
+    assert sorted(reader.find_run_dirs([folder])) == sorted(four)
+    assert reader.find_run_dirs([four[0], folder])[0] == four[0] and len(
+        reader.find_run_dirs([four[0], folder])
+    ) == len(four)
     out = folder / "some.where"
     assert report([folder], out, plots=False) == out / "report.html"
 
@@ -457,7 +459,7 @@ def test_more_lines_than_colours_are_split_by_setting(tmp_path: Path) -> None:
         for scenario in ("iid", "label-classes(2)")
         for method in methods
     ]
-    panels = report_lines.panels_of([read.read_run(path) for path in paths])
+    panels = report_lines.panels_of([reader.read_run(path) for path in paths])
     assert [(panel.title, len(panel.groups)) for panel in panels] == [
         ("digits, iid", 5),
         ("digits, label-classes(2)", 5),
@@ -469,7 +471,7 @@ def test_more_lines_than_colours_are_split_by_setting(tmp_path: Path) -> None:
 
 
 def told(*paths: Path) -> str:
-    lead, rest = sentences.summary(report_lines.panels_of([read.read_run(path) for path in paths]))
+    lead, rest = sentences.summary(report_lines.panels_of([reader.read_run(path) for path in paths]))
     return " ".join([lead, *rest]).replace(sentences.SPACE, " ")
 
 
@@ -568,7 +570,7 @@ def test_what_holds_after_correction_is_told_apart_from_what_does_not(tmp_path: 
     gains = {"scaffold": (0.20, 0.2001, 0.1999), "moon": (0.02, 0.035, 0.024), "fednova": (0.01, -0.01, 0.0)}
     for method, gain in gains.items():
         paths += seeds(tmp_path, method, [0.5 + 0.01 * s + one for s, one in enumerate(gain)], algorithm=method)
-    pairs = relatives.line_pairs(groups_of(*paths))
+    pairs = report_pairs.line_pairs(groups_of(*paths))
     assert {pair.one.label: pair.verdict for pair in pairs} == {
         "scaffold": "yes, after correction", "moon": "by its interval alone", "fednova": "cannot be told apart",
     }  # fmt: skip
@@ -586,8 +588,8 @@ def test_who_is_called_best_is_ahead_in_every_comparison_of_the_page(tmp_path: P
     lines = groups_of(*paths)
     first = next(group for group in lines if group.label == "scaffold")
     others = [group for group in lines if group is not first]
-    pairs, compared = relatives.against_all(first, others, lines)
-    known = relatives.line_pairs(lines)
+    pairs, compared = report_pairs.against_all(first, others, lines)
+    known = report_pairs.line_pairs(lines)
     assert len(pairs) == 3 and compared == len(known) + 2  # fedavg is the baseline, and already there
     (same,) = [pair for pair in known if pair.one is first]
     (mine,) = [pair for pair in pairs if pair.other is same.other]
@@ -625,11 +627,11 @@ def test_chance_and_the_most_frequent_class_are_in_table_and_charts(tmp_path: Pa
 @pytest.mark.parametrize("counts", [[1, 2], [-1, 1, 0, 0], ["a", 1, 2, 3]])
 def test_test_counts_that_cannot_be_are_damage(tmp_path: Path, counts: list[int]) -> None:
     with pytest.raises(ConfigError, match="is damaged .events.jsonl, line 1"):
-        read.read_run(say_test_counts(fake_run(tmp_path / "run"), counts))
+        reader.read_run(say_test_counts(fake_run(tmp_path / "run"), counts))
 
 
 def test_a_real_run_counts_its_test_set(compared: Path) -> None:
-    run = read.load_runs([compared]).runs[0]
+    run = reader.load_runs([compared]).runs[0]
     labels = load_data("digits").test.y
     assert run.test_counts == np.bincount(labels).tolist() and run.classes == [str(c) for c in range(10)]
 
@@ -664,7 +666,7 @@ def test_the_forest_has_the_paired_differences_of_every_line(four: list[Path]) -
     rows = [row for block in forest["blocks"] for row in block["rows"]]
     assert [row["label"] for row in rows] == ["fedavg + FNR", "scaffold", "scaffold + FNR", "scaffold + FNR"]
     for row in rows:
-        found = relatives.difference(groups[row["label"]], groups[row["other"]])
+        found = report_pairs.difference(groups[row["label"]], groups[row["other"]])
         assert found is not None and row["seeds"] == found.n == 3
         numbers = [found.mean, found.low, found.high]
         assert [row[key] for key in ("mean", "low", "high")] == pytest.approx(numbers, rel=1e-4)
@@ -690,7 +692,7 @@ def test_lines_with_leaks_have_a_forest_of_their_own(tmp_path: Path) -> None:
 
 def test_differences_are_paired_and_compared_within_a_setting(four: list[Path], tmp_path: Path) -> None:
     elsewhere = fake_run(tmp_path / "iid", scenario="iid", algorithm="scaffold")
-    panel = report_lines.panels_of([read.read_run(path) for path in [*four, elsewhere]])[0]
+    panel = report_lines.panels_of([reader.read_run(path) for path in [*four, elsewhere]])[0]
     rows = [[cell.text for cell in row] for row in tables.differences(panel).rows]
     short = [[text.removesuffix(", label-dirichlet(0.1)") for text in row[:2]] for row in rows]
     assert short == [
@@ -848,7 +850,7 @@ def test_figures_take_names_as_they_are(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(plots, "FIGURES", {"convergence": plots.convergence, "seeds": plots.seeds})
     label = "_a $x_1^2$ <b>"
-    panel = report_lines.Panel("x", (report_lines.LineGroup(label, 0, (read.read_run(evil_run(tmp_path)),)),))
+    panel = report_lines.Panel("x", (report_lines.LineGroup(label, 0, (reader.read_run(evil_run(tmp_path)),)),))
     first, again = (plots.draw_figures([panel], tmp_path / name) for name in ("first", "again"))
     for path, other in zip(first, again, strict=True):
         assert path.read_bytes() == other.read_bytes()
@@ -911,7 +913,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_real_run_reads_as_its_result(compared: Path) -> None:
     for summary in json.loads((compared / "comparison.json").read_text())["runs"]:
-        run = read.read_run(compared / summary["cell"])
+        run = reader.read_run(compared / summary["cell"])
         assert run.finished and run.seed == summary["seed"] and run.refines == (summary["fnr"] is not None)
         for name in ("accuracy", "accuracy_last3", "accuracy_best", "kappa", "rho"):
             assert getattr(run, name) == pytest.approx(summary[name], rel=1e-12)
@@ -930,17 +932,17 @@ def test_a_comparison_says_nothing_about_the_runs_of_another(tmp_path: Path) -> 
             fake_run(tmp_path / folder / run["cell"], algorithm=run["cell"], rounds=rounds)
         said = {"runs": runs, "rows": rows, "failed": []}
         (tmp_path / folder / "comparison.json").write_text(json.dumps(said))
-    runs = read.load_runs([tmp_path / "a", tmp_path / "b"]).runs
+    runs = reader.load_runs([tmp_path / "a", tmp_path / "b"]).runs
     groups = [group for panel in report_lines.panels_of(runs) for group in panel.groups]
-    named = relatives.baseline(groups).runs[0].path
+    named = report_pairs.baseline(groups).runs[0].path
     assert named in (tmp_path / "a" / "scaffold", tmp_path / "b" / "fedprox")
 
 
 def test_a_comparison_decides_its_baseline(compared: Path) -> None:
-    found = read.load_runs([compared])
+    found = reader.load_runs([compared])
     panel = report_lines.panels_of(found.runs)[0]
     assert [group.label for group in panel.groups] == ["fedavg", "fedavg + FNR"] and not found.failed
-    assert relatives.baseline(panel.groups).label == "fedavg + FNR"
+    assert report_pairs.baseline(panel.groups).label == "fedavg + FNR"
     page = page_of(compared)
     assert payload(page)["inside"][1]["change"] is not None
     assert "clients, 115 public, 29 ranking" in page

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fnrfl.cli import app
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.report import lines, read, report, sentences, tables
+from fnrfl.results.report import groups, load, report, sentences, tables
 from test_report import Elements, compared, fake_run, page_of, payload
 
 __all__ = ["compared"]  # a fixture
@@ -26,8 +26,8 @@ def text_of(*paths: Path) -> str:
     return " ".join(Elements(page_of(*paths)).text.split())
 
 
-def panels(*paths: Path) -> list[read.Panel]:
-    return lines.panels_of([read.read_run(path) for path in paths])
+def panels(*paths: Path) -> list[load.Panel]:
+    return groups.panels_of([load.read_run(path) for path in paths])
 
 
 # -- data and splits --------------------------------------------------------------------------------------------------
@@ -106,10 +106,10 @@ def test_a_grid_of_a_version_that_called_the_data_set_by_another_key_is_read(com
     text = path.read_text()
     assert '"dataset.name": "digits"' in text
     path.write_text(text.replace('"dataset.name"', '"dataset"'))
-    assert len(read.load_runs([tmp_path / "grid"]).runs) == 4
+    assert len(load.load_runs([tmp_path / "grid"]).runs) == 4
     path.write_text(text.replace('"dataset.name": "digits"', '"dataset": "cifar10"'))
     with pytest.raises(ConfigError, match='dataset.name is "digits" in its config.toml and "cifar10" in the grid'):
-        read.load_runs([tmp_path / "grid"])
+        load.load_runs([tmp_path / "grid"])
 
 
 def test_a_comparison_of_different_data_is_refused(compared: Path, tmp_path: Path) -> None:
@@ -130,26 +130,26 @@ def test_a_run_that_the_grid_has_not_is_left_out_and_named(compared: Path, tmp_p
     shutil.copytree(compared, tmp_path / "grid")
     for place in ("foreign", "deeper/foreign"):
         fake_run(tmp_path / "grid" / place, algorithm="moon", accuracy=0.99)
-    found = read.load_runs([tmp_path / "grid"])
+    found = load.load_runs([tmp_path / "grid"])
     assert len(found.runs) == 4 and not any("foreign" in run.path.parts for run in found.runs)
     text = text_of(tmp_path / "grid")
     assert f"not as its grid: {tmp_path / 'grid/foreign'} is not a run of the comparison around it" in text
     assert "moon" not in text
-    asked_for = read.load_runs([tmp_path / "grid", tmp_path / "grid/foreign"])
+    asked_for = load.load_runs([tmp_path / "grid", tmp_path / "grid/foreign"])
     assert len(asked_for.runs) == 5 and len(asked_for.astray) == 1
-    assert len(read.load_runs([tmp_path]).runs) == 4
+    assert len(load.load_runs([tmp_path]).runs) == 4
 
 
 def test_runs_of_a_grid_that_are_gone_are_named(
     compared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(compared, tmp_path / "grid")
-    assert read.load_runs([tmp_path / "grid"]).astray == []
+    assert load.load_runs([tmp_path / "grid"]).astray == []
     shutil.rmtree(tmp_path / "grid/fnr-on-seed-1")
     text = text_of(tmp_path / "grid")
     told = f"{tmp_path / 'grid'} lacks 1 run of its grid: fnr-on-seed-1."
     assert f"not as its grid: {told}" in text and told in caplog.text
-    assert read.load_runs(sorted((tmp_path / "grid").glob("fnr-*"))).astray == []  # nobody asked for all
+    assert load.load_runs(sorted((tmp_path / "grid").glob("fnr-*"))).astray == []  # nobody asked for all
 
 
 def test_a_run_that_failed_before_it_had_a_folder_is_told_once(compared: Path, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_run_that_failed_before_it_had_a_folder_is_told_once(compared: Path, t
     shutil.rmtree(tmp_path / "grid/fnr-on-seed-1")
     path = tmp_path / "grid/comparison.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"failed": [{"cell": "fnr-on-seed-1", "error": "no"}]}))
-    found = read.load_runs([tmp_path / "grid"])
+    found = load.load_runs([tmp_path / "grid"])
     assert (found.failed, found.astray) == (["fnr-on-seed-1: no"], [])
 
 
@@ -233,7 +233,7 @@ def test_the_command_says_what_it_left_out_on_stderr(tmp_path: Path) -> None:
 def test_a_client_without_a_score_is_left_out_of_the_worst(tmp_path: Path) -> None:
     path = fake_run(tmp_path / "run")
     change_line(3, per_client=[0.5, None, 0.25])(path)
-    assert read.read_run(path).last("worst_client") == 0.25
+    assert load.read_run(path).last("worst_client") == 0.25
     change_line(3, per_client=[None, None])(path)
-    assert read.read_run(path).last("worst_client") is None
+    assert load.read_run(path).last("worst_client") is None
     page_of(path)

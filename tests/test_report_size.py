@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.report import lines, mixed, read, relatives
+from fnrfl.results.report import consistency, groups, load, pairs
 from fnrfl.rundir import origin
 from test_report import fake_run
 
@@ -31,9 +31,9 @@ def long_run(path: Path, rounds: int) -> Path:
 
 def test_a_long_log_takes_less_memory_than_its_file(tmp_path: Path) -> None:
     path = long_run(tmp_path / "run", ROUNDS)
-    read.read_run(long_run(tmp_path / "first", 3))  # imports, and what libraries keep
+    load.read_run(long_run(tmp_path / "first", 3))  # imports, and what libraries keep
     tracemalloc.start()
-    run = read.read_run(path)
+    run = load.read_run(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(run.rounds) == ROUNDS
@@ -43,7 +43,7 @@ def test_a_long_log_takes_less_memory_than_its_file(tmp_path: Path) -> None:
 def test_what_is_kept_of_a_log_gives_the_same_numbers(tmp_path: Path) -> None:
     path = long_run(tmp_path / "run", 6)
     whole = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()[1:]]
-    run = read.read_run(path)
+    run = load.read_run(path)
     assert run.series("worst_client") == [min(event["per_client"]) for event in whole]
     assert run.series("accuracy") == [event["accuracy"] for event in whole]
     assert run.rounds[-1] == {key: value for key, value in whole[-1].items() if key in run.rounds[-1]}
@@ -62,10 +62,10 @@ def calls_of(folder: Path, runs: list[Path], *given: Path) -> int:
 
     sys.setprofile(count)
     try:
-        found = read.load_runs(given or [folder]).runs
-        for panel in lines.panels_of(found):
-            for setting in relatives.ranked(panel.groups):
-                relatives.line_pairs(setting)
+        found = load.load_runs(given or [folder]).runs
+        for panel in groups.panels_of(found):
+            for setting in pairs.ranked(panel.groups):
+                pairs.line_pairs(setting)
     finally:
         sys.setprofile(None)
     assert len(found) == len(runs)
@@ -87,4 +87,4 @@ def test_one_run_that_does_not_belong_is_found_wherever_it_stands(tmp_path: Path
     made = [fake_run(tmp_path / str(n), seed=n, data="f" if n == place else "0") for n in range(5)]
     (tmp_path / "grid.json").write_text(json.dumps({"format": 2, "cells": {path.name: "" for path in made}}))
     with pytest.raises(ConfigError, match="different data"):
-        mixed.check_grid_folder(tmp_path, [origin.read_origin(path) for path in made])
+        consistency.check_grid_folder(tmp_path, [origin.read_origin(path) for path in made])

@@ -574,7 +574,7 @@ def test_json_without_end_is_damage(stopped: Path, name: str) -> None:
 
 
 def test_a_report_does_not_show_an_edited_log(run_dir: Path) -> None:
-    from fnrfl.results.report.read import load_runs as read_report
+    from fnrfl.results.report.load import load_runs as read_report
 
     header, *lines = events.read_events(run_dir / "events.jsonl")
     lines[-1]["accuracy"] = 0.9976

@@ -33,9 +33,9 @@ from fnrfl.core.rng import numpy_generator
 from fnrfl.core.types import Batch, Out, Tree
 from fnrfl.data.datasets import load as load_data
 from fnrfl.data.scaling import InputMoments, Scaling, looks_unscaled, merged
-from fnrfl.results.report.learned import learned
-from fnrfl.results.report.lines import panels_of
-from fnrfl.results.report.read import read_run
+from fnrfl.results.report.groups import panels_of
+from fnrfl.results.report.load import read_run
+from fnrfl.results.report.privacy_table import learned
 from fnrfl.runs import build_engine
 from fnrfl.runs.build import build
 from fnrfl.runs.forecast import forecast

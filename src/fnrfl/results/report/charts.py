@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fnrfl.core.quality import TEST_METRICS, Metric
+from fnrfl.results.report.client_view import CLIENTS, inside
 from fnrfl.results.report.forest import forests
-from fnrfl.results.report.inside import CLIENTS, inside
-from fnrfl.results.report.lines import LineGroup, Panel
+from fnrfl.results.report.groups import LineGroup, Panel
 from fnrfl.results.report.metric_tables import confusion_over_seeds
 from fnrfl.results.report.numbers import POINTS, chart_number, shown_mean, thinned
 from fnrfl.results.report.references import least_span, references

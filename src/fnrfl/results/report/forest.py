@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fnrfl.results.report.lines import LineGroup, Panel
+from fnrfl.results.report.groups import LineGroup, Panel
 from fnrfl.results.report.numbers import chart_number
+from fnrfl.results.report.pairs import HOLDS, LinePair, line_pairs, ranked
 from fnrfl.results.report.references import axis_span
-from fnrfl.results.report.relatives import HOLDS, LinePair, line_pairs, ranked
 
 OPEN_ROWS = 40  # of a figure that is not folded away at first
 

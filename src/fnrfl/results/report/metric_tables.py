@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices
 from fnrfl.core.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
-from fnrfl.results.report.lines import LineGroup, Panel
-from fnrfl.results.report.read import Run
+from fnrfl.results.report.groups import LineGroup, Panel
+from fnrfl.results.report.load import Run
 from fnrfl.results.report.tables import Table, line_table, measure
 
 CONFUSION_CLASSES = 40  # more cells than that nobody can read, and a page stays light

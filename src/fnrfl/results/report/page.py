@@ -10,16 +10,16 @@ from typing import Any
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
-from fnrfl.results.report import mixed, read, sentences, tables
+from fnrfl.results.report import consistency, load, sentences, tables
 from fnrfl.results.report.charts import DASHES, payload
-from fnrfl.results.report.filled import SHARED, fill
+from fnrfl.results.report.groups import COLOURS, LineGroup, Panel, panels_of
 from fnrfl.results.report.labels import method, shared_method
-from fnrfl.results.report.learned import learned
-from fnrfl.results.report.lines import COLOURS, LineGroup, Panel, panels_of
+from fnrfl.results.report.load import Run
 from fnrfl.results.report.metric_tables import confusion_over_seeds, metrics_table, page_metric, tabled_metrics
-from fnrfl.results.report.read import Run
-from fnrfl.results.report.relatives import is_control_line
+from fnrfl.results.report.pairs import is_control_line
+from fnrfl.results.report.privacy_table import learned
 from fnrfl.results.report.site_table import site_table
+from fnrfl.results.report.template import SHARED, fill
 from fnrfl.rundir.outputs import check_output, write_output
 
 log = logging.getLogger("fnrfl")
@@ -53,7 +53,7 @@ def report(
     Lines are ranked by `metric`, by default that of their comparison.
     """
     out = out or (run_dirs[0] if len(run_dirs) == 1 else Path())
-    found = read.load_runs(run_dirs)
+    found = load.load_runs(run_dirs)
     runs, begun = found.runs, [run for run in found.runs if run.rounds]
     for sentence in (*found.damaged, *found.astray):
         log.warning(sentence)
@@ -124,7 +124,7 @@ def _banners(groups: Sequence[LineGroup], runs: Sequence[Run], waiting: Sequence
         "unfinished": [run for run in runs if not run.finished],
         "waiting": waiting,
         "notices": list(dict.fromkeys(notice for run in runs for notice in run.about["notices"])),
-        "apart": mixed.sentences([run.origin for run in runs]),
+        "apart": consistency.sentences([run.origin for run in runs]),
     }
 
 

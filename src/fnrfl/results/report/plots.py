@@ -12,10 +12,10 @@ from typing import Any
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.report.charts import DASHES
-from fnrfl.results.report.lines import LineGroup, Panel
+from fnrfl.results.report.groups import LineGroup, Panel
 from fnrfl.results.report.numbers import chart_number, known_mean, percent
+from fnrfl.results.report.pairs import HOLDS, LinePair, line_pairs, ranked
 from fnrfl.results.report.references import axis_span, least_span, references, share_range
-from fnrfl.results.report.relatives import HOLDS, LinePair, line_pairs, ranked
 from fnrfl.results.statistics import mean
 from fnrfl.rundir.directory import figure_files
 from fnrfl.rundir.outputs import write_output

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fnrfl.results.report.lines import Panel
-from fnrfl.results.report.read import Run
+from fnrfl.results.report.groups import Panel
+from fnrfl.results.report.load import Run
 from fnrfl.results.statistics import mean
 
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 from fnrfl.core.quality import Metric
 from fnrfl.core.words import counted
+from fnrfl.results.report.groups import LineGroup, Panel
 from fnrfl.results.report.labels import shared_method
-from fnrfl.results.report.lines import LineGroup, Panel
 from fnrfl.results.report.numbers import SPACE, in_words, percent, points, signed
-from fnrfl.results.report.references import best_guess
-from fnrfl.results.report.relatives import (
+from fnrfl.results.report.pairs import (
     HOLDS,
     LinePair,
     against_all,
@@ -22,6 +21,7 @@ from fnrfl.results.report.relatives import (
     plain,
     ranked,
 )
+from fnrfl.results.report.references import best_guess
 from fnrfl.results.statistics import Difference, mean
 
 MOST = 2  # methods whose FNR gets a sentence each

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fnrfl.results.report.inside import CLIENTS
-from fnrfl.results.report.lines import Panel
+from fnrfl.results.report.client_view import CLIENTS
+from fnrfl.results.report.groups import Panel
 from fnrfl.results.report.numbers import as_percent
 from fnrfl.results.report.tables import Column, Table, TableCell, over_seeds
 

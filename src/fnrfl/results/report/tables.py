@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fnrfl.core.quality import TEST_METRICS, Metric
+from fnrfl.results.report.groups import LineGroup, Panel
 from fnrfl.results.report.labels import varying
-from fnrfl.results.report.lines import LineGroup, Panel
+from fnrfl.results.report.load import Run
 from fnrfl.results.report.numbers import as_percent, in_cell, signed
-from fnrfl.results.report.read import Run
+from fnrfl.results.report.pairs import LinePair, is_control_line, line_pairs, ranked
 from fnrfl.results.report.references import references
-from fnrfl.results.report.relatives import LinePair, is_control_line, line_pairs, ranked
 from fnrfl.results.statistics import deviation, mean
 from fnrfl.runs.metrics import MIB
 

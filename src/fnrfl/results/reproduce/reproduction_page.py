@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fnrfl.results.report.charts import DASHES
-from fnrfl.results.report.filled import fill
 from fnrfl.results.report.sentences import LEAKS
+from fnrfl.results.report.template import fill
 from fnrfl.results.reproduce.kept_lines import KeptLines
 from fnrfl.results.reproduce.page_charts import curve_charts, noisy_chart, split_charts, waterfalls
 from fnrfl.results.reproduce.page_tables import CellGroup, PagePart, cell_groups, headline, page_table

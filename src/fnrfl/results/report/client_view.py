@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fnrfl.results.report.lines import LineGroup
+from fnrfl.results.report.groups import LineGroup
+from fnrfl.results.report.load import Run
 from fnrfl.results.report.numbers import POINTS, chart_number, known_mean, shown_mean, thinned
-from fnrfl.results.report.read import Run
 from fnrfl.rundir.events import Event
 
 CLIENTS = 100  # of a run that are shown, so that a page stays light

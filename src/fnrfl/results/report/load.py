@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import printable
-from fnrfl.results.report import mixed, valid
+from fnrfl.results.report import consistency, valid
 from fnrfl.rundir import directory, events, files, origin
 from fnrfl.rundir.configs import Config
 from fnrfl.rundir.events import Event
@@ -115,7 +115,7 @@ def load_runs(paths: Sequence[Path]) -> Found:
     found = find_run_dirs(paths)
     comparisons = {folder: _comparison(folder) for folder in dict.fromkeys([*(path.parent for path in found), *paths])}
     failed = {folder / cell: error for folder, (_, failures) in comparisons.items() for cell, error in failures.items()}
-    grids = mixed.of_their_grids(found, paths, failed.keys())
+    grids = consistency.of_their_grids(found, paths, failed.keys())
     runs: list[Run] = []
     damaged: list[ConfigError] = []
     for path in grids.members:
@@ -129,7 +129,7 @@ def load_runs(paths: Sequence[Path]) -> Found:
     for run in runs:
         inside[run.path.parent].append(run.origin)
     for folder, origins in inside.items():
-        mixed.check_grid_folder(folder, origins)
+        consistency.check_grid_folder(folder, origins)
     told = [f"{place.name}: {error}" for place, error in failed.items()]
     return Found(runs, told, [f"{error} It is left out." for error in damaged], grids.told)
 

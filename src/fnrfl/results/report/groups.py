@@ -7,9 +7,9 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from fnrfl.core.quality import TEST_METRICS, Metric
-from fnrfl.results.report import mixed
+from fnrfl.results.report import consistency
 from fnrfl.results.report.labels import line_labels
-from fnrfl.results.report.read import Run
+from fnrfl.results.report.load import Run
 from fnrfl.rundir import origin
 from fnrfl.rundir.configs import Config
 
@@ -92,7 +92,7 @@ def panels_of(runs: Sequence[Run], metric: Metric = ACCURACY) -> list[Panel]:
     by_data: dict[object, list[tuple[Run, ...]]] = {}
     for line in _lines(runs):
         by_data.setdefault((line[0].config["dataset.name"], line[0].origin.data, line[0].leaks), []).append(line)
-    several = mixed.ambiguous([run.origin for run in runs])
+    several = consistency.ambiguous([run.origin for run in runs])
     found: list[Panel] = []
     for lines in by_data.values():
         charts: dict[object, list[tuple[Run, ...]]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fnrfl.config.registry import CONTROLS
-from fnrfl.results.report.lines import LineGroup, setting
+from fnrfl.results.report.groups import LineGroup, setting
 from fnrfl.results.statistics import LEVEL, Difference, holm, paired
 from fnrfl.rundir.configs import WEIGHTED, without_keys
 

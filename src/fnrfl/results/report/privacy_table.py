@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fnrfl.config import registry
 from fnrfl.core.words import INPUT_SCALE
-from fnrfl.results.report.lines import LineGroup
-from fnrfl.results.report.read import Run
+from fnrfl.results.report.groups import LineGroup
+from fnrfl.results.report.load import Run
 from fnrfl.results.report.tables import Column, Table, TableCell
 from fnrfl.rundir.events import Event
 from fnrfl.rundir.files import is_plain_file
