@@ -36,7 +36,7 @@ from fnrfl.config import RunConfig, load, loads, registry
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data import sources
 from fnrfl.data.datasets import load as load_data
-from fnrfl.data.holdings import Partition
+from fnrfl.data.partition.value import Partition
 from fnrfl.flower.deployment import FLOWER_QUIET
 from fnrfl.results import skew
 from fnrfl.rundir.interrupt import interruptible

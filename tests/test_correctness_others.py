@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fnrfl.config import registry
-from fnrfl.data import niid
+from fnrfl.data.partition import niid
 from fnrfl.models.catalogue import build_model
 
 ROOT = Path(__file__).parents[1]

@@ -33,11 +33,11 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data import datasets, sources
 from fnrfl.data.datasets import Dataset, Part, from_arrays, load
+from fnrfl.data.partition.stratify import stratified_order
 from fnrfl.data.sources import available, cifar10, fashion_mnist, fetch, fetching
 from fnrfl.data.sources.cache import cache_dir
 from fnrfl.data.sources.digits import EMBEDDED_FILE
 from fnrfl.data.sources.entry import Arrays
-from fnrfl.data.strata import stratified_order
 
 
 @pytest.fixture(autouse=True)

@@ -24,10 +24,10 @@ from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import printable
 from fnrfl.data.datasets import Dataset
 from fnrfl.data.datasets import load as load_data
-from fnrfl.data.holdings import Partition
-from fnrfl.data.natural import in_natural_order
+from fnrfl.data.partition.by_client import in_natural_order
+from fnrfl.data.partition.value import Partition
+from fnrfl.data.partition.views import Splits
 from fnrfl.data.scenarios import parse
-from fnrfl.data.splits import Splits
 from fnrfl.results import compare as comparing
 from fnrfl.results.report.charts import payload
 from fnrfl.results.report.groups import panels_of

@@ -1,4 +1,4 @@
-"""`fnrfl.data.niid` against NIID-Bench's rules, written here again: plainly, one draw at a time, without a limit."""
+"""`fnrfl.data.partition.niid` against NIID-Bench's rules, written here again: plainly, one draw at a time, no limit."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.data import niid
 from fnrfl.data.datasets import load
-from fnrfl.data.partitions import draw
+from fnrfl.data.partition import niid
+from fnrfl.data.partition.draw import draw
 from fnrfl.data.scenarios import parse
 
 DIGITS = load("digits").train.y.numpy()

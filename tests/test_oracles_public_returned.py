@@ -13,7 +13,7 @@ import fnrfl
 from fnrfl.algorithms.public_returned import PublicReturned
 from fnrfl.config import load
 from fnrfl.core.errors import CompatibilityError
-from fnrfl.data.splits import _owners
+from fnrfl.data.partition.views import _owners
 from fnrfl.runs.build import Built, build
 from mutants import mutants
 

@@ -16,7 +16,7 @@ from fnrfl.config import load
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.types import State
 from fnrfl.data.batches import Pool
-from fnrfl.data.splits import Splits, _handed_out
+from fnrfl.data.partition.views import Splits, _handed_out
 from fnrfl.engines.assemble import assemble
 from fnrfl.runs.build import Built, build
 from mutants import mutants

@@ -633,7 +633,7 @@ def test_going_on_with_the_same_versions_says_nothing(stopped: Path, caplog: pyt
 
 def test_another_split_is_refused(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version of numpy may draw another one from the same seed."""
-    from fnrfl.data.holdings import Partition
+    from fnrfl.data.partition.value import Partition
 
     monkeypatch.setattr(Partition, "sha256", "1" * 64)
     assert_refused(stopped, "split")

@@ -20,7 +20,7 @@ import torch
 from fnrfl.config import RunConfig
 from fnrfl.config import load as load_config
 from fnrfl.core.ndarrays import Ragged, sizes_of
-from fnrfl.data import natural
+from fnrfl.data.partition import by_client as natural
 from fnrfl.results.report.page import report
 from fnrfl.runs import scores
 from fnrfl.runs.build import build

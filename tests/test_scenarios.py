@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
-from fnrfl.data import niid
-from fnrfl.data.holdings import Partition
-from fnrfl.data.partitions import draw
-from fnrfl.data.scenarios import describe, parse
-from fnrfl.data.terms import (
+from fnrfl.data.partition import niid
+from fnrfl.data.partition.draw import draw
+from fnrfl.data.partition.value import Partition
+from fnrfl.data.scenarios import (
     FeatureNoise,
     Iid,
     Joint,
@@ -29,7 +28,9 @@ from fnrfl.data.terms import (
     NiidMixed,
     QuantityDirichlet,
     Scenario,
+    describe,
     mask,
+    parse,
 )
 
 CIFAR = np.arange(50_000) % 10  # ten classes of 5,000 examples, as CIFAR-10 has

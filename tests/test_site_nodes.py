@@ -24,9 +24,9 @@ from fnrfl.core.messages import Failure, MeasureRequest
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data.agreement import ColumnFacts, SiteFacts, SiteHolding, SiteSchema
 from fnrfl.data.datasets import load as load_data
-from fnrfl.data.natural import in_natural_order
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.own_site import describe_site, read_agreed
+from fnrfl.data.partition.by_client import in_natural_order
 from fnrfl.data.reading import Columns, Reading
 from fnrfl.data.site_agreement import agree_on_sites, settle
 from fnrfl.engines.letters import Letter

@@ -22,8 +22,8 @@ from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data.datasets import Dataset, read_source
 from fnrfl.data.datasets import load as load_data
+from fnrfl.data.partition.views import splits_hash
 from fnrfl.data.reading import Reading, split_names
-from fnrfl.data.splits import splits_hash
 from fnrfl.runs import build
 from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.run import resume

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.rng import numpy_generator
-from fnrfl.data.carving import Carved, carve
 from fnrfl.data.datasets import Dataset, Part, from_arrays, load
+from fnrfl.data.partition.holdout import Carved, carve
+from fnrfl.data.partition.views import Splits, check_disjoint
 from fnrfl.data.sources import available
-from fnrfl.data.splits import Splits, check_disjoint
 
 PARTS = ("public", "ranking", "distill", "validation", "rest")
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from fnrfl.results.compare import Comparison, Notice
     from fnrfl.runs import loggers
-    from fnrfl.runs.answers import Evaluation, Prediction
     from fnrfl.runs.callbacks import Callback
     from fnrfl.runs.own_loop import class_norms, norm_targets, refine, weakest
+    from fnrfl.runs.predictions import Evaluation, Prediction
     from fnrfl.runs.result import Result
 
 __version__ = "0.2.0.dev0"

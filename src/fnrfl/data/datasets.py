@@ -19,9 +19,11 @@ from torch import Tensor
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted, same_spelling
-from fnrfl.data import arrays, natural, readers, sites, strata
+from fnrfl.data import arrays, readers, sites
 from fnrfl.data.frames import instead_of
 from fnrfl.data.gaps import with_gaps_treated
+from fnrfl.data.partition import by_client as natural
+from fnrfl.data.partition import stratify as strata
 from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Columns, Examples, Expected, RawData, Reading
 from fnrfl.data.sources import NAMED_DATASETS, cifar10, load_named, read_verified
 from fnrfl.data.sources.entry import Arrays, checksum

@@ -12,7 +12,7 @@ import numpy as np
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
-from fnrfl.data.natural import in_natural_order
+from fnrfl.data.partition.by_client import in_natural_order
 from fnrfl.data.reading import RawData, Reading
 
 

@@ -23,7 +23,7 @@ from fnrfl.data.agreement import (
     SiteSchema,
     versions_alike,
 )
-from fnrfl.data.natural import in_natural_order
+from fnrfl.data.partition.by_client import in_natural_order
 from fnrfl.data.reading import Categories, Columns, Reading
 from fnrfl.data.table_cells import class_name, refuse_free_text, sorted_classes
 from fnrfl.data.table_columns import is_number, listed_columns

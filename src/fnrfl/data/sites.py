@@ -23,7 +23,7 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import same_spelling
 from fnrfl.data import arrays, leaf
 from fnrfl.data.csv_tables import read_csv, read_tables
-from fnrfl.data.natural import in_natural_order, some_of
+from fnrfl.data.partition.by_client import in_natural_order, some_of
 from fnrfl.data.readers import PARTS, images_in, read_images, read_npz
 from fnrfl.data.reading import ONLY_PART, Examples, Expected, RawData, Reading
 

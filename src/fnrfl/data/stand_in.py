@@ -15,10 +15,10 @@ from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.ndarrays import Ints
 from fnrfl.data.agreement import Agreement, Schema
 from fnrfl.data.datasets import Dataset, DataSource, Part, read_source
-from fnrfl.data.holdings import Partition
+from fnrfl.data.partition.value import Partition
+from fnrfl.data.partition.views import both_parts
 from fnrfl.data.reading import Expected, Reading
-from fnrfl.data.splits import both_parts
-from fnrfl.data.terms import Scenario
+from fnrfl.data.scenarios import Scenario
 
 
 def stand_in(agreement: Agreement, test: Part) -> Dataset:

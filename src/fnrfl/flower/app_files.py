@@ -12,8 +12,8 @@ from fnrfl import __version__
 from fnrfl.config import RunConfig, load
 from fnrfl.core.errors import ConfigError
 from fnrfl.data import scenarios
+from fnrfl.data.scenarios import Natural
 from fnrfl.data.sources import NAMED_DATASETS
-from fnrfl.data.terms import Natural
 from fnrfl.flower.deployment import Deployment
 from fnrfl.flower.own_config import NODE_FILE, OwnConfig
 from fnrfl.runs.needs import method_in_words

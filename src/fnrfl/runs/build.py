@@ -17,11 +17,11 @@ from fnrfl.config.schema import PublicOptions
 from fnrfl.core.words import counted
 from fnrfl.data import scenarios
 from fnrfl.data.datasets import Facts
-from fnrfl.data.natural import some_of
+from fnrfl.data.partition.by_client import some_of
+from fnrfl.data.partition.views import Splits
 from fnrfl.data.reading import Columns
 from fnrfl.data.scaling import Scaling, looks_unscaled
-from fnrfl.data.splits import Splits
-from fnrfl.data.terms import SavedSplit
+from fnrfl.data.scenarios import SavedSplit
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.letters import Connection
 from fnrfl.runs.build_engine import ask_for_scaling, build_engine, refuse_without_network

@@ -14,7 +14,7 @@ from fnrfl.core.modules import unwrapped, whole
 from fnrfl.core.net import Net
 from fnrfl.core.rng import seeded
 from fnrfl.data.batches import check_fits
-from fnrfl.data.splits import Splits
+from fnrfl.data.partition.views import Splits
 from fnrfl.models.catalogue import build_model
 from fnrfl.runs.blame import of_model
 from fnrfl.runs.given import NOTHING, Given, put_first_weights

@@ -16,19 +16,20 @@ from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.net import Net
 from fnrfl.core.words import counted
-from fnrfl.data import augment, natural, scenarios
+from fnrfl.data import augment, scenarios
 from fnrfl.data.batches import Pool
-from fnrfl.data.carving import Carved, carve
 from fnrfl.data.datasets import Dataset, load, refuse_keys_of_others
 from fnrfl.data.frames import in_order_of
-from fnrfl.data.holdings import Partition
 from fnrfl.data.in_memory import source_in_memory
-from fnrfl.data.partitions import draw
+from fnrfl.data.partition import by_client as natural
+from fnrfl.data.partition.draw import draw
+from fnrfl.data.partition.holdout import Carved, carve
+from fnrfl.data.partition.saved import read_saved_split
+from fnrfl.data.partition.value import Partition
+from fnrfl.data.partition.views import Splits
 from fnrfl.data.reading import Expected, RawData, Reading
-from fnrfl.data.saved_splits import read_saved_split
+from fnrfl.data.scenarios import Natural, SavedSplit, mask
 from fnrfl.data.sources import NAMED_DATASETS
-from fnrfl.data.splits import Splits
-from fnrfl.data.terms import Natural, SavedSplit, mask
 from fnrfl.runs.given import Given
 
 

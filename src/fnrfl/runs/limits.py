@@ -12,7 +12,7 @@ from fnrfl.config import RunConfig
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.core.words import counted
-from fnrfl.data.splits import Splits
+from fnrfl.data.partition.views import Splits
 
 MOST_THREADS = 1024  # whatever the machine: a run may go on elsewhere
 MOST_FILLED = 2**16  # examples of a batch that may be filled by repeating fewer: of a small data set, any usual batch

@@ -21,13 +21,13 @@ from fnrfl.core.words import counted
 from fnrfl.data.arrays import tensor
 from fnrfl.data.batches import check_fits
 from fnrfl.data.datasets import Dataset, DataSource, read_source
+from fnrfl.data.partition.views import num_shared
 from fnrfl.data.reading import Examples, Expected
 from fnrfl.data.sites import has_tables
 from fnrfl.data.sources import NAMED_DATASETS, available
-from fnrfl.data.splits import num_shared
-from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TrainedRun
 from fnrfl.runs.build_net import check_tokens
 from fnrfl.runs.data import reading_of
+from fnrfl.runs.predictions import EVERYTHING, OTHER_TEST, TrainedRun
 
 MAX_PLACES = 6  # classes that a note names
 MOST_NUMBERS = 1 << 23  # of a table or of pictures that are read once more: some seconds

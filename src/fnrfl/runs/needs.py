@@ -10,9 +10,9 @@ from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.core.training import BALANCED, NONE, read_class_weights
 from fnrfl.core.words import counted
-from fnrfl.data.holdings import Partition
-from fnrfl.data.splits import Splits
-from fnrfl.data.terms import mask
+from fnrfl.data.partition.value import Partition
+from fnrfl.data.partition.views import Splits
+from fnrfl.data.scenarios import mask
 from fnrfl.runs.cohorts import num_answers
 from fnrfl.runs.limits import check_sizes
 

@@ -23,11 +23,11 @@ from fnrfl.data.agreement import Agreement, SiteFacts, SiteHolding
 from fnrfl.data.datasets import Dataset
 from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.own_site import changed_since, describe_site, read_agreed
+from fnrfl.data.partition.views import Splits
 from fnrfl.data.scaling import InputMoments, Scaling
+from fnrfl.data.scenarios import Natural, SavedSplit
 from fnrfl.data.sources.entry import checksum
-from fnrfl.data.splits import Splits
 from fnrfl.data.stand_in import stand_in_partition
-from fnrfl.data.terms import Natural, SavedSplit
 from fnrfl.engines.node import Participant
 from fnrfl.engines.rehearsal import AgreedRequests, Rehearsal
 from fnrfl.engines.trainer import Trainer

@@ -13,9 +13,9 @@ from fnrfl.core.net import Net
 from fnrfl.data import augment
 from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset
-from fnrfl.data.holdings import Partition
+from fnrfl.data.partition.value import Partition
+from fnrfl.data.partition.views import Splits
 from fnrfl.data.scaling import Scaling
-from fnrfl.data.splits import Splits
 from fnrfl.engines.gpus import can_use_cudnn, kernel_settings, on_first_gpu
 from fnrfl.runs.build_net import build_net, check_values, notices_on_model
 from fnrfl.runs.choice import choose_engine, choose_scale

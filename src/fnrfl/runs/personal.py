@@ -16,7 +16,7 @@ from fnrfl.core.net import Net
 from fnrfl.core.store import CPU, ClientMemory, ClientStore
 from fnrfl.core.types import State, Tree
 from fnrfl.core.words import printable
-from fnrfl.data.natural import some_of
+from fnrfl.data.partition.by_client import some_of
 from fnrfl.rundir import checkpoint
 
 # The server's state, and what a client remembers: None for one that never wrote anything.

@@ -23,7 +23,6 @@ from fnrfl.data.frames import in_order_of, without_label
 from fnrfl.data.in_memory import source_in_memory, values_in_memory
 from fnrfl.data.reading import ONLY_PART, Expected, RawData, Reading
 from fnrfl.runs import run as runs
-from fnrfl.runs.answers import EVERYTHING, OTHER_TEST, TEST, WITHOUT_NAME, Evaluation, Prediction, TrainedRun
 from fnrfl.runs.data import reading_of
 from fnrfl.runs.evaluate import evaluate_model as score
 from fnrfl.runs.evaluate import pooled
@@ -42,6 +41,7 @@ from fnrfl.runs.matching import (
     own_test_part,
 )
 from fnrfl.runs.own_metrics import asked_own, chosen, with_given
+from fnrfl.runs.predictions import EVERYTHING, OTHER_TEST, TEST, WITHOUT_NAME, Evaluation, Prediction, TrainedRun
 from fnrfl.runs.result import Result
 from fnrfl.runs.round_metrics import NUMBERS_LAST_ROUND
 

@@ -11,8 +11,8 @@ import numpy as np
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import Ints, Ragged
 from fnrfl.core.words import printable
-from fnrfl.data.holdings import Partition, partition_of
-from fnrfl.data.terms import Scenario
+from fnrfl.data.partition.value import Partition, partition_of
+from fnrfl.data.scenarios import Scenario
 
 WAYS_TO_NAME_CLIENTS = (
     "an array `client` in the .npz, the column that dataset.client names in a .csv, a file or folder for each client, "

@@ -20,10 +20,10 @@ from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.ndarrays import Ints, Ragged, sizes_of
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import counted
-from fnrfl.data.carving import Carved, share_out
 from fnrfl.data.datasets import Dataset, Part
+from fnrfl.data.partition.holdout import Carved, share_out
+from fnrfl.data.partition.stratify import stratified_order
 from fnrfl.data.sources.entry import checksum
-from fnrfl.data.strata import stratified_order
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import Ints
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import counted
-from fnrfl.data.strata import stratified_order
+from fnrfl.data.partition.stratify import stratified_order
 
 
 @dataclass(frozen=True, eq=False)

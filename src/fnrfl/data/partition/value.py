@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import Floats, Ints, Ragged
-from fnrfl.data.scenarios import parse
-from fnrfl.data.terms import FeatureNoise, Scenario
+from fnrfl.data.scenarios import FeatureNoise, Scenario, parse
 
 
 @dataclass(frozen=True, eq=False)

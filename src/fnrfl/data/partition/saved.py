@@ -13,12 +13,12 @@ import numpy as np
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
-from fnrfl.data.carving import Carved, count_of, share_out
 from fnrfl.data.datasets import Dataset
-from fnrfl.data.holdings import Partition
+from fnrfl.data.partition.holdout import Carved, count_of, share_out
+from fnrfl.data.partition.value import Partition
+from fnrfl.data.partition.views import splits_hash
 from fnrfl.data.reading import UNREADABLE, require_file
 from fnrfl.data.sources.entry import checksum
-from fnrfl.data.splits import splits_hash
 
 
 @dataclass(frozen=True, eq=False)

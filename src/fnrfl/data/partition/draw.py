@@ -15,9 +15,9 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import Floats, Ints, Ragged
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import counted
-from fnrfl.data import niid
-from fnrfl.data.holdings import Partition, partition_of
-from fnrfl.data.terms import (
+from fnrfl.data.partition import niid
+from fnrfl.data.partition.value import Partition, partition_of
+from fnrfl.data.scenarios import (
     Iid,
     Joint,
     LabelClasses,
