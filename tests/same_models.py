@@ -2,6 +2,7 @@
 
     python tests/same_models.py record old.json      # with the old source
     python tests/same_models.py check old.json       # with the new one: prints every run that differs
+    python tests/same_models.py record gpu.json --gpu --processes 1      # ten runs on a GPU
 
 Use one machine and one torch for both. Every run is recorded with its `model_sha256` and with a hash of its event log
 without the seconds. The runs are short, and together they reach every method, bare and under FNR, on every CPU engine.
@@ -10,6 +11,7 @@ without the seconds. The runs are short, and together they reach every method, b
 from __future__ import annotations
 
 import argparse
+import csv
 import hashlib
 import json
 import sys
@@ -18,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -63,6 +66,13 @@ FNR: dict[str, dict[str, Any]] = {
     "adam": {"optimizer": "adam", "lr": 0.001}, "augment": {"augment": True},
 }  # fmt: skip
 PAPER = {"protocol": "paper", "participation": 1.0}
+SITES: dict[str, Any] = {
+    "dataset": {"name": "sites", "missing": "mean"}, "scenario": "natural", "model": "mlp(hidden=8)", "rounds": 2,
+}  # fmt: skip
+TABLE: dict[str, Any] = SITES | {"dataset": {"name": "sites/2.csv", "missing": "mean"}, "scenario": "iid", "clients": 2}
+ON_A_GPU = {  # with the engine's default, deterministic arithmetic
+    "gpu": {"engine": "gpu"}, "gpu, convolutions": {"engine": "gpu", "model": "cnn(norm=batch)"},
+}  # fmt: skip
 RESUMED = ["fedavg", "scaffold", "moon", "fedbn", "local-only", "cfedfn", "ktpfl", "fedadam"]
 
 
@@ -108,7 +118,34 @@ def runs() -> dict[str, tuple[str, dict[str, Any]]]:
             found[f"resume {method}, {name}"] = _merged(
                 BASE, ENGINES[name], {"algorithm": method, "fnr": {"epochs": 1}}
             )
+        for method in ("fedavg", "scaffold", "local-only"):
+            found[f"sites {method}, {name}"] = _merged(SITES, ENGINES[name], {"algorithm": method})
+        found[f"table, {name}"] = _merged(TABLE, ENGINES[name])
     return {label: ("digits", keys) for label, keys in found.items()}
+
+
+def runs_on_a_gpu() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return ten runs in the form of `runs`."""
+    found: dict[str, dict[str, Any]] = {}
+    for engine, keys in ON_A_GPU.items():
+        for method, fnr in (("fedavg", {}), ("fedavg", {"fnr": "on"}), ("scaffold", {"fnr": "on"}), ("moon", {})):
+            found[f"{method}{' fnr' if fnr else ''}, {engine}"] = _merged(BASE, keys, {"algorithm": method}, fnr)
+        found[f"float32, {engine}"] = _merged(BASE, keys, {"engine": {"name": "gpu", "precision": "float32"}})
+    return {label: ("digits", keys) for label, keys in found.items()}
+
+
+def _write_sites(folder: Path) -> None:
+    """Write the tables of three sites, with words and missing numbers."""
+    dice = Random(0)
+    (folder / "sites").mkdir()
+    for site in range(3):
+        with (folder / "sites" / f"{site}.csv").open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["age", "dose", "ward", "diagnosis"])
+            for _ in range(80 + 20 * site):
+                age, dose = dice.gauss(site, 1), dice.gauss(0, 2)
+                known = "" if dice.random() < 0.05 else f"{age:.3f}"
+                table.writerow([known, f"{dose:.3f}", dice.choice("abc"), "ill" if age > dose else "well"])
 
 
 class _Stop(Exception):
@@ -117,10 +154,13 @@ class _Stop(Exception):
 
 def outcome(label: str) -> dict[str, str]:
     """One run's hashes, or the first words of its error."""
-    recipe, keys = runs()[label]
+    recipe, keys = (runs() | runs_on_a_gpu())[label]
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
+            if "dataset" in keys:
+                _write_sites(Path(folder))
+                keys = _merged(keys, {"dataset": {"name": str(Path(folder) / keys["dataset"]["name"])}})
             result = _resumed(recipe, keys, Path(folder)) if label.startswith("resume") else _whole(recipe, keys)
             told = [{k: v for k, v in event.items() if "seconds" not in k} for event in result.rounds]
             log = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
@@ -149,9 +189,10 @@ def main() -> int:
     parser.add_argument("what", choices=["record", "check"])
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", default="", help="runs whose label has this text")
+    parser.add_argument("--gpu", action="store_true", help="the ten runs on a GPU instead")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    labels = [label for label in runs() if options.only in label]
+    labels = [label for label in (runs_on_a_gpu() if options.gpu else runs()) if options.only in label]
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
         found = dict(zip(labels, pool.map(outcome, labels, chunksize=4), strict=True))
     failed = {label: got["model"] for label, got in found.items() if not got["log"]}
