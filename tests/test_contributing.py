@@ -30,9 +30,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fnrfl.core.algorithm import Algorithm, Objective, option
-from fnrfl.core.net import Net
-from fnrfl.core.types import Engine, Flat, LocalTask, State, Tree
+from fnrfl.method import Algorithm, Engine, Flat, LocalTask, Net, Objective, State, Tree, option
 
 
 @dataclass(frozen=True)
