@@ -26,7 +26,7 @@ from fnrfl.core import isolation
 from fnrfl.core.isolation import isolated
 from fnrfl.engines.gpus import kernel_settings
 from fnrfl.runs.forecast import forecast
-from fnrfl.runs.own_loop import class_norms, refine
+from fnrfl.runs.functional import class_norms, refine
 
 KEYS: dict[str, Any] = {"rounds": 1, "clients": 3, "out": None, "client": {"epochs": 1, "batch": 32}}
 

@@ -22,7 +22,7 @@ from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.rng import generator, seeded
 from fnrfl.core.types import LocalTask, State
 from fnrfl.data.batches import plan
-from fnrfl.runs.own_loop import accuracy_on, class_norms, norm_targets, refine, weakest
+from fnrfl.runs.functional import accuracy_on, class_norms, norm_targets, refine, weakest
 from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Run, assert_near, classification, distance
 
 PUBLIC = 55

@@ -23,7 +23,7 @@ from fnrfl.core.net import Net
 from fnrfl.engines import gpus
 from fnrfl.kernels import convolution
 from fnrfl.kernels.layers import Norm, share_kernels
-from fnrfl.runs import build_net, choice, together
+from fnrfl.runs import build_net, choice, vmap_support
 
 
 def pictures() -> tuple[Tensor, Tensor]:
@@ -111,8 +111,8 @@ def test_what_torch_warns_other_threads_of_decides_nothing(monkeypatch: pytest.M
         slow.join()
         step_of_two(net)
 
-    step_of_two = together._step_of_two
-    monkeypatch.setattr(together, "_step_of_two", beside_another_thread)
+    step_of_two = vmap_support._step_of_two
+    monkeypatch.setattr(vmap_support, "_step_of_two", beside_another_thread)
     assert trained(dense).config.engine.name == "batched"
 
 
@@ -120,7 +120,7 @@ def test_memory_that_is_full_at_the_moment_decides_nothing(monkeypatch: pytest.M
     def full(net: Net) -> None:
         torch.empty(1 << 60)
 
-    monkeypatch.setattr(together, "_step_of_two", full)
+    monkeypatch.setattr(vmap_support, "_step_of_two", full)
     assert trained(dense).config.engine.name == "batched"
 
 
@@ -174,17 +174,17 @@ def test_layers_that_clients_share_give_what_can_be_viewed(
 
 def test_the_trial_step_for_a_gpu_is_taken_as_a_gpu_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[tuple[bool, bool]] = []
-    step_of_two, cudnn = together._step_of_two, torch.backends.cudnn
+    step_of_two, cudnn = vmap_support._step_of_two, torch.backends.cudnn
 
     def seen(net: Net) -> None:
         tried.append((net.plain is not None, cudnn.enabled))
         step_of_two(net)
 
-    monkeypatch.setattr(together, "_step_of_two", seen)
+    monkeypatch.setattr(vmap_support, "_step_of_two", seen)
     monkeypatch.setattr(gpus, "found_devices", lambda: [torch.device("cpu")])
     config = load("digits", ["model=my:net"])
     for make, engine in ((dense, "batched"), (dense, "gpu"), (lambda: Recurrent(nn.GRU), "gpu")):
-        assert together.why_not_together(config, Net(make(), torch.zeros(2, 2, 6, 6)), engine, loops=True) is None
+        assert vmap_support.vmap_failure(config, Net(make(), torch.zeros(2, 2, 6, 6)), engine, loops=True) is None
     assert tried == [(False, True), (True, True), (True, False)]  # with shared layers; recurrent ones without cuDNN
     assert cudnn.enabled
 
@@ -239,9 +239,9 @@ def as_on_a_gpu(module: nn.Module, example: Tensor, *, autocast: bool = True) ->
 
 
 def test_in_bf16_a_model_may_make_tensors_of_its_own() -> None:
-    together._step_of_two(as_on_a_gpu(Floats(), torch.zeros(2, 2, 6, 6)))
+    vmap_support._step_of_two(as_on_a_gpu(Floats(), torch.zeros(2, 2, 6, 6)))
     with pytest.raises(RuntimeError, match="type"):
-        together._step_of_two(as_on_a_gpu(Floats(), torch.zeros(2, 2, 6, 6), autocast=False))
+        vmap_support._step_of_two(as_on_a_gpu(Floats(), torch.zeros(2, 2, 6, 6), autocast=False))
 
 
 def test_bf16_rounds_no_inputs_of_a_model_of_ones_own() -> None:
@@ -286,7 +286,7 @@ def test_a_named_norm_computes_in_bf16_as_torchs_own_would() -> None:
     module, x = with_norm(NamedNorm), torch.randn(8, 2, 6, 6)
     plain = with_norm(nn.BatchNorm2d)
     plain.load_state_dict(module.state_dict())
-    together._step_of_two(as_on_a_gpu(module, x))
+    vmap_support._step_of_two(as_on_a_gpu(module, x))
     answers = []
     for net in (as_on_a_gpu(module, x), as_on_a_gpu(plain, x)):
         out, buffers = net.apply(*net.flatten(), x, mode="updating")

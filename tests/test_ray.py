@@ -46,7 +46,7 @@ from fnrfl.engines.ray.trainer import RayTrainer
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.results import compare as comparing
-from fnrfl.runs import choice, ray_run, runs_on_ray, together
+from fnrfl.runs import choice, ray_run, runs_on_ray, vmap_support
 from fnrfl.runs.build import build
 from fnrfl.runs.forecast import forecast
 from fnrfl.runs.given import NOTHING
@@ -229,7 +229,7 @@ def test_an_actor_on_a_gpu_that_cannot_train_a_model_says_what_helps(
     """A stand-in: there is no GPU here. The trial step is taken on the CPU."""
     for module in (ray_run, choice):
         monkeypatch.setattr(module, "found_devices", lambda *_: [torch.device("cpu")])
-    monkeypatch.setattr(together, "on_first_gpu", lambda net, compute: net.copy())
+    monkeypatch.setattr(vmap_support, "on_first_gpu", lambda net, compute: net.copy())
     told = told_of_own_model(tmp_path, monkeypatch, 0.25)
     wanted = (
         r'^engine = "ray" with network.gpus = 0.25 trains several .* model = "branching:Branch" .*Set network.gpus = 0,'

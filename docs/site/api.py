@@ -18,7 +18,7 @@ PAGES = {
     ),
     "own-loop": (
         "# A loop of your own\n\nFNR for a training loop in [plain PyTorch](../docs/plain-pytorch.md).",
-        ["fnrfl.runs.own_loop"],
+        ["fnrfl.runs.functional"],
     ),
     "flower": (
         "# A Flower app of your own\n\nFNR for [an app that exists already](../docs/flower-apps.md).",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fnrfl.results.compare import Comparison, Notice
     from fnrfl.runs import loggers
     from fnrfl.runs.callbacks import Callback
-    from fnrfl.runs.own_loop import class_norms, norm_targets, refine, weakest
+    from fnrfl.runs.functional import class_norms, norm_targets, refine, weakest
     from fnrfl.runs.predictions import Evaluation, Prediction
     from fnrfl.runs.result import Result
 
@@ -26,7 +26,7 @@ __all__ = [
     "Callback", "Result", "__version__", "class_norms", "compare", "evaluate", "load", "loggers", "norm_targets",
     "predict", "refine", "report", "resume", "run", "weakest",
 ]  # fmt: skip
-_HOMES = dict.fromkeys(("class_norms", "norm_targets", "refine", "weakest"), "own_loop")
+_HOMES = dict.fromkeys(("class_norms", "norm_targets", "refine", "weakest"), "functional")
 _HOMES |= {"Callback": "callbacks", "Result": "result"}
 
 

@@ -15,7 +15,7 @@ from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.rng import stream_kept
 from fnrfl.flower.guarantees import refuse_callers, refuse_inside
 from fnrfl.flower.norm_letters import LETTER, MEASURE, REFINE, REFINE_OPTIONS, NormLetter
-from fnrfl.runs.own_loop import Batches, Loader, accuracy_on, measured, refine
+from fnrfl.runs.functional import Batches, Loader, accuracy_on, measured, refine
 
 HELD = "fnrfl.held"  # the trained model, in the context's state until the next round
 HELD_LETTER = "fnrfl.letter"  # for which question it is held

@@ -26,10 +26,10 @@ from fnrfl.engines.federation import Federation
 from fnrfl.engines.letters import Connection
 from fnrfl.runs.build_engine import ask_for_scaling, build_engine, refuse_without_network
 from fnrfl.runs.cohorts import cohort_size, num_answers
+from fnrfl.runs.custom_metrics import CustomMetric, load_custom_metrics, try_out
 from fnrfl.runs.data import feature_noise, learns_from_public
 from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.needs import method_in_words
-from fnrfl.runs.own_metrics import OwnMetric, load_own_metrics, try_out
 from fnrfl.runs.parts import RunParts, gather_parts
 from fnrfl.runs.ray_run import ray_actors
 
@@ -40,7 +40,7 @@ class Built(RunParts):
 
     engine: Federation
     scaling: Scaling | None
-    metrics: tuple[OwnMetric, ...]  # of the user
+    metrics: tuple[CustomMetric, ...]  # of the user
     given: Given = NOTHING
     connection: Connection | None = None
 
@@ -98,7 +98,7 @@ def build(
     server have agreed on.
     """
     refuse_without_network(config, connection)
-    metrics = load_own_metrics(config.metrics)
+    metrics = load_custom_metrics(config.metrics)
     parts = parts or gather_parts(config, given)
     try_out(metrics, parts.splits.test.y, parts.dataset.num_classes)
     if parts.config.dataset.asks_for_means:

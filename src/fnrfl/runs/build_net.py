@@ -16,7 +16,7 @@ from fnrfl.core.rng import seeded
 from fnrfl.data.batches import check_fits
 from fnrfl.data.partition.views import Splits
 from fnrfl.models.catalogue import build_model
-from fnrfl.runs.blame import of_model
+from fnrfl.runs.error_context import model_errors
 from fnrfl.runs.given import NOTHING, Given, put_first_weights
 from fnrfl.runs.method import build_algorithm
 
@@ -41,7 +41,10 @@ def build_net(
     algorithm = algorithm or build_algorithm(config, given)
     dtype = torch.float32 if config.engine.precision in SINGLE else torch.float64
     named = None if config.model.features == "auto" else config.model.features
-    with seeded(config.seed, "init"), of_model(config, f"cannot be called with examples of shape {list(input_shape)}"):
+    with (
+        seeded(config.seed, "init"),
+        model_errors(config, f"cannot be called with examples of shape {list(input_shape)}"),
+    ):
         # Two examples: a few models need more than one to compute their shapes.
         module = _keeping_padding(_build_module(config, input_shape, num_classes, given))
         example = torch.zeros(2, *input_shape, dtype=torch.int64)

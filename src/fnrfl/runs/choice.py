@@ -14,7 +14,7 @@ from fnrfl.data.datasets import Dataset
 from fnrfl.engines.gpus import clients_that_fit, found_devices
 from fnrfl.engines.groups import GROUP_SIZE
 from fnrfl.runs.cohorts import cohort_size
-from fnrfl.runs.together import NotTogetherError, why_not_together
+from fnrfl.runs.vmap_support import VmapError, vmap_failure
 
 SMALL = 1_000_000  # parameters times batch of a dense net up to which clients step together
 WORTH_RECORDING = 50  # steps of groups of clients in a run, on a CPU
@@ -61,11 +61,11 @@ def _name_that_can(config: RunConfig, net: Net) -> tuple[str, tuple[str, ...]]:
     if auto and name == "loop" and not torch.cuda.is_available():
         return name, ("engine = auto found no GPU and runs on the CPU.",)
     tried = name in ("batched", "gpu")
-    why = why_not_together(config, net, name, loops=name == "gpu" or not auto) if tried else None
+    why = vmap_failure(config, net, name, loops=name == "gpu" or not auto) if tried else None
     if why is None:
         return name, ()
     if not auto:
-        raise NotTogetherError(f'engine = "{name}"', config.model.name, why, 'Set engine = "loop" or "auto"')
+        raise VmapError(f'engine = "{name}"', config.model.name, why, 'Set engine = "loop" or "auto"')
     return "loop", (f"engine = auto trains the clients one after another, on the CPU: {why}.",)
 
 
@@ -73,7 +73,7 @@ def _precision_that_can(config: RunConfig, net: Net, engine: str) -> tuple[str, 
     """The precision, and a notice if a user's own model does not compute in bf16."""
     precision = _chosen_precision(config, net, engine)
     tried = engine == "gpu" and precision == "bf16"
-    why = why_not_together(config, net, engine, loops=True, compute=torch.bfloat16) if tried else None
+    why = vmap_failure(config, net, engine, loops=True, compute=torch.bfloat16) if tried else None
     if why is None:
         return precision, ()
     if config.engine.precision != "auto":

@@ -23,6 +23,7 @@ from fnrfl.data.frames import in_order_of, without_label
 from fnrfl.data.in_memory import source_in_memory, values_in_memory
 from fnrfl.data.reading import ONLY_PART, Expected, RawData, Reading
 from fnrfl.runs import run as runs
+from fnrfl.runs.custom_metrics import chosen, computed_metrics, with_given
 from fnrfl.runs.data import reading_of
 from fnrfl.runs.evaluate import evaluate_model as score
 from fnrfl.runs.evaluate import pooled
@@ -40,7 +41,6 @@ from fnrfl.runs.matching import (
     notes_on_training,
     own_test_part,
 )
-from fnrfl.runs.own_metrics import asked_own, chosen, with_given
 from fnrfl.runs.predictions import EVERYTHING, OTHER_TEST, TEST, WITHOUT_NAME, Evaluation, Prediction, TrainedRun
 from fnrfl.runs.result import Result
 from fnrfl.runs.round_metrics import NUMBERS_LAST_ROUND
@@ -90,7 +90,9 @@ def evaluate(
     }
     per_client = {one: found.accuracy for one, found in scores.items() if one is not None}
     whole = pooled(list(scores.values()))
-    return Evaluation(trained, data, what, whole, per_client or None, notes, asked_own(own, whole.answers), shown)
+    return Evaluation(
+        trained, data, what, whole, per_client or None, notes, computed_metrics(own, whole.answers), shown
+    )
 
 
 def _without_labels(trained: TrainedRun, data: str) -> ConfigError:

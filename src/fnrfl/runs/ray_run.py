@@ -17,7 +17,7 @@ from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.runs.build_engine import build_trainer
 from fnrfl.runs.given import INIT, Given, GivenObject
 from fnrfl.runs.parts import RunParts, gather_parts
-from fnrfl.runs.together import NotTogetherError
+from fnrfl.runs.vmap_support import VmapError
 
 ON_THE_CPU = "Set network.gpus = 0, with which actors train one client after another on the CPU"
 
@@ -69,8 +69,8 @@ def trainer_in_actor(described: bytes) -> Trainer:
         found_devices(asked, f"{ON_THE_CPU}, or install torch with CUDA on {platform.node()}.")
     try:
         parts = gather_parts(config.replace({"engine": engine}), given)
-    except NotTogetherError as error:
-        raise NotTogetherError(asked, config.model.name, error.why, ON_THE_CPU) from error
+    except VmapError as error:
+        raise VmapError(asked, config.model.name, error.why, ON_THE_CPU) from error
     for what, found, wanted in (
         ("data", parts.dataset.checksum, told["data"]),
         ("split among the clients", parts.partition.sha256, told["partition"]),

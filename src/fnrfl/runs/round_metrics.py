@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from fnrfl.core.quality import TEST_METRICS
 from fnrfl.rundir.events import Event
 from fnrfl.runs.build import Built
+from fnrfl.runs.custom_metrics import CustomMetric, computed_metrics
 from fnrfl.runs.evaluate import Score
 from fnrfl.runs.metrics import OWN
-from fnrfl.runs.own_metrics import OwnMetric, asked_own
 
 # Probabilities of all answers, one number for each class: they cost time, so with more of them they are looked at after
 # the last round alone; and they cost memory, so with still more of them not at all.
@@ -27,7 +27,7 @@ def keeps_outputs(built: Built, *, last: bool) -> bool:
     return numbers <= (NUMBERS_LAST_ROUND if last else NUMBERS_EVERY_ROUND)
 
 
-def logged_metrics(score: Score, own: Sequence[OwnMetric], *, last: bool) -> Event:
+def logged_metrics(score: Score, own: Sequence[CustomMetric], *, last: bool) -> Event:
     """The metrics of a round as the log has them; null where the answers cannot decide one."""
     event: Event = {}
     for name, metric in TEST_METRICS.items():
@@ -36,4 +36,4 @@ def logged_metrics(score: Score, own: Sequence[OwnMetric], *, last: bool) -> Eve
         most = CLASSES_OF_CONFUSION if metric.shape == "matrix" and last else CLASSES_EVERY_ROUND
         if metric.shape == "number" or score.num_classes <= most or (last and metric.shape == "by class"):
             event[name] = metric.compute(score.answers)
-    return event | ({OWN: asked_own(own, score.answers)} if own else {})
+    return event | ({OWN: computed_metrics(own, score.answers)} if own else {})

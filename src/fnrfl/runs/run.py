@@ -30,17 +30,17 @@ from fnrfl.rundir.directory import RunDir
 from fnrfl.rundir.events import Event
 from fnrfl.rundir.interrupt import interruptible, stoppable
 from fnrfl.runs import personal, run_files
-from fnrfl.runs.blame import of_method, of_model
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.callbacks import Listeners
 from fnrfl.runs.cohorts import cohort
+from fnrfl.runs.error_context import method_errors, model_errors
 from fnrfl.runs.finite import check_scores, check_shapes, check_state, for_json
 from fnrfl.runs.given import NOTHING, Given, check_given
 from fnrfl.runs.method import build_algorithm
+from fnrfl.runs.notices import log_once
 from fnrfl.runs.parts import RunParts
 from fnrfl.runs.result import Result
 from fnrfl.runs.scores import score_models
-from fnrfl.runs.told_once import tell_notices
 
 Progress = Callable[[Event], None]
 Phase = Callable[[str], None]
@@ -80,8 +80,8 @@ def run(
         connection = None if network is None else Connection(network, uuid.uuid4().hex)
         checkpoint_every = checkpoint_every if network is None else 0.0
         built = build(config, Path(scratch), runs_alike, None, given, connection, parts, compared=compared)
-        tell_notices(built.notices)
-        tell_notices(built.on_split, logging.INFO)  # how every run begins: a command shows it
+        log_once(built.notices)
+        log_once(built.on_split, logging.INFO)  # how every run begins: a command shows it
         if out is None:
             return _train_rounds(built, RunWriter(None, checkpoint_every), Begun(), told, phase)
         with ExitStack() as stack:
@@ -231,7 +231,7 @@ def _loop(
     rounds, state = list(begun.rounds), begun.state
     with engine, nullcontext(lambda: None) if recorder.place is None else interruptible() as stop:
         if state is None:
-            with of_method(config, "before the first round"):
+            with method_errors(config, "before the first round"):
                 state = built.algorithm.init(built.net)
         engine.warm_up()
         recorder.restart_clock()
@@ -275,12 +275,12 @@ def _train_round(built: Built, metered: Metered, state: State, t: int) -> tuple[
     metered.begin()
     active = cohort(config, t)
     prepared, began = engine.seconds_preparing, engine.clock()
-    with of_method(config, f"in round {t + 1}"):
+    with method_errors(config, f"in round {t + 1}"):
         state = built.algorithm.round(state, active, metered)
     check_state(state, engine.server.initial, built.algorithm, t)
     trained = engine.clock()
     metered.tell("evaluate")
-    with of_model(config, f"could not be scored after round {t + 1}"):
+    with model_errors(config, f"could not be scored after round {t + 1}"):
         scores = score_models(built, state, last=t + 1 == config.rounds)
     check_scores(scores, built.algorithm, t)
     crossed = ({"scale": built.scaling.bytes} if built.scaling is not None and t == 0 else {}) | metered.bytes

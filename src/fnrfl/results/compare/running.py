@@ -23,7 +23,7 @@ from fnrfl.results.compare.tables import Comparison
 from fnrfl.results.statistics import reached
 from fnrfl.rundir.directory import is_finished
 from fnrfl.rundir.events import Event
-from fnrfl.runs.told_once import series_of_runs
+from fnrfl.runs.notices import series_of_runs
 
 if TYPE_CHECKING:
     from fnrfl.runs.given import Given
@@ -102,13 +102,13 @@ def check_judged(
 
 def compared_metric(cells: Sequence[Cell], name: str | None, given: Given | None = None) -> Metric:
     """Choose the metric that is compared: the one named, which every run must have, or what the methods lead with."""
+    from fnrfl.runs.custom_metrics import chosen, load_custom_metrics
     from fnrfl.runs.method import build_algorithm
-    from fnrfl.runs.own_metrics import chosen, load_own_metrics
 
     if name is None:
         groups = {cell.group.label: cell.config for cell in cells}
         return leading_metric(build_algorithm(one, _objects(given)).personalised for one in groups.values())
-    shared = [load_own_metrics(words) for words in dict.fromkeys(cell.config.metrics for cell in cells)]
+    shared = [load_custom_metrics(words) for words in dict.fromkeys(cell.config.metrics for cell in cells)]
     own = [metric for metric in shared[0] if all(metric in others for others in shared)]
     if name in {"all", *TEST_METRICS} - set(NUMBER_METRICS):
         raise ConfigError(

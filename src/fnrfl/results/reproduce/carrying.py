@@ -25,7 +25,7 @@ from fnrfl.results.reproduce.kept_lines import (
 from fnrfl.results.reproduce.paper_cells import PaperCell
 from fnrfl.results.reproduce.side_by_side import compute_beside
 from fnrfl.rundir.lock import alone
-from fnrfl.runs.told_once import series_of_runs
+from fnrfl.runs.notices import series_of_runs
 
 ON_A_GPU = ("engine=gpu", "engine.precision=bf16", "engine.deterministic=false")
 

@@ -21,7 +21,7 @@ TRIED_EXAMPLES = 1000  # on which a function is tried out before anything is tra
 
 
 @dataclass(frozen=True)
-class OwnMetric:
+class CustomMetric:
     """A function of the user's; the metric has its name."""
 
     words: str  # module:function
@@ -51,12 +51,12 @@ class OwnMetric:
         return float(found) if math.isfinite(found) else None
 
 
-def load_own_metrics(words: str) -> tuple[OwnMetric, ...]:
+def load_custom_metrics(words: str) -> tuple[CustomMetric, ...]:
     """The functions that `metrics` names, imported."""
     return tuple(_load(str(one)) for one in own_code.each_name("metrics", words)) if words != "none" else ()
 
 
-def with_given(recorded: str, names: Sequence[str]) -> tuple[OwnMetric, ...]:
+def with_given(recorded: str, names: Sequence[str]) -> tuple[CustomMetric, ...]:
     """The functions that a run's config names, and those among the `names` that a user has typed or passed in."""
     given = [name for name in names if ":" in name]
     words = dict.fromkeys([*([] if recorded == "none" else own_code.each_name("metrics", recorded)), *given])
@@ -64,10 +64,10 @@ def with_given(recorded: str, names: Sequence[str]) -> tuple[OwnMetric, ...]:
     if problems := list(refuse_metrics(together)):
         raise ConfigError(" ".join(problems))
     trust.given("metrics", ", ".join(given))
-    return load_own_metrics(together)
+    return load_custom_metrics(together)
 
 
-def chosen(names: Sequence[str], own: Sequence[OwnMetric], known: Sequence[str]) -> tuple[str, ...]:
+def chosen(names: Sequence[str], own: Sequence[CustomMetric], known: Sequence[str]) -> tuple[str, ...]:
     """The metrics that were asked for, each by its name; "all" is all of them. One that there is not is refused."""
     found: dict[str, None] = {}
     every = [*known, *(metric.name for metric in own)]
@@ -79,20 +79,20 @@ def chosen(names: Sequence[str], own: Sequence[OwnMetric], known: Sequence[str])
     return tuple(found)
 
 
-def asked_own(metrics: Sequence[OwnMetric], answers: Answers) -> dict[str, float | None]:
+def computed_metrics(metrics: Sequence[CustomMetric], answers: Answers) -> dict[str, float | None]:
     """The value of each function, by its name."""
     return {metric.name: metric.ask(answers) for metric in metrics}
 
 
-def _load(words: str) -> OwnMetric:
+def _load(words: str) -> CustomMetric:
     said, target = f'metrics = "{words}"', own_code.target("metrics", words)
     function = trust.fetch_named_code(said, target)
     if target is None or not callable(function):
         raise ConfigError(f"{said} is a {type(function).__name__}; it must be a function(probabilities, labels).")
-    return OwnMetric(words, target.name, function)
+    return CustomMetric(words, target.name, function)
 
 
-def try_out(metrics: Sequence[OwnMetric], labels: Tensor, num_classes: int) -> None:
+def try_out(metrics: Sequence[CustomMetric], labels: Tensor, num_classes: int) -> None:
     """Ask each function about made-up probabilities: one that fails is refused before anything is trained."""
     if metrics:
         known = labels[:TRIED_EXAMPLES].cpu().numpy()

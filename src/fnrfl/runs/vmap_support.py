@@ -23,7 +23,7 @@ from fnrfl.engines.gpus import can_use_cudnn, kernel_settings, on_first_gpu
 from fnrfl.kernels.convolution import ClientConv2d
 
 
-class NotTogetherError(CompatibilityError):
+class VmapError(CompatibilityError):
     """Torch cannot train several clients of a model in one step, and the config asks for that."""
 
     def __init__(self, asked: str, model: str, why: str, way_out: str) -> None:
@@ -35,7 +35,7 @@ class NotTogetherError(CompatibilityError):
         )
 
 
-def why_not_together(
+def vmap_failure(
     config: RunConfig, net: Net, engine: str, *, loops: bool, compute: torch.dtype | None = None
 ) -> str | None:
     """What torch says to a step of two clients of a user's own model; None if it takes one, as with fnrfl's models.

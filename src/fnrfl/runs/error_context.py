@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def of_method(config: RunConfig, when: str) -> Iterator[None]:
+def method_errors(config: RunConfig, when: str) -> Iterator[None]:
     """Inside, a method is at work: what it raises names it, and what was asked of it."""
     try:
         yield
@@ -35,7 +35,7 @@ def of_method(config: RunConfig, when: str) -> Iterator[None]:
 
 
 @contextmanager
-def of_model(config: RunConfig, what: str) -> Iterator[None]:
+def model_errors(config: RunConfig, what: str) -> Iterator[None]:
     """Inside, a model is called: what it raises names it, and says what could not be done."""
     try:
         yield

@@ -21,7 +21,7 @@ def series_of_runs() -> Iterator[None]:
         _told_in_series.reset(token)
 
 
-def tell_notices(notices: Sequence[str], level: int = logging.WARNING) -> None:
+def log_once(notices: Sequence[str], level: int = logging.WARNING) -> None:
     """Log the notices of a run, those that this series has not had: two that begin with one sentence are one."""
     told = _told_in_series.get()
     for notice in notices:
