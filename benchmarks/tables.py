@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, from the lines that `cpu.py` wrote.
+"""The tables of results/cpu/README.md, from the lines that `cpu.py` wrote.
 
 python benchmarks/tables.py results/cpu/cpu-2026-11-15.jsonl
 """

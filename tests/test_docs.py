@@ -318,6 +318,10 @@ def test_pages_say_in_which_mode_refinement_trains_by_default() -> None:
     assert "Refinement itself is in train mode by default" in controls
 
 
+def test_the_reference_of_keys_is_generated_from_the_code() -> None:
+    assert PAGES["docs/keys.md"] == runpy.run_path(str(ROOT / "docs/site/keys.py"))["page"]()
+
+
 def test_every_leak_is_explained() -> None:
     explained = [key.strip("`") for key, *_ in table("docs/protocols.md", "The leaks")]
     assert explained == [key.name for key in describe_keys() if key.name.startswith("leaks.")]

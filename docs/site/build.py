@@ -22,22 +22,24 @@ FILES = ("docs/images/*", "docs/tutorial.ipynb", "LICENSE", "CITATION.cff")
 MOVED = {"README.md": "index.md", "docs/tutorial.ipynb": "docs/tutorial.md"}  # pages with another name in the site
 
 CONTENTS = {
-    "Start": [
-        "docs/getting-started", "docs/tutorial", "docs/commands", "docs/concepts", "docs/faq",
-        "docs/compared-with-others",
+    "Tutorials": ["docs/getting-started", "docs/own-data", "docs/tutorial"],
+    "How to": [
+        "docs/own-model-and-data", "docs/python", "docs/time-series-and-text", "docs/plain-pytorch", "docs/flower-apps",
+        "docs/deploy", "docs/scale", "docs/loggers", "CONTRIBUTING",
     ],
-    "Your data and model": [
-        "docs/own-data", "docs/own-model-and-data", "docs/python", "docs/time-series-and-text", "docs/scenarios",
-        "docs/metrics", "docs/plain-pytorch", "docs/flower-apps", "docs/reading-the-report", "docs/loggers",
-        "docs/nodes-data", "docs/deploy",
+    "Reference": [
+        "docs/commands", "docs/keys", "docs/methods/README", "docs/scenarios", "docs/metrics",
+        "docs/reading-the-report", "docs/nodes-data", "api/fnrfl", "api/own-loop", "api/flower", "api/methods", "api/errors",
     ],
-    "Methods": ["docs/methods/README", "results/methods/README", "docs/correctness", "docs/performance", "docs/scale"],
-    "The paper": [
-        "docs/reproduction", "docs/claims", "docs/protocols", "docs/paper-to-code", "docs/theory",
-        "results/reproduction/README",
+    "Explanation": [
+        "docs/concepts", "docs/protocols", "docs/correctness", "docs/performance", "docs/compared-with-others",
+        "docs/faq", "docs/not-included", "ARCHITECTURE", "SECURITY",
     ],
-    "Python": ["api/fnrfl", "api/own-loop", "api/flower", "api/methods", "api/errors"],
-    "Project": ["ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "SECURITY", "src/fnrfl/data/files/README"],
+    "The paper": ["docs/reproduction", "docs/claims", "docs/paper-to-code", "docs/theory"],
+    "Results and notes": [
+        "results/methods/README", "results/reproduction/README", "results/cpu/README", "results/gpu/README",
+        "src/fnrfl/data/files/README", "CHANGELOG",
+    ],
 }  # fmt: skip
 METHODS = "docs/methods/README.md"  # its own pages are listed under it
 
