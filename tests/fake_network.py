@@ -15,10 +15,12 @@ import torch
 
 from fnrfl.core.messages import TrainReply
 from fnrfl.engines.assemble import assemble
-from fnrfl.engines.letters import LetterAnswer, Version
-from fnrfl.engines.node import Node, Participant
-from fnrfl.engines.rehearsal import AgreedRequests, Rehearsal
+from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.federation.agreed_requests import AgreedRequests
+from fnrfl.federation.messages import NodeReply, Version
+from fnrfl.federation.node import Node, Participant
+from fnrfl.federation.remote_clients import Network
 from fnrfl.runs.build import build
 from fnrfl.runs.cohorts import cohort_size
 
@@ -32,7 +34,7 @@ class ServerKilled(BaseException):
 
 
 @dataclass
-class FakeNetwork:
+class FakeNetwork(Network):
     """Carries letters to nodes; `faults` names what happens at the n-th letter, counted over all clients."""
 
     open_node: Callable[[int, str], Node]  # client, run id -> a node that has only its folder
@@ -85,7 +87,7 @@ class FakeNetwork:
                 self.late.append((client, answer))
 
 
-def _spoilt(answer: LetterAnswer, how: str) -> LetterAnswer:
+def _spoilt(answer: NodeReply, how: str) -> NodeReply:
     if how == "somebody-else":
         return replace(answer, client=answer.client + 1)
     if how == "version":

@@ -32,18 +32,21 @@ from fnrfl.core.messages import Failure, MeasureRequest, MemoryRequest, TrainRep
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.trees import leaves
 from fnrfl.core.types import Batch, LocalTask, Out, Probe, State, Tree
-from fnrfl.data.agreement import Agreement, as_plain, from_plain
 from fnrfl.data.batches import Pool
-from fnrfl.data.node_config import NodeConfig
-from fnrfl.engines import rehearsal
-from fnrfl.engines.letters import Connection, Letter
-from fnrfl.engines.node import Node
-from fnrfl.engines.rehearsal import AgreedRequests, Rehearsal
+from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.engines.wire import from_bytes, to_bytes, to_parts
-from fnrfl.flower.node_service import NodeService
-from fnrfl.runs.agreeing import Meeting, meet
+from fnrfl.federation import agreed_requests
+from fnrfl.federation.agreed_requests import AgreedRequests
+from fnrfl.federation.agreement import Agreement, as_plain, from_plain
+from fnrfl.federation.handshake import Handshake, handshake
+from fnrfl.federation.messages import NodeRequest
+from fnrfl.federation.node import Node
+from fnrfl.federation.node_config import NodeConfig
+from fnrfl.federation.node_data import BuiltNode
+from fnrfl.federation.node_service import NodeService
+from fnrfl.federation.remote_clients import Network
 from fnrfl.runs.build import Built, build
-from fnrfl.runs.node_data import BuiltNode
+from fnrfl.runs.build_engine import RunNetwork
 from fnrfl.runs.parts import gather_parts
 from fnrfl.runs.run import run
 from test_hostile_nodes import with_changes
@@ -80,14 +83,14 @@ def write_sites(folder: Path, test_seed: int = 0) -> None:
         np.savez(f"{name}.npz", x=dice.normal(size=(20, 3)).astype("f4"), y=np.arange(20) % 2)
 
 
-def sites(*words: str, folder: str = "sites", **own: Any) -> tuple[Meeting, list[BuiltNode]]:
+def sites(*words: str, folder: str = "sites", **own: Any) -> tuple[Handshake, list[BuiltNode]]:
     """What was agreed on with two sites, and their clients."""
     nodes = [NodeConfig(data=f"{folder}/{name}.npz", name=name, public="public.npz", **own) for name in ("a", "b")]
-    met = meet(load(None, [*WORDS, *words, "engine=flower"]), asking(nodes), "test.npz")
+    met = handshake(load(None, [*WORDS, *words, "engine=flower"]), asking(nodes), "test.npz")
     return met, clients_of(met, nodes)
 
 
-class Carrier:
+class Carrier(Network):
     """A network of nodes, which keeps what it has carried."""
 
     def __init__(self, clients: Sequence[BuiltNode], folder: Path) -> None:
@@ -107,7 +110,7 @@ class Carrier:
 
     def ask(self, request: Any, **fields: Any) -> Any:
         """What client 0 answers to a request that somebody has made up."""
-        letter = Letter("agreed", "1", 0, getattr(request, "round", 0), 9, "local", request)
+        letter = NodeRequest("agreed", "1", 0, getattr(request, "round", 0), 9, "local", request)
         return from_bytes(self.send(to_bytes(replace(letter, **fields)))).content
 
 
@@ -115,7 +118,7 @@ def carried(*words: str, folder: str = "sites", **own: Any) -> tuple[Carrier, Bu
     """A network after a whole run, and the server's side of it."""
     met, clients = sites(*words, folder=folder, **own)
     network = Carrier(clients, Path(f"state-{folder}"))
-    built = build(met.parts.config, connection=Connection(network, "agreed"), parts=met.parts)
+    built = build(met.parts.config, connection=RunNetwork(network, "agreed"), parts=met.parts)
     with built.engine as engine:
         state = built.algorithm.init(built.net)
         for t in range(2):
@@ -328,7 +331,7 @@ def test_fuzzed_messages_are_answered_by_a_whole_node_and_nothing_is_raised(
     words, dice, answered = (f"algorithm={method}", *MORE_METHODS[method]), random.Random(count), 0
     network, _ = carried(*words)
     met, _ = sites(*words)
-    node = NodeService(NodeConfig(data="sites/a.npz", name="a", public="public.npz"), Path("runs").absolute())
+    node = NodeService(lambda: NodeConfig(data="sites/a.npz", name="a", public="public.npz"), Path("runs").absolute())
     question = {"run": "agreed", "recipe": met.recipe, "agreement": as_plain(met.agreement)}
     assert node.answer(json.dumps(question).encode()) == b"{}"
     logging.disable()
@@ -351,7 +354,7 @@ def test_fuzzed_messages_are_answered_by_a_whole_node_and_nothing_is_raised(
 
 def test_the_search_for_a_request_that_nobody_makes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of 600 clients under FNR, one for each number of those that answer, would take half a minute."""
-    monkeypatch.setattr(rehearsal, "SEARCH_SECONDS", 0.2)
+    monkeypatch.setattr(agreed_requests, "SEARCH_SECONDS", 0.2)
     parts = gather_parts(digits())
     crowd = SimpleNamespace(num_classes=10, examples=torch.full((600,), 50), all=parts.pool.all)
     played = Rehearsal(FNR(FedAvg()), parts.net, crowd, parts.config.client, simulated=False)  # type: ignore[arg-type]
@@ -434,7 +437,7 @@ def test_nodes_follow_each_method_and_option_to_the_simulators_bits(case: tuple[
     chosen = network_config(*case)
     nodes = [NodeConfig(data="digits", partition=k, share_memory=True) for k in range(5)]
     there = chosen.replace({"engine.name": "flower"})
-    met = meet(there, asking(nodes))
+    met = handshake(there, asking(nodes))
     network = Carrier(clients_of(met, nodes), tmp_path / "nodes")
     network.send = lambda letter, client=0: Node(network.nodes[client], tmp_path, from_bytes(letter).run).answer(letter)  # type: ignore[method-assign]
     result, simulated = run(there, out=None, network=network, parts=met.parts), on_loop(chosen)
@@ -450,7 +453,7 @@ def named(model: str) -> str:
 
 
 def service(folder: Path, **values: Any) -> NodeService:
-    return NodeService(NodeConfig.from_values({"data": "digits", "partition": 0} | values), folder)
+    return NodeService(lambda: NodeConfig.from_values({"data": "digits", "partition": 0} | values), folder)
 
 
 def refusal(node: NodeService, recipe: str) -> str:
@@ -477,7 +480,9 @@ def test_no_error_at_a_node_quotes_its_data_code_or_paths(raised: str) -> None:
         {"data": "mine:rows", "name": "a", "partition": None},
     ):
         given = {k: v for k, v in ({"data": "digits", "partition": 0} | values).items() if v is not None}
-        said = refusal(NodeService(NodeConfig.from_values(given), Path("runs").absolute()), digits().to_toml())
+        said = refusal(
+            NodeService(lambda given=given: NodeConfig.from_values(given), Path("runs").absolute()), digits().to_toml()
+        )
         assert "Meyer" not in said and str(Path.cwd()) not in said and "mine" not in said
 
 
@@ -505,7 +510,9 @@ def test_an_error_in_training_stays_at_the_node(monkeypatch: pytest.MonkeyPatch)
 def test_of_many_runs_the_folders_of_those_used_last_are_kept() -> None:
     node = service(Path("runs").absolute(), keep_runs=3)
     recipe = digits()
-    agreement = as_plain(meet(recipe, asking([NodeConfig(data="digits", partition=k) for k in range(4)])).agreement)
+    agreement = as_plain(
+        handshake(recipe, asking([NodeConfig(data="digits", partition=k) for k in range(4)])).agreement
+    )
     for number in range(6):
         question = {"run": f"run-{number}", "recipe": recipe.to_toml(), "agreement": agreement}
         assert node.answer(json.dumps(question).encode()) == b"{}"

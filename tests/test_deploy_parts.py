@@ -18,13 +18,13 @@ import pytest
 from fnrfl.config import load
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.isolation import isolated, until_left
-from fnrfl.data.node_config import NodeConfig
-from fnrfl.engines.letters import Letter, LetterAnswer
 from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.federation.messages import NodeReply, NodeRequest
+from fnrfl.federation.node_config import NodeConfig
+from fnrfl.federation.node_service import NodeService
 from fnrfl.flower import worker
 from fnrfl.flower.app_files import check_before_run, write_app
 from fnrfl.flower.deployment import FLOWER_QUIET, Address, Deployment
-from fnrfl.flower.node_service import NodeService
 from fnrfl.flower.own_config import OwnConfig
 from fnrfl.flower.processes import Processes, Recorded, start_of
 from fnrfl.flower.worker_link import SOCKET, WorkerLink
@@ -224,7 +224,7 @@ def test_a_node_says_who_it_is_from_its_own_configuration(tmp_path: Path) -> Non
 
 def service(folder: Path) -> NodeService:
     (folder / "node.toml").write_text('partition = 0\ndata = "digits"\n')
-    return NodeService.of(OwnConfig.of({"folder": str(folder)}))
+    return NodeService(OwnConfig.of({"folder": str(folder)}).read, folder / "runs")
 
 
 @pytest.mark.parametrize(
@@ -296,9 +296,9 @@ def test_a_run_cannot_name_a_folder_outside(tmp_path: Path, run: str) -> None:
     there = service(tmp_path)
     agreed = {"run": run, "recipe": load("digits").to_toml(), "agreement": {"sites": ["0"]}}
     assert "refused" in json.loads(there.answer(json.dumps(agreed).encode()))["error"]
-    letter = Letter(run, "1", 0, 0, 0, "local", None)
+    letter = NodeRequest(run, "1", 0, 0, 0, "local", None)
     answer = from_bytes(there.answer(to_bytes(letter)))
-    assert isinstance(answer, LetterAnswer) and "refused" in answer.content.reason
+    assert isinstance(answer, NodeReply) and "refused" in answer.content.reason
     assert [path.name for path in tmp_path.iterdir()] == ["node.toml"]
 
 

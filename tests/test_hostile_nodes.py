@@ -31,18 +31,17 @@ from fnrfl.core.network import NetworkOptions
 from fnrfl.core.rng import generator
 from fnrfl.core.training import Training
 from fnrfl.core.types import Engine, LocalTask
-from fnrfl.data.agreement import ColumnFacts, SiteFacts, SiteHolding, SiteSchema, as_plain, from_plain
 from fnrfl.data.batches import plan
 from fnrfl.data.reading import Reading
 from fnrfl.data.scaling import InputMoments
-from fnrfl.data.site_agreement import agree_on_sites, settle
-from fnrfl.engines import remote_clients
-from fnrfl.engines.letters import LetterAnswer, Version
-from fnrfl.engines.rehearsal import AgreedRequests
-from fnrfl.engines.remote_clients import RemoteClients
-from fnrfl.engines.wire import ANSWERS, from_bytes, from_parts, to_bytes
-from fnrfl.flower.agreed_network import ask_all
-from fnrfl.runs.agreeing import meet
+from fnrfl.engines.wire import from_bytes, from_parts, to_bytes
+from fnrfl.federation import remote_clients
+from fnrfl.federation.agreed_requests import AgreedRequests
+from fnrfl.federation.agreement import ColumnFacts, SiteFacts, SiteHolding, SiteSchema, as_plain, from_plain
+from fnrfl.federation.handshake import ask_all, handshake
+from fnrfl.federation.messages import ANSWERS, NodeReply, Version
+from fnrfl.federation.remote_clients import Network, RemoteClients
+from fnrfl.federation.site_agreement import agree_on_sites, with_counts
 from fnrfl.runs.run import run
 from test_network import PROCEED, config
 from test_site_nodes import NodeConfig, asking, recipe, schema, write_gaps
@@ -59,8 +58,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # -- one field at a time, through whole runs ---------------------------------------------------------------------------
 
 
-def in_reply(**changed: Callable[[Any], Any]) -> Callable[[LetterAnswer], LetterAnswer]:
-    def change(answer: LetterAnswer) -> LetterAnswer:
+def in_reply(**changed: Callable[[Any], Any]) -> Callable[[NodeReply], NodeReply]:
+    def change(answer: NodeReply) -> NodeReply:
         replies = answer.content.replies
         changes = {name: made(getattr(replies, name)) for name, made in changed.items()}
         return replace(answer, content=replace(answer.content, replies=replace(replies, **changes)))
@@ -68,17 +67,17 @@ def in_reply(**changed: Callable[[Any], Any]) -> Callable[[LetterAnswer], Letter
     return change
 
 
-def in_answer(change: Callable[[Any], Any]) -> Callable[[LetterAnswer], LetterAnswer]:
+def in_answer(change: Callable[[Any], Any]) -> Callable[[NodeReply], NodeReply]:
     return lambda answer: replace(answer, content={name: change(value) for name, value in answer.content.items()})
 
 
-def only(name: str, number: float) -> Callable[[LetterAnswer], LetterAnswer]:
+def only(name: str, number: float) -> Callable[[NodeReply], NodeReply]:
     """Of what is measured, this alone is changed."""
     changed = lambda content: {k: full(number)(v) if k == name else v for k, v in content.items()}  # noqa: E731
     return lambda answer: replace(answer, content=changed(answer.content))
 
 
-def with_not_finite(told: Any) -> Callable[[LetterAnswer], LetterAnswer]:
+def with_not_finite(told: Any) -> Callable[[NodeReply], NodeReply]:
     """A reply of nobody that says whose numbers are not finite since which step."""
     nobody = lambda content: replace(content.replies, clients=torch.arange(0))  # noqa: E731
     return lambda answer: replace(
@@ -148,7 +147,7 @@ SMALL = {"fedgen": ["algorithm.steps=2"], "fedftg": ["algorithm.iterations=1", "
 class Spoiling(FakeNetwork):
     """A network with a node that changes its answers of a phase."""
 
-    change: Callable[[LetterAnswer], LetterAnswer]
+    change: Callable[[NodeReply], NodeReply]
     phase: str
     spoilt: int = 0
 
@@ -300,7 +299,7 @@ def replaced(value: Any, instead: dict[int, torch.Tensor]) -> Any:
     return value
 
 
-class Fuzzing:
+class Fuzzing(Network):
     """A network on which nodes 0 and 1 answer as they should, and others with what `spoilt` makes of theirs."""
 
     def __init__(self, honest: Any, seed: int) -> None:
@@ -413,7 +412,7 @@ def test_no_facts_of_a_node_stop_the_server_but_by_a_sentence(honest: dict[str, 
             agreement = agree_on_sites([facts, other], Reading())
             holding = with_changes({"name": "A", "counts": [4, 5], "data": "", "public": ""}, dice)
             holdings = [from_plain(SiteHolding, holding, "node 0"), SiteHolding("B", (4, 5), "", "")]
-            settle(agreement, holdings[: len(agreement.sites)])
+            with_counts(agreement, holdings[: len(agreement.sites)])
         except FnrflError as error:
             assert len(str(error)) < 3000
             assert str(error).isprintable()
@@ -449,7 +448,7 @@ def test_facts_out_of_range_are_refused_with_the_seat(told: dict[str, Any]) -> N
     ids=["deep", "bytes", "digits", "long", "list"],
 )
 def test_an_answer_before_the_first_round_is_refused_with_its_node(told: bytes) -> None:
-    class Odd:
+    class Odd(Network):
         def exchange(self, letters: Any, seconds: Any) -> Any:
             yield from ((number, told) for number in letters)
 
@@ -469,7 +468,7 @@ def met_with(counts: list[int], *words: str) -> Any:
         answers = ask(question)
         return [answers[0] | {"counts": counts}, *answers[1:]] if "agreement" in question else answers
 
-    return meet(recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "client.epochs=1",
+    return handshake(recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "client.epochs=1",
                        *words), claiming, "test.csv")  # fmt: skip
 
 

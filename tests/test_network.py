@@ -21,10 +21,10 @@ from fnrfl.config import load
 from fnrfl.core.errors import ClientError, FnrflError
 from fnrfl.core.messages import MeasureRequest, TrainReply
 from fnrfl.data.scaling import InputMoments
-from fnrfl.engines import remote_clients
-from fnrfl.engines.letters import Letter, Version
-from fnrfl.engines.node import Node, VersionedFolder
 from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.federation import remote_clients
+from fnrfl.federation.messages import NodeRequest, Version
+from fnrfl.federation.node import Node, VersionedFolder
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import resume, run
 
@@ -218,8 +218,8 @@ def test_a_damaged_file_of_a_node_is_not_read(tmp_path: Path) -> None:
     assert kept.read(version) is None
 
 
-def one_node(folder: Path, request: Any) -> tuple[Node, Letter]:
-    letter = Letter("run", "letter-7", 0, 0, 1, "measure", request)
+def one_node(folder: Path, request: Any) -> tuple[Node, NodeRequest]:
+    letter = NodeRequest("run", "letter-7", 0, 0, 1, "measure", request)
     return nodes_of(config(), folder)(0, "run"), letter
 
 

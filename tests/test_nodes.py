@@ -24,16 +24,16 @@ from fnrfl.core.store import ClientStore
 from fnrfl.core.training import Training
 from fnrfl.core.trees import leaves
 from fnrfl.core.types import Data, LocalTask
-from fnrfl.data.agreement import Agreement, SiteFacts, agree_on_experiment, as_plain, from_plain
 from fnrfl.data.batches import Pool
-from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.scaling import InputMoments
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.trainer import Trainer
-from fnrfl.runs.agreeing import Ask, Meeting, answer_question, meet
+from fnrfl.federation.agreement import Agreement, SiteFacts, agree_on_experiment, as_plain, from_plain
+from fnrfl.federation.handshake import Ask, Handshake, answer_question, handshake
+from fnrfl.federation.node_config import NodeConfig
+from fnrfl.federation.node_data import BuiltNode, build_node, recipe_at_node, recipe_for_nodes
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.build_engine import build_engine
-from fnrfl.runs.node_data import BuiltNode, build_node, recipe_at_node, recipe_for_nodes
 from fnrfl.runs.parts import gather_parts
 
 SKEWED = "label-dirichlet(0.5, min=5) + feature-noise(0.3)"
@@ -60,16 +60,16 @@ def asking(nodes: Sequence[NodeConfig]) -> Ask:
     return lambda question: [plain(answer_question(plain(question), node)) for node in nodes]
 
 
-def clients_of(met: Meeting, nodes: Sequence[NodeConfig]) -> list[BuiltNode]:
+def clients_of(met: Handshake, nodes: Sequence[NodeConfig]) -> list[BuiltNode]:
     """The client of every node, by its number."""
     agreement = sent(met.agreement)
-    return [build_node(recipe_at_node(met.recipe, nodes[seat]), nodes[seat], agreement) for seat in met.seats]
+    return [build_node(recipe_at_node(met.recipe, nodes[seat]), nodes[seat], agreement) for seat in met.node_of_client]
 
 
 def both(config: RunConfig, nodes: Sequence[NodeConfig]) -> tuple[Built, list[BuiltNode]]:
     """The simulator's run, and the clients that nodes make of what is sent to them."""
     simulated = build(config)
-    return simulated, clients_of(meet(config, asking(nodes)), nodes)
+    return simulated, clients_of(handshake(config, asking(nodes)), nodes)
 
 
 def sent(message: Any) -> Any:
@@ -171,7 +171,7 @@ def test_a_pool_answers_for_its_own_client_alone() -> None:
 def test_before_inputs_are_scaled_a_node_tells_the_sums_of_the_simulator() -> None:
     config = digits("dataset.scale=standard", f"scenario={SKEWED}")
     nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
-    parts, node = gather_parts(config), clients_of(meet(config, asking(nodes)), nodes)[3]
+    parts, node = gather_parts(config), clients_of(handshake(config, asking(nodes)), nodes)[3]
     probe: Probe = InputMoments()
     ask = MeasureRequest([3], 0, probe, "private")
     whole = replace(parts, pool=parts.pool.in_type(torch.float64))
@@ -317,7 +317,7 @@ def test_a_first_message_of_another_shape_is_refused(values: Any) -> None:
 
 def test_data_that_changed_after_the_first_message_is_refused() -> None:
     nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
-    met = meet(digits(), asking(nodes))
+    met = handshake(digits(), asking(nodes))
     changed = replace(met, agreement=replace(met.agreement, data="other"))
     with pytest.raises(CompatibilityError, match="partition = 0 has other data"):
         clients_of(changed, nodes)
@@ -326,7 +326,7 @@ def test_data_that_changed_after_the_first_message_is_refused() -> None:
 def test_the_server_of_a_network_uses_no_private_example() -> None:
     """Also where it could, as in an experiment."""
     nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
-    met = meet(digits("algorithm=centralised", "engine=loop"), asking(nodes))
+    met = handshake(digits("algorithm=centralised", "engine=loop"), asking(nodes))
     engine = build_engine(met.parts.config, met.parts.algorithm, met.parts.net, met.parts.pool, None)
     with pytest.raises(CompatibilityError, match="private examples of the clients are not on this machine"):
         met.parts.algorithm.round(met.parts.algorithm.init(met.parts.net), torch.arange(4), engine)
@@ -334,7 +334,7 @@ def test_the_server_of_a_network_uses_no_private_example() -> None:
 
 def test_nobody_there_and_objects_of_python_are_refused() -> None:
     with pytest.raises(CompatibilityError, match="No node has answered"):
-        meet(digits(), asking([]))
+        handshake(digits(), asking([]))
     given = digits().to_toml().replace('"mlp(hidden=8)"', '"Sequential (given in Python, 0123abcd)"')
     with pytest.raises(CompatibilityError, match="model = .* was given in Python, and nodes cannot be sent it"):
         recipe_for_nodes(loads(given))

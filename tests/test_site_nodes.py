@@ -22,21 +22,21 @@ from fnrfl.config import load as load_config
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.messages import Failure, MeasureRequest
 from fnrfl.core.rng import numpy_generator
-from fnrfl.data.agreement import ColumnFacts, SiteFacts, SiteHolding, SiteSchema
 from fnrfl.data.datasets import load as load_data
-from fnrfl.data.node_config import NodeConfig
-from fnrfl.data.own_site import describe_site, read_agreed
 from fnrfl.data.partition.by_client import in_natural_order
 from fnrfl.data.reading import Columns, Reading
-from fnrfl.data.site_agreement import agree_on_sites, settle
-from fnrfl.engines.letters import Letter
-from fnrfl.engines.node import Node
 from fnrfl.engines.wire import from_bytes, to_bytes
-from fnrfl.flower.agreed_network import AgreedNetwork, ask_all
-from fnrfl.flower.node_service import NodeService
-from fnrfl.runs.agreeing import Meeting, meet
+from fnrfl.federation.agreement import ColumnFacts, SiteFacts, SiteHolding, SiteSchema
+from fnrfl.federation.handshake import Handshake, HandshakeNetwork, ask_all, handshake
+from fnrfl.federation.messages import NodeRequest
+from fnrfl.federation.node import Node
+from fnrfl.federation.node_config import NodeConfig
+from fnrfl.federation.node_data import refuse_what_sites_cannot
+from fnrfl.federation.node_service import NodeService
+from fnrfl.federation.remote_clients import Network
+from fnrfl.federation.site_agreement import agree_on_sites, with_counts
+from fnrfl.federation.site_data import describe_site, read_agreed
 from fnrfl.runs.build import Built, build
-from fnrfl.runs.node_data import refuse_what_sites_cannot
 from fnrfl.runs.predict import evaluate
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import resume, run
@@ -72,13 +72,13 @@ def recipe(*words: str) -> RunConfig:
 
 def met_and_simulated(
     config: RunConfig, nodes: Sequence[NodeConfig], test: str = "test"
-) -> tuple[Built, Meeting, list[Any]]:
+) -> tuple[Built, Handshake, list[Any]]:
     simulated = build(config)
-    met = meet(config, asking(nodes), test)
+    met = handshake(config, asking(nodes), test)
     return simulated, met, clients_of(met, nodes)
 
 
-def assert_same_run(config: RunConfig, nodes: Sequence[NodeConfig], test: str = "test") -> tuple[Built, Meeting]:
+def assert_same_run(config: RunConfig, nodes: Sequence[NodeConfig], test: str = "test") -> tuple[Built, Handshake]:
     """Every node's client is the simulator's, and the server knows as much as it may."""
     simulated, met, clients = met_and_simulated(config, nodes, test)
     assert met.agreement.sites == simulated.partition.ids
@@ -239,7 +239,7 @@ def test_labels_that_are_no_classes_are_not_told() -> None:
             describe_site(NodeConfig(data=data, name="A"), Reading())
     agreement = agree_on_sites([SiteFacts("A", {}, schema=schema(labels=("a", "b", "c")))], Reading())
     with pytest.raises(CompatibilityError, match="The sites have 3 classes for 2 training examples"):
-        settle(agreement, [SiteHolding("A", (1, 1, 0), "", "")])
+        with_counts(agreement, [SiteHolding("A", (1, 1, 0), "", "")])
 
 
 def test_columns_that_a_node_keeps_to_itself_are_as_if_they_were_not_there() -> None:
@@ -304,10 +304,10 @@ def test_a_site_tells_no_numbers_of_its_test_rows() -> None:
 # -- a whole run -------------------------------------------------------------------------------------------------------
 
 
-class Nodes:
+class Nodes(Network):
     """A network of nodes, each in its own folder; every letter finds a node that knows nothing but its folder."""
 
-    def __init__(self, met: Meeting, nodes: Sequence[NodeConfig]) -> None:
+    def __init__(self, met: Handshake, nodes: Sequence[NodeConfig]) -> None:
         self.clients = {node.client: node for node in clients_of(met, nodes)}
         self.seen: list[Any] = []
 
@@ -320,7 +320,7 @@ class Nodes:
 
 def over_network(config: RunConfig, nodes: Sequence[NodeConfig], test: str) -> tuple[Result, Nodes]:
     config = config.replace({"engine.name": "flower"})
-    met = meet(config, asking(nodes), test)
+    met = handshake(config, asking(nodes), test)
     network = Nodes(met, nodes)
     return run(config, out="there", network=network, parts=met.parts), network
 
@@ -371,12 +371,12 @@ def test_the_simulators_batched_engine_is_the_nodes_up_to_rounding_and_its_loop_
         assert max(apart) <= farthest
 
 
-class Services:
+class Services(Network):
     """A network of node services as the workers of Flower's nodes have them, in one process."""
 
     def __init__(self, nodes: Sequence[NodeConfig]) -> None:
         self.order = list(range(len(nodes)))  # which node each number stands for
-        self.open = lambda: [NodeService(node, Path(f"service {node.name}")) for node in nodes]
+        self.open = lambda: [NodeService(lambda node=node: node, Path(f"service {node.name}")) for node in nodes]
         self.services = self.open()
 
     def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
@@ -391,9 +391,9 @@ def test_a_run_over_sites_goes_through_the_services_of_flowers_nodes() -> None:
     nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
     network, labels = Services(nodes), [node.name for node in nodes]
     there = config.replace({"engine.name": "flower"})
-    met = meet(there, lambda question: ask_all(network, labels, question), "test.csv")
-    network.order = list(met.seats)
-    agreed = AgreedNetwork(network, met.agreement.sites, met.recipe, met.agreement)
+    met = handshake(there, lambda question: ask_all(network, labels, question), "test.csv")
+    network.order = list(met.node_of_client)
+    agreed = HandshakeNetwork(network, met.agreement.sites, met.recipe, met.agreement)
     result, simulated = run(there, out=None, network=agreed, parts=met.parts), run(config, out=None)
     assert all(torch.equal(tensor, result.weights[name]) for name, tensor in simulated.weights.items())
 
@@ -409,16 +409,16 @@ def test_a_run_over_sites_goes_on_to_the_same_end_and_not_with_other_data() -> N
     def stop(event: dict[str, Any]) -> None:
         raise Stop
 
-    met = meet(config, asking(nodes), "test.csv")
+    met = handshake(config, asking(nodes), "test.csv")
     whole = run(config, out="whole", network=Nodes(met, nodes), parts=met.parts)
     with pytest.raises(Stop):
         run(config, out="part", network=Nodes(met, nodes), parts=met.parts, progress=stop)
-    again = meet(verify(Path("part"), trust=False).config, asking(nodes), "test.csv")
+    again = handshake(verify(Path("part"), trust=False).config, asking(nodes), "test.csv")
     before = Nodes(again, nodes)
     resumed = resume("part", network=before, parts=again.parts)
     assert resumed.model_sha256 == whole.model_sha256
     Path("data/H2.csv").write_text(Path("data/H2.csv").read_text().replace("yes", "no", 1))
-    changed = meet(config, asking(nodes), "test.csv")
+    changed = handshake(config, asking(nodes), "test.csv")
     with pytest.raises(Stop):
         run(config, out="other", network=Nodes(changed, nodes), parts=changed.parts, progress=stop)
     with pytest.raises(ConfigError, match="is not the data that other was begun with"):
@@ -487,7 +487,7 @@ def test_what_is_wrong_with_a_sites_data_stays_in_its_own_log(caplog: pytest.Log
     Path("data/H2.csv").write_text("age,ward,ill\n61,a,no\nMeyer,b,yes\n")
     nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("Aachen", "H2")]
     with pytest.raises(CompatibilityError, match="The node 'H2' has found something wrong") as refused:
-        meet(recipe("public.source=public.csv", "dataset.missing=mean"), asking(nodes), "test.csv")
+        handshake(recipe("public.source=public.csv", "dataset.missing=mean"), asking(nodes), "test.csv")
     assert "Meyer" not in str(refused.value) and "data/H2.csv" not in str(refused.value)
     assert "'Meyer' in column 'age'" in caplog.text
 
@@ -506,7 +506,7 @@ def test_a_site_with_one_row_and_a_test_set_of_two_are_enough() -> None:
 def test_counts_that_cannot_be_are_refused(counts: tuple[int, ...]) -> None:
     agreement = agree_on_sites([SiteFacts("A", {}, schema=schema())], Reading())
     with pytest.raises(CompatibilityError, match="The node 'A' says that it trains on"):
-        settle(agreement, [SiteHolding("A", counts, "", "")])
+        with_counts(agreement, [SiteHolding("A", counts, "", "")])
 
 
 def test_two_sites_of_one_name_and_a_node_without_one_are_refused() -> None:
@@ -532,7 +532,7 @@ def test_a_recipe_that_sites_cannot_follow_is_refused(words: list[str], said: st
     write_gaps()
     node = NodeConfig(data="data/Aachen.csv", name="Aachen", public="public.csv")
     with pytest.raises(FnrflError, match=said):
-        meet(recipe("public.source=public.csv", *words), asking([node]), "test.csv")
+        handshake(recipe("public.source=public.csv", *words), asking([node]), "test.csv")
 
 
 def test_all_that_sites_cannot_follow_is_named_at_once() -> None:
@@ -568,10 +568,10 @@ def test_other_public_data_no_test_set_and_server_work_on_private_data_are_refus
     config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "algorithm=centralised")
     nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
     with pytest.raises(CompatibilityError, match="the server has no test set.*--test"):
-        meet(config, asking(nodes))
+        handshake(config, asking(nodes))
     Path("old.csv").write_text("\n".join(Path("public.csv").read_text().splitlines()[:-1]) + "\n")
     with pytest.raises(CompatibilityError, match="The node 'Aachen' has other public data than the server"):
-        meet(config, asking([nodes[0], replace(nodes[1], public="old.csv"), nodes[2]]), "test.csv")
+        handshake(config, asking([nodes[0], replace(nodes[1], public="old.csv"), nodes[2]]), "test.csv")
     with pytest.raises(CompatibilityError, match="private examples of the clients are not on this machine"):
         over_network(config, nodes, "test.csv")
 
@@ -599,7 +599,7 @@ def test_functions_of_the_nodes_own_configuration_bring_tokens() -> None:
     with pytest.raises(
         CompatibilityError, match="The node 'left' has found something wrong"
     ):  # a token that has no row
-        clients_of(meet(config, asking(nodes), "test.npz"), nodes)
+        clients_of(handshake(config, asking(nodes), "test.npz"), nodes)
 
 
 def test_a_node_answers_scaled_tasks_alone_and_nothing_about_its_test_examples() -> None:
@@ -610,7 +610,7 @@ def test_a_node_answers_scaled_tasks_alone_and_nothing_about_its_test_examples()
     assert simulated.scaling is not None
     node = Node(clients[1].participant, Path("state"), "run")
     ask = MeasureRequest([1], 0, Accuracy(), "ranking")
-    letter = Letter("run", "1", 1, 0, 1, "measure", ask, scale=simulated.scaling.as_tree())
+    letter = NodeRequest("run", "1", 1, 0, 1, "measure", ask, scale=simulated.scaling.as_tree())
     assert 0 <= float(from_bytes(node.answer(to_bytes(letter))).content["accuracy"]) <= 1
     refused = from_bytes(node.answer(to_bytes(replace(letter, scale=None)))).content
     assert "does not say how inputs are scaled" in refused.reason

@@ -26,9 +26,10 @@ ALLOWED = {
     "config": {"config", "data", "core"},  # data: how a scenario is written
     "rundir": {"rundir", "config", "core"},
     "runs": {"runs", "rundir", "engines", "algorithms", "models", "data", "config", "core", "kernels"},
-    "flower": {"flower", "runs", "rundir", "engines", "algorithms", "data", "config", "core"},
+    "federation": {"federation", "runs", "rundir", "engines", "algorithms", "data", "config", "core"},
+    "flower": {"flower", "federation", "runs", "rundir", "algorithms", "data", "config", "core"},
     "results": {"results", "runs", "rundir", "config", "core"},
-    "cli": {"cli", "results", "flower", "runs", "rundir", "data", "config", "core"},
+    "cli": {"cli", "results", "flower", "federation", "runs", "rundir", "data", "config", "core"},
 }
 
 THEORY = {"algorithms", "engines", "data"}  # the problem with known constants is put together by hand

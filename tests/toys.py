@@ -37,10 +37,11 @@ from fnrfl.data.batches import Pool
 from fnrfl.engines.assemble import Layout, assemble
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.metered import Metered
-from fnrfl.engines.node import Node, Participant
-from fnrfl.engines.rehearsal import AgreedRequests, Rehearsal
-from fnrfl.engines.remote_clients import RemoteClients
+from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.engines.wire import to_bytes
+from fnrfl.federation.agreed_requests import AgreedRequests
+from fnrfl.federation.node import Node, Participant
+from fnrfl.federation.remote_clients import RemoteClients
 from ray_toys import ToyActors
 
 FAST = {"record": True, "threads": 2}  # what "loop-fast" and "batched-fast" add, beside channels-last weights

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load, save
@@ -21,12 +21,19 @@ from fnrfl.core.errors import FnrflError
 from fnrfl.core.messages import ClientSide, Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
 from fnrfl.core.training import Training
 from fnrfl.core.values import LocalTask, Replies, State
-from fnrfl.engines.letters import Letter, LetterAnswer, Version
 
-ANSWERS = {cls.__name__: cls for cls in (LetterAnswer, TrainReply, Replies, Failure, Version)}  # what a client sends
-_REQUESTS = (Letter, TrainRequest, MeasureRequest, MemoryRequest, LocalTask, Training, State)
-_MESSAGES: dict[str, type] = ANSWERS | {cls.__name__: cls for cls in _REQUESTS}
+T = TypeVar("T")
+_MESSAGES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (TrainRequest, MeasureRequest, MemoryRequest, LocalTask, Training, State, TrainReply, Replies, Failure)
+}
 MOST_JSON = 2**24  # bytes of a message without its tensors
+
+
+def travels(cls: type[T]) -> type[T]:
+    """Let messages have objects of a dataclass."""
+    _MESSAGES[cls.__name__] = cls
+    return cls
 
 
 def to_bytes(value: Any) -> bytes:

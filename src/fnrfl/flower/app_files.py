@@ -14,10 +14,10 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.data import scenarios
 from fnrfl.data.scenarios import Natural
 from fnrfl.data.sources import NAMED_DATASETS
+from fnrfl.federation.node_data import refuse_what_sites_cannot
 from fnrfl.flower.deployment import Deployment
 from fnrfl.flower.own_config import NODE_FILE, OwnConfig
 from fnrfl.runs.needs import method_in_words
-from fnrfl.runs.node_data import refuse_what_sites_cannot
 
 RECIPE_FILE = "recipe.toml"
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.words import printable
+from fnrfl.federation.remote_clients import Network
 from fnrfl.flower.envelopes import ASK, RECORD, WHO, packed, unpacked, weight
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Carried:
 
 
 @dataclass
-class GridNetwork:
+class GridNetwork(Network):
     """A `Network` over Flower's Grid; `labels` say which client a node is: a partition's number, or a site's name."""
 
     grid: Grid

@@ -1,7 +1,7 @@
 """What a node says about itself: `--node-config` of its SuperNode, and `node.toml` in its folder. Never a message.
 
-This is read in the process that Flower starts for every message, so it imports little. `data/node_config.py` has the
-keys and checks them, in the worker.
+This is read in the process that Flower starts for every message, so it imports little. `federation/node_config.py`
+has the keys and checks them, in the worker.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fnrfl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fnrfl.federation.node_config import NodeConfig
 
 NODE_FILE = "node.toml"
 FLOWERS = {"partition-id": "partition", "num-partitions": None}  # how Flower's own apps call it
@@ -59,3 +63,10 @@ class OwnConfig:
         if label is None:
             raise ConfigError(f"{self.file} has neither a partition nor a name. Write which client this node is.")
         return str(label)
+
+    def read(self) -> NodeConfig:
+        """Read and check the node's own configuration, in the worker."""
+        from fnrfl.federation.node_config import NodeConfig
+
+        values = NodeConfig.from_file(self.file).as_values() if self.file.is_file() else {}
+        return NodeConfig.from_values({"folder": str(self.folder), **values, **self.given})

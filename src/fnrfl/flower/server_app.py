@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
     from fnrfl.config import RunConfig
-    from fnrfl.flower.agreed_network import AgreedNetwork
+    from fnrfl.federation.handshake import Handshake, HandshakeNetwork
     from fnrfl.flower.grid_network import GridNetwork
     from fnrfl.rundir.events import Event
-    from fnrfl.runs.agreeing import Meeting
     from fnrfl.runs.result import Result
 
 CARRIED = "flower.json"  # in the run's folder: what Flower has carried
@@ -79,20 +78,19 @@ def run_over(
     return result
 
 
-def _agreed(network: GridNetwork, config: RunConfig, test: str, nodes: int) -> tuple[Meeting, AgreedNetwork]:
+def _agreed(network: GridNetwork, config: RunConfig, test: str, nodes: int) -> tuple[Handshake, HandshakeNetwork]:
     """Meet the nodes, and agree with them on data and columns."""
-    from fnrfl.flower.agreed_network import AgreedNetwork, ask_all
-    from fnrfl.runs.agreeing import meet
+    from fnrfl.federation.handshake import HandshakeNetwork, ask_all, handshake
 
     count = nodes or config.clients
     if not count:
         raise ConfigError("The recipe has clients = 0, so it is not known how many nodes there are. Set nodes.")
     labels = network.labels = network.wait_for(count)
-    met = meet(config, lambda question: ask_all(network, labels, question), test)
+    met = handshake(config, lambda question: ask_all(network, labels, question), test)
     for line in met.agreement.shares:
         print(line, flush=True)
-    network.labels = [labels[seat] for seat in met.seats]
-    return met, AgreedNetwork(network, network.labels, met.recipe, met.agreement)
+    network.labels = [labels[seat] for seat in met.node_of_client]
+    return met, HandshakeNetwork(network, network.labels, met.recipe, met.agreement)
 
 
 def _say(event: Event) -> None:

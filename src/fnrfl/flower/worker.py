@@ -66,10 +66,10 @@ def work(parent: str, given: str) -> None:
     config = OwnConfig.of(json.loads(given))
     Thread(target=end_with, args=(int(parent),), daemon=True).start()
     from fnrfl.core.isolation import isolated
-    from fnrfl.flower.node_service import NodeService
+    from fnrfl.federation.node_service import NodeService
 
     with isolated():  # torch's settings for a run last from its first letter to its last
-        answer_letters(config.folder, NodeService.of(config).answer)
+        answer_letters(config.folder, NodeService(config.read, Path(config.read().folder) / "runs").answer)
 
 
 if __name__ == "__main__":

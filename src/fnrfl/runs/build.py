@@ -23,8 +23,7 @@ from fnrfl.data.reading import Columns
 from fnrfl.data.scaling import Scaling, looks_unscaled
 from fnrfl.data.scenarios import SavedSplit
 from fnrfl.engines.federation import Federation
-from fnrfl.engines.letters import Connection
-from fnrfl.runs.build_engine import ask_for_scaling, build_engine, refuse_without_network
+from fnrfl.runs.build_engine import RunNetwork, ask_for_scaling, build_engine, refuse_without_network
 from fnrfl.runs.cohorts import cohort_size, num_answers
 from fnrfl.runs.custom_metrics import CustomMetric, load_custom_metrics, try_out
 from fnrfl.runs.data import feature_noise, learns_from_public
@@ -42,7 +41,7 @@ class Built(RunParts):
     scaling: Scaling | None
     metrics: tuple[CustomMetric, ...]  # of the user
     given: Given = NOTHING
-    connection: Connection | None = None
+    connection: RunNetwork | None = None
 
     @property
     def facts(self) -> Facts:
@@ -86,7 +85,7 @@ def build(
     runs_alike: int | None = None,
     scaling: Scaling | None = None,
     given: Given = NOTHING,
-    connection: Connection | None = None,
+    connection: RunNetwork | None = None,
     parts: RunParts | None = None,
     compared: bool = True,
 ) -> Built:

@@ -3,27 +3,59 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from fnrfl.config import RunConfig
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.feed import Feed
+from fnrfl.core.messages import ClientSide
 from fnrfl.core.net import Net
+from fnrfl.core.network import NetworkOptions
+from fnrfl.core.trees import Tree
 from fnrfl.data.batches import Pool
 from fnrfl.data.reading import Columns
 from fnrfl.data.scaling import Scaling, ask_clients
 from fnrfl.engines.assemble import Layout, assemble, assemble_trainer
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import found_devices
-from fnrfl.engines.letters import Connection
 from fnrfl.engines.ray.actors import RayActors
-from fnrfl.engines.remote_clients import RemoteClients
 from fnrfl.engines.trainer import Trainer
 from fnrfl.runs.choice import records_steps
 from fnrfl.runs.cohorts import cohort_size
+
+
+class ClientNetwork(Protocol):
+    """Leads to clients on other machines."""
+
+    def connect(
+        self,
+        run: str,
+        net: Net,
+        birth: Tree,
+        feed: Feed,
+        options: NetworkOptions,
+        *,
+        reads_memory: bool = False,
+        scale: Tree | None = None,
+    ) -> ClientSide:
+        """Return the clients' side of a run; `birth` is what each remembers at first, `scale` how inputs are scaled.
+
+        `reads_memory`: the method has personal models, which the server makes of clients' memories to score them.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class RunNetwork:
+    """The network of one run."""
+
+    network: ClientNetwork
+    run: str  # its id, which names a folder at each node; the same when the run goes on
 
 
 def build_engine(
@@ -33,7 +65,7 @@ def build_engine(
     pool: Pool,
     scratch: Path | None,
     runs_alike: int | None = None,
-    there: Connection | RayActors | None = None,
+    there: RunNetwork | RayActors | None = None,
     scaling: Scaling | None = None,
     compared: bool = True,
 ) -> Federation:
@@ -44,7 +76,7 @@ def build_engine(
     machines, who are told `scaling`, or the actors that train clients.
     """
     if config.engine.name == "flower":
-        return _remote_engine(config, algorithm, net, pool, there if isinstance(there, Connection) else None, scaling)
+        return _remote_engine(config, algorithm, net, pool, there if isinstance(there, RunNetwork) else None, scaling)
     alone = config.engine.deterministic or config.engine.name != "gpu"
     return assemble(
         config.engine.name,  # type: ignore[arg-type]
@@ -88,7 +120,7 @@ def _layout(config: RunConfig, net: Net, pool: Pool, scratch: Path | None) -> La
     )
 
 
-def refuse_without_network(config: RunConfig, connection: Connection | None) -> None:
+def refuse_without_network(config: RunConfig, connection: RunNetwork | None) -> None:
     """Refuse a run whose clients are on other machines, where nothing leads to them; before any data is looked for."""
     if config.engine.name == "flower" and connection is None:
         raise CompatibilityError(
@@ -103,14 +135,13 @@ def _remote_engine(
     algorithm: Algorithm,
     net: Net,
     pool: Pool,
-    connection: Connection | None,
+    connection: RunNetwork | None,
     scaling: Scaling | None,
 ) -> Federation:
     """An engine whose clients are on other machines; what the server does itself, it does as the loop engine."""
     assert connection is not None
     here = assemble("loop", net, pool, config.client, seed=config.seed, rounds=config.rounds)
-    clients = RemoteClients(
-        connection.network,
+    clients = connection.network.connect(
         connection.run,
         net,
         algorithm.client_state(net),
@@ -131,13 +162,13 @@ def _remote_engine(
 
 
 def ask_for_scaling(
-    config: RunConfig, net: Net, pool: Pool, columns: Columns | None, connection: Connection | None = None
+    config: RunConfig, net: Net, pool: Pool, columns: Columns | None, connection: RunNetwork | None = None
 ) -> Scaling:
     """What the clients answer about their inputs, before there is a model that could be trained."""
     layout = Layout(threads=1 if config.engine.name == "gpu" else int(config.engine.threads))
     with assemble("loop", net, pool.in_type(torch.float64), config.client, seed=config.seed, layout=layout) as engine:
         if connection is not None:
-            engine.clients = RemoteClients(connection.network, connection.run, net, {}, pool, config.network)
+            engine.clients = connection.network.connect(connection.run, net, {}, pool, config.network)
         gaps = config.dataset.missing == "mean"
         return ask_clients(engine, f'dataset = "{config.dataset.name}"', gaps=gaps, columns=columns)
 

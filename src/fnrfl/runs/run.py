@@ -23,7 +23,6 @@ from fnrfl.core.trees import aligned, moved
 from fnrfl.core.types import State
 from fnrfl.data.datasets import Facts
 from fnrfl.data.scaling import Scaling
-from fnrfl.engines.letters import Connection, Network
 from fnrfl.engines.metered import Metered
 from fnrfl.rundir import checkpoint, directory, events, files
 from fnrfl.rundir.directory import RunDir
@@ -31,6 +30,7 @@ from fnrfl.rundir.events import Event
 from fnrfl.rundir.interrupt import interruptible, stoppable
 from fnrfl.runs import personal, run_files
 from fnrfl.runs.build import Built, build
+from fnrfl.runs.build_engine import ClientNetwork, RunNetwork
 from fnrfl.runs.callbacks import Listeners
 from fnrfl.runs.cohorts import cohort
 from fnrfl.runs.error_context import method_errors, model_errors
@@ -61,7 +61,7 @@ def run(
     runs_alike: int | None = None,
     compared: bool = True,
     given: Given = NOTHING,
-    network: Network | None = None,
+    network: ClientNetwork | None = None,
     parts: RunParts | None = None,
 ) -> Result:
     """Run a config from the start.
@@ -72,12 +72,12 @@ def run(
     each phase of a round as it begins. This is one of `runs_alike` runs of this process: what is prepared for it serves
     the others too, and each waits for the compiler if their seconds are `compared`; None: it is alone, and begins at
     once. `given` are the objects that the config has words for. `network` leads to clients on other machines, which
-    keep two rounds, so that every round ends with a checkpoint; `parts` is what `meet` has agreed on with them.
+    keep two rounds, so that every round ends with a checkpoint; `parts` is what they and the server have agreed on.
     """
     told = Listeners(progress, callbacks)
     names = () if out is None else run_files.possible_run_dirs(config, out, overwrite)
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
-        connection = None if network is None else Connection(network, uuid.uuid4().hex)
+        connection = None if network is None else RunNetwork(network, uuid.uuid4().hex)
         checkpoint_every = checkpoint_every if network is None else 0.0
         built = build(config, Path(scratch), runs_alike, None, given, connection, parts, compared=compared)
         log_once(built.notices)
@@ -102,7 +102,7 @@ def resume(
     checkpoint_every: float = 30.0,
     runs_alike: int | None = None,
     given: Given = NOTHING,
-    network: Network | None = None,
+    network: ClientNetwork | None = None,
     parts: RunParts | None = None,
 ) -> Result:
     """Go on with a run that was stopped; the result is the uninterrupted run's, bit for bit."""
@@ -114,7 +114,7 @@ def resume(
         found = run_files.verify(run_dir, trust=trust)
         header, *rounds = found.events_so_far
         check_given(run_dir, found.config, given)
-        connection = None if network is None else Connection(network, header.get("run_at_nodes", ""))
+        connection = None if network is None else RunNetwork(network, header.get("run_at_nodes", ""))
         checkpoint_every = checkpoint_every if network is None else 0.0
         scaling = Scaling.from_json(header.get("scale"))
         built = build(found.config, Path(scratch), runs_alike, scaling, given, connection, parts)

@@ -16,8 +16,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.words import counted, printable
-from fnrfl.data.node_config import NodeInWords
 from fnrfl.data.reading import Columns
+from fnrfl.federation.node_config import NodeInWords
 
 T = TypeVar("T")
 

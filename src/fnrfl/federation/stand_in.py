@@ -13,12 +13,12 @@ import torch
 
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.ndarrays import Ints
-from fnrfl.data.agreement import Agreement, Schema
 from fnrfl.data.datasets import Dataset, DataSource, Part, read_source
 from fnrfl.data.partition.value import Partition
 from fnrfl.data.partition.views import both_parts
 from fnrfl.data.reading import Expected, Reading
 from fnrfl.data.scenarios import Scenario
+from fnrfl.federation.agreement import Agreement, Schema
 
 
 def stand_in(agreement: Agreement, test: Part) -> Dataset:

@@ -22,9 +22,9 @@ from fnrfl.core.trees import Tree, aligned
 from fnrfl.core.values import Data, LocalTask, State
 from fnrfl.core.words import printable
 from fnrfl.engines.kept_clients import KeptClients
-from fnrfl.engines.letters import Letter, LetterAnswer, Version, check_run_id
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, plain_fields, to_bytes
+from fnrfl.federation.messages import NodeReply, NodeRequest, Version, check_run_id
 
 log = logging.getLogger("fnrfl")
 LOGGED = 2000  # characters of an error: a server may have written most of it
@@ -42,7 +42,7 @@ class Participant:
     max_examples: int = 10**9  # that one request may train on, passes times examples
     scaled: Callable[[Tree], Trainer] | None = None  # means and spreads -> the trainer that scales; None: none does
 
-    def trainer_for(self, letter: Letter) -> Trainer:
+    def trainer_for(self, letter: NodeRequest) -> Trainer:
         """Who does the work that a letter asks for: where inputs are to be scaled, the letter says how.
 
         Before that the client can be asked for sums of its inputs alone, about which no model is asked.
@@ -114,10 +114,10 @@ class Node:
             head = plain_fields(message)
             return to_bytes(self._answer(self._checked(from_bytes(message))))
         except Exception as error:
-            return to_bytes(LetterAnswer(str(head.get("id", "")), self.participant.client, failure_at_node(error)))
+            return to_bytes(NodeReply(str(head.get("id", "")), self.participant.client, failure_at_node(error)))
 
-    def _checked(self, letter: Any) -> Letter:
-        if not isinstance(letter, Letter):
+    def _checked(self, letter: Any) -> NodeRequest:
+        if not isinstance(letter, NodeRequest):
             raise ShareableError("A message is no letter of fnrfl. It was refused.")
         mine = self.participant.client
         if (letter.run, letter.client) != (self.run, mine):
@@ -156,15 +156,15 @@ class Node:
             self._sizes[data] = int(feed.examples[self.participant.client]) if private else len(feed.all(data)[1])
         return request.epochs[0] * self._sizes[data] + min(request.epochs[0], 1) * request.training.batch
 
-    def _answer(self, letter: Letter) -> LetterAnswer:
+    def _answer(self, letter: NodeRequest) -> NodeReply:
         request, client = letter.request, letter.client
         memory, lost = self._remembered(letter)
         if isinstance(request, MemoryRequest):
-            return LetterAnswer(letter.id, client, memory, lost_memory=lost)
+            return NodeReply(letter.id, client, memory, lost_memory=lost)
         trainer = self.participant.trainer_for(letter)
         clients = self._clients(letter, memory, trainer)
         if isinstance(request, MeasureRequest):
-            return LetterAnswer(letter.id, client, clients.measure(request), lost_memory=lost)
+            return NodeReply(letter.id, client, clients.measure(request), lost_memory=lost)
         (reply,) = clients.train(request)
         new = Version(letter.round, letter.number)
         written = held = None
@@ -175,14 +175,14 @@ class Node:
             held = self.models.write(new, clients.held_models.get(client))
             self.models.remove_all_but([letter.held, held])
         content = uploaded(reply, request.task, trainer.net, trainer.initial)
-        return LetterAnswer(letter.id, client, content, written, held, lost)
+        return NodeReply(letter.id, client, content, written, held, lost)
 
-    def _remembered(self, letter: Letter) -> tuple[Tree, bool]:
+    def _remembered(self, letter: NodeRequest) -> tuple[Tree, bool]:
         """What the client remembers, and whether it has lost what the server believes it does."""
         kept = None if letter.memory is None else self.memories.read(letter.memory)
         return (self.participant.birth if kept is None else kept), letter.memory is not None and kept is None
 
-    def _clients(self, letter: Letter, memory: Tree, trainer: Trainer) -> KeptClients:
+    def _clients(self, letter: NodeRequest, memory: Tree, trainer: Trainer) -> KeptClients:
         """The client side that answers this letter, as the client was when the server last heard of it."""
         client = letter.client
         memories = ClientStore(self.participant.birth, None, trainer.net.device)

@@ -14,16 +14,16 @@ from fnrfl.core import own_code, trust
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.words import counted
 from fnrfl.data import arrays, readers, sites
-from fnrfl.data.agreement import MOST_INPUTS, ColumnFacts, Schema, SiteSchema
 from fnrfl.data.csv_tables import describe_tables
 from fnrfl.data.datasets import Dataset, Part, checked_raw, read_source, refuse_keys_of_others, source_of_values
-from fnrfl.data.node_config import NodeConfig
 from fnrfl.data.partition import stratify as strata
 from fnrfl.data.reading import Examples, Expected, RawData, Reading
 from fnrfl.data.sites import Site
 from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.data.sources.entry import checksum
 from fnrfl.data.table_cells import FEW_CATEGORIES, is_free_text
+from fnrfl.federation.agreement import MOST_INPUTS, ColumnFacts, Schema, SiteSchema
+from fnrfl.federation.node_config import NodeConfig
 
 KINDS = {".csv": "table", "images": "pictures", ".npz": "arrays"}
 

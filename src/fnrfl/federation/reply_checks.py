@@ -17,7 +17,7 @@ from fnrfl.core.messages import Failure, TrainReply, TrainRequest
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import State
 from fnrfl.core.words import printable
-from fnrfl.engines.letters import Letter, LetterAnswer, Version
+from fnrfl.federation.messages import NodeReply, NodeRequest, Version
 
 Check = Callable[[int, Any], str | None]  # a client and its answer -> the sentence that refuses it, if it is wrong
 MOST_TOLD = 500  # characters of a client's own words that are repeated
@@ -63,7 +63,7 @@ def refuse_tree(tree: Any, fields: Fields) -> str | None:
     return next((wrong for name, field in fields.items() if (wrong := field.refuse(name, tree[name]))), None)
 
 
-def refuse_envelope(answer: LetterAnswer, letter: Letter) -> str | None:
+def refuse_envelope(answer: NodeReply, letter: NodeRequest) -> str | None:
     """Say what is wrong with all but the content of an answer, or what its client says has gone wrong."""
     if isinstance(answer.content, Failure):
         return in_short(answer.content.reason) or "it failed without a reason."

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from fnrfl.core.errors import FnrflError
+from fnrfl.core.messages import Failure, TrainReply
 from fnrfl.core.trees import Tree
+from fnrfl.core.values import Replies, State
+from fnrfl.engines.wire import travels
 
 RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
 
-class Network(Protocol):
-    """Carries bytes to clients and brings back what they answer; it knows nothing about their content."""
-
-    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
-        """Send each client its letter, and give (client, answer) as answers come; a text says why there is none.
-
-        It ends when everybody has answered or `seconds` have passed; whoever has not answered by then is left out.
-        Answers that come later, or twice, may turn up in a later exchange: letters have numbers.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class Connection:
-    """The network of one run."""
-
-    network: Network
-    run: str  # its id, which names a folder at each node; the same when the run goes on
-
-
+@travels
 @dataclass(frozen=True)
 class Version:
     """What a client had kept after the n-th request of a round: its memory, or the model that it held."""
@@ -47,8 +30,9 @@ class Version:
         return f"{self.round:06d}-{self.number:03d}.safetensors"
 
 
+@travels
 @dataclass(frozen=True)
-class Letter:
+class NodeRequest:
     """A request to one client, with what the server knows about that client."""
 
     run: str
@@ -64,8 +48,9 @@ class Letter:
     scale: Tree | None = None  # means and spreads of inputs; None: they are not scaled, or clients are being asked
 
 
+@travels
 @dataclass(frozen=True)
-class LetterAnswer:
+class NodeReply:
     """What a client answers to a letter."""
 
     id: str  # of the letter
@@ -83,3 +68,11 @@ def check_run_id(run: object) -> str:
             f"A message names the run {str(run)[:80]!r}; it must be 1 to 64 letters, digits, - or _. It was refused."
         )
     return run
+
+
+def model_alone(state: State | None) -> State | None:
+    """Return the part of the server's state that a client may see."""
+    return None if state is None else State(state.params, state.buffers)
+
+
+ANSWERS = {cls.__name__: cls for cls in (NodeReply, TrainReply, Replies, Failure, Version)}  # what a client sends

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fnrfl.core.errors import ShareableError
 from fnrfl.core.isolation import isolated
 from fnrfl.core.words import printable
-from fnrfl.data.agreement import Agreement, as_plain, from_plain
-from fnrfl.data.node_config import NodeConfig
-from fnrfl.engines.letters import LetterAnswer, check_run_id
-from fnrfl.engines.node import Node, failure_at_node
 from fnrfl.engines.wire import plain_fields, to_bytes
-from fnrfl.flower.agreed_network import read_question
-from fnrfl.flower.own_config import OwnConfig
+from fnrfl.federation.agreement import Agreement, as_plain, from_plain
+from fnrfl.federation.handshake import answer_question, read_question
+from fnrfl.federation.messages import NodeReply, check_run_id
+from fnrfl.federation.node import Node, failure_at_node
+from fnrfl.federation.node_config import NodeConfig
+from fnrfl.federation.node_data import build_node, recipe_at_node
 from fnrfl.rundir import files
-from fnrfl.runs.agreeing import answer_question
-from fnrfl.runs.node_data import build_node, recipe_at_node
 
 
 @dataclass
 class NodeService:
-    """The runs of a node. A run that was agreed on before this process began is read from the node's folder."""
+    """The runs of a node. A run that was agreed on before this process began is read from the node's folder.
 
-    config: NodeConfig
+    The node's own configuration is read before every handshake.
+    """
+
+    read_config: Callable[[], NodeConfig]
     folder: Path
-    own: OwnConfig | None = None  # where `config` is read from, before every meeting
+    config: NodeConfig = field(init=False)
     _open: dict[str, Node] = field(default_factory=dict)  # the last run
 
-    @staticmethod
-    def of(own: OwnConfig) -> NodeService:
-        """With the node's own configuration alone."""
-        config = _read_config(own)
-        return NodeService(config, Path(config.folder) / "runs", own)
+    def __post_init__(self) -> None:
+        self.config = self.read_config()
 
     def answer(self, told: bytes) -> bytes:
         """The answer to a message; what goes wrong is told, never raised."""
@@ -57,7 +56,7 @@ class NodeService:
 
     def _read_again(self) -> None:
         """Read the node's own configuration: if it was changed, open runs are opened again with what it says now."""
-        config = self.config if self.own is None else _read_config(self.own)
+        config = self.read_config()
         if config != self.config:
             self.config = config
             self._open.clear()
@@ -96,7 +95,7 @@ class NodeService:
         except Exception as error:
             client = head.get("client")
             who = client if isinstance(client, int) else -1
-            return to_bytes(LetterAnswer(str(head.get("id", "")), who, failure_at_node(error)))
+            return to_bytes(NodeReply(str(head.get("id", "")), who, failure_at_node(error)))
         return node.answer(told)
 
     def _node(self, run: str) -> Node:
@@ -111,11 +110,6 @@ class NodeService:
             built = build_node(recipe_at_node(kept["recipe"], self.config), self.config, agreement)
             self._open = {run: Node(built.participant, self.folder, run)}
         return self._open[run]
-
-
-def _read_config(own: OwnConfig) -> NodeConfig:
-    values = NodeConfig.from_file(own.file).as_values() if own.file.is_file() else {}
-    return NodeConfig.from_values({"folder": str(own.folder), **values, **own.given})
 
 
 def _hash(kept: dict[str, object]) -> str:

@@ -19,18 +19,19 @@ from fnrfl.core.errors import CompatibilityError, ShareableError, sentence
 from fnrfl.core.messages import MeasureRequest
 from fnrfl.core.trees import Tree
 from fnrfl.data import scenarios
-from fnrfl.data.agreement import Agreement, SiteFacts, SiteHolding
 from fnrfl.data.datasets import Dataset
-from fnrfl.data.node_config import NodeConfig
-from fnrfl.data.own_site import changed_since, describe_site, read_agreed
 from fnrfl.data.partition.views import Splits
 from fnrfl.data.scaling import InputMoments, Scaling
 from fnrfl.data.scenarios import Natural, SavedSplit
 from fnrfl.data.sources.entry import checksum
-from fnrfl.data.stand_in import stand_in_partition
-from fnrfl.engines.node import Participant
-from fnrfl.engines.rehearsal import AgreedRequests, Rehearsal
+from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.engines.trainer import Trainer
+from fnrfl.federation.agreed_requests import AgreedRequests
+from fnrfl.federation.agreement import Agreement, SiteFacts, SiteHolding
+from fnrfl.federation.node import Participant
+from fnrfl.federation.node_config import NodeConfig
+from fnrfl.federation.site_data import changed_since, describe_site, read_agreed
+from fnrfl.federation.stand_in import stand_in_partition
 from fnrfl.runs.build_engine import build_trainer
 from fnrfl.runs.build_net import check_values
 from fnrfl.runs.choice import choose_engine

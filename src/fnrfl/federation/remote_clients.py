@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -20,9 +20,10 @@ from fnrfl.core.net import Net
 from fnrfl.core.network import NetworkOptions
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Replies, State
-from fnrfl.engines.letters import Letter, LetterAnswer, Network, Version, check_run_id
 from fnrfl.engines.rehearsal import rehearsed_answer, rehearsed_extras
-from fnrfl.engines.reply_checks import (
+from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.federation.messages import ANSWERS, NodeReply, NodeRequest, Version, check_run_id, model_alone
+from fnrfl.federation.reply_checks import (
     Check,
     fields_like,
     in_short,
@@ -30,9 +31,34 @@ from fnrfl.engines.reply_checks import (
     refuse_reply,
     refuse_tree,
 )
-from fnrfl.engines.wire import ANSWERS, from_bytes, to_bytes
 
 PAUSE = 1.0  # seconds before a client that could not be reached is asked again
+
+
+class Network:
+    """Clients on other machines: a subclass carries bytes, and knows nothing about their content."""
+
+    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
+        """Send each client its letter, and give (client, answer) as answers come; a text says why there is none.
+
+        It ends when everybody has answered or `seconds` have passed; whoever has not answered by then is left out.
+        Answers that come later, or twice, may turn up in a later exchange: letters have numbers.
+        """
+        raise NotImplementedError
+
+    def connect(
+        self,
+        run: str,
+        net: Net,
+        birth: Tree,
+        feed: Feed,
+        options: NetworkOptions,
+        *,
+        reads_memory: bool = False,
+        scale: Tree | None = None,
+    ) -> RemoteClients:
+        """Return the clients' side of a run."""
+        return RemoteClients(self, run, net, birth, feed, options, reads_memory=reads_memory, scale=scale)
 
 
 class RemoteMemory:
@@ -188,7 +214,7 @@ class RemoteClients:
             self._bytes = {"down": 0, "up": 0}
             self.memory.begin_round()
 
-    def _joined(self, answers: list[LetterAnswer]) -> TrainReply:
+    def _joined(self, answers: list[NodeReply]) -> TrainReply:
         """Some clients' replies as one; from here on the server knows what these clients keep."""
         for answer in answers:
             if answer.memory is not None:
@@ -205,11 +231,11 @@ class RemoteClients:
     # -- letters ------------------------------------------------------------------------------------------------------
     def _ask(
         self, request: Any, phase: str, seconds: float | None, check: Check
-    ) -> tuple[dict[int, LetterAnswer], dict[int, str]]:
+    ) -> tuple[dict[int, NodeReply], dict[int, str]]:
         """The answers that count, and why others have none."""
         self._number += 1
         waiting = {letter.client: letter for letter in self._written(request, phase)}
-        answers: dict[int, LetterAnswer] = {}
+        answers: dict[int, NodeReply] = {}
         reasons = dict.fromkeys(waiting, "it has not answered in time.")
         refused: dict[int, str] = {}  # whoever answers so would do it again
         for attempt in count():
@@ -230,8 +256,8 @@ class RemoteClients:
         self,
         client: int,
         message: bytes,
-        waiting: dict[int, Letter],
-        answers: dict[int, LetterAnswer],
+        waiting: dict[int, NodeRequest],
+        answers: dict[int, NodeReply],
         refused: dict[int, str],
         check: Check,
     ) -> None:
@@ -250,10 +276,10 @@ class RemoteClients:
         else:
             answers[client] = answer
 
-    def _written(self, request: Any, phase: str) -> Iterator[Letter]:
+    def _written(self, request: Any, phase: str) -> Iterator[NodeRequest]:
         clients = [request.client] if isinstance(request, MemoryRequest) else request.clients
         for m, client in enumerate(clients):
-            yield Letter(
+            yield NodeRequest(
                 run=self.run,
                 id=f"{self._server}-{next(self._letters)}",
                 client=client,
@@ -274,9 +300,5 @@ def _for_one(request: Any, m: int) -> Any:
         return request
     mine = request.rows(slice(m, m + 1))
     if isinstance(mine, TrainRequest):
-        return replace(mine, task=replace(mine.task, start=_model(mine.task.start)))
-    return replace(mine, at=_model(mine.at))
-
-
-def _model(state: State | None) -> State | None:
-    return None if state is None else State(state.params, state.buffers)
+        return replace(mine, task=replace(mine.task, start=model_alone(mine.task.start)))
+    return replace(mine, at=model_alone(mine.at))

@@ -13,7 +13,11 @@ from itertools import pairwise
 
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.words import counted, printable
-from fnrfl.data.agreement import (
+from fnrfl.data.partition.by_client import in_natural_order
+from fnrfl.data.reading import Categories, Columns, Reading
+from fnrfl.data.table_cells import class_name, refuse_free_text, sorted_classes
+from fnrfl.data.table_columns import is_number, listed_columns
+from fnrfl.federation.agreement import (
     MOST_INPUTS,
     Agreement,
     ColumnFacts,
@@ -23,10 +27,6 @@ from fnrfl.data.agreement import (
     SiteSchema,
     versions_alike,
 )
-from fnrfl.data.partition.by_client import in_natural_order
-from fnrfl.data.reading import Categories, Columns, Reading
-from fnrfl.data.table_cells import class_name, refuse_free_text, sorted_classes
-from fnrfl.data.table_columns import is_number, listed_columns
 
 MOST_HELD = 2**31  # examples of one site
 Described = tuple[SiteFacts, SiteSchema]
@@ -66,7 +66,7 @@ def _refuse_contradictions(one: SiteFacts, mine: SiteSchema) -> None:
         )
 
 
-def settle(agreement: Agreement, holdings: Sequence[SiteHolding], max_share: float = 1.0) -> Agreement:
+def with_counts(agreement: Agreement, holdings: Sequence[SiteHolding], max_share: float = 1.0) -> Agreement:
     """The agreement with what each client holds; `holdings` are in the order of the clients.
 
     A site that claims more than `max_share` of all examples, by which models are weighted, is refused.
