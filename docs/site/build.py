@@ -29,7 +29,8 @@ CONTENTS = {
     ],
     "Reference": [
         "docs/commands", "docs/keys", "docs/methods/README", "docs/scenarios", "docs/metrics",
-        "docs/reading-the-report", "docs/nodes-data", "api/fnrfl", "api/own-loop", "api/flower", "api/methods", "api/errors",
+        "docs/reading-the-report", "docs/nodes-data", "api/fnrfl", "api/own-loop", "api/flower", "api/methods",
+        "api/errors",
     ],
     "Explanation": [
         "docs/concepts", "docs/protocols", "docs/correctness", "docs/performance", "docs/compared-with-others",
