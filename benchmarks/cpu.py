@@ -355,7 +355,7 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
     with ExitStack() as patched:
         for place, name, part in (
             (Trainer, "_job", "orders, start"), (Job, "batches", "gathering batches"),
-            (runs, "score_models", "evaluation"),
+            (runs, "score_round", "evaluation"),
             (one_by_one, "run_steps", "steps"), (vectorised, "run_steps", "steps"),
         ):  # fmt: skip
             patched.enter_context(mock.patch.object(place, name, timed(part, getattr(place, name))))

@@ -37,7 +37,7 @@ from fnrfl.results.reproduce import cell_lines
 from fnrfl.runs import run as runs
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.cohorts import cohort
-from fnrfl.runs.evaluate import evaluate_model
+from fnrfl.runs.model_score import score_model
 
 CEILINGS = {  # images/s of ResNet-18 measured apart on an H200, torch 2.11: one model at batch 640, and the arithmetic
     "one model at batch 640, captured": 64_000,
@@ -327,7 +327,7 @@ def forward() -> Iterator[Row]:
     everybody, test = torch.arange(built.config.clients), built.splits.test
     asked = len(built.splits.public) * built.config.clients
     probe = lambda: engine.measure(everybody, ClassNorms(10), at=state)  # noqa: E731
-    evaluation = lambda: evaluate_model(built.net, state, test.x, test.y, 10)  # noqa: E731
+    evaluation = lambda: score_model(built.net, state, test.x, test.y, 10)  # noqa: E731
     for says, work, count in (("class norms", probe, asked), ("evaluation", evaluation, len(test.y))):
         seconds = []
         for _ in range(4):

@@ -28,11 +28,11 @@ def _importable(monkeypatch: Any) -> None:
 def test_where_the_time_goes_names_every_part(name: str) -> None:
     import cpu
 
-    before = one_by_one.run_steps, vectorised.run_steps, Trainer._job, Job.batches, runs.score_models
+    before = one_by_one.run_steps, vectorised.run_steps, Trainer._job, Job.batches, runs.score_round
     found = cpu.where(next(bench for bench in cpu.BENCHES if bench.name == name), 1)["ms"]
     assert {"orders, start", "gathering batches", "steps", "evaluation", "averaging, the rest"} == found.keys()
     assert all(found[part] > 0 for part in ("orders, start", "gathering batches", "steps", "evaluation"))
-    assert (one_by_one.run_steps, vectorised.run_steps, Trainer._job, Job.batches, runs.score_models) == before
+    assert (one_by_one.run_steps, vectorised.run_steps, Trainer._job, Job.batches, runs.score_round) == before
 
 
 def test_images_are_those_of_the_cohort() -> None:

@@ -35,7 +35,7 @@ from fnrfl.engines.recorder.recorder import Recorder, Wanted
 from fnrfl.engines.runner import Blame, Probing, Runner
 from fnrfl.models.catalogue import build_model
 from fnrfl.runs.build import build as build_run
-from fnrfl.runs.evaluate import evaluate_model
+from fnrfl.runs.model_score import score_model
 from test_conformance import FEW_METHODS, algorithm, each, labels, models
 from toys import NUM_CLASSES, NUM_FEATURES, Run, World, assert_same, classification, distance
 
@@ -351,7 +351,7 @@ def test_probes_and_evaluation_that_do_not_fit_are_done_in_parts(engine: str) ->
         norms = [run.engine.measure(cohort, probe, data=data, at=run.state)["norms"] for run in (roomy, narrow)]
         torch.testing.assert_close(norms[0], norms[1], rtol=1e-12, atol=1e-12)
     x, y = roomy.engine.pool("public")
-    scores = [evaluate_model(run.net, run.state, x, y, NUM_CLASSES) for run in (roomy, narrow)]
+    scores = [score_model(run.net, run.state, x, y, NUM_CLASSES) for run in (roomy, narrow)]
     assert torch.equal(scores[0].predicted, scores[1].predicted) and scores[0].loss == pytest.approx(
         scores[1].loss, rel=1e-12
     )
@@ -360,7 +360,7 @@ def test_probes_and_evaluation_that_do_not_fit_are_done_in_parts(engine: str) ->
         pytest.raises(torch.OutOfMemoryError),
         mock.patch.object(Narrow, "forward", side_effect=torch.OutOfMemoryError),
     ):
-        evaluate_model(narrow.net, narrow.state, x, y, NUM_CLASSES)  # not one example fits
+        score_model(narrow.net, narrow.state, x, y, NUM_CLASSES)  # not one example fits
 
 
 # -- precision --------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from fnrfl.engines.metered import Metered
 from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.cohorts import cohort, cohort_size
-from fnrfl.runs.evaluate import evaluate_model
+from fnrfl.runs.model_score import score_model
 
 REHEARSED = 2  # rounds; every later one sends what the second does
 COUNTED = 10_000  # rounds whose cohorts are drawn to count steps
@@ -227,7 +227,7 @@ def _seconds_per_look(built: Built) -> float:
     def timed(count: int) -> float:
         x, y = test.x[:count], test.y[:count]
         began = time.perf_counter()
-        evaluate_model(built.net, state, x, y, built.dataset.num_classes)
+        score_model(built.net, state, x, y, built.dataset.num_classes)
         return (time.perf_counter() - began) / len(y)
 
     once = timed(GLANCE)

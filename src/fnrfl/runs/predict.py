@@ -25,8 +25,6 @@ from fnrfl.data.reading import ONLY_PART, Expected, RawData, Reading
 from fnrfl.runs import run as runs
 from fnrfl.runs.custom_metrics import chosen, computed_metrics, with_given
 from fnrfl.runs.data import reading_of
-from fnrfl.runs.evaluate import evaluate_model as score
-from fnrfl.runs.evaluate import pooled
 from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.matching import (
     Asked,
@@ -41,9 +39,11 @@ from fnrfl.runs.matching import (
     notes_on_training,
     own_test_part,
 )
+from fnrfl.runs.model_score import pooled
+from fnrfl.runs.model_score import score_model as score
 from fnrfl.runs.predictions import EVERYTHING, OTHER_TEST, TEST, WITHOUT_NAME, Evaluation, Prediction, TrainedRun
 from fnrfl.runs.result import Result
-from fnrfl.runs.round_metrics import NUMBERS_LAST_ROUND
+from fnrfl.runs.round_scores import NUMBERS_LAST_ROUND
 
 RunOrResult = str | Path | Result
 

@@ -17,8 +17,8 @@ from fnrfl.core.types import State
 from fnrfl.core.words import counted
 from fnrfl.data.datasets import Facts
 from fnrfl.rundir.outputs import csv_text
-from fnrfl.runs.evaluate import Score
 from fnrfl.runs.metrics import OWN
+from fnrfl.runs.model_score import Score
 from fnrfl.runs.personal import ClientModels
 
 TEST = "the test part"  # of the run's own data, which the model has not seen

@@ -40,7 +40,7 @@ from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.notices import log_once
 from fnrfl.runs.parts import RunParts
 from fnrfl.runs.result import Result
-from fnrfl.runs.scores import score_models
+from fnrfl.runs.round_scores import score_round
 
 Progress = Callable[[Event], None]
 Phase = Callable[[str], None]
@@ -281,7 +281,7 @@ def _train_round(built: Built, metered: Metered, state: State, t: int) -> tuple[
     trained = engine.clock()
     metered.tell("evaluate")
     with model_errors(config, f"could not be scored after round {t + 1}"):
-        scores = score_models(built, state, last=t + 1 == config.rounds)
+        scores = score_round(built, state, last=t + 1 == config.rounds)
     check_scores(scores, built.algorithm, t)
     crossed = ({"scale": built.scaling.bytes} if built.scaling is not None and t == 0 else {}) | metered.bytes
     seconds = metered.seconds | {"server": trained - began - sum(metered.seconds.values())}

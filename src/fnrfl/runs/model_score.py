@@ -60,7 +60,7 @@ class Score:
 
 
 @torch.no_grad()
-def evaluate_model(
+def score_model(
     net: Net, state: State, x: Tensor, y: Tensor, num_classes: int, noise: Noise | None = None, *, keep: bool = False
 ) -> Score:
     """Score a model on data, in eval mode; `keep` keeps its outputs, for metrics of probabilities.

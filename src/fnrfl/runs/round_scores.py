@@ -1,0 +1,163 @@
+"""The scores of a round for the event log: test accuracy in all its forms, validation accuracy, and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fnrfl.core.feed import forward_batch
+from fnrfl.core.ndarrays import Floats, Ragged
+from fnrfl.core.net import Net
+from fnrfl.core.quality import TEST_METRICS, known_or_none, recall_by_class
+from fnrfl.core.rng import elsewhere, generator
+from fnrfl.core.types import State
+from fnrfl.data.batches import scaled
+from fnrfl.data.datasets import Part
+from fnrfl.rundir.events import Event
+from fnrfl.runs.build import Built
+from fnrfl.runs.custom_metrics import CustomMetric, computed_metrics
+from fnrfl.runs.metrics import OWN
+from fnrfl.runs.model_score import Score, pooled, score_model
+
+CLIENTS_EVERY_ROUND = 1_000  # with more of them, the log has a number for each of them in the last round alone
+# Probabilities of all answers, one number for each class: they cost time, so with more of them they are looked at after
+# the last round alone; and they cost memory, so with still more of them not at all.
+NUMBERS_EVERY_ROUND = 1_000_000
+NUMBERS_LAST_ROUND = 2**25
+# Numbers by class and the confusion matrix make a log long, so it has them in the last round alone if there are more.
+CLASSES_EVERY_ROUND = 20
+CLASSES_OF_CONFUSION = 200
+
+
+def score_round(built: Built, state: State, *, last: bool = True) -> Event:
+    """Score the models after a round; `last` says whether this is the last one.
+
+    One model is scored on the test set as the clients see it together: with feature noise, one copy under the noise of
+    each. Clients with models of their own are scored on the whole test set, in which example j has the noise of client
+    j mod N, and on their own distribution, with their own noise.
+    """
+    config, splits = built.config, built.splits
+    personal = built.algorithm.personalised
+    noisy = built.partition.noise is not None and not (config.leaks.clean_test_for_fnr and config.fnr is not None)
+    keep = _keeps_outputs(built, last=last)
+
+    def by_client(x: Tensor, y: Tensor, name: str | None = None) -> list[Score]:
+        """Score each client's model, with its noise over the data if that has a name."""
+
+        def score(net: Net, client: int) -> Score:
+            mine = built.algorithm.personal(net, state, client, built.engine.memory.get(client)) if personal else state
+            noise = None if name is None else _noise_of(built, client, name, net.device)
+            return score_model(net, mine, x, y, built.dataset.num_classes, noise, keep=keep)
+
+        return built.engine.each(config.clients, score)
+
+    def clean(part: Part) -> list[Score]:
+        return by_client(part.x, part.y) if personal else [_in_batches(built, state, part, keep=keep)]
+
+    def seen_together(name: str, part: Part) -> list[Score]:
+        if not noisy:
+            return clean(part)
+        return by_client(_mixed(built, name, part.x), part.y) if personal else by_client(part.x, part.y, name)
+
+    test = seen_together("test", splits.test)
+    mine = by_client(splits.test.x, splits.test.y, "test") if personal and noisy else test
+    validation = pooled(seen_together("validation", splits.validation)).accuracy if len(splits.validation) else None
+    shares = built.partition.counts / built.partition.counts.sum(1, keepdims=True)
+    if len(mine) == 1:
+        per_client = mine[0].reweighted(shares)
+    else:
+        per_client = np.array([score.reweighted(share) for score, share in zip(mine, shares, strict=True)])
+    whole = pooled(test)
+    return {
+        "accuracy": whole.accuracy,
+        **({"accuracy_clean": pooled(clean(splits.test)).accuracy} if noisy else {}),
+        **site_scores(mine, splits.site_tests, last=last),
+        "balanced_accuracy": whole.balanced,
+        "loss": whole.loss,
+        "per_class": recall_by_class(whole.answers),
+        "accuracy_own": _mean(per_client),
+        **_by_client("per_client", "worst_client", per_client, last=last),
+        "validation_accuracy": validation,
+        **_metrics(whole, built.metrics, last=last),
+    }
+
+
+def _noise_of(built: Built, client: int, name: str, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return what lays a client's feature noise over the batches of some data, one after another."""
+    stream = elsewhere(generator(built.config.seed, client, name, "feature-noise"), device)
+    return lambda x: built.noise(client, x, stream)
+
+
+def _mixed(built: Built, name: str, x: Tensor) -> Tensor:
+    """Return the examples, j under the noise of client j mod N."""
+    x = scaled(x, built.net.input_dtype).clone()
+    for client in range(built.config.clients):
+        mine = slice(client, None, built.config.clients)
+        x[mine] = _noise_of(built, client, name, x.device)(x[mine])
+    return x
+
+
+def _in_batches(built: Built, state: State, part: Part, *, keep: bool) -> Score:
+    """Score one model, its batches side by side."""
+    batch = forward_batch(built.net.device)
+    batches = list(zip(part.x.split(batch), part.y.split(batch), strict=True))
+    score = lambda net, i: score_model(net, state, *batches[i], built.dataset.num_classes, keep=keep)  # noqa: E731
+    return pooled(built.engine.each(len(batches), score))
+
+
+def site_scores(scores: Sequence[Score], site_tests: Sequence[Tensor], *, last: bool = True) -> Event:
+    """Score each client on the test examples that it brought: `scores` are of its model on the whole test set, or one.
+
+    Empty where nobody brought any; null for a client without test examples.
+    """
+    if not len(site_tests):
+        return {}
+    tests = Ragged.joined(site_tests, torch.cat)
+    if len(scores) == 1:
+        right = (scores[0].predicted == scores[0].labels)[tests.flat]
+    else:
+        right = torch.cat([(one.predicted == one.labels)[own] for one, own in zip(scores, tests, strict=True)])
+    owner, hits = np.arange(len(tests)).repeat(tests.sizes), right.double().numpy()
+    with np.errstate(invalid="ignore"):
+        per_site = np.bincount(owner, hits, minlength=len(tests)) / tests.sizes
+    return {
+        "accuracy_site": _mean(per_site),
+        "accuracy_site_pooled": _mean(hits),
+        **_by_client("per_site", "worst_site", per_site, last=last),
+    }
+
+
+def _by_client(name: str, lowest: str, values: Floats, *, last: bool) -> Event:
+    """Return a number of each client; of many, before the last round, the lowest alone: a log would be very long."""
+    if last or len(values) <= CLIENTS_EVERY_ROUND:
+        return {name: known_or_none(values)}
+    known = values[~np.isnan(values)]
+    return {lowest: float(known.min()) if len(known) else None}
+
+
+def _mean(values: Floats) -> float | None:
+    """Return the mean of those that are numbers, summed in their order."""
+    known = values[~np.isnan(values)]
+    return float(known.cumsum()[-1]) / len(known) if len(known) else None
+
+
+def _keeps_outputs(built: Built, *, last: bool) -> bool:
+    """Decide whether a round's outputs on the test set are kept, for metrics of probabilities."""
+    copies = built.config.clients if built.partition.noise is not None or built.algorithm.personalised else 1
+    numbers = copies * len(built.splits.test) * built.dataset.num_classes
+    return numbers <= (NUMBERS_LAST_ROUND if last else NUMBERS_EVERY_ROUND)
+
+
+def _metrics(score: Score, custom: Sequence[CustomMetric], *, last: bool) -> Event:
+    """Compute the metrics of a round; null where the answers cannot decide one."""
+    event: Event = {}
+    for name, metric in TEST_METRICS.items():
+        if metric.compute is None:
+            continue
+        most = CLASSES_OF_CONFUSION if metric.shape == "matrix" and last else CLASSES_EVERY_ROUND
+        if metric.shape == "number" or score.num_classes <= most or (last and metric.shape == "by class"):
+            event[name] = metric.compute(score.answers)
+    return event | ({OWN: computed_metrics(custom, score.answers)} if custom else {})
