@@ -351,7 +351,9 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
 
         return wrapped
 
-    config = bench.config(1).replace({"rounds": 1000})
+    from fnrfl.config import loads
+
+    config = loads(bench.config(1).to_toml(), {"rounds": 1000})
     with ExitStack() as patched:
         for place, name, part in (
             (Trainer, "_job", "orders, start"), (Job, "batches", "gathering batches"),
@@ -414,11 +416,14 @@ def alone(config: Any) -> dict[str, Any]:
 
 def processes(benches: list[Bench]) -> Iterator[dict[str, Any]]:
     """Start-up and memory of each work."""
+    from fnrfl.config import loads
+
     for bench in benches:
-        config = bench.config().replace({"rounds": 8 if bench.name == "W3" else 40})  # long enough to be recorded
+        rounds = 8 if bench.name == "W3" else 40  # long enough to be recorded
+        config = loads(bench.config().to_toml(), {"rounds": rounds})
         yield {"benchmark": f"{bench.name}-process", "says": bench.says, **alone(config)}
         if bench.name == "W2":
-            few = config.replace({"clients": 10, "participation": 1.0})
+            few = loads(config.to_toml(), {"clients": 10, "participation": 1.0})
             yield {"benchmark": "W2-few-process", "says": "W2 with 10 clients, all active", **alone(few)}
 
 

@@ -23,6 +23,7 @@ from fnrfl.federation.node import Node, Participant
 from fnrfl.federation.remote_clients import Network
 from fnrfl.runs.build import build
 from fnrfl.runs.cohorts import cohort_size
+from settings import with_keys
 
 # What a node may do with a letter, beside answering it.
 SPOILT = ("nan", "shape", "somebody-else", "no-clients", "travel", "version", "no-step")  # answers that can be read
@@ -113,7 +114,7 @@ def _spoilt(answer: NodeReply, how: str) -> NodeReply:
 
 def nodes_of(config: Any, folder: Path) -> Callable[[int, str], Node]:
     """Nodes that have read the data of an experiment, each with a folder of its own."""
-    built = build(config.replace({"engine": {"name": "loop", "threads": 1}}))
+    built = build(with_keys(config, {"engine": {"name": "loop", "threads": 1}}))
     birth = built.algorithm.client_state(built.net)
 
     @cache

@@ -49,6 +49,7 @@ from fnrfl.runs.build import Built, build
 from fnrfl.runs.build_engine import RunNetwork
 from fnrfl.runs.parts import gather_parts
 from fnrfl.runs.run import run
+from settings import with_keys
 from test_hostile_nodes import with_changes
 from test_network import config as network_config
 from test_network import on_loop, same
@@ -436,7 +437,7 @@ CHANGES = [
 def test_nodes_follow_each_method_and_option_to_the_simulators_bits(case: tuple[str, ...], tmp_path: Path) -> None:
     chosen = network_config(*case)
     nodes = [NodeConfig(data="digits", partition=k, share_memory=True) for k in range(5)]
-    there = chosen.replace({"engine.name": "flower"})
+    there = with_keys(chosen, {"engine.name": "flower"})
     met = handshake(there, asking(nodes))
     network = Carrier(clients_of(met, nodes), tmp_path / "nodes")
     network.send = lambda letter, client=0: Node(network.nodes[client], tmp_path, from_bytes(letter).run).answer(letter)  # type: ignore[method-assign]

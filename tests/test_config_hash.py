@@ -21,6 +21,7 @@ from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.training import ClientOptions
 from fnrfl.results.compare import grid
 from fnrfl.results.compare.folder import check_comparison_folder, write_grid
+from settings import with_keys
 
 # By method, the value that each key was introduced with. A new key is a new line; a line that is there never changes.
 INTRODUCED = json.loads((Path(__file__).parent / "introduced.json").read_text())
@@ -100,7 +101,7 @@ def test_every_key_that_is_changed_changes_the_hash(method: str) -> None:
         own = key.meaning.startswith(f"{method}: ")
         common = not key.name.startswith(("algorithm.", "leaks.")) and key.name not in ("fnr", "scenario")
         if own or (common and method == "fedavg"):
-            changed = plain.replace({key.name: other_value(key)})
+            changed = with_keys(plain, {key.name: other_value(key)})
             assert changed.sha256 not in hashes, key.name
             hashes.add(changed.sha256)
 

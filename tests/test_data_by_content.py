@@ -23,6 +23,7 @@ from fnrfl.runs import matching
 from fnrfl.runs import run as runs
 from fnrfl.runs.build import build
 from fnrfl.runs.predict import evaluate, predict
+from settings import with_keys
 
 NAMES = ["age", "dose", "weight", "pulse"]
 KINDS = ["ill", "well", "sound"]
@@ -165,7 +166,7 @@ def test_training_data_where_nobody_may_look_stops_no_score(trained: runs.Result
 
 def test_a_run_on_data_of_an_unknown_user_can_be_used(trained: runs.Result) -> None:
     data = write("new.csv", patients(20, 7), [*NAMES, "kind"])
-    config = trained.config.replace({"dataset.name": "~nobody-is-called-so/patients.csv"})
+    config = with_keys(trained.config, {"dataset.name": "~nobody-is-called-so/patients.csv"})
     assert evaluate(replace(trained, config=config), data).notes == ()
     assert len(predict(replace(trained, config=config), data)) == 20
 

@@ -34,6 +34,7 @@ from fnrfl.engines.vectorised import Vectorised
 from fnrfl.models.catalogue import build_model
 from fnrfl.runs import build, choice
 from fnrfl.runs import run as runs
+from settings import with_keys
 from test_conformance import FEW_METHODS, LIKE_FEDAVG, METHODS, algorithm, each
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, assert_near, assert_same, classification, distance
 
@@ -425,7 +426,7 @@ def test_on_a_gpu_steps_are_captured_if_the_groups_of_a_cohort_take_enough() -> 
         keys = {"clients": clients, "rounds": choice.WORTH_CAPTURING - 1, "client": {"epochs": 1, "batch": 10_000}}
         assert (
             choice.records_steps(
-                few.config.replace({**keys, "engine": {"name": "gpu"}}), few.net, int(few.pool.examples.max())
+                with_keys(few.config, {**keys, "engine": {"name": "gpu"}}), few.net, int(few.pool.examples.max())
             )
             is captured
         )
@@ -434,7 +435,9 @@ def test_on_a_gpu_steps_are_captured_if_the_groups_of_a_cohort_take_enough() -> 
 @pytest.mark.parametrize("rounds", [1, 5])
 def test_engines_that_train_clients_one_by_one_record_the_same_runs(rounds: int) -> None:
     few = built("clients=10", "client.batch=32")
-    configs = [few.config.replace({"rounds": rounds, "engine": {"name": name}}) for name in ("loop", "ray", "flower")]
+    configs = [
+        with_keys(few.config, {"rounds": rounds, "engine": {"name": name}}) for name in ("loop", "ray", "flower")
+    ]
     assert len({choice.records_steps(config, few.net, 60) for config in configs}) == 1
 
 

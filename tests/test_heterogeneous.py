@@ -26,6 +26,7 @@ from fnrfl.data.batches import Pool
 from fnrfl.rundir import checkpoint
 from fnrfl.runs import forecast as plan
 from fnrfl.runs import run as runs
+from settings import with_keys
 from toys import Run, assert_near, assert_same, bowls, classification, distance, named, quadratic
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -402,7 +403,7 @@ def test_a_dry_run_counts_everybody_whole() -> None:
     """An upper bound of steps and bytes up; bytes down are exact."""
     config = load("digits", ["rounds=2", "client.epochs=3", "client.stragglers=0.5", "client.dropout=0.3", "fnr=off"])
     forecast = plan.forecast(config)
-    whole = plan.forecast(config.replace(["client.stragglers=0.0", "client.dropout=0.0"]))
+    whole = plan.forecast(with_keys(config, ["client.stragglers=0.0", "client.dropout=0.0"]))
     assert forecast.steps == whole.steps
     assert (forecast.bytes_up, forecast.bytes_down) == (whole.bytes_up, whole.bytes_down)
     result = runs.run(config, out=None)

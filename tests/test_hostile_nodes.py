@@ -43,6 +43,7 @@ from fnrfl.federation.messages import ANSWERS, NodeReply, Version
 from fnrfl.federation.remote_clients import Network, RemoteClients
 from fnrfl.federation.site_agreement import agree_on_sites, with_counts
 from fnrfl.runs.run import run
+from settings import with_keys
 from test_network import PROCEED, config
 from test_site_nodes import NodeConfig, asking, recipe, schema, write_gaps
 from toys import Run
@@ -169,7 +170,7 @@ def test_a_client_that_breaks_a_field_is_missing_and_named(method: str, phase: s
     chosen = config(method, *words)
     network = Spoiling(nodes_of(chosen, Path("nodes")))
     network.change, network.phase = change, phase
-    result = run(chosen.replace({"engine.name": "flower"}), out=None, network=network)
+    result = run(with_keys(chosen, {"engine.name": "flower"}), out=None, network=network)
     assert network.spoilt and len(result.rounds) == 2
     for event in result.rounds:
         asked = method != "fedftg" or event["round"] == 1  # about its labels, once
@@ -183,12 +184,12 @@ def test_a_long_reason_is_cut_and_moves_no_cursor(caplog: pytest.LogCaptureFixtu
     network = Spoiling(nodes_of(chosen, Path("nodes")))
     network.change, network.phase = lambda answer: replace(answer, content=Failure("\x1b[2J" + "x" * 10**7)), "local"
     with caplog.at_level(logging.DEBUG):
-        result = run(chosen.replace({"engine.name": "flower"}), out=Path("run"), network=network)
+        result = run(with_keys(chosen, {"engine.name": "flower"}), out=Path("run"), network=network)
     reason = result.rounds[0]["missing"][1]
     assert len(reason) < 700 and "\x1b" not in reason
     assert len(Path("run/events.jsonl").read_text()) < 50_000 and len(caplog.text) < 50_000
     with pytest.raises(ClientError) as told:
-        run(config("fedavg", "rounds=1", "participation=1").replace({"engine.name": "flower"}), out=None,
+        run(with_keys(config("fedavg", "rounds=1", "participation=1"), {"engine.name": "flower"}), out=None,
             network=network)  # fmt: skip
     assert len(str(told.value)) < 1000 and "client 1" in str(told.value)
 
@@ -200,7 +201,7 @@ def test_indices_in_a_memory_are_not_those_of_the_server() -> None:
     network.change = lambda answer: replace(
         answer, content=answer.content | {"places": answer.content["places"] + 10**6}
     )
-    result = run(chosen.replace({"engine.name": "flower"}), out=None, network=network)
+    result = run(with_keys(chosen, {"engine.name": "flower"}), out=None, network=network)
     assert network.spoilt and 0 <= result.accuracy <= 1
 
 

@@ -29,6 +29,7 @@ from fnrfl.runs.forecast import forecast
 from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import run as run_config
+from settings import with_keys
 from test_tables import write
 
 SMALL: dict[str, Any] = {"clients": 3, "rounds": 2, "scenario": "label-dirichlet(0.5)", "model": "mlp"}
@@ -174,7 +175,7 @@ def test_a_run_that_goes_on_and_another_engine_agree(finished: Result, tmp_path:
     with pytest.raises(Stop):
         run_config(finished.config, out=tmp_path / "run", progress=stop)
     assert fnrfl.resume(tmp_path / "run").model_sha256 == finished.model_sha256
-    batched = run_config(finished.config.replace({"engine.name": "batched", "engine.accelerate": True}), out=None)
+    batched = run_config(with_keys(finished.config, {"engine.name": "batched", "engine.accelerate": True}), out=None)
     for name, tensor in batched.weights.items():
         torch.testing.assert_close(finished.weights[name], tensor, rtol=1e-8, atol=1e-9)
 

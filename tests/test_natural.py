@@ -40,9 +40,10 @@ from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.run import load as load_run
 from fnrfl.runs.run import resume
 from fnrfl.runs.run import run as run_config
+from settings import with_keys
 
 NATURAL = load_config(None, ["scenario=natural", "dataset=own.npz", "model=mlp"])
-ALONE = NATURAL.replace({"public": {"size": 0}, "validation": {"size": 0}})
+ALONE = with_keys(NATURAL, {"public": {"size": 0}, "validation": {"size": 0}})
 IDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=5)
 ROWS = st.lists(
     st.tuples(st.one_of(IDS, st.sampled_from(["H1", "H2", "H10", " H1 ", "7", "07"])), st.integers(0, 4)),
@@ -88,7 +89,7 @@ def holdings(dataset: Dataset, partition: Partition, splits: Splits) -> dict[str
 @given(rows=ROWS, seed=st.integers(0, 9))
 def test_a_split_is_the_one_that_the_data_names_or_it_is_refused(rows: list[tuple[str, int]], seed: int) -> None:
     ids, labels = zip(*rows, strict=True)
-    config = NATURAL.replace({"seed": seed})
+    config = with_keys(NATURAL, {"seed": seed})
     write(ids, labels)
     try:
         dataset, partition, splits = divided(config)
@@ -188,7 +189,7 @@ def test_clients_give_public_data_in_proportion_and_keep_one_example() -> None:
     y = numpy_generator(0, "labels").integers(0, 3, len(ids))
     x = np.arange(len(ids), dtype=float)[:, None].repeat(2, 1)
     np.savez("own.npz", x_train=x, y_train=y, client_train=ids, x_test=x[:9] + 0.5, y_test=y[:9])
-    dataset, partition, splits = divided(NATURAL.replace({"public": {"size": 0.3}, "validation": {"size": 0.1}}))
+    dataset, partition, splits = divided(with_keys(NATURAL, {"public": {"size": 0.3}, "validation": {"size": 0.1}}))
     left = dict(zip(partition.names, partition.sizes, strict=True))
     assert left["one"] == 1 and left["small"] >= 1
     assert len(splits.public) + len(splits.ranking) == round(0.3 * 606) and len(splits.validation) == round(0.1 * 606)
@@ -196,7 +197,7 @@ def test_clients_give_public_data_in_proportion_and_keep_one_example() -> None:
     given_by_class = np.bincount(torch.cat([splits.public.y, splits.ranking.y]), minlength=3)
     np.testing.assert_allclose(given_by_class, 0.3 * np.bincount(y), atol=1.5)
     with pytest.raises(ConfigError, match="each of 4 clients must keep one"):
-        divided(NATURAL.replace({"public": {"size": 600}, "validation": {"size": 5}}))
+        divided(with_keys(NATURAL, {"public": {"size": 600}, "validation": {"size": 5}}))
 
 
 # -- configs -----------------------------------------------------------------------------------------------------------
@@ -206,13 +207,13 @@ def test_the_data_counts_the_clients() -> None:
     write(["a", "b", "b", "c"] * 10, [0, 1] * 20)
     assert NATURAL.clients == 0
     assert build.build(NATURAL).config.clients == 3
-    assert build.build(NATURAL.replace({"clients": 3})).config.clients == 3
+    assert build.build(with_keys(NATURAL, {"clients": 3})).config.clients == 3
     with pytest.raises(ConfigError, match="clients is 5, and under scenario = 'natural' there are 3"):
-        build.build(NATURAL.replace({"clients": 5}))
+        build.build(with_keys(NATURAL, {"clients": 5}))
     with pytest.raises(ConfigError, match="clients = 0 stands for"):
         load_config(None, ["clients=0"])
-    assert load_config(None, ["scenario=natural"]).replace({"scenario": "iid", "clients": 4}).clients == 4
-    assert NATURAL.replace({"seed": 3}).clients == 0
+    assert with_keys(load_config(None, ["scenario=natural"]), {"scenario": "iid", "clients": 4}).clients == 4
+    assert with_keys(NATURAL, {"seed": 3}).clients == 0
 
 
 def test_natural_is_a_whole_split() -> None:
@@ -285,7 +286,7 @@ def test_sites_are_scored_on_the_test_data_that_they_brought(algorithm: str, noi
 
 def test_a_natural_run_that_was_stopped_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     hospitals(test=False)
-    config = NATURAL.replace({"rounds": 3, "algorithm": "local-only"})
+    config = with_keys(NATURAL, {"rounds": 3, "algorithm": "local-only"})
     whole = run_config(config, out="whole")
 
     def stop(event: dict[str, Any]) -> None:
@@ -305,7 +306,7 @@ def test_a_natural_run_that_was_stopped_goes_on(monkeypatch: pytest.MonkeyPatch)
 
 def test_models_of_sites_are_asked_by_name() -> None:
     hospitals()
-    run_config(NATURAL.replace({"rounds": 1, "algorithm": "local-only"}), out="run")
+    run_config(with_keys(NATURAL, {"rounds": 1, "algorithm": "local-only"}), out="run")
     everybody = evaluate("run", "own.npz")
     assert everybody.what == "the test part" and list(everybody.per_client or ()) == list(load_run("run").clients)
     assert evaluate("run", "own.npz", client="H10").per_client == {"H10": (everybody.per_client or {})["H10"]}
@@ -319,7 +320,7 @@ def test_models_of_sites_are_asked_by_name() -> None:
 
 def test_the_run_knows_its_data_again_with_a_drawn_test_part() -> None:
     hospitals(test=False)
-    result = run_config(NATURAL.replace({"rounds": 1}), out="run")
+    result = run_config(with_keys(NATURAL, {"rounds": 1}), out="run")
     Path("own.npz").rename("elsewhere.npz")
     found = evaluate("run", "elsewhere.npz")
     assert found.what == "the test part" and found.score.accuracy == pytest.approx(result.accuracy)
@@ -330,9 +331,9 @@ def test_the_run_knows_its_data_again_with_a_drawn_test_part() -> None:
 
 def test_the_page_has_every_site_by_name_and_no_markup_from_the_data() -> None:
     hospitals()
-    config = NATURAL.replace({"rounds": 1, "fnr": {"share": 0.5}})
+    config = with_keys(NATURAL, {"rounds": 1, "fnr": {"share": 0.5}})
     for seed in (0, 1):
-        run_config(config.replace({"seed": seed}), out=f"run-{seed}")
+        run_config(with_keys(config, {"seed": seed}), out=f"run-{seed}")
     runs = [read_run(Path(f"run-{seed}")) for seed in (0, 1)]
     panels = panels_of(runs)
     table = site_table(panels[0])
@@ -393,7 +394,7 @@ def test_scaling_statistics_of_sites_are_those_of_the_pooled_data() -> None:
     y = np.arange(len(ids)) % 2
     np.savez("own.npz", x_train=x, y_train=y, client_train=ids, x_test=x[:4], y_test=y[:4])
     built = build.build(
-        ALONE.replace({"dataset": {"scale": "standard"}, "engine": {"name": "loop", "precision": "float64"}})
+        with_keys(ALONE, {"dataset": {"scale": "standard"}, "engine": {"name": "loop", "precision": "float64"}})
     )
     assert built.scaling is not None and len(built.partition.names) == 10
     scale = built.scaling.as_json()

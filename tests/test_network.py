@@ -27,6 +27,7 @@ from fnrfl.federation.messages import NodeRequest, Version
 from fnrfl.federation.node import Node, VersionedFolder
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import resume, run
+from settings import with_keys
 
 SERVER_KILLED = ("moon", "fedgen", "fnr scaffold")
 BASE = [
@@ -52,11 +53,11 @@ def config(method: str = "fedavg", *words: str) -> Any:
 
 def on_network(config: Any, folder: Path, out: Path | None = None, **faults: Any) -> tuple[Result, FakeNetwork]:
     network = FakeNetwork(nodes_of(config, folder), **faults)
-    return run(config.replace({"engine.name": "flower"}), out=out, network=network), network
+    return run(with_keys(config, {"engine.name": "flower"}), out=out, network=network), network
 
 
 def on_loop(config: Any) -> Result:
-    return run(config.replace({"engine": {"name": "loop", "threads": 1}}), out=None)
+    return run(with_keys(config, {"engine": {"name": "loop", "threads": 1}}), out=None)
 
 
 def same(one: Result, other: Result) -> bool:
@@ -90,7 +91,7 @@ def first_letter_of(phase: str, method: str, *words: str) -> int:
     chosen = config(method, *words)
     with TemporaryDirectory() as folder:
         network = Listening(nodes_of(chosen, Path(folder)))
-        run(chosen.replace({"engine.name": "flower"}), out=None, network=network)
+        run(with_keys(chosen, {"engine.name": "flower"}), out=None, network=network)
     return seen.index((1, phase))
 
 
@@ -154,10 +155,10 @@ def test_a_client_that_cannot_be_measured_is_not_refined(fault: str, tmp_path: P
 @pytest.mark.parametrize("method", ["scaffold", "fnr scaffold"])
 def test_asking_again_changes_no_bit(fault: str, method: str, tmp_path: Path) -> None:
     chosen = config(method, "network.retries=2", "network.train_deadline=5", "network.measure_deadline=5")
-    chosen = chosen.replace({"network.refine_deadline": 5.0})
+    chosen = with_keys(chosen, {"network.refine_deadline": 5.0})
     result, network = on_network(chosen, tmp_path / "a", faults=dict.fromkeys(range(2, 40, 7), fault))
     assert network.met and same(result, on_loop(chosen))
-    waits = chosen.replace({"network.on_missing": "wait", "network.retries": 0})
+    waits = with_keys(chosen, {"network.on_missing": "wait", "network.retries": 0})
     result, _ = on_network(waits, tmp_path / "b", faults=dict.fromkeys(range(2, 40, 5), fault))
     assert same(result, on_loop(chosen))
 
@@ -182,7 +183,7 @@ def test_clients_that_say_they_are_not_finite_are_skipped_and_nobody_else(hot: t
 
     chosen = config("scaffold", "participation=1", "client.nonfinite=skip")
     network = Hot(nodes_of(chosen, tmp_path))
-    result = run(chosen.replace({"engine.name": "flower"}), out=None, network=network)
+    result = run(with_keys(chosen, {"engine.name": "flower"}), out=None, network=network)
     assert all(event["skipped"] == list(hot) and "missing" not in event for event in result.rounds)
 
 
@@ -200,7 +201,7 @@ def test_nothing_of_a_reply_is_used_that_says_it_is_not_finite(spoilt: dict[str,
                 yield who, message
 
     chosen = config("fedavg", "participation=1", "client.nonfinite=skip")
-    result = run(chosen.replace({"engine.name": "flower"}), out=None, network=Spoiling(nodes_of(chosen, tmp_path)))
+    result = run(with_keys(chosen, {"engine.name": "flower"}), out=None, network=Spoiling(nodes_of(chosen, tmp_path)))
     assert all(event["skipped"] == [1] and "missing" not in event for event in result.rounds)
 
 
@@ -268,7 +269,7 @@ def test_too_few_answers_stop_the_run_with_a_sentence(tmp_path: Path) -> None:
     ],
 )
 def test_a_server_that_is_killed_goes_on_and_nodes_follow(method: str, at: int, tmp_path: Path) -> None:
-    chosen = config(method).replace({"engine.name": "flower"})
+    chosen = with_keys(config(method), {"engine.name": "flower"})
     network = FakeNetwork(nodes_of(chosen, tmp_path / "nodes"), kills_server_at={at})
     with pytest.raises(ServerKilled):
         run(chosen, out=tmp_path / "run", network=network)
@@ -280,7 +281,7 @@ def test_a_server_that_is_killed_goes_on_and_nodes_follow(method: str, at: int, 
 
 def test_the_engine_without_a_network_is_refused_with_the_way_to_one() -> None:
     with pytest.raises(FnrflError, match="fnrfl deploy init"):
-        run(config().replace({"engine.name": "flower"}), out=None)
+        run(with_keys(config(), {"engine.name": "flower"}), out=None)
 
 
 # -- faults, many at once ----------------------------------------------------------------------------------------------
@@ -304,7 +305,7 @@ def test_no_schedule_of_faults_hangs_or_gives_a_wrong_result_in_silence(
 ) -> None:
     folder = tmp_path_factory.mktemp("schedule")
     deadlines = [f"network.{phase}_deadline=5" for phase in ("train", "refine", "measure")]
-    chosen = config(method, f"network.on_missing={policy}", *deadlines).replace({"engine.name": "flower"})
+    chosen = with_keys(config(method, f"network.on_missing={policy}", *deadlines), {"engine.name": "flower"})
     network = FakeNetwork(nodes_of(chosen, folder / "nodes"), **schedule)
     result = None
     go = lambda: run(chosen, out=folder / "run", network=network)  # noqa: E731

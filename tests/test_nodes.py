@@ -35,6 +35,7 @@ from fnrfl.federation.node_data import BuiltNode, build_node, recipe_at_node, re
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.build_engine import build_engine
 from fnrfl.runs.parts import gather_parts
+from settings import with_keys
 
 SKEWED = "label-dirichlet(0.5, min=5) + feature-noise(0.3)"
 DIGITS = (
@@ -145,7 +146,7 @@ def test_a_node_takes_its_own_copies_of_data_split_and_public_data() -> None:
     for name in ("server.npz", "public.npz", "split.json"):
         Path("there", name).write_bytes(Path(name).read_bytes())
     here = {"data": "there/server.npz", "public": "there/public.npz", "split": "there/split.json"}
-    saved = own.replace({"scenario": "split.json", "clients": 0})
+    saved = with_keys(own, {"scenario": "split.json", "clients": 0})
     simulated, nodes = both(saved, [NodeConfig.from_values(here | {"partition": k}) for k in range(3)])
     for node in nodes:
         assert_same_client(simulated, node)

@@ -24,6 +24,7 @@ from fnrfl.engines import gpus
 from fnrfl.kernels import convolution
 from fnrfl.kernels.layers import Norm, share_kernels
 from fnrfl.runs import build_net, choice, vmap_support
+from settings import with_keys
 
 
 def pictures() -> tuple[Tensor, Tensor]:
@@ -302,7 +303,7 @@ def test_a_model_that_does_not_compute_in_bf16_has_float32(monkeypatch: pytest.M
     precision, (notice,) = choice._precision_that_can(config, net, "gpu")
     assert precision == "float32" and notice.startswith("engine.precision = auto is float32")
     with pytest.raises(CompatibilityError, match='engine.precision = "bf16" does not go with model = "my:net"'):
-        choice._precision_that_can(config.replace({"engine.precision": "bf16"}), net, "gpu")
+        choice._precision_that_can(with_keys(config, {"engine.precision": "bf16"}), net, "gpu")
     fine = Net(Viewed(), torch.zeros(2, 2, 6, 6), channels_last=True, autocast=True)
     assert choice._precision_that_can(config, fine, "gpu") == ("bf16", ())
 

@@ -49,9 +49,10 @@ from fnrfl.results import compare as comparing
 from fnrfl.runs import choice, ray_run, runs_on_ray, vmap_support
 from fnrfl.runs.build import build
 from fnrfl.runs.forecast import forecast
-from fnrfl.runs.given import NOTHING
 from fnrfl.runs.parts import gather_parts
+from fnrfl.runs.passed import NOTHING_PASSED
 from fnrfl.runs.run import resume, run
+from settings import with_keys
 from toys import SIZES, Run, assert_same, described, named, run_elsewhere
 
 
@@ -218,9 +219,9 @@ def told_of_own_model(folder: Path, monkeypatch: pytest.MonkeyPatch, share: floa
     monkeypatch.chdir(folder)
     trust.given("model.name", "branching:Branch")
     config = load("digits", ["engine=ray", "engine.threads=2", f"network.gpus={share}", "model=branching:Branch"])
-    parts = gather_parts(config.replace({"network.gpus": 0.0}))
-    config = parts.config.replace({"network.gpus": share})
-    return to_bytes(ray_run.told_to_actors(replace(parts, config=config), None, NOTHING))
+    parts = gather_parts(with_keys(config, {"network.gpus": 0.0}))
+    config = with_keys(parts.config, {"network.gpus": share})
+    return to_bytes(ray_run.told_to_actors(replace(parts, config=config), None, NOTHING_PASSED))
 
 
 def test_an_actor_on_a_gpu_that_cannot_train_a_model_says_what_helps(

@@ -42,6 +42,7 @@ from fnrfl.runs.forecast import forecast
 from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import run as run_config
+from settings import with_keys
 from toys import Run, assert_near, assert_same, classification, named
 
 STANDARD = {"scale": "standard"}
@@ -309,7 +310,7 @@ def test_a_run_that_goes_on_is_the_same_to_the_bit_and_asks_nobody_again(
 
 
 def test_the_page_says_what_the_server_learned(finished: Result, tmp_path: Path) -> None:
-    plain = run_config(finished.config.replace({"dataset.scale": "none"}), out=tmp_path / "plain")
+    plain = run_config(with_keys(finished.config, {"dataset.scale": "none"}), out=tmp_path / "plain")
     runs = [read_run(result.run_dir or Path()) for result in (finished, plain)]
     rows = {row[0].text: [cell.text for cell in row] for row in learned(panels_of(runs)[0].groups).rows}
     assert rows["sums of inputs"][1:3] == ["16", "fedavg"]  # a count, and three numbers for each of five columns

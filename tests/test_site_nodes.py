@@ -41,6 +41,7 @@ from fnrfl.runs.predict import evaluate
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import resume, run
 from fnrfl.runs.run_files import verify
+from settings import with_keys
 from test_nodes import asking, assert_same_client, clients_of, same, sent
 from test_sites import SITES, write_csv, write_images, write_layout
 
@@ -319,7 +320,7 @@ class Nodes(Network):
 
 
 def over_network(config: RunConfig, nodes: Sequence[NodeConfig], test: str) -> tuple[Result, Nodes]:
-    config = config.replace({"engine.name": "flower"})
+    config = with_keys(config, {"engine.name": "flower"})
     met = handshake(config, asking(nodes), test)
     network = Nodes(met, nodes)
     return run(config, out="there", network=network, parts=met.parts), network
@@ -390,7 +391,7 @@ def test_a_run_over_sites_goes_through_the_services_of_flowers_nodes() -> None:
     config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "algorithm=scaffold")
     nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
     network, labels = Services(nodes), [node.name for node in nodes]
-    there = config.replace({"engine.name": "flower"})
+    there = with_keys(config, {"engine.name": "flower"})
     met = handshake(there, lambda question: ask_all(network, labels, question), "test.csv")
     network.order = list(met.node_of_client)
     agreed = HandshakeNetwork(network, met.agreement.sites, met.recipe, met.agreement)

@@ -29,6 +29,7 @@ from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.round_scores import site_scores
 from fnrfl.runs.run import resume
 from fnrfl.runs.run import run as run_config
+from settings import with_keys
 
 SITES = ("H10", "H2", "Ähre <b>")
 
@@ -123,7 +124,9 @@ def test_a_folder_of_sites_names_its_clients(layout: str) -> None:
         assert dataset.test_clients is not None and sorted(dataset.test_clients) == sorted(SITES * 2)
     config = load_config(None, ["dataset=data", "scenario=natural", "model=mlp", "client.augment=none"])
     assert build.build(config).partition.names == ("H2", "H10", "Ähre <b>")
-    drawn = build.build(config.replace({"scenario": "iid", "clients": 2}))  # the same data, drawn anew: to compare with
+    drawn = build.build(
+        with_keys(config, {"scenario": "iid", "clients": 2})
+    )  # the same data, drawn anew: to compare with
     assert any("names 3 clients (H2, H10, Ähre <b>)" in notice for notice in drawn.notices)
 
 
@@ -377,7 +380,7 @@ def test_a_saved_split_is_taken_as_it_was(scenario: str) -> None:
     before = save(scenario, *data, "seed=3")
     config = load_config(None, ["scenario=split.json", *data[:1], "model=mlp", "seed=5"])
     for algorithm in ("fedavg", "feddf"):  # the second one needs a share of the public data for itself
-        after = build.build(config.replace({"algorithm": algorithm}))
+        after = build.build(with_keys(config, {"algorithm": algorithm}))
         assert after.partition == before.partition and after.config.clients == len(before.partition.positions)
         assert after.partition.noise == before.partition.noise and after.partition.ids == before.partition.ids
         for mine, then in zip(after.splits.clients, before.splits.clients, strict=True):

@@ -249,7 +249,7 @@ def test_an_override_replaces_code_of_a_file_so_it_is_not_asked_for() -> None:
 
 
 def test_a_config_whose_keys_are_replaced_in_python_may_name_code() -> None:
-    assert config.load("digits").replace({"model": "nets:make"}).model.name == "nets:make"
+    assert config.loads(config.load("digits").to_toml(), {"model": "nets:make"}).model.name == "nets:make"
     assert trust.fetch_named_code("This", Target("nets", "make")) is sys.modules["nets"].make
 
 

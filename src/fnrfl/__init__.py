@@ -64,14 +64,14 @@ def run(
     (0.1, ['local', 'measure', 'refine'])
     """
     from fnrfl.config import load as config
-    from fnrfl.runs.given import take_objects
+    from fnrfl.runs.passed import split_arguments
     from fnrfl.runs.run import run as start
 
     named = {"dataset": dataset, "model": model, "algorithm": algorithm}
-    words, given = take_objects(keys | {key: value for key, value in named.items() if value is not None}, init)
+    words, passed = split_arguments(keys | {key: value for key, value in named.items() if value is not None}, init)
     told: dict[str, Any] = {"progress": progress, "callbacks": callbacks}
     how: dict[str, Any] = {"out": out, "overwrite": overwrite, "checkpoint_every": checkpoint_every}
-    return start(config(recipe, words, trust=trust), given=given, **how, **told)
+    return start(config(recipe, words, trust=trust), passed=passed, **how, **told)
 
 
 def resume(
@@ -92,12 +92,12 @@ def resume(
     Objects that the run was given must be given again, and are compared by their hash. `trust` allows code that its
     config.toml names and that was never allowed before.
     """
-    from fnrfl.runs.given import objects_in
+    from fnrfl.runs.passed import objects_for_run
     from fnrfl.runs.run import resume as go_on
 
-    given = objects_in(dataset=dataset, model=model, algorithm=algorithm, init=init, public=public)
+    passed = objects_for_run(dataset=dataset, model=model, algorithm=algorithm, init=init, public=public)
     told: dict[str, Any] = {"progress": progress, "callbacks": callbacks}
-    return go_on(run_dir, given=given, trust=trust, checkpoint_every=checkpoint_every, **told)
+    return go_on(run_dir, passed=passed, trust=trust, checkpoint_every=checkpoint_every, **told)
 
 
 def load(
@@ -113,10 +113,10 @@ def load(
     A run that was given its model needs it again for `Result.model`, and so do a method that was given, and first
     weights where not all of them are trained. The numbers are there without them.
     """
-    from fnrfl.runs.given import objects_in
+    from fnrfl.runs.passed import objects_for_run
     from fnrfl.runs.run import load as read
 
-    return read(run_dir, trust=trust, given=objects_in(model=model, algorithm=algorithm, init=init))
+    return read(run_dir, trust=trust, passed=objects_for_run(model=model, algorithm=algorithm, init=init))
 
 
 def compare(
@@ -149,16 +149,16 @@ def compare(
     own is also named in the key `metrics`.
     """
     from fnrfl.results import compare as comparing
-    from fnrfl.runs.given import take_axes, take_objects
+    from fnrfl.runs.passed import split_arguments, split_axes
 
     named = {"dataset": dataset, "model": model, "algorithm": algorithm}
-    words, given = take_objects(keys | {key: value for key, value in named.items() if value is not None}, init)
-    axes, given = take_axes(over, given)
+    words, passed = split_arguments(keys | {key: value for key, value in named.items() if value is not None}, init)
+    axes, passed = split_axes(over, passed)
     overrides, lists = comparing.overrides_in_words(words), comparing.axes_in_words(axes)
     cells = comparing.grid(recipe, overrides, lists, comparing.seeds_in_list(seeds), control=control, trust=trust)
     return comparing.compare(
         cells, out or comparing.default_out(cells), baseline=baseline, metric=metric, target=target, progress=progress,
-        callbacks=callbacks, checkpoint_every=checkpoint_every, given=given, on=on,
+        callbacks=callbacks, checkpoint_every=checkpoint_every, passed=passed, on=on,
     )  # fmt: skip
 
 
@@ -201,11 +201,11 @@ def evaluate(
     `data` is what `dataset` of `run` may be, and `metrics` what `fnrfl list metrics` names, for `summary()`. A run
     directory that was given its model needs it again.
     """
-    from fnrfl.runs.given import objects_in
+    from fnrfl.runs.passed import objects_for_run
     from fnrfl.runs.predict import evaluate as score
 
-    given = objects_in(model=model, algorithm=algorithm, init=init)
-    return score(run, data, client=client, metrics=metrics, trust=trust, given=given)
+    passed = objects_for_run(model=model, algorithm=algorithm, init=init)
+    return score(run, data, client=client, metrics=metrics, trust=trust, passed=passed)
 
 
 def predict(
@@ -224,11 +224,11 @@ def predict(
     `labels` has the names of the classes, `probabilities` [n, classes] their probabilities. `data` is what `dataset`
     of `run` may be, or an array of examples without labels.
     """
-    from fnrfl.runs.given import objects_in
+    from fnrfl.runs.passed import objects_for_run
     from fnrfl.runs.predict import predict as ask
 
-    given = objects_in(model=model, algorithm=algorithm, init=init)
-    return ask(run, data, client=client, id_column=id_column, trust=trust, given=given)
+    passed = objects_for_run(model=model, algorithm=algorithm, init=init)
+    return ask(run, data, client=client, id_column=id_column, trust=trust, passed=passed)
 
 
 def __getattr__(name: str) -> Any:

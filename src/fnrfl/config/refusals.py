@@ -11,7 +11,7 @@ from fnrfl.config.keys import Key
 from fnrfl.config.protocol import TWINS
 from fnrfl.config.schema import RunConfig, counts_clients
 from fnrfl.config.spelling import same_key
-from fnrfl.config.typed import FlatValues, shortened, show_value
+from fnrfl.config.typed import FlatValues, PassedLabel, shortened, show_value
 from fnrfl.core import own_code
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices, nearest
@@ -100,16 +100,16 @@ def _unknown_names(config: RunConfig) -> Iterator[str]:
     """Names that are in no table and do not look like the user's own."""
     dataset, shown = config.dataset.name, shortened(config.dataset.name)
     forms = ", ".join(registry.DATASET_FORMS)
-    if dataset not in registry.DATASETS and not is_own_data(dataset) and not registry.is_given(dataset):
+    if dataset not in registry.DATASETS and not is_own_data(dataset) and not isinstance(dataset, PassedLabel):
         yield f'dataset = "{shown}" is not known. {choices(dataset, registry.DATASETS)}, or give {forms}.'
     source = config.public.source
-    if source not in ("train", "test") and not is_own_data(source) and not registry.is_given(source):
+    if source not in ("train", "test") and not is_own_data(source) and not isinstance(source, PassedLabel):
         yield f'public.source = "{shortened(source)}" is not known. Choose "train", or give {forms}.'
     model = config.model.name.partition("(")[0].strip()
-    if ":" not in model and model not in registry.MODELS and not registry.is_given(config.model.name):
+    if ":" not in model and model not in registry.MODELS and not isinstance(config.model.name, PassedLabel):
         hint = choices(model, registry.MODELS)
         yield f'model = "{shortened(model)}" is not known. {hint}, or give module:function.'
-    if config.model.init != "seed" and not registry.is_given(config.model.init):
+    if config.model.init != "seed" and not isinstance(config.model.init, PassedLabel):
         yield f'model.init = "{shortened(config.model.init)}" is not known: it must be "seed". In Python, give init=.'
     engine = config.engine.name
     if engine not in registry.ENGINES:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fnrfl.config import declarations
+from fnrfl.config.typed import PassedLabel
 from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices
@@ -74,8 +74,6 @@ ENGINES = {
     "ray": "clients in processes on one or several machines, which Ray starts",
     "flower": "clients on other machines, over Flower: `fnrfl deploy`",
 }
-# In the place of a name: what was given, and its hash.
-GIVEN = re.compile(r".* \(given in Python, [0-9a-f]{8}\)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -115,19 +113,14 @@ def recipes() -> dict[str, str]:
 
 def is_own_model(words: str) -> bool:
     """Whether a model is a user's, whatever it is called, and not one of fnrfl's, perhaps with options."""
-    return is_given(words) or words.partition("(")[0].strip() not in MODELS
-
-
-def is_given(words: str) -> bool:
-    """Whether a value of a config stands for an object that was passed in, which no config can hold."""
-    return GIVEN.fullmatch(words) is not None
+    return isinstance(words, PassedLabel) or words.partition("(")[0].strip() not in MODELS
 
 
 def options(name: str) -> tuple[Option, ...]:
     """The options of a method; those of "fnr" are the [fnr] section, and a method that was passed in has its own."""
     if name == "fnr":
         return options_of(FnrOptions)
-    if is_given(name):
+    if isinstance(name, PassedLabel):
         return ()
     return _options_of_own(name) if ":" in name else _method(name).options
 

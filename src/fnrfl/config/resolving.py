@@ -15,7 +15,17 @@ from fnrfl.config.protocol import default_values
 from fnrfl.config.refusals import is_own_data, refuse_bad_text, refuse_config, refuse_unknown_keys, refuse_value
 from fnrfl.config.schema import MethodOptions, RunConfig
 from fnrfl.config.spelling import as_known
-from fnrfl.config.typed import FlatValues, Overrides, flatten, nest, parse_toml, read_overrides, shortened, show_value
+from fnrfl.config.typed import (
+    FlatValues,
+    Overrides,
+    PassedLabel,
+    flatten,
+    nest,
+    parse_toml,
+    read_overrides,
+    shortened,
+    show_value,
+)
 from fnrfl.core import own_code
 from fnrfl.core import trust as trusted
 from fnrfl.core.errors import ConfigError
@@ -80,13 +90,6 @@ def read_keys(text: str, *, origin: str) -> FlatValues:
         raise ConfigError(f"{origin} is not valid TOML: {reason}.") from error
 
 
-def replaced(config: RunConfig, overrides: Overrides) -> RunConfig:
-    """A config with some keys changed, checked again."""
-    given = read_overrides(overrides, schema.text_keys())
-    trusted.check_allowed({}, given, origin="", trust=False)
-    return _resolve(config.flat(), given, config.name)
-
-
 def from_flat(values: FlatValues) -> RunConfig:
     """The config that `RunConfig.flat` has written, in another process that works for the same run and user.
 
@@ -115,7 +118,7 @@ def _find_recipe(recipe: str | Path) -> Path:
 
 def _resolve(recipe: FlatValues, overrides: FlatValues, name: str) -> RunConfig:
     """The config that a recipe and overrides stand for; all problems are reported at once."""
-    recipe, overrides = _spelled(recipe), _spelled(overrides)
+    recipe, overrides = _spelled(PassedLabel.marked(recipe)), _spelled(PassedLabel.marked(overrides))
     algorithm, recipe = _algorithm(recipe, overrides)
     options = schema.options_by_key(registry.options(algorithm))
     known = keys_of(options)
@@ -166,7 +169,8 @@ def _checked(values: FlatValues, options: dict[str, Option], known: dict[str, Ke
     wrong: list[str] = []
     for name, option in options.items():
         try:
-            right[name] = checked(option, values[name])
+            value = values[name]
+            right[name] = value if isinstance(value, PassedLabel) else checked(option, value)
         except ValidationError:
             wrong.append(refuse_value(known[name], values[name]))
     return right, wrong
@@ -197,7 +201,7 @@ def _spelled(flat: FlatValues) -> FlatValues:
         "public.source": ["train", "test"],
     }
     spelled = dict(flat)
-    flat = {key: word for key, word in flat.items() if not (isinstance(word, str) and registry.is_given(word))}
+    flat = {key: word for key, word in flat.items() if not isinstance(word, PassedLabel)}
     for key, known in tables.items():
         word = flat.get(key)
         if isinstance(word, str) and not (is_own_data(word) if key == "public.source" else ":" in word):

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from fnrfl.config import registry
 from fnrfl.config.keys import Key, checked, keys_of, keys_of_method
-from fnrfl.config.typed import FlatValues, Overrides, flatten, toml
+from fnrfl.config.typed import FlatValues, flatten, toml
 from fnrfl.core.network import NetworkOptions
 from fnrfl.core.options import Option, Value, option, options_of, values_of
 from fnrfl.core.refinement import FnrOptions
@@ -189,12 +189,6 @@ class RunConfig:
     def flat(self) -> FlatValues:
         """The values by full key, and under "fnr" whether refinement is on."""
         return flatten(self._tree(), text_keys())
-
-    def replace(self, overrides: Overrides) -> RunConfig:
-        """The same config with some keys changed, checked again."""
-        from fnrfl.config.resolving import replaced
-
-        return replaced(self, overrides)
 
     def _tree(self) -> dict[str, Any]:
         tree = self.as_dict()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,30 @@ class Typed:
 
     value: object
     text: str
+
+
+class PassedLabel(str):
+    """The text in the place of an object that was passed in Python: what it is, and how its hash begins."""
+
+    __slots__ = ()
+    FORM = re.compile(r".* \(given in Python, [0-9a-f]{8}\)", re.DOTALL)
+    KEYS = ("dataset.name", "model.name", "model.init", "algorithm.name", "public.source")
+
+    @classmethod
+    def of(cls, what: str, sha256: str) -> PassedLabel:
+        """Return the label of an object."""
+        return cls(f"{what} (given in Python, {sha256[:8]})")
+
+    @classmethod
+    def marked(cls, flat: FlatValues) -> FlatValues:
+        """Return values whose labels, which are text in a file, have this type."""
+        words = {key: word for key in cls.KEYS if isinstance(word := flat.get(key), str) and cls.FORM.fullmatch(word)}
+        return flat | {key: cls(word) for key, word in words.items()}
+
+    @property
+    def digits(self) -> str:
+        """The beginning of the object's hash."""
+        return self[-9:-1]
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -37,9 +37,9 @@ from fnrfl.runs.build_net import check_values
 from fnrfl.runs.choice import choose_engine
 from fnrfl.runs.cohorts import cohort_size
 from fnrfl.runs.data import build_pool, divide, learns_from_public, load_public, reading_of, with_counted_clients
-from fnrfl.runs.given import NOTHING, words_in
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.parts import RunParts, fitting_net, gather_parts, on_device
+from fnrfl.runs.passed import NOTHING_PASSED, labels_in
 from fnrfl.runs.run_files import versions
 
 log = logging.getLogger("fnrfl")
@@ -50,7 +50,7 @@ MOST_RECIPE = 2**15  # characters: keys of very many parts take the square of th
 
 def recipe_for_nodes(config: RunConfig) -> str:
     """A recipe as it is sent to nodes; objects that were given in Python cannot be sent."""
-    for argument, words in words_in(config).items():
+    for argument, words in labels_in(config).items():
         if argument not in ("dataset", "public"):  # nodes have their own
             raise CompatibilityError(
                 f"{argument} = {words!r} was given in Python, and nodes cannot be sent it. Put it into a module that "
@@ -250,7 +250,7 @@ def _site_splits(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> S
         )
     dataset = read_agreed(node, reading_of(recipe), agreement.schema)
     algorithm = build_algorithm(recipe)
-    _, splits = divide(recipe, dataset, load_public(recipe, dataset, NOTHING), algorithm)
+    _, splits = divide(recipe, dataset, load_public(recipe, dataset, NOTHING_PASSED), algorithm)
     return SiteSplits(dataset, splits, algorithm)
 
 

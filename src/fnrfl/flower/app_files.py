@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fnrfl import __version__
@@ -80,9 +81,13 @@ data = {data}
 
 def _with_whole_paths(config: RunConfig) -> RunConfig:
     """Paths of data from the root on, since the SuperLink and the nodes work in folders of their own."""
-    named = {"dataset.name": config.dataset.name, "public.source": config.public.source}
-    paths = {key: Path(words) for key, words in named.items() if words not in (*NAMED_DATASETS, "train", "test")}
-    return config.replace({key: str(path.resolve()) for key, path in paths.items() if path.exists()})
+
+    def whole(name: str) -> str:
+        is_path = name not in (*NAMED_DATASETS, "train", "test") and Path(name).exists()
+        return str(Path(name).resolve()) if is_path else name
+
+    dataset = replace(config.dataset, name=whole(config.dataset.name))
+    return replace(config, dataset=dataset, public=replace(config.public, source=whole(config.public.source)))
 
 
 def check_before_run(

@@ -27,9 +27,9 @@ from fnrfl.runs.build_engine import RunNetwork, ask_for_scaling, build_engine, r
 from fnrfl.runs.cohorts import cohort_size, num_answers
 from fnrfl.runs.custom_metrics import CustomMetric, load_custom_metrics, try_out
 from fnrfl.runs.data import feature_noise, learns_from_public
-from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.needs import method_in_words
 from fnrfl.runs.parts import RunParts, gather_parts
+from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
 from fnrfl.runs.ray_run import ray_actors
 
 
@@ -40,7 +40,7 @@ class Built(RunParts):
     engine: Federation
     scaling: Scaling | None
     metrics: tuple[CustomMetric, ...]  # of the user
-    given: Given = NOTHING
+    passed: PassedObjects = NOTHING_PASSED
     connection: RunNetwork | None = None
 
     @property
@@ -84,7 +84,7 @@ def build(
     scratch: Path | None = None,
     runs_alike: int | None = None,
     scaling: Scaling | None = None,
-    given: Given = NOTHING,
+    passed: PassedObjects = NOTHING_PASSED,
     connection: RunNetwork | None = None,
     parts: RunParts | None = None,
     compared: bool = True,
@@ -98,18 +98,18 @@ def build(
     """
     refuse_without_network(config, connection)
     metrics = load_custom_metrics(config.metrics)
-    parts = parts or gather_parts(config, given)
+    parts = parts or gather_parts(config, passed)
     try_out(metrics, parts.splits.test.y, parts.dataset.num_classes)
     if parts.config.dataset.asks_for_means:
         columns = parts.dataset.columns
         scaling = scaling or ask_for_scaling(parts.config, parts.net, parts.pool, columns, connection)
         parts = parts.scaled_by(scaling)
     made = (parts.config, parts.algorithm, parts.net, parts.pool)
-    actors = ray_actors(parts, scaling, given) if parts.config.engine.name == "ray" else None
+    actors = ray_actors(parts, scaling, passed) if parts.config.engine.name == "ray" else None
     engine = build_engine(*made, scratch, runs_alike, connection or actors, scaling, compared=compared)
     notices = (*parts.notices, *_notices(parts))
     told = vars(parts) | {"notices": notices}
-    return Built(**told, engine=engine, scaling=scaling, metrics=metrics, given=given, connection=connection)
+    return Built(**told, engine=engine, scaling=scaling, metrics=metrics, passed=passed, connection=connection)
 
 
 def _notices(parts: RunParts) -> tuple[str, ...]:

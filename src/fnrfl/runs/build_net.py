@@ -16,9 +16,10 @@ from fnrfl.core.rng import seeded
 from fnrfl.data.batches import check_fits
 from fnrfl.data.partition.views import Splits
 from fnrfl.models.catalogue import build_model
+from fnrfl.models.first_weights import put_first_weights
 from fnrfl.runs.error_context import model_errors
-from fnrfl.runs.given import NOTHING, Given, put_first_weights
 from fnrfl.runs.method import build_algorithm
+from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
 
 SINGLE = ("auto", "float32", "tf32", "bf16")  # whatever layers compute in, parameters are float32
 
@@ -30,7 +31,7 @@ def build_net(
     algorithm: Algorithm | None = None,
     *,
     integers: bool = False,
-    given: Given = NOTHING,
+    passed: PassedObjects = NOTHING_PASSED,
     trained: bool = False,
 ) -> Net:
     """The freshly initialised model that a config's method trains, for data of this shape.
@@ -38,7 +39,7 @@ def build_net(
     Data of `integers` is handed to it as it is if it takes that, such as tokens to an Embedding; else as its own type.
     With `trained`, it will get the weights of a run, so that the first ones matter for untrained parameters alone.
     """
-    algorithm = algorithm or build_algorithm(config, given)
+    algorithm = algorithm or build_algorithm(config, passed)
     dtype = torch.float32 if config.engine.precision in SINGLE else torch.float64
     named = None if config.model.features == "auto" else config.model.features
     with (
@@ -46,13 +47,13 @@ def build_net(
         model_errors(config, f"cannot be called with examples of shape {list(input_shape)}"),
     ):
         # Two examples: a few models need more than one to compute their shapes.
-        module = _keeping_padding(_build_module(config, input_shape, num_classes, given))
+        module = _keeping_padding(_build_module(config, input_shape, num_classes, passed))
         example = torch.zeros(2, *input_shape, dtype=torch.int64)
         tokens = integers and _takes(copy.deepcopy(module).to(dtype), example)
         first = example if tokens else example.float()
         module = whole(module, first)
         if config.model.init != "seed" and not (trained and all(p.requires_grad for p in module.parameters())):
-            put_first_weights(module, given.fetch("init", config.model.init), config.model.name)
+            put_first_weights(module, passed.find("init", config.model.init), config.model.name)
         module = algorithm.adapt(module, first).to(dtype)
         example = example if tokens else example.to(dtype)
         try:
@@ -73,10 +74,12 @@ def build_net(
     return net
 
 
-def _build_module(config: RunConfig, input_shape: tuple[int, ...], num_classes: int, given: Given) -> nn.Module:
+def _build_module(
+    config: RunConfig, input_shape: tuple[int, ...], num_classes: int, passed: PassedObjects
+) -> nn.Module:
     """The module that a config names, or that was given: then it is a copy, in float32 as all modules are at first."""
     name = config.model.name
-    model = given.fetch("model", name) if registry.is_given(name) else None
+    model = passed.find("model", name)
     if isinstance(model, nn.Module):
         return copy.deepcopy(model).float()
     module = unwrapped(build_model(name, input_shape, num_classes, model))

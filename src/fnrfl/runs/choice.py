@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -32,7 +34,7 @@ def choose_scale(config: RunConfig, dataset: Dataset, net: Net) -> RunConfig:
         return config
     own = dataset.name not in registry.DATASETS and net.input_dtype.is_floating_point
     own = own and INPUT_SCALE not in dict(net.module.named_children())  # a trained model that scales by itself
-    return config.replace({"dataset.scale": "standard" if own else "none"})
+    return replace(config, dataset=replace(config.dataset, scale="standard" if own else "none"))
 
 
 def choose_engine(config: RunConfig, net: Net) -> tuple[RunConfig, tuple[str, ...]]:
@@ -50,8 +52,13 @@ def choose_engine(config: RunConfig, net: Net) -> tuple[RunConfig, tuple[str, ..
         at_once = clients_that_fit(net.size, net.dtype.itemsize, cohort)
     elif at_once == "auto":
         at_once = max(threads, CHUNK_BYTES // (8 * 4 * net.size))
-    chosen = {"name": name, "precision": precision, "threads": threads, "clients_at_once": min(cohort, int(at_once))}
-    return config.replace({"engine": chosen}), (*on_engine, *on_precision)
+    chosen: dict[str, Any] = {
+        "name": name,
+        "precision": precision,
+        "threads": threads,
+        "clients_at_once": min(cohort, int(at_once)),
+    }
+    return replace(config, engine=replace(config.engine, **chosen)), (*on_engine, *on_precision)
 
 
 def _name_that_can(config: RunConfig, net: Net) -> tuple[str, tuple[str, ...]]:

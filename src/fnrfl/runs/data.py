@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fnrfl.config import RunConfig, registry
+from fnrfl.config import RunConfig
+from fnrfl.config.typed import PassedLabel
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.net import Net
@@ -30,10 +31,10 @@ from fnrfl.data.partition.views import Splits
 from fnrfl.data.reading import Expected, RawData, Reading
 from fnrfl.data.scenarios import Natural, SavedSplit, mask
 from fnrfl.data.sources import NAMED_DATASETS
-from fnrfl.runs.given import Given
+from fnrfl.runs.passed import PassedObjects
 
 
-def load_data(config: RunConfig, given: Given) -> Dataset:
+def load_data(config: RunConfig, passed: PassedObjects) -> Dataset:
     """The data set of a run, which its config names or which was passed in.
 
     Where the scenario takes the clients of the data, a missing test part is drawn client by client.
@@ -41,23 +42,23 @@ def load_data(config: RunConfig, given: Given) -> Dataset:
     split = scenarios.parse(config.scenario).split
     named = read_saved_split(split.path).partition.ids is not None if isinstance(split, SavedSplit) else False
     by_client, name, reading = named or isinstance(split, Natural), config.dataset.name, reading_of(config)
-    if not registry.is_given(name):
+    if (values := passed.find("dataset", name)) is None:
         return load(name, reading=reading, by_client=by_client)
     refuse_keys_of_others(name, Path(name), reading)
-    source = source_in_memory(given.fetch("dataset", name), "dataset", reading)
+    source = source_in_memory(values, "dataset", reading)
     return replace(source.dataset(by_client=by_client), name=name, source=name)
 
 
-def data_hash_now(config: RunConfig, given: Given) -> str | None:
+def data_hash_now(config: RunConfig, passed: PassedObjects) -> str | None:
     """The sha256 of the data that a config's name stands for now.
 
     None for data that has a hash of its own in its name, and for data that cannot be read any more.
     """
     name = config.dataset.name
-    if registry.is_given(name) or name in NAMED_DATASETS:
+    if isinstance(name, PassedLabel) or name in NAMED_DATASETS:
         return None
     try:
-        return load_data(config, given).checksum
+        return load_data(config, passed).checksum
     except (FnrflError, OSError):
         return None
 
@@ -68,15 +69,14 @@ def reading_of(config: RunConfig) -> Reading:
     return Reading.from_text(**{key: getattr(config.dataset, key) for key in keys})
 
 
-def load_public(config: RunConfig, dataset: Dataset, given: Given) -> Dataset | Literal["test"] | None:
+def load_public(config: RunConfig, dataset: Dataset, passed: PassedObjects) -> Dataset | Literal["test"] | None:
     """Public data that is not carved out of the training set; a table's columns are matched by name."""
     source = config.public.source
     if source == "train":
         return None
     if source == "test":
         return "test"
-    if registry.is_given(source):
-        public = given.fetch("public", source)
+    if (public := passed.find("public", source)) is not None:
         public = in_order_of(public, dataset.columns, "The public data") if isinstance(public, RawData) else public
         return source_in_memory(public, "public", reading_of(config)).dataset()
     expected = Expected(dataset.columns, colour=dataset.facts().colour)

@@ -128,8 +128,9 @@ def _timed_here(config: RunConfig) -> RunConfig:
     """
     if config.engine.name != "ray":
         return config
-    on_gpus = config.network.gpus > 0 and config.engine.precision in ("tf32", "bf16")
-    return config.replace({"engine": {"name": "loop"} | ({"precision": "float32"} if on_gpus else {})})
+    precision = config.engine.precision
+    on_gpus = config.network.gpus > 0 and precision in ("tf32", "bf16")
+    return replace(config, engine=replace(config.engine, name="loop", precision="float32" if on_gpus else precision))
 
 
 # -- steps and bytes ---------------------------------------------------------------------------------------------------

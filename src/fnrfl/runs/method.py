@@ -6,12 +6,12 @@ from fnrfl.algorithms.fnr import FNR
 from fnrfl.config import RunConfig, registry
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.options import values_of
-from fnrfl.runs.given import NOTHING, Given
+from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
 
 
-def build_algorithm(config: RunConfig, given: Given = NOTHING) -> Algorithm:
+def build_algorithm(config: RunConfig, passed: PassedObjects = NOTHING_PASSED) -> Algorithm:
     """The method that a config names or that was given, with FNR around it if that is on."""
-    inner = given.algorithm(config.algorithm.name)
+    inner = passed.find("algorithm", config.algorithm.name)
     inner = inner or registry.load_method(config.algorithm.name)(**config.algorithm.options)
     if config.fnr is None:
         return inner

@@ -27,9 +27,9 @@ from fnrfl.runs.data import (
     notices_on_clients,
     with_counted_clients,
 )
-from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.needs import check_needs
+from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
 
 
 @dataclass(frozen=True)
@@ -53,29 +53,29 @@ class RunParts:
         return replace(self, net=net.with_input_scale(layer))
 
 
-def gather_parts(config: RunConfig, given: Given = NOTHING) -> RunParts:
-    """Load, draw, split, build and check; `given` are the objects that the config has words for."""
-    dataset = load_data(config, given)
-    return parts_with(config, dataset, dataset.notices, given)
+def gather_parts(config: RunConfig, passed: PassedObjects = NOTHING_PASSED) -> RunParts:
+    """Load, draw, split, build and check; `passed` are the objects that the config has words for."""
+    dataset = load_data(config, passed)
+    return parts_with(config, dataset, dataset.notices, passed)
 
 
 def parts_with(
     config: RunConfig,
     dataset: Dataset,
     notices: tuple[str, ...],
-    given: Given = NOTHING,
+    passed: PassedObjects = NOTHING_PASSED,
     partition: Partition | None = None,
 ) -> RunParts:
     """The parts of a run with this data: it is divided, the model is built, and what cannot go together is refused.
 
     A `partition` says who holds how many examples on other machines.
     """
-    algorithm = build_algorithm(config, given)
-    public = load_public(config, dataset, given)
+    algorithm = build_algorithm(config, passed)
+    public = load_public(config, dataset, passed)
     partition, splits = divide(config, dataset, public, algorithm, partition)
     notices = (*notices, *(public.notices if isinstance(public, Dataset) else ()))
     config = with_counted_clients(config, partition)
-    config, net = fitting_net(config, dataset, algorithm, given)
+    config, net = fitting_net(config, dataset, algorithm, passed)
     check_needs(config, algorithm, net, splits, partition)
     check_values(config, net, splits)
     config, on_engine = choose_engine(config, net)
@@ -86,10 +86,12 @@ def parts_with(
 
 
 def fitting_net(
-    config: RunConfig, dataset: Dataset, algorithm: Algorithm, given: Given = NOTHING
+    config: RunConfig, dataset: Dataset, algorithm: Algorithm, passed: PassedObjects = NOTHING_PASSED
 ) -> tuple[RunConfig, Net]:
     """The model for a data set, and the config that says whether its inputs are scaled."""
-    net = build_net(config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers, given=given)
+    net = build_net(
+        config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers, passed=passed
+    )
     config = choose_scale(config, dataset, net)
     augment.resolve(config.client.augment, dataset.input_shape)  # refuses to crop what is no image
     return config, net

@@ -25,7 +25,6 @@ from fnrfl.data.reading import ONLY_PART, Expected, RawData, Reading
 from fnrfl.runs import run as runs
 from fnrfl.runs.custom_metrics import chosen, computed_metrics, with_given
 from fnrfl.runs.data import reading_of
-from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.matching import (
     Asked,
     expected_of,
@@ -41,6 +40,7 @@ from fnrfl.runs.matching import (
 )
 from fnrfl.runs.model_score import pooled
 from fnrfl.runs.model_score import score_model as score
+from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
 from fnrfl.runs.predictions import EVERYTHING, OTHER_TEST, TEST, WITHOUT_NAME, Evaluation, Prediction, TrainedRun
 from fnrfl.runs.result import Result
 from fnrfl.runs.round_scores import NUMBERS_LAST_ROUND
@@ -56,7 +56,7 @@ def evaluate(
     client: int | str | None = None,
     metrics: Sequence[str] = (),
     trust: bool = False,
-    given: Given = NOTHING,
+    passed: PassedObjects = NOTHING_PASSED,
 ) -> Evaluation:
     """Score the model of a finished run on a data set, a file, a folder of images, or data that is passed in.
 
@@ -64,7 +64,7 @@ def evaluate(
     content, is judged by its test part; other data by the test part that it has of its own, or else by all of it. No
     feature noise is laid over it. `metrics` are those to be shown: names, "all", or "module:function" of the user's.
     """
-    trained = open_run(run, trust=trust, given=given)
+    trained = open_run(run, trust=trust, passed=passed)
     own = with_given(trained.config.metrics, metrics)
     shown = chosen(metrics, own, [name for name, metric in TEST_METRICS.items() if not metric.in_runs_only])
     data, source = _read(data, expected_of(trained), reading_of(trained.config))
@@ -111,14 +111,14 @@ def predict(
     client: int | str | None = None,
     id_column: str | None = None,
     trust: bool = False,
-    given: Given = NOTHING,
+    passed: PassedObjects = NOTHING_PASSED,
 ) -> Prediction:
     """What the model of a finished run says about every example, in their order; the data may have no labels.
 
     Where clients have models of their own, it is the mean of their probabilities, or what one client's model says.
     `id_column` is carried along from a table.
     """
-    trained = open_run(run, trust=trust, given=given)
+    trained = open_run(run, trust=trust, passed=passed)
     expected = replace(expected_of(trained), carried=_carried(data, id_column), labels_used=False)
     data, source = _read(data, expected, reading_of(trained.config))
     unlabelled = {name: replace(part, y=None) for name, part in source.raw.parts.items()}  # there may be other classes
@@ -198,8 +198,8 @@ def _labels_of(trained: TrainedRun, shares: Tensor) -> list[str]:
     return [trained.classes[index] for index in shares.argmax(1).tolist()]
 
 
-def open_run(run: RunOrResult, *, trust: bool = False, given: Given = NOTHING) -> TrainedRun:
+def open_run(run: RunOrResult, *, trust: bool = False, passed: PassedObjects = NOTHING_PASSED) -> TrainedRun:
     """The model of a finished run; `trust` allows code that its config.toml names and that was never allowed before."""
-    result = run if isinstance(run, Result) else runs.load(run, trust=trust, given=given)
+    result = run if isinstance(run, Result) else runs.load(run, trust=trust, passed=passed)
     server = State(*result.net.pack(result.weights))
     return TrainedRun(result.run_dir, result.config, result.net, server, result.client_models, result.data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,19 +16,19 @@ from fnrfl.engines.ray.actors import RayActors
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.runs.build_engine import build_trainer
-from fnrfl.runs.given import INIT, Given, GivenObject
 from fnrfl.runs.parts import RunParts, gather_parts
+from fnrfl.runs.passed import INIT, PassedObject, PassedObjects
 from fnrfl.runs.vmap_support import VmapError
 
 ON_THE_CPU = "Set network.gpus = 0, with which actors train one client after another on the CPU"
 
 
-def ray_actors(parts: RunParts, scaling: Scaling | None, given: Given) -> RayActors:
+def ray_actors(parts: RunParts, scaling: Scaling | None, passed: PassedObjects) -> RayActors:
     """The actors of a run; nothing is started yet."""
     config = parts.config
     check_installed()
-    refuse_objects(config, given, but=INIT)
-    described = lambda: to_bytes(told_to_actors(parts, scaling, given))  # noqa: E731
+    refuse_objects(config, passed, but=INIT)
+    described = lambda: to_bytes(told_to_actors(parts, scaling, passed))  # noqa: E731
     return RayActors(int(config.engine.threads), config.network, trainer_in_actor, described)
 
 
@@ -37,22 +38,22 @@ def check_installed() -> None:
         raise CompatibilityError("Ray is not installed. Install it: pip install 'fnrfl[ray]'.")
 
 
-def refuse_objects(config: RunConfig, given: Given, but: str = "") -> None:
+def refuse_objects(config: RunConfig, passed: PassedObjects, but: str = "") -> None:
     """Refuse objects that would have to travel to a process of Ray."""
-    for one in given.used_by(config).objects:
+    for one in passed.used_by(config).objects:
         if one.argument != but:
             raise CompatibilityError(
                 f"A process of Ray builds the run from its config, and {one.argument} was given as an object "
-                f"({one.words}). Name it instead, as a file or as module:function, or do without Ray."
+                f"({one.label}). Name it instead, as a file or as module:function, or do without Ray."
             )
 
 
-def told_to_actors(parts: RunParts, scaling: Scaling | None, given: Given) -> dict[str, Any]:
+def told_to_actors(parts: RunParts, scaling: Scaling | None, passed: PassedObjects) -> dict[str, Any]:
     """What an actor is told of a run, as plain values."""
     return {
         "config": parts.config.flat(),
         "scale": None if scaling is None else scaling.as_json(),
-        "init": [[one.what, one.sha256, one.value] for one in given.used_by(parts.config).objects],
+        "init": [[one.what, one.sha256, one.value] for one in passed.used_by(parts.config).objects],
         "data": parts.dataset.checksum,
         "partition": parts.partition.sha256,
     }
@@ -62,13 +63,13 @@ def trainer_in_actor(described: bytes) -> Trainer:
     """The trainer of an actor: that of the loop engine, or with a share of a GPU that of the gpu engine."""
     told = from_bytes(described)
     config = from_flat(told["config"])
-    engine = {"name": "gpu" if config.network.gpus else "loop", "threads": 1}
-    given = Given(tuple(GivenObject(INIT, *one) for one in told["init"]))
+    engine: dict[str, Any] = {"name": "gpu" if config.network.gpus else "loop", "threads": 1}
+    passed = PassedObjects(tuple(PassedObject(INIT, *one) for one in told["init"]))
     asked = f'engine = "ray" with network.gpus = {config.network.gpus:g}'
     if config.network.gpus:
         found_devices(asked, f"{ON_THE_CPU}, or install torch with CUDA on {platform.node()}.")
     try:
-        parts = gather_parts(config.replace({"engine": engine}), given)
+        parts = gather_parts(replace(config, engine=replace(config.engine, **engine)), passed)
     except VmapError as error:
         raise VmapError(asked, config.model.name, error.why, ON_THE_CPU) from error
     for what, found, wanted in (

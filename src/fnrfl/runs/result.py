@@ -24,9 +24,9 @@ from fnrfl.data.datasets import Facts
 from fnrfl.rundir.events import Event
 from fnrfl.runs import personal
 from fnrfl.runs.build_net import build_net
-from fnrfl.runs.given import NOTHING, Given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.metrics import OWN, RunMetrics
+from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,7 +39,7 @@ class Result(RunMetrics):
     data: Facts  # about what it was trained on
     run_dir: Path | None
     keeper: personal.Keeper | None = None  # of the clients' models, for methods that give each client its own
-    given: Given = NOTHING  # what was passed in as objects
+    passed: PassedObjects = NOTHING_PASSED  # what was passed in as objects
 
     def __repr__(self) -> str:
         where = "" if self.run_dir is None else f", kept in {self.run_dir}"
@@ -116,7 +116,7 @@ class Result(RunMetrics):
     def net(self) -> Net:
         """The net that the run trained, freshly initialised; its data need not be there."""
         shape, tokens = self.input_shape, self.data.tokens
-        net = build_net(self.config, shape, len(self.classes), integers=tokens, given=self.given, trained=True)
+        net = build_net(self.config, shape, len(self.classes), integers=tokens, passed=self.passed, trained=True)
         return net.with_input_scale(InputScale.of(self.weights)) if self.config.dataset.asks_for_means else net
 
     @cached_property
@@ -130,7 +130,7 @@ class Result(RunMetrics):
         """The clients' models where the method gives each its own, else None: all use `model`."""
         if self.keeper is None:
             return None
-        algorithm = build_algorithm(self.config, self.given)
+        algorithm = build_algorithm(self.config, self.passed)
         return personal.ClientModels(algorithm, self.net, self.clients, self.keeper)
 
     def client_model(self, client: int | str) -> nn.Module:

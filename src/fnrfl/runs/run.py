@@ -35,10 +35,10 @@ from fnrfl.runs.callbacks import Listeners
 from fnrfl.runs.cohorts import cohort
 from fnrfl.runs.error_context import method_errors, model_errors
 from fnrfl.runs.finite import check_scores, check_shapes, check_state, for_json
-from fnrfl.runs.given import NOTHING, Given, check_given
 from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.notices import log_once
 from fnrfl.runs.parts import RunParts
+from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
 from fnrfl.runs.result import Result
 from fnrfl.runs.round_scores import score_round
 
@@ -60,7 +60,7 @@ def run(
     checkpoint_every: float = 30.0,
     runs_alike: int | None = None,
     compared: bool = True,
-    given: Given = NOTHING,
+    passed: PassedObjects = NOTHING_PASSED,
     network: ClientNetwork | None = None,
     parts: RunParts | None = None,
 ) -> Result:
@@ -71,7 +71,7 @@ def run(
     `progress` hears of every round when it has ended, `callbacks` of the beginning and the end too, `phase` the name of
     each phase of a round as it begins. This is one of `runs_alike` runs of this process: what is prepared for it serves
     the others too, and each waits for the compiler if their seconds are `compared`; None: it is alone, and begins at
-    once. `given` are the objects that the config has words for. `network` leads to clients on other machines, which
+    once. `passed` are the objects that the config has words for. `network` leads to clients on other machines, which
     keep two rounds, so that every round ends with a checkpoint; `parts` is what they and the server have agreed on.
     """
     told = Listeners(progress, callbacks)
@@ -79,7 +79,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         connection = None if network is None else RunNetwork(network, uuid.uuid4().hex)
         checkpoint_every = checkpoint_every if network is None else 0.0
-        built = build(config, Path(scratch), runs_alike, None, given, connection, parts, compared=compared)
+        built = build(config, Path(scratch), runs_alike, None, passed, connection, parts, compared=compared)
         log_once(built.notices)
         log_once(built.on_split, logging.INFO)  # how every run begins: a command shows it
         if out is None:
@@ -101,7 +101,7 @@ def resume(
     phase: Phase | None = None,
     checkpoint_every: float = 30.0,
     runs_alike: int | None = None,
-    given: Given = NOTHING,
+    passed: PassedObjects = NOTHING_PASSED,
     network: ClientNetwork | None = None,
     parts: RunParts | None = None,
 ) -> Result:
@@ -109,15 +109,15 @@ def resume(
     run_dir, told = Path(run_dir), Listeners(progress, callbacks)
     directory.check_is_run(run_dir)
     if directory.is_finished(run_dir):
-        return load(run_dir, trust=trust, given=given)
+        return load(run_dir, trust=trust, passed=passed)
     with directory.opened(run_dir) as place, tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         found = run_files.verify(run_dir, trust=trust)
         header, *rounds = found.events_so_far
-        check_given(run_dir, found.config, given)
+        passed.check_resumed(run_dir, found.config)
         connection = None if network is None else RunNetwork(network, header.get("run_at_nodes", ""))
         checkpoint_every = checkpoint_every if network is None else 0.0
         scaling = Scaling.from_json(header.get("scale"))
-        built = build(found.config, Path(scratch), runs_alike, scaling, given, connection, parts)
+        built = build(found.config, Path(scratch), runs_alike, scaling, passed, connection, parts)
         run_files.refuse_changed_inputs(run_dir, header, built)
         run_files.warn_of_other_versions(run_dir, header)
         state = None
@@ -131,7 +131,7 @@ def resume(
 
 
 @isolated()
-def load(run_dir: str | Path, *, trust: bool = False, given: Given = NOTHING) -> Result:
+def load(run_dir: str | Path, *, trust: bool = False, passed: PassedObjects = NOTHING_PASSED) -> Result:
     """A finished run from disk; `trust` allows code that its config.toml names.
 
     Of a run that was given objects, the numbers are there without them; its model needs the model again.
@@ -147,15 +147,15 @@ def load(run_dir: str | Path, *, trust: bool = False, given: Given = NOTHING) ->
             f"{run_dir} has a model and no checkpoint.json of its last round, so nothing shows that its files belong "
             "together. Put that file back, or run again into another directory."
         )
-    check_given(run_dir, config, given)
+    passed.check_resumed(run_dir, config)
     header, *rounds = found.events_so_far
     if not all(event.keys() >= NEEDED_METRICS for event in rounds):
         raise files.damaged(run_dir / "events.jsonl", "a round has no accuracy, bytes or seconds")
     checkpoint.check_files(run_dir, saved)
     weights = checkpoint.model(run_dir, saved)
-    personalised = header["personalised"] if "personalised" in header else build_algorithm(config, given).personalised
+    personalised = header["personalised"] if "personalised" in header else build_algorithm(config, passed).personalised
     keeper = personal.on_disk(run_dir, saved) if personalised else None
-    return Result(config, rounds, weights, Facts.from_json(header["data"]), run_dir, keeper, given)
+    return Result(config, rounds, weights, Facts.from_json(header["data"]), run_dir, keeper, passed)
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def _result(built: Built, place: RunDir | None, rounds: list[Event], state: Stat
         ended = checkpoint.finish(place.path, weights)
         keeper = personal.on_disk(place.path, ended) if personalised else None
     return Result(
-        built.config, rounds, weights, built.facts, None if place is None else place.given, keeper, built.given
+        built.config, rounds, weights, built.facts, None if place is None else place.given, keeper, built.passed
     )
 
 

@@ -51,7 +51,7 @@ def create_run_dir(stack: ExitStack, names: Iterable[Path], built: Built, *, ove
     """(run directory, the first line of its log) of a run that begins, under the first of the names that can be had."""
     header = log_header(built)
     contents: dict[str, str | bytes] = {
-        "config.toml": built.given.heading(built.config) + built.config.to_toml(),
+        "config.toml": built.passed.heading(built.config) + built.config.to_toml(),
         "partition.json": json.dumps(built.manifest()) + "\n",
         "events.jsonl": events.line(header),
     }
@@ -74,7 +74,7 @@ def log_header(built: Built) -> Event:
         **({"site_test_counts": sizes_of(tests).tolist()} if (tests := built.splits.site_tests) else {}),
         "partition": built.partition.sha256,
         "parameters": built.net.size,
-        **({"given": given} if (given := built.given.as_json(built.config)) else {}),
+        **({"given": given} if (given := built.passed.as_json(built.config)) else {}),
         **({"code_sha256": code} if (code := source_hashes(flat_config(built.config))) else {}),
         **({} if built.scaling is None else {"scale": built.scaling.as_json()}),
         **({} if built.connection is None else {"run_at_nodes": built.connection.run}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,15 @@ from fnrfl.config import RunConfig
 from fnrfl.config.resolving import from_flat
 from fnrfl.core.errors import CompatibilityError, sentence
 from fnrfl.engines.ray.session import LOOK, Need, check_room, connected, why_not_answered
-from fnrfl.runs.given import Given
+from fnrfl.runs.passed import PassedObjects
 from fnrfl.runs.ray_run import check_installed, refuse_objects
 from fnrfl.runs.run import resume, run
 
 
-def refuse_on_ray(config: RunConfig, given: Given) -> None:
+def refuse_on_ray(config: RunConfig, passed: PassedObjects) -> None:
     """Refuse a run that cannot be carried out as a task of Ray."""
     check_installed()
-    refuse_objects(config, given)
+    refuse_objects(config, passed)
     if config.engine.name == "ray":
         raise CompatibilityError(
             'engine = "ray" spreads the clients of one run over a cluster, and --on ray spreads the runs. Choose one: '
@@ -65,7 +66,8 @@ def _needs(config: RunConfig) -> tuple[Need, Need]:
 def _values(config: RunConfig) -> dict[str, Any]:
     """The config as plain values; runs side by side share a machine, so that `auto` is the cores of a run."""
     if config.engine.threads == "auto" and config.engine.name != "gpu":
-        config = config.replace({"engine.threads": max(1, int(config.network.cpus))})
+        threads = max(1, int(config.network.cpus))
+        config = replace(config, engine=replace(config.engine, threads=threads))
     return config.flat()
 
 

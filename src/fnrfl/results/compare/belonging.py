@@ -18,7 +18,7 @@ from fnrfl.rundir.origin import Origin
 
 if TYPE_CHECKING:
     from fnrfl.runs.build import Built
-    from fnrfl.runs.given import Given
+    from fnrfl.runs.passed import PassedObjects
 
 RUN_INTO_ANOTHER_FOLDER = "Put it back as it was, or run all of them again into another folder with --out."
 SHOWN_RUNS = 4  # by name, in a sentence
@@ -62,7 +62,7 @@ class Members:
                     f"comparison is of one code. {RUN_INTO_ANOTHER_FOLDER}"
                 )
 
-    def refuse_changed_data(self, given: Given) -> None:
+    def refuse_changed_data(self, passed: PassedObjects) -> None:
         """Refuse runs whose data is not what they began with; that of runs which were built now has been checked."""
         from fnrfl.runs.data import data_hash_now
 
@@ -71,7 +71,7 @@ class Members:
             if found is None or data_keys(found.config) in self.checked_data or not _of_this_version(found):
                 continue
             self.checked_data.append(data_keys(found.config))
-            now = data_hash_now(cell.config, given)
+            now = data_hash_now(cell.config, passed)
             if now is not None and now != found.data:
                 raise ConfigError(
                     f"dataset = {value_in_words(cell.config.dataset.name)} is not the data that {found.folder} was "

@@ -64,7 +64,7 @@ def grid(
         groups = _with_controls(groups)
     named = list(zip(names(group.label for group in groups), groups, strict=True))
     return [
-        Cell(f"{name}-seed-{seed}", group, seed, group.config.replace({"seed": seed}))
+        Cell(f"{name}-seed-{seed}", group, seed, replace(group.config, seed=seed))
         for seed in seeds
         for name, group in named
     ]
@@ -162,7 +162,9 @@ def _control(group: Group, others: Iterable[Group]) -> Group | None:
 
 def _without_penalty(group: Group) -> Group:
     parts = tuple(part for part in group.parts if part[0] not in ("fnr", *WEIGHTED))
-    return Group((*parts, ("fnr", "fnr weight 0")), group.config.replace({"fnr": {"weight": 0.0}}))
+    config = group.config
+    config = replace(config, fnr=None if config.fnr is None else replace(config.fnr, weight=0.0))
+    return Group((*parts, ("fnr", "fnr weight 0")), config)
 
 
 def _fingerprint(config: RunConfig) -> str:

@@ -26,7 +26,7 @@ from fnrfl.rundir.events import Event
 from fnrfl.runs.notices import series_of_runs
 
 if TYPE_CHECKING:
-    from fnrfl.runs.given import Given
+    from fnrfl.runs.passed import PassedObjects
     from fnrfl.runs.result import Result
 
 
@@ -53,7 +53,7 @@ def compare(
     progress: Callable[[Notice], None] | None = None,
     callbacks: Sequence[Any] = (),
     checkpoint_every: float = 30.0,
-    given: Given | None = None,
+    passed: PassedObjects | None = None,
     on: Literal["here", "ray"] = "here",
 ) -> Comparison:
     """Run every cell into a folder of its own below `out`, one after another, and write the table beside them.
@@ -63,9 +63,9 @@ def compare(
     `baseline` names a group, or some of the words of one: "fedavg" compares each group with the one that has fedavg and
     is otherwise the same, by `metric`, or that of the methods. Nothing is written unless all groups can be built.
     """
-    chosen = check_judged(cells, baseline, metric, target, given)
+    chosen = check_judged(cells, baseline, metric, target, passed)
     out, tell = Path(out), progress or (lambda notice: None)
-    how = _How(out, _objects(given), callbacks, checkpoint_every, tell)
+    how = _How(out, _objects(passed), callbacks, checkpoint_every, tell)
     turns = (_turns if on == "here" else _turns_on_ray)(cells, how)
     members = _prepare(cells, how)
     summaries, failures = dict[str, Summary](), dict[str, str]()
@@ -91,23 +91,27 @@ def compare(
 
 
 def check_judged(
-    cells: Sequence[Cell], baseline: str | None, metric: str | None, target: float | None, given: Given | None = None
+    cells: Sequence[Cell],
+    baseline: str | None,
+    metric: str | None,
+    target: float | None,
+    passed: PassedObjects | None = None,
 ) -> tuple[Parts, Metric]:
     """The parts that a baseline has, and the metric, as they were named; what there is not is refused."""
-    chosen = compared_metric(cells, metric, given)
+    chosen = compared_metric(cells, metric, passed)
     if target is not None and not (0 <= target <= 1 if chosen.share else math.isfinite(target)):
         raise ConfigError(f"target is {target:g}; {chosen.name} is {'between 0 and 1' if chosen.share else 'finite'}.")
     return find_baseline([cell.group for cell in cells], baseline), chosen
 
 
-def compared_metric(cells: Sequence[Cell], name: str | None, given: Given | None = None) -> Metric:
+def compared_metric(cells: Sequence[Cell], name: str | None, passed: PassedObjects | None = None) -> Metric:
     """Choose the metric that is compared: the one named, which every run must have, or what the methods lead with."""
     from fnrfl.runs.custom_metrics import chosen, load_custom_metrics
     from fnrfl.runs.method import build_algorithm
 
     if name is None:
         groups = {cell.group.label: cell.config for cell in cells}
-        return leading_metric(build_algorithm(one, _objects(given)).personalised for one in groups.values())
+        return leading_metric(build_algorithm(one, _objects(passed)).personalised for one in groups.values())
     shared = [load_custom_metrics(words) for words in dict.fromkeys(cell.config.metrics for cell in cells)]
     own = [metric for metric in shared[0] if all(metric in others for others in shared)]
     if name in {"all", *TEST_METRICS} - set(NUMBER_METRICS):
@@ -119,11 +123,11 @@ def compared_metric(cells: Sequence[Cell], name: str | None, given: Given | None
     return TEST_METRICS[found] if mine is None else Metric(found, mine.words, mine.higher_is_better)
 
 
-def _objects(given: Given | None) -> Given:
+def _objects(passed: PassedObjects | None) -> PassedObjects:
     """The objects that were passed in, perhaps none."""
-    from fnrfl.runs.given import NOTHING
+    from fnrfl.runs.passed import NOTHING_PASSED
 
-    return given or NOTHING
+    return passed or NOTHING_PASSED
 
 
 def _prepare(cells: Sequence[Cell], how: _How) -> Members:
@@ -132,7 +136,7 @@ def _prepare(cells: Sequence[Cell], how: _How) -> Members:
     members = Members(how.out, cells)
     members.refuse_changed_code()
     _check_groups(cells, members, how)
-    members.refuse_changed_data(how.given)
+    members.refuse_changed_data(how.passed)
     how.out.mkdir(parents=True, exist_ok=True)
     write_grid(how.out, cells)
     return members
@@ -152,7 +156,7 @@ class _How:
     """How cells are run."""
 
     out: Path
-    given: Given
+    passed: PassedObjects
     callbacks: Sequence[Any]
     checkpoint_every: float
     tell: Callable[[Notice], None]
@@ -182,7 +186,7 @@ def _turns_on_ray(cells: Sequence[Cell], how: _How) -> Turns:
     if how.callbacks:
         raise ConfigError("Loggers and callbacks are in this process, and --on ray runs in others. Leave one out.")
     for cell in cells:
-        refuse_on_ray(cell.config, how.given)
+        refuse_on_ray(cell.config, how.passed)
 
     def turns() -> Turns:
         notices = _notices(cells, how.out)
@@ -223,7 +227,7 @@ def _carry_out(notice: Notice, how: _How) -> Result:
         "callbacks": how.callbacks,
         "checkpoint_every": how.checkpoint_every,
         "runs_alike": notice.total,
-        "given": how.given.used_by(config),
+        "passed": how.passed.used_by(config),
     }
     return runs.resume(folder, **told) if folder.exists() else runs.run(config, out=folder, **told)
 
@@ -255,7 +259,7 @@ def _check_groups(cells: Sequence[Cell], members: Members, how: _How) -> None:
         how.tell(Notice("check", cell, number, len(cells)))
         try:
             with isolated():
-                built = build(cell.config, given=how.given)
+                built = build(cell.config, passed=how.passed)
         except Exception as error:
             problems.setdefault(sentence(error), []).append(label)
         else:
