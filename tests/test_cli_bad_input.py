@@ -207,7 +207,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "checkpoint cut": (lambda d: cut(d, "checkpoint.json"), ["checkpoint.json", "damaged"]),
     "weights cut": (lambda d: cut(d, "server.safetensors"), ["server.safetensors", "sha256"]),
     "another format": (lambda d: changed(d, "checkpoint.json", '"format": 3', '"format": 9'), ["format 9", "2 and 3"]),
-    "another config": (lambda d: changed(d, "config.toml", "lr = 0.05", "lr = 0.06"), ["another config"]),
+    "another config": (lambda d: changed(d, "config.toml", "lr = 0.05", "lr = 0.06"), ["not the config that the run"]),
     "log cut": (lambda d: cut(d, "events.jsonl"), ["events.jsonl"]),
     "config cut": (lambda d: (d / "config.toml").write_text("rounds = "), ["config.toml", "TOML"]),
     "no config": (lambda d: (d / "config.toml").unlink(), ["not a run", "config.toml"]),

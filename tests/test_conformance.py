@@ -21,7 +21,7 @@ from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import ClientError
 from fnrfl.core.types import Decorator, LocalTask, Replies, State
 from fnrfl.engines.wire import from_bytes, to_bytes
-from fnrfl.rundir import checkpoint
+from fnrfl.rundir import checkpoint, record
 from toys import NUM_CLASSES, NUM_FEATURES, Run, assert_near, assert_same, classification, distance
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -395,7 +395,7 @@ def test_it_resumes(label: str, engine: str, tmp_path: Path) -> None:
     checkpoint.save_checkpoint(tmp_path, 1, first.state, first.engine.memory, checkpoint.Stamp("config", "log"))
     second = Run(whole.algorithm, engine)
     second.folder = first.folder  # what nodes keep is theirs
-    found = checkpoint.index(tmp_path)
+    found = record.read_index(tmp_path)
     assert found is not None
     second.t, second.state = found.round, checkpoint.load_checkpoint(tmp_path, found, second.engine.memory)
     assert_same(whole.state, second.rounds(2))

@@ -23,7 +23,7 @@ from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import ClientError, ConfigError
 from fnrfl.core.types import LocalTask, State
 from fnrfl.data.batches import Pool
-from fnrfl.rundir import checkpoint
+from fnrfl.rundir import checkpoint, record
 from fnrfl.runs import forecast as plan
 from fnrfl.runs import run as runs
 from settings import with_keys
@@ -376,7 +376,7 @@ def test_a_resumed_run_is_bit_identical(algorithm: Algorithm, engine: str, tmp_p
     whole, first, second = played(algorithm, engine)[0], ragged(algorithm, engine), ragged(algorithm, engine)
     first.rounds(2)
     checkpoint.save_checkpoint(tmp_path, 2, first.state, first.engine.memory, checkpoint.Stamp("config", "log"))
-    found = checkpoint.index(tmp_path)
+    found = record.read_index(tmp_path)
     assert found is not None
     second.t, second.state = found.round, checkpoint.load_checkpoint(tmp_path, found, second.engine.memory)
     assert_same(whole.state, second.rounds(2))

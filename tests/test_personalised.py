@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fnrfl
 from fnrfl.core.rng import generator
 from fnrfl.data.batches import scaled
-from fnrfl.rundir import checkpoint
+from fnrfl.rundir import checkpoint, record
 from fnrfl.runs.build import Built, build
 from fnrfl.runs.result import Result
 
@@ -26,7 +26,7 @@ def played(path: Path, method: str, **keys: Any) -> tuple[Result, Built, list[nn
     keys = {"scenario": "label-dirichlet(0.5)", "client": {"epochs": 1}} | keys
     result = fnrfl.run("digits", out=path, algorithm=method, rounds=3, clients=CLIENTS, **keys)
     built = build(result.config)
-    saved = checkpoint.index(path)
+    saved = record.read_index(path)
     assert saved is not None
     state = checkpoint.load_checkpoint(path, saved, built.engine.memory)
     models = []

@@ -68,6 +68,7 @@ def fake_run(
     (path / "partition.json").write_text(json.dumps({**manifest, "splits": {**listed, "sha256": sha256(listed)}}))
     header = {
         "config": config.as_dict(),
+        "config_sha256": config.sha256,
         "leaks": leaks,
         "notices": [],
         "versions": {"fnrfl": "0", "torch": "0"},

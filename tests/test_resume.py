@@ -21,7 +21,7 @@ from faults import Crash, crashing, snapshot
 from fnrfl.config import RunConfig, load, loads
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.rng import numpy_generator
-from fnrfl.rundir import checkpoint, events, files
+from fnrfl.rundir import events, files, record
 from fnrfl.runs import run as runs
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import load as load_run
@@ -390,8 +390,8 @@ DAMAGE: dict[str, tuple[Damage, list[str]]] = {
     "server is outside": (change_index(server=FILE | {"file": "../../../etc/passwd"}), ["checkpoint.json", "etc"]),
     "server is a path": (change_index(server=FILE | {"file": "/rounds/000001/server.safetensors"}), ["/rounds"]),
     "another format": (
-        change_index(format=checkpoint.CHECKPOINT_FORMAT + 1),
-        [f"format {checkpoint.CHECKPOINT_FORMAT + 1}"],
+        change_index(format=record.CHECKPOINT_FORMAT + 1),
+        [f"format {record.CHECKPOINT_FORMAT + 1}"],
     ),
     "another format with other keys": (replace_text("checkpoint.json", b'{"format": 99, "state": ""}'), ["format 99"]),
     "half a config": (replace_text("config.toml", b"seed = "), ["config.toml"]),

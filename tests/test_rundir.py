@@ -19,7 +19,7 @@ import torch
 from faults import Crash, crashing, snapshot
 from fnrfl.config import RunConfig, load
 from fnrfl.core.errors import ConfigError, FnrflError
-from fnrfl.rundir import directory, events, files
+from fnrfl.rundir import directory, events, files, record
 from fnrfl.rundir.lock import alone
 from fnrfl.runs import run as runs
 from fnrfl.runs import run_files
@@ -637,3 +637,9 @@ def test_another_split_is_refused(stopped: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Partition, "sha256", "1" * 64)
     assert_refused(stopped, "split")
+
+
+def test_what_a_run_writes_has_the_keys_of_the_schema(run_dir: Path) -> None:
+    header, *rounds = events.read_events(run_dir / "events.jsonl")
+    assert header.keys() <= record.RunHeader.__annotations__.keys()
+    assert list(record.checked_rounds(run_dir, rounds, json.loads((run_dir / "partition.json").read_text()))) == rounds

@@ -8,14 +8,11 @@ sha256 of the log up to that round. Files of a checkpoint that it does not name 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Strict
 from safetensors import SafetensorError
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
@@ -24,9 +21,9 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.store import ClientMemory
 from fnrfl.core.types import State, Tree, aligned
 from fnrfl.rundir import files
-from fnrfl.rundir.directory import CHECKPOINT_FOLDER, checkpoint_files
+from fnrfl.rundir.directory import checkpoint_files
+from fnrfl.rundir.record import CHECKPOINT_FORMAT, File, Index, read_index
 
-CHECKPOINT_FORMAT = 3  # 2 (version 0.1.0): no hashes; 1: convolutions were not channels-last
 COMPILED = re.compile(r"(^|/)(?:_orig_mod\.)+")  # what torch.compile put before names, and older versions left there
 
 
@@ -38,32 +35,9 @@ class Stamp:
     log: str  # sha256 of the log's lines so far
 
 
-class File(BaseModel):
-    """A file of a checkpoint; its hash is None in checkpoints of format 2."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    file: str
-    sha256: str | None
-
-
-class Index(BaseModel):
-    """What `checkpoint.json` says."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    format: int
-    round: int
-    config: str
-    log: str | None
-    server: File
-    clients: dict[Annotated[int, Strict(False)], File]
-    model: str | None  # sha256 of model.safetensors, once the run is finished
-
-
 def save_checkpoint(run_dir: Path, done: int, state: State, store: ClientMemory, stamp: Stamp) -> None:
     """Keep the state after `done` rounds."""
-    before = index(run_dir)
+    before = read_index(run_dir)
     clients = {} if before is None else {c: _hashed(run_dir, file) for c, file in before.clients.items()}
     rounds = run_dir / "rounds"
     rounds.mkdir(exist_ok=True)
@@ -104,7 +78,7 @@ def _hashed(run_dir: Path, file: File) -> File:
 
 def finish(run_dir: Path, weights: Tree) -> Index:
     """Keep the model that came out. Its file appears last: its presence says that the run is finished."""
-    saved = index(run_dir)
+    saved = read_index(run_dir)
     assert saved is not None, "the last round ends with a checkpoint"
     part = run_dir / "model.safetensors.part"
     try:
@@ -162,54 +136,6 @@ def model(run_dir: Path, saved: Index) -> Tree:
             "the file and resume the run."
         )
     return read_tensors(run_dir / "model.safetensors", saved.model)
-
-
-def index(run_dir: Path) -> Index | None:
-    """What `checkpoint.json` says; None before the first checkpoint."""
-    path = run_dir / "checkpoint.json"
-    if not path.exists() and not path.is_symlink():
-        return None
-    try:
-        content = json.loads(files.read(path, "it must be as the run left it"))
-        found = content["format"]
-        if found == 2:
-            content = _of_format_2(content)
-        if found in (2, CHECKPOINT_FORMAT):
-            return _checked(path, Index.model_validate(content))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise files.damaged(path, type(error).__name__) from error
-    raise ConfigError(
-        f"{path} has format {found}, and this version reads formats 2 and {CHECKPOINT_FORMAT}. Resume it with the "
-        "version that wrote it, or run again."
-    )
-
-
-def _of_format_2(content: dict[str, object]) -> dict[str, object]:
-    """The index of a run of version 0.1.0, which has no hashes."""
-    clients = content["clients"]
-    if not isinstance(clients, dict):
-        raise TypeError("its clients are no table")
-    named = {client: {"file": file, "sha256": None} for client, file in clients.items()}
-    return content | {
-        "log": None, "model": None, "clients": named, "server": {"file": content["server"], "sha256": None},
-    }  # fmt: skip
-
-
-def _checked(path: Path, found: Index) -> Index:
-    """Refuse names that a checkpoint cannot have given, and one of this format without its hashes."""
-    named = [(found.server, "server"), *((file, f"client-{client}") for client, file in found.clients.items())]
-    for file, stem in named:
-        top, _, rest = file.file.partition("/")
-        folder, _, name = rest.partition("/")
-        if top != "rounds" or not CHECKPOINT_FOLDER.fullmatch(folder) or name != f"{stem}.safetensors":
-            raise ConfigError(
-                f"{path} names {file.file!r} as the file of {stem}, which no checkpoint has written. Put it back as it "
-                "was, or run again into another directory."
-            )
-    hashed = found.log is not None and all(file.sha256 is not None for file, _ in named)
-    if found.round < 0 or (found.format == CHECKPOINT_FORMAT and not hashed):
-        raise files.damaged(path, "a hash is missing, or its round")
-    return found
 
 
 def _write_index(run_dir: Path, new: Index) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -54,12 +53,3 @@ def parse_events(path: Path, lines: Iterable[bytes]) -> Iterator[Event]:
         if not isinstance(event, dict):
             raise files.damaged(path, f"line {number} is no JSON object")
         yield event
-
-
-def check_log(path: Path, lines: Iterable[bytes], sha256: str | None) -> None:
-    """Refuse a log up to a checkpoint that has another sha256 than that checkpoint says; version 0.1.0 says none."""
-    found = hashlib.sha256()
-    for text in lines:
-        found.update(text)
-    if sha256 not in (None, found.hexdigest()):
-        raise files.damaged(path, "it is not what the run wrote: its sha256 is not the one in checkpoint.json")

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.rundir import events, files
+from fnrfl.rundir import events, files, record
 from fnrfl.rundir.configs import Config, data_keys, differing, flat, value_in_words
+from fnrfl.rundir.record import Index
 
 FIXED_PARTS = ("train", "validation", "test")  # of the data: the same for every method
 PUBLIC_PARTS = ("public", "ranking", "distill")  # of which a method decides how large each is
@@ -30,6 +31,12 @@ class Origin:
     config: Config
     header: dict[str, Any]  # the first line of events.jsonl
     partition: dict[str, Any]  # partition.json
+    saved: Index | None = None  # the last checkpoint
+
+    def log(self) -> list[bytes]:
+        """Return the lines of the event log up to the last checkpoint, the first line included."""
+        done = 0 if self.saved is None else self.saved.round
+        return list(islice(events.read_log(self.folder / "events.jsonl"), done + 1))
 
     @property
     def data(self) -> str:
@@ -58,18 +65,23 @@ class Origin:
 
 
 def read_origin(folder: Path) -> Origin:
-    """What a run directory was made from; refused where its files contradict each other."""
-    toml = files.read(folder / "config.toml", "a run directory has a config.toml")
+    """Return what a run directory was made from; refused where its files contradict each other or break the schema."""
+    text = files.read(folder / "config.toml", "a run directory has a config.toml")
     manifest = files.read(folder / "partition.json", "a run directory has a partition.json")
+    header = next(events.read_events(folder / "events.jsonl"), {})
     try:
-        header, partition = json.loads(next(events.read_log(folder / "events.jsonl"), b"")), json.loads(manifest)
-        found = Origin(folder, toml, flat(tomllib.loads(toml)), header, partition)
+        config, partition = flat(tomllib.loads(text)), json.loads(manifest)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise files.damaged(folder, f"config.toml or partition.json: {_why(error)}") from error
+    try:
+        record.check_run(folder, config, header, partition)
+        found = Origin(folder, text, config, header, partition, record.read_index(folder))
         _check_config(found, flat(_as_toml(header["config"])))
         _check_split(found, str(header["partition"]))
-        _check_log(folder)
-        found.data, found.code, found.split, found.public  # noqa: B018  # whatever is missing is noticed here
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        found.split, found.public  # noqa: B018  # whatever is missing is noticed here
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise files.damaged(folder, _why(error)) from error
+    _check_log(found)
     return found
 
 
@@ -162,12 +174,18 @@ def _check_split(found: Origin, begun_with: str) -> None:
         )
 
 
-def _check_log(folder: Path) -> None:
-    """Compare the log, as far as the last checkpoint goes, with the hash in it."""
-    path, log = folder / "checkpoint.json", folder / "events.jsonl"
-    if path.is_file():
-        saved = json.loads(files.read(path, "it must be as the run left it"))
-        events.check_log(log, islice(events.read_log(log), int(saved["round"]) + 1), saved.get("log"))
+def _check_log(found: Origin) -> None:
+    """Compare the log, as far as the last checkpoint goes, with the hash in it; version 0.1.0 says none."""
+    path, saved, log = found.folder / "events.jsonl", found.saved, hashlib.sha256()
+    lines = 0
+    for lines, line in enumerate(islice(events.read_log(path), 1 if saved is None else saved.round + 1), 1):  # noqa: B007
+        log.update(line)
+    if saved is None:
+        return
+    if lines <= saved.round:
+        raise files.damaged(path, f"it has {lines} lines, and the checkpoint beside it comes after round {saved.round}")
+    if saved.log not in (None, log.hexdigest()):
+        raise files.damaged(path, "it is not what the run wrote: its sha256 is not the one in checkpoint.json")
 
 
 def _as_toml(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fnrfl.core.types import State, Tree
 from fnrfl.core.words import printable
 from fnrfl.data.partition.by_client import some_of
 from fnrfl.rundir import checkpoint
+from fnrfl.rundir.record import Index
 
 # The server's state, and what a client remembers: None for one that never wrote anything.
 Kept = tuple[State, Callable[[int], Tree | None]]
@@ -69,7 +70,7 @@ class ClientModels:
         return self.algorithm.client_state(self.net)
 
 
-def on_disk(run_dir: Path, saved: checkpoint.Index) -> Keeper:
+def on_disk(run_dir: Path, saved: Index) -> Keeper:
     """What the last checkpoint of a finished run has; read, and held against its hashes, when somebody asks."""
     path = run_dir.absolute()  # the working folder may be another by then
 

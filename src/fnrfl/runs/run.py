@@ -44,7 +44,6 @@ from fnrfl.runs.round_scores import score_round
 
 Progress = Callable[[Event], None]
 Phase = Callable[[str], None]
-NEEDED_METRICS = {"accuracy", "per_class", "seconds", "bytes_up", "bytes_down"}  # of every round of a log
 
 
 @stoppable()
@@ -149,8 +148,6 @@ def load(run_dir: str | Path, *, trust: bool = False, passed: PassedObjects = NO
         )
     passed.check_resumed(run_dir, config)
     header, *rounds = found.events_so_far
-    if not all(event.keys() >= NEEDED_METRICS for event in rounds):
-        raise files.damaged(run_dir / "events.jsonl", "a round has no accuracy, bytes or seconds")
     checkpoint.check_files(run_dir, saved)
     weights = checkpoint.model(run_dir, saved)
     personalised = header["personalised"] if "personalised" in header else build_algorithm(config, passed).personalised

@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -23,10 +22,12 @@ from fnrfl.config import RunConfig, loads
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import sizes_of
 from fnrfl.core.own_code import source_hashes
-from fnrfl.rundir import checkpoint, directory, events, files, places
+from fnrfl.rundir import directory, events, places
 from fnrfl.rundir.configs import flat_config
 from fnrfl.rundir.directory import RunDir
 from fnrfl.rundir.events import Event
+from fnrfl.rundir.origin import read_origin
+from fnrfl.rundir.record import Index, checked_rounds
 from fnrfl.runs.build import Built
 
 log = logging.getLogger("fnrfl")
@@ -59,7 +60,7 @@ def create_run_dir(stack: ExitStack, names: Iterable[Path], built: Built, *, ove
 
 
 def log_header(built: Built) -> Event:
-    """The first line of a run's log: what it is, on what data, by which versions."""
+    """Return the first line of a run's log, with the keys of `RunHeader`."""
     return {
         "config": built.config.as_dict(),
         "config_sha256": built.config.sha256,
@@ -114,53 +115,28 @@ def versions() -> dict[str, str]:
 class Verified:
     """What the files of a run directory say, once they have been found to belong together."""
 
-    run_dir: Path
     config: RunConfig
-    saved: checkpoint.Index | None  # the last checkpoint
+    saved: Index | None  # the last checkpoint
     log: list[bytes]  # the lines of the event log up to it
-
-    @property
-    def events_so_far(self) -> list[Event]:
-        """The first line of the log, about the run, and one event for each round."""
-        return list(events.parse_events(self.run_dir / "events.jsonl", self.log))
+    events_so_far: list[Event]  # the same: the first line, about the run, and one event for each round
 
 
 def verify(run_dir: Path, *, trust: bool) -> Verified:
-    """What a run directory holds; refused if its files do not belong together."""
-    text = files.read(run_dir / "config.toml", "it must be the config that the run was begun with")
-    config = loads(text, origin=str(run_dir / "config.toml"), trust=trust, of_run=True)
-    saved = checkpoint.index(run_dir)
-    path = run_dir / "events.jsonl"
-    done = 0 if saved is None else saved.round
-    log = list(islice(events.read_log(path), done + 1))
-    if len(log) <= done:
-        raise files.damaged(path, f"it has {len(log)} lines, and the checkpoint beside it comes after round {done}")
-    header = next(events.parse_events(path, log))
-    if not (_has_text(header, "data", "sha256") and _has_text(header, "partition")):
-        raise files.damaged(path, "its first line does not say which data and which split the run has")
-    events.check_log(path, log, None if saved is None else saved.log)
-    _refuse_other_config(run_dir, config, text, header, saved)
-    return Verified(run_dir, config, saved, log)
-
-
-def _refuse_other_config(
-    run_dir: Path, config: RunConfig, text: str, header: Event, saved: checkpoint.Index | None
-) -> None:
-    """Refuse a log or a checkpoint that was written under another config than the text of config.toml."""
+    """Return what a run directory holds; refused if its files do not belong together."""
+    found = read_origin(run_dir)
+    config = loads(found.toml, origin=str(run_dir / "config.toml"), trust=trust, of_run=True)
     # Version 0.1.0 hashed the text; a hash of the values goes on being right when a later version adds a key.
-    hashes = {config.sha256, hashlib.sha256(text.encode()).hexdigest()}
-    for name, found in (("events.jsonl", header.get("config_sha256")), ("checkpoint.json", saved and saved.config)):
-        if found is not None and found not in hashes:
+    hashes = {config.sha256, hashlib.sha256(found.toml.encode()).hexdigest(), None}
+    written = {"events.jsonl": found.header["config_sha256"], "checkpoint.json": found.saved and found.saved.config}
+    for name, sha256 in written.items():
+        if sha256 not in hashes:
             raise ConfigError(
                 f"{run_dir / name} belongs to another config than the config.toml beside it. Put that file back as it "
                 "was, or run again into another directory."
             )
-
-
-def _has_text(tree: object, *keys: str) -> bool:
-    for key in keys:
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return isinstance(tree, str)
+    log = found.log()
+    header, *rounds = events.parse_events(run_dir / "events.jsonl", log)
+    return Verified(config, found.saved, log, [header, *checked_rounds(run_dir, rounds, found.partition)])
 
 
 def refuse_changed_inputs(run_dir: Path, began: Event, built: Built) -> None:

@@ -14,6 +14,7 @@ from fnrfl.results.compare.cells import Cell
 from fnrfl.results.compare.folder import check_comparison_folder
 from fnrfl.results.compare.running import Notice, check_judged, refuse_groups
 from fnrfl.rundir.directory import is_finished
+from fnrfl.rundir.record import read_index
 
 RunState = Literal["new", "begun", "finished"]
 
@@ -79,14 +80,12 @@ def plan_grid(
 
 def _found(folder: Path, cell: Cell) -> tuple[RunState, int]:
     """(how far a run is, the rounds that need not be repeated)."""
-    from fnrfl.rundir import checkpoint
-
     if not folder.exists():
         return "new", 0
     if is_finished(folder):
         return "finished", cell.config.rounds
     try:
-        saved = checkpoint.index(folder)
+        saved = read_index(folder)
     except (FnrflError, OSError):  # whoever goes on with it will say what is wrong
         saved = None
     return "begun", 0 if saved is None else saved.round

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import printable
-from fnrfl.results.report import consistency, valid
+from fnrfl.results.report import consistency
 from fnrfl.rundir import directory, events, files, origin
 from fnrfl.rundir.configs import Config
 from fnrfl.rundir.events import Event
 from fnrfl.rundir.origin import Origin
+from fnrfl.rundir.record import checked_rounds, listed_and_numbers
 from fnrfl.runs.metrics import LOWEST, RunMetrics
 
 OF_LAST_ROUND = ("per_class", "confusion", *LOWEST.values())
@@ -156,8 +157,7 @@ def read_run(path: Path, baseline: tuple[str, ...] = (), compared_by: str | None
     """One run directory, finished or not."""
     about = origin.read_origin(path)
     log = islice(events.read_events(path / "events.jsonl"), 1, None)
-    valid.check_run_files(path, about.config, about.header, about.partition)
-    rounds = list(_compact(valid.checked_rounds(path, log, about.partition)))
+    rounds = list(_compact(map(listed_and_numbers, checked_rounds(path, log, about.partition))))
     return Run(
         origin=about,
         rounds=rounds,
