@@ -19,7 +19,7 @@ from fnrfl import cli
 from fnrfl.config import load
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data.datasets import load as load_data
-from fnrfl.runs import matching
+from fnrfl.runs import prepared_data
 from fnrfl.runs import run as runs
 from fnrfl.runs.build import build
 from fnrfl.runs.predict import evaluate, predict
@@ -94,22 +94,19 @@ def test_other_data_is_judged_by_all_of_it(trained: runs.Result) -> None:
     assert (got["examples"], got["part"], got["notes"]) == (50, "all examples", [])
 
 
-def test_data_that_changed_under_the_runs_name_is_said(trained: runs.Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = own_rows(trained)
+def test_a_changed_copy_is_judged_by_its_content_and_a_changed_original_is_said(trained: runs.Result) -> None:
+    rows, original = own_rows(trained), Path(trained.config.dataset.name)
     for name, changed in {"row": rows[:-1], "cell": [rows[0] | {"age": "9"}, *rows[1:]]}.items():
         Path(name).mkdir()
         data = write(f"{name}/patients.csv", changed, [*NAMES, "kind"])
         got = said(trained, data)
         assert got["part"] == "all examples" and got["examples"] == len(changed)
-        assert "has changed since the run" in str(got["notes"]) and "trained on" in str(got["notes"])
+        assert "have the same inputs as one in the training set" in str(got["notes"])
         assert "note:" in command("evaluate", str(trained.run_dir), data).stderr
-    original = Path(trained.config.dataset.name)
     text = original.read_text()
     try:
         write(original, rows[1:], [*NAMES, "kind"])
-        assert "has changed" in str(said(trained, str(original))["notes"])
-        monkeypatch.chdir(original.parent)
-        assert "has changed" in str(said(trained, "patients.csv")["notes"])
+        assert "has changed since" in str(said(trained, str(original))["notes"])
     finally:
         original.write_text(text)
 
@@ -124,11 +121,11 @@ def test_a_file_of_the_runs_own_folder_is_said_to_be_trained_on() -> None:
         trained_on = (own.train_clients or ()).count(site)
         got = evaluate("run", f"./sites/{site}.csv")
         assert 0 < trained_on < count and got.what == "all examples"
-        assert f"of its {count} examples, {trained_on} are in the training set" in " ".join(got.notes)
+        assert f"of {count} examples, {trained_on} have the same inputs as one in the training set" in str(got.notes)
     assert evaluate("run", "sites").notes == ()
     assert evaluate("run", write("new.csv", patients(50, 3), [*NAMES, "kind"])).notes == ()
     write("sites/B.csv", patients(100, 4), [*NAMES, "kind"])
-    assert "which has changed since the run" in " ".join(evaluate("run", "sites/A.csv").notes)
+    assert "has changed since" in " ".join(evaluate("run", "sites/A.csv").notes)
 
 
 def test_copies_of_training_rows_are_said_wherever_they_lie(trained: runs.Result) -> None:
@@ -177,14 +174,14 @@ def test_training_data_that_is_elsewhere_or_large_is_not_looked_for(
     data = write("copies.csv", own_rows(trained)[:50], [*NAMES, "kind"])
     assert "in the training set" in str(said(trained, data)["notes"])
     with monkeypatch.context() as patch:
-        patch.setattr(matching, "MOST_NUMBERS", 200 * len(NAMES) - 1)
+        patch.setattr(prepared_data, "MAX_BYTES", Path(trained.config.dataset.name).stat().st_size - 1)
         assert said(trained, data)["notes"] == []
     original = Path(trained.config.dataset.name)
     moved = original.rename(original.with_name("moved.csv"))
     try:
         assert said(trained, data)["notes"] == []
         write(original, patients(200, 9), [*NAMES, "kind"])  # other data under the same name
-        assert said(trained, data)["notes"] == []
+        assert "has changed since" in str(said(trained, data)["notes"])
     finally:
         moved.replace(original)
 
@@ -193,22 +190,9 @@ def test_training_data_is_not_read_for_data_that_cannot_be_scored(
     trained: runs.Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write("new.csv", patients(20, 7), NAMES)
-    monkeypatch.setattr(matching, "read_source", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(prepared_data, "read_source", lambda *_: pytest.fail("read"))
     with pytest.raises(ConfigError, match="no labels, which would be in the column 'kind'"):
         evaluate(trained, data)
-
-
-def test_arrays_are_looked_at_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    for name, x in (("pixels", rng.integers(0, 256, (40, 1, 4, 4), np.uint8)), ("numbers", rng.random((40, 16)))):
-        np.savez(f"{name}.npz", x=x, y=np.arange(40) % 2)
-        keys = [f"dataset={name}.npz", "model=mlp", "rounds=1", "scenario=iid", "clients=2", "public.size=0"]
-        runs.run(load(None, keys), out=f"run-{name}")
-        np.savez("copies.npz", x=x[:30], y=np.arange(30) % 2)
-        size = x.size * (1 if name == "pixels" else 4)
-        for most, told in ((size, True), (size - 1, False)):
-            monkeypatch.setattr(matching, "MOST_BYTES", most)
-            assert ("in the training set" in str(evaluate(f"run-{name}", "copies.npz").notes)) is told, (name, most)
 
 
 def test_a_test_part_that_a_leak_was_trained_on_is_not_recommended() -> None:
@@ -228,22 +212,19 @@ def test_copies_of_a_named_data_set_are_said_and_nothing_is_fetched_for_it(monke
     assert "of 40 examples, 40 have the same inputs" in str(evaluate("run", "copies.npz").notes)
     np.savez("new.npz", x=255 - digits.test.x[:40].numpy(), y=digits.test.y[:40].numpy())
     assert evaluate("run", "new.npz").notes == ()
-    monkeypatch.setattr(matching, "available", lambda: [])
+    monkeypatch.setattr(prepared_data, "available", lambda: [])
     assert evaluate("run", "copies.npz").notes == ()
 
 
-def test_the_runs_public_data_is_said_to_be_trained_on() -> None:
-    for name, count in (("mine", 150), ("public", 40), ("train", 30)):
+def test_the_runs_public_data_is_known_by_its_content() -> None:
+    for name, count in (("mine", 150), ("public", 40), ("other", 30)):
         write(f"{name}.csv", patients(count, count), [*NAMES, "kind"])
-    keys = ["dataset=mine.csv", "rounds=1", "scenario=iid", "clients=3", "fnr=on"]
-    runs.run(load(None, [*keys, "public.source=public.csv"]), out="run")
-    for data in ("public.csv", "./public.csv", str(Path("public.csv").resolve())):
-        assert f"{data} is the run's public data (public.source)" in " ".join(evaluate("run", data).notes)
-    assert evaluate("run", "train.csv").notes == evaluate("run", "mine.csv").notes == ()
-    runs.run(load(None, [*keys, "public.source=train", "public.size=0.1"]), out="carved")
-    Path("train").mkdir()
-    Path("train.csv").rename("train/A.csv")
-    assert evaluate("carved", "train").notes == ()  # a folder that is called so
+    keys = ["dataset=mine.csv", "rounds=1", "scenario=iid", "clients=3", "fnr=on", "public.source=public.csv"]
+    runs.run(load(None, keys), out="run")
+    Path("renamed.csv").write_bytes(Path("public.csv").read_bytes())
+    for data in ("public.csv", "renamed.csv"):
+        assert "of 40 examples, 40 have the same inputs as one in the public data" in str(evaluate("run", data).notes)
+    assert evaluate("run", "other.csv").notes == evaluate("run", "mine.csv").notes == ()
 
 
 def test_renamed_classes_are_other_data(trained: runs.Result) -> None:
@@ -356,12 +337,6 @@ def test_labels_that_are_numbers_are_matched_by_number_or_refused(folder: Path, 
     else:
         with pytest.raises(CompatibilityError, match="Add an array"):
             evaluate("run", "bare.npz")
-
-
-def test_predict_says_that_the_runs_file_has_changed(trained: runs.Result, folder: Path) -> None:
-    own = Path(trained.config.dataset.name)
-    said = predict(trained.run_dir or "", write(own.name, patients(60, 9), [*NAMES, "kind"])).notes
-    assert any("has changed since the run" in note for note in said)
 
 
 # -- columns by name ---------------------------------------------------------------------------------------------------

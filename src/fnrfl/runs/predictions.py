@@ -1,25 +1,19 @@
-"""What the models of a finished run say: how good they are on some data, or a label for each example."""
+"""The answers of evaluate and predict: how good a run's models are on some data, or a label for each example."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fnrfl.config import RunConfig
-from fnrfl.core.errors import ConfigError
-from fnrfl.core.net import Net
 from fnrfl.core.quality import TEST_METRICS, recall_by_class
-from fnrfl.core.types import State
 from fnrfl.core.words import counted
-from fnrfl.data.datasets import Facts
 from fnrfl.rundir.outputs import csv_text
 from fnrfl.runs.metrics import OWN
 from fnrfl.runs.model_score import Score
-from fnrfl.runs.personal import ClientModels
+from fnrfl.runs.result import Result
 
 TEST = "the test part"  # of the run's own data, which the model has not seen
 OTHER_TEST = "the test part of other data"
@@ -28,40 +22,10 @@ WITHOUT_NAME = "The data"  # what sentences that begin with data call what was p
 
 
 @dataclass(frozen=True, eq=False)
-class TrainedRun:
-    """A model from a run directory, and what it can be asked."""
-
-    run_dir: Path | None  # None: the run has written nothing
-    config: RunConfig
-    net: Net
-    server: State
-    clients: ClientModels | None  # where the method gives each client a model of its own
-    data: Facts  # about what it was trained on
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """What it can answer."""
-        return self.data.classes
-
-    def models(self, client: int | str | None) -> Iterator[tuple[int | str | None, State]]:
-        """(client, its model) of everybody or of one client, one at a time; (None, model) if all use the same."""
-        if self.clients is None:
-            if client is not None:
-                raise ConfigError(
-                    f"{self.run_dir or 'The run'} has one model for all clients, because {self.config.algorithm.name} "
-                    f"trains one, so client {client} has none of its own. Leave --client out."
-                )
-            yield None, self.server
-            return
-        for one in range(len(self.clients)) if client is None else (self.clients.number(client),):
-            yield one if self.data.clients is None else self.data.clients[one], self.clients[one]
-
-
-@dataclass(frozen=True, eq=False)
 class Evaluation:
     """How good a model is on some data."""
 
-    trained: TrainedRun
+    trained: Result
     data: str
     what: str  # which examples of the data
     score: Score  # of the clients' models taken together, where each has its own
@@ -92,9 +56,8 @@ class Evaluation:
     def where(self) -> str:
         """Which examples of which data, and whose models were asked, in words."""
         data = "the data" if self.data == WITHOUT_NAME else self.data
-        said = f"{self.what} of {data}"
-        if self.what == OTHER_TEST:
-            said = f"the test part of {data}, which is not the run's data"
+        other = self.what == OTHER_TEST
+        said = f"the test part of {data}, which is not the run's data" if other else f"{self.what} of {data}"
         if self.per_client is None:
             return said
         clients = list(self.per_client)
@@ -126,7 +89,7 @@ class Evaluation:
 class Prediction:
     """What a model says about each example, in the order of the data."""
 
-    trained: TrainedRun
+    trained: Result
     rows: Sequence[str]  # where each example is in its part or its client's file: from 0, or an image's path
     labels: list[str]
     probabilities: Tensor  # [n, C]; the mean over clients, where each has a model of its own
