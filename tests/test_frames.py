@@ -13,7 +13,7 @@ from sklearn import datasets
 from torch.utils.data import DataLoader, TensorDataset
 
 import fnrfl
-from fnrfl.core.errors import ConfigError
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data.frames import columns_of
 from fnrfl.data.in_memory import values_hash, values_in_memory
 
@@ -52,7 +52,7 @@ def test_a_frame_that_still_has_its_labels_is_taken_as_a_table_with_labels_is(ru
     assert fnrfl.predict(run, whole).labels == fnrfl.predict(run, X).labels
     assert fnrfl.evaluate(run, whole).accuracy == fnrfl.evaluate(run, (X, Y)).accuracy > 0.8
     assert fnrfl.predict(run, whole.assign(answer=None)).labels == fnrfl.predict(run, X).labels
-    with pytest.raises(ConfigError, match="has 'label', which the training data had not"):
+    with pytest.raises(CompatibilityError, match="has 'label', which the training data had not"):
         fnrfl.predict(run, whole.rename(columns={"answer": "label"}))
 
 
@@ -70,7 +70,7 @@ def test_data_without_a_name_is_called_the_data_inside_a_sentence(run: fnrfl.Res
     ],
 )
 def test_other_columns_are_refused(run: fnrfl.Result, frame: pd.DataFrame, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"other columns than the training data: it {said}"):
+    with pytest.raises(CompatibilityError, match=f"other columns than the training data: it {said}"):
         fnrfl.predict(run, frame)
 
 
@@ -84,7 +84,7 @@ def test_a_test_part_has_the_columns_of_the_training_part() -> None:
     keys: dict[str, Any] = {"clients": 2, "scenario": "iid", "rounds": 1, "out": None}
     one, other = (fnrfl.run(dataset=(X[:200], Y[:200], part, Y[200:]), **keys) for part in (X[200:], X[200:][OTHER]))
     assert one.accuracy == other.accuracy and one.model_sha256 == other.model_sha256
-    with pytest.raises(ConfigError, match="The test part of dataset has other columns than the training part"):
+    with pytest.raises(CompatibilityError, match="The test part of dataset has other columns than the training part"):
         fnrfl.run(dataset=(X[:200], Y[:200], X[200:].rename(columns={"a": "z"}), Y[200:]), **keys)
 
 

@@ -34,10 +34,11 @@ from fnrfl.core.types import Engine, LocalTask
 from fnrfl.data.batches import plan
 from fnrfl.data.reading import Reading
 from fnrfl.data.scaling import InputMoments
+from fnrfl.data.table_summary import ColumnSummary
 from fnrfl.engines.wire import from_bytes, from_parts, to_bytes
 from fnrfl.federation import remote_clients
 from fnrfl.federation.agreed_requests import AgreedRequests
-from fnrfl.federation.agreement import ColumnFacts, SiteFacts, SiteHolding, SiteSchema, as_plain, from_plain
+from fnrfl.federation.agreement import SiteFacts, SiteHolding, SiteSchema, as_plain, from_plain
 from fnrfl.federation.handshake import ask_all, handshake
 from fnrfl.federation.messages import ANSWERS, NodeReply, Version
 from fnrfl.federation.remote_clients import Network, RemoteClients
@@ -497,10 +498,10 @@ def test_shares_are_shown_and_a_cap_refuses_too_large_ones() -> None:
 
 
 def test_columns_of_one_name_are_refused_and_very_many_are_compared_fast() -> None:
-    twice = schema(columns=(ColumnFacts("age", "number", 9),) * 2)
+    twice = schema(columns=(ColumnSummary("age", "number", 9),) * 2)
     with pytest.raises(CompatibilityError, match="node 'A'"):
         agree_on_sites([SiteFacts("A", {}, schema=twice)], Reading())
-    wide = schema(columns=tuple(ColumnFacts(str(n), "number", 9) for n in range(30_000)))
+    wide = schema(columns=tuple(ColumnSummary(str(n), "number", 9) for n in range(30_000)))
     agreed = agree_on_sites([SiteFacts(name, {}, schema=wide) for name in "ABC"], Reading()).schema
     assert agreed is not None and agreed.input_shape == (30_000,)
 

@@ -25,8 +25,9 @@ from fnrfl.core.rng import numpy_generator
 from fnrfl.data.datasets import load as load_data
 from fnrfl.data.partition.by_client import in_natural_order
 from fnrfl.data.reading import Columns, Reading
+from fnrfl.data.table_summary import ColumnSummary
 from fnrfl.engines.wire import from_bytes, to_bytes
-from fnrfl.federation.agreement import ColumnFacts, SiteFacts, SiteHolding, SiteSchema
+from fnrfl.federation.agreement import SiteFacts, SiteHolding, SiteSchema
 from fnrfl.federation.handshake import Handshake, HandshakeNetwork, ask_all, handshake
 from fnrfl.federation.messages import NodeRequest
 from fnrfl.federation.node import Node
@@ -432,7 +433,7 @@ def test_a_run_over_sites_goes_on_to_the_same_end_and_not_with_other_data() -> N
 
 
 def schema(**changed: Any) -> SiteSchema:
-    columns = (ColumnFacts("age", "number", 9), ColumnFacts("ward", "category", 9, ("a", "b")))
+    columns = (ColumnSummary("age", "number", 9), ColumnSummary("ward", "category", 9, ("a", "b")))
     table = SiteSchema("table", ("yes", "no"), True, False, columns=columns, label="ill")
     return replace(table, **changed)
 
@@ -454,18 +455,26 @@ AGE, WARD = schema().columns
             "column ill and the node 'B' has its classes in the column sick.*dataset.label",
         ),
         (schema(), schema(columns=(AGE,)), "'B' has other columns than the node 'A': it lacks 'ward'"),
-        (schema(columns=(AGE,)), schema(), "'B' has other columns than the node 'A': it has 'ward' more"),
+        (
+            schema(columns=(AGE,)),
+            schema(),
+            "'B' has other columns than the node 'A': it has 'ward', which the node 'A' had not",
+        ),
         (
             schema(),
-            schema(columns=(AGE, ColumnFacts("ward", "integer", 3))),
+            schema(columns=(AGE, ColumnSummary("ward", "integer", 3))),
             "'ward' holds text at the node 'A' and numbers at the node 'B'.*dataset.categories",
         ),
         (
             schema(columns=(AGE, replace(WARD, categories=tuple(f"a{i}" for i in range(15)), known=20))),
             schema(columns=(AGE, replace(WARD, categories=tuple(f"b{i}" for i in range(15)), known=20))),
-            "Column 'ward' of all sites together holds 30 different texts in 40 rows",
+            "Column 'ward' of all tables together holds 30 different texts in 40 rows",
         ),
-        (schema(labels=("1",)), schema(labels=("1.0",)), "'A' writes the class '1' and the node 'B' writes '1.0'"),
+        (
+            schema(labels=("1",)),
+            schema(labels=("1.0",)),
+            "class '1' of the node 'A' is written '1.0' in the node 'B'",
+        ),
         (pictures(), pictures(input_shape=(1, 4, 5)), r"uint8\[1, 4, 5\].*Set dataset.image_size"),
         (pictures(kind="arrays"), pictures(kind="arrays", dtype="float64"), "the node 'B' of float64.*one way"),
         (pictures(), pictures(named=False), "'A' has names as labels and the node 'B' has numbers"),

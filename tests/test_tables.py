@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import fnrfl
 from fnrfl.config import load as load_config
 from fnrfl.core.errors import ConfigError
-from fnrfl.data.csv_tables import read_tables
 from fnrfl.data.datasets import load, read_source
 from fnrfl.data.reading import Columns, Examples, Reading, split_names
+from fnrfl.data.tables import read_tables
 from fnrfl.runs.data import reading_of
 from fnrfl.runs.predict import evaluate, predict
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import same_spelling
 from fnrfl.data.reading import Columns, RawData
-from fnrfl.data.table_columns import listed_columns
+from fnrfl.data.table_summary import refuse_other_columns
 
 UNNAMED_LABEL = "label"  # what labels are called that have no name
+NO_KEY = "columns of a data frame are matched by name"
 
 
 def columns_of(x: object, y: object = None) -> Columns | None:
@@ -46,21 +45,10 @@ def in_order_of(raw: RawData, columns: Columns | None, title: str, whose: str = 
     if raw.columns is None or columns is None or columns.categories or raw.columns.inputs == columns.inputs:
         return raw
     own = raw.columns.inputs
-    _refuse_others(own, columns.inputs, title, whose)
+    refuse_other_columns(title, own, columns.inputs, whose, NO_KEY)
     order = [own.index(name) for name in columns.inputs]
     parts = {name: replace(part, x=np.asarray(part.x)[:, order]) for name, part in raw.parts.items()}
     return replace(raw, parts=parts, columns=columns)
-
-
-def _refuse_others(own: Sequence[str], wanted: Sequence[str], title: str, whose: str) -> None:
-    missing, unexpected = [name for name in wanted if name not in own], [name for name in own if name not in wanted]
-    if missing or unexpected:
-        differ = [f"lacks {listed_columns(missing)}"] if missing else []
-        differ += [f"has {listed_columns(unexpected)}, which {whose} had not"] if unexpected else []
-        raise ConfigError(
-            f"{title} has other columns than {whose}: it {' and '.join(differ)}. The inputs are "
-            f"{listed_columns(wanted)}. Add, rename or leave out columns until they are the same."
-        )
 
 
 def instead_of(made: object) -> str:

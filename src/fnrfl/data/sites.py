@@ -22,13 +22,21 @@ import numpy as np
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import same_spelling
 from fnrfl.data import arrays, leaf
-from fnrfl.data.csv_tables import read_csv, read_tables
 from fnrfl.data.partition.by_client import in_natural_order, some_of
 from fnrfl.data.readers import PARTS, images_in, read_images, read_npz
 from fnrfl.data.reading import ONLY_PART, Examples, Expected, RawData, Reading
+from fnrfl.data.tables import read_tables
 
 PART_WORDS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})  # in any case
 TABLE_ENDINGS = (".csv", ".npz")
+
+
+def read_csv(path: Path, expected: Expected | None, reading: Reading) -> RawData:
+    """A table with a header: a column of classes, and columns of numbers or categories, which become float32."""
+    read = read_tables([path], expected, reading)
+    return RawData({ONLY_PART: read.examples[0]}, read.classes, read.columns, read.notices)
+
+
 FILE_READERS: dict[str, Callable[[Path, Expected | None, Reading], RawData]] = {
     ".npz": read_npz,
     ".csv": read_csv,

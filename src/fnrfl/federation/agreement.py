@@ -17,6 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.words import counted, printable
 from fnrfl.data.reading import Columns
+from fnrfl.data.table_summary import ColumnSummary
 from fnrfl.federation.node_config import NodeInWords
 
 T = TypeVar("T")
@@ -33,16 +34,6 @@ Axis = Annotated[int, Field(ge=1, le=2**24)]
 
 
 @dataclass(frozen=True)
-class ColumnFacts:
-    """One column of a site's table."""
-
-    name: ShortText
-    type: Annotated[str, Field(pattern="^(integer|number|category)$")]
-    known: Count  # cells that are not missing
-    categories: Annotated[tuple[ShortText, ...], Field(max_length=MOST_CLASSES)] = ()
-
-
-@dataclass(frozen=True)
 class SiteSchema:
     """What a site's own data is like: no example, but the names of columns, categories and classes, and counts."""
 
@@ -54,7 +45,7 @@ class SiteSchema:
     classes: Annotated[tuple[ShortText, ...], Field(min_length=1, max_length=MOST_CLASSES)] | None = None
     input_shape: Annotated[tuple[Axis, ...], Field(max_length=8)] = ()  # of arrays and pictures
     dtype: Annotated[str, Field(pattern="^(uint8|int64|float(16|32|64))?$")] = ""
-    columns: Annotated[tuple[ColumnFacts, ...], Field(max_length=100_000)] = ()  # of a table
+    columns: Annotated[tuple[ColumnSummary, ...], Field(max_length=100_000)] = ()  # of a table
     label: ShortText = ""  # of a table: the column of the classes
 
 

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.words import counted, printable
 from fnrfl.data.partition.by_client import in_natural_order
-from fnrfl.data.reading import Categories, Columns, Reading
-from fnrfl.data.table_cells import class_name, refuse_free_text, sorted_classes
-from fnrfl.data.table_columns import is_number, listed_columns
+from fnrfl.data.reading import Reading
+from fnrfl.data.table_summary import TableSummary, listed_columns, merge_classes, merge_columns
 from fnrfl.federation.agreement import (
     MOST_INPUTS,
     Agreement,
-    ColumnFacts,
     Schema,
     SiteFacts,
     SiteHolding,
@@ -116,8 +114,14 @@ def _schema(sites: Sequence[Described], reading: Reading) -> Schema:
     _all_the_same(sites, "kind", "brings", "all must bring the same kind", "Convert one of them")
     kind, tested = sites[0][1].kind, any(mine.tested for _, mine in sites)
     if kind == "table":
-        columns = _columns(sites, reading)
-        return Schema(kind, _table_classes(sites), (len(columns.encoded),), "float32", tested, columns)
+        tables = [TableSummary(one.label, mine.columns, mine.label, mine.labels) for one, mine in sites]
+        columns = merge_columns(tables, reading.categories)
+        if len(columns.encoded) > MOST_INPUTS:
+            raise CompatibilityError(
+                f"The sites' tables have {len(columns.encoded):,} inputs, with one for each category; {MOST_INPUTS:,} "
+                "are the most. Leave columns out with dataset.ignore."
+            )
+        return Schema(kind, merge_classes(tables), (len(columns.encoded),), "float32", tested, columns)
     return Schema(kind, _classes(sites), *_shape_and_type(sites), tested)
 
 
@@ -135,86 +139,6 @@ def _told(value: object) -> str:
     if isinstance(value, tuple):
         return f"the classes {listed_columns(value)}"
     return "no list of classes" if value is None else printable(str(value))
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
-def _columns(sites: Sequence[Described], reading: Reading) -> Columns:
-    """The columns in the order of the first site's table, with the categories of all sites."""
-    way_out = "Set dataset.label in the recipe to the column of the classes"
-    _all_the_same(sites, "label", "has its classes in the column", "all must have them in one column", way_out)
-    first = sites[0][1]
-    names = [column.name for column in first.columns]
-    by_name = [(one, {column.name: column for column in mine.columns}) for one, mine in sites]
-    for one, columns in by_name[1:]:
-        _same_columns(sites[0][0], dict.fromkeys(names), one, columns)
-    types, categories = [], Categories()
-    for name in names:
-        held = [(one, columns[name]) for one, columns in by_name]
-        known = [(one, column) for one, column in held if column.known]
-        _same_kind_of_cells(name, known)
-        of_column = [column for _, column in known]
-        if any(column.type == "category" for column in of_column):
-            categories[name] = _categories(name, of_column, reading)
-        types.append(_type(of_column))
-    made = Columns(tuple(names), tuple(types), first.label, categories)
-    if len(made.encoded) > MOST_INPUTS:
-        raise CompatibilityError(
-            f"The sites' tables have {len(made.encoded):,} inputs, with one for each category; {MOST_INPUTS:,} are the "
-            "most. Leave columns out with dataset.ignore."
-        )
-    return made
-
-
-def _same_columns(first: SiteFacts, names: Collection[str], one: SiteFacts, others: Collection[str]) -> None:
-    missing = [name for name in names if name not in others]
-    more = [name for name in others if name not in names]
-    if missing or more:
-        lacks = f"lacks {listed_columns(missing)}" if missing else ""
-        has = f"has {listed_columns(more)} more" if more else ""
-        raise CompatibilityError(
-            f"{one.opened} has other columns than {first.label}: it {' and '.join(filter(None, (lacks, has)))}. Add, "
-            "rename or leave out columns until they are the same, or name those that are no inputs in dataset.ignore."
-        )
-
-
-def _same_kind_of_cells(name: str, known: Sequence[tuple[SiteFacts, ColumnFacts]]) -> None:
-    kinds = {column.type == "category": one for one, column in reversed(known)}
-    if len(kinds) == 2:
-        raise CompatibilityError(
-            f"Column {name!r} holds text at {kinds[True].label} and numbers at {kinds[False].label}; it must hold one "
-            f'kind everywhere. Correct the cells, or set dataset.categories = "{name}" if its numbers are names of '
-            "categories too."
-        )
-
-
-def _categories(name: str, columns: Sequence[ColumnFacts], reading: Reading) -> tuple[str, ...]:
-    """The categories of all sites, sorted."""
-    found = tuple(sorted({category for column in columns for category in column.categories}))
-    if name not in reading.categories:
-        refuse_free_text("all sites together", name, len(found), sum(column.known for column in columns))
-    return found
-
-
-def _type(columns: Sequence[ColumnFacts]) -> str:
-    types = {column.type for column in columns}
-    return "category" if "category" in types else "number" if "number" in types else "integer"
-
-
-def _table_classes(sites: Sequence[Described]) -> tuple[str, ...]:
-    """The classes of all tables; where all labels are numbers, 1 and 1.0 are one class, which must be written alike."""
-    numeric = all(is_number(label) for _, mine in sites for label in mine.labels)
-    written: dict[str, tuple[SiteFacts, str]] = {}
-    for one, mine in sites:
-        for label in mine.labels:
-            first, spelled = written.setdefault(class_name(label, numeric=numeric), (one, label))
-            if spelled != label:
-                raise CompatibilityError(
-                    f"{first.opened} writes the class {spelled!r} and {one.label} writes {label!r}, which is the same "
-                    "number. Write a class in one way, or give the classes names."
-                )
-    return tuple(sorted_classes(written))
 
 
 # -- arrays and pictures -----------------------------------------------------------------------------------------------

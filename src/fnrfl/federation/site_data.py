@@ -14,15 +14,15 @@ from fnrfl.core import own_code, trust
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.words import counted
 from fnrfl.data import arrays, readers, sites
-from fnrfl.data.csv_tables import describe_tables
 from fnrfl.data.datasets import Dataset, Part, checked_raw, read_source, refuse_keys_of_others, source_of_values
 from fnrfl.data.partition import stratify as strata
 from fnrfl.data.reading import Examples, Expected, RawData, Reading
 from fnrfl.data.sites import Site
 from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.data.sources.entry import checksum
-from fnrfl.data.table_cells import FEW_CATEGORIES, is_free_text
-from fnrfl.federation.agreement import MOST_INPUTS, ColumnFacts, Schema, SiteSchema
+from fnrfl.data.table_summary import FEW_CATEGORIES, is_free_text
+from fnrfl.data.tables import summarise_tables
+from fnrfl.federation.agreement import MOST_INPUTS, Schema, SiteSchema
 from fnrfl.federation.node_config import NodeConfig
 
 KINDS = {".csv": "table", "images": "pictures", ".npz": "arrays"}
@@ -151,27 +151,16 @@ def _read(node: NodeConfig, site: Site | None, expected: Expected | None, readin
 
 
 def _describe_table(node: NodeConfig, site: Site, reading: Reading) -> SiteSchema:
-    found = describe_tables(list(site.parts.values()), reading)
-    columns = found.columns
-    _refuse_other_than_classes(node, found.labels, f"Column {columns.label!r}")
-    for name, known in columns.categories.items():  # a recipe may name any column as one of categories
-        if is_free_text(len(known), cells := found.known_cells[name]):
+    found, labels = summarise_tables(list(site.parts.values()), reading)
+    _refuse_other_than_classes(node, labels, f"Column {found.label!r}")
+    for column in found.columns:  # a recipe may name any column as one of categories
+        if is_free_text(len(column.categories), column.known):
             raise ConfigError(
-                f"Column {name!r} of {node.data} has {counted(len(known), 'different cell')} in "
-                f"{counted(cells, 'row')}, and the server would be told each. Name it as ignore in the node's "
+                f"Column {column.name!r} of {node.data} has {counted(len(column.categories), 'different cell')} in "
+                f"{counted(column.known, 'row')}, and the server would be told each. Name it as ignore in the node's "
                 "configuration, or make fewer categories of it."
             )
-    return SiteSchema(
-        kind="table",
-        labels=tuple(found.labels),
-        named=True,
-        tested="test" in site.parts,
-        columns=tuple(
-            ColumnFacts(name, kind, found.known_cells[name], columns.categories.get(name, ()))
-            for name, kind in zip(columns.inputs, columns.types, strict=True)
-        ),
-        label=columns.label,
-    )
+    return SiteSchema("table", found.labels, True, "test" in site.parts, columns=found.columns, label=found.label)
 
 
 # -- in the form that was agreed on ------------------------------------------------------------------------------------

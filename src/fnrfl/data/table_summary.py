@@ -1,0 +1,174 @@
+"""What a table holds, in names and counts: enough for several tables, here or at several sites, to be read alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.words import counted
+from fnrfl.data.reading import Categories, Columns
+
+MAX_CATEGORIES = 1000  # of a column of text
+FEW_CATEGORIES = 20  # that need not repeat
+MAX_LISTED = 12  # names that a sentence lists
+
+
+@dataclass(frozen=True)
+class ColumnSummary:
+    """One input column of a table. Fields are bounded, since summaries of sites come from other machines."""
+
+    name: Annotated[str, Field(max_length=1000)]
+    type: Annotated[str, Field(pattern="^(integer|number|category)$")]
+    known: Annotated[int, Field(ge=0, le=2**31)]  # cells that are not missing
+    categories: Annotated[tuple[Annotated[str, Field(max_length=1000)], ...], Field(max_length=10_000)] = ()
+
+
+@dataclass(frozen=True)
+class TableSummary:
+    """The inputs and the classes of a table; `title` is what sentences call it: a file, or "the node 'A'"."""
+
+    title: str
+    columns: tuple[ColumnSummary, ...]
+    label: str
+    labels: tuple[str, ...]  # each label once, as it is written
+
+    @property
+    def opened(self) -> str:
+        """The title at the beginning of a sentence."""
+        return f"The {self.title[4:]}" if self.title.startswith("the ") else self.title
+
+
+def merge_columns(tables: Sequence[TableSummary], chosen: Collection[str] = ()) -> Columns:
+    """Return the columns of tables that are read alike, in the order of the first, with the categories of all.
+
+    `chosen` are the columns that `dataset.categories` names: their categories need not repeat.
+    """
+    first, categories, types = tables[0], Categories(), []
+    _refuse_other_places(tables)
+    by_name = [{column.name: column for column in table.columns} for table in tables]
+    for name in by_name[0]:
+        known = [(table.title, held[name]) for table, held in zip(tables, by_name, strict=True) if held[name].known]
+        of_all = {column.type for _, column in known}
+        if "category" in of_all:
+            _refuse_numbers_beside_text(name, known)
+            categories[name] = tuple(sorted({category for _, column in known for category in column.categories}))
+            if name not in chosen:
+                whose = first.title if len(tables) == 1 else "all tables together"
+                refuse_free_text(whose, name, len(categories[name]), sum(column.known for _, column in known))
+        types.append("category" if "category" in of_all else "number" if "number" in of_all else "integer")
+    return Columns(tuple(by_name[0]), tuple(types), first.label, categories)
+
+
+def _refuse_other_places(tables: Sequence[TableSummary]) -> None:
+    """Refuse tables that have other columns than the first, or their classes in another one."""
+    first = tables[0]
+    for table in tables[1:]:
+        if table.label != first.label:
+            raise CompatibilityError(
+                f"{first.opened} has its classes in the column {first.label} and {table.title} has its classes in the "
+                f"column {table.label}; all must have them in one column. Set dataset.label to the column of the "
+                "classes."
+            )
+        refuse_other_columns(
+            table.opened, [one.name for one in table.columns], [one.name for one in first.columns], first.title
+        )
+
+
+def _refuse_numbers_beside_text(name: str, known: Sequence[tuple[str, ColumnSummary]]) -> None:
+    kinds = {column.type == "category": title for title, column in reversed(known)}
+    if len(kinds) == 2:
+        raise CompatibilityError(
+            f"Column {name!r} holds text at {kinds[True]} and numbers at {kinds[False]}; it must hold one kind "
+            f'everywhere. Correct the cells, or set dataset.categories = "{name}" if its numbers are names of '
+            "categories too."
+        )
+
+
+def merge_classes(tables: Sequence[TableSummary]) -> tuple[str, ...]:
+    """Return the classes of all tables, sorted: as numbers where all labels are numbers, else as text."""
+    numeric = all(is_number(label) for table in tables for label in table.labels)
+    written: dict[str, tuple[str, str]] = {}
+    for table in tables:
+        for label in table.labels:
+            if numeric and not float(label).is_integer():
+                raise ConfigError(
+                    f"{table.opened} has the label {label!r} in column {table.label!r}; a label must be a whole number "
+                    "or a name, since fnrfl is for classification only. Correct it, or name the column of classes in "
+                    "dataset.label."
+                )
+            title, spelled = written.setdefault(class_name(label, numeric=numeric), (table.title, label))
+            if spelled != label:
+                raise CompatibilityError(
+                    f"The class {spelled!r} of {title} is written {label!r} in {table.title}, which is the same "
+                    "number. Write a class in one way, or give the classes names."
+                )
+    return tuple(sorted(written, key=int if numeric else None))
+
+
+def class_name(label: str, *, numeric: bool) -> str:
+    """Return the name of a label's class: the whole number where all labels are numbers, else the label itself."""
+    if not numeric or not is_number(label) or not float(label).is_integer():
+        return label
+    return str(int(label) if label.lstrip("+-").isdigit() else int(float(label)))  # long codes are no floats
+
+
+def refuse_other_columns(
+    title: str, found: Sequence[str], wanted: Sequence[str], whose: str, way_out: str = "", label: str = ""
+) -> None:
+    """Refuse data whose input columns are not those of `whose`, in any order; `title` opens the sentence."""
+    missing, unexpected = _without(wanted, found), _without(found, wanted)
+    if not missing and not unexpected:
+        return
+    differ = [f"lacks {listed_columns(missing)}"] if missing else []
+    differ += [f"has {listed_columns(unexpected)}, which {whose} had not"] if unexpected else []
+    same = {name.lower(): name for name in (*missing, label)}
+    pairs = [name for one in unexpected if one.lower() in same for name in (one, same[one.lower()])][:6]
+    case = f" {listed_columns(pairs)} differ only in case." if pairs else ""
+    names = ",".join(f'"{name}"' if "," in name else name for name in (*missing, *unexpected))
+    is_label = f", and {label!r} is the label" if label else ""
+    raise CompatibilityError(
+        f"{title} has other columns than {whose}: it {' and '.join(differ)}.{case} The inputs are "
+        f"{listed_columns(wanted)}{is_label}. Add, rename or leave out columns until they are the same; "
+        + (way_out or f"dataset.ignore = {names!r} leaves out what not all tables have")
+        + "."
+    )
+
+
+def _without(names: Iterable[str], others: Iterable[str]) -> list[str]:
+    known = set(others)
+    return [name for name in names if name not in known]
+
+
+def is_free_text(num_categories: int, num_cells: int) -> bool:
+    """Say whether a column is free text: its cells repeat too rarely to be categories."""
+    return num_categories > (FEW_CATEGORIES if 2 * num_categories > num_cells else MAX_CATEGORIES)
+
+
+def refuse_free_text(whose: str, name: str, num_categories: int, num_cells: int) -> None:
+    """Refuse text that is no category, such as names, dates and remarks."""
+    if is_free_text(num_categories, num_cells):
+        raise ConfigError(
+            f"Column {name!r} of {whose} holds {counted(num_categories, 'different text')} in "
+            f"{counted(num_cells, 'row')}; categories must repeat, twice on average, and be {MAX_CATEGORIES:,} at "
+            f'most. Set dataset.ignore = "{name}" if it is an id, a date or a remark, or dataset.categories = '
+            f'"{name}" if it does hold categories.'
+        )
+
+
+def listed_columns(names: Sequence[str]) -> str:
+    """Names for a sentence; of very many, the first."""
+    more = len(names) - MAX_LISTED
+    return ", ".join(repr(name) for name in names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def is_number(cell: str) -> bool:
+    """Say whether a cell reads as a number; one with an underscore, which Python would pass over, is text."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell
