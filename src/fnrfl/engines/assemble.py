@@ -52,7 +52,6 @@ class Layout:
     devices: Sequence[torch.device] = ()  # GPUs; none: the net's device
     tf32: bool = False
     record: bool = False  # record steps and run them without Python
-    waits_for_compiler: bool = True  # on a GPU; else steps that are not compiled yet are taken as they are
     clients_at_once: int | None = None  # None: the whole cohort
     folder: Path | None = None  # client memory and held models live on disk
     memory_on_host: bool = False  # client memory does not live on the GPU
@@ -121,7 +120,7 @@ def _block(net: Net, threads: int) -> int:
 def _backend(net: Net, layout: Layout) -> TorchScript | CudaGraphs:
     if net.device.type != "cuda":
         return TorchScript()
-    return CudaGraphs(net.compute or net.dtype, waits=layout.waits_for_compiler)
+    return CudaGraphs(net.compute or net.dtype)
 
 
 def _group_size(layout: Layout) -> int:

@@ -87,11 +87,10 @@ def build(
     passed: PassedObjects = NOTHING_PASSED,
     connection: RunNetwork | None = None,
     parts: RunParts | None = None,
-    compared: bool = True,
 ) -> Built:
     """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory.
 
-    `runs_alike` is how many runs of this process are about like this one, and their seconds may be `compared`.
+    `runs_alike` is how many runs of this process are about like this one.
     `scaling` is what clients have answered before, if the run goes on; else they are asked. `given` are the objects
     that the config has words for. `connection` leads to clients on other machines, and `parts` is what they and the
     server have agreed on.
@@ -106,7 +105,7 @@ def build(
         parts = parts.scaled_by(scaling)
     made = (parts.config, parts.algorithm, parts.net, parts.pool)
     actors = ray_actors(parts, scaling, passed) if parts.config.engine.name == "ray" else None
-    engine = build_engine(*made, scratch, runs_alike, connection or actors, scaling, compared=compared)
+    engine = build_engine(*made, scratch, runs_alike, connection or actors, scaling)
     notices = (*parts.notices, *_notices(parts))
     told = vars(parts) | {"notices": notices}
     return Built(**told, engine=engine, scaling=scaling, metrics=metrics, passed=passed, connection=connection)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -67,13 +67,12 @@ def build_engine(
     runs_alike: int | None = None,
     there: RunNetwork | RayActors | None = None,
     scaling: Scaling | None = None,
-    compared: bool = True,
 ) -> Federation:
     """The engine that a resolved config names; `scratch` is a folder for what does not fit in memory.
 
-    Of `runs_alike` runs each uses what is compiled for one, and waits for it if their seconds are `compared`. But a run
-    that is to be the same to the last bit, alone or among others, decides alone. `there` is the way to clients on other
-    machines, who are told `scaling`, or the actors that train clients.
+    Of `runs_alike` runs each uses what is compiled for one. But a run that is to be the same to the last bit, alone or
+    among others, decides alone. `there` is the way to clients on other machines, who are told `scaling`, or the actors
+    that train clients.
     """
     if config.engine.name == "flower":
         return _remote_engine(config, algorithm, net, pool, there if isinstance(there, RunNetwork) else None, scaling)
@@ -85,7 +84,7 @@ def build_engine(
         config.client,
         seed=config.seed,
         client_memory=algorithm.client_state(net),
-        layout=replace(_layout(config, net, pool, scratch), waits_for_compiler=compared and runs_alike is not None),
+        layout=_layout(config, net, pool, scratch),
         rounds=config.rounds * (1 if alone else runs_alike or 1),
         participation=cohort_size(config) / config.clients,
         network=config.network,

@@ -58,7 +58,6 @@ def run(
     phase: Phase | None = None,
     checkpoint_every: float = 30.0,
     runs_alike: int | None = None,
-    compared: bool = True,
     passed: PassedObjects = NOTHING_PASSED,
     network: ClientNetwork | None = None,
     parts: RunParts | None = None,
@@ -69,16 +68,16 @@ def run(
     writes nothing. With `overwrite` a run that has this directory keeps it until the new one has its first checkpoint.
     `progress` hears of every round when it has ended, `callbacks` of the beginning and the end too, `phase` the name of
     each phase of a round as it begins. This is one of `runs_alike` runs of this process: what is prepared for it serves
-    the others too, and each waits for the compiler if their seconds are `compared`; None: it is alone, and begins at
-    once. `passed` are the objects that the config has words for. `network` leads to clients on other machines, which
-    keep two rounds, so that every round ends with a checkpoint; `parts` is what they and the server have agreed on.
+    the others too; None: it is alone. `passed` are the objects that the config has words for. `network` leads to clients
+    on other machines, which keep two rounds, so that every round ends with a checkpoint; `parts` is what they and the
+    server have agreed on.
     """
     told = Listeners(progress, callbacks)
     names = () if out is None else run_files.possible_run_dirs(config, out, overwrite)
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         connection = None if network is None else RunNetwork(network, uuid.uuid4().hex)
         checkpoint_every = checkpoint_every if network is None else 0.0
-        built = build(config, Path(scratch), runs_alike, None, passed, connection, parts, compared=compared)
+        built = build(config, Path(scratch), runs_alike, None, passed, connection, parts)
         log_once(built.notices)
         log_once(built.on_split, logging.INFO)  # how every run begins: a command shows it
         if out is None:

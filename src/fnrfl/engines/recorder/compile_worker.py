@@ -11,53 +11,22 @@ import os
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import fx
 
-from fnrfl.engines.recorder.compiled import BEGUN, PATIENCE, load_constants
-
-PLACES = max(2, (os.cpu_count() or 2) // 2)  # for workers of all runs: more would take the processors from training
-FIRST_PLACE = 1 << 48  # behind the bytes of all steps
-ROOM = 4  # times the bytes of a step's arguments: about what a worker takes on a GPU
-PATIENCE_FOR_ROOM = 120.0  # that a worker waits for it
+from fnrfl.engines.recorder.compiled import PATIENCE, load_constants
 
 
 def compile_request(asked: Path, folder: Path) -> None:
     """Compile a step that `start` asked for, unless another worker is at it: then wait for that one."""
-    with _in_turn(folder):
-        (asked / BEGUN).touch()
+    with FileLock(folder.with_suffix(".lock")):  # free again if its process is killed
         if not (folder / "step.bin").exists():
             _compile(asked, folder)
-
-
-@contextmanager
-def _in_turn(folder: Path) -> Iterator[None]:
-    """Inside, no other worker compiles this step, and few are at work. A worker that is killed loses its turn."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: both compile it
-        yield
-        return
-
-    def is_free(place: int) -> bool:
-        with suppress(BlockingIOError, PermissionError):  # another worker has it
-            fcntl.lockf(turns, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, FIRST_PLACE + place)
-            return True
-        return False
-
-    with folder.parent.with_suffix(".lock").open("ab") as turns:  # one file, with a byte for each step and each place
-        with suppress(OSError):  # a file system without locks
-            fcntl.lockf(turns, fcntl.LOCK_EX, 1, int(folder.name[:12], 16))
-            while not any(map(is_free, range(PLACES))):
-                time.sleep(0.05)
-        yield
 
 
 def _compile(asked: Path, folder: Path) -> None:
@@ -73,7 +42,6 @@ def _compile(asked: Path, folder: Path) -> None:
     cudnn.deterministic, cudnn.allow_tf32 = settings["deterministic"], settings["cudnn"]
     torch.backends.cuda.matmul.allow_tf32 = settings["matmul"]
     torch.use_deterministic_algorithms(settings["deterministic"], warn_only=True)
-    _wait_for_room(request["arguments"])
     arguments = [
         torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device=device)
         for shape, stride, dtype, device in request["arguments"]
@@ -93,19 +61,6 @@ def _compile(asked: Path, folder: Path) -> None:
     except OSError:
         if not (folder / "step.bin").exists():  # another process was faster
             raise
-
-
-def _wait_for_room(arguments: list[Any]) -> None:
-    """Wait until the GPU has room for this worker: those who train on it, or compile for others, must not run short."""
-    taken: dict[str, int] = {}
-    for shape, _, dtype, device in arguments:
-        taken[device] = taken.get(device, 0) + math.prod(shape) * getattr(torch, dtype).itemsize
-    latest = time.monotonic() + PATIENCE_FOR_ROOM
-    for device, size in taken.items():
-        while torch.device(device).type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < ROOM * size:
-            if time.monotonic() > latest:
-                raise MemoryError(f"{device} has {free / 1e9:.1f} GB free, and compiling takes {ROOM * size / 1e9:.1f}")
-            time.sleep(0.5)
 
 
 def _graph_of(code: str, names: list[str], count: int) -> fx.GraphModule:

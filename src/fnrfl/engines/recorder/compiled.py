@@ -37,9 +37,8 @@ WORKER_SETTINGS = {
 KEPT_BYTES = 4 << 30  # of compiled steps on disk, some 50 MB each; those not used for the longest time go first
 PATIENCE = 900.0  # seconds for one step
 SECONDS_AFTER_KILL = 5.0  # for a worker that was killed
-BEGUN = "begun"  # the file that says that a worker has its turn
-ASKED = "asked-"  # how the names of workers' own folders begin
-ABANDONED = 24 * 3600.0  # seconds after which nobody is at work in such a folder: whoever asked was killed
+REQUEST_PREFIX = "asked-"  # how the names of workers' own folders begin
+ABANDONED = 24 * 3600.0  # seconds after which nobody is at work in such a folder: its process was killed
 
 
 def cache_folder() -> Path:
@@ -61,18 +60,12 @@ class Compiling:
     worker: subprocess.Popen[bytes] | None = None  # None: it was compiled before
     asked: Path = Path()  # the worker's own folder
 
-    def ready(self) -> bool:
-        """Whether `result` need not wait."""
-        return self.worker is None or self.worker.poll() is not None
-
     def result(self) -> FlatStep:
         """The compiled step; waits for it. Raises NotCompiled if there is none."""
         if self.worker is not None:
             with timed("importing the loader"), suppress(ImportError):
                 _import_loader()
             with timed("waiting for the compiler"):
-                while not (self.asked / BEGUN).exists() and self.worker.poll() is None:  # others are at work
-                    time.sleep(0.05)
                 self.worker.wait(PATIENCE)
             if self.worker.returncode:
                 said = (self.asked / "said.txt").read_text(errors="replace")
@@ -119,7 +112,7 @@ def start(recording: Recording) -> Compiling:
         return Compiling(folder, device)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _keep_few(folder.parent)
-    asked = Path(tempfile.mkdtemp(prefix=ASKED, dir=folder.parent))
+    asked = Path(tempfile.mkdtemp(prefix=REQUEST_PREFIX, dir=folder.parent))
     (asked / "request.json").write_text(text)
     (asked / "step.py").write_text(recording.graph.code)
     _save_constants(asked / "constants.safetensors", constants)
@@ -167,9 +160,9 @@ def _precision_flags() -> dict[str, bool]:
 def _keep_few(folder: Path) -> None:
     """Remove what killed runs left, and what was not used for the longest time until the folder is small enough."""
     total, now = 0, time.time()
-    for used, path, size in sorted([_used(path, now) for path in folder.iterdir()], reverse=True):
+    for used, path, size in sorted([_used(path, now) for path in folder.iterdir() if path.is_dir()], reverse=True):
         total += size
-        if total > KEPT_BYTES or (path.name.startswith(ASKED) and now - used > ABANDONED):
+        if total > KEPT_BYTES or (path.name.startswith(REQUEST_PREFIX) and now - used > ABANDONED):
             shutil.rmtree(path, ignore_errors=True)
 
 

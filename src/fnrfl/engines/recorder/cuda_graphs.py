@@ -10,7 +10,6 @@ import gc
 import logging
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from fnrfl.core.errors import out_of_memory
 from fnrfl.engines.recorder import compiled
 from fnrfl.engines.recorder.precompile import compile_kernels
-from fnrfl.engines.recorder.programs import FlatProgram, FlatStep, Recording, StepArguments, repeated, timed
+from fnrfl.engines.recorder.programs import Backend, FlatProgram, FlatStep, Recording, StepArguments, repeated, timed
 
 log = logging.getLogger("fnrfl")
 STAGED_BYTES = 64 << 20  # bytes of batches that lie ready on the device, for each program
@@ -30,13 +29,12 @@ SHORT_SHARE = 0.1  # of a GPU's memory: if less is free, it is short
 WORTH_COMPILING = 10_000  # steps of clients: compiling a large step takes a minute and saves half a millisecond of each
 
 
-class CudaGraphs:
+class CudaGraphs(Backend):
     """The backend for GPUs: recorded steps are compiled where that pays, and captured."""
 
-    def __init__(self, compute: torch.dtype, *, compile: bool | None = None, waits: bool = True) -> None:
-        """`compile` says whether to compile; None: where many steps are to be taken. `waits`: until it is done."""
-        self.compute: torch.dtype | None = compute
-        self.compile, self.waits = compile, waits
+    def __init__(self, compute: torch.dtype, *, compile: bool | None = None) -> None:
+        """`compile` says whether to compile; None: where many steps are to be taken."""
+        self.compute, self.compile = compute, compile
         self.max_programs = 32 * torch.cuda.device_count()  # each program holds tensors of its own
 
     def settings(self, expected_steps: int) -> Hashable:
@@ -68,13 +66,10 @@ class CudaGraphs:
     def cannot_record(self) -> None:
         log.warning("a step could not be recorded and is slower for that.")
 
-    def candidates(self, recording: Recording) -> tuple[Iterator[FlatProgram], CompiledLater | None]:
-        """What is compiled comes later, if nobody minds that it rounds otherwise than what is used until then."""
+    def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
         compiling = self._compiling(recording)
-        must_wait = self.waits or self.compile or torch.backends.cudnn.deterministic
-        later = None if must_wait or compiling is None or compiling.ready() else CompiledLater(self, compiling)
         compile_kernels(recording)  # while a worker compiles the rest
-        return self._candidates(recording, compiling if later is None else None), later
+        return self._candidates(recording, compiling)
 
     def _compiling(self, recording: Recording) -> compiled.Compiling | None:
         if self._pays_to_compile(recording.arguments.expected_steps):
@@ -86,7 +81,12 @@ class CudaGraphs:
 
     def _candidates(self, recording: Recording, compiling: compiled.Compiling | None) -> Iterator[FlatProgram]:
         if compiling is not None:
-            yield from self.compiled_programs(compiling, recording.arguments)
+            try:
+                yield self._captured(compiling.result(), recording.arguments)
+            except Exception as error:
+                if out_of_memory(error):
+                    raise
+                log.warning("a step could not be compiled (%s) and is captured as it is.", error)
         try:
             yield self._captured(recording.graph, recording.arguments)
         except Exception as error:
@@ -94,15 +94,6 @@ class CudaGraphs:
                 raise
             log.warning("a step could not be captured (%s: %s) and is slower for that.", type(error).__name__, error)
         yield repeated(recording.graph)
-
-    def compiled_programs(self, compiling: compiled.Compiling, arguments: StepArguments) -> Iterator[FlatProgram]:
-        """A compiled step as a program; none if it could not be compiled. Waits for it."""
-        try:
-            yield self._captured(compiling.result(), arguments)
-        except Exception as error:
-            if out_of_memory(error):
-                raise
-            log.warning("a step could not be compiled (%s) and is captured as it is.", error)
 
     def _captured(self, step: FlatStep, arguments: StepArguments) -> FlatProgram:
         try:
@@ -120,20 +111,6 @@ def _is_nearly_full(device: torch.device) -> bool:
         return False
     free, total = torch.cuda.mem_get_info(device)
     return free < SHORT_SHARE * total
-
-
-@dataclass(frozen=True)
-class CompiledLater:
-    """A step that another process compiles while the captured one is used."""
-
-    backend: CudaGraphs
-    compiling: compiled.Compiling
-
-    def ready(self) -> bool:
-        return self.compiling.ready()
-
-    def programs(self, arguments: StepArguments) -> Iterator[FlatProgram]:
-        return self.backend.compiled_programs(self.compiling, arguments)
 
 
 # One pool for all, and one stream for each device, so that programs use the same memory: no two graphs of a device run

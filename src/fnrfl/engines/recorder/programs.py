@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -41,25 +41,44 @@ class Recording:
     graph: fx.GraphModule
 
 
-class Coming(Protocol):
-    """A faster program for a recorded step, which is still being made."""
+class Backend:
+    """What makes programs of recorded steps: `torchscript.py` on a CPU, `cuda_graphs.py` on a GPU."""
 
-    def ready(self) -> bool:
-        """Whether it is there."""
-        ...
+    max_programs: int  # that are kept at once
+    compute: torch.dtype | None = None  # the least precise type that a step computes in; None: that of its tensors
 
-    def programs(self, arguments: StepArguments) -> Iterator[FlatProgram]:
-        """It, for tensors like these; nothing if it could not be made."""
-        ...
+    def settings(self, expected_steps: int) -> Hashable:
+        """Return what a program depends on beside the step and its arguments."""
+        raise NotImplementedError
+
+    def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
+        """Return programs that may do what the step does, the fastest first; what takes long begins with this call."""
+        raise NotImplementedError
+
+    def recording(self) -> AbstractContextManager[object]:
+        """Return a context for all of recording."""
+        return nullcontext()
+
+    def forget(self) -> None:
+        """Let go what all programs share: they are gone."""
+
+    def memory_is_short(self, device: torch.device) -> bool:
+        """Return whether there is little room for another program, even after `free_memory`."""
+        return False
+
+    def free_memory(self) -> None:
+        """Give memory back that nobody uses: other processes may need it."""
+
+    def cannot_record(self) -> None:
+        """Warn that a step runs as it is, where that is slow."""
 
 
 @dataclass(eq=False)
 class StoredProgram:
-    """A program, or None for a step that cannot be recorded, when it was last used, and what will take its place."""
+    """A program, or None for a step that cannot be recorded, and when it was last used."""
 
     program: Program | None
     used: int = 0
-    coming: Coming | None = None
 
 
 class ProgramStore:
@@ -78,14 +97,12 @@ class ProgramStore:
         """Keep a program, beside at most `most` - 1 others."""
         stored = StoredProgram(program, next(self._uses))
         with self._lock:
-            replaced = self._stored.pop(key, None)  # another run may have recorded it meanwhile
             self._stored[key] = stored
-            gone = self._taken_out(self._stored, len(self._stored) - most)
-        del replaced, gone
+            self._drop_oldest(self._stored, len(self._stored) - most)
         return stored
 
     def use(self, stored: StoredProgram) -> Program | None:
-        """A program, which is to stay now that it is used."""
+        """Return a program, which is to stay now that it is used."""
         stored.used = next(self._uses)
         return stored.program
 
@@ -93,22 +110,17 @@ class ProgramStore:
         """Of all programs but `kept`, let the half go that was not used for the longest time."""
         with self._lock:
             others = [key for key, stored in self._stored.items() if stored not in kept]
-            gone = self._taken_out(others, (len(others) + 1) // 2)
-        del gone
+            self._drop_oldest(others, (len(others) + 1) // 2)
 
     def clear(self) -> None:
         """Let all programs go."""
         with self._lock:
-            gone, self._stored = self._stored, {}
-        del gone
+            self._stored.clear()
 
-    def _taken_out(self, keys: Iterable[Hashable], number: int) -> list[StoredProgram]:
-        """Of the programs of some keys, those that were not used for the longest time.
-
-        They are to be dropped after the lock: whoever compiles for one of them is ended then, which may take seconds.
-        """
-        oldest = sorted(keys, key=lambda key: self._stored[key].used)
-        return [self._stored.pop(key) for key in oldest[: max(0, number)]]
+    def _drop_oldest(self, keys: Iterable[Hashable], number: int) -> None:
+        """Of the programs of some keys, drop those that were not used for the longest time."""
+        for key in sorted(keys, key=lambda key: self._stored[key].used)[: max(0, number)]:
+            del self._stored[key]
 
 
 STORE = ProgramStore()  # of all runs of this process

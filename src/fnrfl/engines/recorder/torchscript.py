@@ -11,24 +11,19 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fnrfl.core.errors import out_of_memory
-from fnrfl.engines.recorder.programs import FlatProgram, Recording, repeated
+from fnrfl.engines.recorder.programs import Backend, FlatProgram, Recording, repeated
 from fnrfl.engines.recorder.rewriting import rewrite
 
 
-class TorchScript:
+class TorchScript(Backend):
     """The backend for CPUs: threads work side by side while a program runs."""
 
     max_programs = 64  # each holds about a megabyte for good
-    waits = True
-    compute: torch.dtype | None = None
 
     def settings(self, expected_steps: int) -> Hashable:
         return "TorchScript", torch.are_deterministic_algorithms_enabled()
 
-    def candidates(self, recording: Recording) -> tuple[Iterator[FlatProgram], None]:
-        return self._candidates(recording), None
-
-    def _candidates(self, recording: Recording) -> Iterator[FlatProgram]:
+    def candidates(self, recording: Recording) -> Iterator[FlatProgram]:
         try:
             yield _scripted(recording)
         except RuntimeError as error:  # of an operator that TorchScript does not take
@@ -44,19 +39,6 @@ class TorchScript:
             yield
         finally:
             torch.jit.set_fusion_strategy(before)
-
-    def forget(self) -> None:
-        """Nothing: programs hold only what is theirs."""
-
-    def memory_is_short(self, device: torch.device) -> bool:
-        """Never: programs of a CPU are small."""
-        return False
-
-    def free_memory(self) -> None:
-        """Nothing: the memory of a program goes with it."""
-
-    def cannot_record(self) -> None:
-        """Nothing: the step runs as it is."""
 
 
 class _Script(torch.jit.ScriptModule):

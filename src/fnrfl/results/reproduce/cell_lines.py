@@ -42,8 +42,7 @@ def compute_line(cell: PaperCell, how: HowToRun, show: Callable[[Event], None]) 
     try:
         engine = how.engine if cell.scale != "tiny" else ()
         config = cell.config([*engine, *watch_words(cell)], how.words)
-        alone = how.processes == 1  # else its seconds are no measure, and it need not wait for the compiler
-        found = numbers_of(run(config, out=None, progress=show, runs_alike=MANY_ALIKE, compared=alone))
+        found = numbers_of(run(config, out=None, progress=show, runs_alike=MANY_ALIKE))
     except ConfigError:  # a word that is wrong, or data that is not there: no cell would do
         raise
     except Exception as error:  # the others may still do
