@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -70,7 +69,9 @@ def test_a_compiled_step_is_the_step_and_is_compiled_once(cache: Path, tmp_path:
     assert again.worker is None
     assert torch.equal(again.result()(total, torch.ones(2), torch.ones(2)), step(want, torch.ones(2), torch.ones(2)))
     del compiling
-    assert [path.name for path in cache.iterdir()] == [again.folder.name]  # nothing is left of the request
+    assert [path.name for path in cache.iterdir() if path.is_dir()] == [
+        again.folder.name
+    ]  # nothing is left of the request
 
 
 def test_a_step_is_read_from_its_text_and_nothing_is_computed() -> None:
@@ -101,9 +102,9 @@ def operators(graph: torch.fx.GraphModule) -> list[Any]:
 def test_rounds_of_compiled_steps_are_the_loop_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Private training and refinement, BatchNorm and dropout, several workers at a time."""
 
-    def candidates(self: TorchScript, recording: Recording) -> tuple[Iterator[FlatProgram], None]:
+    def candidates(self: TorchScript, recording: Recording) -> Iterator[FlatProgram]:
         compiling = compiled.start(recording)
-        return (repeated(each.result()) for each in [compiling]), None
+        return (repeated(each.result()) for each in [compiling])
 
     monkeypatch.setattr(torchscript.TorchScript, "candidates", candidates)
     run = Run(FNR(FedAvg()), "batched-fast", active=3)
@@ -128,48 +129,11 @@ def test_what_a_compiled_step_depends_on_has_a_folder_of_its_own(monkeypatch: An
 
 def working_on(step: Path) -> subprocess.Popen[bytes]:
     """A process that compiles a step until it is killed."""
-    code = "import sys; from pathlib import Path; from fnrfl.engines.recorder import compile_worker\n"
-    code += "with compile_worker._in_turn(Path(sys.argv[1])): print('at work', flush=True); sys.stdin.read()"
+    code = "import sys; from filelock import FileLock\n"
+    code += "with FileLock(sys.argv[1] + '.lock'): print('at work', flush=True); sys.stdin.read()"
     at_work = subprocess.Popen([sys.executable, "-c", code, str(step)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert at_work.stdout is not None and at_work.stdout.readline() == b"at work\n"
     return at_work
-
-
-def test_few_workers_are_at_work_at_once(cache: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    """Whoever finds no place waits until another has ended."""
-    cache.mkdir()
-    done: list[Path] = []
-    monkeypatch.setattr(compile_worker, "_compile", lambda asked, folder: done.append(folder))
-    monkeypatch.setattr(compile_worker, "PLACES", 1)  # a process takes the first that is free
-    at_work = working_on(cache / ("a" * 32))
-    waiting = threading.Thread(target=compile_worker.compile_request, args=[tmp_path, cache / ("b" * 32)])
-    waiting.start()
-    waiting.join(0.5)
-    assert waiting.is_alive() and not done
-    at_work.kill()
-    waiting.join(30)
-    assert len(done) == 1
-
-
-def test_patience_begins_when_a_worker_has_its_turn(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(compiled, "PATIENCE", 2.0)
-    monkeypatch.setattr(compiled, "_load", lambda folder, device: "the step")
-
-    def result(*seconds: float) -> Any:
-        """Of a worker that waits so long for its turn, and then works so long."""
-        asked = Path(tempfile.mkdtemp(dir=tmp_path))
-        code = "import sys, time; from pathlib import Path; time.sleep(float(sys.argv[2]))\n"
-        code += "Path(sys.argv[1]).touch(); time.sleep(float(sys.argv[3]))"
-        worker = subprocess.Popen([sys.executable, "-c", code, str(asked / compiled.BEGUN), *map(str, seconds)])
-        try:
-            return compiled.Compiling(tmp_path, torch.device("cpu"), worker, asked).result()
-        finally:
-            worker.kill()
-            worker.wait()
-
-    assert result(2.5, 0.0) == "the step"
-    with pytest.raises(subprocess.TimeoutExpired):
-        result(0.0, 20.0)
 
 
 def test_two_workers_do_not_compile_the_same_step(cache: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -259,46 +223,6 @@ def test_nobody_waits_for_a_worker_that_a_driver_holds(cache: Path, monkeypatch:
     asked = compiling.asked
     del compiling
     assert held.killed and not asked.exists()
-
-
-def test_a_worker_waits_until_the_gpu_has_room_for_it(monkeypatch: Any) -> None:
-    free, waited = [1e3, 2e3, 40_000.0], list[float]()
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 1e6))
-
-    def sleep(seconds: float) -> None:
-        waited.append(seconds)
-        free.pop(0)
-
-    monkeypatch.setattr(compile_worker.time, "sleep", sleep)
-    arguments = [[[10, 100], [100, 1], "float32", "cuda:0"], [[5, 100], [100, 1], "float64", "cuda:0"]]
-    compile_worker._wait_for_room(arguments)  # 8,000 bytes
-    assert len(waited) == 2
-    free[:] = [31_999.0] * 9
-    monkeypatch.setattr(compile_worker, "PATIENCE_FOR_ROOM", -1.0)
-    with pytest.raises(MemoryError, match=r"^cuda:0 has 0\.0 GB free, and compiling takes 0\.0$"):
-        compile_worker._wait_for_room(arguments)
-    free[0] = 32_000.0
-    compile_worker._wait_for_room(arguments)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", None)
-    compile_worker._wait_for_room([[[10], [1], "float32", "cpu"]])  # asks no GPU
-
-
-def test_room_is_waited_for_before_anything_is_on_the_gpu(cache: Path, monkeypatch: Any) -> None:
-    asked: list[list[Any]] = []
-
-    def full(arguments: list[Any]) -> None:
-        asked.append(arguments)
-        raise MemoryError
-
-    monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, **__: _Ended(0))
-    compiling = compiled.start(recorded())
-    monkeypatch.setattr(compile_worker, "_wait_for_room", full)
-    monkeypatch.setattr(torch, "empty_strided", None)
-    monkeypatch.delattr(compile_worker.signal, "alarm", raising=False)  # of a worker
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
-    with pytest.raises(MemoryError):
-        compile_worker._compile(compiling.asked, compiling.folder)
-    assert asked == [[compiled._like(torch.ones(2))] * 3]
 
 
 def test_the_folder_stays_small_and_keeps_what_was_used_last(monkeypatch: Any, cache: Path) -> None:
@@ -410,9 +334,7 @@ def test_without_a_folder_steps_are_captured(cache: Path, tmp_path: Path, caplog
     captured: list[Any] = []
     monkeypatch.setattr(backend, "_captured", lambda step, recording: captured.append(step) or repeated(step))
     found = recorded()
-    backend.waits = False
-    candidates, later = backend.candidates(found)
-    assert next(candidates) is not None and later is None
+    assert next(backend.candidates(found)) is not None
     assert captured == [found.graph] and caplog.text.count("cannot be compiled") == 1
 
 
@@ -421,3 +343,74 @@ def test_constants_stay_where_they_were(tmp_path: Path) -> None:
     compiled._save_constants(tmp_path / "c", {str(i): held for i, held in enumerate(constants)})
     found = compiled.load_constants(tmp_path / "c", torch.device("meta"))
     assert all(torch.equal(a, b) and a.device == b.device for a, b in zip(found, constants, strict=True))
+
+
+# -- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("free", "kept_for_later", "is_short", "gives_back"),
+    [(10, 0, False, False), (9, 0, True, True), (9, 1, False, True), (0, 9, True, True), (90, 10, False, False)],
+)
+def test_memory_of_a_gpu_is_short_if_it_is_nearly_full_without_what_torch_keeps_for_later(
+    free: int, kept_for_later: int, is_short: bool, gives_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, memory, given_back = torch.device("cuda:0"), {0: (free, 100), 1: (0, 100)}, list[int]()
+
+    def empty_cache() -> None:
+        given_back.append(kept_for_later)
+        memory[0] = free + kept_for_later, 100
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: memory[device.index])
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    backend = cuda_graphs.CudaGraphs(torch.float32)
+    assert backend.memory_is_short(here) is is_short  # whatever is on the other GPU
+    assert bool(given_back) is gives_back
+    assert not backend.memory_is_short(torch.device("cpu"))
+
+
+def test_memory_that_only_a_circle_of_objects_holds_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive = list[bool]()
+    circle: list[Any] = [torch.ones(1)]
+    held = weakref.ref(circle[0])
+    circle.append(circle)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(held() is not None))
+    del circle
+    cuda_graphs.CudaGraphs(torch.float32).free_memory()
+    assert alive == [False]
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("words", ["Triton Error [CUDA]: out of memory", "operation not permitted"])
+def test_a_step_that_cannot_be_captured_is_repeated_but_memory_that_is_full_is_told(
+    words: str, is_compiled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(*_: Any) -> None:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(cuda_graphs.CudaGraphs, "_captured", refused)
+    monkeypatch.setattr(compiled.Compiling, "result", lambda self: torch.add)
+    compiling = compiled.Compiling(tmp_path, torch.device("cpu")) if is_compiled else None
+    programs = cuda_graphs.CudaGraphs(torch.float32)._candidates(recorded(), compiling)
+    if "memory" in words:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            next(programs)
+    else:
+        assert len(list(programs)) == 1
+
+
+def test_a_capture_that_fails_for_want_of_memory_says_so(monkeypatch: Any) -> None:
+    """torch ends such a capture with another error, in the middle of the first."""
+
+    def capture(*_: Any) -> None:
+        try:
+            raise RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(cuda_graphs, "CapturedStep", capture)
+    monkeypatch.setattr(cuda_graphs, "_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    with pytest.raises(RuntimeError, match="ALLOC_FAILED"):
+        cuda_graphs.CudaGraphs(torch.float32)._captured(torch.add, StepArguments([torch.ones(1)], [], 1, 0))

@@ -22,7 +22,6 @@ from fnrfl.core.algorithm import Objective
 from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Flat, LocalTask, Out, Training, Tree
 from fnrfl.data.batches import Pool
-from fnrfl.engines.expected import MIN_STEPS_FOR_SHORT_BATCH
 from fnrfl.engines.groups import GROUP_SIZE, halves, in_groups, shrinking
 from fnrfl.engines.place import Threads
 from fnrfl.engines.recorder import recorder as recorder_module
@@ -30,6 +29,7 @@ from fnrfl.engines.recorder import torchscript, tracer
 from fnrfl.engines.recorder.programs import FlatProgram, Program, Recording
 from fnrfl.engines.recorder.recorder import Recorder
 from fnrfl.engines.recorder.torchscript import TorchScript
+from fnrfl.engines.step_estimate import MIN_STEPS_FOR_SHORT_BATCH
 from fnrfl.engines.vectorised import Vectorised
 from fnrfl.models.catalogue import build_model
 from fnrfl.runs import build, choice

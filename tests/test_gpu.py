@@ -31,7 +31,7 @@ from fnrfl.engines.place import Place
 from fnrfl.engines.recorder import cuda_graphs
 from fnrfl.engines.recorder.cuda_graphs import cudnn_autotune
 from fnrfl.engines.recorder.programs import MAX_RELATIVE_ERROR, close_enough
-from fnrfl.engines.recorder.recorder import Recorder, Wanted
+from fnrfl.engines.recorder.recorder import ProgramRequest, Recorder
 from fnrfl.engines.runner import Blame, Probing, Runner
 from fnrfl.models.catalogue import build_model
 from fnrfl.runs.build import build as build_run
@@ -485,9 +485,9 @@ def test_what_is_worth_compiling_does_not_depend_on_who_is_in_the_cohort() -> No
     run = Run(FedAvg(), "gpu", active=3, record=True, rounds=7, participation=0.5)
     asked: list[dict[Any, int]] = []
 
-    def programs_of(wanted: list[Wanted]) -> list[None]:
-        asked[-1].update((one.key[0], one.expected_steps) for one in wanted)
-        return [None for _ in wanted]
+    def programs_of(requests: list[ProgramRequest]) -> list[None]:
+        asked[-1].update((one.key[0], one.expected_steps) for one in requests)
+        return [None for _ in requests]
 
     recorder(run).programs_of = programs_of  # type: ignore[assignment,method-assign]
     examples = [int(n) for n in run.engine.examples.tolist()]
@@ -504,6 +504,7 @@ def test_what_is_worth_compiling_does_not_depend_on_who_is_in_the_cohort() -> No
         assert all(known.setdefault(width, steps) == steps for width, steps in found.items())
     training = run.world.training
     all_steps = sum(-(-training.epochs * n // training.batch) for n in examples)
+    assert len({*known.values()}) == 1  # widths are compiled side by side
     assert 0.9 * 7 * all_steps * 0.5 <= sum(known.values()) < 7 * all_steps
     assert in_chunks == {1: int(7 * all_steps * 0.5)}
     asked.append({})

@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
@@ -28,10 +25,9 @@ from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch
 from fnrfl.data.batches import Pool
 from fnrfl.engines import vectorised
-from fnrfl.engines.expected import ExpectedWork
-from fnrfl.engines.groups import StepShape, cuts_of, halves
 from fnrfl.engines.job import Job
 from fnrfl.engines.padding import can_be_tried_with, takes_padding
+from fnrfl.engines.step_estimate import StepEstimate
 from fnrfl.engines.vectorised import Vectorised
 from fnrfl.kernels.layers import _PaddedBackward, _PaddedNormalised, leaving_padding_out, share_kernels
 from mutants import mutants
@@ -203,110 +199,6 @@ def test_a_crowd_of_tiny_clients_is_not_padded_on_a_cpu() -> None:
         both(FedAvg(), classification(module=Plain), "batched", training=replace(KEEP, batch=90))
         both(FedAvg(), classification(module=Plain), "gpu", training=replace(KEEP, batch=90))
     assert [pads for _, pads in decided] == [False] * 2 + [True] * 2
-
-
-# -- steps without a short batch ---------------------------------------------------------------------------------------
-
-
-@contextmanager
-def taken() -> Iterator[list[tuple[bool, bool]]]:
-    """(whether it was padded, whether a client has a short batch) of every step that groups took."""
-    found: list[tuple[bool, bool]] = []
-    get = Job.batches
-
-    def told(job: Job, at: Any, steps: int, feed: Any, *, padded_to: int | None = None, **options: Any) -> Batch:
-        for step in range(steps):
-            sizes = [job.plans[m].sizes[first + step] for m, first in at.items()]
-            found.append((padded_to is not None, min(sizes) < (padded_to or max(sizes))))
-        return get(job, at, steps, feed, padded_to=padded_to, **options)
-
-    with mock.patch.object(Job, "batches", told):
-        yield found
-
-
-SMALL_BATCHES = replace(KEEP, batch=13)  # no client has a last batch of one, which BatchNorm refuses
-
-
-@pytest.mark.parametrize("engine", ["gpu", "gpu-fast"])
-@pytest.mark.parametrize("label", sorted(FEW_METHODS))
-@pytest.mark.parametrize("refined", [False, True])
-def test_steps_without_a_short_batch_are_not_padded(label: str, refined: bool, engine: str) -> None:
-    with mock.patch.object(vectorised, "MAX_SHORT_STEPS", 1.0), taken() as steps:
-        method, world = algorithm(label, refined), classification(module=Normed)
-        one, other = both(method, world, engine, training=SMALL_BATCHES, active=5)
-    assert_near(one.state, other.state, 1e-9)
-    assert set(steps) == {(True, True), (False, False)}
-
-
-def test_padded_steps_count_for_as_many_as_they_are() -> None:
-    """Whether a step is compiled is decided by how often it will be taken: padded ones are rare."""
-    asked, programs = [], Vectorised._programs
-
-    def told(self: Vectorised, job: Job, place: Any, group: list[int], expected: Any) -> Any:
-        asked.append((self.expected.short_share(job, 6), expected))
-        return programs(self, job, place, group, expected)
-
-    with mock.patch.object(vectorised, "MAX_SHORT_STEPS", 1.0), mock.patch.object(Vectorised, "_programs", told):
-        both(FedAvg(), classification(module=Normed), training=SMALL_BATCHES, active=6)
-    short, expected = asked[0]
-    assert 0 < short < 1
-    assert expected[StepShape(6, 13, True)] == int(expected[StepShape(6, 13)] * short) > 0
-
-
-@pytest.mark.parametrize("engine", ["gpu", "gpu-fast"])
-def test_masks_are_drawn_as_ever_where_some_steps_are_padded(engine: str) -> None:
-    with mock.patch.object(vectorised, "MAX_SHORT_STEPS", 1.0), taken() as steps:
-        one, other = both(FedAvg(), classification(module=NormedAndDropped), engine, training=SMALL_BATCHES)
-    assert_near(one.state, other.state, 1e-9)
-    assert set(steps) == {(True, True), (False, False)}
-
-
-@on_a_gpu
-@pytest.mark.parametrize("record", [False, True])
-def test_steps_without_a_short_batch_are_not_padded_on_a_gpu(record: bool) -> None:
-    world, method = classification(module=Normed), algorithm("scaffold", True)
-    one = Run(method, "loop", world=world, training=SMALL_BATCHES, active=5)
-    other = Run(method, "gpu-fast", world=world, training=SMALL_BATCHES, active=5, device="cuda", record=record)
-    with mock.patch.object(vectorised, "MAX_SHORT_STEPS", 1.0), taken() as steps:
-        for run in (one, other):
-            run.rounds(2)
-    assert set(steps) == {(True, True), (False, False)}
-    assert_near(one.state, other.state.to(torch.device("cpu")), 1e-9)
-
-
-@pytest.mark.parametrize(("module", "engine"), [(Plain, "gpu"), (Normed, "batched")])
-def test_all_steps_are_padded_where_that_takes_no_longer(module: Any, engine: str) -> None:
-    """Without BatchNorm a padded step takes as long; on a CPU many short programs take longer than one."""
-    with mock.patch.object(vectorised, "MAX_SHORT_STEPS", 1.0), taken() as steps:
-        one, other = both(FedAvg(), classification(module=module), engine, training=SMALL_BATCHES)
-    assert_near(one.state, other.state, 1e-9)
-    assert (True, False) in steps or not any(padded for padded, _ in steps)
-
-
-def test_all_steps_are_padded_if_many_have_a_short_batch() -> None:
-    with taken() as steps:
-        both(FedAvg(), classification(module=Normed))
-    assert (True, False) in steps and not any(not padded for padded, _ in steps)
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 3), st.integers(1, 9))
-def test_cuts_pad_the_steps_with_a_short_batch_and_take_every_step_once(
-    examples: list[int], epochs: int, batch: int
-) -> None:
-    sizes = sorted((([batch] * (n // batch) + [n % batch] * bool(n % batch)) * epochs for n in examples), key=len)[::-1]
-    width = len(sizes)
-    cuts = cuts_of(sizes, halves(width), StepShape(width, batch, pads=True), apart=True)
-    assert [step for cut in cuts for step in range(cut.first, cut.last)] == list(range(len(sizes[0])))
-    for cut in cuts:
-        for step in range(cut.first, cut.last):
-            live = [mine[step] for mine in sizes if step < len(mine)]
-            assert len(live) <= cut.shape.width and cut.shape.pads == (min(live) < batch)
-    padded = sum(cut.last - cut.first for cut in cuts if cut.shape.pads)
-    task: Any = SimpleNamespace(data="private")
-    job: Any = SimpleNamespace(
-        task=task, training=replace(KEEP, epochs=epochs, batch=batch), clients=list(range(width))
-    )
-    assert ExpectedWork(examples).short_share(job, width) == padded / len(sizes[0])
 
 
 def test_how_batches_are_chosen_makes_no_other_program() -> None:
@@ -490,16 +382,5 @@ MUTANTS = [
         padding_of_every_objective=("not job.task.objective.takes_padding", "False"),
         padding_whatever_it_costs=("(1 + MAX_PADDING) * taken", "10 * taken"),
     ),
-    *mutants(
-        cuts_of,
-        short_batches_are_not_padded=("whole if is_short else ...", "StepShape(width, whole.size)"),
-        full_batches_are_padded=("whole if is_short else ...", "whole"),
-        padded_where_any_is_full=("min(at_once)", "max(at_once)"),
-    ),
-    *mutants(
-        ExpectedWork.short_share,
-        short_batches_in_the_first_epoch=("range(steps[m] // epochs - 1, steps[m], ...)", "[steps[m] // epochs - 1]"),
-        every_last_batch_is_short=("examples[m] % batch", "True"),
-    ),
-    *mutants(ExpectedWork.largest_batch, padded_to_the_largest_client=("max(mine, self._largest)", "self._largest")),
+    *mutants(StepEstimate.largest_batch, padded_to_the_largest_client=("max(mine, self._largest)", "self._largest")),
 ]

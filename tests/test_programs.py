@@ -20,7 +20,7 @@ from fnrfl.core.algorithm import Objective
 from fnrfl.core.engine import Step
 from fnrfl.core.fingerprint import fingerprint
 from fnrfl.engines.recorder.programs import ProgramStore, StepArguments
-from fnrfl.engines.recorder.recorder import Recorder
+from fnrfl.engines.recorder.recorder import NewStep, Recorder
 from fnrfl.engines.recorder.torchscript import TorchScript
 from fnrfl.runs import build_engine
 from fnrfl.runs.build import build
@@ -159,38 +159,6 @@ def test_half_of_what_is_not_kept_goes_and_what_was_used_last_stays() -> None:
         assert [i for i in range(6) if store.get(i)] == left
 
 
-@pytest.mark.parametrize(
-    "dropped",
-    [
-        lambda store: store.let_half_go([]),
-        lambda store: store.clear(),
-        lambda store: store.keep(1, None, 1),
-        lambda store: store.keep(0, None, 9),
-    ],
-    ids=["half", "all", "more than most", "twice"],
-)
-def test_while_a_compiler_is_ended_others_can_use_the_store(dropped: Callable[[ProgramStore], object]) -> None:
-    store, free = ProgramStore(), list[bool]()
-    lock: Any = store._lock
-
-    def is_free() -> bool:
-        taken: bool = lock.acquire(timeout=0.2)
-        if taken:
-            lock.release()
-        return taken
-
-    class Slow:
-        """What is coming, and takes its time to end."""
-
-        def __del__(self) -> None:
-            with ThreadPoolExecutor(1) as other:
-                free.append(other.submit(is_free).result())
-
-    store.keep(0, None, 9).coming = Slow()  # type: ignore[assignment]
-    dropped(store)
-    assert free == [True]
-
-
 @pytest.mark.parametrize("short", [False, True])
 def test_where_memory_is_short_programs_of_earlier_runs_go_and_those_of_this_run_stay(
     short: bool, monkeypatch: pytest.MonkeyPatch
@@ -289,11 +257,12 @@ def test_a_step_is_recorded_before_it_is_taken() -> None:
         return w.sum()
 
     recorder, w, x = Recorder(TorchScript()), torch.ones(3), torch.arange(3.0)
-    begun = recorder.begin(step, StepArguments([w], [x], 1, 0))
-    assert begun.arguments is not None and begun.stepped == ()
-    recorder.take_step(begun)
-    torch.testing.assert_close(begun.stepped[0], torch.ones(3) - 0.1 * x)
-    program = recorder.finish(begun)
+    new = NewStep("sum", step, StepArguments([w], [x], 1, 0))
+    recorder.begin(new)
+    assert new.candidates is not None and new.stepped == ()
+    recorder.take_step(new)
+    torch.testing.assert_close(new.stepped[0], torch.ones(3) - 0.1 * x)
+    program = recorder.finish(new)
     assert program is not None and torch.equal(w, torch.ones(3))
     program([w], [torch.stack([x, x])])
     torch.testing.assert_close(w, torch.ones(3) - 0.2 * x)
@@ -313,10 +282,10 @@ def test_a_small_step_must_be_repeated_as_exactly_as_a_large_one(wrong: str) -> 
         return {"another loss": 1.1 * loss, "no loss": loss * torch.nan}.get(wrong, loss)[None]
 
     recorder = Recorder(TorchScript())
-    begun = recorder.begin(step, StepArguments([torch.ones(30)], [torch.arange(30.0)], 1, 0))
-    assert begun.arguments is not None
-    recorder.take_step(begun)
-    assert recorder.matches(program, begun.arguments, begun.stepped) is (wrong == "nothing")
+    new = NewStep("small", step, StepArguments([torch.ones(30)], [torch.arange(30.0)], 1, 0))
+    recorder.begin(new)
+    recorder.take_step(new)
+    assert recorder.matches(program, new.arguments, new.stepped) is (wrong == "nothing")
 
 
 def test_an_operator_whose_result_cannot_be_foretold_is_recorded_with_its_numbers() -> None:

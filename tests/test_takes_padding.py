@@ -14,8 +14,8 @@ from fnrfl.algorithms.moon import Moon
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.net import Model, Net
 from fnrfl.data.batches import Pool
-from fnrfl.engines.expected import NOTHING_KNOWN
 from fnrfl.engines.padding import _is_as_without, takes_padding
+from fnrfl.engines.step_estimate import NO_ESTIMATE
 from fnrfl.engines.vectorised import Vectorised
 from fnrfl.models import catalogue
 from mutants import mutants
@@ -171,7 +171,7 @@ def test_padding_needs_no_knowledge_of_other_clients() -> None:
     world: World = classification(module=Plain)
     run = Run(FedAvg(), "gpu", world=world, training=KEEP)
     assert isinstance(run.engine.server.runner, Vectorised)
-    run.engine.server.runner.expected = NOTHING_KNOWN
+    run.engine.server.runner.estimate = NO_ESTIMATE
     other = Run(FedAvg(), "loop", world=world, training=KEEP)
     assert_near(run.round(), other.round(), 1e-9)
 

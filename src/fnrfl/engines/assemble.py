@@ -24,7 +24,6 @@ from fnrfl.core.network import NetworkOptions
 from fnrfl.core.store import CPU, ClientStore
 from fnrfl.core.training import ClientOptions
 from fnrfl.core.trees import Tree
-from fnrfl.engines.expected import ExpectedWork
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import Gpus
 from fnrfl.engines.groups import GROUP_SIZE
@@ -37,6 +36,7 @@ from fnrfl.engines.recorder.cuda_graphs import CudaGraphs
 from fnrfl.engines.recorder.recorder import Recorder
 from fnrfl.engines.recorder.torchscript import TorchScript
 from fnrfl.engines.runner import Runner
+from fnrfl.engines.step_estimate import StepEstimate
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.vectorised import Vectorised
 
@@ -102,11 +102,11 @@ def assemble_trainer(
     on_gpu = name == "gpu"
     place: Place = Gpus(net, feed, layout.devices, tf32=layout.tf32) if on_gpu else Threads(net, feed, layout.threads)
     recorder = Recorder(_backend(net, layout), net.fingerprint()) if layout.record else None
-    expected = ExpectedWork([int(n) for n in feed.examples.tolist()], rounds, participation)
+    estimate = StepEstimate([int(n) for n in feed.examples.tolist()], rounds, participation)
     runner: Runner = (
-        OneByOne(recorder, expected)
+        OneByOne(recorder, estimate)
         if name in ("loop", "ray")
-        else Vectorised(recorder, expected, group_size=_group_size(layout))
+        else Vectorised(recorder, estimate, group_size=_group_size(layout))
     )
     return Trainer(place, runner, seed=seed)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby, takewhile
+from itertools import takewhile
 from typing import NamedTuple
 
 GROUP_SIZE = 16  # clients in a group, at most
@@ -36,14 +36,6 @@ class StepShape(NamedTuple):
     pads: bool = False  # whether shorter batches are padded to that size; else all are of it
 
 
-class Cut(NamedTuple):
-    """Steps that a group takes one after another, all of one shape."""
-
-    first: int
-    last: int  # the first step after it
-    shape: StepShape
-
-
 def in_groups(steps: Sequence[int], size: int = GROUP_SIZE) -> list[list[int]]:
     """Clients in groups of at most `size`, those with the most steps first, as equal in number as can be.
 
@@ -71,31 +63,6 @@ def shrinking(steps: Sequence[int], widths: Sequence[int]) -> list[tuple[int, in
         parts.append((first, last, next(w for w in widths if w >= live)))
         first = last
     return parts
-
-
-def cuts_of(sizes: Sequence[list[int]], widths: Sequence[int], whole: StepShape, *, apart: bool) -> list[Cut]:
-    """The steps of a group, cut where a client ends; `sizes` are those of each client's batches.
-
-    With `apart` they are also cut around the steps in which a client has a short batch: these alone are padded. They
-    have the rows of a whole group, so that they need one program more and not one for each number of rows.
-
-    >>> for cut in cuts_of([[8, 8, 8, 3], [8, 3]], [1, 2], StepShape(2, 8, pads=True), apart=True): print(*cut)
-    0 1 StepShape(width=2, size=8, pads=False)
-    1 2 StepShape(width=2, size=8, pads=True)
-    2 3 StepShape(width=1, size=8, pads=False)
-    3 4 StepShape(width=2, size=8, pads=True)
-    """
-    cuts = []
-    for first, last, width in shrinking([len(mine) for mine in sizes], widths):
-        if not apart:
-            cuts.append(Cut(first, last, whole._replace(width=width)))
-            continue
-        live = [mine[first:last] for mine in sizes if len(mine) > first]
-        for is_short, run in groupby(min(at_once) < whole.size for at_once in zip(*live, strict=True)):
-            next_cut = first + len(list(run))
-            cuts.append(Cut(first, next_cut, whole if is_short else StepShape(width, whole.size)))
-            first = next_cut
-    return cuts
 
 
 def halves(width: int) -> list[int]:

@@ -17,7 +17,7 @@ from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch, State
 from fnrfl.engines.place import Place, Station
 from fnrfl.engines.recorder.programs import Program
-from fnrfl.engines.recorder.recorder import Recorder, Wanted
+from fnrfl.engines.recorder.recorder import ProgramRequest, Recorder
 from fnrfl.engines.runner import Probing
 
 ModelsAndScale = tuple[State, Tree]  # the scale of inputs is an argument: runs share programs
@@ -101,7 +101,7 @@ def _programs(
     if often < MIN_BATCHES_FOR_PROGRAM:
         return {}
     asked = [(station, width) for width in {len(group) for group in groups} for station in place.devices()]
-    wanted = [_wanted(probing, station, range(width), sizes[0], often * width) for station, width in asked]
+    wanted = [_request(probing, station, range(width), sizes[0], often * width) for station, width in asked]
     found = zip(asked, recorder.programs_of(wanted), strict=True)
     return {(station.net.device, width, sizes[0]): program for (station, width), program in found if program}
 
@@ -117,7 +117,9 @@ def _is_a_value(probe: Probe) -> bool:
     return type(probe).add is Probe.add
 
 
-def _wanted(probing: Probing, station: Station, group: Sequence[int], size: int, expected_steps: int) -> Wanted:
+def _request(
+    probing: Probing, station: Station, group: Sequence[int], size: int, expected_steps: int
+) -> ProgramRequest:
     probe, net = probing.request.probe, station.net
 
     def example() -> tuple[Step, Tree, ModelsAndScale, Batch]:
@@ -126,4 +128,4 @@ def _wanted(probing: Probing, station: Station, group: Sequence[int], size: int,
         return _pass(probing, net), answers, (models, net.scale), batch
 
     key = "probe", len(group), size, probing.request.data, probe, type(probe).__call__, net.device
-    return Wanted(key, example, expected_steps)
+    return ProgramRequest(key, example, expected_steps)

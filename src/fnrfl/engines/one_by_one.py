@@ -10,19 +10,19 @@ from fnrfl.core.engine import Step, run_steps
 from fnrfl.core.step import Carry, by_autograd, by_transform
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch
-from fnrfl.engines.expected import NOTHING_KNOWN, ExpectedWork
 from fnrfl.engines.job import Fixed, Job
 from fnrfl.engines.place import Place, Station
 from fnrfl.engines.recorder.programs import Program
-from fnrfl.engines.recorder.recorder import Recorder, Wanted
+from fnrfl.engines.recorder.recorder import ProgramRequest, Recorder
 from fnrfl.engines.runner import Blame, Probing, stretches
+from fnrfl.engines.step_estimate import NO_ESTIMATE, StepEstimate
 
 
 class OneByOne:
     """Ordinary autograd, client by client; steps of frequent batch sizes are recorded if there is a recorder."""
 
-    def __init__(self, recorder: Recorder | None = None, expected: ExpectedWork = NOTHING_KNOWN) -> None:
-        self.recorder, self.expected, self.group_size = recorder, expected, 1
+    def __init__(self, recorder: Recorder | None = None, estimate: StepEstimate = NO_ESTIMATE) -> None:
+        self.recorder, self.estimate, self.group_size = recorder, estimate, 1
 
     def run(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:
         programs = self._programs(job, place)
@@ -61,22 +61,22 @@ class OneByOne:
             return {}
         with_size = {size: m for m, plan in enumerate(job.plans) for size in plan.sizes}  # somebody who has it
         full, most = {job.training.batch} & with_size.keys(), self.recorder.backend.max_programs // 2
-        sizes = sorted(full | self.expected.frequent_sizes(job, most) & with_size.keys())
-        found = self.recorder.programs_of([_wanted(job, place, with_size[size], size) for size in sizes])
+        sizes = sorted(full | self.estimate.frequent_sizes(job, most) & with_size.keys())
+        found = self.recorder.programs_of([_request(job, place, with_size[size], size) for size in sizes])
         return {size: program for size, program in zip(sizes, found, strict=True) if program is not None}
 
 
 ProgramsBySize = dict[int, Program]  # by the size of batches
 
 
-def _wanted(job: Job, place: Place, m: int, size: int) -> Wanted:
+def _request(job: Job, place: Place, m: int, size: int) -> ProgramRequest:
     net = place.net
 
     def example() -> tuple[Step, Carry, Fixed, Batch]:
         batch = trees.rows(job.example_batch([m], size, place.feed, net.dtype), 0)
         return job.step(net, by_transform), trees.rows(job.carry, m), _fixed(job, m), batch
 
-    return Wanted((size, job.key), example)
+    return ProgramRequest((size, job.key), example)
 
 
 def _fixed(job: Job, m: int) -> Fixed:

@@ -16,7 +16,6 @@ from fnrfl.core.messages import MeasureRequest
 from fnrfl.core.net import Net
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch, Flat, Out, RandomStream, State
-from fnrfl.engines.expected import ExpectedWork
 from fnrfl.engines.job import Job
 from fnrfl.engines.place import Place, Station
 from fnrfl.engines.recorder.recorder import Recorder
@@ -79,7 +78,6 @@ class Runner(Protocol):
     """How steps are taken."""
 
     recorder: Recorder | None
-    expected: ExpectedWork
     group_size: int  # clients that step together, at most
 
     def run(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:

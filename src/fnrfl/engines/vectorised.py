@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,17 +14,15 @@ from fnrfl.core.errors import gpu_out_of_memory
 from fnrfl.core.step import Carry, by_transform, ready_to_transform
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch
-from fnrfl.engines.expected import NOTHING_KNOWN, ExpectedWork
 from fnrfl.engines.groups import (
     GROUP_SIZE,
-    Cut,
     ShortSizes,
     StepShape,
     Turn,
-    cuts_of,
     halves,
     in_groups,
     padded,
+    shrinking,
     turns_of,
 )
 from fnrfl.engines.job import CLIENT_AXES, Fixed, Job, write_rows
@@ -32,11 +30,11 @@ from fnrfl.engines.joint_probes import ask_together
 from fnrfl.engines.padding import TRIED_ROWS, can_be_tried_with, takes_padding
 from fnrfl.engines.place import Place, Station
 from fnrfl.engines.recorder.programs import Program
-from fnrfl.engines.recorder.recorder import Recorder, Wanted
+from fnrfl.engines.recorder.recorder import ProgramRequest, Recorder
 from fnrfl.engines.runner import Blame, Probing, free_programs, stretches
+from fnrfl.engines.step_estimate import NO_ESTIMATE, StepEstimate
 
 MAX_PADDING = 0.25  # of the examples: padding that takes less time than short batches apart, where rows take time
-MAX_SHORT_STEPS = 0.25  # of a group's steps: if fewer have a short batch, the others are taken without padding
 
 
 class Vectorised:
@@ -46,9 +44,9 @@ class Vectorised:
     """
 
     def __init__(
-        self, recorder: Recorder | None = None, expected: ExpectedWork = NOTHING_KNOWN, *, group_size: int = GROUP_SIZE
+        self, recorder: Recorder | None = None, estimate: StepEstimate = NO_ESTIMATE, *, group_size: int = GROUP_SIZE
     ) -> None:
-        self.recorder, self.expected, self.group_size = recorder, expected, group_size
+        self.recorder, self.estimate, self.group_size = recorder, estimate, group_size
         self._takes_padding: bool | None = None  # of the net; None: not tried yet
 
     def warm_up(self) -> None:
@@ -63,7 +61,7 @@ class Vectorised:
         if differ or not (request.probe.asks_model and (place.probes_together or training is not None)):
             return one_by_one()
         try:
-            return ask_together(probing, place, self.group_size, self.recorder, self.expected.rounds)
+            return ask_together(probing, place, self.group_size, self.recorder, self.estimate.rounds)
         except RuntimeError as error:
             # Memory is full, or an operator cannot be batched; one that is wrong says so again.
             full = gpu_out_of_memory(error)
@@ -95,7 +93,7 @@ class Vectorised:
             return False
         if place.idle_rows_cost:
             together_anyway = all(plan.sizes == job.plans[0].sizes for plan in job.plans)
-            rows, taken = sum(job.steps) * self.expected.largest_batch(job), sum(sum(plan.sizes) for plan in job.plans)
+            rows, taken = sum(job.steps) * self.estimate.largest_batch(job), sum(sum(plan.sizes) for plan in job.plans)
             if together_anyway or rows > (1 + MAX_PADDING) * taken:
                 return False
         longest = max((plan.order for plan in job.plans), key=len)
@@ -109,29 +107,24 @@ class Vectorised:
     def _trains_even(self, job: Job, place: Place, groups: list[list[int]], pads: bool) -> TrainGroup:
         """How groups are trained whose batches are all of one size, or are padded to it."""
         width, size = max(map(len, groups)), job.plans[groups[0][0]].sizes[0]
-        size = self.expected.largest_batch(job) if pads else size
-        widths = halves(width) if place.idle_rows_cost else self.expected.widths(job, width)
-        sizes = [[job.plans[m].sizes for m in group] for group in groups]
-        short_share = self.expected.short_share(job, width) if pads else 1.0
-        apart = bool(place.net.batchnorm) and not place.idle_rows_cost and short_share <= MAX_SHORT_STEPS
-        cuts = [cuts_of(each, widths, StepShape(width, size, pads), apart=apart) for each in sizes]
-        by_rows = self.expected.compiled_together(job, widths)
-        expected = {cut.shape: by_rows.get(cut.shape.width, 0) for each in cuts for cut in each}
-        if apart:
-            expected |= {shape: int(taken * short_share) for shape, taken in expected.items() if shape.pads}
-        programs = self._programs(job, place, groups[0], expected)
-        return lambda station, g: self._train_group(station, place, job, groups[g], cuts[g], programs)
+        size = self.estimate.largest_batch(job) if pads else size
+        widths = halves(width) if place.idle_rows_cost else self.estimate.widths(job, width)
+        parts = [shrinking([job.steps[m] for m in group], widths) for group in groups]
+        shapes = {StepShape(rows, size, pads) for each in parts for _, _, rows in each}
+        programs = self._programs(job, place, groups[0], shapes, widths)
+        return lambda station, g: self._train_group(
+            station, place, job, groups[g], [(a, b, StepShape(rows, size, pads)) for a, b, rows in parts[g]], programs
+        )
 
     def _trains_uneven(self, job: Job, place: Place, groups: list[list[int]]) -> TrainGroup:
         """How groups are trained whose batches are of several sizes."""
         width = max(map(len, groups))
-        short = self._recorded_short_sizes(job, width)
+        most = 0 if self.recorder is None else self.recorder.backend.max_programs // 2
+        short = self.estimate.short_sizes(job, width, most) if most else ShortSizes()
         turns = [turns_of({m: job.plans[m].sizes for m in group}, width, short) for group in groups]
         recorded = {job.training.batch, *short.recorded}
         shapes = {StepShape(turn.width, turn.size) for each in turns for turn in each if turn.size in recorded}
-        by_rows = self.expected.compiled_together(job, halves(width))
-        expected = {shape: by_rows.get(shape.width, 0) for shape in shapes}
-        programs = self._programs(job, place, groups[0], expected)
+        programs = self._programs(job, place, groups[0], shapes, halves(width))
 
         def train(station: Station, g: int) -> list[Tensor]:
             losses = self._take_turns(station, place, job, turns[g], width, programs) if turns[g] else {}
@@ -141,17 +134,21 @@ class Vectorised:
         return train
 
     def _train_group(
-        self, station: Station, place: Place, job: Job, group: list[int], cuts: list[Cut], programs: Programs
+        self, station: Station, place: Place, job: Job, group: list[int], parts: list[Part], programs: Programs
     ) -> list[Tensor]:
         """All steps of some clients, sorted by their number of steps; a group short of all rows has idle ones.
 
         A client that has finished is copied out, and its row goes on idly until the group shrinks past it: rows do not
         know of each other, and a step costs nearly the same with one row more.
         """
-        net, steps, rows = station.net, [job.steps[m] for m in group], max([len(group), *(c.shape.width for c in cuts)])
+        net, steps, rows = (
+            station.net,
+            [job.steps[m] for m in group],
+            max([len(group), *(shape.width for *_, shape in parts)]),
+        )
         carry, fixed = job.rows(padded(group, rows), net.device)
         losses = carry.params.new_zeros(max(steps), rows)
-        for first, last, shape in cuts:
+        for first, last, shape in parts:
             top = slice(0, shape.width)
             program = programs.get((net.device, shape)) or _plain_program(job, station)
             some = fixed._replace(start=trees.rows(fixed.start, top), own=trees.rows(fixed.own, top))
@@ -189,28 +186,23 @@ class Vectorised:
         return losses
 
     # -- programs -----------------------------------------------------------------------------------------------------
-    def _recorded_short_sizes(self, job: Job, width: int) -> ShortSizes:
-        """Sizes of last batches whose steps are recorded."""
-        if self.recorder is None:
-            return ShortSizes()
-        full, most = {job.training.batch}, self.recorder.backend.max_programs // 2
-        frequent = self.expected.frequent_sizes(job, most) - full
-        shared = self.expected.shared_sizes(job, width, most) - full
-        same_in_every_round = self.expected.participation == 1.0
-        return ShortSizes(frequent, frequent - shared, shared if same_in_every_round else set())
-
-    def _programs(self, job: Job, place: Place, group: list[int], expected: Mapping[StepShape, int]) -> Programs:
-        """Programs for steps of these shapes, on every device; about so many of each are expected."""
+    def _programs(
+        self, job: Job, place: Place, group: list[int], shapes: set[StepShape], widths: list[int]
+    ) -> Programs:
+        """Return programs for steps of these shapes, on every device; groups shrink to `widths`."""
         if self.recorder is None:
             return {}
+        expected = self.estimate.most_frequent(job, widths)
         # The widest first: it takes longest to compile.
-        asked = [(station, shape) for shape in sorted(expected, reverse=True) for station in place.devices()]
-        wanted = [self._wanted(job, station, group, shape, expected[shape]) for station, shape in asked]
-        found = zip(asked, self.recorder.programs_of(wanted), strict=True)
+        wanted = [(station, shape) for shape in sorted(shapes, reverse=True) for station in place.devices()]
+        requests = [self._request(job, station, group, shape, expected) for station, shape in wanted]
+        found = zip(wanted, self.recorder.programs_of(requests), strict=True)
         return {(station.net.device, shape): program for (station, shape), program in found if program is not None}
 
-    def _wanted(self, job: Job, station: Station, group: list[int], shape: StepShape, expected_steps: int) -> Wanted:
-        """A step of a shape, to be recorded."""
+    def _request(
+        self, job: Job, station: Station, group: list[int], shape: StepShape, expected_steps: int
+    ) -> ProgramRequest:
+        """Return a step of a shape, to be recorded."""
         net = station.net
 
         def example() -> tuple[Step, Carry, Fixed, Batch]:
@@ -218,10 +210,11 @@ class Vectorised:
             batch = job.example_batch(rows, shape.size, station.feed, net.dtype, padded=shape.pads)
             return _vectorised_step(job, station), *job.rows(rows, net.device), batch
 
-        return Wanted((*shape, job.key, net.device), example, expected_steps)
+        return ProgramRequest((*shape, job.key, net.device), example, expected_steps)
 
 
 TrainGroup = Callable[[Station, int], list[Tensor]]  # at a station, group -> the losses of its clients
+Part = tuple[int, int, StepShape]  # steps of a group, from the first up to the last, that are all of one shape
 Programs = dict[tuple[torch.device, StepShape], Program]  # recorded steps
 
 

@@ -60,16 +60,13 @@ class ActorTrainer:
                 raise MemoryError(sentence(error)) from None
             return to_message(Failure.of(error))
 
-    def _answer(self, request: Any, held: list[State] | None, memory: Tree, together: int) -> Any:
+    def _answer(self, request: Any, held: list[State] | None, memory: Tree) -> Any:
         model, shared = self._common
         if isinstance(request, MeasureRequest):
             row = {client: m for m, client in enumerate(request.clients)}
             at = request.at if model is None else model
             return self.trainer.measure(replace(request, at=at), lambda client: (held or [])[row[client]])
         task = replace(request.task, start=request.task.start if model is None else model, shared=shared)
-        runner = self.trainer.runner
-        if runner.expected.together != together:
-            runner.expected = replace(runner.expected, together=together)
         models = None if held is None else trees.stacked(held)
         trained = self.trainer.train(replace(request, task=task), models, memory)
         return trained.replies, trained.memory, trained.not_finite

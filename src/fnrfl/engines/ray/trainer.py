@@ -76,7 +76,7 @@ class RayTrainer:
 
         def message(where: slice) -> Message:
             mine = None if held is None else held[where]
-            return to_message((rest.rows(where), mine, trees.rows(memory, where), len(clients)))
+            return to_message((rest.rows(where), mine, trees.rows(memory, where)))
 
         answers, missing = dict[int, Any](), dict[int, str]()
         for where, got in self._actors.ask(common, message, self._parts(clients, seconds), seconds):

@@ -119,7 +119,7 @@ class Recorder:
         return self.store.get(key) or NewStep(key, flat, arguments)
 
     def _make_room(self, found: Sequence[StoredProgram | NewStep]) -> None:
-        """Where memory is short for a program that is missing, let half of those go that only earlier runs have used."""
+        """Let half of the programs go that only earlier runs have used, where memory is short for a missing one."""
         missing = [one.arguments.constants for one in found if isinstance(one, NewStep)]
         devices = {tensor.device for constants in missing for tensor in constants}
         if any(map(self.backend.memory_is_short, devices)):
