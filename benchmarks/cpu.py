@@ -186,8 +186,8 @@ def tight_work(keys: dict[str, Any]) -> Any:
     import tight
     from fnrfl.config import load
     from fnrfl.data.batches import scaled
-    from fnrfl.runs.build import build
-    from fnrfl.runs.cohorts import cohort
+    from fnrfl.runs.setup.build import build
+    from fnrfl.runs.setup.method import cohort
 
     config = load(None, keys)
     built = build(config)
@@ -337,7 +337,7 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
     from fnrfl.engines.metered import Metered
     from fnrfl.engines.trainer import Trainer
     from fnrfl.runs import run as runs
-    from fnrfl.runs.build import build
+    from fnrfl.runs.setup.build import build
 
     spent: dict[str, float] = {}
 

@@ -35,9 +35,9 @@ from fnrfl.engines.metered import Metered
 from fnrfl.engines.recorder.cuda_graphs import CudaGraphs
 from fnrfl.results.reproduce import cell_lines
 from fnrfl.runs import run as runs
-from fnrfl.runs.build import Built, build
-from fnrfl.runs.cohorts import cohort
 from fnrfl.runs.model_score import score_model
+from fnrfl.runs.setup.build import Built, build
+from fnrfl.runs.setup.method import cohort
 
 CEILINGS = {  # images/s of ResNet-18 measured apart on an H200, torch 2.11: one model at batch 640, and the arithmetic
     "one model at batch 640, captured": 64_000,

@@ -21,8 +21,8 @@ from fnrfl.federation.agreed_requests import AgreedRequests
 from fnrfl.federation.messages import NodeReply, Version
 from fnrfl.federation.node import Node, Participant
 from fnrfl.federation.remote_clients import Network
-from fnrfl.runs.build import build
-from fnrfl.runs.cohorts import cohort_size
+from fnrfl.runs.setup.build import build
+from fnrfl.runs.setup.method import cohort_size
 from settings import with_keys
 
 # What a node may do with a letter, beside answering it.

@@ -45,10 +45,10 @@ from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.node_data import BuiltNode
 from fnrfl.federation.node_service import NodeService
 from fnrfl.federation.remote_clients import Network
-from fnrfl.runs.build import Built, build
-from fnrfl.runs.build_engine import RunNetwork
-from fnrfl.runs.parts import gather_parts
 from fnrfl.runs.run import run
+from fnrfl.runs.setup.build import Built, build
+from fnrfl.runs.setup.engine import RunNetwork
+from fnrfl.runs.setup.inputs import gather_parts
 from settings import with_keys
 from test_hostile_nodes import with_changes
 from test_network import config as network_config

@@ -13,8 +13,8 @@ from fnrfl.engines import one_by_one, vectorised
 from fnrfl.engines.job import Job
 from fnrfl.engines.trainer import Trainer
 from fnrfl.runs import run as runs
-from fnrfl.runs.build import build
-from fnrfl.runs.cohorts import cohort
+from fnrfl.runs.setup.build import build
+from fnrfl.runs.setup.method import cohort
 
 ROOT = Path(__file__).parent.parent
 

@@ -20,7 +20,7 @@ from fnrfl.config import RunConfig, describe_keys, load, registry
 from fnrfl.core.errors import ConfigError
 from fnrfl.data.sources import fashion_mnist, fetching
 from fnrfl.runs import run as runs
-from fnrfl.runs.build import build
+from fnrfl.runs.setup.build import build
 
 SECONDS = 20.0  # for one command; all of them take a fraction of one on a machine that is not busy
 

@@ -70,7 +70,7 @@ def test_keys_are_described_in_words() -> None:
 
 def test_the_client_section_is_the_training_that_steps_take() -> None:
     chosen = load("digits", ["client.lr=0.5", "client.lr_decay=0.5", "client.last_batch=keep", "client.momentum=0"])
-    engine = importlib.import_module("fnrfl.runs.build").build(chosen).engine
+    engine = importlib.import_module("fnrfl.runs.setup.build").build(chosen).engine
     for t in (0, 2):
         engine.begin(t)
         steps = {f.name: getattr(chosen.client, f.name) for f in dataclasses.fields(Training)}

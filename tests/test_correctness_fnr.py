@@ -20,7 +20,7 @@ from fnrfl.algorithms.parts.penalties import PENALTIES
 from fnrfl.config import load
 from fnrfl.core.types import Training
 from fnrfl.data.batches import Pool
-from fnrfl.runs.method import build_algorithm
+from fnrfl.runs.setup.method import build_algorithm
 from plain_loops import Federation, Normed, assert_equal, assert_model, averaged, descend, fedavg
 from toys import NUM_CLASSES, distance
 

@@ -21,8 +21,8 @@ from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data.datasets import load as load_data
 from fnrfl.runs import prepared_data
 from fnrfl.runs import run as runs
-from fnrfl.runs.build import build
 from fnrfl.runs.predict import evaluate, predict
+from fnrfl.runs.setup.build import build
 from settings import with_keys
 
 NAMES = ["age", "dose", "weight", "pulse"]

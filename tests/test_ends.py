@@ -26,9 +26,9 @@ from fnrfl.config import load
 from fnrfl.core.errors import FnrflError, gpu_out_of_memory, out_of_memory, sentence
 from fnrfl.results import compare
 from fnrfl.rundir import interrupt
-from fnrfl.runs import build
 from fnrfl.runs import forecast as plan
 from fnrfl.runs import run as runs
+from fnrfl.runs.setup import build
 
 RUN = ("run", "rounds=4", "clients=3", "client.epochs=1", "model=mlp(hidden=8)", "-o", "run")
 CODES = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}

@@ -32,8 +32,9 @@ from fnrfl.engines.recorder.torchscript import TorchScript
 from fnrfl.engines.step_estimate import MIN_STEPS_FOR_SHORT_BATCH
 from fnrfl.engines.vectorised import Vectorised
 from fnrfl.models.catalogue import build_model
-from fnrfl.runs import build, choice
 from fnrfl.runs import run as runs
+from fnrfl.runs.setup import build
+from fnrfl.runs.setup import engine as auto
 from settings import with_keys
 from test_conformance import FEW_METHODS, LIKE_FEDAVG, METHODS, algorithm, each
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, assert_near, assert_same, classification, distance
@@ -375,7 +376,7 @@ def built(*keys: str) -> build.Built:
 
 
 def test_auto_is_the_documented_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(auto.os, "cpu_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for keys, engine, threads in (
         ((), "batched", 3),
@@ -423,9 +424,13 @@ def test_last_batches_are_recorded_if_there_will_be_many(engine: str, rounds: in
 def test_on_a_gpu_steps_are_captured_if_the_groups_of_a_cohort_take_enough() -> None:
     few = built("clients=10", "rounds=2", "client.batch=32")
     for clients, captured in ((10, False), (16, False), (17, True), (100, True)):
-        keys = {"clients": clients, "rounds": choice.WORTH_CAPTURING - 1, "client": {"epochs": 1, "batch": 10_000}}
+        keys = {
+            "clients": clients,
+            "rounds": auto.WORTH_CAPTURING - 1,
+            "client": {"epochs": 1, "batch": 10_000},
+        }
         assert (
-            choice.records_steps(
+            auto.records_steps(
                 with_keys(few.config, {**keys, "engine": {"name": "gpu"}}), few.net, int(few.pool.examples.max())
             )
             is captured
@@ -438,7 +443,7 @@ def test_engines_that_train_clients_one_by_one_record_the_same_runs(rounds: int)
     configs = [
         with_keys(few.config, {"rounds": rounds, "engine": {"name": name}}) for name in ("loop", "ray", "flower")
     ]
-    assert len({choice.records_steps(config, few.net, 60) for config in configs}) == 1
+    assert len({auto.records_steps(config, few.net, 60) for config in configs}) == 1
 
 
 def short(*keys: str) -> RunConfig:
@@ -448,7 +453,7 @@ def short(*keys: str) -> RunConfig:
 @pytest.mark.parametrize("model", ["mlp", "cnn(norm=batch)"])
 def test_a_fast_run_is_the_plain_run(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In double precision, model by name, and the same bits on every rerun."""
-    monkeypatch.setattr(choice, "WORTH_RECORDING", 1)
+    monkeypatch.setattr(auto, "WORTH_RECORDING", 1)
     keys = (f"model={model}", "engine.precision=float64")
     fast, again = (runs.run(short(*keys), out=None) for _ in range(2))
     plain = runs.run(short(*keys, "engine=loop", "engine.accelerate=false"), out=None)

@@ -180,7 +180,7 @@ def test_a_round_has_the_metrics_of_the_answers_that_its_accuracy_is_of(settings
 
 def test_metrics_of_a_run_are_those_of_scikit_learn_on_its_model() -> None:
     found = fnrfl.run("digits", **SMALL)
-    from fnrfl.runs.build import build
+    from fnrfl.runs.setup.build import build
 
     test = build(load("digits", {key: value for key, value in SMALL.items() if key != "out"})).splits.test
     with torch.no_grad():

@@ -23,12 +23,12 @@ from fnrfl.core.types import Batch, Out, Tree
 from fnrfl.data.datasets import read_source
 from fnrfl.data.reading import Columns, Reading
 from fnrfl.data.scaling import InputMoments, merged
-from fnrfl.runs.build import build
 from fnrfl.runs.data import reading_of
 from fnrfl.runs.forecast import forecast
 from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import run as run_config
+from fnrfl.runs.setup.build import build
 from settings import with_keys
 from test_tables import write
 

@@ -34,12 +34,12 @@ from fnrfl.results.report.groups import panels_of
 from fnrfl.results.report.load import read_run
 from fnrfl.results.report.page import render
 from fnrfl.results.report.site_table import site_table
-from fnrfl.runs import build
 from fnrfl.runs.data import divide
 from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.run import load as load_run
 from fnrfl.runs.run import resume
 from fnrfl.runs.run import run as run_config
+from fnrfl.runs.setup import build
 from settings import with_keys
 
 NATURAL = load_config(None, ["scenario=natural", "dataset=own.npz", "model=mlp"])

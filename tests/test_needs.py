@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fnrfl import cli
 from fnrfl.config import load, registry
 from fnrfl.core.errors import CompatibilityError
-from fnrfl.runs.build import build
+from fnrfl.runs.setup.build import build
 
 NETS = '''
 from torch import nn

@@ -32,9 +32,9 @@ from fnrfl.federation.agreement import Agreement, SiteFacts, agree_on_experiment
 from fnrfl.federation.handshake import Ask, Handshake, answer_question, handshake
 from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.node_data import BuiltNode, build_node, recipe_at_node, recipe_for_nodes
-from fnrfl.runs.build import Built, build
-from fnrfl.runs.build_engine import build_engine
-from fnrfl.runs.parts import gather_parts
+from fnrfl.runs.setup.build import Built, build
+from fnrfl.runs.setup.engine import build_engine
+from fnrfl.runs.setup.inputs import gather_parts
 from settings import with_keys
 
 SKEWED = "label-dirichlet(0.5, min=5) + feature-noise(0.3)"

@@ -51,7 +51,7 @@ from fnrfl.data import batches
 from fnrfl.data.batches import Pool, plan
 from fnrfl.engines import joint_probes
 from fnrfl.engines.runner import Probing
-from fnrfl.runs.method import build_algorithm
+from fnrfl.runs.setup.method import build_algorithm
 from mutants import mutants
 from toys import (
     NUM_CLASSES,

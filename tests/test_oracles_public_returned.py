@@ -14,7 +14,7 @@ from fnrfl.algorithms.public_returned import PublicReturned
 from fnrfl.config import load
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.data.partition.views import _owners
-from fnrfl.runs.build import Built, build
+from fnrfl.runs.setup.build import Built, build
 from mutants import mutants
 
 BASE = ("rounds=2", "clients=5", "client.epochs=1", "public.size=300", "fnr.epochs=1", "fnr=off")

@@ -18,7 +18,7 @@ from fnrfl.core.types import State
 from fnrfl.data.batches import Pool
 from fnrfl.data.partition.views import Splits, _handed_out
 from fnrfl.engines.assemble import assemble
-from fnrfl.runs.build import Built, build
+from fnrfl.runs.setup.build import Built, build
 from mutants import mutants
 
 BASE = (

@@ -23,7 +23,9 @@ from fnrfl.core.net import Net
 from fnrfl.engines import gpus
 from fnrfl.kernels import convolution
 from fnrfl.kernels.layers import Norm, share_kernels
-from fnrfl.runs import build_net, choice, vmap_support
+from fnrfl.runs.setup import engine as setup_engine
+from fnrfl.runs.setup import model as setup_model
+from fnrfl.runs.setup import vmap_support
 from settings import with_keys
 
 
@@ -300,12 +302,12 @@ def test_a_model_that_does_not_compute_in_bf16_has_float32(monkeypatch: pytest.M
     monkeypatch.setattr(gpus, "found_devices", lambda: [torch.device("cpu")])
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
     net, config = Net(with_own_norm(), torch.zeros(2, 2, 6, 6), autocast=True), load("digits", ["model=my:net"])
-    precision, (notice,) = choice._precision_that_can(config, net, "gpu")
+    precision, (notice,) = setup_engine._precision_that_can(config, net, "gpu")
     assert precision == "float32" and notice.startswith("engine.precision = auto is float32")
     with pytest.raises(CompatibilityError, match='engine.precision = "bf16" does not go with model = "my:net"'):
-        choice._precision_that_can(with_keys(config, {"engine.precision": "bf16"}), net, "gpu")
+        setup_engine._precision_that_can(with_keys(config, {"engine.precision": "bf16"}), net, "gpu")
     fine = Net(Viewed(), torch.zeros(2, 2, 6, 6), channels_last=True, autocast=True)
-    assert choice._precision_that_can(config, fine, "gpu") == ("bf16", ())
+    assert setup_engine._precision_that_can(config, fine, "gpu") == ("bf16", ())
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -404,7 +406,7 @@ def test_runs_of_compiled_modules_of_older_versions_are_loaded_and_resumed(
 
     keys: dict[str, Any] = {"dataset": pictures(), "model": make, "clients": 2, "rounds": 2, "public.size": 0.1}
     with monkeypatch.context() as older:
-        older.setattr(build_net, "unwrapped", lambda module: module)
+        older.setattr(setup_model, "unwrapped", lambda module: module)
         whole = fnrfl.run(**keys, out=tmp_path / "whole")
         with pytest.raises(KeyboardInterrupt):
             fnrfl.run(**keys, out=tmp_path / "part", progress=stop)

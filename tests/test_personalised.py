@@ -13,8 +13,8 @@ import fnrfl
 from fnrfl.core.rng import generator
 from fnrfl.data.batches import scaled
 from fnrfl.rundir import checkpoint, record
-from fnrfl.runs.build import Built, build
 from fnrfl.runs.result import Result
+from fnrfl.runs.setup.build import Built, build
 
 CLIENTS = 5
 METHODS = ("local-only", "cfedfn", "ktpfl")

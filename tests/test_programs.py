@@ -22,8 +22,8 @@ from fnrfl.core.fingerprint import fingerprint
 from fnrfl.engines.recorder.programs import ProgramStore, StepArguments
 from fnrfl.engines.recorder.recorder import NewStep, Recorder
 from fnrfl.engines.recorder.torchscript import TorchScript
-from fnrfl.runs import build_engine
-from fnrfl.runs.build import build
+from fnrfl.runs.setup import engine as setup_engine
+from fnrfl.runs.setup.build import build
 from toys import NUM_CLASSES, NUM_FEATURES, Run, assert_near, assert_same, classification
 
 pytestmark = pytest.mark.usefixtures("no_programs")
@@ -242,10 +242,10 @@ def test_what_pays_in_a_grid_is_prepared_unless_a_run_must_decide_alone(
     built = build(load("digits", ["rounds=6"]))
     options = replace(built.config.engine, name=engine, deterministic=deterministic)
     asked: list[int] = []
-    monkeypatch.setattr(build_engine, "assemble", lambda *_, **given: asked.append(given["rounds"]))
-    monkeypatch.setattr(build_engine, "_gpus", lambda config: ())
+    monkeypatch.setattr(setup_engine, "assemble", lambda *_, **given: asked.append(given["rounds"]))
+    monkeypatch.setattr(setup_engine, "_gpus", lambda config: ())
     config = replace(built.config, engine=options)
-    build_engine.build_engine(config, built.algorithm, built.net, built.pool, None, runs_alike=10)
+    setup_engine.build_engine(config, built.algorithm, built.net, built.pool, None, runs_alike=10)
     assert asked == [rounds]
 
 

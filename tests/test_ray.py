@@ -46,12 +46,13 @@ from fnrfl.engines.ray.trainer import RayTrainer
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.results import compare as comparing
-from fnrfl.runs import choice, ray_run, runs_on_ray, vmap_support
-from fnrfl.runs.build import build
+from fnrfl.runs import ray_run, runs_on_ray
 from fnrfl.runs.forecast import forecast
-from fnrfl.runs.parts import gather_parts
 from fnrfl.runs.passed import NOTHING_PASSED
 from fnrfl.runs.run import resume, run
+from fnrfl.runs.setup import vmap_support
+from fnrfl.runs.setup.build import build
+from fnrfl.runs.setup.inputs import gather_parts
 from settings import with_keys
 from toys import SIZES, Run, assert_same, described, named, run_elsewhere
 

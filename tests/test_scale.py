@@ -23,9 +23,9 @@ from fnrfl.core.ndarrays import Ragged, sizes_of
 from fnrfl.data.partition import by_client as natural
 from fnrfl.results.report.page import report
 from fnrfl.runs import round_scores
-from fnrfl.runs.build import build
 from fnrfl.runs.run import load as load_run
 from fnrfl.runs.run import run as run_config
+from fnrfl.runs.setup.build import build
 
 ACTIVE, TESTED = 10, 300  # clients of a cohort; clients that bring a test example
 KINDS = ("iid", "natural")

@@ -36,12 +36,12 @@ from fnrfl.data.scaling import InputMoments, Scaling, looks_unscaled, merged
 from fnrfl.results.report.groups import panels_of
 from fnrfl.results.report.load import read_run
 from fnrfl.results.report.privacy_table import learned
-from fnrfl.runs import build_engine
-from fnrfl.runs.build import build
 from fnrfl.runs.forecast import forecast
 from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import run as run_config
+from fnrfl.runs.setup import engine as setup_engine
+from fnrfl.runs.setup.build import build
 from settings import with_keys
 from toys import Run, assert_near, assert_same, classification, named
 
@@ -304,7 +304,7 @@ def test_a_run_that_goes_on_is_the_same_to_the_bit_and_asks_nobody_again(
 
     with pytest.raises(Stop):
         run_config(finished.config, out=tmp_path / "run", progress=stop)
-    monkeypatch.setattr(build_engine, "ask_clients", None)
+    monkeypatch.setattr(setup_engine, "ask_clients", None)
     assert fnrfl.resume(tmp_path / "run").model_sha256 == finished.model_sha256
     assert header(tmp_path / "run")["scale"] == header(finished.run_dir or Path())["scale"]
 

@@ -37,11 +37,11 @@ from fnrfl.federation.node_service import NodeService
 from fnrfl.federation.remote_clients import Network
 from fnrfl.federation.site_agreement import agree_on_sites, with_counts
 from fnrfl.federation.site_data import describe_site, read_agreed
-from fnrfl.runs.build import Built, build
 from fnrfl.runs.predict import evaluate
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import resume, run
 from fnrfl.runs.run_files import verify
+from fnrfl.runs.setup.build import Built, build
 from settings import with_keys
 from test_nodes import asking, assert_same_client, clients_of, same, sent
 from test_sites import SITES, write_csv, write_images, write_layout

@@ -24,11 +24,11 @@ from fnrfl.data.datasets import Dataset, read_source
 from fnrfl.data.datasets import load as load_data
 from fnrfl.data.partition.views import splits_hash
 from fnrfl.data.reading import Reading, split_names
-from fnrfl.runs import build
 from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.round_scores import site_scores
 from fnrfl.runs.run import resume
 from fnrfl.runs.run import run as run_config
+from fnrfl.runs.setup import build
 from settings import with_keys
 
 SITES = ("H10", "H2", "Ähre <b>")

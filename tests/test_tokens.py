@@ -15,8 +15,8 @@ import fnrfl
 from fnrfl.config import load, registry
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data.datasets import from_arrays
-from fnrfl.runs.build import build
 from fnrfl.runs.predict import evaluate, predict
+from fnrfl.runs.setup.build import build
 
 WORDS, LENGTH, CLASSES = 12, 6, 3
 

@@ -20,7 +20,7 @@ from fnrfl.engines.assemble import Layout, assemble
 from fnrfl.engines.metered import Metered
 from fnrfl.models.catalogue import build_model
 from fnrfl.runs import run as runs
-from fnrfl.runs.build import build
+from fnrfl.runs.setup.build import build
 
 CLIENTS, CLASSES, ROUNDS, SHARE = 6, 10, 3, 0.4
 MIB = 2**20

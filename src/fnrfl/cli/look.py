@@ -29,7 +29,7 @@ from fnrfl.core.words import counted, printable
 if TYPE_CHECKING:
     from fnrfl.config import RunConfig
     from fnrfl.results.skew import Skew
-    from fnrfl.runs.build import Built
+    from fnrfl.runs.setup.build import Built
 
 ROWS = 40  # clients shown of a split
 
@@ -119,7 +119,7 @@ def save(
 
 
 def _built(text: str, overrides: Sequence[str] | None, trust: bool) -> Built:
-    from fnrfl.runs.build import build
+    from fnrfl.runs.setup.build import build
 
     return build(_config(text, overrides or (), trust))
 

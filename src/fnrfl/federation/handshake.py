@@ -35,7 +35,7 @@ from fnrfl.federation.reply_checks import in_short
 from fnrfl.federation.site_agreement import agree_on_sites, refuse_other_public, with_counts
 from fnrfl.federation.stand_in import load_test_set, partition_elsewhere, stand_in
 from fnrfl.runs.data import reading_of
-from fnrfl.runs.parts import RunParts, gather_parts, parts_with
+from fnrfl.runs.setup.inputs import RunParts, gather_parts, parts_with
 
 Plain = dict[str, Any]
 Ask = Callable[[Plain], Sequence[Plain]]  # a question to every node -> their answers, always in one order

@@ -32,15 +32,13 @@ from fnrfl.federation.node import Participant
 from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.site_data import changed_since, describe_site, read_agreed
 from fnrfl.federation.stand_in import stand_in_partition
-from fnrfl.runs.build_engine import build_trainer
-from fnrfl.runs.build_net import check_values
-from fnrfl.runs.choice import choose_engine
-from fnrfl.runs.cohorts import cohort_size
 from fnrfl.runs.data import build_pool, divide, learns_from_public, load_public, reading_of, with_counted_clients
-from fnrfl.runs.method import build_algorithm
-from fnrfl.runs.parts import RunParts, fitting_net, gather_parts, on_device
 from fnrfl.runs.passed import NOTHING_PASSED, labels_in
 from fnrfl.runs.run_files import versions
+from fnrfl.runs.setup.engine import build_trainer, choose_engine
+from fnrfl.runs.setup.inputs import RunParts, fitting_net, gather_parts, on_device
+from fnrfl.runs.setup.method import build_algorithm, cohort_size
+from fnrfl.runs.setup.model import check_values
 
 log = logging.getLogger("fnrfl")
 MOST_RECIPE = 2**15  # characters: keys of very many parts take the square of their length to read

@@ -18,7 +18,7 @@ from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.federation.node_data import refuse_what_sites_cannot
 from fnrfl.flower.deployment import Deployment
 from fnrfl.flower.own_config import NODE_FILE, OwnConfig
-from fnrfl.runs.needs import method_in_words
+from fnrfl.runs.setup.method import method_title
 
 RECIPE_FILE = "recipe.toml"
 
@@ -120,7 +120,7 @@ def write_app(folder: Path, config: RunConfig, nodes: int = 0) -> Deployment:
     name = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-") or "app"
     package = "app_" + name.replace("-", "_")
     words = {
-        "name": f"fnrfl-{name}", "package": package, "method": method_in_words(config), "nodes": nodes,
+        "name": f"fnrfl-{name}", "package": package, "method": method_title(config), "nodes": nodes,
         "waits": 0 if config.clients else nodes, "recipe": RECIPE_FILE, "version": __version__, "file": NODE_FILE,
     }  # fmt: skip
     texts = {

@@ -25,9 +25,9 @@ from fnrfl.core.rng import generator
 from fnrfl.core.types import SERVER, Data, LocalTask, State, Training
 from fnrfl.engines.metered import Metered
 from fnrfl.engines.rehearsal import Rehearsal
-from fnrfl.runs.build import Built, build
-from fnrfl.runs.cohorts import cohort, cohort_size
 from fnrfl.runs.model_score import score_model
+from fnrfl.runs.setup.build import Built, build
+from fnrfl.runs.setup.method import cohort, cohort_size
 
 REHEARSED = 2  # rounds; every later one sends what the second does
 COUNTED = 10_000  # rounds whose cohorts are drawn to count steps

@@ -25,9 +25,9 @@ from fnrfl.data.partition.views import num_shared
 from fnrfl.data.reading import Examples, Expected
 from fnrfl.data.sites import has_tables
 from fnrfl.data.sources import NAMED_DATASETS, available
-from fnrfl.runs.build_net import check_tokens
 from fnrfl.runs.data import reading_of
 from fnrfl.runs.result import Result
+from fnrfl.runs.setup.model import check_tokens
 
 MAX_LISTED = 6  # classes and columns that a note names
 MAX_BYTES = 1 << 26  # of files that are read once more: some seconds

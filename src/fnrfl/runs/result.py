@@ -23,10 +23,10 @@ from fnrfl.core.words import counted
 from fnrfl.data.datasets import Facts
 from fnrfl.rundir.events import Event
 from fnrfl.runs import personal
-from fnrfl.runs.build_net import build_net
-from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.metrics import OWN, RunMetrics
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
+from fnrfl.runs.setup.method import build_algorithm
+from fnrfl.runs.setup.model import build_net
 
 
 @dataclass(frozen=True, repr=False)

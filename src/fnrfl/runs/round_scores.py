@@ -17,10 +17,10 @@ from fnrfl.core.types import State
 from fnrfl.data.batches import scaled
 from fnrfl.data.datasets import Part
 from fnrfl.rundir.events import Event
-from fnrfl.runs.build import Built
 from fnrfl.runs.custom_metrics import CustomMetric, computed_metrics
 from fnrfl.runs.metrics import OWN
 from fnrfl.runs.model_score import Score, pooled, score_model
+from fnrfl.runs.setup.build import Built
 
 CLIENTS_EVERY_ROUND = 1_000  # with more of them, the log has a number for each of them in the last round alone
 # Probabilities of all answers, one number for each class: they cost time, so with more of them they are looked at after

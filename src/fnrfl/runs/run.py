@@ -29,18 +29,17 @@ from fnrfl.rundir.directory import RunDir
 from fnrfl.rundir.events import Event
 from fnrfl.rundir.interrupt import interruptible, stoppable
 from fnrfl.runs import personal, run_files
-from fnrfl.runs.build import Built, build
-from fnrfl.runs.build_engine import ClientNetwork, RunNetwork
 from fnrfl.runs.callbacks import Listeners
-from fnrfl.runs.cohorts import cohort
 from fnrfl.runs.error_context import method_errors, model_errors
 from fnrfl.runs.finite import check_scores, check_shapes, check_state, for_json
-from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.notices import log_once
-from fnrfl.runs.parts import RunParts
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
 from fnrfl.runs.result import Result
 from fnrfl.runs.round_scores import score_round
+from fnrfl.runs.setup.build import Built, build
+from fnrfl.runs.setup.engine import ClientNetwork, RunNetwork
+from fnrfl.runs.setup.inputs import RunParts
+from fnrfl.runs.setup.method import build_algorithm, cohort
 
 Progress = Callable[[Event], None]
 Phase = Callable[[str], None]

@@ -28,7 +28,7 @@ from fnrfl.rundir.directory import RunDir
 from fnrfl.rundir.events import Event
 from fnrfl.rundir.origin import read_origin
 from fnrfl.rundir.record import Index, checked_rounds
-from fnrfl.runs.build import Built
+from fnrfl.runs.setup.build import Built
 
 log = logging.getLogger("fnrfl")
 

@@ -17,8 +17,8 @@ from fnrfl.rundir.configs import Config, data_keys, differing_from_plan, flat_co
 from fnrfl.rundir.origin import Origin
 
 if TYPE_CHECKING:
-    from fnrfl.runs.build import Built
     from fnrfl.runs.passed import PassedObjects
+    from fnrfl.runs.setup.build import Built
 
 RUN_INTO_ANOTHER_FOLDER = "Put it back as it was, or run all of them again into another folder with --out."
 SHOWN_RUNS = 4  # by name, in a sentence

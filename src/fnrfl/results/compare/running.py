@@ -107,7 +107,7 @@ def check_judged(
 def compared_metric(cells: Sequence[Cell], name: str | None, passed: PassedObjects | None = None) -> Metric:
     """Choose the metric that is compared: the one named, which every run must have, or what the methods lead with."""
     from fnrfl.runs.custom_metrics import chosen, load_custom_metrics
-    from fnrfl.runs.method import build_algorithm
+    from fnrfl.runs.setup.method import build_algorithm
 
     if name is None:
         groups = {cell.group.label: cell.config for cell in cells}
@@ -247,7 +247,7 @@ def _check_groups(cells: Sequence[Cell], members: Members, how: _How) -> None:
     The other seeds differ in their draws alone.
     """
     from fnrfl.core.isolation import isolated
-    from fnrfl.runs.build import build
+    from fnrfl.runs.setup.build import build
 
     problems: dict[str, list[str]] = {}
     checked: set[str] = set()

@@ -22,8 +22,8 @@ def classes_of_scale(scale: str) -> tuple[str, ...]:
 
 def split_of(scale: str, skew: str) -> list[list[int]]:
     """Examples by client and class, as the paper's protocol spreads all training data with seed 0."""
-    from fnrfl.runs.build import build
     from fnrfl.runs.data import count_split
+    from fnrfl.runs.setup.build import build
 
     config = PaperCell("resnet18", skew, "paper", "fedavg", 0, scale).config()
     if scale != "tiny":
@@ -45,7 +45,7 @@ def noisy_samples(scale: str) -> NoisySamples:
     import torch
 
     from fnrfl.core.rng import generator
-    from fnrfl.runs.build import build
+    from fnrfl.runs.setup.build import build
 
     config = PaperCell("simple-cnn", "feature-0.5", "niid-bench", "fedavg", 0, scale).config(
         ["engine=loop"], ["clients=6"]

@@ -14,11 +14,8 @@ from fnrfl.data import augment
 from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset
 from fnrfl.data.partition.value import Partition
-from fnrfl.data.partition.views import Splits
 from fnrfl.data.scaling import Scaling
 from fnrfl.engines.gpus import can_use_cudnn, kernel_settings, on_first_gpu
-from fnrfl.runs.build_net import build_net, check_values, notices_on_model
-from fnrfl.runs.choice import choose_engine, choose_scale
 from fnrfl.runs.data import (
     build_pool,
     divide,
@@ -27,23 +24,19 @@ from fnrfl.runs.data import (
     notices_on_clients,
     with_counted_clients,
 )
-from fnrfl.runs.method import build_algorithm
-from fnrfl.runs.needs import check_needs
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
+from fnrfl.runs.setup.checks import Candidate, check_rules
+from fnrfl.runs.setup.engine import choose_engine, choose_scale
+from fnrfl.runs.setup.method import build_algorithm
+from fnrfl.runs.setup.model import build_net, check_values
 
 
 @dataclass(frozen=True)
-class RunParts:
+class RunParts(Candidate):
     """All that a trainer of a run's clients is made from, and the config with nothing left to choose."""
 
-    config: RunConfig
-    dataset: Dataset
-    partition: Partition
-    splits: Splits
-    algorithm: Algorithm
-    net: Net
     pool: Pool
-    notices: tuple[str, ...]  # about the data, and about the model
+    notices: tuple[str, ...]  # about the data, and about the engine
 
     def scaled_by(self, scaling: Scaling) -> RunParts:
         """The same parts with a net that scales its inputs, and fills in missing ones, as the config says."""
@@ -76,10 +69,10 @@ def parts_with(
     notices = (*notices, *(public.notices if isinstance(public, Dataset) else ()))
     config = with_counted_clients(config, partition)
     config, net = fitting_net(config, dataset, algorithm, passed)
-    check_needs(config, algorithm, net, splits, partition)
+    check_rules(Candidate(config, dataset, partition, splits, algorithm, net))
     check_values(config, net, splits)
     config, on_engine = choose_engine(config, net)
-    notices = (*notices, *notices_on_clients(config, dataset, partition), *notices_on_model(config, net), *on_engine)
+    notices = (*notices, *notices_on_clients(config, dataset, partition), *on_engine)
     net = on_device(config, net)
     pool = build_pool(config, dataset, partition, splits, net)
     return RunParts(config, dataset, partition, splits, algorithm, net, pool, notices)

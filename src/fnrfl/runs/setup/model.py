@@ -18,8 +18,8 @@ from fnrfl.data.partition.views import Splits
 from fnrfl.models.catalogue import build_model
 from fnrfl.models.first_weights import put_first_weights
 from fnrfl.runs.error_context import model_errors
-from fnrfl.runs.method import build_algorithm
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
+from fnrfl.runs.setup.method import build_algorithm
 
 SINGLE = ("auto", "float32", "tf32", "bf16")  # whatever layers compute in, parameters are float32
 
@@ -98,23 +98,6 @@ def _keeping_padding(module: nn.Module) -> nn.Module:
         if isinstance(layer, nn.TransformerEncoder):
             layer.use_nested_tensor = False
     return module
-
-
-@torch.no_grad()
-def notices_on_model(config: RunConfig, net: Net) -> tuple[str, ...]:
-    """What looks like a mistake in a user's model: answers that are probabilities, where the loss takes logits."""
-    if not registry.is_own_model(config.model.name):
-        return ()
-    x = torch.zeros(2, *net.input_shape, dtype=net.input_dtype)
-    if net.input_dtype.is_floating_point:  # of zeros alone a last layer may answer its biases, which can be anything
-        x[1] = 1
-    logits = net.eval_forward(*net.flatten(), x).logits
-    if not ((logits >= 0).all() and (logits.sum(1) - 1).abs().max() < 1e-4):
-        return ()
-    return (
-        "the model's answers are probabilities: it seems to end in a Softmax. The loss has one already, and with both "
-        "a model learns slowly. Remove the layer.",
-    )
 
 
 @torch.no_grad()
