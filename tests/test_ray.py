@@ -229,7 +229,7 @@ def test_an_actor_on_a_gpu_that_cannot_train_a_model_says_what_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stand-in: there is no GPU here. The trial step is taken on the CPU."""
-    for module in (ray_run, choice):
+    for module in (ray_run, setup_engine):
         monkeypatch.setattr(module, "found_devices", lambda *_: [torch.device("cpu")])
     monkeypatch.setattr(vmap_support, "on_first_gpu", lambda net, compute: net.copy())
     told = told_of_own_model(tmp_path, monkeypatch, 0.25)

@@ -67,9 +67,9 @@ def run(
     writes nothing. With `overwrite` a run that has this directory keeps it until the new one has its first checkpoint.
     `progress` hears of every round when it has ended, `callbacks` of the beginning and the end too, `phase` the name of
     each phase of a round as it begins. This is one of `runs_alike` runs of this process: what is prepared for it serves
-    the others too; None: it is alone. `passed` are the objects that the config has words for. `network` leads to
-    clients on other machines, which keep two rounds, so that every round ends with a checkpoint; `parts` is what they and
-    the server have agreed on.
+    the others too; None: it is alone. `passed` are the objects that the config has labels of. `network` leads to
+    clients on other machines, which keep two rounds, so that every round ends with a checkpoint; `parts` is what they
+    and the server have agreed on.
     """
     told = Listeners(progress, callbacks)
     names = () if out is None else run_files.possible_run_dirs(config, out, overwrite)

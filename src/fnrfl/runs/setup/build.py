@@ -83,10 +83,9 @@ def build(
 ) -> Built:
     """Load, draw, split, wrap and check; `scratch` is a folder for what does not fit in memory.
 
-    `runs_alike` is how many runs of this process are about like this one.
-    `scaling` is what clients have answered before, if the run goes on; else they are asked. `passed` are the
-    objects that the config has labels of. `connection` leads to clients on other machines, and `parts` is what they and the
-    server have agreed on.
+    `runs_alike` is how many runs of this process are about like this one. `scaling` is what clients have answered
+    before, if the run goes on; else they are asked. `passed` are the objects that the config has labels of.
+    `connection` leads to clients on other machines, and `parts` is what they and the server have agreed on.
     """
     refuse_without_network(config, connection)
     metrics = load_custom_metrics(config.metrics)
