@@ -50,6 +50,7 @@ from fnrfl.runs import ray_run, runs_on_ray
 from fnrfl.runs.forecast import forecast
 from fnrfl.runs.passed import NOTHING_PASSED
 from fnrfl.runs.run import resume, run
+from fnrfl.runs.setup import engine as setup_engine
 from fnrfl.runs.setup import vmap_support
 from fnrfl.runs.setup.build import build
 from fnrfl.runs.setup.inputs import gather_parts
