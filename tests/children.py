@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fnrfl.core import trees
-from fnrfl.core.messages import Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
+from fnrfl.core.messages import ClientSide, Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
 from fnrfl.core.trees import Tree
-from fnrfl.engines.wire import answer, from_bytes, to_bytes
+from fnrfl.engines.wire import from_bytes, to_bytes
 
 CHILDREN, _RUNS = 2, count()
 
@@ -31,6 +31,20 @@ def serve(pipe: Connection) -> None:
         new = run not in runs
         runs[run] = client_side(request) if new else runs[run]
         pipe.send_bytes(to_bytes(None if new else answer(runs[run], request)))
+
+
+def answer(clients: ClientSide, request: Any) -> Any:
+    """Return a client side's answer as a plain value; an error becomes a `Failure`."""
+    try:
+        if isinstance(request, TrainRequest):
+            return list(clients.train(request))
+        if isinstance(request, MeasureRequest):
+            return clients.measure(request)
+        if request.memory is None:
+            return clients.memory.get(request.client)
+        return clients.memory.put(request.client, request.memory)
+    except Exception as error:
+        return Failure.of(error)
 
 
 @cache

@@ -19,7 +19,7 @@ from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.federation.agreed_requests import AgreedRequests
 from fnrfl.federation.messages import NodeReply, Version
-from fnrfl.federation.node import Node, Participant
+from fnrfl.federation.node import Node, Participant, answer_bytes
 from fnrfl.federation.remote_clients import Network
 from fnrfl.runs.setup.build import build
 from fnrfl.runs.setup.method import cohort_size
@@ -53,7 +53,9 @@ class FakeNetwork(Network):
             letter = from_bytes(message)
             if number in self.kills_server_at:
                 self.kills_server_at.discard(number)
-                self.open_node(client, letter.run).answer(message)  # the node has worked, and nobody hears of it
+                answer_bytes(
+                    message, self.open_node(client, letter.run).answer
+                )  # the node has worked, and nobody hears of it
                 raise ServerKilled
             fault = self.faults.get(number, "")
             if fault:
@@ -70,7 +72,7 @@ class FakeNetwork(Network):
         if fault == "forgets":
             for folder in (node.memories, node.models):
                 folder.remove_all_but([])
-        answer = node.answer(message)
+        answer = answer_bytes(message, node.answer)
         if fault == "dies-after":
             yield client, "its node is gone."
         elif fault == "hangs":

@@ -7,9 +7,10 @@ import logging
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,22 +39,20 @@ from fnrfl.engines.wire import from_bytes, to_bytes, to_parts
 from fnrfl.federation import agreed_requests
 from fnrfl.federation.agreed_requests import AgreedRequests
 from fnrfl.federation.agreement import Agreement, as_plain, from_plain
-from fnrfl.federation.handshake import Handshake, handshake
-from fnrfl.federation.messages import NodeRequest
-from fnrfl.federation.node import Node
+from fnrfl.federation.handshake import Handshake
+from fnrfl.federation.messages import HandshakeRequest, NodeRequest
 from fnrfl.federation.node_config import NodeConfig
-from fnrfl.federation.node_data import BuiltNode
 from fnrfl.federation.node_service import NodeService
-from fnrfl.federation.remote_clients import Network
 from fnrfl.runs.run import run
 from fnrfl.runs.setup.build import Built, build
 from fnrfl.runs.setup.engine import RunNetwork
 from fnrfl.runs.setup.inputs import gather_parts
+from node_services import ServiceNetwork, agree, begin, content, describe
 from settings import with_keys
 from test_hostile_nodes import with_changes
 from test_network import config as network_config
 from test_network import on_loop, same
-from test_nodes import asking, clients_of, digits
+from test_nodes import digits
 
 PLANTED = 0.7310577154159546  # in every row of a training part, as a float32 has it
 PLANTED_TEST = -0.2689414322376251  # in every row of a test part
@@ -84,48 +83,46 @@ def write_sites(folder: Path, test_seed: int = 0) -> None:
         np.savez(f"{name}.npz", x=dice.normal(size=(20, 3)).astype("f4"), y=np.arange(20) % 2)
 
 
-def sites(*words: str, folder: str = "sites", **own: Any) -> tuple[Handshake, list[BuiltNode]]:
-    """What was agreed on with two sites, and their clients."""
+def sites(*words: str, folder: str = "sites", **own: Any) -> Handshake:
+    """What was agreed on with two sites."""
     nodes = [NodeConfig(data=f"{folder}/{name}.npz", name=name, public="public.npz", **own) for name in ("a", "b")]
-    met = handshake(load(None, [*WORDS, *words, "engine=flower"]), asking(nodes), "test.npz")
-    return met, clients_of(met, nodes)
+    network = Carrier(nodes, Path(mkdtemp(dir=".")))
+    return agree(load(None, [*WORDS, *words, "engine=flower"]), network, "test.npz")
 
 
-class Carrier(Network):
-    """A network of nodes, which keeps what it has carried."""
+class Carrier(ServiceNetwork):
+    """A network of nodes, which keeps what it has carried to node 0."""
 
-    def __init__(self, clients: Sequence[BuiltNode], folder: Path) -> None:
-        self.nodes = {one.client: one.participant for one in clients}
-        self.folder, self.letters, self.answers = folder.absolute(), list[bytes](), list[bytes]()
+    def __init__(self, nodes: Sequence[NodeConfig], folder: Path) -> None:
+        super().__init__(nodes, folder)
+        self.letters, self.answers = list[bytes](), list[bytes]()
 
-    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
-        for client, letter in letters.items():
-            answer = self.send(letter, client)
-            if client == 0:
-                self.letters.append(letter)
-                self.answers.append(answer)
-            yield client, answer
+    def carry(self, node: int, message: bytes) -> bytes:
+        answer = super().carry(node, message)
+        if node == 0 and isinstance(from_bytes(message), NodeRequest):
+            self.letters.append(message)
+            self.answers.append(answer)
+        return answer
 
-    def send(self, letter: bytes, client: int = 0) -> bytes:
-        return Node(self.nodes[client], self.folder, "agreed").answer(letter)
+    def send(self, letter: bytes, node: int = 0) -> bytes:
+        return self.services[node].answer(letter)
 
     def ask(self, request: Any, **fields: Any) -> Any:
         """What client 0 answers to a request that somebody has made up."""
         letter = NodeRequest("agreed", "1", 0, getattr(request, "round", 0), 9, "local", request)
-        return from_bytes(self.send(to_bytes(replace(letter, **fields)))).content
+        return content(self.send(to_bytes(replace(letter, **fields))))
 
 
 def carried(*words: str, folder: str = "sites", **own: Any) -> tuple[Carrier, Built]:
     """A network after a whole run, and the server's side of it."""
-    met, clients = sites(*words, folder=folder, **own)
-    network = Carrier(clients, Path(f"state-{folder}"))
-    built = build(met.parts.config, connection=RunNetwork(network, "agreed"), parts=met.parts)
+    met = sites(*words, folder=folder, **own)
+    built = build(met.parts.config, connection=RunNetwork(met.network, "agreed"), parts=met.parts)
     with built.engine as engine:
         state = built.algorithm.init(built.net)
         for t in range(2):
             engine.begin(t)
             state = built.algorithm.round(state, torch.arange(2), engine)
-    return network, built
+    return met.network.network, built
 
 
 # -- what was possible -------------------------------------------------------------------------------------------------
@@ -331,19 +328,17 @@ def test_fuzzed_messages_are_answered_by_a_whole_node_and_nothing_is_raised(
     write_sites(Path("sites"))
     words, dice, answered = (f"algorithm={method}", *MORE_METHODS[method]), random.Random(count), 0
     network, _ = carried(*words)
-    met, _ = sites(*words)
-    node = NodeService(lambda: NodeConfig(data="sites/a.npz", name="a", public="public.npz"), Path("runs").absolute())
-    question = {"run": "agreed", "recipe": met.recipe, "agreement": as_plain(met.agreement)}
-    assert node.answer(json.dumps(question).encode()) == b"{}"
+    node, questions = network.services[0], [to_bytes(one) for one in network.seen if isinstance(one, HandshakeRequest)]
     logging.disable()
     try:
         for _ in range(count):
             if (kind := dice.random()) < 0.1:
-                message = json.dumps(with_changes(question, dice)).encode()
+                text, _ = to_parts(from_bytes(dice.choice(questions)))
+                message = from_text(json.dumps(with_changes(json.loads(text), dice)).encode(), [])
             else:
                 message = mutated(network.letters, dice) if kind < 0.95 else dice.randbytes(dice.randrange(300))
             answer = node.answer(message)
-            answered += answer[:1] != b"{" and not isinstance(from_bytes(answer).content, Failure)
+            answered += not isinstance(content(answer), Failure)
             capsys.readouterr()
     finally:
         logging.disable(logging.NOTSET)
@@ -386,7 +381,7 @@ def test_a_recipe_that_takes_long_to_read_is_not_read() -> None:
 
 def test_an_agreement_with_very_many_sites_or_classes_is_refused() -> None:
     write_sites(Path("sites"))
-    met, _ = sites()
+    met = sites()
     plain = as_plain(met.agreement)
     for more in ({"sizes": [1] * 20_000}, {"sites": [*"ab"] * 10_000},
                  {"schema": plain["schema"] | {"classes": ["0"] * 20_000}}):  # fmt: skip
@@ -438,10 +433,8 @@ def test_nodes_follow_each_method_and_option_to_the_simulators_bits(case: tuple[
     chosen = network_config(*case)
     nodes = [NodeConfig(data="digits", partition=k, share_memory=True) for k in range(5)]
     there = with_keys(chosen, {"engine.name": "flower"})
-    met = handshake(there, asking(nodes))
-    network = Carrier(clients_of(met, nodes), tmp_path / "nodes")
-    network.send = lambda letter, client=0: Node(network.nodes[client], tmp_path, from_bytes(letter).run).answer(letter)  # type: ignore[method-assign]
-    result, simulated = run(there, out=None, network=network, parts=met.parts), on_loop(chosen)
+    met = agree(there, nodes, folder=tmp_path / "nodes")
+    result, simulated = run(there, out=None, network=met.network, parts=met.parts), on_loop(chosen)
     assert [one["accuracy"] for one in result.rounds] == [one["accuracy"] for one in simulated.rounds]
     assert "fedbn" in case[0] or same(result, simulated)  # a server does not have its clients' BatchNorm layers
 
@@ -458,7 +451,7 @@ def service(folder: Path, **values: Any) -> NodeService:
 
 
 def refusal(node: NodeService, recipe: str) -> str:
-    return str(json.loads(node.answer(json.dumps({"recipe": recipe}).encode()))["error"])
+    return str(content(node.answer(describe(recipe))).reason)
 
 
 def test_a_server_does_not_learn_which_modules_a_node_has() -> None:
@@ -490,7 +483,8 @@ def test_no_error_at_a_node_quotes_its_data_code_or_paths(raised: str) -> None:
 def test_a_server_writes_nothing_but_plain_text_into_a_nodes_log(caplog: pytest.LogCaptureFixture) -> None:
     write_sites(Path("sites"))
     network, _ = carried()
-    text = json.dumps({"class": "\x1b[2J\nround 1", "fields": []}).encode()
+    head = [["run", "agreed"], ["round", 0], ["phase", "local"], ["request", None]]
+    text = json.dumps({"class": "\x1b[2J\nround 1", "fields": head}).encode()
     with caplog.at_level(logging.DEBUG):
         network.send(from_text(text, []))
     assert "round 1" in caplog.text and "\x1b" not in caplog.text and len(caplog.text.splitlines()) == 1
@@ -511,12 +505,10 @@ def test_an_error_in_training_stays_at_the_node(monkeypatch: pytest.MonkeyPatch)
 def test_of_many_runs_the_folders_of_those_used_last_are_kept() -> None:
     node = service(Path("runs").absolute(), keep_runs=3)
     recipe = digits()
-    agreement = as_plain(
-        handshake(recipe, asking([NodeConfig(data="digits", partition=k) for k in range(4)])).agreement
-    )
+    nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
+    agreement = agree(recipe, nodes).agreement
     for number in range(6):
-        question = {"run": f"run-{number}", "recipe": recipe.to_toml(), "agreement": agreement}
-        assert node.answer(json.dumps(question).encode()) == b"{}"
+        assert content(node.answer(begin(f"run-{number}", recipe.to_toml(), agreement))) == {}
         os.utime(f"runs/run-{number}/agreed.json", (number, number))
         if number == 1:
             node._open["run-1"] = None  # type: ignore[assignment]

@@ -19,6 +19,7 @@ from fnrfl.config import load
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.isolation import isolated, until_left
 from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.federation.agreement import Agreement
 from fnrfl.federation.messages import NodeReply, NodeRequest
 from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.node_service import NodeService
@@ -28,6 +29,7 @@ from fnrfl.flower.deployment import FLOWER_QUIET, Address, Deployment
 from fnrfl.flower.own_config import OwnConfig
 from fnrfl.flower.processes import Processes, Recorded, start_of
 from fnrfl.flower.worker_link import SOCKET, WorkerLink
+from node_services import begin, content, describe
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
@@ -242,7 +244,7 @@ def test_a_path_that_the_server_names_is_refused(tmp_path: Path, words: list[str
         at = next(i for i, line in enumerate(lines) if line.startswith(f"{name} =") and _section(lines, i) == section)
         lines[at] = f"{name} = {json.dumps(value)}"
         recipe = "\n".join(lines)
-    assert refusal in json.loads(service(tmp_path).answer(json.dumps({"recipe": recipe}).encode()))["error"]
+    assert refusal in content(service(tmp_path).answer(describe(recipe))).reason
 
 
 def _section(lines: list[str], at: int) -> str:
@@ -252,17 +254,17 @@ def _section(lines: list[str], at: int) -> str:
 def test_a_changed_configuration_counts_from_the_next_meeting_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    there, question = service(tmp_path), json.dumps({"recipe": load("digits", ["clients=2"]).to_toml()}).encode()
-    assert json.loads(there.answer(question))["partition"] == 0
+    there, question = service(tmp_path), describe(load("digits", ["clients=2"]).to_toml())
+    assert content(there.answer(question))["partition"] == 0
     (tmp_path / "node.toml").write_text('partition = 1\ndata = "digits"\n')
-    assert json.loads(there.answer(question))["partition"] == 1
+    assert content(there.answer(question))["partition"] == 1
     (tmp_path / "node.toml").write_text('partition = 1\ndta = "digits"\n')
-    assert "dta" not in json.loads(there.answer(question))["error"]  # what stands in it is the node's own business
+    assert "dta" not in content(there.answer(question)).reason  # what stands in it is the node's own business
     assert "'dta'" in caplog.text
 
 
 def test_open_runs_are_opened_again_once_the_configuration_was_changed(tmp_path: Path) -> None:
-    there, question = service(tmp_path), json.dumps({"recipe": load("digits", ["clients=2"]).to_toml()}).encode()
+    there, question = service(tmp_path), describe(load("digits", ["clients=2"]).to_toml())
     there._open["run"] = there  # type: ignore[assignment]
     there.answer(question)
     assert "run" in there._open
@@ -294,18 +296,18 @@ def test_settings_of_a_run_last_from_one_letter_to_the_next(tmp_path: Path, monk
 @pytest.mark.parametrize("run", ["../../elsewhere", "/etc", "", "a" * 65, ".."])
 def test_a_run_cannot_name_a_folder_outside(tmp_path: Path, run: str) -> None:
     there = service(tmp_path)
-    agreed = {"run": run, "recipe": load("digits").to_toml(), "agreement": {"sites": ["0"]}}
-    assert "refused" in json.loads(there.answer(json.dumps(agreed).encode()))["error"]
+    assert "refused" in content(there.answer(begin(run, load("digits").to_toml(), Agreement(("0",))))).reason
     letter = NodeRequest(run, "1", 0, 0, 0, "local", None)
     answer = from_bytes(there.answer(to_bytes(letter)))
     assert isinstance(answer, NodeReply) and "refused" in answer.content.reason
     assert [path.name for path in tmp_path.iterdir()] == ["node.toml"]
 
 
-@pytest.mark.parametrize("message", [b"", b"{", b"[]", b"{}", b"\x00\x00", b"\xff" * 40, b'{"run": 3}'])
+@pytest.mark.parametrize(
+    "message", [b"", b"{", b"[]", b"{}", b"\x00\x00", b"\xff" * 40, b'{"run": 3}', to_bytes({"run": 3}), to_bytes([])]
+)
 def test_what_is_no_message_is_answered_with_a_refusal(tmp_path: Path, message: bytes) -> None:
-    told = service(tmp_path).answer(message)
-    assert "error" in json.loads(told) if told[:1] == b"{" else from_bytes(told).content.reason
+    assert content(service(tmp_path).answer(message)).reason
 
 
 def test_the_process_of_a_message_imports_neither_torch_nor_flower_nor_data() -> None:

@@ -36,17 +36,19 @@ from fnrfl.data.reading import Reading
 from fnrfl.data.scaling import InputMoments
 from fnrfl.data.table_summary import ColumnSummary
 from fnrfl.engines.wire import from_bytes, from_parts, to_bytes
-from fnrfl.federation import remote_clients
+from fnrfl.federation import messages, remote_clients
 from fnrfl.federation.agreed_requests import AgreedRequests
 from fnrfl.federation.agreement import SiteFacts, SiteHolding, SiteSchema, as_plain, from_plain
-from fnrfl.federation.handshake import ask_all, handshake
-from fnrfl.federation.messages import ANSWERS, NodeReply, Version
+from fnrfl.federation.handshake import HandshakeNetwork
+from fnrfl.federation.messages import NodeReply, Version
+from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.remote_clients import Network, RemoteClients
 from fnrfl.federation.site_agreement import agree_on_sites, with_counts
 from fnrfl.runs.run import run
+from node_services import ServiceNetwork, agree
 from settings import with_keys
 from test_network import PROCEED, config
-from test_site_nodes import NodeConfig, asking, recipe, schema, write_gaps
+from test_site_nodes import recipe, schema, write_gaps
 from toys import Run
 
 
@@ -385,8 +387,10 @@ def test_a_message_takes_memory_in_proportion_to_itself() -> None:
 
 def test_an_answer_has_no_classes_but_those_of_answers() -> None:
     with pytest.raises(KeyError):
-        from_bytes(to_bytes(Controlled(True)), ANSWERS)
-    assert from_parts(b'{"class": "Version", "fields": [["round", 1], ["number", 2]]}', [], ANSWERS) == Version(1, 2)
+        from_bytes(to_bytes(Controlled(True)), messages.REPLIES)
+    assert from_parts(
+        b'{"class": "Version", "fields": [["round", 1], ["number", 2]]}', [], messages.REPLIES
+    ) == Version(1, 2)
 
 
 # -- before the first round --------------------------------------------------------------------------------------------
@@ -444,18 +448,18 @@ def test_facts_out_of_range_are_refused_with_the_seat(told: dict[str, Any]) -> N
     assert len(str(refused.value)) < 1000 and str(refused.value).isprintable()
 
 
-@pytest.mark.parametrize(
-    "told",
-    [b"[" * 10**5, b"\xff", b'{"a": ' + b"9" * 5000 + b"}", b" " * (2**24 + 1), b"[]"],
-    ids=["deep", "bytes", "digits", "long", "list"],
-)
+TORN = [b"[" * 10**5, b"\xff", b'{"a": ' + b"9" * 5000 + b"}", b" " * (2**24 + 1), b"[]"]
+ODD = [b"", b"\xff" * 9, *(len(one).to_bytes(8, "big") + one + to_bytes(None)[12:] for one in TORN), to_bytes([1])]
+
+
+@pytest.mark.parametrize("told", ODD, ids=range(len(ODD)))
 def test_an_answer_before_the_first_round_is_refused_with_its_node(told: bytes) -> None:
     class Odd(Network):
-        def exchange(self, letters: Any, seconds: Any) -> Any:
-            yield from ((number, told) for number in letters)
+        def exchange(self, requests: Any, seconds: Any) -> Any:
+            yield from ((number, told) for number in requests)
 
     with pytest.raises(FnrflError, match="Node Gent") as refused:
-        ask_all(Odd(), ["Gent"], {})
+        HandshakeNetwork(Odd(), ["Gent"]).ask("describe", "")
     assert len(str(refused.value)) < 1000
 
 
@@ -464,14 +468,16 @@ def met_with(counts: list[int], *words: str) -> Any:
     write_gaps()
     names = ("H10", "Aachen", "H2")
     nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in names]
-    ask = asking(nodes)
 
-    def claiming(question: Any) -> Any:
-        answers = ask(question)
-        return [answers[0] | {"counts": counts}, *answers[1:]] if "agreement" in question else answers
+    class Claiming(ServiceNetwork):
+        def carry(self, node: int, message: bytes) -> bytes:
+            answer = from_bytes(super().carry(node, message))
+            if node == 0 and "counts" in answer.content:
+                answer = replace(answer, content=answer.content | {"counts": counts})
+            return to_bytes(answer)
 
-    return handshake(recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "client.epochs=1",
-                       *words), claiming, "test.csv")  # fmt: skip
+    words = ("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "client.epochs=1", *words)
+    return agree(recipe(*words), Claiming(nodes), "test.csv")
 
 
 @pytest.mark.parametrize("words", [(), ("algorithm=public-share",)])

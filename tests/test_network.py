@@ -24,7 +24,7 @@ from fnrfl.data.scaling import InputMoments
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.federation import remote_clients
 from fnrfl.federation.messages import NodeRequest, Version
-from fnrfl.federation.node import Node, VersionedFolder
+from fnrfl.federation.node import Node, VersionedFolder, answer_bytes
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import resume, run
 from settings import with_keys
@@ -227,7 +227,7 @@ def one_node(folder: Path, request: Any) -> tuple[Node, NodeRequest]:
 @pytest.mark.parametrize("probe", [SoftPredictions(10, 1.0), InputMoments()])
 def test_a_node_does_not_answer_every_question(probe: Any, tmp_path: Path) -> None:
     node, letter = one_node(tmp_path, MeasureRequest([0], 0, probe, "private"))
-    answer = from_bytes(node.answer(to_bytes(letter)))
+    answer = from_bytes(answer_bytes(to_bytes(letter), node.answer))
     assert "agreed method" in answer.content.reason and answer.id == letter.id
 
 
@@ -235,7 +235,7 @@ def test_a_letter_that_cannot_be_read_is_refused_and_the_node_logs_why(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     node, letter = one_node(tmp_path, MeasureRequest([0], 0, Accuracy(), "public"))
-    answer = from_bytes(node.answer(to_bytes(letter).replace(b'"Accuracy"', b'"Accurazy"')))
+    answer = from_bytes(answer_bytes(to_bytes(letter).replace(b'"Accuracy"', b'"Accurazy"'), node.answer))
     assert "refused" in answer.content.reason and answer.id == letter.id
     assert "names the class Accurazy" in caplog.text
 

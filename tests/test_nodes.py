@@ -28,13 +28,14 @@ from fnrfl.data.batches import Pool
 from fnrfl.data.scaling import InputMoments
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.trainer import Trainer
-from fnrfl.federation.agreement import Agreement, SiteFacts, agree_on_experiment, as_plain, from_plain
-from fnrfl.federation.handshake import Ask, Handshake, answer_question, handshake
+from fnrfl.federation.agreement import Agreement, SiteFacts, agree_on_experiment, from_plain
+from fnrfl.federation.handshake import recipe_for_nodes
 from fnrfl.federation.node_config import NodeConfig
-from fnrfl.federation.node_data import BuiltNode, build_node, recipe_at_node, recipe_for_nodes
+from fnrfl.federation.node_service import recipe_at_node
 from fnrfl.runs.setup.build import Built, build
 from fnrfl.runs.setup.engine import build_engine
 from fnrfl.runs.setup.inputs import gather_parts
+from node_services import BuiltNode, agree, clients_of
 from settings import with_keys
 
 SKEWED = "label-dirichlet(0.5, min=5) + feature-noise(0.3)"
@@ -55,26 +56,10 @@ def digits(*words: str) -> RunConfig:
     return load_config("digits", [*DIGITS, *words])
 
 
-def asking(nodes: Sequence[NodeConfig]) -> Ask:
-    """A network that carries JSON."""
-    plain = lambda value: json.loads(json.dumps(value))  # noqa: E731
-    return lambda question: [plain(answer_question(plain(question), node)) for node in nodes]
-
-
-def clients_of(met: Handshake, nodes: Sequence[NodeConfig]) -> list[BuiltNode]:
-    """The client of every node, by its number."""
-    agreement = sent(met.agreement)
-    return [build_node(recipe_at_node(met.recipe, nodes[seat]), nodes[seat], agreement) for seat in met.node_of_client]
-
-
 def both(config: RunConfig, nodes: Sequence[NodeConfig]) -> tuple[Built, list[BuiltNode]]:
     """The simulator's run, and the clients that nodes make of what is sent to them."""
     simulated = build(config)
-    return simulated, clients_of(handshake(config, asking(nodes)), nodes)
-
-
-def sent(message: Any) -> Any:
-    return from_plain(type(message), json.loads(json.dumps(as_plain(message))), "somebody")
+    return simulated, clients_of(agree(config, nodes), nodes, simulated.scaling)
 
 
 def trained(trainer: Trainer, client: int, training: Training, memory: Any, data: Data) -> list[torch.Tensor]:
@@ -109,11 +94,7 @@ def assert_same_client(simulated: Built, node: BuiltNode) -> None:
     memory = simulated.algorithm.client_state(simulated.net)
     assert all(map(torch.equal, leaves(memory), leaves(node.participant.birth)))
     one = trained(simulated.engine.server, client, training, memory, "private")
-    trainer, scaling = node.participant.trainer, simulated.scaling
-    if scaling is not None:
-        assert node.participant.scaled is not None
-        trainer = node.participant.scaled(scaling.as_tree())
-    other = trained(trainer, client, training, node.participant.birth, "private")
+    other = trained(node.participant.trainer, client, training, node.participant.birth, "private")
     assert len(one) == len(other) and all(map(torch.equal, one, other))
 
 
@@ -172,7 +153,7 @@ def test_a_pool_answers_for_its_own_client_alone() -> None:
 def test_before_inputs_are_scaled_a_node_tells_the_sums_of_the_simulator() -> None:
     config = digits("dataset.scale=standard", f"scenario={SKEWED}")
     nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
-    parts, node = gather_parts(config), clients_of(handshake(config, asking(nodes)), nodes)[3]
+    parts, node = gather_parts(config), clients_of(agree(config, nodes), nodes)[3]
     probe: Probe = InputMoments()
     ask = MeasureRequest([3], 0, probe, "private")
     whole = replace(parts, pool=parts.pool.in_type(torch.float64))
@@ -307,7 +288,7 @@ def test_nodes_that_do_not_fit_are_refused_by_name(facts: list[SiteFacts], words
 def test_another_torch_is_a_notice_and_no_refusal() -> None:
     made = agreed(told(0), told(1, versions=VERSIONS | {"torch": "3"}))
     assert ["partition = 1 has 3" in notice for notice in made.notices] == [True]
-    assert made.sha256 == agreed(told(1), told(0)).sha256 and made.sites == ("0", "1")
+    assert made == agreed(told(1), told(0)) and made.sites == ("0", "1")
 
 
 @pytest.mark.parametrize("values", [None, 3, {}, {"name": "a"}, {"name": 3, "versions": []}])
@@ -318,7 +299,7 @@ def test_a_first_message_of_another_shape_is_refused(values: Any) -> None:
 
 def test_data_that_changed_after_the_first_message_is_refused() -> None:
     nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
-    met = handshake(digits(), asking(nodes))
+    met = agree(digits(), nodes)
     changed = replace(met, agreement=replace(met.agreement, data="other"))
     with pytest.raises(CompatibilityError, match="partition = 0 has other data"):
         clients_of(changed, nodes)
@@ -327,7 +308,7 @@ def test_data_that_changed_after_the_first_message_is_refused() -> None:
 def test_the_server_of_a_network_uses_no_private_example() -> None:
     """Also where it could, as in an experiment."""
     nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
-    met = handshake(digits("algorithm=centralised", "engine=loop"), asking(nodes))
+    met = agree(digits("algorithm=centralised", "engine=loop"), nodes)
     engine = build_engine(met.parts.config, met.parts.algorithm, met.parts.net, met.parts.pool, None)
     with pytest.raises(CompatibilityError, match="private examples of the clients are not on this machine"):
         met.parts.algorithm.round(met.parts.algorithm.init(met.parts.net), torch.arange(4), engine)
@@ -335,7 +316,7 @@ def test_the_server_of_a_network_uses_no_private_example() -> None:
 
 def test_nobody_there_and_objects_of_python_are_refused() -> None:
     with pytest.raises(CompatibilityError, match="No node has answered"):
-        handshake(digits(), asking([]))
+        agree(digits(), [])
     given = digits().to_toml().replace('"mlp(hidden=8)"', '"Sequential (given in Python, 0123abcd)"')
     with pytest.raises(CompatibilityError, match="model = .* was given in Python, and nodes cannot be sent it"):
         recipe_for_nodes(loads(given))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,25 +25,22 @@ from fnrfl.core.rng import numpy_generator
 from fnrfl.data.datasets import load as load_data
 from fnrfl.data.partition.by_client import in_natural_order
 from fnrfl.data.reading import Columns, Reading
+from fnrfl.data.scaling import InputMoments
 from fnrfl.data.table_summary import ColumnSummary
-from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.engines.wire import to_bytes
 from fnrfl.federation.agreement import SiteFacts, SiteHolding, SiteSchema
-from fnrfl.federation.handshake import Handshake, HandshakeNetwork, ask_all, handshake
-from fnrfl.federation.messages import NodeRequest
-from fnrfl.federation.node import Node
+from fnrfl.federation.handshake import Handshake, refuse_what_sites_cannot
+from fnrfl.federation.messages import HandshakeRequest, NodeRequest
+from fnrfl.federation.node import Node, answer_bytes
 from fnrfl.federation.node_config import NodeConfig
-from fnrfl.federation.node_data import refuse_what_sites_cannot
-from fnrfl.federation.node_service import NodeService
-from fnrfl.federation.remote_clients import Network
 from fnrfl.federation.site_agreement import agree_on_sites, with_counts
 from fnrfl.federation.site_data import describe_site, read_agreed
 from fnrfl.runs.predict import evaluate
-from fnrfl.runs.result import Result
 from fnrfl.runs.run import resume, run
 from fnrfl.runs.run_files import verify
 from fnrfl.runs.setup.build import Built, build
-from settings import with_keys
-from test_nodes import asking, assert_same_client, clients_of, same, sent
+from node_services import agree, clients_of, content, over_network, sent
+from test_nodes import assert_same_client, same
 from test_sites import SITES, write_csv, write_images, write_layout
 
 WORDS = (
@@ -72,17 +69,10 @@ def recipe(*words: str) -> RunConfig:
     return load_config(None, [*WORDS, *words])
 
 
-def met_and_simulated(
-    config: RunConfig, nodes: Sequence[NodeConfig], test: str = "test"
-) -> tuple[Built, Handshake, list[Any]]:
-    simulated = build(config)
-    met = handshake(config, asking(nodes), test)
-    return simulated, met, clients_of(met, nodes)
-
-
 def assert_same_run(config: RunConfig, nodes: Sequence[NodeConfig], test: str = "test") -> tuple[Built, Handshake]:
     """Every node's client is the simulator's, and the server knows as much as it may."""
-    simulated, met, clients = met_and_simulated(config, nodes, test)
+    simulated, met = build(config), agree(config, nodes, test)
+    clients = clients_of(met, nodes, simulated.scaling)
     assert met.agreement.sites == simulated.partition.ids
     for client, node in enumerate(clients):
         assert node.client == client
@@ -306,27 +296,6 @@ def test_a_site_tells_no_numbers_of_its_test_rows() -> None:
 # -- a whole run -------------------------------------------------------------------------------------------------------
 
 
-class Nodes(Network):
-    """A network of nodes, each in its own folder; every letter finds a node that knows nothing but its folder."""
-
-    def __init__(self, met: Handshake, nodes: Sequence[NodeConfig]) -> None:
-        self.clients = {node.client: node for node in clients_of(met, nodes)}
-        self.seen: list[Any] = []
-
-    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
-        for client, letter in letters.items():
-            self.seen.append(from_bytes(letter))
-            participant = self.clients[client].participant
-            yield client, Node(participant, Path(f"node-{client}"), self.seen[-1].run).answer(letter)
-
-
-def over_network(config: RunConfig, nodes: Sequence[NodeConfig], test: str) -> tuple[Result, Nodes]:
-    config = with_keys(config, {"engine.name": "flower"})
-    met = handshake(config, asking(nodes), test)
-    network = Nodes(met, nodes)
-    return run(config, out="there", network=network, parts=met.parts), network
-
-
 def write_gaps() -> None:
     """Tables with categories, missing values and columns in other orders, at each site and at the server."""
     dice = numpy_generator(0, "gaps")
@@ -348,13 +317,15 @@ def test_a_run_over_sites_is_the_simulators_and_asks_them_for_means(words: tuple
     write_gaps()
     config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", *words)
     nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
-    result, network = over_network(config, nodes, "test.csv")
+    result, network = over_network(config, nodes, "test.csv", forgetful=True)
     simulated = run(config, out="here")
     assert result.rounds[0]["bytes"] == simulated.rounds[0]["bytes"] and "scale" in result.rounds[0]["bytes"]
     for name, tensor in simulated.weights.items():
         assert torch.equal(tensor, result.weights[name])
-    asked = [letter for letter in network.seen if letter.scale is None]
-    assert [type(letter.request.probe).__name__ for letter in asked] == ["InputMoments"] * 3
+    steps = [one.step if isinstance(one, HandshakeRequest) else one.phase for one in network.seen]
+    told = [step for step in ("describe", "count", "begin", "measure", "begin") for _ in range(3)]
+    assert steps[: len(told)] == told and "begin" not in steps[len(told) :]
+    assert [type(one.request.probe).__name__ for one in network.seen[9:12]] == ["InputMoments"] * 3
     manifest = json.loads(Path("there/partition.json").read_text())
     assert manifest["ids"] == ["Aachen", "H2", "H10"] and manifest["splits"]["train"]["sha256"] == ""
     assert result.rounds[-1]["accuracy"] == evaluate("there", "test.csv").accuracy
@@ -373,33 +344,6 @@ def test_the_simulators_batched_engine_is_the_nodes_up_to_rounding_and_its_loop_
         assert max(apart) <= farthest
 
 
-class Services(Network):
-    """A network of node services as the workers of Flower's nodes have them, in one process."""
-
-    def __init__(self, nodes: Sequence[NodeConfig]) -> None:
-        self.order = list(range(len(nodes)))  # which node each number stands for
-        self.open = lambda: [NodeService(lambda node=node: node, Path(f"service {node.name}")) for node in nodes]
-        self.services = self.open()
-
-    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
-        self.services = self.open()  # every node has begun again, and knows what its folder has
-        for number, message in letters.items():
-            yield number, self.services[self.order[number]].answer(message)
-
-
-def test_a_run_over_sites_goes_through_the_services_of_flowers_nodes() -> None:
-    write_gaps()
-    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "algorithm=scaffold")
-    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
-    network, labels = Services(nodes), [node.name for node in nodes]
-    there = with_keys(config, {"engine.name": "flower"})
-    met = handshake(there, lambda question: ask_all(network, labels, question), "test.csv")
-    network.order = list(met.node_of_client)
-    agreed = HandshakeNetwork(network, met.agreement.sites, met.recipe, met.agreement)
-    result, simulated = run(there, out=None, network=agreed, parts=met.parts), run(config, out=None)
-    assert all(torch.equal(tensor, result.weights[name]) for name, tensor in simulated.weights.items())
-
-
 def test_a_run_over_sites_goes_on_to_the_same_end_and_not_with_other_data() -> None:
     write_gaps()
     config = recipe("public.source=public.csv", "dataset.missing=drop", "dataset.label=ill", "engine.name=flower")
@@ -411,20 +355,19 @@ def test_a_run_over_sites_goes_on_to_the_same_end_and_not_with_other_data() -> N
     def stop(event: dict[str, Any]) -> None:
         raise Stop
 
-    met = handshake(config, asking(nodes), "test.csv")
-    whole = run(config, out="whole", network=Nodes(met, nodes), parts=met.parts)
+    met = agree(config, nodes, "test.csv", forgetful=True)
+    whole = run(config, out="whole", network=met.network, parts=met.parts)
     with pytest.raises(Stop):
-        run(config, out="part", network=Nodes(met, nodes), parts=met.parts, progress=stop)
-    again = handshake(verify(Path("part"), trust=False).config, asking(nodes), "test.csv")
-    before = Nodes(again, nodes)
-    resumed = resume("part", network=before, parts=again.parts)
+        run(config, out="part", network=met.network, parts=met.parts, progress=stop)
+    again = agree(verify(Path("part"), trust=False).config, nodes, "test.csv", forgetful=True)
+    resumed = resume("part", network=again.network, parts=again.parts)
     assert resumed.model_sha256 == whole.model_sha256
     Path("data/H2.csv").write_text(Path("data/H2.csv").read_text().replace("yes", "no", 1))
-    changed = handshake(config, asking(nodes), "test.csv")
+    changed = agree(config, nodes, "test.csv")
     with pytest.raises(Stop):
-        run(config, out="other", network=Nodes(changed, nodes), parts=changed.parts, progress=stop)
-    with pytest.raises(ConfigError, match="is not the data that other was begun with"):
-        resume("other", network=before, parts=again.parts)
+        run(config, out="other", network=changed.network, parts=changed.parts, progress=stop)
+    with pytest.raises(CompatibilityError, match="was agreed on with another recipe or other data"):
+        resume("other", network=again.network, parts=again.parts)
     with pytest.raises(CompatibilityError, match="The node 'H2' has other data"):
         clients_of(again, nodes)
 
@@ -497,7 +440,7 @@ def test_what_is_wrong_with_a_sites_data_stays_in_its_own_log(caplog: pytest.Log
     Path("data/H2.csv").write_text("age,ward,ill\n61,a,no\nMeyer,b,yes\n")
     nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("Aachen", "H2")]
     with pytest.raises(CompatibilityError, match="The node 'H2' has found something wrong") as refused:
-        handshake(recipe("public.source=public.csv", "dataset.missing=mean"), asking(nodes), "test.csv")
+        agree(recipe("public.source=public.csv", "dataset.missing=mean"), nodes, "test.csv")
     assert "Meyer" not in str(refused.value) and "data/H2.csv" not in str(refused.value)
     assert "'Meyer' in column 'age'" in caplog.text
 
@@ -542,7 +485,7 @@ def test_a_recipe_that_sites_cannot_follow_is_refused(words: list[str], said: st
     write_gaps()
     node = NodeConfig(data="data/Aachen.csv", name="Aachen", public="public.csv")
     with pytest.raises(FnrflError, match=said):
-        handshake(recipe("public.source=public.csv", *words), asking([node]), "test.csv")
+        agree(recipe("public.source=public.csv", *words), [node], "test.csv")
 
 
 def test_all_that_sites_cannot_follow_is_named_at_once() -> None:
@@ -578,10 +521,10 @@ def test_other_public_data_no_test_set_and_server_work_on_private_data_are_refus
     config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "algorithm=centralised")
     nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
     with pytest.raises(CompatibilityError, match="the server has no test set.*--test"):
-        handshake(config, asking(nodes))
+        agree(config, nodes)
     Path("old.csv").write_text("\n".join(Path("public.csv").read_text().splitlines()[:-1]) + "\n")
     with pytest.raises(CompatibilityError, match="The node 'Aachen' has other public data than the server"):
-        handshake(config, asking([nodes[0], replace(nodes[1], public="old.csv"), nodes[2]]), "test.csv")
+        agree(config, [nodes[0], replace(nodes[1], public="old.csv"), nodes[2]], "test.csv")
     with pytest.raises(CompatibilityError, match="private examples of the clients are not on this machine"):
         over_network(config, nodes, "test.csv")
 
@@ -609,25 +552,24 @@ def test_functions_of_the_nodes_own_configuration_bring_tokens() -> None:
     with pytest.raises(
         CompatibilityError, match="The node 'left' has found something wrong"
     ):  # a token that has no row
-        clients_of(handshake(config, asking(nodes), "test.npz"), nodes)
+        clients_of(agree(config, nodes, "test.npz"), nodes)
 
 
 def test_a_node_answers_scaled_tasks_alone_and_nothing_about_its_test_examples() -> None:
     write_gaps()
     config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "fnr=on")
     nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
-    simulated, met, clients = met_and_simulated(config, nodes, "test.csv")
-    assert simulated.scaling is not None
-    node = Node(clients[1].participant, Path("state"), "run")
+    scaling, met = build(config).scaling, agree(config, nodes, "test.csv")
+    node = Node(clients_of(met, nodes, scaling)[1].participant, Path("state"), "run")
     ask = MeasureRequest([1], 0, Accuracy(), "ranking")
-    letter = NodeRequest("run", "1", 1, 0, 1, "measure", ask, scale=simulated.scaling.as_tree())
-    assert 0 <= float(from_bytes(node.answer(to_bytes(letter))).content["accuracy"]) <= 1
-    refused = from_bytes(node.answer(to_bytes(replace(letter, scale=None)))).content
-    assert "does not say how inputs are scaled" in refused.reason
-    unscaled = Node(replace(clients[1].participant, scaled=None), Path("state"), "run")
-    assert "says how inputs are scaled" in from_bytes(unscaled.answer(to_bytes(letter))).content.reason
-    about_test = replace(letter, request=replace(ask, data="test"))
-    assert isinstance(from_bytes(node.answer(to_bytes(about_test))).content, Failure)
+    letter = NodeRequest("run", "1", 1, 0, 1, "measure", ask)
+    answer = lambda there, asked: content(answer_bytes(to_bytes(asked), there.answer))  # noqa: E731
+    assert 0 <= float(answer(node, letter)["accuracy"]) <= 1
+    sums = replace(letter, request=MeasureRequest([1], 0, InputMoments(True), "private"))
+    assert isinstance(answer(node, sums), Failure)
+    unscaled = Node(clients_of(met, nodes)[1].participant, Path("state"), "run")
+    assert isinstance(answer(unscaled, letter), Failure) and "m2" in answer(unscaled, sums)
+    assert isinstance(answer(node, replace(letter, request=replace(ask, data="test"))), Failure)
 
 
 def test_without_a_network_a_run_over_sites_says_so_before_it_looks_for_data() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.engine import Probe
 from fnrfl.core.errors import FnrflError
-from fnrfl.core.messages import ClientSide, Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
+from fnrfl.core.messages import Failure, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
 from fnrfl.core.training import Training
 from fnrfl.core.values import LocalTask, Replies, State
 
@@ -44,13 +44,38 @@ def to_bytes(value: Any) -> bytes:
 
 
 def from_bytes(message: bytes, known: Mapping[str, type] | None = None) -> Any:
-    """The inverse of `to_bytes`; tensors are on the CPU, in memory of their own. `known` are the classes it may have.
+    """Return the value of a message; `known` are the classes it may have.
 
-    It takes memory in proportion to the message, whatever shapes the message claims.
+    Tensors are on the CPU, in memory of their own. It takes memory in proportion to the message, whatever shapes the
+    message claims.
     """
-    text = _json(message)
-    stored = load(message[8 + len(text) :])
-    return from_parts(text, [stored[str(i)].clone() for i in range(len(stored))], known)
+    return Parsed.of(message).value(known)
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A message whose JSON has been read, and of which no object has been made."""
+
+    plain: Any
+    stored: bytes  # its tensors
+
+    @staticmethod
+    def of(message: bytes) -> Parsed:
+        """Read the JSON of a message."""
+        if (length := int.from_bytes(message[:8], "big")) > MOST_JSON:
+            raise FnrflError(f"A message has {length:,} bytes beside its tensors; {MOST_JSON:,} are the most.")
+        return Parsed(json.loads(message[8 : 8 + length]), message[8 + length :])
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The name of its class, and its fields that are plain values."""
+        plain = [(name, value) for name, value in self.plain["fields"] if not isinstance(value, dict | list)]
+        return {**dict(plain), "class": self.plain["class"]}
+
+    def value(self, known: Mapping[str, type] | None = None) -> Any:
+        """Make the objects of the message."""
+        stored = load(self.stored)
+        return _value(self.plain, [stored[str(i)].clone() for i in range(len(stored))], known)
 
 
 def to_parts(value: Any) -> tuple[bytes, list[Tensor]]:
@@ -62,33 +87,6 @@ def to_parts(value: Any) -> tuple[bytes, list[Tensor]]:
 def from_parts(text: bytes, tensors: Sequence[Tensor], known: Mapping[str, type] | None = None) -> Any:
     """The inverse of `to_parts`."""
     return _value(json.loads(text), tensors, known)
-
-
-def _json(message: bytes) -> bytes:
-    """The JSON at the beginning of a message."""
-    if (length := int.from_bytes(message[:8], "big")) > MOST_JSON:
-        raise FnrflError(f"A message has {length:,} bytes beside its tensors; {MOST_JSON:,} are the most.")
-    return message[8 : 8 + length]
-
-
-def plain_fields(message: bytes) -> dict[str, Any]:
-    """The fields of a message that are plain values, read without making any object of it."""
-    fields_of = json.loads(_json(message))["fields"]
-    return {name: value for name, value in fields_of if not isinstance(value, dict | list)}
-
-
-def answer(clients: ClientSide, request: Any) -> Any:
-    """What a client side answers a request with, as a plain value; an error becomes a `Failure`."""
-    try:
-        if isinstance(request, TrainRequest):
-            return list(clients.train(request))
-        if isinstance(request, MeasureRequest):
-            return clients.measure(request)
-        if request.memory is None:
-            return clients.memory.get(request.client)
-        return clients.memory.put(request.client, request.memory)
-    except Exception as error:
-        return Failure.of(error)
 
 
 def _plain(value: Any, tensors: list[Tensor]) -> Any:

@@ -54,11 +54,9 @@ class AgreedRequests:
     `SEARCH_SECONDS` is none of them; the next search goes on from there.
     """
 
-    def __init__(
-        self, rehearsal: Rehearsal, client: int, *, cohort: int, rounds: int, before: tuple[MeasureRequest, ...] = ()
-    ) -> None:
-        """`cohort` clients take part in a round; `before` is asked in the first one, before the method begins."""
-        self.rehearsal, self.client, self.cohort, self.rounds, self.before = rehearsal, client, cohort, rounds, before
+    def __init__(self, rehearsal: Rehearsal, client: int, *, cohort: int, rounds: int) -> None:
+        """`cohort` clients take part in a round."""
+        self.rehearsal, self.client, self.cohort, self.rounds = rehearsal, client, cohort, rounds
         self._round = -1
         self._known: list[object] = []
         self._more: Iterator[object] = iter(())
@@ -89,7 +87,6 @@ class AgreedRequests:
 
     def _rehearsed(self, t: int) -> Iterator[object]:
         """Every request of round t; those of the whole cohort come first."""
-        yield from self.before if t == 0 else ()
         first = self._state
         for state in (first, self.rehearsal.algorithm.init(self.rehearsal.net)):
             for clients in range(self.cohort, 0, -1):

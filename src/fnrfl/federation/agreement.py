@@ -7,7 +7,6 @@ was agreed. No example crosses.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -16,9 +15,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.words import counted, printable
+from fnrfl.data.partition.views import Splits
 from fnrfl.data.reading import Columns
+from fnrfl.data.sources.entry import checksum
 from fnrfl.data.table_summary import ColumnSummary
 from fnrfl.federation.node_config import NodeInWords
+from fnrfl.runs.setup.inputs import RunParts
 
 T = TypeVar("T")
 
@@ -30,6 +32,7 @@ Count = Annotated[int, Field(ge=0, le=2**31)]  # of one site's examples
 ShortText = Annotated[str, Field(max_length=1000)]
 Sha256 = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 Word = Annotated[str, Field(pattern=r"^[\w.+!-]{0,100}$")]
+Numbers = Annotated[tuple[float, ...], Field(max_length=MOST_INPUTS)]
 Axis = Annotated[int, Field(ge=1, le=2**24)]
 
 
@@ -59,6 +62,11 @@ class SiteFacts(NodeInWords):
     data: Sha256 = ""  # of an experiment: the sha256 of the whole data set
     split: Sha256 = ""  # of an experiment: the sha256 of the split, with all parts that it sets aside
     schema: SiteSchema | None = None  # of a site
+
+    @property
+    def client(self) -> str:
+        """How its client is called."""
+        return self.name.strip() if self.partition is None else str(self.partition)
 
 
 @dataclass(frozen=True)
@@ -100,18 +108,25 @@ class Agreement:
     sizes: Annotated[tuple[int, ...], Field(max_length=MOST_SITES)] = ()  # of sites: how many examples each trains on
     hashes: tuple[str, ...] = ()  # of sites: the sha256 of the examples of each
     notices: tuple[str, ...] = field(default=(), compare=False)
-
-    @property
-    def sha256(self) -> str:
-        """The same for two agreements exactly when they say the same."""
-        content = {key: value for key, value in as_plain(self).items() if key != "notices"}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    scale: tuple[Numbers, Numbers] | None = field(default=None, compare=False)  # means and spreads; None: not known yet
 
     @property
     def shares(self) -> list[str]:
         """A line for each site: its examples, and its share of the weight."""
         named = zip(self.sites, self.sizes, strict=True) if self.sizes else ()
         return [f"{printable(name)}: {counted(n, 'example')}, {n / sum(self.sizes):.1%} of all" for name, n in named]
+
+
+def split_hash(parts: RunParts) -> str:
+    """Return the sha256 of who holds what, and of all parts that are set aside."""
+    both = f"{parts.partition.sha256} {parts.splits.manifest()['sha256']}"
+    return hashlib.sha256(both.encode()).hexdigest()
+
+
+def public_hash(splits: Splits) -> str:
+    """Return the sha256 of all public data, in the shares that it is used in."""
+    shares = [(part.x.numpy(), part.y.numpy()) for part in (splits.public, splits.ranking, splits.distill)]
+    return checksum(*(array for share in shares for array in share))
 
 
 def as_plain(value: SiteFacts | SiteHolding | Agreement) -> dict[str, Any]:

@@ -1,149 +1,175 @@
-"""Before the first round of a network: the server asks the nodes about their data, and all agree.
-
-Questions and answers are JSON. A node keeps what was agreed on in its folder, by the run's id, so that it goes on after
-a restart.
-"""
+"""The server's side of the handshake: before the first round it asks the nodes about their data, and all agree."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from fnrfl.config import RunConfig
-from fnrfl.core.errors import CompatibilityError, FnrflError
+from fnrfl.core.errors import CompatibilityError, ShareableError
+from fnrfl.core.messages import Failure
+from fnrfl.core.trees import Tree
 from fnrfl.core.words import printable
 from fnrfl.data import scenarios
-from fnrfl.engines.wire import MOST_JSON
-from fnrfl.federation.agreement import Agreement, SiteFacts, SiteHolding, agree_on_experiment, as_plain, from_plain
-from fnrfl.federation.node_config import NodeConfig
-from fnrfl.federation.node_data import (
-    describe_node,
-    kept_at_the_site,
+from fnrfl.data.scenarios import Natural
+from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.federation.agreement import (
+    Agreement,
+    SiteFacts,
+    SiteHolding,
+    agree_on_experiment,
+    as_plain,
+    from_plain,
     public_hash,
-    recipe_at_node,
-    recipe_for_nodes,
-    refuse_what_sites_cannot,
     split_hash,
-    tell_holding,
 )
-from fnrfl.federation.remote_clients import Network, RemoteClients
+from fnrfl.federation.messages import REPLIES, HandshakeRequest, NodeReply
+from fnrfl.federation.remote_clients import Network
 from fnrfl.federation.reply_checks import in_short
 from fnrfl.federation.site_agreement import agree_on_sites, refuse_other_public, with_counts
 from fnrfl.federation.stand_in import load_test_set, partition_elsewhere, stand_in
-from fnrfl.runs.data import reading_of
+from fnrfl.runs.data import learns_from_public, reading_of
+from fnrfl.runs.passed import labels_in
 from fnrfl.runs.setup.inputs import RunParts, gather_parts, parts_with
+from fnrfl.runs.setup.method import build_algorithm
 
-Plain = dict[str, Any]
-Ask = Callable[[Plain], Sequence[Plain]]  # a question to every node -> their answers, always in one order
+
+@dataclass
+class HandshakeNetwork(Network):
+    """The network of a run, by the numbers of its clients; nodes are told what was agreed on before it begins."""
+
+    network: Network  # by the numbers of nodes
+    nodes: Sequence[str]  # how each is called
+    client_of_node: Sequence[int] = ()
+    recipe: str = ""
+    agreement: Agreement = Agreement(())
+
+    def __post_init__(self) -> None:
+        self._ids = (f"{uuid.uuid4().hex}-{number}" for number in count())
+
+    def exchange(self, requests: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
+        node_of_client = {client: node for node, client in enumerate(self.client_of_node)}
+        sent = {node_of_client[client]: message for client, message in requests.items()}
+        for node, reply in self.network.exchange(sent, seconds):
+            yield self.client_of_node[node], reply
+
+    def begin(self, run: str, scale: Tree | None) -> None:
+        scales = None if scale is None else (tuple(scale["mean"].tolist()), tuple(scale["std"].tolist()))
+        self.ask("begin", self.recipe, replace(self.agreement, scale=scales), run)
+
+    def ask(self, step: str, recipe: str, agreement: Agreement | None = None, run: str = "") -> list[Any]:
+        """Return every node's answer to a question, in their order; an error of one node is an error here."""
+        plain = None if agreement is None else as_plain(agreement)
+        request = HandshakeRequest(next(self._ids), step, recipe, plain, run)
+        answers: dict[int, Any] = {}
+        for node, told in self.network.exchange(dict.fromkeys(range(len(self.nodes)), to_bytes(request)), None):
+            reply = _read(told, request.id)
+            if isinstance(reply.content, Failure):
+                reason = in_short(reply.content.reason) or "it failed without a reason."
+                raise CompatibilityError(f"Node {printable(self.nodes[node])}: {reason}")
+            if reply.id == request.id:
+                answers[node] = reply.content
+        return [answers[node] for node in range(len(self.nodes))]
+
+
+def _read(told: bytes | str, id: str) -> NodeReply:
+    """A node's reply; what cannot be read is a failure."""
+    if isinstance(told, str):
+        return NodeReply(id, -1, Failure(told))
+    try:
+        reply = from_bytes(told, REPLIES)
+    except Exception:  # whatever is in it
+        reply = None
+    if not isinstance(reply, NodeReply):
+        return NodeReply(id, -1, Failure("its answer cannot be read. Install the same version of fnrfl."))
+    return reply
 
 
 @dataclass(frozen=True)
 class Handshake:
-    """The result of a handshake: the server's parts of the run, and what every node needs to build its client."""
+    """The result of a handshake: the server's parts of the run, and the network of its clients."""
 
     parts: RunParts  # its pool has no private examples
     agreement: Agreement
-    node_of_client: tuple[int, ...]  # for each client, which of the answers was its node's
-    recipe: str  # for nodes, with nothing left to choose
+    network: HandshakeNetwork
 
 
-def handshake(config: RunConfig, ask: Ask, test: str = "") -> Handshake:
+def handshake(config: RunConfig, network: Network, nodes: Sequence[str], test: str = "") -> Handshake:
     """Ask every node about its data, and agree; `test` is the server's own test set, where nodes are sites.
 
-    Nodes of an experiment take a part each of a data set that the server has as well.
+    Nodes of an experiment take a part each of a data set that the server has as well. `nodes` is how the nodes of the
+    network are called, by their numbers there.
     """
-    answers = ask({"recipe": recipe_for_nodes(config)})
-    facts = [from_plain(SiteFacts, answer, f"node {seat}") for seat, answer in enumerate(answers)]
-    if not facts:
+    if not nodes:
         raise CompatibilityError("No node has answered, so there is nobody to train. Start the nodes first.")
+    asking, recipe = HandshakeNetwork(network, nodes), recipe_for_nodes(config)
+    facts = [
+        from_plain(SiteFacts, answer, f"node {printable(name)}")
+        for name, answer in zip(nodes, asking.ask("describe", recipe), strict=True)
+    ]
     if any(one.partition is None for one in facts) and any(one.schema is not None for one in facts):
-        return _with_sites(config, ask, facts, test)
-    parts = gather_parts(config)
-    agreement = agree_on_experiment(facts, parts.config.clients, parts.dataset.checksum, split_hash(parts))
-    seat_of = {one.partition: seat for seat, one in enumerate(facts)}
-    seats = tuple(seat_of[client] for client in range(parts.config.clients))
-    parts = replace(parts, pool=parts.pool.only(None))  # a server does without, also where it could look
-    return Handshake(parts, agreement, seats, recipe_for_nodes(parts.config))
+        parts, agreement = _agree_with_sites(config, asking, recipe, facts, test)
+    else:
+        parts = gather_parts(config)
+        agreement = agree_on_experiment(facts, parts.config.clients, parts.dataset.checksum, split_hash(parts))
+        parts = replace(parts, pool=parts.pool.only(None))  # a server does without, also where it could look
+    clients = [agreement.sites.index(one.client) for one in facts]
+    recipe = recipe_for_nodes(parts.config)  # with nothing left to choose
+    return Handshake(parts, agreement, HandshakeNetwork(network, nodes, clients, recipe, agreement))
 
 
-def _with_sites(config: RunConfig, ask: Ask, facts: Sequence[SiteFacts], test: str) -> Handshake:
-    """Nodes that bring data of their own agree on columns, categories and classes, and tell what they hold."""
+def _agree_with_sites(
+    config: RunConfig, asking: HandshakeNetwork, recipe: str, facts: Sequence[SiteFacts], test: str
+) -> tuple[RunParts, Agreement]:
+    """Agree on columns, categories and classes with nodes that bring data of their own, and hear what they hold."""
     refuse_what_sites_cannot(config, test)
     agreement = agree_on_sites(facts, reading_of(config))
-    seat_of = {one.name.strip(): seat for seat, one in enumerate(facts)}
-    seats = tuple(seat_of[name] for name in agreement.sites)
-    answers = ask({"recipe": recipe_for_nodes(config), "agreement": as_plain(agreement)})
-    named = zip(seats, agreement.sites, strict=True)
-    holdings = [from_plain(SiteHolding, answers[seat], f"the node {printable(name)!r}") for seat, name in named]
+    answers = {one.client: answer for one, answer in zip(facts, asking.ask("count", recipe, agreement), strict=True)}
+    holdings = [from_plain(SiteHolding, answers[site], f"the node {printable(site)!r}") for site in agreement.sites]
     agreement = with_counts(agreement, holdings, config.network.max_share)
     data = stand_in(agreement, load_test_set(test, agreement, reading_of(config)))
     counts = np.array([one.counts for one in holdings], dtype=np.int64)
     partition = partition_elsewhere(agreement, counts, scenarios.parse(config.scenario), config.seed)
     parts = parts_with(config, data, agreement.notices, partition=partition)
     refuse_other_public(agreement, holdings, public_hash(parts.splits))
-    return Handshake(parts, agreement, seats, recipe_for_nodes(parts.config))
+    return parts, agreement
 
 
-def answer_question(question: Plain, node: NodeConfig) -> Plain:
-    """What a node answers before the first round: facts about its data, or what it holds of what was agreed on."""
-    recipe = recipe_at_node(str(question.get("recipe", "")), node)
-    if node.partition is None:
-        refuse_what_sites_cannot(recipe)
-    with kept_at_the_site(node):
-        if "agreement" not in question:
-            return as_plain(describe_node(recipe, node))
-        return as_plain(tell_holding(recipe, node, from_plain(Agreement, question["agreement"], "the server")))
+# -- the recipe --------------------------------------------------------------------------------------------------------
 
 
-# -- over a network ----------------------------------------------------------------------------------------------------
+def recipe_for_nodes(config: RunConfig) -> str:
+    """Return a recipe as it is sent to nodes; objects that were passed in Python cannot be sent."""
+    for argument, label in labels_in(config).items():
+        if argument not in ("dataset", "public"):  # nodes have their own
+            raise CompatibilityError(
+                f"{argument} = {label!r} was given in Python, and nodes cannot be sent it. Put it into a module that "
+                "every node has, name it as module:name, and list that name as code in each node's configuration."
+            )
+    return config.to_toml()
 
 
-def ask_all(network: Network, labels: Sequence[str], question: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every node's answer to a question, by the number of its label; an error of one node is an error here."""
-    answers: dict[int, dict[str, Any]] = {}
-    message = json.dumps(question).encode()
-    for number, told in network.exchange(dict.fromkeys(range(len(labels)), message), None):
-        try:
-            answer = {"error": told} if isinstance(told, str) else read_question(told)
-        except FnrflError as error:
-            answer = {"error": str(error)}
-        if "error" in answer:
-            raise CompatibilityError(f"Node {printable(labels[number])}: {in_short(str(answer['error']))}")
-        answers[number] = answer
-    return [answers[number] for number in range(len(labels))]
+def refuse_what_sites_cannot(recipe: RunConfig, test: str | None = None) -> None:
+    """Refuse a recipe that nodes with data of their own cannot run, and name all that is wrong at once.
 
-
-@dataclass
-class HandshakeNetwork(Network):
-    """A network whose nodes are told what was agreed on before a run begins."""
-
-    network: Network
-    labels: Sequence[str]  # of each client
-    recipe: str
-    agreement: Agreement
-    _told: str = ""
-
-    def connect(self, run: str, *arguments: Any, **options: Any) -> RemoteClients:
-        """Tell the nodes of the run, once."""
-        if self._told != run:
-            question = {"run": run, "recipe": self.recipe, "agreement": as_plain(self.agreement)}
-            ask_all(self.network, self.labels, question)
-            self._told = run
-        return self.network.connect(run, *arguments, **options)
-
-
-def read_question(told: bytes) -> dict[str, Any]:
-    """A question or an answer to one."""
-    if len(told) > MOST_JSON:
-        raise FnrflError(f"A message has {len(told):,} bytes; {MOST_JSON:,} are the most. It was refused.")
-    try:
-        read = json.loads(told)
-    except (ValueError, RecursionError) as error:
-        raise FnrflError(f"A message is neither a letter nor JSON ({error}). It was refused.") from None
-    if not isinstance(read, dict):
-        raise FnrflError("A message is JSON, and no question. It was refused.")
-    return read
+    `test` is the server's test set, "" if it has none, None where that is not known yet.
+    """
+    scenario, public, column, held_out = recipe.scenario, recipe.public, recipe.dataset.client, recipe.validation.size
+    natural, learns = isinstance(scenarios.parse(scenario).split, Natural), learns_from_public(build_algorithm(recipe))
+    taken = public.source == "test" or (public.source == "train" and (public.size or learns))
+    way = "." if learns else ", or set public.size = 0."
+    rules = [
+        (not natural, f'scenario = {scenario!r} draws from one data set; set "natural", or partition in node.toml.'),
+        (taken, f'public.source = "{public.source}" is of sites or the test set; name a file that all nodes have{way}'),
+        (column, f"dataset.client = {column!r} says who holds a row, and a node holds all of its rows; leave it out."),
+        (held_out, f"validation.size = {held_out} sets examples aside that do not leave the sites; set it to 0."),
+        (test == "", "the server has no test set to score the model with; name one with --test (in Python: test)."),
+    ]
+    if wrong := [sentence for applies, sentence in rules if applies]:
+        numbered = " ".join(f"({at}) {sentence}" for at, sentence in enumerate(wrong, 1))
+        raise ShareableError(f"Nodes that bring data of their own cannot run this recipe: {numbered}")

@@ -1,11 +1,11 @@
-"""A client on its own machine: it answers letters, and keeps its memory and the model that it holds in a folder."""
+"""A client on its own machine: it answers requests, and keeps its memory and the model that it holds in a folder."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from fnrfl.core.values import Data, LocalTask, State
 from fnrfl.core.words import printable
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.trainer import Trainer
-from fnrfl.engines.wire import from_bytes, plain_fields, to_bytes
+from fnrfl.engines.wire import Parsed, to_bytes
 from fnrfl.federation.messages import NodeReply, NodeRequest, Version, check_run_id
 
 log = logging.getLogger("fnrfl")
@@ -40,23 +40,6 @@ class Participant:
     agreed: Container[object]  # the requests that the agreed method makes; no other is answered
     shares_memory: bool = False  # whether the server may read what the client remembers
     max_examples: int = 10**9  # that one request may train on, passes times examples
-    scaled: Callable[[Tree], Trainer] | None = None  # means and spreads -> the trainer that scales; None: none does
-
-    def trainer_for(self, letter: NodeRequest) -> Trainer:
-        """Who does the work that a letter asks for: where inputs are to be scaled, the letter says how.
-
-        Before that the client can be asked for sums of its inputs alone, about which no model is asked.
-        """
-        if letter.scale is not None and self.scaled is not None:
-            return self.scaled(letter.scale)
-        about_data = isinstance(letter.request, MeasureRequest) and not letter.request.probe.asks_model
-        if (letter.scale is None) != (self.scaled is None) and not about_data:
-            says, are = ("says", "are not") if self.scaled is None else ("does not say", "are")
-            raise ShareableError(
-                f"A letter {says} how inputs are scaled, and those of client {self.client} {are}. It was refused: give "
-                "server and node the same recipe."
-            )
-        return self.trainer
 
 
 class VersionedFolder:
@@ -67,7 +50,7 @@ class VersionedFolder:
         self.folder = folder
 
     def read(self, version: Version) -> Tree | None:
-        """What was kept; None if it is not there, or damaged."""
+        """Return what was kept; None if it is not there, or damaged."""
         try:
             content = (self.folder / version.file).read_bytes()
         except FileNotFoundError:
@@ -99,7 +82,7 @@ class VersionedFolder:
 
 
 class Node:
-    """Answers letters for one client of one run. Whatever it must know from one letter to the next is in its folder."""
+    """Answers requests to one client of one run. All that it must know from one to the next is in its folder."""
 
     def __init__(self, participant: Participant, folder: Path, run: str) -> None:
         self.participant, self.run = participant, check_run_id(run)
@@ -107,46 +90,39 @@ class Node:
         self.memories, self.models = VersionedFolder(place / "memory"), VersionedFolder(place / "held")
         self._sizes: dict[Data, int] = {}
 
-    def answer(self, message: bytes) -> bytes:
-        """The answer to a letter; what goes wrong is told, never raised."""
-        head: dict[str, Any] = {}
-        try:
-            head = plain_fields(message)
-            return to_bytes(self._answer(self._checked(from_bytes(message))))
-        except Exception as error:
-            return to_bytes(NodeReply(str(head.get("id", "")), self.participant.client, failure_at_node(error)))
+    def answer(self, message: Parsed) -> NodeReply:
+        """Return the reply to a request; raise what goes wrong."""
+        request = message.value()
+        for applies, reason in self._refusals(request):
+            if applies:
+                raise ShareableError(reason)
+        return self._answer(request)
 
-    def _checked(self, letter: Any) -> NodeRequest:
-        if not isinstance(letter, NodeRequest):
-            raise ShareableError("A message is no letter of fnrfl. It was refused.")
-        mine = self.participant.client
-        if (letter.run, letter.client) != (self.run, mine):
-            raise ShareableError(f"A letter is for another client or another run than client {mine}'s. It was refused.")
+    def _refusals(self, letter: Any) -> Iterator[tuple[bool, str]]:
+        """What is no request to this client, not of the agreed method, or not allowed by the node's configuration."""
+        mine, shares = self.participant.client, self.participant.shares_memory
+        yield not isinstance(letter, NodeRequest), "A message is no request of fnrfl's."
         versions = [one for one in (letter.memory, letter.kept, letter.held) if one is not None]
         numbers = [letter.round, letter.number, *(n for one in versions for n in (one.round, one.number))]
-        if any(type(number) is not int for number in numbers) or not isinstance(letter.id, str):  # files, the answer
-            raise ShareableError(f"A letter to client {mine} is not in the right form. It was refused.")
-        self._check_request(letter.request, letter.round)
-        return letter
-
-    def _check_request(self, request: Any, round: int) -> None:
-        """Refuse what the agreed method does not ask for, or the node's own configuration does not allow."""
-        mine = self.participant.client
+        plain = all(type(number) is int for number in numbers) and isinstance(letter.id, str)  # they name files
+        yield not plain, f"A request to client {mine} is not in the right form."
+        right = (letter.run, letter.client) == (self.run, mine)
+        yield not right, f"A request is for another client or another run than client {mine}'s."
+        request = letter.request
         if isinstance(request, MemoryRequest):
-            if request != MemoryRequest(mine) or not self.participant.shares_memory:
-                raise ShareableError(
-                    f"Client {mine} does not show its memory to the server. Methods with personal models are scored by "
-                    "the server: set share_memory = true in the node's own configuration to allow it."
-                )
-        elif request not in self.participant.agreed or round != request.round:
-            raise ShareableError(
-                f"A letter asks client {mine} for something that the agreed method does not ask for. It was refused."
+            yield (
+                request != MemoryRequest(mine) or not shares,
+                f"Client {mine} does not show its memory to the server. Methods with personal models are scored by the "
+                "server: set share_memory = true in the node's own configuration to allow it.",
             )
-        elif isinstance(request, TrainRequest) and self._examples(request) > self.participant.max_examples:
-            raise ShareableError(
-                f"A task is longer than client {mine} accepts. Set a larger max_examples in the node's own "
-                "configuration, or client.epochs or fnr.epochs lower in the recipe."
-            )
+            return
+        agreed = request in self.participant.agreed and letter.round == request.round
+        yield not agreed, f"Client {mine} is asked for something that the agreed method does not ask for."
+        yield (
+            isinstance(request, TrainRequest) and self._examples(request) > self.participant.max_examples,
+            f"A task is longer than client {mine} accepts. Set a larger max_examples in the node's own configuration, "
+            "or client.epochs or fnr.epochs lower in the recipe.",
+        )
 
     def _examples(self, request: TrainRequest) -> int:
         """How many examples an agreed task goes through, those that fill its last batch included."""
@@ -157,38 +133,16 @@ class Node:
         return request.epochs[0] * self._sizes[data] + min(request.epochs[0], 1) * request.training.batch
 
     def _answer(self, letter: NodeRequest) -> NodeReply:
-        request, client = letter.request, letter.client
-        memory, lost = self._remembered(letter)
-        if isinstance(request, MemoryRequest):
-            return NodeReply(letter.id, client, memory, lost_memory=lost)
-        trainer = self.participant.trainer_for(letter)
-        clients = self._clients(letter, memory, trainer)
-        if isinstance(request, MeasureRequest):
-            return NodeReply(letter.id, client, clients.measure(request), lost_memory=lost)
-        (reply,) = clients.train(request)
-        new = Version(letter.round, letter.number)
-        written = held = None
-        if client in clients.memory.changed:
-            written = self.memories.write(new, clients.memory.get(client))
-            self.memories.remove_all_but([letter.kept, letter.memory, written])
-        if request.task.hold_model and client in clients.held_models:
-            held = self.models.write(new, clients.held_models.get(client))
-            self.models.remove_all_but([letter.held, held])
-        content = uploaded(reply, request.task, trainer.net, trainer.initial)
-        return NodeReply(letter.id, client, content, written, held, lost)
-
-    def _remembered(self, letter: NodeRequest) -> tuple[Tree, bool]:
-        """What the client remembers, and whether it has lost what the server believes it does."""
+        request, client, trainer = letter.request, letter.client, self.participant.trainer
         kept = None if letter.memory is None else self.memories.read(letter.memory)
-        return (self.participant.birth if kept is None else kept), letter.memory is not None and kept is None
-
-    def _clients(self, letter: NodeRequest, memory: Tree, trainer: Trainer) -> KeptClients:
-        """The client side that answers this letter, as the client was when the server last heard of it."""
-        client = letter.client
+        lost = letter.memory is not None and kept is None
+        reply = NodeReply(letter.id, client, self.participant.birth if kept is None else kept, lost_memory=lost)
+        if isinstance(request, MemoryRequest):
+            return reply
         memories = ClientStore(self.participant.birth, None, trainer.net.device)
         models = ClientStore({}, None, trainer.net.device)
-        if letter.memory is not None:
-            memories.put(client, memory)
+        if kept is not None:
+            memories.put(client, kept)
             memories.changed.clear()
         if letter.held is not None:
             held = self.models.read(letter.held)
@@ -197,7 +151,31 @@ class Node:
                     f"Client {client} no longer has the model that it held in round {letter.round + 1}."
                 )
             models.put(client, held)
-        return KeptClients(trainer, memories, models, round=letter.round)
+        clients = KeptClients(trainer, memories, models, round=letter.round)
+        if isinstance(request, MeasureRequest):
+            return replace(reply, content=clients.measure(request))
+        (trained,) = clients.train(request)
+        new = Version(letter.round, letter.number)
+        if client in memories.changed:
+            reply = replace(reply, memory=self.memories.write(new, memories.get(client)))
+            self.memories.remove_all_but([letter.kept, letter.memory, reply.memory])
+        if request.task.hold_model and client in models:
+            reply = replace(reply, held=self.models.write(new, models.get(client)))
+            self.models.remove_all_but([letter.held, reply.held])
+        return replace(reply, content=uploaded(trained, request.task, trainer.net, trainer.initial))
+
+
+def answer_bytes(message: bytes, answer: Callable[[Parsed], NodeReply]) -> bytes:
+    """Return the bytes of the reply to a message; what goes wrong is in the reply, and never raised."""
+    head: dict[str, Any] = {}
+    try:
+        parsed = Parsed.of(message)
+        head = parsed.head
+        return to_bytes(answer(parsed))
+    except Exception as error:
+        client = head.get("client")
+        client = client if type(client) is int else -1
+        return to_bytes(NodeReply(str(head.get("id", "")), client, failure_at_node(error)))
 
 
 def failure_at_node(error: Exception) -> Failure:
@@ -213,7 +191,7 @@ def failure_at_node(error: Exception) -> Failure:
 
 
 def uploaded(reply: TrainReply, task: LocalTask, net: Net, initial: State) -> TrainReply:
-    """What of a reply leaves the client: no model if it is to stay, and never what belongs to the client alone.
+    """Return what of a reply leaves the client: no model if it is to stay, never what belongs to the client alone.
 
     In the place of that stands what everybody knows from the start.
     """

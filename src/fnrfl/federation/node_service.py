@@ -1,24 +1,62 @@
-"""What a node's worker answers with: messages of the meeting, and letters of the runs that were agreed on."""
+"""A node's side: it answers the handshake, and requests of the runs that were agreed on, with its own data alone."""
 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from fnrfl.core.errors import ShareableError
+import numpy as np
+import torch
+
+from fnrfl.config import RunConfig, loads
+from fnrfl.config.resolving import read_keys
+from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.errors import ShareableError, sentence
 from fnrfl.core.isolation import isolated
+from fnrfl.core.messages import MeasureRequest
 from fnrfl.core.words import printable
-from fnrfl.engines.wire import plain_fields, to_bytes
-from fnrfl.federation.agreement import Agreement, as_plain, from_plain
-from fnrfl.federation.handshake import answer_question, read_question
-from fnrfl.federation.messages import NodeReply, check_run_id
-from fnrfl.federation.node import Node, failure_at_node
+from fnrfl.data import scenarios
+from fnrfl.data.datasets import Dataset
+from fnrfl.data.partition.views import Splits
+from fnrfl.data.scaling import InputMoments, Scaling
+from fnrfl.data.scenarios import SavedSplit
+from fnrfl.engines.rehearsal import Rehearsal
+from fnrfl.engines.wire import Parsed
+from fnrfl.federation.agreed_requests import AgreedRequests
+from fnrfl.federation.agreement import (
+    Agreement,
+    SiteFacts,
+    SiteHolding,
+    as_plain,
+    from_plain,
+    public_hash,
+    split_hash,
+)
+from fnrfl.federation.handshake import refuse_what_sites_cannot
+from fnrfl.federation.messages import HandshakeRequest, NodeReply, check_run_id
+from fnrfl.federation.node import Node, Participant, answer_bytes
 from fnrfl.federation.node_config import NodeConfig
-from fnrfl.federation.node_data import build_node, recipe_at_node
+from fnrfl.federation.site_data import changed_since, describe_site, read_agreed
+from fnrfl.federation.stand_in import stand_in_partition
 from fnrfl.rundir import files
+from fnrfl.runs.data import build_pool, divide, load_public, reading_of, with_counted_clients
+from fnrfl.runs.passed import NOTHING_PASSED
+from fnrfl.runs.run_files import versions
+from fnrfl.runs.setup.engine import build_trainer, choose_engine
+from fnrfl.runs.setup.inputs import RunParts, fitting_net, gather_parts, on_device
+from fnrfl.runs.setup.method import build_algorithm, cohort_size
+from fnrfl.runs.setup.model import check_values
+
+log = logging.getLogger("fnrfl")
+MOST_RECIPE = 2**15  # characters: keys of very many parts take the square of their length to read
+AGREED_FILE = "agreed.json"  # in a run's folder: its recipe, and what was agreed on
+HANDSHAKE = {HandshakeRequest.__name__: HandshakeRequest}
 
 
 @dataclass
@@ -36,81 +74,233 @@ class NodeService:
     def __post_init__(self) -> None:
         self.config = self.read_config()
 
-    def answer(self, told: bytes) -> bytes:
-        """The answer to a message; what goes wrong is told, never raised."""
+    def answer(self, message: bytes) -> bytes:
+        """Return the reply to a message; what goes wrong is in the reply, and never raised."""
         with isolated():
-            return self._meet(told) if told[:1] == b"{" else self._letter(told)
+            return answer_bytes(message, self._answer)
 
-    def _meet(self, told: bytes) -> bytes:
-        """The answer to a question before the first letter."""
-        try:
-            question = read_question(told)
-            if "run" not in question:
-                self._read_again()
-                return json.dumps(answer_question(question, self.config)).encode()
-            agreement = from_plain(Agreement, question.get("agreement"), "the server")
-            self._keep(check_run_id(question["run"]), str(question.get("recipe")), agreement)
-            return b"{}"
-        except Exception as error:
-            return json.dumps({"error": failure_at_node(error).reason}).encode()
+    def _answer(self, message: Parsed) -> NodeReply:
+        head = message.head
+        if head["class"] in HANDSHAKE:
+            request = message.value(HANDSHAKE)
+            return NodeReply(request.id, -1, self._handshake(request))
+        node = self._node(check_run_id(head.get("run")))  # opening it imports the classes that the message names
+        print(f"round {int(str(head['round'])) + 1}  {printable(str(head['phase'])[:40])}", flush=True)  # worker.log
+        return node.answer(message)
 
-    def _read_again(self) -> None:
-        """Read the node's own configuration: if it was changed, open runs are opened again with what it says now."""
-        config = self.read_config()
-        if config != self.config:
+    def _handshake(self, request: HandshakeRequest) -> dict[str, Any]:
+        agreement = None if request.agreement is None else from_plain(Agreement, request.agreement, "the server")
+        if request.step == "begin" and agreement is not None:
+            self._keep(check_run_id(request.run), str(request.recipe), agreement)
+            return {}
+        if (config := self.read_config()) != self.config:
             self.config = config
-            self._open.clear()
+            self._open.clear()  # what was opened by another configuration
+        recipe = recipe_at_node(request.recipe, self.config)
+        if self.config.partition is None:
+            refuse_what_sites_cannot(recipe)
+        with kept_at_the_site(self.config):
+            if agreement is None:
+                return as_plain(describe_node(recipe, self.config))
+            return as_plain(count_holding(recipe, self.config, agreement))
 
     def _keep(self, run: str, recipe: str, agreement: Agreement) -> None:
-        """Write what was agreed on, once for a run."""
-        file = self.folder / run / "agreed.json"
-        text = json.dumps({"recipe": recipe, "agreement": as_plain(agreement)})
-        if file.is_file():
-            kept = json.loads(file.read_text(encoding="utf-8"))
-            if (kept["recipe"], _hash(kept)) != (recipe, agreement.sha256):
+        """Write what was agreed on for a run, and later how its inputs are scaled; nothing else of it may change."""
+        file = self.folder / run / AGREED_FILE
+        if known := file.is_file():
+            kept_recipe, kept = self._kept(file)
+            if (kept_recipe, kept) != (recipe, agreement):
                 raise ShareableError(f"Run {run} was agreed on with another recipe or other data. Begin a new run.")
-            return
+            if kept.scale == agreement.scale:
+                return
+            self._open.pop(run, None)
         file.parent.mkdir(parents=True, exist_ok=True)
-        files.write(file, text)
-        self._prune(file)
+        files.write(file, json.dumps({"recipe": recipe, "agreement": as_plain(agreement)}))
+        if not known:
+            self._prune(file)
+
+    def _kept(self, file: Path) -> tuple[str, Agreement]:
+        """Return the recipe of a run and what was agreed on."""
+        kept = json.loads(files.read(file, "what was agreed on must be there"))
+        return kept["recipe"], from_plain(Agreement, kept["agreement"], "the server")
 
     def _prune(self, new: Path) -> None:
         """Remove the folders of runs that were used longest ago; those of the new run and of the open one stay."""
-        agreed = [file for file in self.folder.glob("*/agreed.json") if not file.parent.is_symlink()]
+        agreed = [file for file in self.folder.glob(f"*/{AGREED_FILE}") if not file.parent.is_symlink()]
         old = sorted(agreed, key=lambda file: (file == new or file.parent.name in self._open, file.stat().st_mtime))
         for file in old[: -self.config.keep_runs]:
             if file != new and file.parent.name not in self._open:
                 file.unlink()  # a folder that is half gone is no run
                 shutil.rmtree(file.parent, ignore_errors=True)
 
-    def _letter(self, told: bytes) -> bytes:
-        """The answer to a letter; the run is opened first, which imports the classes that the letter names."""
-        head: dict[str, object] = {}
-        try:
-            head = plain_fields(told)
-            node = self._node(check_run_id(head.get("run")))
-            print(
-                f"round {int(str(head['round'])) + 1}  {printable(str(head['phase'])[:40])}", flush=True
-            )  # worker.log
-        except Exception as error:
-            client = head.get("client")
-            who = client if isinstance(client, int) else -1
-            return to_bytes(NodeReply(str(head.get("id", "")), who, failure_at_node(error)))
-        return node.answer(told)
-
     def _node(self, run: str) -> Node:
-        """The node of a run, with its data read; that of another run is forgotten."""
+        """Return the node of a run, with its data read; that of another run is forgotten."""
         if run not in self._open:
-            file = self.folder / run / "agreed.json"
+            file = self.folder / run / AGREED_FILE
             if not file.is_file():
                 raise ShareableError(f"Run {run} was not agreed on with this node, or its folder was removed.")
-            kept = json.loads(files.read(file, "what was agreed on must be there"))
+            recipe, agreement = self._kept(file)
             file.touch()  # the run was used now
-            agreement = from_plain(Agreement, kept["agreement"], "the server")
-            built = build_node(recipe_at_node(kept["recipe"], self.config), self.config, agreement)
-            self._open = {run: Node(built.participant, self.folder, run)}
+            participant, _ = build_node(recipe_at_node(recipe, self.config), self.config, agreement)
+            self._open = {run: Node(participant, self.folder, run)}
         return self._open[run]
 
 
-def _hash(kept: dict[str, object]) -> str:
-    return from_plain(Agreement, kept["agreement"], "the server").sha256
+# -- the recipe --------------------------------------------------------------------------------------------------------
+
+
+def recipe_at_node(text: str, node: NodeConfig) -> RunConfig:
+    """Return the recipe that a server sent, with this node's own data, paths and engine in place of the server's."""
+    if len(text) > MOST_RECIPE:
+        raise ShareableError(f"A recipe has {len(text):,} characters; {MOST_RECIPE:,} are the most.")
+    told = read_keys(text, origin="The server's recipe")
+    own: dict[str, object] = {
+        "dataset.name": node.data,
+        "metrics": "none",
+        "engine": {"name": node.engine, "threads": 1, "clients_at_once": 1},
+    }
+    if told.get("public.source", "train") not in ("train", "test"):
+        own["public.source"] = _copy_here(node, "public", "the public data")
+    if isinstance(scenarios.parse(str(told.get("scenario", ""))).split, SavedSplit):
+        own["scenario"] = _copy_here(node, "split", "the saved split that the scenario names")
+    return loads(text, own, origin="The server's recipe", of_run=True, listed_code=node.allowed_code)
+
+
+def _copy_here(node: NodeConfig, key: str, what: str) -> str:
+    """Return the path of this node's copy of something that the server has."""
+    if not (path := getattr(node, key)):
+        raise ShareableError(
+            f"{node.opened} has no key {key}, and paths in a recipe are not followed by a node. Copy {what} to this "
+            f"machine, and set {key} to it in the node's configuration."
+        )
+    return str(path)
+
+
+# -- what a node tells -------------------------------------------------------------------------------------------------
+
+
+def describe_node(recipe: RunConfig, node: NodeConfig) -> SiteFacts:
+    """Return what a node tells the server first; `recipe` is the one at this node."""
+    if node.partition is not None:
+        parts = _experiment(recipe, node)
+        return SiteFacts(str(node.partition), versions(), node.partition, parts.dataset.checksum, split_hash(parts))
+    return SiteFacts(node.name.strip(), versions(), schema=describe_site(node, reading_of(recipe)))
+
+
+def count_holding(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> SiteHolding:
+    """Return what a site tells the server once columns and classes are agreed on: how much it trains on."""
+    site = _site_splits(recipe, node, agreement)
+    return SiteHolding(node.name.strip(), tuple(site.counts.tolist()), site.dataset.checksum, public_hash(site.splits))
+
+
+@contextmanager
+def kept_at_the_site(node: NodeConfig) -> Iterator[None]:
+    """Keep what is wrong with a site's data in the site's own log: a sentence about it may quote a cell."""
+    try:
+        yield
+    except Exception as error:
+        if node.partition is not None:  # the server has the data too
+            raise
+        log.error("%s has found something wrong with its data: %s", node.opened, sentence(error))
+        raise ShareableError(
+            f"{node.opened} has found something wrong with its data. Its own log says what, and the server is not "
+            "told, because that may quote the data. Correct the data, or leave the node out."
+        ) from None
+
+
+# -- the node's client -------------------------------------------------------------------------------------------------
+
+
+def build_node(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tuple[Participant, RunParts]:
+    """Return a node's client as the simulator would have it, and its parts; `recipe` is the one at this node.
+
+    If inputs are to be scaled, and the agreement does not say how yet, the client tells sums of them and nothing else.
+    """
+    client, parts = _own_client(recipe, node, agreement)
+    config, agreed = parts.config, list[object]()
+    if config.dataset.asks_for_means and agreement.scale is None:
+        parts = replace(parts, pool=parts.pool.in_type(torch.float64))  # as the simulator takes the sums
+        agreed.append(MeasureRequest([client], 0, InputMoments(config.dataset.missing == "mean"), "private"))
+    elif config.dataset.asks_for_means and agreement.scale is not None:
+        parts = parts.scaled_by(Scaling(*agreement.scale, bytes={}))
+    rehearsal = Rehearsal(parts.algorithm, parts.net, parts.pool, config.client, seed=config.seed, simulated=False)
+    of_method = AgreedRequests(rehearsal, client, cohort=cohort_size(config), rounds=config.rounds)
+    participant = Participant(
+        client,
+        build_trainer(config, parts.net, parts.pool),
+        parts.algorithm.client_state(parts.net),
+        agreed or of_method,
+        shares_memory=node.share_memory and parts.algorithm.personalised,
+        max_examples=node.max_examples,
+    )
+    return participant, parts
+
+
+def _own_client(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tuple[int, RunParts]:
+    """(the client's number, what it trains with); refused if that is not what the node told the server at first."""
+    if node.partition is not None:
+        parts, client = _experiment(recipe, node), node.partition
+        if (parts.dataset.checksum, split_hash(parts)) != (agreement.data, agreement.split):
+            raise ShareableError(str(changed_since(node, "other data, or divides it in another way")))
+        return client, replace(parts, pool=parts.pool.only(client))
+    with kept_at_the_site(node):
+        site = _site_splits(recipe, node, agreement)
+    client = agreement.sites.index(node.name.strip())
+    if (site.dataset.checksum, public_hash(site.splits)) != (agreement.hashes[client], agreement.split):
+        raise ShareableError(str(changed_since(node, "other data, or other public data")))
+    with kept_at_the_site(node):
+        return client, _site_parts(recipe, site, agreement, client)
+
+
+def _experiment(recipe: RunConfig, node: NodeConfig) -> RunParts:
+    """Return the parts of a run of which this node takes one client's."""
+    if node.partition is None:
+        raise ShareableError(
+            f"{node.opened} brings data of its own, and the recipe's scenario = {recipe.scenario!r} draws clients from "
+            'one data set. Set scenario = "natural" in the recipe, or give the node a partition.'
+        )
+    parts = gather_parts(recipe)
+    if node.partition >= parts.config.clients:
+        raise ShareableError(
+            f"{node.opened} asks for a client that there is not: the recipe has {parts.config.clients}, numbered from "
+            "0. Correct the node's partition."
+        )
+    return parts
+
+
+@dataclass(frozen=True)
+class SiteSplits:
+    """A site's own examples, beside its copy of the public data."""
+
+    dataset: Dataset
+    splits: Splits
+    algorithm: Algorithm
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How many examples of each class it trains on."""
+        return np.bincount(self.dataset.train.y.numpy(), minlength=self.dataset.num_classes)
+
+
+def _site_splits(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> SiteSplits:
+    """Return what a site has, read as all sites have agreed."""
+    if agreement.schema is None or node.name.strip() not in agreement.sites:
+        raise ShareableError(
+            f"{node.opened} is not among those that the server has agreed with. Begin again, with this node there."
+        )
+    dataset = read_agreed(node, reading_of(recipe), agreement.schema)
+    algorithm = build_algorithm(recipe)
+    _, splits = divide(recipe, dataset, load_public(recipe, dataset, NOTHING_PASSED), algorithm)
+    return SiteSplits(dataset, splits, algorithm)
+
+
+def _site_parts(recipe: RunConfig, site: SiteSplits, agreement: Agreement, client: int) -> RunParts:
+    """Return the parts of a run as one site has them; the server has checked what concerns all clients."""
+    dataset, scenario = site.dataset, scenarios.parse(recipe.scenario)
+    partition = stand_in_partition(agreement, client, site.counts, scenario, recipe.seed)
+    config, net = fitting_net(with_counted_clients(recipe, partition), dataset, site.algorithm)
+    check_values(config, net, site.splits)
+    config, _ = choose_engine(config, net)  # the server says what is to be said about it
+    net = on_device(config, net)
+    pool = build_pool(config, dataset, partition, site.splits, net, client)
+    return RunParts(config, dataset, partition, site.splits, site.algorithm, net, pool, dataset.notices)

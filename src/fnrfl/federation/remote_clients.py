@@ -22,7 +22,7 @@ from fnrfl.core.trees import Tree
 from fnrfl.core.values import Replies, State
 from fnrfl.engines.rehearsal import rehearsed_answer, rehearsed_extras
 from fnrfl.engines.wire import from_bytes, to_bytes
-from fnrfl.federation.messages import ANSWERS, NodeReply, NodeRequest, Version, check_run_id, model_alone
+from fnrfl.federation.messages import REPLIES, NodeReply, NodeRequest, Version, check_run_id, model_alone
 from fnrfl.federation.reply_checks import (
     Check,
     fields_like,
@@ -38,27 +38,21 @@ PAUSE = 1.0  # seconds before a client that could not be reached is asked again
 class Network:
     """Clients on other machines: a subclass carries bytes, and knows nothing about their content."""
 
-    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
-        """Send each client its letter, and give (client, answer) as answers come; a text says why there is none.
+    def exchange(self, requests: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
+        """Send each client its request, and give (client, reply) as replies come; a text says why there is none.
 
-        It ends when everybody has answered or `seconds` have passed; whoever has not answered by then is left out.
-        Answers that come later, or twice, may turn up in a later exchange: letters have numbers.
+        It ends when everybody has answered or `seconds` have passed; who has not answered by then is left out.
+        Replies that come later, or twice, may turn up in a later exchange: requests have numbers.
         """
         raise NotImplementedError
 
-    def connect(
-        self,
-        run: str,
-        net: Net,
-        birth: Tree,
-        feed: Feed,
-        options: NetworkOptions,
-        *,
-        reads_memory: bool = False,
-        scale: Tree | None = None,
-    ) -> RemoteClients:
+    def begin(self, run: str, scale: Tree | None) -> None:
+        """Tell the nodes that a run begins or goes on, and how inputs are scaled, if that is known."""
+
+    def connect(self, run: str, *arguments: Any, scale: Tree | None = None, **options: Any) -> RemoteClients:
         """Return the clients' side of a run."""
-        return RemoteClients(self, run, net, birth, feed, options, reads_memory=reads_memory, scale=scale)
+        self.begin(run, scale)
+        return RemoteClients(self, run, *arguments, **options)
 
 
 class RemoteMemory:
@@ -142,14 +136,13 @@ class RemoteClients:
         options: NetworkOptions,
         *,
         reads_memory: bool = False,
-        scale: Tree | None = None,
     ) -> None:
-        """`feed` knows how many examples each client has agreed to have; `scale` is what clients are told of inputs.
+        """`feed` knows how many examples each client has agreed to have.
 
         `reads_memory`: the method has personal models, which the server makes of clients' memories to score them.
         """
         self.network, self.run, self.net, self.options = network, check_run_id(run), net, options
-        self.initial, self.feed, self.scale = State(*net.flatten()), feed, scale
+        self.initial, self.feed = State(*net.flatten()), feed
         self.memory = RemoteMemory(birth, self._fetch if reads_memory else None)
         self._server = uuid.uuid4().hex  # no two servers send the same letter, not even of one run
         self._letters = count()
@@ -263,7 +256,7 @@ class RemoteClients:
     ) -> None:
         """Take an answer, if it is one to a letter that waits for it."""
         try:
-            answer = from_bytes(message, ANSWERS)
+            answer = from_bytes(message, REPLIES)
             if client not in waiting or (answer.id, answer.client) != (waiting[client].id, client):
                 return  # late, or a second time
             wrong = refuse_envelope(answer, waiting[client]) or check(client, answer.content)
@@ -290,7 +283,6 @@ class RemoteClients:
                 memory=self.memory.version(client),
                 kept=self.memory.version_at_start(client),
                 held=self._held.get(client),
-                scale=self.scale,
             )
 
 

@@ -15,7 +15,7 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.data import scenarios
 from fnrfl.data.scenarios import Natural
 from fnrfl.data.sources import NAMED_DATASETS
-from fnrfl.federation.node_data import refuse_what_sites_cannot
+from fnrfl.federation.handshake import refuse_what_sites_cannot
 from fnrfl.flower.deployment import Deployment
 from fnrfl.flower.own_config import NODE_FILE, OwnConfig
 from fnrfl.runs.setup.method import method_title

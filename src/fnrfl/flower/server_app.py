@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
     from fnrfl.config import RunConfig
-    from fnrfl.federation.handshake import Handshake, HandshakeNetwork
+    from fnrfl.federation.handshake import Handshake
     from fnrfl.flower.grid_network import GridNetwork
     from fnrfl.rundir.events import Event
     from fnrfl.runs.result import Result
@@ -63,12 +63,12 @@ def run_over(
     network = GridNetwork(grid)
     if resume:
         config = verify(Path(resume), trust=False).config
-        met, agreed = _agreed(network, config, test, nodes)
-        result = runs.resume(resume, progress=_say, network=agreed, parts=met.parts)
+        agreed = _agreed(network, config, test, nodes)
+        result = runs.resume(resume, progress=_say, network=agreed.network, parts=agreed.parts)
     else:
         config = load(recipe, [*shlex.split(overrides), "engine.name=flower"])
-        met, agreed = _agreed(network, config, test, nodes)
-        result = runs.run(config, out=out or True, progress=_say, network=agreed, parts=met.parts)
+        agreed = _agreed(network, config, test, nodes)
+        result = runs.run(config, out=out or True, progress=_say, network=agreed.network, parts=agreed.parts)
     print(result, flush=True)
     carried = network.carried
     told = asdict(carried) | {"overhead_percent": round(carried.overhead, 3)}
@@ -78,19 +78,18 @@ def run_over(
     return result
 
 
-def _agreed(network: GridNetwork, config: RunConfig, test: str, nodes: int) -> tuple[Handshake, HandshakeNetwork]:
+def _agreed(network: GridNetwork, config: RunConfig, test: str, nodes: int) -> Handshake:
     """Meet the nodes, and agree with them on data and columns."""
-    from fnrfl.federation.handshake import HandshakeNetwork, ask_all, handshake
+    from fnrfl.federation.handshake import handshake
 
     count = nodes or config.clients
     if not count:
         raise ConfigError("The recipe has clients = 0, so it is not known how many nodes there are. Set nodes.")
-    labels = network.labels = network.wait_for(count)
-    met = handshake(config, lambda question: ask_all(network, labels, question), test)
-    for line in met.agreement.shares:
+    network.labels = network.wait_for(count)
+    agreed = handshake(config, network, network.labels, test)
+    for line in agreed.agreement.shares:
         print(line, flush=True)
-    network.labels = [labels[seat] for seat in met.node_of_client]
-    return met, HandshakeNetwork(network, network.labels, met.recipe, met.agreement)
+    return agreed
 
 
 def _say(event: Event) -> None:
