@@ -28,7 +28,7 @@ WRITTEN = ("config.toml", "partition.json", "events.jsonl", "checkpoint.json", "
 CHECKPOINT_FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")  # below rounds/
 FILE = re.compile(r"(server|client-\d+)\.safetensors")
 TENSORBOARD = "tensorboard"  # the folder of the logger
-TENSORBOARD_FILE = re.compile(r"events\.out\.tfevents\.-?\d+\.fnrfl")
+TENSORBOARD_FILE = re.compile(r"events\.out\.tfevents\..*\.fnrfl")
 FIGURE_NAMES = ("differences", "convergence", "traffic", "time", "seeds", "classes", "split")
 
 
