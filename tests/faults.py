@@ -58,7 +58,6 @@ def crashing(operations: int) -> Iterator[None]:
         for name in ("mkdir", "rename", "replace", "unlink", "rmdir"):
             patch.setattr(Path, name, dying(getattr(Path, name)))
         patch.setattr(files, "write_new", dying(files.write_new, half_content))
-        patch.setattr(files, "exchange", dying(files.exchange))
         patch.setattr(files, "sync", dying(files.sync))
         patch.setattr(events, "append_event", dying(events.append_event, half_line))
         yield

@@ -197,7 +197,7 @@ def linked(place: str, *, hard: bool = False, dangling: bool = False) -> Callabl
             path.unlink(missing_ok=True)
         elif path.exists():
             path.rename(target)
-        elif "." in path.name.lstrip(".") or path.name == ".lock":
+        elif "." in path.name.lstrip("."):
             target.write_text("somebody's own words\n")
         else:
             target.mkdir()
@@ -425,12 +425,12 @@ WORDS = {
     "an address": ("dataset.name", "file:evil"),
 }
 PLACES = (
-    "got/rounds", "got/rounds/zzz", "got/rounds/000002", "got/rounds/000002.part", "got/.lock", "got/events.jsonl",
+    "got/rounds", "got/rounds/zzz", "got/rounds/000002", "got/rounds/000002.part", ".got.lock", "got/events.jsonl",
     "got/config.toml", "got/checkpoint.json", "got/model.safetensors", "got/partition.json", "got/report.html",
     "got/plots", "got/checkpoint.json.part", "got/model.safetensors.part",
 )  # fmt: skip
 HARD = (
-    "got/.lock",
+    ".got.lock",
     "got/events.jsonl",
     "got/checkpoint.json",
     "got/model.safetensors",
@@ -439,14 +439,14 @@ HARD = (
     "got/model.safetensors.part",
 )
 DANGLING = (
-    "got/.lock",
+    ".got.lock",
     "got/checkpoint.json.part",
     "got/report.html.part",
     "got/model.safetensors",
     "predictions.csv.part",
     "grid/grid.json.part",
 )
-PIPES = ("got/.lock", "got/events.jsonl", "got/config.toml", "got/checkpoint.json")
+PIPES = (".got.lock", "got/events.jsonl", "got/config.toml", "got/checkpoint.json")
 FINISHED = (
     "got",
     "got/model.safetensors",

@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 from fnrfl import cli
 from fnrfl.cli import display as shown
 from fnrfl.config import load
+from fnrfl.rundir.lock import lock_file
 from fnrfl.runs import run as runs
 from fnrfl.runs.predict import predict
 
@@ -91,7 +92,7 @@ def test_ctrl_c_saves_and_a_resumed_run_is_the_same(start: Start, folder: Path) 
     run_dir = folder / "my runs/a"
     done = json.loads((run_dir / "checkpoint.json").read_text())["round"]
     assert done == rounds(run_dir) == len(re.findall("^round ", out, re.MULTILINE))
-    assert not (run_dir / ".lock").exists()
+    assert not lock_file(run_dir).exists()
     # Of as many rounds: whether steps are recorded depends on how many there will be, and rounding depends on that.
     for go in (partial(runs.run, load(None, [*KEYS]), out="whole"), partial(runs.resume, run_dir)):
         with pytest.raises(Stop):
@@ -175,10 +176,9 @@ def test_a_directory_in_use_is_refused(start: Start, folder: Path) -> None:
     assert "exists already" in fnrfl("run", "-o", "run").stderr
     process.kill()
     process.communicate(timeout=PATIENCE)
-    assert (folder / "run" / ".lock").exists()
+    assert (folder / ".run.lock").exists()
     got = fnrfl("run", "rounds=1", "-o", "run", "--overwrite")  # nobody works there any more
     assert got.exit_code == 0, got.output
-    assert not (folder / "run" / ".lock").exists()
     assert [path.name for path in folder.iterdir()] == ["run"]
 
 

@@ -43,10 +43,3 @@ def test_a_run_ends_with_a_clock_before_1970(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     again = [sys.executable, "-m", "fnrfl", "evaluate", str(tmp_path / "run"), "digits"]
     assert subprocess.run(again, env=environment, cwd=tmp_path, capture_output=True, timeout=300).returncode == 0
-
-
-def test_a_tensorboard_file_of_a_clock_before_1970_is_known_as_one() -> None:
-    from fnrfl.rundir.directory import TENSORBOARD_FILE
-
-    for microseconds in (3 * 10**14, -3 * 10**14):
-        assert TENSORBOARD_FILE.fullmatch(f"events.out.tfevents.{microseconds:017d}.fnrfl")

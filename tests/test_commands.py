@@ -40,7 +40,7 @@ from fnrfl.data.partition.value import Partition
 from fnrfl.flower.deployment import FLOWER_QUIET
 from fnrfl.results import skew
 from fnrfl.rundir.interrupt import interruptible
-from fnrfl.rundir.lock import alone
+from fnrfl.rundir.lock import alone, lock_file
 from fnrfl.runs import forecast as plan
 from fnrfl.runs import run as runs
 from fnrfl.runs.predict import evaluate, predict
@@ -651,18 +651,18 @@ def test_a_directory_in_use_is_refused_and_free_afterwards(folder: Path) -> None
     finally:
         process.communicate("", timeout=30)
     with alone(folder):
-        assert (folder / ".lock").read_text() == f"{os.getpid()}\n"
-    assert not list(folder.iterdir())
+        assert lock_file(folder).read_text() == f"{os.getpid()}\n"
+    assert not lock_file(folder).exists()
 
 
 def test_the_lock_of_a_killed_process_is_ignored(folder: Path) -> None:
     process = holder(folder)
     process.kill()
     process.communicate(timeout=30)
-    assert (folder / ".lock").exists()
+    assert lock_file(folder).exists()
     with alone(folder):
         pass
-    (folder / ".lock").write_text("1\n")  # a number that belongs to somebody by now
+    lock_file(folder).write_text("1\n")  # a number that belongs to somebody by now
     with alone(folder):
         pass
 

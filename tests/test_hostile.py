@@ -25,7 +25,7 @@ QUICK = {
     "data: objects as x": ("evaluate", "run"),
     "a log that names code": ("evaluate", "predict"),
     "link: got/rounds/zzz": ("resume",),
-    "hard link: got/.lock": ("resume",),
+    "hard link: .got.lock": ("resume",),
     "pipe: got/config.toml": ("run", "load"),
 }
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 import fnrfl
 from fnrfl.cli import app
 from fnrfl.config import load
-from fnrfl.rundir.lock import alone
+from fnrfl.rundir.lock import alone, lock_file
 from fnrfl.rundir.places import free_run_dir, is_of, run_dirs
 from fnrfl.runs import run as runs
 
@@ -117,5 +117,5 @@ def test_a_run_that_another_process_is_at_work_on_is_called_so(words: tuple[str,
     with alone(begun):
         told = command(*words).output
         assert f"digits-fedavg-0 is in use by process {os.getpid()}." in told and "fnrfl resume" not in told
-    (begun / ".lock").write_text("1\n")  # as a run leaves it that was killed
+    lock_file(begun).write_text("1\n")  # as a run leaves it that was killed
     assert "Go on with `fnrfl resume runs/digits-fedavg-0`" in command(*words).output.replace("\n", " ")

@@ -20,7 +20,7 @@ from faults import Crash, crashing, snapshot
 from fnrfl.config import RunConfig, load
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.rundir import directory, events, files, record
-from fnrfl.rundir.lock import alone
+from fnrfl.rundir.lock import alone, lock_file
 from fnrfl.runs import run as runs
 from fnrfl.runs import run_files
 from fnrfl.runs.result import Result
@@ -290,15 +290,8 @@ def replace_by_new(run_dir: Path) -> None:
         made.settle()
 
 
-@pytest.mark.parametrize("atomic", [True, False], ids=["swap", "two renames"])
 @pytest.mark.parametrize("foreign", [False, True], ids=["clean", "foreign"])
-def test_a_crash_in_any_operation_leaves_the_old_or_the_new_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool, foreign: bool
-) -> None:
-    if atomic and not files.exchange(pretend_run(tmp_path / "a", "a"), pretend_run(tmp_path / "b", "b")):
-        pytest.skip("this file system cannot swap two names")
-    if not atomic:
-        monkeypatch.setattr(files, "exchange", lambda one, other: False)
+def test_a_crash_in_any_operation_leaves_the_old_or_the_new_run(tmp_path: Path, foreign: bool) -> None:
     seen = set()
     for operations in itertools.count():
         run_dir = pretend_run(tmp_path / f"{operations}" / "run", "old")
@@ -360,7 +353,6 @@ def test_the_old_run_is_there_if_the_new_one_cannot_take_its_place(
             raise failures.pop()
         return original(path, target)
 
-    monkeypatch.setattr(files, "exchange", lambda one, other: False)
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(type(failure)):
         replace_by_new(run_dir)
@@ -403,18 +395,15 @@ def test_a_run_that_is_half_removed_is_no_run(tmp_path: Path) -> None:
     for operations in range(2, whole + 1):
         run_dir = pretend_run(tmp_path / f"{operations}" / "run", "old")
         with pytest.raises(Crash), crashing(operations):
-            directory._discard(run_dir, run_dir, locked=True)
+            directory._discard(run_dir, run_dir)
         assert not directory.is_run(run_dir)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("atomic", [True, False], ids=["swap", "two renames"])
 def test_a_crash_in_every_operation_of_a_replacing_run(
-    other: RunConfig, wanted: Result, original: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool
+    other: RunConfig, wanted: Result, original: Result, tmp_path: Path
 ) -> None:
     """With training and checkpoints: whatever is under the name afterwards is whole, and goes on to the same bits."""
-    if not atomic:
-        monkeypatch.setattr(files, "exchange", lambda one, other: False)
     assert original.run_dir is not None
     for operations in itertools.count():
         run_dir = Path(shutil.copytree(original.run_dir, tmp_path / f"{operations}" / "run"))
@@ -466,7 +455,7 @@ def test_a_file_of_a_run_that_is_no_plain_file_is_refused(stopped: Path, outside
 
 @pytest.mark.parametrize("link", [os.symlink, os.link], ids=["symbolic", "hard"])
 def test_the_lock_is_not_written_into_another_file(stopped: Path, outside: Path, link: Callable[..., None]) -> None:
-    link(outside / "thesis.tex", stopped / ".lock")
+    link(outside / "thesis.tex", lock_file(stopped))
     with pytest.raises(ConfigError, match=r"\.lock is not a plain file of its own"):
         resume(stopped)
 

@@ -1,4 +1,4 @@
-"""Imports point one way, names have one meaning, randomness has one home, and a run needs six packages."""
+"""Imports point one way, names have one meaning, randomness has one home, and a run needs seven packages."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def test_randomness_is_made_in_one_place(path: Path) -> None:
         assert forbidden not in text, f"{name(path)} makes its own randomness: {forbidden}"
 
 
-def test_a_run_needs_only_six_packages() -> None:
-    """torch, numpy, safetensors, pydantic, typer and rich; whatever else is installed is hidden here."""
+def test_a_run_needs_only_seven_packages() -> None:
+    """torch with the filelock that it brings, numpy, safetensors, pydantic, typer and rich; whatever else is installed is hidden here."""
     code = """
 import sys
 HIDDEN = {"matplotlib", "jinja2", "PIL", "sklearn", "scipy", "pandas", "hypothesis", "pytest", "flwr", "ray"}

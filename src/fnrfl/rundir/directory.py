@@ -1,8 +1,8 @@
 """The run directory: which folders are one, how one appears, and how one takes the place of another.
 
 A new run is made whole under a temporary name, `.NAME.fnrfl-new`, and then gets its name. Where it replaces another
-run it gets its name only with its first checkpoint: the two folders swap names in one step. Where the system has no
-such step the old run is called `.NAME.fnrfl-old` for a moment, and the next command that is given NAME puts it back.
+run it gets its name only with its first checkpoint: the old run is called `.NAME.fnrfl-old` for a moment, and after a
+kill in that moment the next command that is given NAME puts it back. All of this happens under NAME's lock.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.forks import in_turn
 from fnrfl.rundir import files
-from fnrfl.rundir.lock import NAME as LOCK
 from fnrfl.rundir.lock import InUse, alone
 
 log = logging.getLogger("fnrfl")
@@ -28,7 +26,6 @@ WRITTEN = ("config.toml", "partition.json", "events.jsonl", "checkpoint.json", "
 CHECKPOINT_FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")  # below rounds/
 FILE = re.compile(r"(server|client-\d+)\.safetensors")
 TENSORBOARD = "tensorboard"  # the folder of the logger
-TENSORBOARD_FILE = re.compile(r"events\.out\.tfevents\..*\.fnrfl")
 FIGURE_NAMES = ("differences", "convergence", "traffic", "time", "seeds", "classes", "split")
 
 
@@ -54,24 +51,20 @@ class RunDir:
             return
         old = _beside(self.name, "old")
         _discard(old, self.name)
-        if files.exchange(self.path, self.name):
-            self.path.rename(old)
-        else:
-            self.name.rename(old)
-            try:
-                self.path.rename(self.name)
-            except BaseException:
-                old.rename(self.name)
-                raise
+        self.name.rename(old)
+        try:
+            self.path.rename(self.name)
+        except BaseException:
+            old.rename(self.name)
+            raise
         files.sync(self.name.parent)
         self.path = self.name
-        _discard(old, self.name, locked=True)  # by this process, since the replacement began
+        _discard(old, self.name)
 
     def drop(self) -> None:
-        """Remove a run that never got its name; this process has its lock."""
+        """Remove a run that never got its name."""
         if self.path != self.name:
-            with in_turn(self.name.parent):
-                _discard(self.path, self.name, locked=True)
+            _discard(self.path, self.name)
 
 
 @contextmanager
@@ -86,29 +79,26 @@ def opened(run_dir: Path) -> Iterator[RunDir]:
 
 @contextmanager
 def created(run_dir: Path, contents: Mapping[str, str | bytes], *, overwrite: bool = False) -> Iterator[RunDir]:
-    """A new run directory with these files, whole from the moment it has its name.
+    """A new run directory with these files, whole from the moment it has its name, with nobody else at work in it.
 
     With `overwrite` a run that has this name keeps it until `settle`. If that never comes, nothing has happened.
-    A run that gets the name while this one is being made keeps it too, and this one is refused.
+    A folder that gets the name while this one is being made keeps it too, and this one is refused.
     """
     name = Path(os.path.abspath(run_dir))
     name.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        replaces = _is_there(name)
-        if replaces:
+    with alone(name), ExitStack() as stack:
+        if replaces := os.path.lexists(name):
             if not overwrite:
                 raise Taken(run_dir)
             check_replaceable(run_dir)
-            stack.enter_context(alone(name))
         made = RunDir(run_dir, _beside(name, "new"))
-        with in_turn(name.parent):
-            _begin(made.path, name, stack)
-            stack.callback(made.drop)
-            for file, content in contents.items():
-                files.write(made.path / file, content)
-            if not (replaces and _is_there(name)):
-                _appear(made.path, name, run_dir)
-                made.path = name
+        _discard(made.path, name)  # a kill may have left one
+        stack.callback(made.drop)
+        made.path.mkdir(mode=0o755)
+        for file, content in contents.items():
+            files.write(made.path / file, content)
+        if not (replaces and os.path.lexists(name)):
+            _appear(made, run_dir)
         yield made
 
 
@@ -130,7 +120,7 @@ def recover(run_dir: Path) -> None:
     """Give a run its name back if a kill came while it was being replaced; to be called before reading any run."""
     name = Path(os.path.abspath(run_dir))
     old = _beside(name, "old")
-    if not _is_there(name) and is_run(old):
+    if not os.path.lexists(name) and is_run(old):
         with suppress(OSError):
             old.rename(name)
 
@@ -166,7 +156,7 @@ def check_is_run(run_dir: Path) -> None:
             f"{run_dir} is not a run directory: it has no config.toml. Give a folder that `fnrfl run` has made."
         )
     for path in (run_dir / name for name in WRITTEN):
-        if _is_there(path) and not files.is_plain_file(path):
+        if os.path.lexists(path) and not files.is_plain_file(path):
             raise ConfigError(
                 f"{path} is not a plain file, as every file of a run is. It may stand for something elsewhere, so it "
                 "is left alone. Put the file itself there."
@@ -188,50 +178,34 @@ def _beside(name: Path, which: str) -> Path:
     return name.with_name(f".{name.name}.fnrfl-{which}")
 
 
-def _is_there(path: Path) -> bool:
-    """Whether the name is in use, if only by a link that leads nowhere."""
-    return os.path.lexists(path)
-
-
-def _begin(new: Path, name: Path, stack: ExitStack) -> None:
-    """Make an empty folder under a temporary name and lock it; one that a killed process left is removed first."""
+def _appear(made: RunDir, run_dir: Path) -> None:
     try:
-        _discard(new, name)
-        new.mkdir(mode=0o755)
-        stack.enter_context(alone(new))
-    except (InUse, FileExistsError) as error:  # another process is about to give this name to its own run
-        raise Taken(name) from error
-
-
-def _appear(new: Path, name: Path, run_dir: Path) -> None:
-    try:
-        new.rename(name)
+        made.path.rename(made.name)
     except OSError as error:
-        if _is_there(name):  # another run has taken the name in the meantime
+        if os.path.lexists(made.name):  # something has taken the name in the meantime
             raise Taken(run_dir) from error
         raise
-    files.sync(name.parent)
+    files.sync(made.name.parent)
+    made.path = made.name
 
 
 # -- removing ----------------------------------------------------------------------------------------------------------
 
 
-def _discard(folder: Path, name: Path, *, locked: bool = False) -> None:
+def _discard(folder: Path, name: Path) -> None:
     """Remove a run that has been replaced or was never finished; files that fnrfl did not write stay, and are named."""
     if not files.is_folder(folder):
         return
-    with ExitStack() as stack:
-        if not locked:
-            stack.enter_context(alone(folder))
-        for path in [*_written(folder), folder / LOCK]:
-            with suppress(OSError):
-                path.rmdir() if files.is_folder(path) else path.unlink()
+    for path in _written(folder):
         with suppress(OSError):
-            folder.rmdir()
-            return
-        aside = next(p for p in map(name.with_name, files.numbered_names(f"{name.name}.replaced")) if not _is_there(p))
-        foreign = ", ".join(sorted(path.name for path in folder.iterdir()))
-        folder.rename(aside)
+            path.rmdir() if files.is_folder(path) else path.unlink()
+    with suppress(OSError):
+        folder.rmdir()
+        return
+    names = map(name.with_name, files.numbered_names(f"{name.name}.replaced"))
+    aside = next(path for path in names if not os.path.lexists(path))
+    foreign = ", ".join(sorted(path.name for path in folder.iterdir()))
+    folder.rename(aside)
     log.warning(f"{aside} has what was in the old run and is not fnrfl's: {foreign}.")
 
 
@@ -251,24 +225,18 @@ def _written(folder: Path) -> Iterator[Path]:
 
     The files that make a folder a run come first: a run that is half removed is none.
     """
-    for name in WRITTEN:
+    for name in (*WRITTEN, ".lock"):  # the last one is of versions before 0.2.0
         yield from (path for path in (folder / name, folder / f"{name}.part") if files.is_plain_file(path))
     yield from checkpoint_files(folder)
     yield folder / "rounds"
-    logged = folder / TENSORBOARD
-    if files.is_folder(logged):
-        for path in sorted(logged.iterdir()):
-            if TENSORBOARD_FILE.fullmatch(path.name) and files.is_plain_file(path):
-                yield path
-        yield logged
-    plots = folder / "plots"
-    if files.is_folder(plots):
-        yield from figure_files(plots)
-        yield plots
+    for logged in (folder / TENSORBOARD, folder / "plots"):
+        if files.is_folder(logged):
+            yield from figure_files(logged)
+            yield from (path for path in logged.glob("events.out.tfevents.*.fnrfl") if files.is_plain_file(path))
+            yield logged
 
 
 def figure_files(folder: Path) -> list[Path]:
-    """The figures of a report in a folder, by their names."""
-    stems = {path: path.stem.rpartition("-")[0] if path.stem[-1:].isdigit() else path.stem for path in folder.iterdir()}
-    drawn = (path for path, stem in stems.items() if stem in FIGURE_NAMES and path.suffix in (".png", ".svg"))
-    return sorted(path for path in drawn if files.is_plain_file(path))
+    """The figures of a report in a folder, by their names; a second panel's end with its number."""
+    known = re.compile(rf"({'|'.join(FIGURE_NAMES)})(-\d+)?\.(png|svg)")
+    return sorted(path for path in folder.iterdir() if known.fullmatch(path.name) and files.is_plain_file(path))

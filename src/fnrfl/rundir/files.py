@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from fnrfl.core.errors import ConfigError
 
@@ -99,25 +96,3 @@ def is_folder(path: Path) -> bool:
 def numbered_names(name: str) -> Iterator[str]:
     """A name, then the same with -2, -3 and so on."""
     return itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-
-
-def exchange(one: Path, other: Path) -> bool:
-    """Let two folders swap their names in a single step; False where the system has no such step."""
-    swap = _swap()
-    return swap is not None and swap(os.fsencode(one), os.fsencode(other)) == 0
-
-
-@cache
-def _swap() -> Any:
-    """The system's call that swaps two names: `renameat2` of Linux, `renamex_np` of macOS."""
-    with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        if sys.platform == "linux":
-            here, exchanging = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-            call = library.renameat2
-            return lambda one, other: call(here, one, here, other, exchanging)
-        if sys.platform == "darwin":
-            swapping = 2  # RENAME_SWAP
-            call = library.renamex_np
-            return lambda one, other: call(one, other, swapping)
-    return None

@@ -1,17 +1,14 @@
-"""One run at a time in a directory."""
+"""One run at a time in a directory: a lock beside it, which the system releases however its process ends."""
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
-
-NAME = ".lock"
+from fnrfl.rundir import files
 
 
 class InUse(ConfigError):
@@ -23,98 +20,51 @@ class InUse(ConfigError):
         )
 
 
+def lock_file(folder: Path) -> Path:
+    """Return the file whose lock stands for a folder, whatever path leads there; it holds the number of a process."""
+    real = Path(os.path.realpath(folder))
+    return real.with_name(f".{real.name}.lock")
+
+
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Inside, no other process works in this folder; one that already does is named, and refused to.
+    """Inside, no other process works in this folder; one that already does is named, and refused to."""
+    from filelock import FileLock, Timeout  # of use to those who write alone
 
-    The file holds the number of the process. The system lets go of it when the process ends, however it ends, so a
-    file that a killed run left behind is in nobody's way. The lock belongs to the folder, not to its name: it stays
-    when the folder is renamed.
-    """
+    path = lock_file(folder)
+    if os.path.lexists(path) and not (files.is_plain_file(path) and path.stat().st_nlink == 1):
+        raise ConfigError(f"{path} is not a plain file of its own, so it is not written to. Remove it.")
     try:
-        import fcntl
-    except ImportError:  # Windows: a directory that exists is still refused
-        yield
-        return
-    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        handle = _locked(fcntl, folder, inside)
-    except BaseException:
-        os.close(inside)
-        raise
-    try:
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(NAME, dir_fd=inside)
-        os.close(handle)
-        os.close(inside)
+        held = FileLock(path).acquire(timeout=0)
+    except Timeout:
+        raise InUse(folder, _holder(path)) from None
+    with held:
+        path.write_text(f"{os.getpid()}\n")
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # Windows removes no open file
+                os.unlink(path)
 
 
 def holder_of(folder: Path) -> str | None:
-    """The number of the process that is at work in a folder; None if there is none, or nobody can tell."""
-    try:
-        import fcntl
+    """Return the number of the process that is at work in a folder; None if there is none, or nobody can tell."""
+    from filelock import FileLock, Timeout
 
-        handle = os.open(folder / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (ImportError, OSError):  # Windows; or nobody has locked it
+    path = lock_file(folder)
+    if not files.is_plain_file(path):
         return None
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _holder(handle)
-    except OSError:  # a file system without locks
+        FileLock(path).acquire(timeout=0).lock.release()
+    except Timeout:
+        return _holder(path)
+    except (OSError, NotImplementedError):  # a folder that is read alone, or a file system without locks
         return None
-    finally:
-        os.close(handle)
     return None
 
 
-def _locked(fcntl: object, folder: Path, inside: int) -> int:
-    """The folder's lock file, open and locked, or where the file system has no locks, open."""
-    while True:
-        handle = _opened(folder, inside)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[attr-defined]
-        except BlockingIOError:
-            holder = _holder(handle)
-            os.close(handle)
-            raise InUse(folder, holder) from None
-        except OSError:  # a file system without locks, such as some network mounts
-            return handle
-        if _is_still(handle, inside):
-            return handle
-        os.close(handle)  # whoever had it removed the file while this process waited
-
-
-def _holder(handle: int) -> str:
-    """The process that a lock file names."""
-    return os.pread(handle, 20, 0).decode(errors="replace").strip()
-
-
-def _opened(folder: Path, inside: int) -> int:
-    """The lock file, which must be a file of its own: what another name stands for is not written to."""
+def _holder(path: Path) -> str:
     try:
-        handle = os.open(NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644, dir_fd=inside)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a link, a folder, a pipe or socket
-            raise _strange(folder) from error
-        raise
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        os.close(handle)
-        raise _strange(folder)
-    return handle
-
-
-def _strange(folder: Path) -> ConfigError:
-    return ConfigError(f"{folder / NAME} is not a plain file of its own, so it is not written to. Remove it.")
-
-
-def _is_still(handle: int, inside: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(NAME, dir_fd=inside, follow_symlinks=False), os.fstat(handle))
-    except FileNotFoundError:
-        return False
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):  # it has just ended
+        return "unknown"

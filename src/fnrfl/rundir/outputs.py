@@ -14,9 +14,8 @@ from fnrfl.config.registry import DATASETS
 from fnrfl.core.errors import ConfigError
 from fnrfl.rundir import files
 from fnrfl.rundir.directory import WRITTEN
-from fnrfl.rundir.lock import NAME as LOCK
 
-OF_A_RUN = (*(name for name in WRITTEN if name != "report.html"), LOCK)
+OF_A_RUN = tuple(name for name in WRITTEN if name != "report.html")
 # Text that a spreadsheet would run, and no number; as in exports.js
 FORMULA = re.compile(r"(?!\s*[+-]?[\d.]+(e[+-]?\d+)?$)\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]", re.I)
 OF_A_COMPARISON = ("grid.json", "comparison.json", "comparison.csv", "comparison.md")
