@@ -134,7 +134,7 @@ def test_randomness_is_made_in_one_place(path: Path) -> None:
 
 
 def test_a_run_needs_only_seven_packages() -> None:
-    """torch with the filelock that it brings, numpy, safetensors, pydantic, typer and rich; whatever else is installed is hidden here."""
+    """torch with its filelock, numpy, safetensors, pydantic, typer and rich; what else is installed is hidden here."""
     code = """
 import sys
 HIDDEN = {"matplotlib", "jinja2", "PIL", "sklearn", "scipy", "pandas", "hypothesis", "pytest", "flwr", "ray"}
