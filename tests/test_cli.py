@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from fnrfl import cli
 from fnrfl.cli import display, listing
-from fnrfl.cli.notices import note_on_one_answer
+from fnrfl.cli.display import note_on_one_answer
 from fnrfl.config import RunConfig, load, registry
 from fnrfl.core.errors import ClientError
 

@@ -9,9 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fnrfl import cli
-from fnrfl.cli import pace as pacing
-from fnrfl.cli.pace import LONG, Pace, duration
-from fnrfl.results.compare import Notice, compare, grid, plan_grid
+from fnrfl.results.compare import compare, grid, plan_grid
 from fnrfl.runs import run as runs
 
 GRID = ("compare", "digits", "rounds=4", "client.epochs=1", "--over", "fnr=off,on", "--seeds", "0,1", "-o", "here")
@@ -100,52 +98,3 @@ def test_a_forecast_of_more_than_an_hour_is_noted(words: tuple[str, ...]) -> Non
     told = command(*words, "rounds=100000000", "--dry-run").stdout
     assert "more than an hour; fewer rounds" in told
     assert "more than an hour" not in command(*words, "rounds=1", "--dry-run").stdout
-
-
-def test_a_slow_pace_is_told_once_and_a_fast_one_never() -> None:
-    said: list[str] = []
-    pace = Pace(said.append)
-    for number in (1, 2, 3):
-        pace.hear_round({"seconds": LONG / 10, "round": number, "rounds": 100})
-    assert len(said) == 1 and f"about {duration(LONG / 10 * 99)} more" in said[0]
-    quiet = Pace(said.append)
-    for number in range(1, 101):
-        quiet.hear_round({"seconds": LONG / 100, "round": number, "rounds": 100})
-    assert len(said) == 1
-
-
-def test_preparations_of_a_first_round_are_no_pace() -> None:
-    said: list[str] = []
-    pace = Pace(said.append)
-    pace.hear_round({"seconds": 20.0, "round": 1, "rounds": 1000})
-    pace.hear_round({"seconds": 0.1, "round": 2, "rounds": 1000})
-    assert said == []
-
-
-def test_a_first_round_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "UNSURE", 0.0)
-    monkeypatch.setattr(pacing, "LONG", 0.05)
-    said: list[str] = []
-    with pacing.paced(said.append) as pace:
-        pace.begin(10)
-        assert pace._timer is not None
-        pace._timer.join(10)
-    assert len(said) == 1 and said[0].startswith("note: the first of 10 rounds has taken")
-    monkeypatch.setattr(pacing, "LONG", LONG)  # nothing is due before it is ended, however slow the machine is
-    with pacing.paced(said.append) as pace:
-        pace.begin(1)
-        timer = pace._timer
-    assert timer is not None and timer.finished.is_set() and len(said) == 1  # nobody waits for what has ended
-
-
-def test_the_pace_of_a_comparison_is_that_of_all_its_runs(tmp_path: Path) -> None:
-    cells = grid("digits", ["rounds=10"], ["algorithm=fedavg,fedprox"], [0])
-    (tmp_path / cells[0].name).mkdir()
-    (tmp_path / cells[0].name / "model.safetensors").touch()
-    said: list[str] = []
-    with pacing.paced(said.append) as pace:
-        hear = pace.hear_grid(cells, tmp_path)
-        hear(Notice("kept", cells[0], 1, 2))
-        hear(Notice("start", cells[1], 2, 2))
-        hear(Notice("round", cells[1], 2, 2, {"seconds": 1000.0, "round": 1, "rounds": 10}))
-    assert len(said) == 1 and "about 2.5 hours more" in said[0]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fnrfl.cli.common import Debug, Quiet, console, errors_in_words, how_to_go_on
-from fnrfl.cli.notices import notices
+from fnrfl.cli.display import notices
 from fnrfl.cli.tables_page import say_where_the_page_is
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted

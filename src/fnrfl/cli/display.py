@@ -1,14 +1,16 @@
-"""What is shown while runs go on: a bar on a terminal, lines in a pipe."""
+"""What is shown while runs go on: a bar on a terminal, lines in a pipe, and notes."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from fnrfl.core.words import counted
+from fnrfl.core.words import counted, printable
+from fnrfl.rundir.interrupt import OutputClosed
 from fnrfl.runs.metrics import of_round
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from fnrfl.config import RunConfig
     from fnrfl.results.compare import Notice
     from fnrfl.rundir.events import Event
+    from fnrfl.runs.result import Result
 
 
 def title(config: RunConfig) -> str:
@@ -129,3 +132,43 @@ def _grid_line(notice: Notice, metric: str) -> str | None:
         case "failed":
             return f"{name}  failed: {notice.error}"
     return None
+
+
+# -- notes -------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def notices(screen: Console, level: int = logging.WARNING) -> Iterator[None]:
+    """Show every notice of this level that is logged inside as a line on a screen."""
+
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            with suppress(OutputClosed):  # the next round hears of it too, and can be saved
+                screen.print(f"note: {record.getMessage()}")
+
+    log, said = logging.getLogger("fnrfl"), Said(level)
+    before, log.propagate = (log.propagate, log.level), False
+    log.setLevel(min(level, log.getEffectiveLevel()))
+    log.addHandler(said)
+    try:
+        yield
+    finally:
+        log.removeHandler(said)
+        log.propagate = before[0]
+        log.setLevel(before[1])
+
+
+def note_on_one_answer(result: Result) -> str | None:
+    """Return a note if every test example has the same answer although their classes differ, else None.
+
+    It follows from the confusion matrix, which logs of older versions and of more than 200 classes have not.
+    """
+    counts: list[list[int]] = result.rounds[-1].get("confusion") or []
+    given = [at for at, answers in enumerate(zip(*counts, strict=True)) if any(answers)]
+    if len(given) != 1 or sum(map(any, counts)) < 2:
+        return None
+    tried = f"more rounds than {result.config.rounds}, another client.lr than {result.config.client.lr:g}"
+    return (
+        f"every test example is answered with class {printable(result.classes[given[0]])}: nothing is learned yet. "
+        f"Try {tried}, or begin with a recipe of `fnrfl list recipes`."
+    )

@@ -14,7 +14,6 @@ from importlib import metadata
 from pathlib import Path
 
 from fnrfl import __version__
-from fnrfl.cli.outbound import OUTBOUND
 
 NEEDED_PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "typer", "rich")
 OPTIONAL = {  # package: (what Python calls it, what it is for)
@@ -27,6 +26,28 @@ OPTIONAL = {  # package: (what Python calls it, what it is for)
     "flwr": ("flwr", "fnrfl deploy: clients on other machines"),
     "ray": ("ray", "--engine ray and compare --on ray"),
 }
+# Connections that packages of an extra would make to the outside: what it is, where it goes, and what becomes of it.
+OUTBOUND = (
+    ("flower: telemetry", "telemetry.flower.ai; off: `fnrfl deploy` sets FLWR_TELEMETRY_ENABLED=0. If you type flwr or "
+        "flower-supernode yourself, even with --help, set it yourself."),
+    ("flower: update check", "api.flower.ai; off: `fnrfl deploy` sets FLWR_DISABLE_UPDATE_CHECK=1. With flwr itself, "
+        "set it yourself."),
+    ("flower: installing an app's packages", "the package index, in a SuperLink started without a flag; off: `fnrfl "
+        "deploy` sets FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"),
+    ("flower: apps from the hub", "api.flower.ai, for a name such as @someone/app; off: `fnrfl deploy` sets "
+        "FLWR_SUPERGRID_API_URL to an address where nobody listens"),
+    ("flower: flwr login, flwr new, flwr app, flwr chat", "api.flower.ai; cannot be switched off by fnrfl, which does "
+        "not use these commands"),
+    ("flower: the federation itself", "from each SuperNode to the SuperLink; cannot be switched off: it is its purpose;"
+        " on loopback with `fnrfl deploy up`"),
+    ("ray: usage reports", "usage-stats.ray.io; off: fnrfl sets RAY_USAGE_STATS_ENABLED=0"),
+    ("ray: which cloud this is", "169.254.169.254, metadata.google.internal, by the dashboard's process; off: where "
+        "fnrfl starts Ray, it starts no such process. A cluster that you start with `ray start` asks."),
+    ("mlflow: telemetry", "config.mlflow-telemetry.io; off: fnrfl sets MLFLOW_DISABLE_TELEMETRY, DO_NOT_TRACK"),
+    ("wandb: runs, machine facts, errors", "api.wandb.ai, sentry.io; off: fnrfl logs offline, without reports. `wandb "
+        "sync` sends a run, if you type it."),
+    ("tensorboard: nothing", "no connection, its pages are read from this machine"),
+)  # fmt: skip
 GIB = 2**30
 
 
@@ -149,5 +170,5 @@ def _network() -> Iterator[Finding]:
         yield Finding("network", name, f"a run with it, or `fnrfl data get {name}`, asks {asked}")
     if not missing:
         yield Finding("network", "data", "all data is here; no command fetches any")
-    for one in OUTBOUND:
-        yield Finding("network", f"{one.extra}: {one.what}", one.words)
+    for what, becomes in OUTBOUND:
+        yield Finding("network", what, becomes)

@@ -10,13 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from fnrfl.cli.common import is_terminal, paragraph, print_answer
 from fnrfl.cli.display import title
-from fnrfl.cli.pace import LONG, SHORTER, duration
 from fnrfl.core.words import counted
 from fnrfl.runs.metrics import MIB
 
 if TYPE_CHECKING:
     from fnrfl.config import RunConfig
     from fnrfl.results.compare import PlannedRun
+
+
+LONG = 3600.0  # seconds; a note says that a run takes longer
+SHORTER = "fewer rounds or client.epochs, a smaller model or less data make it shorter"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the unit that people would use."""
+    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{max(1, round(seconds))} s"
 
 
 def print_forecast(config: RunConfig, *, json: bool) -> None:

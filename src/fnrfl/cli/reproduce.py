@@ -23,7 +23,7 @@ from fnrfl.cli.common import (
     print_answer,
     print_table,
 )
-from fnrfl.cli.notices import notices
+from fnrfl.cli.display import notices
 from fnrfl.cli.tables_page import PREFER_HERE, PageScale, say_where_the_page_is, show_page, write_page_of
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fnrfl.cli.common import Debug, Quiet, console, errors_in_words, quoted
-from fnrfl.cli.notices import notices
+from fnrfl.cli.display import notices
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.reproduce.titles import HERE
 

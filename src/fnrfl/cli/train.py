@@ -29,10 +29,8 @@ from fnrfl.cli.common import (
     quoted,
     recipe_and_overrides,
 )
-from fnrfl.cli.display import display, grid_display, title
+from fnrfl.cli.display import display, grid_display, note_on_one_answer, notices, title
 from fnrfl.cli.dry_run import missing_dataset, print_forecast, print_plan
-from fnrfl.cli.notices import note_on_one_answer, notices
-from fnrfl.cli.pace import both, paced
 from fnrfl.core.errors import ConfigError, FnrflError, from_system, out_of_memory, sentence
 from fnrfl.core.words import counted, printable
 from fnrfl.rundir.events import read_events
@@ -125,7 +123,7 @@ def run(
             how: dict[str, Any] = {"overwrite": overwrite, "checkpoint_every": checkpoint_every}
             return run(config, out=run_dir, callbacks=told_too, **how, **told)
 
-        _carry_out(start, config, run_dir, fresh=True, quiet=quiet, json=json)
+        _carry_out(start, config, run_dir, quiet=quiet, json=json)
 
 
 def resume(
@@ -156,7 +154,7 @@ def resume(
 
             return resume(run_dir, trust=trust, callbacks=told_too, checkpoint_every=checkpoint_every, **told)
 
-        _carry_out(start, config, run_dir, fresh=False, quiet=quiet, json=json)
+        _carry_out(start, config, run_dir, quiet=quiet, json=json)
 
 
 def compare(
@@ -226,20 +224,16 @@ def _grid(
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
-def _carry_out(
-    start: Callable[..., Result], config: RunConfig, run_dir: Path, *, fresh: bool, quiet: bool, json: bool
-) -> None:
-    """Start a run (`fresh`) or go on with one, show how it proceeds and what comes out; `start` gets who is told."""
+def _carry_out(start: Callable[..., Result], config: RunConfig, run_dir: Path, *, quiet: bool, json: bool) -> None:
+    """Start or resume a run, show how it proceeds and what comes out; `start` gets who is told."""
     screen = console(quiet=quiet, stderr=json)
     leak = "leak" if config.leaks_on else ""
     try:
         with how_to_go_on(lambda: _way_on(run_dir, config) or "Nothing was written."):
             screen.print(title(config))
             print_leaks(config.leaks_on, quiet=quiet, stderr=json)
-            with notices(screen, INFO), display(screen, leak, config) as shown, paced(screen.print) as pace:
-                if fresh:
-                    pace.begin(config.rounds)
-                result = start(progress=both(shown.round, pace.hear_round), phase=shown.phase)
+            with notices(screen, INFO), display(screen, leak, config) as shown:
+                result = start(progress=shown.round, phase=shown.phase)
     except Exception as error:
         if (out_of_memory(error) or from_system(error) is not None) and _way_on(run_dir, config):
             raise FnrflError(sentence(error, _way_on(run_dir, config))) from error
@@ -301,9 +295,8 @@ def _run_grid(
         how_to_go_on(lambda: HOW_TO_CONTINUE),
         notices(screen, INFO),
         grid_display(screen, options["metric"]) as show,
-        paced(screen.print) as pace,
     ):
-        return compare(cells, folder, progress=both(show, pace.hear_grid(cells, folder)), **options)
+        return compare(cells, folder, progress=show, **options)
 
 
 def _note(note: str | None, screen: Console) -> None:

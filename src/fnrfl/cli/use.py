@@ -23,7 +23,7 @@ from fnrfl.cli.common import (
     print_notes,
     print_table,
 )
-from fnrfl.cli.notices import notices
+from fnrfl.cli.display import notices
 from fnrfl.core.words import counted, printable
 from fnrfl.runs.metrics import OWN
 
