@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fnrfl.flower.deployment import Address, Deployment
-from fnrfl.flower.federating import HOST, _answers, _superlink, processes, start_node
-from fnrfl.flower.superlink import SuperLink
+import psutil
+
+from fnrfl.flower.deployment import Deployment
+from fnrfl.flower.supervisor import alive, start_node, start_superlink
 
 PORTS = int(os.environ.get("FNRFL_TEST_PORTS", "22100"))
 PLAIN = ("engine.threads=1", "engine.accelerate=false")  # as nodes and simulator agree on to the bit
@@ -56,7 +57,7 @@ def federation(folder: Path, *words: object, nodes: int = 3, secure: bool = True
         yield made
     finally:
         fnrfl("deploy", "down", folder)
-        assert processes(made)._marked() == {}, "processes are left"
+        wait_until(lambda: not running(made), 10)  # also what ends by itself
 
 
 class Run:
@@ -87,47 +88,49 @@ def wait_until(condition: Callable[[], Any], seconds: float = 90) -> None:
         time.sleep(0.02)
 
 
-def kill_node(made: Deployment, client: int) -> None:
-    """SIGKILL to a node's processes, all at once."""
-    from fnrfl.flower.processes import _family
-
-    (one,) = [one for one in processes(made).alive if one.name == f"node {client}"]
-    workers = [pid for pid in processes(made)._marked() if f"nodes/{client}" in _command(pid)]
-    for pid in {*_family({one.pid}), *workers}:
-        os.kill(pid, 9)
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
+def running(made: Deployment, below: str = "") -> list[psutil.Process]:
+    """The processes that work in a deployment's folder, or in a folder below it."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()).is_relative_to(made.root / below):
+                found.append(process)
+    return found
 
 
-def server_process(made: Deployment) -> int:
+def kill(processes: list[psutil.Process]) -> None:
+    """SIGKILL, all at once."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, 10)
+
+
+def server_process(made: Deployment) -> psutil.Process:
     """The process in which the ServerApp runs."""
-    found = [pid for pid in processes(made)._marked() if "flwr-serverapp" in _command(pid)]
-    return found[0]
+    return next(one for one in running(made) if "flwr-serverapp" in " ".join(one.cmdline()))
+
+
+def kill_node(made: Deployment, client: int) -> None:
+    kill(running(made, f"nodes/{client}"))
 
 
 def restart_node(made: Deployment, client: int) -> None:
-    start_node(made, client)
+    """Until the server has missed the killed node's heartbeats, it refuses the key, and Flower's SuperNode ends."""
+    for _ in range(12):
+        node = start_node(made, client)
+        with suppress(AssertionError):
+            wait_until(lambda node=node: node.handle is None, 12)
+            continue
+        return
+    raise AssertionError("the node does not stay")
 
 
 def restart_superlink(made: Deployment) -> None:
     """SIGKILL to the SuperLink and what it has started, and another one in its place."""
-    from fnrfl.flower.processes import _family
-
-    (one,) = [one for one in processes(made).alive if one.name == "superlink"]
-    for pid in _family({one.pid}):
-        os.kill(pid, 9)
-    wait_until(lambda: not one.alive)
-    address = Address.read(made)
-    command = _superlink(made, address, HOST)
-    processes(made).start(
-        "superlink", command, log=made.logs / "superlink.log", environment=made.environment(), folder=made.root
-    )
-    wait_until(lambda: _answers(SuperLink(made, address)))
+    (link,) = [one.handle for one in alive(made) if one.name == "superlink"]
+    kill([*link.children(recursive=True), link])
+    start_superlink(made)
 
 
 def model(run_dir: Path) -> str:

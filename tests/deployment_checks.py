@@ -39,8 +39,7 @@ from deployed import (
 )
 from fnrfl.flower.certificates import write_certificates
 from fnrfl.flower.deployment import Address, Deployment
-from fnrfl.flower.federating import processes
-from fnrfl.flower.processes import start_of
+from fnrfl.flower.supervisor import alive
 
 METHODS = {
     "FedAvg": ("algorithm=fedavg",),
@@ -111,7 +110,7 @@ def test_nodes_killed_in_both_phases_change_nothing(made: Deployment, tmp_path: 
 def test_a_killed_server_and_restarted_nodes_change_nothing(made: Deployment, tmp_path: Path, simulated: Path) -> None:
     run = Run(made, tmp_path / "run", *SLOWLY, "-o", tmp_path / "run")
     wait_until(lambda: (tmp_path / "run" / "events.jsonl").is_file() and len(events(tmp_path / "run")) == 1)
-    os.kill(server_process(made), 9)  # within the second round
+    server_process(made).kill()  # within the second round
     run.wait(fails=True)
     for client in range(3):
         kill_node(made, client)
@@ -140,7 +139,7 @@ def supernode(made: Deployment, folder: Path, root: Path, key: Path | None, *wor
     """A SuperNode that wants to take part: how it ended within some seconds, and what it said."""
     folder.mkdir(exist_ok=True)
     (folder / "node.toml").write_text('partition = 0\ndata = "digits"\n')
-    command = [sys.executable, "-m", "fnrfl.flower.supernode", "--superlink", str(Address.read(made))]
+    command = [str(Path(sys.executable).with_name("flower-supernode")), "--superlink", str(Address.read(made))]
     command += ["--root-certificates", str(root)] if not words else [*words]
     command += ["--auth-supernode-private-key", str(key)] if key else []
     command += ["--host", "127.0.0.1", "--port", "22990", "--node-config", f'folder="{folder}"', "--max-retries", "1"]
@@ -207,7 +206,7 @@ def test_nodes_run_no_app_but_the_signed_one(made: Deployment, tmp_path: Path) -
     finally:
         unsigned.kill()
         unsigned.wait()
-        os.kill(server_process(made), 9)
+        server_process(made).kill()
     foreign = Deployment(tmp_path / "foreign")
     foreign.root.mkdir()
     write_certificates(foreign, 1)
@@ -218,7 +217,7 @@ def test_nodes_run_no_app_but_the_signed_one(made: Deployment, tmp_path: Path) -
         (made.certs / "app.key").write_bytes((foreign.certs / "app.key").read_bytes())
         run = Run(made, tmp_path / "run", "-o", tmp_path / "run")
         wait_until(lambda: refused in run.log.read_text())
-        os.kill(server_process(made), 9)
+        server_process(made).kill()
         run.wait(fails=True)
     finally:
         (made.certs / "app.key").write_bytes(ours)
@@ -238,9 +237,9 @@ def test_flowers_own_command_runs_the_app_and_down_leaves_nothing_after_a_crash(
         flwr += ["--run-config", 'overrides="rounds=1"']
         done = subprocess.run(flwr, env=made.environment() | HERE, capture_output=True, text=True, timeout=120)
         assert "after 1 round" in done.stdout, done.stdout + done.stderr
-        (link,) = [one for one in processes(made).alive if one.name == "superlink"]
+        (link,) = [one for one in alive(made) if one.name == "superlink"]
         os.kill(link.pid, 9)
-        wait_until(lambda: start_of(link.pid) is None)
+        wait_until(lambda: link.handle is None)
         assert "has ended" in fnrfl("deploy", "status", made.root, fails=True)
 
 

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from deployed import free_ports
+from deployed import free_ports, running, wait_until
 from fnrfl.flower.deployment import Deployment
-from fnrfl.flower.federating import end_federation, processes
+from fnrfl.flower.supervisor import stop
 from test_own_data import typed
 from test_tutorial import steps
 
@@ -27,11 +27,12 @@ def test_it_is_as_short_as_it_says() -> None:
 def test_the_walk_ends_with_a_model_of_three_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    made = Deployment(tmp_path / "federation")
     port = f" --port {free_ports(4)}"  # 8000 may be somebody else's
     try:
         for command in COMMANDS:
             typed(command + (port if " up " in command else ""))
     finally:
-        end_federation(Deployment(tmp_path / "federation"))
+        stop(made)
     assert (tmp_path / "runs/network/report.html").is_file()
-    assert processes(Deployment(tmp_path / "federation"))._marked() == {}
+    wait_until(lambda: not running(made), 10)

@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import psutil
 import pytest
 
 from fnrfl.config import load
@@ -23,12 +25,11 @@ from fnrfl.federation.agreement import Agreement
 from fnrfl.federation.messages import NodeReply, NodeRequest
 from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.node_service import NodeService
-from fnrfl.flower import worker
+from fnrfl.flower import supervisor, worker
 from fnrfl.flower.app_files import check_before_run, write_app
 from fnrfl.flower.deployment import FLOWER_QUIET, Address, Deployment
 from fnrfl.flower.own_config import OwnConfig
-from fnrfl.flower.processes import Processes, Recorded, start_of
-from fnrfl.flower.worker_link import SOCKET, WorkerLink
+from fnrfl.flower.worker import SOCKET, WorkerLink
 from node_services import begin, content, describe
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -115,28 +116,25 @@ def test_every_process_starts_quietly_and_in_its_own_folder(tmp_path: Path, monk
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
     there = Deployment(tmp_path).environment()
     assert there | FLOWER_QUIET == there and there["FLWR_HOME"] == str(tmp_path / "flower")
-    assert Deployment(tmp_path).mark == Deployment(tmp_path).mark != Deployment(tmp_path / "other").mark
+
+
+def test_the_address_is_read_back_from_flowers_configuration(tmp_path: Path) -> None:
+    made = write_app(tmp_path / "ein Ordner é", load("digits", ["clients=1"]))
+    with pytest.raises(ConfigError, match="not running"):
+        Address.read(made)
+    made.home.mkdir(mode=0o755)
+    for address in (Address("127.0.0.1", 9092, secure=False), Address("10.0.0.5", 8000, secure=True)):
+        address.write(made)
+        assert Address.read(made) == address
+    assert made.home.stat().st_mode & 0o077 == 0  # before the database is there
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
 
-PARENT = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); {}"
-
-
-@pytest.fixture
-def family(tmp_path: Path) -> Callable[[str], tuple[Processes, Recorded]]:
-    there = Processes(tmp_path / "processes.json", ("FNRFL_DEPLOYMENT", tmp_path.name))
-
-    def start(then: str) -> tuple[Processes, Recorded]:
-        marked = os.environ | {"FNRFL_DEPLOYMENT": tmp_path.name}
-        command = [sys.executable, "-c", PARENT.format(then)]
-        return there, there.start("one", command, log=tmp_path / "log", environment=marked, folder=tmp_path)
-
-    return start
-
-
-def marked_by(there: Processes) -> set[int]:
-    return set(there._marked())
+SLEEPS = "import time; time.sleep(60)"
+PARENT = (
+    f"import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', {SLEEPS!r}]).pid, flush=True); {{}}"
+)
 
 
 def waits_for(condition: Callable[[], bool]) -> bool:
@@ -146,65 +144,72 @@ def waits_for(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_a_process_ends_with_all_that_it_has_started(family: Callable[[str], tuple[Processes, Recorded]]) -> None:
-    there, one = family("time.sleep(60)")
-    assert waits_for(lambda: len(marked_by(there)) == 2)
-    assert there.alive == [one]
-    there.stop(["one"])
-    assert there.recorded == [] and start_of(one.pid) is None and marked_by(there) == set()
+def test_a_process_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
+    there = Deployment(tmp_path)
+    one = supervisor.start(there, "one", ["python", "-c", PARENT], tmp_path)
+    assert waits_for(lambda: (there.logs / "one.log").read_text() != "")
+    child = psutil.Process(int((there.logs / "one.log").read_text()))
+    assert supervisor.alive(there) == [one] and child.is_running()
+    assert supervisor.stop(there) == 0
+    assert supervisor.recorded(there) == [] and one.handle is None and not child.is_running()
 
 
 def test_what_a_process_writes_is_for_its_user_alone(tmp_path: Path) -> None:
     """The SuperLink's database holds a token, and logs may."""
-    there = Processes(tmp_path / "processes.json", ("FNRFL_DEPLOYMENT", tmp_path.name))
     writing = "import os; print('said'); open('superlink.db', 'w').close(); os.mkdir('apps')"
-    there.start("one", [sys.executable, "-c", writing], log=tmp_path / "log", environment=os.environ, folder=tmp_path)
+    supervisor.start(Deployment(tmp_path), "one", ["python", "-c", writing], tmp_path)
     assert waits_for((tmp_path / "apps").exists)
-    for name in ("superlink.db", "apps", "log"):
+    for name in ("superlink.db", "apps", "logs/one.log"):
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
 
 
-def test_the_folder_of_the_database_is_closed_before_anything_is_started(tmp_path: Path) -> None:
-    made = write_app(tmp_path / "it", load("digits", ["clients=1"]))
-    made.home.mkdir(mode=0o755)
-    Address("127.0.0.1", 9092, secure=False).write(made)
-    assert made.home.stat().st_mode & 0o077 == 0
-
-
-def test_what_a_killed_parent_leaves_behind_is_found(family: Callable[[str], tuple[Processes, Recorded]]) -> None:
-    there, one = family("sys.exit()")
-    assert waits_for(lambda: not one.alive and len(marked_by(there)) == 1)
-    there.stop()
-    assert marked_by(there) == set()
-
-
 def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> None:
-    there = Processes(tmp_path / "processes.json", ("FNRFL_DEPLOYMENT", "nobody"))
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    there = Deployment(tmp_path)
+    bystander = subprocess.Popen([sys.executable, "-c", SLEEPS])
     try:
-        there._write([Recorded("superlink", bystander.pid, "long ago")])
-        assert there.alive == []
-        there.stop()
-        assert bystander.poll() is None and there.recorded == []
+        supervisor._record(there, [supervisor.Recorded("superlink", bystander.pid, 1e9)])
+        assert supervisor.alive(there) == []
+        supervisor.stop(there)
+        assert bystander.poll() is None and supervisor.recorded(there) == []
     finally:
         bystander.kill()
         bystander.wait()
 
 
-def test_how_another_child_has_ended_is_left_for_whoever_started_it(
-    family: Callable[[str], tuple[Processes, Recorded]],
-) -> None:
-    there, _ = family("time.sleep(60)")
-    bystander = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
-    os.waitid(os.P_PID, bystander.pid, os.WEXITED | os.WNOWAIT)
-    there.stop()
-    assert bystander.wait() == 7
-
-
 def test_a_record_that_is_damaged_is_named(tmp_path: Path) -> None:
-    (tmp_path / "processes.json").write_text("{")
+    there = Deployment(tmp_path)
+    there.home.mkdir()
+    (there.home / "processes.json").write_text("{")
     with pytest.raises(FnrflError, match=r"processes\.json"):
-        _ = Processes(tmp_path / "processes.json", ("A", "b")).recorded
+        supervisor.recorded(there)
+
+
+def test_an_app_that_was_changed_or_signed_with_another_key_is_not_the_signed_one(tmp_path: Path) -> None:
+    """Nodes check with Flower's own function what `store_signed_app` puts into the database."""
+    pytest.importorskip("flwr")
+    from flwr.supernode.start_client_internal import _verify_fab
+
+    from fnrfl.flower.certificates import write_certificates
+    from fnrfl.flower.superlink import SIGNER, store_signed_app
+
+    made = write_app(tmp_path / "fed", load("digits", ["clients=1"]))
+    write_certificates(made, 1)
+    made.home.mkdir()
+    name = store_signed_app(made)
+    assert name == "@fnrfl/fnrfl-digits"
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.constant import NOOP_FEDERATION_ID
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.superlink.federation import NoOpFederationManager
+
+    database = str(made.database)
+    state = LinkStateFactory(database, NoOpFederationManager(), ObjectStoreFactory(database)).state()
+    fab, _ = state.get_hub_app(NOOP_FEDERATION_ID, name)
+    trusted = {SIGNER: (made.certs / "app.pub").read_text()}
+    assert _verify_fab(fab, trusted)
+    write_certificates(Deployment(tmp_path / "other"), 1)
+    assert not _verify_fab(fab, {SIGNER: (tmp_path / "other/certs/app.pub").read_text()})
+    assert not _verify_fab(replace(fab, content=fab.content + b" "), trusted)
 
 
 # -- a node's own configuration ----------------------------------------------------------------------------------------
@@ -334,7 +339,7 @@ def test_letters_reach_a_worker_however_long_its_path_is(tmp_path: Path, monkeyp
             monkeypatch.setattr(worker, "IDLE", 0.1)
         return letter[::-1]
 
-    serving = Thread(target=worker.answer_letters, args=(folder, answer))
+    serving = Thread(target=worker.answer_letters, args=(folder, answer), daemon=True)
     serving.start()
     assert waits_for((folder / SOCKET).exists)
     assert there.ask(b"abc") == b"cba" and there.ask(b"") == b""
@@ -347,7 +352,7 @@ def test_letters_reach_a_worker_however_long_its_path_is(tmp_path: Path, monkeyp
 DIES_ONCE = """
 import os, sys
 from pathlib import Path
-from fnrfl.flower import worker
+from fnrfl.flower import supervisor, worker
 folder = Path(sys.argv[1])
 def answer(letter):
     if not (folder / "died").exists() or letter == b"always":

@@ -21,7 +21,7 @@ from fnrfl.flower import grid_network
 from fnrfl.flower.client_app import client_app
 from fnrfl.flower.envelopes import WHO, packed, unpacked, weight
 from fnrfl.flower.grid_network import GridNetwork
-from fnrfl.flower.worker_link import WorkerLink
+from fnrfl.flower.worker import WorkerLink
 
 pytestmark = pytest.mark.slow  # they need Flower
 

@@ -17,11 +17,10 @@ from fnrfl.cli.common import (
     print_table,
     quoted,
 )
-from fnrfl.core.errors import ConfigError, FnrflError
+from fnrfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fnrfl.flower.deployment import Deployment
-    from fnrfl.flower.superlink import SuperLink
 
 deploy = command_group("Run a recipe over a network, with Flower.")
 
@@ -33,7 +32,7 @@ def _there(folder: Path) -> Deployment:
     """The deployment of a folder, where Flower is installed."""
     from importlib.util import find_spec
 
-    if find_spec("flwr") is None:
+    if find_spec("flwr") is None or find_spec("psutil") is None:
         raise ConfigError("Flower is not installed. Install it with: pip install 'fnrfl[flower]'")
     from fnrfl.flower.deployment import Deployment
 
@@ -105,10 +104,10 @@ def up(
     """
     with errors_in_words(debug):
         there = _there(folder)
-        from fnrfl.flower import federating
+        from fnrfl.flower.supervisor import start_federation
 
         count = 0 if server_only else nodes or len(there.nodes)
-        federating.start_federation(there, count, port, secure=not insecure, tell=console().print, listen=listen)
+        start_federation(there, count, port, secure=not insecure, tell=console().print, listen=listen)
 
 
 @deploy.command("run")
@@ -134,24 +133,13 @@ def run(
     with errors_in_words(debug):
         there = _there(folder)
         from fnrfl.flower.app_files import check_before_run
+        from fnrfl.flower.superlink import run_app
 
         check_before_run(there, overrides or (), resume, test, trust=trust)
-        link = _running(there)
-        told = {"overrides": shlex.join(overrides or ())}
         paths = {"out": out, "resume": resume, "test": test}
-        told |= {key: str(path.resolve()) if path else "" for key, path in paths.items()}
-        with link.reached():
-            number = link.start(told)
-            try:
-                for text in link.log(number):
-                    typer.echo(text, nl=False)
-            except KeyboardInterrupt as stop:
-                link.stop(number)
-                stop.add_note("The run was stopped; `fnrfl deploy run DIR --resume RUN_DIR` goes on with it.")
-                raise
-            status, how, why = link.status(number)
-        if how != "completed":
-            raise FnrflError(f"The run has not completed ({status}, {how or 'no end'}): {why or 'no reason given'}")
+        config = {key: str(path.resolve()) if path else "" for key, path in paths.items()}
+        config["overrides"] = shlex.join(overrides or ())
+        run_app(there, config, lambda text: typer.echo(text, nl=False))
 
 
 @deploy.command("status")
@@ -162,20 +150,18 @@ def status(folder: Folder, debug: Debug = False) -> None:
     """
     with errors_in_words(debug):
         there = _there(folder)
-        from fnrfl.flower.federating import processes
+        from fnrfl.flower.superlink import num_online
+        from fnrfl.flower.supervisor import recorded
 
-        records = processes(there).recorded
+        records = [(one.name, one.pid, one.handle is not None) for one in recorded(there)]
         if not records:
             console().print("nothing is running")
             raise typer.Exit(1)
-        print_table([(one.name, str(one.pid), "running" if one.alive else "has ended") for one in records])
-        if any(one.name == "superlink" and one.alive for one in records):
-            link = _running(there)
-            with link.reached():
-                nodes = link.nodes()
-            online = sum(node.status == "online" for node in nodes)
-            console().print(f"nodes online: {online} of {len(nodes)}")
-        raise typer.Exit(0 if all(one.alive for one in records) else 1)
+        print_table([(name, str(pid), "running" if alive else "has ended") for name, pid, alive in records])
+        if any(name == "superlink" and alive for name, _, alive in records):
+            online, registered = num_online(there)
+            console().print(f"nodes online: {online} of {registered}")
+        raise typer.Exit(0 if all(alive for _, _, alive in records) else 1)
 
 
 @deploy.command("down")
@@ -186,16 +172,7 @@ def down(folder: Folder, debug: Debug = False) -> None:
     """
     with errors_in_words(debug):
         there = _there(folder)
-        from fnrfl.flower import federating
+        from fnrfl.flower.supervisor import stop
 
-        killed = federating.end_federation(there)
-        console().print(f"ended{f'; killed: {len(killed)}' if killed else ''}")
-
-
-def _running(there: Deployment) -> SuperLink:
-    """The SuperLink of a deployment that is running."""
-    there.quiet_here()
-    from fnrfl.flower.deployment import Address
-    from fnrfl.flower.superlink import SuperLink
-
-    return SuperLink(there, Address.read(there))
+        killed = stop(there)
+        console().print(f"ended{f'; killed: {killed}' if killed else ''}")

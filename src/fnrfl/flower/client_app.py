@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fnrfl.flower.envelopes import ASK, RECORD, WHO, packed, unpacked
 from fnrfl.flower.own_config import OwnConfig
-from fnrfl.flower.worker_link import WorkerLink
+from fnrfl.flower.worker import WorkerLink
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fnrfl.core.errors import FnrflError
 
@@ -31,8 +31,6 @@ def unpacked(message: Message) -> bytes:
     return record[RECORD].data
 
 
-def weight(message: Message) -> int:
-    """Bytes that Flower sends for a message's content: every object of it, with its headers."""
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-
-    return sum(len(one.deflate()) for one in get_all_nested_objects(message).values())
+def weight(part: Any) -> int:
+    """Return the bytes that Flower sends for a message, or for a part of one: every object in it, with its headers."""
+    return len(part.deflate()) + sum(map(weight, (part.children or {}).values()))

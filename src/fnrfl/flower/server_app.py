@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.flower.short_waits import shorten_waits
 from fnrfl.rundir import files
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ def server_app(file: str) -> ServerApp:
     from flwr.serverapp import ServerApp
 
     app, folder = ServerApp(), Path(file).resolve().parent.parent
-    shorten_waits()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:

@@ -1,141 +1,120 @@
-"""Talks to the SuperLink of a deployment: registers nodes, starts runs of the signed app, follows them."""
+"""Flower's command `flwr` on the SuperLink of a deployment: registers nodes, runs the signed app and follows it."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import subprocess
+import sys
 import time
+import tomllib
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from fnrfl.core.errors import FnrflError
-from fnrfl.flower.deployment import Address, Deployment
-
-if TYPE_CHECKING:
-    from flwr.proto.node_pb2 import NodeInfo
-    from flwr.supercore.control import ControlHttpClient
+from fnrfl.flower.deployment import FLOWER_QUIET, Address, Deployment
+from fnrfl.rundir import files
 
 SIGNER = "fnrfl-deploy"  # the name of the deployment's key in `trusted.yaml`
 
 
-@dataclass(frozen=True)
-class SuperLink:
-    """The SuperLink of a deployment that is running."""
+def _command(*words: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("flwr")), *words, "deployment"]
 
-    deployment: Deployment
-    address: Address
 
-    @cached_property
-    def _control(self) -> ControlHttpClient:
-        from flwr.supercore.control import ControlHttpClient
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+def flwr(deployment: Deployment, *words: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Run `flwr WORDS deployment OPTIONS --format json`; return what it prints, or raise what it says went wrong."""
+    address = Address.read(deployment)
+    command = [*_command(*words), *options, "--format", "json"]
+    done = subprocess.run(command, env=deployment.environment(), capture_output=True, text=True)
+    try:
+        printed: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        printed = {"error-message": (done.stderr or done.stdout)[-500:]}
+    if not printed.get("success"):
+        why = " ".join(str(printed.get("error-message", "no reason given")).split())
+        raise FnrflError(
+            f"The SuperLink at {address} has refused `flwr {' '.join(words[:2])}`, or does not answer: {why} "
+            "`fnrfl deploy status` shows what runs."
+        )
+    return printed
 
-        root = (self.deployment.certs / "ca.crt").read_bytes() if self.address.secure else None
-        asking = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
-        return ControlHttpClient.from_server_address(str(self.address), not self.address.secure, root, asking)
 
-    @contextmanager
-    def reached(self) -> Iterator[None]:
-        """Inside, a SuperLink that does not answer is an error in words."""
-        import httpx
+def num_online(deployment: Deployment) -> tuple[int, int]:
+    """Return how many nodes are online, and how many are registered."""
+    status = [node["status"] for node in flwr(deployment, "supernode", "list")["nodes"]]
+    return status.count("online"), len(status) - status.count("unregistered")
 
+
+def register_nodes(deployment: Deployment, labels: Mapping[Path, str]) -> None:
+    """Let nodes in by their public keys, each under its label; those that are registered stay so."""
+    refusal: FnrflError | None = None
+    for folder, label in labels.items():
         try:
-            yield
-        except httpx.HTTPStatusError as error:
-            told = error.response.text[:200] or str(error)
-            raise FnrflError(f"The SuperLink at {self.address} has refused: {told}") from None
-        except httpx.TransportError as error:
-            raise FnrflError(
-                f"The SuperLink at {self.address} does not answer ({error}). `fnrfl deploy status` shows what runs."
-            ) from None
-
-    def nodes(self) -> list[NodeInfo]:
-        """Every node that is registered."""
-        from flwr.proto.control_pb2 import ListNodesRequest
-
-        return [one for one in self._control.ListNodes(ListNodesRequest()).nodes_info if one.status != "unregistered"]
-
-    def register(self, name: str, key: bytes) -> None:
-        """Let a node in by its public key (OpenSSH), unless it is registered already."""
-        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-        from flwr.proto.control_pb2 import RegisterNodeRequest
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
-        public = public_key_to_bytes(load_ssh_public_key(key))
-        if public not in {one.public_key for one in self.nodes()}:
-            self._control.RegisterNode(RegisterNodeRequest(public_key=public, name=name))
-
-    def start(self, config: Mapping[str, Any]) -> int:
-        """Sign the app, and run it; the run's number."""
-        from flwr.cli.build import build_fab_from_disk
-        from flwr.common.serde import fab_to_proto, user_config_to_proto
-        from flwr.proto.control_pb2 import StartRunRequest
-        from flwr.supercore.fab import Fab
-
-        content = build_fab_from_disk(self.deployment.app)
-        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-        request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(config)))
-        if (self.deployment.certs / "app.key").is_file():
-            name = self._store_signed(fab)
-            bare = fab_to_proto(Fab(fab.hash_str, b"", {}))
-            request = StartRunRequest(fab=bare, app_spec=name, override_config=request.override_config)
-        started = self._control.StartRun(request)
-        if not started.HasField("run_id"):
-            raise FnrflError("The SuperLink has not started the run. Its log is logs/superlink.log in the deployment.")
-        return int(started.run_id)
-
-    def _store_signed(self, fab: Any) -> str:
-        """Put the app with its signature into the SuperLink's database, from where nodes are sent both; its name.
-
-        Flower itself has signatures made and stored by its hub alone. The format and the nodes' check are Flower's.
-        """
-        from flwr.cli.config_utils import get_fab_metadata
-        from flwr.common.constant import NOOP_FLWR_AID
-        from flwr.server.superlink.linkstate import LinkStateFactory
-        from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-        from flwr.supercore.fab import Fab
-        from flwr.supercore.object_store import ObjectStoreFactory
-        from flwr.superlink.federation import NoOpFederationManager
-
-        database = str(self.deployment.database)
-        state = LinkStateFactory(database, NoOpFederationManager(), ObjectStoreFactory(database)).state()
-        name = f"@{get_fab_metadata(fab.content)[0]}"
-        signed = Fab(fab.hash_str, fab.content, signature(self.deployment, fab.content))
-        state.store_app(signed, NOOP_FEDERATION_ID, name, TaskType.SERVER_APP, NOOP_FLWR_AID)
-        return name
-
-    def status(self, run: int) -> tuple[str, str, str]:
-        """Of a run: starting, running or finished; how it ended; and why."""
-        from flwr.proto.control_pb2 import ListRunsRequest
-
-        told = self._control.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
-        return told.status, told.sub_status, told.details
-
-    def log(self, run: int) -> Iterator[str]:
-        """What the run's ServerApp prints, as it comes, until it ends."""
-        from flwr.proto.control_pb2 import StreamLogsRequest
-
-        for piece in self._control.StreamLogs(StreamLogsRequest(run_id=run, after_timestamp=0.0)):
-            yield piece.log_output
-
-    def stop(self, run: int) -> None:
-        """Stop a run."""
-        from flwr.proto.control_pb2 import StopRunRequest
-
-        self._control.StopRun(StopRunRequest(run_id=run))
+            flwr(deployment, "supernode", "register", str(folder / "node.pub"), options=("--name", label))
+        except FnrflError as error:  # perhaps because it is registered
+            refusal = error
+    if refusal and num_online(deployment)[1] < len(labels):
+        raise refusal
 
 
-def signature(deployment: Deployment, content: bytes) -> dict[str, str]:
-    """The signature of an app by the deployment's key, as Flower's nodes check it (`--trusted-entities`)."""
-    import json
+def run_app(deployment: Deployment, config: Mapping[str, str], tell: Callable[[str], None]) -> None:
+    """Sign the app, run it and tell what it prints, until it ends; raise if it has not completed."""
+    Address.read(deployment)
+    signed = (deployment.certs / "app.key").is_file()
+    app = store_signed_app(deployment) if signed else str(deployment.app)
+    values = deployment.home / "run.toml"
+    files.write(values, "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in config.items()))
+    number = str(flwr(deployment, "run", app, options=("--run-config", str(values)))["run-id"])
+    try:
+        environment = deployment.environment() | {"PYTHONUNBUFFERED": "1"}
+        following = [*_command("log", number), "--stream"]
+        with subprocess.Popen(
+            following, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+        ) as log:
+            for line in log.stdout or ():
+                tell(line)
+    except KeyboardInterrupt as stop:
+        flwr(deployment, "stop", number)
+        stop.add_note("The run was stopped; `fnrfl deploy run DIR --resume RUN_DIR` goes on with it.")
+        raise
+    (run,) = flwr(deployment, "list", options=("--run-id", number))["runs"]
+    if run["status"] != "finished:completed":
+        why = run["status-details"] or "no reason given"
+        raise FnrflError(f"The run has not completed ({run['status']}): {why}")
 
-    from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign, load_private_key, sign_message
 
-    now = int(time.time())
-    message = create_message_to_sign(hashlib.sha256(content).digest(), now)
-    made = sign_message(load_private_key(deployment.certs / "app.key"), message)
-    text = urlsafe_b64encode(made).rstrip(b"=").decode()
-    return {SIGNER: json.dumps({"signature": text, "signed_at": now}), "valid_license": "Valid"}
+def store_signed_app(deployment: Deployment) -> str:
+    """Put the app and its signature into the SuperLink's database, from where nodes are sent both; return its name.
+
+    Flower has no command for this, since only its hub signs apps. So this is the one place that uses Flower's inner
+    parts; `flower-supernode --trusted-entities` checks the signature.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    os.environ.update(FLOWER_QUIET | {"FLWR_HOME": str(deployment.home)})  # read when Flower is imported
+    from flwr.cli.build import build_fab_from_disk
+    from flwr.common.constant import NOOP_FLWR_AID
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+    from flwr.supercore.fab import Fab
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.superlink.federation import NoOpFederationManager
+
+    content, now = build_fab_from_disk(deployment.app), int(time.time())
+    digest = hashlib.sha256(content)
+    key = load_ssh_private_key((deployment.certs / "app.key").read_bytes(), None)
+    assert isinstance(key, Ed25519PrivateKey)
+    signature = urlsafe_b64encode(key.sign(now.to_bytes(8, "big") + digest.digest())).rstrip(b"=").decode()
+    checks = {SIGNER: json.dumps({"signature": signature, "signed_at": now}), "valid_license": "Valid"}
+    project = tomllib.loads((deployment.app / "pyproject.toml").read_text(encoding="utf-8"))
+    name = f"@{project['tool']['flwr']['app']['publisher']}/{project['project']['name']}"
+    database = str(deployment.database)
+    state = LinkStateFactory(database, NoOpFederationManager(), ObjectStoreFactory(database)).state()
+    fab = Fab(digest.hexdigest(), content, checks)
+    state.store_app(fab, NOOP_FEDERATION_ID, name, TaskType.SERVER_APP, NOOP_FLWR_AID, is_hub_app=True)
+    return name
