@@ -132,9 +132,8 @@ def test_the_address_is_read_back_from_flowers_configuration(tmp_path: Path) -> 
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 SLEEPS = "import time; time.sleep(60)"
-PARENT = (
-    f"import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', {SLEEPS!r}]).pid, flush=True); {{}}"
-)
+CHILD = f"subprocess.Popen([sys.executable, '-c', {SLEEPS!r}])"
+PARENT = f"import subprocess, sys, time; print({CHILD}.pid, flush=True); time.sleep(60)"
 
 
 def waits_for(condition: Callable[[], bool]) -> bool:
