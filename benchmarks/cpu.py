@@ -331,11 +331,11 @@ def alternate(ours: Callable[[], None], theirs: Callable[[], None], pairs: int, 
 
 def where(bench: Bench, rounds: int) -> dict[str, Any]:
     """Milliseconds of a round by what they are spent on, on one thread, as a share of the whole round."""
-    from fnrfl.core.isolation import one_intra_op_thread
     from fnrfl.engines import one_by_one, vectorised
     from fnrfl.engines.job import Job
     from fnrfl.engines.metered import Metered
     from fnrfl.engines.trainer import Trainer
+    from fnrfl.process import one_intra_op_thread
     from fnrfl.runs import run as runs
     from fnrfl.runs.setup.build import build
 

@@ -72,8 +72,8 @@ def empty_round(engine: Any, clients: int) -> Callable[[], None]:
     import torch
 
     from fnrfl.core.algorithm import Objective
-    from fnrfl.core.isolation import isolated
     from fnrfl.core.values import LocalTask, State
+    from fnrfl.process import isolated
 
     training, state, turn = replace(engine.training, epochs=0), State(*engine.net.flatten()), iter(range(10**9))
 

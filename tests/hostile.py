@@ -595,12 +595,10 @@ def inside(box: Box) -> Iterator[None]:
 
 def forget() -> None:
     """What a process has allowed, as the next command is another process."""
-    try:
-        from fnrfl.core import own_code, trust
-    except ImportError:
-        return
-    trust._allowed.clear()
-    own_code._imported_files.clear()
+    from fnrfl import usercode
+
+    usercode._allowed.clear()
+    usercode._imported_files.clear()
 
 
 class Hung(BaseException):

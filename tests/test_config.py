@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fnrfl import config
+from fnrfl import config, usercode
 from fnrfl.config import RunConfig, describe_keys, load, loads, registry
 from fnrfl.config.schema import LeakOptions
-from fnrfl.core import trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.options import Option, options_of, values_of
 from fnrfl.core.training import Training
@@ -467,7 +466,7 @@ def test_a_file_is_read_as_python_would_read_it(tmp_path: Path, monkeypatch: pyt
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    trust.given("algorithm.name", "mine_imported:Mine")
+    usercode.allow("algorithm.name", "mine_imported:Mine")
     assert registry.options("mine_imported:Mine") == expected
     monkeypatch.setattr(registry, "PACKAGE_FOLDER", tmp_path)
     assert registry.algorithms() == {"child": "Built on another file.", "mine": "A method for a test."}

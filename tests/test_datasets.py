@@ -28,7 +28,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fnrfl.core import trust
+from fnrfl import usercode
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data import datasets, sources
@@ -946,7 +946,7 @@ def test_a_function_of_the_users_may_return_all_forms() -> None:
     Path("my_own_data.py").write_text(MODULE)
 
     def load(name: str) -> Dataset:
-        trust.given("dataset.name", name)
+        usercode.allow("dataset.name", name)
         return datasets.load(name)
 
     four, two, whole = (load(f"my_own_data:{name}") for name in ("four", "two", "whole"))

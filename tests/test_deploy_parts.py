@@ -19,7 +19,6 @@ import pytest
 
 from fnrfl.config import load
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
-from fnrfl.core.isolation import isolated, until_left
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.federation.agreement import Agreement
 from fnrfl.federation.messages import NodeReply, NodeRequest
@@ -30,6 +29,7 @@ from fnrfl.flower.app_files import check_before_run, write_app
 from fnrfl.flower.deployment import FLOWER_QUIET, Address, Deployment
 from fnrfl.flower.own_config import OwnConfig
 from fnrfl.flower.worker import SOCKET, WorkerLink
+from fnrfl.process import isolated, until_left
 from node_services import begin, content, describe
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.parts.penalties import PENALTIES
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
-from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.rng import generator
 from fnrfl.core.types import LocalTask, State
 from fnrfl.data.batches import plan
+from fnrfl.process import one_intra_op_thread
 from toys import NUM_FEATURES, Mlp, Plain, Run, classification, distance
 
 pytest.importorskip("flwr")

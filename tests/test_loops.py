@@ -18,10 +18,10 @@ from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.parts.penalties import PENALTIES
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
-from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.rng import generator, seeded
 from fnrfl.core.types import LocalTask, State
 from fnrfl.data.batches import plan
+from fnrfl.process import one_intra_op_thread
 from fnrfl.runs.functional import accuracy_on, class_norms, norm_targets, refine, weakest
 from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Run, assert_near, classification, distance
 

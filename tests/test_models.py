@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fnrfl.core import trust
+from fnrfl import usercode
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.rng import seeded
 from fnrfl.models.catalogue import MODELS, build_model
@@ -258,7 +258,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_own_model_gets_what_it_accepts(own: None, name: str, shape: tuple[int, int]) -> None:
     spec = f"fnrfl_test_pkg.nets:{name}"
-    trust.given("model.name", spec)
+    usercode.allow("model.name", spec)
     model = build_model(spec, (6,), 10)
     assert next(model.parameters()).shape == shape
 
@@ -282,7 +282,7 @@ def test_own_model_gets_what_it_accepts(own: None, name: str, shape: tuple[int, 
 )
 def test_own_model_that_fails_is_explained(own: None, name: str, says: str) -> None:
     spec = f"fnrfl_test_pkg.{name}"
-    trust.given("model.name", spec)
+    usercode.allow("model.name", spec)
     with pytest.raises(ConfigError) as caught:
         build_model(spec, (6,), 10)
     assert says in str(caught.value)

@@ -22,11 +22,11 @@ from fnrfl.algorithms.parts.ensemble import accuracy, logits, verdict, votes
 from fnrfl.core import trees
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
-from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.net import Net
 from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch, Data, Engine, LocalTask, Out, Replies, State, Training
 from fnrfl.data.batches import Pool
+from fnrfl.process import one_intra_op_thread
 from mutants import mutants
 from toys import NUM_CLASSES, NUM_FEATURES, Mlp, Plain, Run, World, assert_near, assert_same, classification, distance
 

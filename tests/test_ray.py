@@ -26,15 +26,14 @@ import torch
 
 import fnrfl
 import ray_toys
+from fnrfl import usercode
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import load
-from fnrfl.core import trust
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import ClientError, CompatibilityError, ConfigError, FnrflError
-from fnrfl.core.isolation import isolated
 from fnrfl.core.messages import Failure, TrainRequest
 from fnrfl.core.network import NetworkOptions
 from fnrfl.core.types import LocalTask
@@ -45,6 +44,7 @@ from fnrfl.engines.ray.messages import ActorTrainer, from_message, to_message
 from fnrfl.engines.ray.trainer import RayTrainer
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.process import isolated
 from fnrfl.results import compare as comparing
 from fnrfl.runs import ray_run, runs_on_ray
 from fnrfl.runs.forecast import forecast
@@ -219,7 +219,7 @@ def told_of_own_model(folder: Path, monkeypatch: pytest.MonkeyPatch, share: floa
     """What an actor is told of a run whose clients cannot step together."""
     (folder / "branching.py").write_text(OWN_MODEL)
     monkeypatch.chdir(folder)
-    trust.given("model.name", "branching:Branch")
+    usercode.allow("model.name", "branching:Branch")
     config = load("digits", ["engine=ray", "engine.threads=2", f"network.gpus={share}", "model=branching:Branch"])
     parts = gather_parts(with_keys(config, {"network.gpus": 0.0}))
     config = with_keys(parts.config, {"network.gpus": share})

@@ -22,11 +22,10 @@ import pytest
 from typer.testing import CliRunner
 
 import fnrfl
-from fnrfl import cli, config
+from fnrfl import cli, config, usercode
 from fnrfl.config import registry
-from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.own_code import Target
+from fnrfl.usercode import Target
 
 NETS = """
 from pathlib import Path
@@ -48,8 +47,8 @@ RECIPE = 'model.name = "nets:make(hidden=3)"\ndataset = "digits"\nrounds = 1\n'
 
 def new_process() -> None:
     """Forget what a process knows: what it allowed, and users' modules."""
-    trust._allowed.clear()
-    own_code._imported_files.clear()
+    usercode._allowed.clear()
+    usercode._imported_files.clear()
     for name, module in list(sys.modules.items()):
         if "pytest-of-" in str(getattr(module, "__file__", "")):
             del sys.modules[name]
@@ -130,9 +129,9 @@ def test_all_code_of_a_config_is_shown_at_once(folder: Path) -> None:
     "words", ["digits", "a/b.csv", "./nets:make", "C:/nets", "C:\\nets", "nets:", ":make", "n:m:k"]
 )
 def test_names_and_paths_are_not_code(words: str) -> None:
-    assert all(own_code.target(key, words) is None for key in own_code.KEYS)
+    assert all(usercode.target(key, words) is None for key in usercode.KEYS)
     with pytest.raises(ConfigError, match="must be module:name"):
-        trust.fetch_named_code(words, own_code.target("dataset.name", words))
+        usercode.fetch(words, usercode.target("dataset.name", words))
 
 
 @pytest.mark.parametrize(
@@ -155,6 +154,7 @@ def test_no_command_runs_what_a_received_file_names(words: tuple[str, ...]) -> N
     Path("got").mkdir()
     Path("got/config.toml").write_text(text)
     Path("got/model.safetensors").touch()
+    Path("got/partition.json").write_text("{}")
     words = tuple("x.json" if word == "x" and "save" in words else word for word in words)
     got = command(*words)
     assert got.exit_code == 2
@@ -164,7 +164,7 @@ def test_no_command_runs_what_a_received_file_names(words: tuple[str, ...]) -> N
 
 def test_what_nobody_allowed_is_not_imported_whoever_asks() -> None:
     with pytest.raises(ConfigError, match="which nobody has allowed"):
-        trust.fetch_named_code("This", Target("nets", "make"))
+        usercode.fetch("This", Target("nets", "make"))
     assert not Path("canary").exists()
 
 
@@ -211,7 +211,7 @@ def test_other_words_ask(change: Callable[[str], str]) -> None:
 
 
 @pytest.mark.parametrize("file", ["nets.py", "pack/__init__.py", "pack/inner/nets.py"])
-def test_changed_code_asks_and_says_so(file: str, folder: Path) -> None:
+def test_changed_code_asks(file: str, folder: Path) -> None:
     (folder / "pack" / "inner").mkdir(parents=True)
     (folder / file).write_text(NETS)
     recipe = RECIPE.replace("nets:", file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") + ":")
@@ -220,7 +220,7 @@ def test_changed_code_asks_and_says_so(file: str, folder: Path) -> None:
     with (folder / file).open("a") as code:
         code.write("y = 2\n")
     new_process()
-    with pytest.raises(ConfigError, match=r"The code has changed since it was allowed\. If you trust it, give --trust"):
+    with pytest.raises(ConfigError, match=r"would run code: .*\. If you trust it, give --trust"):
         config.loads(recipe)
     assert config.loads(recipe, trust=True) == config.loads(recipe)
 
@@ -250,7 +250,7 @@ def test_an_override_replaces_code_of_a_file_so_it_is_not_asked_for() -> None:
 
 def test_a_config_whose_keys_are_replaced_in_python_may_name_code() -> None:
     assert config.loads(config.load("digits").to_toml(), {"model": "nets:make"}).model.name == "nets:make"
-    assert trust.fetch_named_code("This", Target("nets", "make")) is sys.modules["nets"].make
+    assert usercode.fetch("This", Target("nets", "make")) is sys.modules["nets"].make
 
 
 @pytest.mark.parametrize("state", ["file", "read-only", "link", "nowhere"])
@@ -326,7 +326,7 @@ def write(**files: str) -> None:
 def found(module: str) -> str:
     """The file that would run; nothing may have been imported."""
     before = set(sys.modules)
-    source = own_code.find_source(module)
+    source = usercode.find_source(module)
     assert source is not None
     assert set(sys.modules) == before
     return os.path.relpath(source.place)
@@ -343,7 +343,7 @@ def test_a_module_is_found_without_running_what_is_around_it() -> None:
     assert found("pack.one") == "pack/one.py" and found("pack.in_") == "pack/in_/__init__.py"
     assert found("pack.loop.pack") == "pack/loop/pack/__init__.py"
     for absent in ("c.y", "nowhere", "pack.absent", "a.b", "c"):
-        assert own_code.find_source(absent) is None
+        assert usercode.find_source(absent) is None
 
 
 def test_a_syntax_error_a_link_and_no_text_are_found_as_they_are(folder: Path, tmp_path: Path) -> None:
@@ -354,9 +354,9 @@ def test_a_syntax_error_a_link_and_no_text_are_found_as_they_are(folder: Path, t
     (folder / "gone.py").symlink_to("nowhere.py")
     for name in ("linked", "broken", "binary"):
         assert found(name) == f"{name}.py"
-    assert own_code.find_source("gone") is None
+    assert usercode.find_source("gone") is None
     os.mkfifo(folder / "pipe.py")
-    assert own_code.find_source("pipe") is None
+    assert usercode.find_source("pipe") is None
 
 
 def test_compiled_code_is_not_recognised_later(folder: Path) -> None:
@@ -364,7 +364,7 @@ def test_compiled_code_is_not_recognised_later(folder: Path) -> None:
     py_compile.compile("quick.py", cfile="quick.pyc")
     (folder / "quick.py").unlink()
     (folder / f"native{machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"ELF")
-    assert own_code.find_source("native") == own_code.CodeSource(
+    assert usercode.find_source("native") == usercode.CodeSource(
         "native", str(next(folder.glob("native*"))), None, folder=str(folder)
     )
     assert fetched("quick", "x") == 1 and not permissions()
@@ -381,7 +381,7 @@ def test_installed_and_built_in_modules_are_known_by_their_own_source(monkeypatc
         "numpy.linalg": "linalg",
         "fnrfl.models.small": "small.py",
     }.items():
-        source = own_code.find_source(module)
+        source = usercode.find_source(module)
         assert source is not None and place in source.place
         assert (source.sha256 is None) == (module in ("sys", "os"))  # parts of Python have no file
     archive = Path("packed.zip")
@@ -389,25 +389,23 @@ def test_installed_and_built_in_modules_are_known_by_their_own_source(monkeypatc
         file.writestr("in_archive.py", "x = 1\n")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path, str(archive.resolve())])
-        source = own_code.find_source("in_archive")
+        source = usercode.find_source("in_archive")
         assert source is not None and source.content == b"x = 1\n" and "packed.zip" in source.place
-        trust.given("dataset.name", "in_archive:x")
-        assert trust.fetch_named_code("This", Target("in_archive", "x")) == 1
+        usercode.allow("dataset.name", "in_archive:x")
+        assert usercode.fetch("This", Target("in_archive", "x")) == 1
     del sys.modules["in_archive"]
 
 
 def test_code_without_a_file_is_allowed_for_this_process_alone() -> None:
-    assert own_code.find_source("__main__") == own_code.CodeSource(
-        "__main__", "the module __main__, which was made in this process", None
+    assert usercode.find_source("__main__") == usercode.CodeSource(
+        "__main__", "the module __main__ of this process", None
     )
-    assert own_code.find_source("os.path") == own_code.CodeSource(
-        "os.path", "the module os.path, which was made in this process", None
-    )
-    trust.given("dataset.name", "__main__:x")
+    assert usercode.find_source("os.path") == usercode.CodeSource("os.path", "the module os.path of this process", None)
+    usercode.allow("dataset.name", "__main__:x")
     config.loads('dataset = "__main__:x"')
     assert not permissions()
     new_process()
-    with pytest.raises(ConfigError, match="which was made in this process"):
+    with pytest.raises(ConfigError, match="the module __main__ of this process"):
         config.loads('dataset = "__main__:x"')
 
 
@@ -415,8 +413,8 @@ def test_code_without_a_file_is_allowed_for_this_process_alone() -> None:
 
 
 def fetched(module: str, name: str) -> Any:
-    trust.given("dataset.name", f"{module}:{name}")
-    return trust.fetch_named_code("This", Target(module, name))
+    usercode.allow("dataset.name", f"{module}:{name}")
+    return usercode.fetch("This", Target(module, name))
 
 
 def test_the_source_runs_and_not_bytecode_beside_it(folder: Path) -> None:
@@ -439,8 +437,7 @@ def test_other_files_of_the_folder_are_not_imported_whatever_they_are_called(fol
     with pytest.raises(ModuleNotFoundError):
         fetched("plain", "f")()
     code = (
-        "from fnrfl.core.trust import *; given('dataset.name', 'plain:f'); "
-        "fetch_named_code('x', Target('plain', 'f')); import PIL"
+        "from fnrfl.usercode import *; allow('dataset.name', 'plain:f'); fetch('x', Target('plain', 'f')); import PIL"
     )
     env = os.environ | {"PYTHONSAFEPATH": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
@@ -452,7 +449,7 @@ def test_other_files_of_the_folder_are_not_imported_whatever_they_are_called(fol
 def test_a_file_with_the_name_of_another_module_is_refused(name: str, folder: Path) -> None:
     (folder / f"{name}.py").write_text("def data(): ...\n")
     with pytest.raises(ConfigError, match=rf"{name} is a module of yours, .*{name}\.py, and another one is installed"):
-        trust.given("dataset.name", f"{name}:data")
+        usercode.allow("dataset.name", f"{name}:data")
 
 
 def test_an_edited_module_is_imported_anew(folder: Path) -> None:
@@ -465,13 +462,12 @@ def test_an_edited_module_is_imported_anew(folder: Path) -> None:
 
 
 def test_a_package_that_imports_the_named_file_gets_what_was_read(folder: Path) -> None:
-    """Bytecode beside it is not run, whoever imports it first."""
     (folder / "pack").mkdir()
     (folder / "pack" / "__init__.py").write_text("from .named import x\n")
     (folder / "pack" / "named.py").write_text("x = 'evil'\n")
     py_compile.compile("pack/named.py", invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     (folder / "pack" / "named.py").write_text("x = 'good'\n")
-    assert fetched("pack.named", "x") == "good" == sys.modules["pack"].x
+    assert fetched("pack.named", "x") == "good" == sys.modules["pack.named"].x
 
 
 def test_two_folders_may_have_a_module_of_the_same_name(folder: Path, tmp_path: Path) -> None:
@@ -507,10 +503,10 @@ def test_a_module_that_the_program_imported_stays_unless_it_is_another(
 
 
 def test_code_that_changes_after_it_was_allowed_is_not_run(folder: Path) -> None:
-    trust.given("dataset.name", "nets:make")
+    usercode.allow("dataset.name", "nets:make")
     (folder / "nets.py").write_text(NETS + "x = 1\n")
     with pytest.raises(ConfigError, match="which has changed since it was allowed"):
-        trust.fetch_named_code("This", Target("nets", "make"))
+        usercode.fetch("This", Target("nets", "make"))
     assert not Path("canary").exists()
 
 
@@ -537,7 +533,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("key", own_code.KEYS)
+@pytest.mark.parametrize("key", usercode.KEYS)
 @pytest.mark.parametrize("how", BAD)
 def test_a_module_that_fails_is_a_sentence(how: str, key: str, folder: Path) -> None:
     text, says = BAD[how]
@@ -576,7 +572,7 @@ def test_a_method_that_fails_in_a_round_is_a_sentence(body: str, says: str, fold
 
 def test_fields_that_cannot_be_read_are_a_sentence(folder: Path) -> None:
     (folder / "mine.py").write_text(METHOD.format(body="pass") + "    x: 'Nowhere' = 1\n")
-    trust.given("algorithm.name", "mine:Mine")
+    usercode.allow("algorithm.name", "mine:Mine")
     with pytest.raises(ConfigError, match="mine:Mine cannot be read .NameError"):
         registry.options("mine:Mine")
 

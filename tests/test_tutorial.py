@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fnrfl.config import load, registry
-from fnrfl.core.isolation import one_intra_op_thread
+from fnrfl.process import one_intra_op_thread
 
 DOCS = Path(__file__).parent.parent / "docs"
 NOTEBOOK = json.loads((DOCS / "tutorial.ipynb").read_text(encoding="utf-8"))

@@ -25,7 +25,6 @@ from fake_network import FakeNetwork
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.config import registry
 from fnrfl.core.algorithm import Algorithm, Objective
-from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.messages import ClientSide
 from fnrfl.core.modules import InputScale
 from fnrfl.core.net import Model, Net
@@ -42,6 +41,7 @@ from fnrfl.engines.wire import to_bytes
 from fnrfl.federation.agreed_requests import AgreedRequests
 from fnrfl.federation.node import Node, Participant
 from fnrfl.federation.remote_clients import RemoteClients
+from fnrfl.process import one_intra_op_thread
 from ray_toys import ToyActors
 
 FAST = {"record": True, "threads": 2}  # what "loop-fast" and "batched-fast" add, beside channels-last weights

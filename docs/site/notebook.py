@@ -49,7 +49,7 @@ def main() -> None:
     """Run the notebook in an empty folder and write it back."""
     import matplotlib
 
-    from fnrfl.core.isolation import one_intra_op_thread
+    from fnrfl.process import one_intra_op_thread
 
     matplotlib.use("Agg")
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))

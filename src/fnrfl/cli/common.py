@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from fnrfl.core import own_code
+from fnrfl import usercode
 from fnrfl.core.errors import ConfigError, FnrflError, from_system, out_of_memory, sentence
 from fnrfl.rundir.interrupt import OutputClosed, exit_code, stoppable
 
@@ -191,7 +191,7 @@ def errors_in_words(debug: bool = False, *, answers: bool = False) -> Iterator[N
     except BrokenPipeError:  # `fnrfl list keys | head`
         raise typer.Exit(OutputClosed.exit_code) from None
     except (Exception, SystemExit) as error:
-        if debug or (isinstance(error, SystemExit) and own_code.blame(error) is None):
+        if debug or (isinstance(error, SystemExit) and usercode.where(error) is None):
             raise
         say(f"fnrfl: {' '.join(_sentence(error).split())}")
         raise typer.Exit(error.exit_code if isinstance(error, FnrflError) else 3) from None
@@ -216,7 +216,7 @@ def _say_stopped(stop: KeyboardInterrupt) -> None:
 
 
 def _sentence(error: BaseException) -> str:
-    place = None if isinstance(error, FnrflError) else own_code.blame(error)
+    place = None if isinstance(error, FnrflError) else usercode.where(error)
     if isinstance(error, SystemExit):
         return f"Your own code has called sys.exit({error.code!r}) ({place}). Leave that out."
     if place is None or out_of_memory(error) or from_system(error) is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fnrfl.core.options import Option, bounds_in
-from fnrfl.core.parsing import parsed
+from fnrfl.process import parser_lock
 
 INNER = "as its inner method"  # in the place of needs that are a property, of a method that goes around another
 
@@ -64,8 +64,8 @@ def read_needs(node: ast.expr, inherited: dict[str, Declared]) -> frozenset[str]
 
 @cache
 def _parse(path: Path) -> ast.Module:
-    text = path.read_text(encoding="utf-8")
-    return parsed(lambda: ast.parse(text, filename=str(path)))
+    with parser_lock:
+        return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
 def _imported_classes(node: ast.ImportFrom, folder: Path) -> dict[str, Declared]:

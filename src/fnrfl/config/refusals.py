@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from fnrfl import usercode
 from fnrfl.config import registry
 from fnrfl.config.keys import Key
 from fnrfl.config.protocol import TWINS
 from fnrfl.config.schema import RunConfig, counts_clients
 from fnrfl.config.spelling import same_key
 from fnrfl.config.typed import FlatValues, PassedLabel, shortened, show_value
-from fnrfl.core import own_code
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices, nearest
 from fnrfl.data.reading import parse_image_size
@@ -124,7 +124,7 @@ def refuse_metrics(words: str) -> Iterator[str]:
 
     names: list[str] = []
     said = f"metrics = {show_value(words)}"
-    targets = [(one, own_code.target("metrics", one)) for one in own_code.each_name("metrics", words)]
+    targets = [(one, usercode.target("metrics", one)) for one in usercode.each_name("metrics", words)]
     if others := [f'"{one}"' for one, target in targets if target is None]:
         are_none = f"{', '.join(others)} {'is none' if len(others) == 1 else 'are none'}"
         yield (

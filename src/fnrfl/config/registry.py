@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fnrfl import usercode
 from fnrfl.config import declarations
 from fnrfl.config.typed import PassedLabel
-from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices
 from fnrfl.core.options import Option, options_of
@@ -178,7 +178,7 @@ def read_entry(path: Path) -> Entry:
 def _options_of_own(name: str) -> tuple[Option, ...]:
     """The options of a user's class, which has to be imported."""
     cls = _import_own(name)
-    with trust.user_errors_in_words(
+    with usercode.errors_in_words(
         f"The fields of {cls.__module__}:{cls.__name__} cannot be read", "correct their types."
     ):
         return options_of(cls)
@@ -186,7 +186,7 @@ def _options_of_own(name: str) -> tuple[Option, ...]:
 
 def _import_own(name: str) -> type[Algorithm]:
     """A user's class, found in the working folder or on the path."""
-    cls = trust.fetch_named_code(f'algorithm.name = "{name}"', own_code.target("algorithm.name", name))
+    cls = usercode.fetch(f'algorithm.name = "{name}"', usercode.target("algorithm.name", name))
     from fnrfl.core.algorithm import Algorithm
 
     if not (isinstance(cls, type) and issubclass(cls, Algorithm) and dataclasses.is_dataclass(cls)):

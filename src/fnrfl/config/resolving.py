@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from fnrfl import usercode
 from fnrfl.config import registry, schema
 from fnrfl.config.keys import Key, checked, keys_of
 from fnrfl.config.protocol import default_values
@@ -26,8 +27,6 @@ from fnrfl.config.typed import (
     shortened,
     show_value,
 )
-from fnrfl.core import own_code
-from fnrfl.core import trust as trusted
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices
 from fnrfl.core.options import Option
@@ -76,8 +75,8 @@ def loads(
     recipe = read_keys(text, origin=origin)
     recipe = schema.FIRST_DEFAULTS[""] | recipe if of_run else recipe
     given = read_overrides(overrides, schema.text_keys())
-    named = {key: recipe[key] for key in own_code.KEYS if key in recipe and key not in given}
-    trusted.check_allowed(named, given, origin=origin, trust=trust, listed=listed_code)  # before anything is imported
+    named = {key: recipe[key] for key in usercode.KEYS if key in recipe and key not in given}
+    usercode.check_allowed(named, given, origin=origin, trust=trust, listed=listed_code)  # before anything is imported
     return _resolve(recipe, given, name)
 
 
@@ -95,7 +94,7 @@ def from_flat(values: FlatValues) -> RunConfig:
 
     The code that it names was allowed before the process was told of it.
     """
-    trusted.check_allowed({}, {key: values[key] for key in own_code.KEYS if key in values}, origin="", trust=False)
+    usercode.check_allowed({}, {key: values[key] for key in usercode.KEYS if key in values}, origin="", trust=False)
     return _resolve(values, {}, "run")
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fnrfl.core.parsing import parsed
+from fnrfl.process import parser_lock
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -52,9 +52,5 @@ def sizes_of(arrays: Sequence[Any]) -> Ints:
 
 def read_arrays(path: Path, *names: str) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a `.npz` file, or those of some names; what numpy would have to unpickle is refused."""
-
-    def read() -> dict[str, npt.NDArray[Any]]:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in names or file.files}
-
-    return parsed(read)
+    with parser_lock, np.load(path, allow_pickle=False) as file:  # numpy parses the header
+        return {name: file[name] for name in names or file.files}

@@ -6,13 +6,12 @@ Work may then be done in any order, on any engine, and resumed anywhere, with th
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from fnrfl.core.forks import process_lock
 
 if TYPE_CHECKING:
     import torch
@@ -66,4 +65,4 @@ def stream_kept() -> Iterator[None]:
         yield
 
 
-_GLOBAL_STREAM = process_lock()  # there is one such stream in a process, and runs may be several
+_GLOBAL_STREAM = threading.RLock()  # there is one such stream in a process, and runs may be several

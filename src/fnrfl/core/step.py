@@ -5,6 +5,7 @@ Engines repeat it, batch it or ship it; nobody else steps a client's model.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +17,11 @@ from torch.func import grad, grad_and_value, vmap
 
 from fnrfl.core import optim, trees
 from fnrfl.core.algorithm import Objective
-from fnrfl.core.forks import process_lock
 from fnrfl.core.net import Model, Net
-from fnrfl.core.parsing import parsed
 from fnrfl.core.training import Training
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch, Flat, State
+from fnrfl.process import parser_lock
 
 ALIGNMENT = 64  # bytes, as torch has it: sums of numbers that begin elsewhere may round otherwise
 LARGEST_KEPT = (32 << 20) - (1 << 16)  # bytes of a block that glibc can keep for later
@@ -80,7 +80,7 @@ def by_autograd(loss: Loss, params: Flat) -> tuple[Flat, Tensor, Tree]:
     return grad, value.detach(), buffers
 
 
-_first_transform = process_lock()
+_first_transform = threading.RLock()
 _transformed = False
 
 
@@ -89,8 +89,8 @@ def ready_to_transform() -> None:
     global _transformed
     if _transformed:
         return
-    with _first_transform:
-        parsed(lambda: vmap(grad(torch.sum))(torch.zeros(1, 1)))
+    with _first_transform, parser_lock:
+        vmap(grad(torch.sum))(torch.zeros(1, 1))
         _transformed = True
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
 
-from fnrfl.core import trust
+from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.object_hash import object_hash
 from fnrfl.core.rng import seeded
@@ -43,7 +43,7 @@ def values_in_memory(value: object, title: str, *, labelled: bool = True) -> obj
     of which each is an input alone.
     """
     if callable(value) and not _has_items(value):
-        with trust.user_errors_in_words(f"The function given as {title} failed", "correct it, or give its data."):
+        with usercode.errors_in_words(f"The function given as {title} failed", "correct it, or give its data."):
             value = value()
     if isinstance(value, Mapping) and {"data", "target"} <= set(value):
         return _from_bunch(value, title)
@@ -168,7 +168,7 @@ def _read_items(items: Any, title: str, labelled: bool) -> tuple[Examples, list[
         raise ConfigError(f"{title} has no items; at least one is needed. Add some.")
     x, labels, names = np.empty(0), [], None  # x: made for the first item
     for place in range(len(items)):
-        with trust.user_errors_in_words(f"Item {place} of {title} could not be read", "correct the data set."):
+        with usercode.errors_in_words(f"Item {place} of {title} could not be read", "correct the data set."):
             item = items[place]
         names = names or _names_of(item, title, labelled)
         values, label = _input_and_label(item, names, f"Item {place} of {title}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fnrfl.core import own_code, trust
+from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import read_arrays
 from fnrfl.core.nearest import did_you_mean
@@ -206,13 +206,13 @@ def _stack(files: list[Path], expected: Expected | None, reading: Reading) -> tu
 
 def call_function(name: str) -> object:
     """What the function called `module:function` returns; the module may lie in the current folder."""
-    function = trust.fetch_named_code(f"dataset = {name!r}", own_code.target("dataset.name", name))
+    function = usercode.fetch(f"dataset = {name!r}", usercode.target("dataset.name", name))
     if not callable(function):
         raise ConfigError(
             f"dataset = {name!r} is a {type(function).__name__}, which cannot be called. Name a function."
         )
     rule = "it is called without arguments and must return the data. Correct the function."
-    with trust.user_errors_in_words(f"dataset = {name!r} failed", rule):
+    with usercode.errors_in_words(f"dataset = {name!r} failed", rule):
         return function()
 
 

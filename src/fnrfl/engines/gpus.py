@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -12,7 +13,6 @@ from torch import nn
 
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.feed import Feed
-from fnrfl.core.forks import LongTurns, process_lock
 from fnrfl.core.net import Net
 from fnrfl.engines.place import Station, StationPool, Work
 from fnrfl.kernels.layers import BATCHNORMS, Norm, shared_norm
@@ -51,24 +51,22 @@ def _keeps_own_norm(layer: nn.Module) -> bool:
     return isinstance(layer, BATCHNORMS) and not isinstance(layer, Norm) and shared_norm(type(layer)) is None
 
 
-_KERNEL_SETTINGS = LongTurns()  # runs on GPUs in one process take turns
-_changing = process_lock()  # a fork waits: torch imports modules for the first change, and would stop in the middle
+_kernels_lock = threading.RLock()  # runs on GPUs in one process take turns
 
 
 @contextmanager
 def kernel_settings(*, deterministic: bool, tf32: bool, use_cudnn: bool = True) -> Iterator[None]:
     """Inside, torch's kernels are chosen as a run needs them, for the whole process: runs take turns."""
     cudnn, matmul, utils = torch.backends.cudnn, torch.backends.cuda.matmul, torch.utils.deterministic
-    with _KERNEL_SETTINGS.taken() as before:
-        with _changing:
-            for place, name in (
-                (cudnn, "allow_tf32"), (cudnn, "benchmark"), (cudnn, "deterministic"), (cudnn, "enabled"),
-                (matmul, "allow_tf32"), (utils, "fill_uninitialized_memory"),
-            ):  # fmt: skip
-                before.callback(setattr, place, name, getattr(place, name))
-            before.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
-            choose_kernels(deterministic=deterministic, tf32=tf32)
-            cudnn.enabled = use_cudnn
+    with _kernels_lock, ExitStack() as before:
+        for place, name in (
+            (cudnn, "allow_tf32"), (cudnn, "benchmark"), (cudnn, "deterministic"), (cudnn, "enabled"),
+            (matmul, "allow_tf32"), (utils, "fill_uninitialized_memory"),
+        ):  # fmt: skip
+            before.callback(setattr, place, name, getattr(place, name))
+        before.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
+        choose_kernels(deterministic=deterministic, tf32=tf32)
+        cudnn.enabled = use_cudnn
         yield
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 
 from fnrfl.core.feed import Feed
-from fnrfl.core.isolation import as_worker, one_intra_op_thread
 from fnrfl.core.net import Net
+from fnrfl.process import as_worker, one_intra_op_thread
 
 T = TypeVar("T")
 

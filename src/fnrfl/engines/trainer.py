@@ -13,7 +13,6 @@ from torch import Tensor
 from fnrfl.core import optim, trees
 from fnrfl.core.algorithm import CLASS_WEIGHTS, Objective
 from fnrfl.core.errors import ClientError, FnrflError, out_of_memory
-from fnrfl.core.isolation import one_intra_op_thread
 from fnrfl.core.messages import MeasureRequest, TrainRequest
 from fnrfl.core.net import Net
 from fnrfl.core.rng import generator
@@ -24,6 +23,7 @@ from fnrfl.core.values import RandomStream, Replies, Shapes, State
 from fnrfl.engines.job import Job
 from fnrfl.engines.place import Place
 from fnrfl.engines.runner import Probing, Runner
+from fnrfl.process import one_intra_op_thread
 
 
 @dataclass(frozen=True)

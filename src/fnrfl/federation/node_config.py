@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from fnrfl.core import own_code
+from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import did_you_mean
 from fnrfl.core.words import printable
@@ -148,7 +148,7 @@ def _check_together(origin: str, node: NodeConfig) -> None:
 
 def _beside(file: Path, words: object) -> object:
     """A path that is relative to the folder of a file; names of data sets and of code stay as they are."""
-    named = words in NAMED_DATASETS or own_code.target("dataset.name", words) is not None
+    named = words in NAMED_DATASETS or usercode.target("dataset.name", words) is not None
     if named or not words or not isinstance(words, str):
         return words
     return str(file.absolute().parent / os.path.expanduser(words))

@@ -18,7 +18,6 @@ from fnrfl.config import RunConfig, loads
 from fnrfl.config.resolving import read_keys
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import ShareableError, sentence
-from fnrfl.core.isolation import isolated
 from fnrfl.core.messages import MeasureRequest
 from fnrfl.core.words import printable
 from fnrfl.data import scenarios
@@ -44,6 +43,7 @@ from fnrfl.federation.node import Node, Participant, answer_bytes
 from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.site_data import changed_since, describe_site, read_agreed
 from fnrfl.federation.stand_in import stand_in_partition
+from fnrfl.process import isolated
 from fnrfl.rundir import files
 from fnrfl.runs.data import build_pool, divide, load_public, reading_of, with_counted_clients
 from fnrfl.runs.passed import NOTHING_PASSED

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fnrfl.core import own_code, trust
+from fnrfl import usercode
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.words import counted
 from fnrfl.data import arrays, readers, sites
@@ -124,7 +124,7 @@ def _find(node: NodeConfig, reading: Reading) -> Site | None:
     """The file or folder of a site; None for a data set's name or a function."""
     path = Path(os.path.expanduser(node.data))
     refuse_keys_of_others(node.data, path, reading)
-    if node.data in NAMED_DATASETS or (own_code.target("dataset.name", node.data) and not path.exists()):
+    if node.data in NAMED_DATASETS or (usercode.target("dataset.name", node.data) and not path.exists()):
         return None
     site = sites.site_at(path) if path.is_dir() or path.suffix.lower() in sites.TABLE_ENDINGS else None
     if site is None:
@@ -143,7 +143,7 @@ def _read(node: NodeConfig, site: Site | None, expected: Expected | None, readin
     elif node.data in NAMED_DATASETS:
         raw = read_source(node.data).raw
     else:
-        trust.given("dataset.name", node.data)  # it stands in the node's own configuration
+        usercode.allow("dataset.name", node.data)  # it stands in the node's own configuration
         made = readers.call_function(node.data)
         raw = source_of_values(node.data, made, f"data = {node.data!r} returned", reading).raw
     together = sites.put_together(node.data, {node.name.strip(): raw})

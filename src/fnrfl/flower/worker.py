@@ -111,8 +111,8 @@ def work(parent: str, given: str) -> None:
     """Open the node and answer its letters."""
     config = OwnConfig.of(json.loads(given))
     Thread(target=end_with, args=(int(parent),), daemon=True).start()
-    from fnrfl.core.isolation import isolated
     from fnrfl.federation.node_service import NodeService
+    from fnrfl.process import isolated
 
     with isolated():  # torch's settings for a run last from its first letter to its last
         answer_letters(config.folder, NodeService(config.read, Path(config.read().folder) / "runs").answer)

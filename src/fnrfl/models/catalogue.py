@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from fnrfl.core import own_code, trust
+from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import did_you_mean
-from fnrfl.core.parsing import parsed
 from fnrfl.models.resnet import resnet18, resnet50
 from fnrfl.models.small import cnn, mlp, simple_cnn
 from fnrfl.models.vgg import VGG11
+from fnrfl.process import parser_lock
 
 Factory = Callable[..., nn.Module]
 
@@ -54,12 +54,13 @@ def build_model(spec: str, input_shape: tuple[int, ...], num_classes: int, facto
 
 def _parse_spec(spec: str) -> tuple[str, dict[str, object]]:
     """Split `name(key=value, ...)`; values are numbers, true, false, or words with or without quotes."""
-    match = own_code.WITH_OPTIONS.fullmatch(spec)
+    match = usercode.WITH_OPTIONS.fullmatch(spec)
     try:
         if match is None:
             raise ValueError
         text = f"f({match[2] or ''})"
-        call = parsed(lambda: ast.parse(text, mode="eval")).body
+        with parser_lock:
+            call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise ValueError
         options: dict[str, object] = {}
@@ -92,7 +93,7 @@ def _named_factory(name: str) -> Factory:
 
 def _own_factory(name: str) -> Factory:
     """The function or class behind `module:name`."""
-    factory = trust.fetch_named_code(f"Model {name!r}", own_code.target("model.name", name))
+    factory = usercode.fetch(f"Model {name!r}", usercode.target("model.name", name))
     if isinstance(factory, nn.Module) or not callable(factory):
         raise ConfigError(
             f"Model {name!r} is an object of type {type(factory).__name__}. "
@@ -119,7 +120,7 @@ def _check_options(spec: str, factory: Factory, options: dict[str, object]) -> N
 def _build_own(spec: str, factory: Factory, data: dict[str, object], options: dict[str, object]) -> nn.Module:
     """Call somebody else's factory with what it accepts of `data`, and say in a sentence what went wrong."""
     given = f"it is given {' and '.join(DATA_ARGUMENTS)} by name where it has such parameters"
-    with trust.user_errors_in_words(
+    with usercode.errors_in_words(
         f"Model {spec!r} could not be built", f"{given}; any other needs a default, or a value."
     ):
         parameters = inspect.signature(factory).parameters.values()

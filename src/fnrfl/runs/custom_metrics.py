@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fnrfl import usercode
 from fnrfl.config.refusals import refuse_metrics
-from fnrfl.core import own_code, trust
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices
 from fnrfl.core.quality import Answers
@@ -42,7 +42,7 @@ class CustomMetric:
         if answers.probabilities is None:
             return None
         said = f'metrics = "{self.words}"'
-        with trust.user_errors_in_words(
+        with usercode.errors_in_words(
             f"{said} has failed", "correct it; it is called as function(probabilities, labels)."
         ):
             found = self.function(answers.probabilities.copy(), answers.labels.copy())  # which it may change
@@ -53,17 +53,17 @@ class CustomMetric:
 
 def load_custom_metrics(words: str) -> tuple[CustomMetric, ...]:
     """The functions that `metrics` names, imported."""
-    return tuple(_load(str(one)) for one in own_code.each_name("metrics", words)) if words != "none" else ()
+    return tuple(_load(str(one)) for one in usercode.each_name("metrics", words)) if words != "none" else ()
 
 
 def with_given(recorded: str, names: Sequence[str]) -> tuple[CustomMetric, ...]:
     """The functions that a run's config names, and those among the `names` that a user has typed or passed in."""
     given = [name for name in names if ":" in name]
-    words = dict.fromkeys([*([] if recorded == "none" else own_code.each_name("metrics", recorded)), *given])
+    words = dict.fromkeys([*([] if recorded == "none" else usercode.each_name("metrics", recorded)), *given])
     together = ", ".join(map(str, words)) or "none"
     if problems := list(refuse_metrics(together)):
         raise ConfigError(" ".join(problems))
-    trust.given("metrics", ", ".join(given))
+    usercode.allow("metrics", ", ".join(given))
     return load_custom_metrics(together)
 
 
@@ -85,8 +85,8 @@ def computed_metrics(metrics: Sequence[CustomMetric], answers: Answers) -> dict[
 
 
 def _load(words: str) -> CustomMetric:
-    said, target = f'metrics = "{words}"', own_code.target("metrics", words)
-    function = trust.fetch_named_code(said, target)
+    said, target = f'metrics = "{words}"', usercode.target("metrics", words)
+    function = usercode.fetch(said, target)
     if target is None or not callable(function):
         raise ConfigError(f"{said} is a {type(function).__name__}; it must be a function(probabilities, labels).")
     return CustomMetric(words, target.name, function)

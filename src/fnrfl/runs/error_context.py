@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from fnrfl import usercode
 from fnrfl.config import registry
-from fnrfl.core import own_code
 from fnrfl.core.errors import CompatibilityError, FnrflError, from_system, out_of_memory
 
 if TYPE_CHECKING:
@@ -54,6 +54,6 @@ def _has_words(error: BaseException) -> bool:
 
 def _told(error: BaseException) -> str:
     """What was raised, and where in a user's own code if it was there."""
-    said, place = str(error).strip().partition("\n")[0], own_code.blame(error)
+    said, place = str(error).strip().partition("\n")[0], usercode.where(error)
     told = f"{type(error).__name__}{f': {said}' if said else ''}{f' ({place})' if place else ''}"
     return told if told.endswith(".") else f"{told}."

@@ -22,11 +22,11 @@ from fnrfl.config import RunConfig, loads, registry
 from fnrfl.config.typed import PassedLabel
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError, ConfigError
-from fnrfl.core.isolation import isolated
 from fnrfl.core.modules import unwrapped
 from fnrfl.core.object_hash import module_hash, object_hash, tensors_hash
 from fnrfl.core.options import values_of
 from fnrfl.data.in_memory import values_hash, values_in_memory
+from fnrfl.process import isolated
 
 # The sections that may be passed as an object, and the key that has its label.
 OBJECT_SECTIONS = {"dataset": "name", "model": "name", "algorithm": "name", "public": "source"}

@@ -10,10 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fnrfl.core import trust as trusted
+from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.feed import forward_batch
-from fnrfl.core.isolation import isolated
 from fnrfl.core.quality import TEST_METRICS
 from fnrfl.core.types import State
 from fnrfl.core.words import same_spelling
@@ -22,6 +21,7 @@ from fnrfl.data.datasets import DataSource, read_source
 from fnrfl.data.frames import in_order_of, without_label
 from fnrfl.data.in_memory import source_in_memory, values_in_memory
 from fnrfl.data.reading import ONLY_PART, Expected, RawData, Reading
+from fnrfl.process import isolated
 from fnrfl.runs.custom_metrics import chosen, computed_metrics, with_given
 from fnrfl.runs.data import reading_of
 from fnrfl.runs.model_score import pooled, score_model
@@ -145,7 +145,7 @@ def _read(data: object, expected: Expected, reading: Reading) -> tuple[str, Data
     """Return (what sentences call some data, the data): what a name stands for, or what was passed in."""
     title = _title(data)
     if isinstance(data, str | os.PathLike):
-        trusted.given("dataset.name", title)
+        usercode.allow("dataset.name", title)
         return title, read_source(title, expected, reading)
     inputs, labels = without_label(data, expected.columns)
     used = inputs if labels is None or not expected.labels_used else (inputs, labels)

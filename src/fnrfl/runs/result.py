@@ -13,7 +13,6 @@ from torch import nn
 
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.isolation import isolated
 from fnrfl.core.modules import InputScale
 from fnrfl.core.nearest import choices
 from fnrfl.core.net import Net
@@ -21,6 +20,7 @@ from fnrfl.core.quality import NUMBER_METRICS, leading_metric
 from fnrfl.core.types import Tree
 from fnrfl.core.words import counted
 from fnrfl.data.datasets import Facts
+from fnrfl.process import isolated
 from fnrfl.rundir.events import Event
 from fnrfl.runs import personal
 from fnrfl.runs.metrics import OWN, RunMetrics

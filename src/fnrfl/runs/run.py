@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.isolation import isolated
 from fnrfl.core.store import CPU
 from fnrfl.core.trees import aligned, moved
 from fnrfl.core.types import State
 from fnrfl.data.datasets import Facts
 from fnrfl.data.scaling import Scaling
 from fnrfl.engines.metered import Metered
+from fnrfl.process import isolated
 from fnrfl.rundir import checkpoint, directory, events, files
 from fnrfl.rundir.directory import RunDir
 from fnrfl.rundir.events import Event

@@ -21,7 +21,6 @@ import fnrfl
 from fnrfl.config import RunConfig, loads
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import sizes_of
-from fnrfl.core.own_code import source_hashes
 from fnrfl.rundir import directory, events, places
 from fnrfl.rundir.configs import flat_config
 from fnrfl.rundir.directory import RunDir
@@ -29,6 +28,7 @@ from fnrfl.rundir.events import Event
 from fnrfl.rundir.origin import read_origin
 from fnrfl.rundir.record import Index, checked_rounds
 from fnrfl.runs.setup.build import Built
+from fnrfl.usercode import source_hashes
 
 log = logging.getLogger("fnrfl")
 

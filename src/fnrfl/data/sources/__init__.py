@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.forks import in_turn
 from fnrfl.core.nearest import did_you_mean
 from fnrfl.data.reading import UNREADABLE
 from fnrfl.data.sources import cifar10, digits, fashion_mnist
@@ -24,6 +23,7 @@ from fnrfl.data.sources.cache import (
     write_cached,
 )
 from fnrfl.data.sources.entry import Arrays, NamedDataset
+from fnrfl.process import in_turn
 
 NAMED_DATASETS: dict[str, NamedDataset] = {
     "digits": digits.DATASET,

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from fnrfl.core.ndarrays import read_arrays
-from fnrfl.core.parsing import parsed
 from fnrfl.data.sources.entry import Arrays
+from fnrfl.process import parser_lock
 
 
 def cache_dir() -> Path:
@@ -34,8 +34,8 @@ def read_cached(path: Path) -> Arrays:
 
 def cached_origin(path: Path) -> str:
     """Where the arrays of a cache file came from."""
-    with np.load(path, allow_pickle=False) as file:
-        return str(parsed(lambda: file["source"])) if "source" in file else str(path)
+    with parser_lock, np.load(path, allow_pickle=False) as file:
+        return str(file["source"]) if "source" in file else str(path)
 
 
 def write_cached(path: Path, arrays: Arrays, origin: str) -> None:

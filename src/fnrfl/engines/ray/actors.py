@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fnrfl.core.errors import FnrflError
-from fnrfl.core.isolation import isolated
 from fnrfl.core.messages import Failure
 from fnrfl.core.network import NetworkOptions
 from fnrfl.engines.ray.messages import ActorTrainer, Message
 from fnrfl.engines.ray.session import LOOK, Need, check_room, connected, last_line, why_not_answered
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
+from fnrfl.process import isolated
 
 log = logging.getLogger("fnrfl")
 STARTS = 3  # of actors that die before they have their data, one after another

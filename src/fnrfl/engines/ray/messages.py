@@ -14,12 +14,12 @@ import torch
 
 from fnrfl.core import trees
 from fnrfl.core.errors import out_of_memory, sentence
-from fnrfl.core.forks import filters_lock
 from fnrfl.core.messages import Failure, MeasureRequest, TrainRequest
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import State
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_parts, to_parts
+from fnrfl.process import filters_lock
 
 Message = list[Any]  # the JSON as bytes, then an array for each tensor
 

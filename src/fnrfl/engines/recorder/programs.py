@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-
-from fnrfl.core.forks import process_lock
 
 log = logging.getLogger("fnrfl")
 Program = Callable[[Any, Any, Any], Tensor]  # (carry, fixed, turns [S, ...]) -> losses [S, ...]; changes `carry`
@@ -86,7 +85,7 @@ class ProgramStore:
 
     def __init__(self) -> None:
         self._stored: dict[Hashable, StoredProgram] = {}
-        self._lock = process_lock()
+        self._lock = threading.RLock()
         self._uses = count()
 
     def get(self, key: Hashable) -> StoredProgram | None:

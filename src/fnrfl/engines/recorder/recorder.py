@@ -9,6 +9,7 @@ must repeat the very step that it was recorded from, or the step stays as it is.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -24,7 +25,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fnrfl.core import trees
 from fnrfl.core.engine import Step
 from fnrfl.core.errors import out_of_memory
-from fnrfl.core.forks import filters_lock, process_lock
 from fnrfl.core.step import ready_to_transform
 from fnrfl.engines.recorder.programs import (
     STORE,
@@ -40,10 +40,11 @@ from fnrfl.engines.recorder.programs import (
     timed,
 )
 from fnrfl.engines.recorder.tracer import Tracer
+from fnrfl.process import filters_lock
 
 log = logging.getLogger("fnrfl")
 Example = Callable[[], tuple[Step, Any, Any, Any]]  # a step, its carry, what it reads, and one turn
-_RECORDING = process_lock()
+_RECORDING = threading.RLock()
 
 
 class ProgramRequest(NamedTuple):

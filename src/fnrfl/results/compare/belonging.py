@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fnrfl
-from fnrfl.core import own_code
+from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.compare.cells import Cell
 from fnrfl.rundir import origin
@@ -53,7 +53,7 @@ class Members:
     def refuse_changed_code(self) -> None:
         """Refuse runs whose modules of the user's own are no longer what they were when the runs began."""
         for module in dict.fromkeys(module for run in self.known.values() for module in run.code):
-            now = own_code.find_source(module)
+            now = usercode.find_source(module)
             others = [run for run in self.known.values() if now and run.code.get(module, now.sha256) != now.sha256]
             if now is not None and now.sha256 is not None and others:
                 raise ConfigError(

@@ -246,7 +246,7 @@ def _check_groups(cells: Sequence[Cell], members: Members, how: _How) -> None:
 
     The other seeds differ in their draws alone.
     """
-    from fnrfl.core.isolation import isolated
+    from fnrfl.process import isolated
     from fnrfl.runs.setup.build import build
 
     problems: dict[str, list[str]] = {}

@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.core.algorithm import Algorithm
-from fnrfl.core.isolation import isolated
 from fnrfl.core.net import Net
 from fnrfl.core.rng import generator, seeded
 from fnrfl.core.training import ClientOptions
 from fnrfl.core.types import State
 from fnrfl.data.batches import Pool
 from fnrfl.engines.assemble import Layout, assemble
+from fnrfl.process import isolated
 
 NUM_CLIENTS, NUM_CLASSES, NUM_INPUTS, NUM_EXAMPLES = 6, 3, 5, 40  # an example's last input is a constant
 MU = 0.5

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fnrfl.core.isolation import isolated
 from fnrfl.core.words import counted
+from fnrfl.process import isolated
 from fnrfl.results.reproduce.convex_problem import (
     MU,
     REFINED_SHARE,

@@ -8,7 +8,6 @@ import torch
 
 from fnrfl.config import RunConfig
 from fnrfl.core.algorithm import Algorithm
-from fnrfl.core.isolation import until_left
 from fnrfl.core.net import Net
 from fnrfl.data import augment
 from fnrfl.data.batches import Pool
@@ -16,6 +15,7 @@ from fnrfl.data.datasets import Dataset
 from fnrfl.data.partition.value import Partition
 from fnrfl.data.scaling import Scaling
 from fnrfl.engines.gpus import can_use_cudnn, kernel_settings, on_first_gpu
+from fnrfl.process import until_left
 from fnrfl.runs.data import (
     build_pool,
     divide,

@@ -15,12 +15,12 @@ from torch.func import vmap
 
 from fnrfl.config import RunConfig, registry
 from fnrfl.core.errors import CompatibilityError, FnrflError, out_of_memory
-from fnrfl.core.forks import filters_lock
 from fnrfl.core.net import Net
 from fnrfl.core.step import by_transform
 from fnrfl.core.types import Flat, Tree
 from fnrfl.engines.gpus import can_use_cudnn, kernel_settings, on_first_gpu
 from fnrfl.kernels.convolution import ClientConv2d
+from fnrfl.process import filters_lock
 
 
 class VmapError(CompatibilityError):

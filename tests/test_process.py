@@ -1,17 +1,19 @@
-"""Runs beside each other, in a forked process, and under whatever settings the caller has."""
+"""Runs beside each other, after a fork, and under whatever settings the caller has."""
 
 from __future__ import annotations
 
+import ast
 import gc
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,10 @@ from torch import nn
 import fnrfl
 import fnrfl.core.errors
 import threads
-from fnrfl.core import isolation
-from fnrfl.core.isolation import isolated
+from fnrfl import process
+from fnrfl.core.ndarrays import read_arrays
 from fnrfl.engines.gpus import kernel_settings
+from fnrfl.process import filters_lock, isolated, parser_lock
 from fnrfl.runs.forecast import forecast
 from fnrfl.runs.functional import class_norms, refine
 
@@ -90,7 +93,7 @@ def test_a_worker_has_one_thread_whatever_others_set() -> None:
     ready, go_on, seen = threading.Event(), threading.Event(), []
 
     def work() -> None:
-        isolation.as_worker()
+        process.as_worker()
         ready.set()
         go_on.wait(10)
         seen.append(torch.get_num_threads())
@@ -104,6 +107,31 @@ def test_a_worker_has_one_thread_whatever_others_set() -> None:
     thread.join()
     torch.set_num_threads(before)
     assert seen == [1]
+
+
+NESTED = "[" * 20 + "0" + "]" * 20
+
+
+def test_threads_parse_and_read_arrays_beside_each_other(tmp_path: Path) -> None:
+    stored = {f"x{number}": np.arange(number) for number in range(5)}
+    np.savez(tmp_path / "arrays.npz", **stored)  # type: ignore[arg-type]
+
+    def work(levels: int) -> None:
+        if levels:  # threads at one depth have equal counts and would not notice each other
+            return work(levels - 1)
+        for _ in range(20):
+            with parser_lock:
+                assert ast.dump(ast.parse(NESTED)).count("List(") == 20
+            for name, array in read_arrays(tmp_path / "arrays.npz").items():
+                np.testing.assert_array_equal(array, stored[name])
+
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+    finally:
+        sys.setswitchinterval(switch)
 
 
 # -- forks -------------------------------------------------------------------------------------------------------------
@@ -136,150 +164,25 @@ def test_a_forked_process_runs_after_its_parent_has(monkeypatch: pytest.MonkeyPa
         torch.set_num_threads(before)
 
 
-FORK_BESIDE_A_THREAD = """
-import os, threading, time
-from fnrfl.core.forks import process_lock
-
-for order in (1, -1):
-    outer, inner = (process_lock(), process_lock())[::order]
-    begun = threading.Event()
-
-    def work():
-        with outer:
-            begun.set()
-            time.sleep(0.2)
-            with inner:
-                pass
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    begun.wait()
-    if not (child := os.fork()):
-        with outer, inner:
-            os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    thread.join()
-"""
+def _in_child_of_a_run(answers: Any) -> None:
+    try:
+        answers.put(run(seed=1))
+    except RuntimeError as error:
+        answers.put(str(error))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_fork_and_a_thread_that_takes_two_locks_do_not_wait_for_each_other() -> None:
-    subprocess.run([sys.executable, "-c", FORK_BESIDE_A_THREAD], check=True, timeout=60)
-
-
-FORK_BESIDE_A_GPU_RUN = """
-import os, sys, threading
-import torch
-from fnrfl.core.isolation import isolated, until_left
-from fnrfl.engines.gpus import kernel_settings
-
-def now():
-    cudnn = torch.backends.cudnn
-    return cudnn.deterministic, cudnn.allow_tf32, cudnn.enabled, torch.get_deterministic_debug_mode()
-
-def child_of_a_fork():
-    wanted = now() if threading.current_thread() is runner else before
-    if not (child := os.fork()):
-        same = now() == wanted
-        with kernel_settings(deterministic=True, tf32=False):
-            os._exit(not same)
-    assert os.waitpid(child, 0)[1] == 0
-
-def work():
+@pytest.mark.skipif(not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_that_was_forked_during_a_run_cannot_run() -> None:
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=_in_child_of_a_run, args=(answers,))
     with isolated():
-        if sys.argv[1] == "until left":
-            until_left(kernel_settings(deterministic=True, tf32=True, use_cudnn=False))
-            wait()
-        else:
-            with kernel_settings(deterministic=True, tf32=True, use_cudnn=False):
-                wait()
-
-def wait():
-    child_of_a_fork()  # of the run's own thread, which keeps its settings
-    begun.set()
-    forked.wait()
-
-torch.set_deterministic_debug_mode(2)
-before, begun, forked = now(), threading.Event(), threading.Event()
-runner = threading.Thread(target=work)
-runner.start()
-begun.wait()
-assert now() != before
-child_of_a_fork()  # while the run goes on
-forked.set()
-runner.join()
-assert now() == before
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("how", ["until left", "with"])
-def test_a_fork_waits_neither_here_nor_there_for_a_run_on_a_gpu_and_has_settings_as_before(how: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK_BESIDE_A_GPU_RUN, how],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-FORK_BESIDE_THE_FIRST_GPU_RUN = """
-import os, signal, sys, threading, time
-from fnrfl.engines.gpus import kernel_settings
-
-begun = threading.Event()
-
-class Slowly:
-    def find_spec(self, name, *_):
-        if name.startswith("torch.") and threading.current_thread() is runner and not begun.is_set():
-            begun.set()
-            time.sleep(0.2)
-
-def work():
-    with kernel_settings(deterministic=True, tf32=False):  # torch imports what it needs for the first change
-        begun.set()
-
-runner = threading.Thread(target=work)
-sys.meta_path.insert(0, Slowly())
-runner.start()
-begun.wait()
-if not (child := os.fork()):
-    signal.alarm(30)
-    with kernel_settings(deterministic=True, tf32=False):
-        os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_process_does_not_wait_for_what_torch_imported_in_another_thread() -> None:
-    subprocess.run([sys.executable, "-c", FORK_BESIDE_THE_FIRST_GPU_RUN], check=True, timeout=120)
-
-
-FORK_BESIDE_AN_IMPORT = """
-import os, threading, time
-from fnrfl.core.own_code import import_lock
-
-begun = threading.Event()
-
-def work():
-    with import_lock:
-        begun.set()
-        time.sleep(0.2)
-
-threading.Thread(target=work).start()
-begun.wait()
-if not (child := os.fork()):
-    with import_lock:
-        os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_process_can_import_what_another_thread_was_about_to() -> None:
-    subprocess.run([sys.executable, "-c", FORK_BESIDE_AN_IMPORT], check=True, timeout=60)
+        child.start()
+    child.join(20)
+    child.kill()
+    assert "forked while a run was under way" in answers.get()
+    assert run(seed=1)  # here all is as before
 
 
 def test_a_run_leaves_no_thread_behind() -> None:
@@ -301,9 +204,72 @@ def test_settings_for_a_gpu_are_put_back_when_a_run_is_left() -> None:
     before = now()
     with isolated():
         with isolated():
-            isolation.until_left(kernel_settings(deterministic=True, tf32=True, use_cudnn=False))
+            process.until_left(kernel_settings(deterministic=True, tf32=True, use_cudnn=False))
         assert now() == (False, True, True, False, 1)
     assert now() == before
+
+
+# -- filters of warnings ---------------------------------------------------------------------------------------------
+
+
+def isolated_thread() -> tuple[threading.Thread, threading.Event, threading.Event]:
+    """A thread that is inside of `isolated` from the first event until the second."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with isolated():
+            inside.set()
+            leave.wait(10)
+
+    return threading.Thread(target=stay), inside, leave
+
+
+def test_filters_of_warnings_are_as_before_whatever_threads_did_in_turns() -> None:
+    before, (other, inside, leave) = list(warnings.filters), isolated_thread()
+    with filters_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other.start()
+        assert not inside.wait(0.3)
+    assert inside.wait(10)
+    leave.set()
+    other.join()
+    assert list(warnings.filters) == before
+
+
+def test_beside_a_run_nobody_waits_for_the_filters_of_warnings() -> None:
+    """A run that records a step holds them for as long as a compiler takes, and others come and go meanwhile."""
+    passed = threading.Event()
+
+    def come_and_go() -> None:
+        with isolated():
+            passed.set()
+
+    other = threading.Thread(target=come_and_go)
+    with isolated(), filters_lock:
+        other.start()
+        assert passed.wait(10)
+        other.join(10)
+        assert not other.is_alive()
+
+
+def test_the_last_run_to_end_waits_until_filters_of_warnings_are_put_back() -> None:
+    before, (other, inside, leave) = list(warnings.filters), isolated_thread()
+    other.start()
+    assert inside.wait(10)
+    with filters_lock, warnings.catch_warnings():
+        leave.set()
+        other.join(0.3)
+        assert other.is_alive()
+    other.join(10)
+    assert list(warnings.filters) == before
+
+
+def test_whoever_changes_the_filters_of_warnings_holds_their_lock() -> None:
+    source = Path(__file__).parents[1] / "src" / "fnrfl"
+    lines = [line for path in source.rglob("*.py") for line in path.read_text(encoding="utf-8").splitlines()]
+    changes = [line.strip() for line in lines if "with" in line and "catch_warnings(" in line]
+    assert len(changes) >= 3
+    assert all("filters_lock" in line for line in changes)
 
 
 # -- the caller's settings ---------------------------------------------------------------------------------------------
@@ -336,7 +302,7 @@ def flushed() -> Iterator[None]:
         pytest.skip("this processor cannot")
     try:
         yield
-        assert isolation.TINY == 0.0
+        assert process.TINY == 0.0
     finally:
         torch.set_flush_denormal(False)
 
