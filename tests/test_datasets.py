@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from fnrfl import usercode
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data import datasets, sources
-from fnrfl.data.datasets import Dataset, Part, from_arrays, load
+from fnrfl.data.datasets import Dataset, Part, load, object_source
 from fnrfl.data.partition.stratify import stratified_order
 from fnrfl.data.sources import available, cifar10, fashion_mnist, fetch, fetching
 from fnrfl.data.sources.cache import cache_dir
@@ -55,6 +56,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     monkeypatch.setattr(fashion_mnist, "URL", "http://127.0.0.1:9")
     monkeypatch.setattr("shutil.which", lambda _: None)
     return folder
+
+
+def from_arrays(name: str, *arrays: Any) -> Dataset:
+    return object_source(arrays, name).dataset()
 
 
 def make_images(n: int, shape: tuple[int, ...], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -626,7 +631,7 @@ GOOD = {
             {"x_test": np.array([[1.0, 2, 3]] * 3 + [[1, np.inf, 3]])},
             "holds 1 value that is not finite, the first inf in example 3",
         ),
-        ({"x_test": np.zeros((4, 2))}, r"float64\[3\] and test examples of float64\[2\]"),
+        ({"x_test": np.zeros((4, 2))}, r"float64\[3\] and x_test of bad.npz of float64\[2\]"),
         ({"x_test": np.zeros((4, 3), np.float32)}, "must be alike"),
         ({"x_train": np.zeros(8)}, r"float64\[8\]; it must be numbers"),
         ({"x_train": np.zeros((8, 0))}, "not empty"),
@@ -635,8 +640,14 @@ GOOD = {
         ({"x_train": np.zeros((0, 3)), "y_train": np.zeros(0)}, "no examples in x_train"),
         ({"classes": np.array(["one"])}, "the label 1, but names 1 class;"),
         ({"y_train": np.array(list("abababab")), "y_test": np.array(list("aabb")), "classes": ["a"]}, "the label 'b'"),
-        ({"y_train": np.array(list("01010101"))}, "names as training labels and numbers as test labels"),
-        ({"y_test": np.array(list("0101"))}, "numbers as training labels and names as test labels"),
+        (
+            {"y_train": np.array(list("01010101"))},
+            "has names as labels and y_test of bad.npz has numbers",
+        ),
+        (
+            {"y_test": np.array(list("0101"))},
+            "has numbers as labels and y_test of bad.npz has names",
+        ),
         ({"y_train": np.array([b"caf\xe9"] * 8), "y_test": np.array([b"caf\xe9"] * 4)}, "bytes that are not UTF-8"),
         ({"classes": np.array("cat")}, r"classes of bad.npz has the shape \[\]; it must be a list"),
         ({"classes": np.array(["cat", "cat"])}, "names the class 'cat' more than once"),
@@ -952,7 +963,7 @@ def test_a_function_of_the_users_may_return_all_forms() -> None:
     four, two, whole = (load(f"my_own_data:{name}") for name in ("four", "two", "whole"))
     assert len(four.train) == 15 and four.test.x[0].tolist() == [30, 31] and four.classes == ("0", "1")
     assert len(two.test) == 4 and two.classes == ("no", "yes")
-    assert (whole.name, whole.source, whole.classes) == ("mine", "a form", ("no", "yes"))
+    assert (whole.name, whole.classes) == ("my_own_data:whole", ("no", "yes"))
     assert len(whole.checksum) == 64
     for name, sentence in {
         "wrong": "returned list; it must be",

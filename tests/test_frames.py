@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fnrfl
 from fnrfl.core.errors import CompatibilityError, ConfigError
-from fnrfl.data.frames import columns_of
-from fnrfl.data.in_memory import values_hash, values_in_memory
+from fnrfl.data.objects import columns_of, read_object, values_hash
 
 DRAWS = np.random.default_rng(0)
 X = pd.DataFrame(DRAWS.normal(size=(300, 4)), columns=list("abcd"))
@@ -104,7 +103,7 @@ def test_what_has_no_names_is_an_array() -> None:
 
 def test_names_do_not_change_what_a_run_knows_its_data_by() -> None:
     """Runs of versions that kept no names go on."""
-    named, plain = (values_in_memory((x, Y), "dataset") for x in (X, X.to_numpy()))
+    named, plain = (read_object((x, Y), "dataset") for x in (X, X.to_numpy()))
     assert values_hash(named) == values_hash(plain)
 
 

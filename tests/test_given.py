@@ -39,7 +39,8 @@ from fnrfl.core.algorithm import Algorithm, Objective, option
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.object_hash import module_hash, object_hash
 from fnrfl.core.types import Engine, LocalTask, State
-from fnrfl.data.in_memory import source_in_memory, values_hash, values_in_memory
+from fnrfl.data.datasets import object_source
+from fnrfl.data.objects import read_object, values_hash
 
 DRAWS = np.random.default_rng(0)
 X = DRAWS.normal(size=(160, 5)).astype(np.float32)
@@ -140,10 +141,10 @@ SAME_DATA: dict[str, Any] = {
 def test_data_in_memory_trains_the_same_model_as_in_a_file(form: str, by_name: str) -> None:
     given = SAME_DATA[form]
     if form == "four arrays":
-        made = source_in_memory((X, Y), "dataset").dataset()
+        made = object_source((X, Y), "dataset").dataset()
         given = (made.train.x, made.train.y, made.test.x, made.test.y)
     if form == "lists":  # Python's numbers are float64
-        source = source_in_memory(given, "dataset").dataset()
+        source = object_source(given, "dataset").dataset()
         assert source.train.x.dtype == torch.float64
     assert run(dataset=given).model_sha256 == by_name
 
@@ -212,10 +213,10 @@ def test_the_same_content_is_the_same_data_in_every_form() -> None:
         TensorDataset(*map(torch.tensor, (X, Y))),
         lambda: (X, Y),
     ]
-    hashes = {values_hash(values_in_memory(form, "dataset")) for form in forms}
+    hashes = {values_hash(read_object(form, "dataset")) for form in forms}
     assert len(hashes) == 1
     others = [(X + 1, Y), (X, Y + 1), (X, Y, X, Y), (X.astype(float), Y), (X, np.array(["a", "b", "c"], object)[Y])]
-    assert len(hashes | {values_hash(values_in_memory(form, "dataset")) for form in others}) == 6
+    assert len(hashes | {values_hash(read_object(form, "dataset")) for form in others}) == 6
 
 
 def test_data_is_no_recipe() -> None:
@@ -274,7 +275,7 @@ def test_pictures_deeper_than_8_bits_are_refused_and_not_cut_off(mode: str) -> N
     with pytest.raises(
         ConfigError, match=f"Item 0 of dataset is a picture .*its pixels are of mode {mode}, not 8 bits"
     ):
-        values_in_memory(Items(deep, [0, 1, 0, 1]), "dataset")
+        read_object(Items(deep, [0, 1, 0, 1]), "dataset")
 
 
 class Endless(IterableDataset[Any]):
@@ -502,7 +503,7 @@ def test_the_run_directory_says_what_was_given() -> None:
     header = json.loads(log.partition("\n")[0])
     assert config.startswith("# Part of it was given in Python, so this file alone cannot run.")
     assert "dataset=..., model=..., algorithm=..." in config.partition("\n")[0]
-    assert header["given"]["dataset"] == {"what": "arrays", "sha256": values_hash((X, Y))}
+    assert header["given"]["dataset"] == {"what": "arrays", "sha256": values_hash(read_object((X, Y), "dataset"))}
     assert header["data"]["sha256"] == result.data.sha256
     assert header["given"]["algorithm"]["fields"] == {"part": "0.75"}
     assert all(header["given"][key]["sha256"][:8] in config for key in ("dataset", "model", "algorithm"))
@@ -779,7 +780,7 @@ def test_the_confusion_matrix_counts_the_test_set() -> None:
     for keys in ({}, {"model": "mlp(norm=batch)", "algorithm": "fedbn"}):
         result = run(out="kept", overwrite=True, **keys)
         counts = np.array(result.confusion)
-        made = source_in_memory((X, Y), "dataset").dataset()
+        made = object_source((X, Y), "dataset").dataset()
         models = 3 if keys else 1
         assert counts.sum(1).tolist() == (models * np.bincount(made.test.y, minlength=3)).tolist()
         assert np.trace(counts) / counts.sum() == pytest.approx(result.accuracy)

@@ -156,10 +156,10 @@ def test_columns_and_kinds_that_differ_are_refused() -> None:
         load_data("data")
     Path("data/A.csv").unlink()
     np.savez("data/A.npz", x=x[:, :2], y=y)
-    with pytest.raises(ConfigError, match=r"A has examples of float64\[2\] and B of float64\[3\]"):
+    with pytest.raises(ConfigError, match=r"x of A has examples of float64\[2\] and x of B of float64\[3\]"):
         load_data("data")
     np.savez("data/A.npz", x=x, y=np.array(["no", "yes"])[y])
-    with pytest.raises(ConfigError, match="A has names as labels and B has numbers"):
+    with pytest.raises(ConfigError, match="y of A has names as labels and y of B has numbers"):
         load_data("data")
     np.savez("data/A.npz", x=x, y=y, classes=["a", "b"])
     np.savez("data/B.npz", x=x, y=y, classes=["b", "a"])
@@ -330,14 +330,14 @@ def test_leafs_folders_are_read() -> None:
     ("tree", "said"),
     [
         ([1], "list"),
-        ({"a": 1}, "users, num_samples and user_data"),
-        ({"users": ["u"], "num_samples": [1], "user_data": {}}, "no lists x and y"),
-        ({**leaf_tree({"u": ([[1.0]], [0])}), "num_samples": [2]}, "num_samples says 2"),
-        (leaf_tree({"u": ([[1.0], [2.0, 3.0]], [0, 1])}), "different lengths"),
-        (leaf_tree({"u": (["a tweet"], [0])}), "holds text"),
+        ({"a": 1}, "it must have users"),
+        ({"users": ["u"], "num_samples": [1], "user_data": {}}, "lists x and y"),
+        ({**leaf_tree({"u": ([[1.0]], [0])}), "num_samples": [2]}, "x and y of that length"),
+        (leaf_tree({"u": ([[1.0], [2.0, 3.0]], [0, 1])}), "rows must have the same shape"),
+        (leaf_tree({"u": (["a tweet"], [0])}), "must be numbers"),
         (leaf_tree({"u": ([[1.0]], [0]), "v": ([[1.0, 2.0]], [1])}), "must be alike"),
-        (leaf_tree({"u": ([], [])}), "no user with examples"),
-        (leaf_tree({"u": ([[1.0]], [0])}) | {"users": ["u", "u"], "num_samples": [1, 1]}, "more than once"),
+        (leaf_tree({"u": ([], [])}), "has no examples"),
+        (leaf_tree({"u": ([[1.0]], [0])}) | {"users": ["u", "u"], "num_samples": [1, 1]}, "users, each once"),
         (leaf_tree({"u": ([[float("nan")]], [0])}), "not finite"),
     ],
 )

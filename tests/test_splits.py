@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.rng import numpy_generator
-from fnrfl.data.datasets import Dataset, Part, from_arrays, load
+from fnrfl.data.datasets import Dataset, Part, load, object_source
 from fnrfl.data.partition.holdout import Carved, carve
 from fnrfl.data.partition.views import Splits, check_disjoint
 from fnrfl.data.sources import available
@@ -36,7 +36,8 @@ def toy_carve(labels: np.ndarray, **changes: float) -> Carved:
 def toy_dataset(n: int = 200, classes: tuple[str, ...] | None = None, seed: int = 0) -> Dataset:
     rng = numpy_generator(seed, "pixels")
     x, y = rng.integers(0, 256, (n + 50, 1, 4, 4), dtype=np.uint8), toy_labels(n + 50)
-    return from_arrays("toy", x[:n], y[:n], x[n:], y[n:], classes=classes)
+    made = object_source((x[:n], y[:n], x[n:], y[n:]), "toy").dataset()
+    return made if classes is None else replace(made, classes=classes)
 
 
 def toy_splits(dataset: Dataset, carved: Carved, **options: object) -> Splits:
@@ -309,7 +310,7 @@ def test_public_data_of_another_kind_is_refused(part: Part, sentence: str) -> No
 
 def test_features_are_compared_in_one_precision() -> None:
     x, y = numpy_generator(0, "x").normal(size=(60, 3)), np.arange(60) % 2
-    dataset = from_arrays("table", x[:40].astype(np.float32), y[:40], x[40:].astype(np.float32), y[40:])
+    dataset = object_source((x[:40].astype(np.float32), y[:40], x[40:].astype(np.float32), y[40:]), "table").dataset()
     with pytest.raises(CompatibilityError, match="5 that are also in the training set"):
         toy_splits(dataset, bare(dataset), public=Part(torch.from_numpy(x[:5]), torch.from_numpy(y[:5])))
 
@@ -317,7 +318,7 @@ def test_features_are_compared_in_one_precision() -> None:
 def test_features_of_a_finer_type_are_compared_in_the_coarser_one() -> None:
     x, y = numpy_generator(0, "x").normal(size=(60, 3)), np.arange(60) % 2
     x[:, 0] = 0.0
-    dataset = from_arrays("table", x[:40], y[:40], x[40:], y[40:])
+    dataset = object_source((x[:40], y[:40], x[40:], y[40:]), "table").dataset()
     exact, minus_zero = torch.from_numpy(x[:5]), torch.tensor([-1.0, 1.0, 1.0])
     known = exact.float()
     for public in (known, known * minus_zero, exact * minus_zero):

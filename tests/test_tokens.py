@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import fnrfl
 from fnrfl.config import load, registry
 from fnrfl.core.errors import CompatibilityError, ConfigError
-from fnrfl.data.datasets import from_arrays
+from fnrfl.data.datasets import object_source
 from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.setup.build import build
 
@@ -176,9 +176,9 @@ def test_public_data_of_tokens() -> None:
 
 def test_whole_numbers_beside_fractions_become_fractions() -> None:
     x, y = sentences(60)
-    assert from_arrays("a", x, y, x.astype(np.float32), y).train.x.dtype == torch.float32
+    assert object_source((x, y, x.astype(np.float32), y), "a").dataset().train.x.dtype == torch.float32
     with pytest.raises(ConfigError, match="must be alike"):
-        from_arrays("a", x, y, x.astype(np.uint8)[:, :, None], y)
+        object_source((x, y, x.astype(np.uint8)[:, :, None], y), "a").dataset()
 
 
 def test_a_loop_of_ones_own_takes_tokens() -> None:

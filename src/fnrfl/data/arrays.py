@@ -104,6 +104,11 @@ def _channels_are_last(shape: tuple[int, ...], title: str) -> bool:
     )
 
 
+def grey_as_colour(images: int, grey: int) -> str:
+    """A notice that pictures get three channels, since others have them."""
+    return f"Of {counted(images, 'image')}, {grey:,} grey {'is' if grey == 1 else 'are'} taken as colour."
+
+
 def as_one_type(x: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The same arrays; where some are floating, those of whole numbers become floating too."""
     if any(values.dtype.kind == "f" for values in x):
@@ -219,12 +224,11 @@ def numbered(
     Names are numbered in sorted order. Where labels are numbers and nothing names the classes, the numbers that occur
     are the names: 1, 2, 3 make three classes.
     """
-    are_names = _check_one_kind(y, name)
     if classes is None:
         known, y = _classes_that_occur(y)
     else:
         known = _different(classes, name)
-        if are_names:
+        if kind_of_labels(y[0]) == "names":
             y = [_numbers_of(labels, known, name) for labels in y]
         else:
             _check_highest(y, known, name)
@@ -234,18 +238,6 @@ def numbered(
             "must be at least as many examples as classes. Check that the labels are classes."
         )
     return list(y), known
-
-
-def _check_one_kind(y: Sequence[np.ndarray], name: str) -> bool:
-    """Whether the labels of all parts are names; refused where some are names and others numbers."""
-    are_names = [labels.dtype.kind == "U" for labels in y]
-    if any(are_names) != all(are_names):
-        kinds = ["names" if names else "numbers" for names in are_names]
-        raise ConfigError(
-            f"{name} has {kinds[0]} as training labels and {kinds[1]} as test labels; both must be of one kind. "
-            "Write both as names, or both as numbers."
-        )
-    return all(are_names)
 
 
 def _classes_that_occur(y: Sequence[np.ndarray]) -> tuple[tuple[str, ...], list[np.ndarray]]:

@@ -8,7 +8,7 @@ training and for use.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.words import counted, same_spelling
-from fnrfl.data import arrays, readers, sites
-from fnrfl.data.frames import instead_of
-from fnrfl.data.gaps import with_gaps_treated
+from fnrfl.core.nearest import did_you_mean
+from fnrfl.core.words import counted
+from fnrfl.data import arrays, sites
+from fnrfl.data.files import IMAGE_ENDINGS
+from fnrfl.data.normalise import normalise
+from fnrfl.data.objects import read_object
 from fnrfl.data.partition import by_client as natural
 from fnrfl.data.partition import stratify as strata
-from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Columns, Examples, Expected, RawData, Reading
+from fnrfl.data.reading import PLAIN_READING, Columns, Examples, Expected, RawData, Reading
 from fnrfl.data.sources import NAMED_DATASETS, cifar10, load_named, read_verified
 from fnrfl.data.sources.entry import Arrays, checksum
-
-Values = np.ndarray | Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +122,12 @@ class Dataset:
         """Whether the examples are whole numbers that are no pixels."""
         return self.train.x.dtype == torch.int64
 
+    def as_raw(self) -> RawData:
+        """Its arrays, for the one way in."""
+        held = {"train": (self.train, self.train_clients), "test": (self.test, self.test_clients)}
+        parts = {name: Examples(part.x.numpy(), part.y.numpy(), clients=who) for name, (part, who) in held.items()}
+        return RawData(parts, self.classes)
+
     def facts(self, *, tokens: bool = False) -> Facts:
         """What a run remembers of it; `tokens` says that the model takes whole numbers as they are."""
         return Facts(
@@ -187,23 +194,29 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     Without `expected` it is to be trained on; with it, it is compared with what a model expects. `reading` says how.
     """
     path = Path(os.path.expanduser(name))  # of an unknown user: as it is, where Path would raise
-    used = expected is None or expected.labels_used
     if expected is None:
         refuse_keys_of_others(name, path, reading)
     if name in NAMED_DATASETS:
         return _named_source(name, *load_named(name))
     if os.path.isfile(path / cifar10.BATCH_FILES[0]):
         return _named_source("cifar10", read_verified("cifar10", path, cifar10.read_cifar), str(path.resolve()))
-    if path.suffix.lower() in sites.FILE_READERS:
-        raw = sites.FILE_READERS[path.suffix.lower()](path, expected, reading)
-    elif path.is_dir():
-        raw = sites.read_folder(path, expected, reading)
+    if path.is_dir() or path.suffix.lower() in (*sites.TABLE_ENDINGS, sites.LEAF_ENDING):
+        held, source = sites.read_path(path, expected, reading), str(path.resolve())
     elif ":" in name:
-        told = f"dataset = {name!r} returned"
-        return source_of_values(name, readers.call_function(name), told, reading, labels_used=used)
+        held, source = [("", read_object(_call(name), name, begins=f"dataset = {name!r} returned"))], name
     else:
-        raise readers.not_read(name, path, NAMED_DATASETS)
-    return DataSource(name, str(path.resolve()), checked_raw(name, raw, reading, labels_used=used))
+        raise _not_read(name, path, NAMED_DATASETS)
+    used = expected is None or expected.labels_used
+    return DataSource(name, source, normalise(name, held, reading, labels_used=used))
+
+
+def object_source(
+    value: object, title: str, reading: Reading = PLAIN_READING, expected: Expected | None = None
+) -> DataSource:
+    """The same of an object that was passed in; `title` is what sentences call it."""
+    used = expected is None or expected.labels_used
+    raw = read_object(value, title, expected)
+    return DataSource(title, title, normalise(title, [("", raw)], reading, labels_used=used))
 
 
 def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
@@ -222,86 +235,31 @@ def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
         )
 
 
-def source_of_values(name: str, made: object, told: str, reading: Reading, *, labels_used: bool = True) -> DataSource:
-    """What a function of the user's returned, or what was passed in; `told` begins the sentence that refuses it."""
-    if isinstance(made, RawData):
-        return DataSource(name, name, checked_raw(name, made, reading, labels_used=labels_used))
-    if isinstance(made, Dataset):
-        parts = {
-            "train": Examples(made.train.x, made.train.y, clients=made.train_clients),
-            "test": Examples(made.test.x, made.test.y, clients=made.test_clients),
-        }
-        return DataSource(made.name, made.source, checked_raw(made.name, RawData(parts, made.classes), reading))
-    if not isinstance(made, tuple) or len(made) not in (2, 3, 4, 6):
-        length = f" of {len(made)}" if isinstance(made, tuple) else ""
+def _call(name: str) -> object:
+    """What the function called `module:function` returns; the module may lie in the current folder."""
+    function = usercode.fetch(f"dataset = {name!r}", usercode.target("dataset.name", name))
+    if not callable(function):
         raise ConfigError(
-            f"{told} {type(made).__name__}{length}; it must be a fnrfl Dataset, a tuple x_train, y_train, x_test, "
-            "y_test, or a tuple x, y; with the client of each example, x_train, y_train, clients_train, x_test, "
-            "y_test, clients_test, or x, y, clients. In Python a torch Dataset will do too." + instead_of(made)
+            f"dataset = {name!r} is a {type(function).__name__}, which cannot be called. Name a function."
         )
-    if len(made) < 4:
-        parts = {ONLY_PART: as_returned(made)}
-    else:
-        half = len(made) // 2
-        parts = {"train": as_returned(made[:half]), "test": as_returned(made[half:])}
-    return DataSource(name, name, checked_raw(name, RawData(parts), reading, labels_used=labels_used))
+    rule = "it is called without arguments and must return the data. Correct the function."
+    with usercode.errors_in_words(f"dataset = {name!r} failed", rule):
+        return function()
 
 
-def as_returned(values: tuple[object, ...]) -> Examples:
-    """x, y and perhaps the client of each example."""
-    return Examples(values[0], values[1], clients=values[2] if len(values) > 2 else None)
-
-
-def from_arrays(
-    name: str,
-    x_train: Values,
-    y_train: Values,
-    x_test: Values,
-    y_test: Values,
-    *,
-    classes: Sequence[str] | None = None,
-    source: str = "arrays",
-) -> Dataset:
-    """A data set from four arrays or tensors, checked.
-
-    Images of uint8 may be [n, H, W], [n, C, H, W] or [n, H, W, C]; floating features keep their shape and precision,
-    whole numbers become int64. Labels are class numbers from 0, or names, which are numbered in sorted order.
-    """
-    parts = {"train": Examples(x_train, y_train), "test": Examples(x_test, y_test)}
-    return DataSource(name, source, checked_raw(name, RawData(parts, classes), PLAIN_READING)).dataset()
-
-
-def checked_raw(name: str, raw: RawData, reading: Reading, *, labels_used: bool = True) -> RawData:
-    """The same data, its arrays checked: they hold numbers, and one label for each example if there are labels.
-
-    Labels that nobody uses are none at all if some are missing.
-    """
-    parts = {}
-    for part, examples in raw.parts.items():
-        ending = f"_{part}" if part else ""
-        x = arrays.features(examples.x, f"x{ending} of {name}", gaps=reading.missing != "refuse")
-        y = arrays.labels_if_used(examples.y, f"y{ending} of {name}", used=labels_used)
-        if y is not None and len(x) != len(y):
-            where = (f" in x{ending}", f" in y{ending}") if part else ("", "")
-            raise ConfigError(
-                f"{name} has {counted(len(x), 'example')}{where[0]} and {counted(len(y), 'label')}{where[1]}; "
-                "there must be one label for each example. Write both from the same list."
-            )
-        if not len(x):
-            raise ConfigError(f"{name} has no examples in x{ending}; at least one is needed. Add some.")
-        clients = None
-        if examples.clients is not None:
-            clients = arrays.client_names(examples.clients, len(x), f"clients{ending} of {name}")
-        parts[part] = replace(examples, x=x, y=y, clients=clients)
-    xs = arrays.as_one_type([part.x for part in parts.values()])
-    if len({(x.shape[1:], x.dtype) for x in xs}) > 1:
-        raise ConfigError(
-            f"{name} has training examples of {xs[0].dtype}{list(xs[0].shape[1:])} and test examples of "
-            f"{xs[1].dtype}{list(xs[1].shape[1:])}; they must be alike. Prepare both in the same way."
+def _not_read(name: str, path: Path, known: Collection[str]) -> ConfigError:
+    """What to say of a name that stands for no data; `known` are the names of data sets."""
+    if path.suffix.lower() in IMAGE_ENDINGS and path.is_file():
+        return ConfigError(
+            f"dataset = {name!r} is one picture, and pictures are read by the folder. Give its folder, "
+            f"{str(path.parent)!r}, or one that holds this picture alone."
         )
-    alike = {part: replace(parts[part], x=x) for part, x in zip(parts, xs, strict=True)}
-    classes = None if raw.classes is None else [same_spelling(str(one)) for one in raw.classes]
-    return with_gaps_treated(name, replace(raw, parts=alike, classes=classes), reading)
+    what = "a file that is not read" if path.is_file() else "neither a known data set nor a file or folder that exists"
+    way_out = " Convert it to .csv or .npz." if path.is_file() else did_you_mean(name, known)
+    return ConfigError(
+        f"dataset = {name!r} is {what}; it must be {', '.join(known)}, a .npz, .csv or .json file, a folder "
+        f"of images or of clients, or module:function.{way_out or ' Check the name.'}"
+    )
 
 
 def _assemble(

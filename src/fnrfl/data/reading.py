@@ -28,7 +28,8 @@ Categories = dict[str, tuple[str, ...]]  # of the columns of a table that have s
 
 LARGEST_SIDE = 10_000  # of a picture, in pixels
 
-ONLY_PART = ""  # the name of the part where data has just one; otherwise the parts are called train and test
+ONLY_PART = ""  # the name of the part where data has just one
+PARTS = ("train", "test")  # the names where it has two
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class RawData:
-    """All that a file, a folder or a function holds: one part, or train and test."""
+    """All that a file, a client or an object holds: one part, or train and test. `normalise` checks it."""
 
     parts: dict[str, Examples]
     classes: Sequence[str] | None = None  # the names of the classes, if they are known
@@ -162,6 +163,9 @@ class RawData:
     def with_notices(self, *notices: str) -> RawData:
         """The same data with more notices."""
         return replace(self, notices=(*self.notices, *notices))
+
+
+Held = Sequence[tuple[str, RawData]]  # what each client brings, by its name; "" where nobody says who holds it
 
 
 def refuse_amounts(labels: Sequence[Any] | np.ndarray, title: str) -> None:

@@ -1,4 +1,4 @@
-"""Data with a file or folder for each client: what one site reads, and how the sites are put together.
+"""Files and folders: which clients they hold data of, and what each of them reads.
 
 A folder is read by what lies in it, so that nothing has to be guessed:
 
@@ -13,35 +13,20 @@ A folder is read by what lies in it, so that nothing has to be guessed:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import same_spelling
-from fnrfl.data import arrays, leaf
+from fnrfl.data.files import images_in, read_images, read_leaf, read_npz
 from fnrfl.data.partition.by_client import in_natural_order, some_of
-from fnrfl.data.readers import PARTS, images_in, read_images, read_npz
-from fnrfl.data.reading import ONLY_PART, Examples, Expected, RawData, Reading
+from fnrfl.data.reading import ONLY_PART, PARTS, Expected, Held, RawData, Reading
 from fnrfl.data.tables import read_tables
 
 PART_WORDS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})  # in any case
 TABLE_ENDINGS = (".csv", ".npz")
-
-
-def read_csv(path: Path, expected: Expected | None, reading: Reading) -> RawData:
-    """A table with a header: a column of classes, and columns of numbers or categories, which become float32."""
-    read = read_tables([path], expected, reading)
-    return RawData({ONLY_PART: read.examples[0]}, read.classes, read.columns, read.notices)
-
-
-FILE_READERS: dict[str, Callable[[Path, Expected | None, Reading], RawData]] = {
-    ".npz": read_npz,
-    ".csv": read_csv,
-    ".json": leaf.read_leaf,
-}
+LEAF_ENDING = ".json"
 
 
 @dataclass(frozen=True)
@@ -56,14 +41,22 @@ class Site:
 # -- which folder is what ----------------------------------------------------------------------------------------------
 
 
-def read_folder(folder: Path, expected: Expected | None, reading: Reading) -> RawData:
+def read_path(path: Path, expected: Expected | None, reading: Reading) -> Held:
+    """What a file or a folder holds, client by client."""
+    kind = path.suffix.lower()
+    if kind in TABLE_ENDINGS:
+        return read_sites([Site("", kind, {ONLY_PART: path})], expected, reading)
+    return read_leaf({ONLY_PART: [path]}) if kind == LEAF_ENDING else _read_folder(path, expected, reading)
+
+
+def _read_folder(folder: Path, expected: Expected | None, reading: Reading) -> Held:
     """A folder of images by class, of sites, or of LEAF's files."""
-    if found := leaf.leaf_files(folder):
-        return leaf.read_leaf_files(found, expected)
+    if found := _leaf_files(folder):
+        return read_leaf(found)
     sites = find_sites(folder)
     if not sites:
         refuse_other_tables(folder)
-        return read_images(folder, expected, reading)
+        return [("", read_images(folder, expected, reading))]
     kinds = {site.kind: site for site in sites}
     if len(kinds) > 1:
         one, other = list(kinds.values())[:2]
@@ -77,9 +70,21 @@ def read_folder(folder: Path, expected: Expected | None, reading: Reading) -> Ra
             f"such as {sites[0].name}; one of them can say who holds a row. Leave the key out, or name the column in "
             "dataset.ignore."
         )
-    used = expected is None or expected.labels_used
-    together = put_together(str(folder), read_sites(sites, expected, reading), labels_used=used)
-    return together.with_notices(*_unused(folder, sites))
+    *held, (name, last) = read_sites(sites, expected, reading)
+    return [*held, (name, last.with_notices(*_unused(folder, sites)))]
+
+
+def _leaf_files(folder: Path) -> dict[str, list[Path]]:
+    """LEAF's files by part: those of train/ and test/, or those that are all that a folder has; else none."""
+    parts = {part: _only_json(folder / part) for part in PARTS}
+    if parts["train"]:
+        return {part: files for part, files in parts.items() if files}
+    return {ONLY_PART: files} if (files := _only_json(folder)) else {}
+
+
+def _only_json(folder: Path) -> list[Path]:
+    inside = _entries(folder) if folder.is_dir() else []
+    return inside if all(at.suffix.lower() == LEAF_ENDING for at in inside) else []
 
 
 def find_sites(folder: Path) -> list[Site]:
@@ -171,150 +176,28 @@ def _kind_in_words(site: Site) -> str:
     return "a folder of images" if site.kind == "images" else f"{site.kind} files"
 
 
-# -- what one site reads -----------------------------------------------------------------------------------------------
+# -- what sites read ---------------------------------------------------------------------------------------------------
 
 
-def read_site(site: Site, expected: Expected | None, reading: Reading) -> RawData:
-    """What one client reads by itself; a table's columns are those that `expected` has, if all have agreed on them."""
-    if site.kind == "images":
-        return read_images(site.parts[ONLY_PART], expected, reading)
-    if site.kind == ".csv":
-        return _tables_of([site], expected, reading)[0]
-    read = {part: read_npz(path, expected, reading) for part, path in site.parts.items()}
-    if list(read) == [ONLY_PART]:
-        return read[ONLY_PART]
-    parts = {}
-    for part, found in read.items():
-        if list(found.parts) != [ONLY_PART]:
-            raise ConfigError(
-                f"{site.parts[part]} has parts of its own; in a folder it is one part. Keep x and y in it."
-            )
-        parts[part] = found.parts[ONLY_PART]
-    classes = read["train"].classes
-    if classes != read["test"].classes:
-        raise ConfigError(f"{site.parts['test']} names other classes than {site.parts['train']}. Name the same.")
-    return RawData(parts, classes, notices=tuple(notice for found in read.values() for notice in found.notices))
+def read_sites(sites: Sequence[Site], expected: Expected | None, reading: Reading) -> Held:
+    """What clients bring; the columns of tables are those that `expected` has, or those of all of them together."""
+    if sites[0].kind == "images":
+        return [(site.name, read_images(site.parts[ONLY_PART], expected, reading)) for site in sites]
+    files = [(site.name, part, path) for site in sites for part, path in site.parts.items()]
+    if sites[0].kind == ".npz":
+        return [(name, _one_part(part, path, read_npz(path, expected, reading))) for name, part, path in files]
+    read = read_tables([path for _, _, path in files], expected, reading)
+    held = [
+        (name, RawData({part: examples}, read.classes, read.columns))
+        for (name, part, _), examples in zip(files, read.examples, strict=True)
+    ]
+    return [(held[0][0], held[0][1].with_notices(*read.notices)), *held[1:]]
 
 
-def read_sites(sites: Sequence[Site], expected: Expected | None, reading: Reading) -> dict[str, RawData]:
-    """What every client reads; they agree on columns, categories and classes of tables, and on colour, first."""
-    if sites[0].kind == ".csv":
-        return dict(zip((site.name for site in sites), _tables_of(sites, expected, reading), strict=True))
-    read = {site.name: read_site(site, expected, reading) for site in sites}
-    channels = {site.name: {part.x.shape[1] for part in read[site.name].parts.values()} for site in sites}
-    if sites[0].kind == "images" and {1} in channels.values() and {3} in channels.values():
-        colour = replace(expected or Expected(), colour=True)
-        read |= {site.name: read_site(site, colour, reading) for site in sites if channels[site.name] == {1}}
-    return read
-
-
-def _tables_of(sites: Sequence[Site], expected: Expected | None, reading: Reading) -> list[RawData]:
-    """The tables of some clients, read alike."""
-    read = read_tables([path for site in sites for path in site.parts.values()], expected, reading)
-    examples = iter(read.examples)
-    found = [RawData({part: next(examples) for part in site.parts}, read.classes, read.columns) for site in sites]
-    return [found[0].with_notices(*read.notices), *found[1:]]
-
-
-# -- how sites are put together ----------------------------------------------------------------------------------------
-
-
-def put_together(data: str, sites: Mapping[str, RawData], *, labels_used: bool = True) -> RawData:
-    """The examples of all clients, each with the name of who holds it; a client without a name names nobody.
-
-    Where some client brings a test part, those that bring none have none. Labels that nobody uses are none at all if
-    they are not alike.
-    """
-    tested = any("test" in raw.parts for raw in sites.values())
-    named = _alike(data, sites, labels_used)
-    parts = {}
-    for part in PARTS if tested else (ONLY_PART,):
-        own = {site: raw.parts[name] for site, raw in named.items() if (name := _part_of(raw, part)) is not None}
-        parts[part] = _joined(own)
-    first = next(iter(named.values()))
-    notices = tuple(notice for raw in sites.values() for notice in raw.notices)
-    return RawData(parts, first.classes, first.columns, notices)
-
-
-def _part_of(raw: RawData, part: str) -> str | None:
-    """What a client calls a part: one that brings no test part trains with all that it has."""
-    if part in raw.parts:
-        return part
-    return ONLY_PART if part == "train" and ONLY_PART in raw.parts else None
-
-
-def _joined(examples: Mapping[str, Examples]) -> Examples:
-    """The examples of some clients, one client after another."""
-    held = list(examples.values())
-    clients = np.repeat(np.array(list(examples), dtype=object), [len(mine.x) for mine in held])
-    names, carried = (_in_a_row([getattr(mine, kind) for mine in held]) for kind in ("names", "carried"))
-    y = None if any(mine.y is None for mine in held) else np.concatenate([mine.y for mine in held])
-    x = np.concatenate([mine.x for mine in held])
-    return Examples(x, y, names, carried, clients if all(examples) else None)
-
-
-def _in_a_row(lists: Sequence[Sequence[str] | None]) -> list[str] | None:
-    """Lists one after another; None if one is missing."""
-    there = [each for each in lists if each is not None]
-    return [one for each in there for one in each] if len(there) == len(lists) else None
-
-
-def _alike(data: str, sites: Mapping[str, RawData], labels_used: bool) -> dict[str, RawData]:
-    """The same data with arrays that can be joined: one type and shape of examples, one kind of labels."""
-    titles = [(site, part) for site, raw in sites.items() for part in raw.parts]
-    held = [sites[site].parts[part] for site, part in titles]
-    where = [f"{f'{part} of ' if part else ''}{site or data}" for site, part in titles]
-    x = arrays.as_one_type([_in_channels(mine.x, held, title) for mine, title in zip(held, where, strict=True)])
-    y, classes = _labels([sites[site].classes for site, _ in titles], held, where, labels_used)
-    for values, title in zip(x, where, strict=True):
-        if (values.shape[1:], values.dtype) != (x[0].shape[1:], x[0].dtype):
-            raise ConfigError(
-                f"{where[0]} has examples of {x[0].dtype}{list(x[0].shape[1:])} and {title} of "
-                f"{values.dtype}{list(values.shape[1:])}; those of all clients must be alike. Prepare them in one way."
-            )
-    made: dict[str, dict[str, Examples]] = {}
-    for (site, part), mine, values, labels in zip(titles, held, x, y, strict=True):
-        made.setdefault(site, {})[part] = replace(mine, x=values, y=labels, names=_rows(site, mine))
-    return {site: replace(sites[site], parts=parts, classes=classes) for site, parts in made.items()}
-
-
-def _rows(site: str, mine: Examples) -> list[str]:
-    """Where each example of a site is: a path in the folder, or its row in the site's file."""
-    return [f"{site}/{name}" for name in mine.names] if mine.names else [str(row) for row in range(len(mine.x))]
-
-
-def _in_channels(x: object, held: Sequence[Examples], title: str) -> np.ndarray:
-    """Examples as an array; grey images beside coloured ones get three channels."""
-    values = arrays.features(x, title, gaps=True)
-    coloured = any(mine.x.dtype == np.uint8 and mine.x.ndim == 4 and mine.x.shape[1] == 3 for mine in held)
-    return values.repeat(3, axis=1) if coloured and values.dtype == np.uint8 and values.shape[1] == 1 else values
-
-
-def _labels(
-    classes: Sequence[Sequence[str] | None], held: Sequence[Examples], where: Sequence[str], used: bool
-) -> tuple[Sequence[np.ndarray | None], Sequence[str] | None]:
-    """The labels of all clients, which must be of one kind, and the names of the classes."""
-    y = [arrays.labels_if_used(mine.y, f"y of {title}", used=used) for mine, title in zip(held, where, strict=True)]
-    kinds = [arrays.kind_of_labels(labels) for labels in y]
-    try:
-        _check_labels_alike(kinds, classes, where)
-    except ConfigError:
-        if used:
-            raise
-        return [None] * len(y), None
-    return y, classes[0]
-
-
-def _check_labels_alike(kinds: Sequence[str], classes: Sequence[Sequence[str] | None], where: Sequence[str]) -> None:
-    """Refuse labels of two kinds, and classes that two clients number in two ways."""
-    for title, kind, known in zip(where, kinds, classes, strict=True):
-        if kind != kinds[0]:
-            raise ConfigError(
-                f"{where[0]} has {kinds[0] or 'nothing'} as labels and {title} has {kind or 'nothing'}; all clients "
-                "must have one kind. Write all as names, or all as numbers."
-            )
-        if (known and list(known)) != (classes[0] and list(classes[0])):
-            raise ConfigError(
-                f"{where[0]} and {title} do not have the same array `classes`; the number of a class must mean the "
-                "same everywhere. Name all classes in one order in each file."
-            )
+def _one_part(part: str, path: Path, raw: RawData) -> RawData:
+    """What a file holds that is one part of a client's data, or all of it."""
+    if part == ONLY_PART:
+        return raw
+    if list(raw.parts) != [ONLY_PART]:
+        raise ConfigError(f"{path} has parts of its own; in a folder it is one part. Keep x and y in it.")
+    return replace(raw, parts={part: raw.parts[ONLY_PART]})

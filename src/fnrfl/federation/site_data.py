@@ -13,8 +13,9 @@ import numpy as np
 from fnrfl import usercode
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.words import counted
-from fnrfl.data import arrays, readers, sites
-from fnrfl.data.datasets import Dataset, Part, checked_raw, read_source, refuse_keys_of_others, source_of_values
+from fnrfl.data import arrays, sites
+from fnrfl.data.datasets import Dataset, Part, read_source, refuse_keys_of_others
+from fnrfl.data.normalise import normalise
 from fnrfl.data.partition import stratify as strata
 from fnrfl.data.reading import Examples, Expected, RawData, Reading
 from fnrfl.data.sites import Site
@@ -139,15 +140,9 @@ def _find(node: NodeConfig, reading: Reading) -> Site | None:
 def _read(node: NodeConfig, site: Site | None, expected: Expected | None, reading: Reading) -> RawData:
     """A site's examples, checked; missing values are treated as the recipe says."""
     if site is not None:
-        raw = sites.read_site(site, expected, reading)
-    elif node.data in NAMED_DATASETS:
-        raw = read_source(node.data).raw
-    else:
-        usercode.allow("dataset.name", node.data)  # it stands in the node's own configuration
-        made = readers.call_function(node.data)
-        raw = source_of_values(node.data, made, f"data = {node.data!r} returned", reading).raw
-    together = sites.put_together(node.data, {node.name.strip(): raw})
-    return checked_raw(node.data, together, reading)
+        return normalise(node.data, sites.read_sites([site], expected, reading), reading)
+    usercode.allow("dataset.name", node.data)  # it stands in the node's own configuration
+    return read_source(node.data, expected, reading).raw
 
 
 def _describe_table(node: NodeConfig, site: Site, reading: Reading) -> SiteSchema:

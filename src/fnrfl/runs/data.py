@@ -19,16 +19,14 @@ from fnrfl.core.net import Net
 from fnrfl.core.words import counted
 from fnrfl.data import augment, scenarios
 from fnrfl.data.batches import Pool
-from fnrfl.data.datasets import Dataset, load, refuse_keys_of_others
-from fnrfl.data.frames import in_order_of
-from fnrfl.data.in_memory import source_in_memory
+from fnrfl.data.datasets import Dataset, load, object_source, refuse_keys_of_others
 from fnrfl.data.partition import by_client as natural
 from fnrfl.data.partition.draw import draw
 from fnrfl.data.partition.holdout import Carved, carve
 from fnrfl.data.partition.saved import read_saved_split
 from fnrfl.data.partition.value import Partition
 from fnrfl.data.partition.views import Splits
-from fnrfl.data.reading import Expected, RawData, Reading
+from fnrfl.data.reading import Expected, Reading
 from fnrfl.data.scenarios import Natural, SavedSplit, mask
 from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.runs.passed import PassedObjects
@@ -45,7 +43,7 @@ def load_data(config: RunConfig, passed: PassedObjects) -> Dataset:
     if (values := passed.find("dataset", name)) is None:
         return load(name, reading=reading, by_client=by_client)
     refuse_keys_of_others(name, Path(name), reading)
-    source = source_in_memory(values, "dataset", reading)
+    source = object_source(values, "dataset", reading)
     return replace(source.dataset(by_client=by_client), name=name, source=name)
 
 
@@ -76,10 +74,9 @@ def load_public(config: RunConfig, dataset: Dataset, passed: PassedObjects) -> D
         return None
     if source == "test":
         return "test"
-    if (public := passed.find("public", source)) is not None:
-        public = in_order_of(public, dataset.columns, "The public data") if isinstance(public, RawData) else public
-        return source_in_memory(public, "public", reading_of(config)).dataset()
     expected = Expected(dataset.columns, colour=dataset.facts().colour)
+    if (public := passed.find("public", source)) is not None:
+        return object_source(public, "public", reading_of(config), expected).dataset()
     return load(source, expected=expected, reading=reading_of(config))
 
 

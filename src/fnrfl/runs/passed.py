@@ -25,7 +25,7 @@ from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.modules import unwrapped
 from fnrfl.core.object_hash import module_hash, object_hash, tensors_hash
 from fnrfl.core.options import values_of
-from fnrfl.data.in_memory import values_hash, values_in_memory
+from fnrfl.data.objects import read_object, values_hash
 from fnrfl.process import isolated
 
 # The sections that may be passed as an object, and the key that has its label.
@@ -204,7 +204,7 @@ def _name_of(value: object) -> str:
 
 
 def _data(value: object, argument: str = "dataset") -> list[PassedObject]:
-    values = values_in_memory(value, argument)
+    values = read_object(value, argument)
     first = value[0] if isinstance(value, tuple) and value else value
     arrays = isinstance(value, tuple) and (isinstance(first, list | Tensor) or hasattr(first, "__array__"))
     return [PassedObject(argument, "arrays" if arrays else _name_of(first), values_hash(values), values)]

@@ -17,10 +17,8 @@ from fnrfl.core.quality import TEST_METRICS
 from fnrfl.core.types import State
 from fnrfl.core.words import same_spelling
 from fnrfl.data.batches import scaled
-from fnrfl.data.datasets import DataSource, read_source
-from fnrfl.data.frames import in_order_of, without_label
-from fnrfl.data.in_memory import source_in_memory, values_in_memory
-from fnrfl.data.reading import ONLY_PART, Expected, RawData, Reading
+from fnrfl.data.datasets import DataSource, object_source, read_source
+from fnrfl.data.reading import ONLY_PART, Expected, Reading
 from fnrfl.process import isolated
 from fnrfl.runs.custom_metrics import chosen, computed_metrics, with_given
 from fnrfl.runs.data import reading_of
@@ -147,12 +145,7 @@ def _read(data: object, expected: Expected, reading: Reading) -> tuple[str, Data
     if isinstance(data, str | os.PathLike):
         usercode.allow("dataset.name", title)
         return title, read_source(title, expected, reading)
-    inputs, labels = without_label(data, expected.columns)
-    used = inputs if labels is None or not expected.labels_used else (inputs, labels)
-    values = values_in_memory(used, title, labelled=False)
-    if isinstance(values, RawData):
-        values = in_order_of(values, expected.columns, title)
-    return title, source_in_memory(values, title, reading, labels_used=expected.labels_used)
+    return title, object_source(data, title, reading, expected)
 
 
 def _title(data: object) -> str:

@@ -1,4 +1,7 @@
-"""Data that is passed in as Python objects: arrays, data sets that are read item by item, or a function."""
+"""Data that is passed in as Python objects, or that a function returns: arrays, frames, data sets read item by item.
+
+Of data frames, of pandas or polars, columns have names, by which other data is matched. Neither is imported.
+"""
 
 from __future__ import annotations
 
@@ -17,75 +20,140 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.object_hash import object_hash
 from fnrfl.core.rng import seeded
 from fnrfl.core.words import counted, same_spelling
-from fnrfl.data import frames
-from fnrfl.data.datasets import Dataset, DataSource, as_returned, source_of_values
-from fnrfl.data.readers import PARTS
-from fnrfl.data.reading import ONLY_PART, PLAIN_READING, Examples, RawData, Reading
+from fnrfl.data.reading import ONLY_PART, PARTS, Columns, Examples, Expected, RawData
 from fnrfl.data.sources.images import refuse_deep_pixels
+from fnrfl.data.table_summary import refuse_other_columns
 
 LABELS = ("label", "labels", "y", "target", "class")  # what items with named values call their label
 INPUTS = ("x", "image", "img", "pixel_values", "input_ids", "features", "inputs")  # and their input
+UNNAMED_LABEL = "label"  # what labels are called that have no name
 ITEM_ITSELF = object()  # in place of a name: an item is an input and nothing else
 
 
-def source_in_memory(
-    values: object, title: str, reading: Reading = PLAIN_READING, *, labels_used: bool = True
-) -> DataSource:
-    """Values that were passed in, checked; `title` is what sentences call them."""
-    return source_of_values(title, values, f"{title} is", reading, labels_used=labels_used)
-
-
-def values_in_memory(value: object, title: str, *, labelled: bool = True) -> object:
-    """The values that an object holds: a tuple of arrays, parts with names, or a Dataset.
+def read_object(value: object, title: str, expected: Expected | None = None, begins: str = "") -> RawData:
+    """Return what an object holds, to be normalised; `title` is what sentences call it, `begins` how a refusal begins.
 
     Items are read once, in their order, while torch's global stream stands at a fixed place, so that transforms that
-    draw from it draw the same each time. Without `labelled`, an array alone is data without labels, and so are items
-    of which each is an input alone.
+    draw from it draw the same each time. With `expected`, an array alone is data without labels, and so are items of
+    which each is an input alone.
     """
     if callable(value) and not _has_items(value):
         with usercode.errors_in_words(f"The function given as {title} failed", "correct it, or give its data."):
             value = value()
-    if isinstance(value, Mapping) and {"data", "target"} <= set(value):
-        return _from_bunch(value, title)
+    if hasattr(value, "as_raw"):  # a Dataset of fnrfl's
+        value = value.as_raw()
+    classes = None
     if isinstance(value, Mapping):
-        value = _from_mapping(value, title)
-    parts = value if isinstance(value, tuple) else (value,)
-    if len(parts) in (1, 2) and all(map(_has_items, parts)):
-        value = _read_parts(parts, title, labelled)
-    elif not labelled and not isinstance(value, tuple | Dataset):
-        return RawData({ONLY_PART: Examples(_array_or_itself(value))}, columns=frames.columns_of(value))
-    return _arrays_and_columns(value, title) if isinstance(value, tuple) else value
-
-
-def _arrays_and_columns(values: tuple[object, ...], title: str) -> RawData | tuple[object, ...]:
-    """Arrays, with the names of columns where inputs are data frames; a test part has those of the training part."""
-    arrays = tuple(map(_array_or_itself, values))
-    half = len(values) if len(values) < 4 else len(values) // 2
-    columns = frames.columns_of(*values[:2]) if len(values) in (2, 3, 4, 6) else None
-    if columns is None:
-        return arrays
-    parts = {ONLY_PART: as_returned(arrays[:half])}
-    if half < len(values):
-        test = RawData({ONLY_PART: as_returned(arrays[half:])}, columns=frames.columns_of(values[half]))
-        test = frames.in_order_of(test, columns, f"The test part of {title}", "the training part")
-        parts = {"train": parts[ONLY_PART], "test": test.parts[ONLY_PART]}
-    return RawData(parts, columns=columns)
-
-
-def values_hash(values: object) -> str:
-    """The sha256 of the content of values that were passed in, in whichever form."""
-    parts: list[object]
-    if isinstance(values, RawData):
-        parts = [
-            array for part in values.parts.values() for array in (part.x, part.y, part.clients) if array is not None
-        ]
-        parts += [] if values.classes is None else [list(values.classes)]
-    elif isinstance(values, Dataset):
-        parts = [_plain(array) for part in (values.train, values.test) for array in (part.x, part.y)]
-        parts += [values.classes, values.train_clients, values.test_clients]
+        value, classes = _unpacked(value, title)
+    if isinstance(value, RawData):
+        raw = value
+    elif len(parts := value if isinstance(value, tuple) else (value,)) in (1, 2) and all(map(_has_items, parts)):
+        raw = _read_parts(parts, title, expected is None)
     else:
-        parts = list(values) if isinstance(values, tuple) else [values]
+        raw = _arrays(value, title, expected, begins or f"{title} is")
+    raw = replace(raw, classes=classes or raw.classes)
+    return raw if expected is None else _in_order_of(raw, expected.columns, title)
+
+
+def values_hash(raw: RawData) -> str:
+    """The sha256 of the content of values that were passed in, in whichever form."""
+    parts = [array for part in raw.parts.values() for array in (part.x, part.y, part.clients) if array is not None]
+    parts += [] if raw.classes is None else [list(raw.classes)]
     return object_hash([part if isinstance(part, np.ndarray | list | tuple) else type(part) for part in parts])
+
+
+def _unpacked(named: Mapping[Any, Any], title: str) -> tuple[object, list[str] | None]:
+    """(data that names its parts as it would be without names, the names of classes if it says them).
+
+    It is a loader's of scikit-learn, or {"train": ..., "test": ...}, each a data set or (x, y).
+    """
+    if {"data", "target"} <= set(named):  # target_names are of classes where targets are numbers
+        names = named.get("target_names", ()) if np.asarray(named["target"]).dtype.kind in "iu" else ()
+        return (named["data"], named["target"]), [str(name) for name in names]
+    if not {"train"} <= set(named) <= {*PARTS}:
+        raise ConfigError(
+            f"{title} has the parts {', '.join(map(str, named)) or '(none)'}; it must have train, and may have test. "
+            "Give those two by these names."
+        )
+    found = tuple(named[part] for part in PARTS if part in named)
+    if all(isinstance(part, tuple) for part in found):
+        return tuple(array for part in found for array in part), None
+    return found if len(found) == 2 else found[0], None
+
+
+# -- arrays and frames -------------------------------------------------------------------------------------------------
+
+
+def _arrays(value: object, title: str, expected: Expected | None, begins: str) -> RawData:
+    """Arrays in a tuple, with the names of columns where inputs are frames; or inputs alone, to be used."""
+    if expected is not None and not isinstance(value, tuple):
+        inputs, labels = _without_label(value, expected.columns)
+        value = (inputs,) if labels is None or not expected.labels_used else (inputs, labels)
+    elif not isinstance(value, tuple) or len(value) not in (2, 3, 4, 6):
+        length = f" of {len(value)}" if isinstance(value, tuple) else ""
+        raise ConfigError(
+            f"{begins} {type(value).__name__}{length}; it must be a fnrfl Dataset, a tuple x_train, y_train, x_test, "
+            "y_test, or a tuple x, y; with the client of each example, x_train, y_train, clients_train, x_test, "
+            f"y_test, clients_test, or x, y, clients. In Python a torch Dataset will do too.{_instead_of(value)}"
+        )
+    half = len(value) if len(value) < 4 else len(value) // 2
+    columns = columns_of(*value[: min(2, half)])
+    raw = RawData({ONLY_PART: _examples(*value[:half])}, columns=columns)
+    if half == len(value):
+        return raw
+    test = RawData({ONLY_PART: _examples(*value[half:])}, columns=columns_of(value[half]))
+    test = _in_order_of(test, columns, f"The test part of {title}", "the training part")
+    return replace(raw, parts={"train": raw.parts[ONLY_PART], "test": test.parts[ONLY_PART]})
+
+
+def _examples(x: object, y: object = None, clients: object = None) -> Examples:
+    x, y, clients = (None if each is None else _array_or_itself(each) for each in (x, y, clients))
+    return Examples(x, y, clients=clients)
+
+
+def columns_of(x: object, y: object = None) -> Columns | None:
+    """The columns of a data frame; None of anything else, and where a name is no text or stands twice."""
+    names = getattr(x, "columns", None)
+    if names is None or getattr(x, "ndim", 2) != 2 or not all(isinstance(name, str) for name in names):
+        return None
+    inputs, label = tuple(map(same_spelling, names)), getattr(y, "name", None)
+    if len({*inputs}) < len(inputs):
+        return None
+    label = same_spelling(label) if isinstance(label, str) and label not in inputs else UNNAMED_LABEL
+    return Columns(inputs, ("number",) * len(inputs), label)
+
+
+def _without_label(frame: Any, columns: Columns | None) -> tuple[Any, Any]:
+    """(a data frame less the training data's column of labels, that column); anything else as it is, and None."""
+    own = columns_of(frame)
+    if own is None or columns is None or columns.label not in own.inputs or columns.label in columns.inputs:
+        return frame, None
+    names = {same_spelling(name): name for name in frame.columns}
+    label = names.pop(columns.label)
+    return frame[[*names.values()]], frame[label]
+
+
+def _in_order_of(raw: RawData, columns: Columns | None, title: str, whose: str = "the training data") -> RawData:
+    """The same data with its columns in the order of others; refused if they are not the same columns.
+
+    Data without names is taken by position, and so are numbers for a table that has categories.
+    """
+    if raw.columns is None or columns is None or columns.categories or raw.columns.inputs == columns.inputs:
+        return raw
+    own = raw.columns.inputs
+    refuse_other_columns(title, own, columns.inputs, whose, "columns of a data frame are matched by name")
+    order = [own.index(name) for name in columns.inputs]
+    parts = {name: replace(part, x=np.asarray(part.x)[:, order]) for name, part in raw.parts.items()}
+    return replace(raw, parts=parts, columns=columns)
+
+
+def _instead_of(value: object) -> str:
+    """What to give in place of some objects that people try."""
+    if hasattr(value, "columns") and hasattr(value, "drop"):
+        return " Of a data frame give the inputs and the column of classes: (frame.drop(columns=NAME), frame[NAME])."
+    if hasattr(value, "batch_sampler") and hasattr(value, "dataset"):
+        return " Of a DataLoader give its dataset: loader.dataset."
+    return " Change what it gives."
 
 
 def _array_or_itself(values: object) -> object:
@@ -96,25 +164,16 @@ def _array_or_itself(values: object) -> object:
         return values
 
 
-def _from_mapping(parts: Mapping[Any, Any], title: str) -> object:
-    """What data that names its parts would be without names: {"train": ..., "test": ...}, each a data set or (x, y)."""
-    if not {"train"} <= set(parts) <= {*PARTS}:
-        raise ConfigError(
-            f"{title} has the parts {', '.join(map(str, parts)) or '(none)'}; it must have train, and may have test. "
-            "Give those two by these names."
-        )
-    found = tuple(parts[part] for part in PARTS if part in parts)
-    if all(isinstance(part, tuple) for part in found):
-        return tuple(array for part in found for array in part)
-    return found if len(found) == 2 else found[0]
+def _plain(values: object) -> np.ndarray:
+    if isinstance(values, np.ma.MaskedArray):
+        return values
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values
+    return np.asarray(values)
 
 
-def _from_bunch(bunch: Mapping[Any, Any], title: str) -> RawData:
-    """The data of a loader of scikit-learn; target_names are of classes where targets are numbers."""
-    values = _arrays_and_columns((bunch["data"], bunch["target"]), title)
-    raw = values if isinstance(values, RawData) else RawData({ONLY_PART: as_returned(values)})
-    names = bunch.get("target_names", ()) if np.asarray(bunch["target"]).dtype.kind in "iu" else ()
-    return replace(raw, classes=[str(name) for name in names] or None)
+# -- data sets that are read item by item ------------------------------------------------------------------------------
 
 
 def _has_items(value: object) -> bool:
@@ -122,7 +181,7 @@ def _has_items(value: object) -> bool:
     if isinstance(value, TorchDataset):
         return True
     array = isinstance(value, str | bytes | Sequence | Mapping | Tensor) or hasattr(value, "__array__")
-    return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not array and not isinstance(value, Dataset)
+    return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not array
 
 
 def _read_parts(parts: Sequence[object], title: str, labelled: bool) -> RawData:
@@ -142,18 +201,18 @@ def _renumbered(y: object, own: Sequence[str], classes: Sequence[str], titles: S
     numbers = np.asarray(y)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
         return y  # names, or something that is refused elsewhere
+    place = {name: at for at, name in enumerate(classes)}
     for number in np.unique(numbers).tolist():
         if not 0 <= number < len(own):
             raise ConfigError(
                 f"{titles[1]} has the label {number} and names {counted(len(own), 'class', 'classes')}; labels are "
                 "positions in that list. Correct the label or name every class."
             )
-        if own[number] not in classes:
+        if own[number] not in place:
             raise ConfigError(
                 f"{titles[1]} has the class {own[number]!r}, which {titles[0]} has not; its classes are "
                 f"{', '.join(classes)}. Add it to the training data or leave its examples out."
             )
-    place = {name: at for at, name in enumerate(classes)}
     return np.array([place[own[number]] for number in numbers.tolist()], dtype=np.int64)
 
 
@@ -237,15 +296,6 @@ def _picture(image: Any, title: str) -> Any:
             "to 8 bits in its transform."
         ) from error
     return image if image.mode in ("L", "RGB", "RGBA") else image.convert("RGB")
-
-
-def _plain(values: object) -> np.ndarray:
-    if isinstance(values, np.ma.MaskedArray):
-        return values
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.float() if values.dtype == torch.bfloat16 else values
-    return np.asarray(values)
 
 
 def _class_names(items: Any, names: tuple[Any, Any] | None) -> list[str] | None:

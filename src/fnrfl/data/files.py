@@ -1,29 +1,30 @@
-"""Readers of the user's own data: `.npz`, `.csv`, folders of images, functions.
+"""Readers of the user's own files: arrays, tables, LEAF's users, folders of images.
 
-Each reader gives the examples in their parts (train and test, or one part), and the names of the classes if it knows
-them. A reader checks the files; `datasets` checks what the arrays hold. With `Expected`, labels may be missing.
+A reader checks the files, and `normalise` what the arrays hold. With `Expected`, labels may be missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import read_arrays
-from fnrfl.core.nearest import did_you_mean
 from fnrfl.core.words import counted
-from fnrfl.data.arrays import class_names
+from fnrfl.data.arrays import class_names, grey_as_colour
 from fnrfl.data.reading import (
     ONLY_PART,
+    PARTS,
     PLAIN_READING,
     UNREADABLE,
     Examples,
     Expected,
+    Held,
     RawData,
     Reading,
     require_file,
@@ -33,7 +34,10 @@ from fnrfl.data.sources.images import DeepPixelsError, read_image
 
 IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 CLIENT_ARRAYS = frozenset({"client", "clients", "client_id", "client_ids"})
-PARTS = ("train", "test")
+LEAF_FORM = (
+    "it must have users, each once, num_samples, and user_data with lists x and y of that length for each user. Write "
+    "the file again as LEAF does, or give another format."
+)
 OF_OBJECTS = "Python's objects are not read, since that may run code. Save text with .astype(str), numbers as floats."
 TOO_DEEP = 'pixels must be bytes. Make 8 bits of 16, (pixels / 256).astype("uint8"), or save them as floats in a .npz.'
 
@@ -191,41 +195,51 @@ def _stack(files: list[Path], expected: Expected | None, reading: Reading) -> tu
                 f"{file} is {this_width} x {this_height} pixels and {files[0]} is {width} x {height}; all images must "
                 f'have one size. Set dataset.image_size = "{height}x{width}", or resize them first.'
             )
-    num_grey = sum(image.ndim == 2 for image in images)
-    if num_grey == len(images) and not (expected and expected.colour):
+    grey = sum(image.ndim == 2 for image in images)
+    if grey == len(images) and not (expected and expected.colour):
         return np.stack(images)[:, None], ()
     colour = [image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2) for image in images]
-    notice = (
-        f"Of {counted(len(images), 'image')}, {num_grey:,} grey {'is' if num_grey == 1 else 'are'} taken as colour."
-    )
-    return np.ascontiguousarray(np.stack(colour).transpose(0, 3, 1, 2)), (notice,) if num_grey else ()
+    notices = (grey_as_colour(len(images), grey),) if grey else ()
+    return np.ascontiguousarray(np.stack(colour).transpose(0, 3, 1, 2)), notices
 
 
-# -- functions ---------------------------------------------------------------------------------------------------------
+# -- LEAF's users ------------------------------------------------------------------------------------------------------
 
 
-def call_function(name: str) -> object:
-    """What the function called `module:function` returns; the module may lie in the current folder."""
-    function = usercode.fetch(f"dataset = {name!r}", usercode.target("dataset.name", name))
-    if not callable(function):
-        raise ConfigError(
-            f"dataset = {name!r} is a {type(function).__name__}, which cannot be called. Name a function."
-        )
-    rule = "it is called without arguments and must return the data. Correct the function."
-    with usercode.errors_in_words(f"dataset = {name!r} failed", rule):
-        return function()
+def read_leaf(files: Mapping[str, Sequence[Path]]) -> Held:
+    """Files of LEAF's, by part: the examples of each user, who is a client."""
+    return [
+        (user, RawData({part: Examples(_numbers(x), y)}))
+        for part, paths in files.items()
+        for path in paths
+        for user, x, y in _users(path)
+        if y
+    ]
 
 
-def not_read(name: str, path: Path, known: Collection[str]) -> ConfigError:
-    """What to say of a name that stands for no data; `known` are the names of data sets."""
-    if path.suffix.lower() in IMAGE_ENDINGS and path.is_file():
-        return ConfigError(
-            f"dataset = {name!r} is one picture, and pictures are read by the folder. Give its folder, "
-            f"{str(path.parent)!r}, or one that holds this picture alone."
-        )
-    what = "a file that is not read" if path.is_file() else "neither a known data set nor a file or folder that exists"
-    way_out = " Convert it to .csv or .npz." if path.is_file() else did_you_mean(name, known)
-    return ConfigError(
-        f"dataset = {name!r} is {what}; it must be {', '.join(known)}, a .npz, .csv or .json file, a folder "
-        f"of images or of clients, or module:function.{way_out or ' Check the name.'}"
-    )
+def _users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """Each user of a file, with the lists x and y, which `num_samples` says the length of."""
+    require_file(path)
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        users, sizes, data = tree["users"], tree["num_samples"], tree["user_data"]
+        held = [(user, data[user]["x"], data[user]["y"]) for user in users]
+        rows = [(len(x), len(y), size) for (_, x, y), size in zip(held, sizes, strict=True)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise unreadable(path, "LEAF's JSON", error, LEAF_FORM) from error
+    except (*UNREADABLE, RecursionError) as error:
+        raise unreadable(path, "JSON", error) from error
+    named = all(isinstance(user, str) for user in users) and len({*users}) == len(users)
+    if not named or any(len({*row}) > 1 for row in rows):
+        raise ConfigError(f"{path} cannot be read as LEAF's JSON; {LEAF_FORM}")
+    yield from held
+
+
+def _numbers(x: list[Any]) -> np.ndarray | list[Any]:
+    """A user's examples: whole numbers as they are, others as float32; what is no array is refused later."""
+    try:
+        values = np.asarray(x)
+    except ValueError:
+        return x
+    values = values.reshape(len(x), -1) if values.ndim == 1 else values
+    return values.astype(np.float32) if values.dtype.kind == "f" else values
