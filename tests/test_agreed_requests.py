@@ -350,15 +350,16 @@ def test_fuzzed_messages_are_answered_by_a_whole_node_and_nothing_is_raised(
 
 def test_the_search_for_a_request_that_nobody_makes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of 600 clients under FNR, one for each number of those that answer, would take half a minute."""
-    monkeypatch.setattr(agreed_requests, "SEARCH_SECONDS", 0.2)
+    monkeypatch.setattr(agreed_requests, "MOST_REHEARSALS", 3)
     parts = gather_parts(digits())
     crowd = SimpleNamespace(num_classes=10, examples=torch.full((600,), 50), all=parts.pool.all)
     played = Rehearsal(FNR(FedAvg()), parts.net, crowd, parts.config.client, simulated=False)  # type: ignore[arg-type]
-    agreed = AgreedRequests(played, 1, cohort=600, rounds=9)
-    began = time.process_time()
+    agreed, begun = AgreedRequests(played, 1, cohort=600, rounds=9), list[int]()
+    monkeypatch.setattr(played, "begin", lambda t, begin=played.begin: begin(begun.append(t) or t))
     assert MeasureRequest([1], 5, Accuracy(), "test") not in agreed
-    assert MeasureRequest([1], 5, Accuracy(), "ranking") in agreed
-    assert time.process_time() - began < 5
+    assert begun == [0, 5, 5, 5]
+    assert MeasureRequest([1], 5, Accuracy(), "ranking") in agreed and len(begun) == 4
+    assert MeasureRequest([1], 5, Accuracy(), "test") not in agreed and len(begun) == 7  # it has gone on from there
 
 
 def test_a_letter_with_very_many_tensors_for_an_id_is_refused_at_once() -> None:

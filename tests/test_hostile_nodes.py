@@ -38,12 +38,19 @@ from fnrfl.data.table_summary import ColumnSummary
 from fnrfl.engines.wire import from_bytes, from_parts, to_bytes
 from fnrfl.federation import messages, remote_clients
 from fnrfl.federation.agreed_requests import AgreedRequests
-from fnrfl.federation.agreement import SiteFacts, SiteHolding, SiteSchema, as_plain, from_plain
+from fnrfl.federation.agreement import (
+    SiteFacts,
+    SiteHolding,
+    SiteSchema,
+    agree_on_sites,
+    as_plain,
+    from_plain,
+    with_counts,
+)
 from fnrfl.federation.handshake import HandshakeNetwork
 from fnrfl.federation.messages import NodeReply, Version
 from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.remote_clients import Network, RemoteClients
-from fnrfl.federation.site_agreement import agree_on_sites, with_counts
 from fnrfl.runs.run import run
 from node_services import ServiceNetwork, agree
 from settings import with_keys

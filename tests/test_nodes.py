@@ -268,7 +268,7 @@ def agreed(*facts: SiteFacts, clients: int = 2) -> Agreement:
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ([told(0), told(0)], "Two nodes have partition = 0"),
+        ([told(0), told(0)], "Two nodes say that they are the node with partition = 0"),
         ([told(0), told(2)], "A node has partition = 2, and the recipe has 2 clients"),
         ([told(1)], "No node has partition = 0"),
         ([told(0), told(1, data="0ther")], "partition = 1 has another data set than the server.*0ther"),

@@ -28,12 +28,11 @@ from fnrfl.data.reading import Columns, Reading
 from fnrfl.data.scaling import InputMoments
 from fnrfl.data.table_summary import ColumnSummary
 from fnrfl.engines.wire import to_bytes
-from fnrfl.federation.agreement import SiteFacts, SiteHolding, SiteSchema
+from fnrfl.federation.agreement import SiteFacts, SiteHolding, SiteSchema, agree_on_sites, with_counts
 from fnrfl.federation.handshake import Handshake, refuse_what_sites_cannot
 from fnrfl.federation.messages import HandshakeRequest, NodeRequest
 from fnrfl.federation.node import Node, answer_bytes
 from fnrfl.federation.node_config import NodeConfig
-from fnrfl.federation.site_agreement import agree_on_sites, with_counts
 from fnrfl.federation.site_data import describe_site, read_agreed
 from fnrfl.runs.predict import evaluate
 from fnrfl.runs.run import resume, run
@@ -419,7 +418,11 @@ AGE, WARD = schema().columns
             "class '1' of the node 'A' is written '1.0' in the node 'B'",
         ),
         (pictures(), pictures(input_shape=(1, 4, 5)), r"uint8\[1, 4, 5\].*Set dataset.image_size"),
-        (pictures(kind="arrays"), pictures(kind="arrays", dtype="float64"), "the node 'B' of float64.*one way"),
+        (
+            pictures(kind="arrays"),
+            pictures(kind="arrays", dtype="float64"),
+            "'B' has examples of float64.*one way",
+        ),
         (pictures(), pictures(named=False), "'A' has names as labels and the node 'B' has numbers"),
         (
             pictures(classes=("cat",)),
@@ -463,7 +466,7 @@ def test_counts_that_cannot_be_are_refused(counts: tuple[int, ...]) -> None:
 
 
 def test_two_sites_of_one_name_and_a_node_without_one_are_refused() -> None:
-    with pytest.raises(CompatibilityError, match="Two nodes are called 'A'"):
+    with pytest.raises(CompatibilityError, match="Two nodes say that they are the node 'A"):
         agree_on_sites([SiteFacts("A", {}, schema=schema()), SiteFacts(" A ", {}, schema=schema())], Reading())
     with pytest.raises(CompatibilityError, match="The node with partition = 1 takes a part of a whole data set"):
         agree_on_sites([SiteFacts("A", {}, schema=schema()), SiteFacts("1", {}, 1)], Reading())

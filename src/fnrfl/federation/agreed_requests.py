@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -20,11 +19,11 @@ from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.federation.messages import model_alone
 
 log = logging.getLogger("fnrfl")
-SEARCH_SECONDS = 30.0  # that may be rehearsed for one letter beyond the round of the whole cohort
+MOST_REHEARSALS = 100  # rounds that may be played to find one request; the next search goes on from there
 
 
 def alike(one: Any, agreed: Any) -> bool:
-    """Whether a value is the agreed one; of a tensor shape and type count, and not what is in it."""
+    """Say whether a value is the agreed one; of a tensor shape and type count, and not what is in it."""
     if isinstance(one, float | int) and isinstance(agreed, float) and not isinstance(one, bool):
         return math.isclose(one, agreed, rel_tol=1e-9)  # two machines may round a power differently
     if type(one) is not type(agreed):
@@ -38,7 +37,7 @@ def alike(one: Any, agreed: Any) -> bool:
 
 
 def _parts(value: Any) -> dict[Any, Any]:
-    """The parts of a dict, a sequence or an object, by name or position."""
+    """Return the parts of a dict, a sequence or an object, by name or position."""
     if isinstance(value, dict):
         return value
     if isinstance(value, list | tuple):
@@ -50,8 +49,7 @@ class AgreedRequests:
     """All requests to one client that the agreed method makes in a round, by rehearsing it.
 
     A round is rehearsed from the state after the rounds before it and from the method's first state, because a client
-    may be new, and with all clients of a cohort and with fewer, because some may not answer. One that is not found in
-    `SEARCH_SECONDS` is none of them; the next search goes on from there.
+    may be new, and with all clients of a cohort and with fewer, because some may not answer.
     """
 
     def __init__(self, rehearsal: Rehearsal, client: int, *, cohort: int, rounds: int) -> None:
@@ -59,7 +57,7 @@ class AgreedRequests:
         self.rehearsal, self.client, self.cohort, self.rounds = rehearsal, client, cohort, rounds
         self._round = -1
         self._known: list[object] = []
-        self._more: Iterator[object] = iter(())
+        self._more: Iterator[list[object]] = iter(())  # what each rehearsal adds
 
     def __contains__(self, request: object) -> bool:
         t = getattr(request, "round", None)
@@ -67,16 +65,15 @@ class AgreedRequests:
             return False
         if t != self._round:
             self._enter(t)
-        if any(alike(request, one) for one in self._known):
-            return True
-        until = time.monotonic() + SEARCH_SECONDS
-        for one in self._more:
-            self._known.append(one)
-            if alike(request, one):
+        new = self._known
+        for _ in range(MOST_REHEARSALS):
+            if any(alike(request, one) for one in new):
                 return True
-            if time.monotonic() > until:
-                break
-        return False
+            if (more := next(self._more, None)) is None:
+                return False
+            new = more
+            self._known += more
+        return any(alike(request, one) for one in new)
 
     def _enter(self, t: int) -> None:
         if not 0 <= self._round < t:
@@ -85,18 +82,18 @@ class AgreedRequests:
                 self._state = self._played(self._state, 0, self.cohort)
         self._round, self._known, self._more = t, [], self._rehearsed(t)
 
-    def _rehearsed(self, t: int) -> Iterator[object]:
-        """Every request of round t; those of the whole cohort come first."""
+    def _rehearsed(self, t: int) -> Iterator[list[object]]:
+        """The requests of round t, a rehearsal at a time; that of the whole cohort comes first."""
         first = self._state
         for state in (first, self.rehearsal.algorithm.init(self.rehearsal.net)):
             for clients in range(self.cohort, 0, -1):
                 after = self._played(state, t, clients)
                 if state is first and clients == self.cohort:
                     self._state = after
-                yield from list(self._requests())
+                yield list(self._requests())
 
     def _played(self, state: State, t: int, clients: int) -> State:
-        """The state after a round; if the method cannot take part of its cohort, or begin in round t, as it was."""
+        """Return the state after a round; as it was if the method cannot take so few clients, or begin in round t."""
         self.rehearsal.begin(t)
         try:
             return self.rehearsal.algorithm.round(state, torch.arange(clients), self.rehearsal)

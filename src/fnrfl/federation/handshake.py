@@ -23,15 +23,17 @@ from fnrfl.federation.agreement import (
     SiteFacts,
     SiteHolding,
     agree_on_experiment,
+    agree_on_sites,
     as_plain,
     from_plain,
     public_hash,
+    refuse_other_public,
     split_hash,
+    with_counts,
 )
 from fnrfl.federation.messages import REPLIES, HandshakeRequest, NodeReply
 from fnrfl.federation.remote_clients import Network
 from fnrfl.federation.reply_checks import in_short
-from fnrfl.federation.site_agreement import agree_on_sites, refuse_other_public, with_counts
 from fnrfl.federation.stand_in import load_test_set, partition_elsewhere, stand_in
 from fnrfl.runs.data import learns_from_public, reading_of
 from fnrfl.runs.passed import labels_in
