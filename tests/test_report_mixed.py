@@ -80,7 +80,7 @@ def test_lines_without_a_split_in_common_are_called_so(tmp_path: Path) -> None:
     a, b = fake_run(tmp_path / "a"), fake_run(tmp_path / "b", algorithm="moon", split="other", accuracy=0.9)
     (row,) = tables.differences(panels(a, b)[0]).rows
     assert (row[6].text, row[7].text) == ("0", "no seed and split in common")
-    assert "they share no seed with the same split" in text_of(a, b)
+    assert "behind: no seed and split in common" in text_of(a, b)
 
 
 # -- folders of comparisons -------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ const exporting = (() => {
     const below = [...own.querySelectorAll(".below")].map((one) => one.textContent.trim()).join(" ");
     const leak = own.querySelector(".tag.leak") !== null;
     own.querySelectorAll(".spread, .tag, sup, svg").forEach((one) => one.remove());
-    return { text: own.textContent.trim().replace(/\s+/g, " "), beside, below, leak };
+    return { text: own.textContent.trim().replace(/\s+/g, " "), beside, below, leak, ends: td.dataset.ends ? td.dataset.ends.split("|") : null };
   }
   function read(table) {
     const heads = [...table.tHead.rows[0].cells];
@@ -57,9 +57,8 @@ const exporting = (() => {
     const { columns, rows, everywhere } = read(table);
     const parts = columns.flatMap(({ name, number }, c) => {
       const cells = rows.map((row) => row[c] || { text: "", beside: "", below: "", leak: false });
-      const interval = cells.some(({ text }) => / to /.test(text)) && cells.every(({ text }) => !text || text.split(" to ").every(isNumber));
-      const found = interval
-        ? [0, 1].map((end) => [`${name}, ${["low", "high"][end]}`, true, cells.map(({ text }) => text.split(" to ")[end] || "")])
+      const found = cells.some(({ ends }) => ends)
+        ? [0, 1].map((end) => [`${name}, ${["low", "high"][end]}`, true, cells.map(({ ends }) => (ends ? ends[end] : ""))])
         : [[name, number, cells.map(({ text }) => text)]];
       // Beside a number stand its standard deviation, a remark such as (seeds 0, 2 of 3), or both.
       const besides = cells.map(({ beside }) => beside.match(/^(?:\u00b1\s*(\S+)\s*)?([^]*)$/));

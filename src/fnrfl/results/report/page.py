@@ -15,10 +15,15 @@ from fnrfl.results.report.charts import DASHES, payload
 from fnrfl.results.report.groups import COLOURS, LineGroup, Panel, panels_of
 from fnrfl.results.report.labels import method, shared_method
 from fnrfl.results.report.load import Run
-from fnrfl.results.report.metric_tables import confusion_over_seeds, metrics_table, page_metric, tabled_metrics
+from fnrfl.results.report.metric_tables import (
+    confusion_over_seeds,
+    metrics_table,
+    page_metric,
+    site_table,
+    tabled_metrics,
+)
 from fnrfl.results.report.pairs import is_control_line
 from fnrfl.results.report.privacy_table import learned
-from fnrfl.results.report.site_table import site_table
 from fnrfl.results.report.template import SHARED, fill
 from fnrfl.rundir.outputs import check_output, write_output
 
@@ -75,7 +80,7 @@ def report(
     if plots:
         from fnrfl.results.report.plots import draw_figures  # matplotlib is slow to import
 
-        draw_figures(panels, out.parent / ("plots" if out.stem == "report" else f"{out.stem}-plots"))
+        draw_figures(payload(panels), out.parent / ("plots" if out.stem == "report" else f"{out.stem}-plots"))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_output(out, page)
     return out

@@ -45,27 +45,34 @@ class LinePair:
     corrected: float | None
 
     @property
+    def holds(self) -> bool:
+        """Whether the difference is more than luck, also after correction."""
+        return self.verdict == "holds"
+
+    @property
     def verdict(self) -> str:
-        """Whether the difference is more than luck, in a few words."""
-        return difference_in_words(self.found, self.corrected)
+        """Whether the difference is more than luck: a key of `VERDICTS`."""
+        found = self.found
+        if found is None:
+            return "apart"
+        if found.n == 1:
+            return "one seed"
+        if found.low is None or found.high is None:
+            return "equal" if found.mean == 0 else "same everywhere"
+        if found.low <= 0 <= found.high:
+            return "same"
+        return "holds" if self.corrected is not None and self.corrected < 1 - LEVEL else "alone"
 
 
-HOLDS = "yes, after correction"
-ALONE = "by its interval alone"
-SAME = "cannot be told apart"
-
-
-def difference_in_words(found: Difference | None, corrected: float | None) -> str:
-    """Whether a difference is more than luck, in a few words."""
-    if found is None:
-        return "no seed and split in common"
-    if found.n == 1:
-        return "one seed: cannot be told"
-    if found.low is None or found.high is None:
-        return "no difference" if found.mean == 0 else "the same with every seed: cannot be told"
-    if found.low <= 0 <= found.high:
-        return SAME
-    return HOLDS if corrected is not None and corrected < 1 - LEVEL else ALONE
+VERDICTS = {
+    "holds": "yes, after correction",
+    "alone": "by its interval alone",
+    "same": "cannot be told apart",
+    "equal": "no difference",
+    "same everywhere": "the same with every seed: cannot be told",
+    "one seed": "one seed: cannot be told",
+    "apart": "no seed and split in common",
+}
 
 
 def line_pairs(lines: Sequence[LineGroup]) -> list[LinePair]:

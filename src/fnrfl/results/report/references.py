@@ -58,20 +58,15 @@ def axis_span(panel: Panel) -> float:
     return least_span(panel.groups[0].runs[0].examples["test"]) if panel.metric.share else 0.0
 
 
-def share_range(values: Sequence[float], least: float, margin: float = 0.06) -> tuple[float, float]:
-    """The ends of an axis of shares: as wide as the values, no narrower than `least`, and within 0 to 1.
+def share_range(values: Sequence[float], least: float) -> tuple[float, float]:
+    """Return the ends of an axis of shares: a little wider than the values, no narrower than `least`, within 0 to 1.
 
     >>> share_range([0.5, 0.5], 0.2)
     (0.4, 0.6)
     >>> share_range([1.0], 0.2)
     (0.8, 1.0)
     """
-    pad = margin * (max(values) - min(values) or 0.05)
-    low, high = max(0.0, min(values) - pad), min(1.0, max(values) + pad)
-    missing = max(0.0, least - (high - low)) / 2
-    low, high = low - missing, high + missing
-    if low < 0:
-        low, high = 0.0, high - low
-    if high > 1:
-        low, high = low - (high - 1), 1.0
-    return max(0.0, round(low, 12)), min(1.0, round(high, 12))
+    low, high = min(values), max(values)
+    reach = min(1.0, max(1.12 * (high - low), least))
+    low = min(max(0.0, (low + high - reach) / 2), 1 - reach)
+    return round(low, 12), round(low + reach, 12)

@@ -10,7 +10,7 @@ from fnrfl.results.report.groups import LineGroup, Panel
 from fnrfl.results.report.labels import varying
 from fnrfl.results.report.load import Run
 from fnrfl.results.report.numbers import as_percent, in_cell, signed
-from fnrfl.results.report.pairs import LinePair, is_control_line, line_pairs, ranked
+from fnrfl.results.report.pairs import VERDICTS, LinePair, is_control_line, line_pairs, ranked
 from fnrfl.results.report.references import references
 from fnrfl.results.statistics import deviation, mean
 from fnrfl.runs.metrics import MIB
@@ -22,18 +22,20 @@ RunMeasure = tuple["Column", Callable[[Run], float | None], Callable[[float], st
 
 @dataclass(frozen=True)
 class Column:
-    """A column's name, what it means, and whether it holds numbers."""
+    """A column's name, what it means, whether it holds numbers, and the metric that it shows, if it shows one."""
 
     name: str
     help: str = ""
     number: bool = True
+    metric: str = ""
 
 
 @dataclass(frozen=True)
 class TableCell:
     """What is shown, what sorting compares, what stands beside it smaller, and the line that it names.
 
-    A cell without a line may have a leak of its own, numbers of footnotes, and a command below it.
+    A cell without a line may have a leak of its own, numbers of footnotes, and a command below it. `ends` are those of
+    an interval.
     """
 
     text: str
@@ -43,6 +45,7 @@ class TableCell:
     leak: bool = False
     footnotes: tuple[int, ...] = ()
     command: str = ""
+    ends: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ def _size(value: float) -> str:
 
 def measure(metric: Metric, name: str = "", value: Callable[[Run], float | None] | None = None) -> RunMeasure:
     """A metric as a column; by default its value after the last round."""
-    column = Column((name or metric.name) + (", %" if metric.share else ""), f"{metric.meaning}; {metric.better}")
+    shown, about = (name or metric.name) + (", %" if metric.share else ""), f"{metric.meaning}; {metric.better}"
+    column = Column(shown, about, metric=metric.name)
     return column, value or (lambda run: run.last(metric.name)), lambda number: in_cell(number, metric)
 
 
@@ -111,7 +115,7 @@ def over_seeds(values: Iterable[float | None], text: Callable[[float], str]) -> 
 def _references(panel: Panel, columns: Sequence[Column]) -> Iterable[tuple[TableCell, ...]]:
     """Rows of answers that nobody learned, which every accuracy is measured against."""
     for one in references(panel):
-        known = [one.shares.get(column.name.removesuffix(", %")) for column in columns[1:]]
+        known = [one.shares.get(column.metric) for column in columns[1:]]
         yield (TableCell(one.name, one.name, one.meaning), *(_cell(share, as_percent) for share in known))
 
 
@@ -135,20 +139,16 @@ def _difference_row(pair: LinePair) -> tuple[TableCell, ...]:
     found, metric = pair.found, pair.one.metric
     names = (name_cell(pair.one), text_cell(pair.other.label))
     if found is None:
-        return (*names, *[TableCell("")] * 4, TableCell("0", 0.0), text_cell(pair.verdict))
-    interval = (
-        ""
-        if found.low is None or found.high is None
-        else f"{signed(found.low, metric)} to {signed(found.high, metric)}"
-    )
+        return (*names, *[TableCell("")] * 4, TableCell("0", 0.0), text_cell(VERDICTS[pair.verdict]))
+    ends = [] if found.low is None or found.high is None else [signed(end, metric) for end in (found.low, found.high)]
     return (
         *names,
         TableCell(signed(found.mean, metric), found.mean),
-        TableCell(interval, found.low),
+        TableCell(" to ".join(ends), found.low, ends=tuple(ends)),
         _cell(found.p, _probability),
         _cell(pair.corrected, _probability),
         TableCell(str(found.n), found.n),
-        text_cell(pair.verdict),
+        text_cell(VERDICTS[pair.verdict]),
     )
 
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import partial
 from importlib.resources import files as resources
 from typing import Any
 
@@ -25,10 +26,7 @@ def fill(template: str, package: str, data: object, values: Mapping[str, Any]) -
     except ImportError as error:
         raise ConfigError("A page needs the package jinja2. Install it with `pip install jinja2`.") from error
 
-    def part(name: str) -> str:
-        here = resources(package).joinpath(name)
-        return (here if here.is_file() else resources(SHARED).joinpath(name)).read_text(encoding="utf-8")
-
+    part = partial(_part, package)
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(part)
     )
@@ -42,6 +40,11 @@ def fill(template: str, package: str, data: object, values: Mapping[str, Any]) -
         "data": Markup(_json(data)),
     }
     return environment.get_template(f"{template}.html").render({**values, **ours}).lstrip()
+
+
+def _part(package: str, name: str) -> str:
+    here = resources(package).joinpath(name)
+    return (here if here.is_file() else resources(SHARED).joinpath(name)).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
