@@ -46,7 +46,7 @@ from flwr.serverapp import strategy as flower  # noqa: E402
 
 from flower_grid import DirectGrid  # noqa: E402
 from fnrfl.flower import FeatureNormMod, FeatureNormStrategy  # noqa: E402
-from fnrfl.flower.norm_letters import LETTER  # noqa: E402
+from fnrfl.flower.fnr_record import RECORD_NAME as FNR_RECORD  # noqa: E402
 
 NODES = (41, 7, 23, 88, 15)  # Flower's node ids are in no order
 PUBLIC = 55
@@ -155,7 +155,7 @@ def apps(name: str) -> tuple[ClientApp, ClientApp, type[nn.Module]]:
 
 def orders(grid: DirectGrid) -> list[Message]:
     """The messages that asked a client to refine."""
-    letters = [(one, one.content.config_records.get(LETTER, {})) for one in grid.sent]
+    letters = [(one, one.content.config_records.get(FNR_RECORD, {})) for one in grid.sent]
     return [message for message, letter in letters if letter.get("phase") == "refine"]
 
 
@@ -226,7 +226,7 @@ def test_a_round_is_the_packages_fnr_around_fedavg(
     assert refined == package.engine.notes["refined"]
     assert len(refined) == 2
     (targets,) = [task.own["fnr.target"] for task in package.tasks("refine")]
-    sent = torch.tensor([list(message.content[LETTER]["targets"]) for message in orders(grid)], dtype=torch.float64)
+    sent = torch.tensor([list(message.content[FNR_RECORD]["targets"]) for message in orders(grid)], dtype=torch.float64)
     assert distance(sent, targets) < 1e-12
     got = result.arrays.to_torch_state_dict()
     mean = package.net.named(package.state.params, package.state.buffers)
@@ -331,7 +331,7 @@ def without_noise(message: Message, context: Context) -> Message:
 def test_a_cohort_of_which_nobody_can_be_refined_is_not_asked() -> None:
     grid = DirectGrid(dict.fromkeys(NODES[:2], with_norms()))
     played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid, rounds=1)  # floor(0.4 * 2) is 0
-    assert all(LETTER not in message.content for message in grid.sent)
+    assert all(FNR_RECORD not in message.content for message in grid.sent)
 
 
 def test_ties_go_to_the_lower_partition_and_nobody_needs_one() -> None:
@@ -390,10 +390,14 @@ def test_letters_are_as_small_as_the_page_says() -> None:
 
     def tamper(message: Message, reply: Message) -> list[Message]:
         for way, one in (("down", message), ("up", reply)):
-            letter = one.content.config_records.get(LETTER)
+            letter = one.content.config_records.get(FNR_RECORD)
             if letter is not None:
                 numbers, counts = letter.get("norms", letter.get("targets", [])), letter.get("counts", [])
-                size = recorddict_to_proto(RecordDict({LETTER: letter})).ByteSize() - 8 * len(numbers) - 2 * len(counts)
+                size = (
+                    recorddict_to_proto(RecordDict({FNR_RECORD: letter})).ByteSize()
+                    - 8 * len(numbers)
+                    - 2 * len(counts)
+                )
                 letters[way, letter["phase"]] = max(size, letters.get((way, letter["phase"]), 0))
         return [reply]
 
@@ -513,7 +517,7 @@ def test_refining_everybody_has_no_targets_and_goes_on() -> None:
 
 
 def is_order(message: Message) -> bool:
-    return message.content.config_records.get(LETTER, {}).get("phase") == "refine"
+    return message.content.config_records.get(FNR_RECORD, {}).get("phase") == "refine"
 
 
 def changed(reply: Message, change: Callable[[np.ndarray], np.ndarray]) -> Message:
@@ -656,7 +660,7 @@ def test_a_federation_in_which_nobody_measures_is_stopped(app: Callable[[], Clie
 def test_a_client_with_another_number_of_classes_is_not_ranked() -> None:
     def tamper(message: Message, reply: Message) -> list[Message]:
         if reply.metadata.src_node_id == 41 and "metrics" in reply.content:
-            reply.content[LETTER]["norms"] = [1.0] * 7
+            reply.content[FNR_RECORD]["norms"] = [1.0] * 7
         return [reply]
 
     result = played(FeatureNormStrategy(flower.FedAvg()), grid_of(tamper=tamper), rounds=1)
@@ -687,8 +691,8 @@ def test_a_class_that_a_node_lacks_is_left_out_of_its_target_and_the_node_is_nam
     measured: dict[int, list[float]] = {}
 
     def tamper(message: Message, reply: Message) -> list[Message]:
-        if "norms" in reply.content.config_records.get(LETTER, {}):
-            measured[reply.metadata.src_node_id] = list(reply.content[LETTER]["norms"])
+        if "norms" in reply.content.config_records.get(FNR_RECORD, {}):
+            measured[reply.metadata.src_node_id] = list(reply.content[FNR_RECORD]["norms"])
         return [reply]
 
     apps = dict.fromkeys(NODES, with_norms()) | {23: client_app(FeatureNormMod(made, fewer, lambda: public()[:1]))}
@@ -697,7 +701,7 @@ def test_a_class_that_a_node_lacks_is_left_out_of_its_target_and_the_node_is_nam
     refined = [message.metadata.dst_node_id for message in orders(grid)]
     for message in orders(grid):
         left_out = refined if target == "others" else [message.metadata.dst_node_id]
-        for place, got in enumerate(message.content[LETTER]["targets"]):
+        for place, got in enumerate(message.content[FNR_RECORD]["targets"]):
             there = [norms[place] for node, norms in measured.items() if node not in left_out and norms[place] > 0]
             assert got == pytest.approx(sum(there) / len(there), rel=1e-12)
     for _ in range(2):  # once in each run, however many rounds it has
@@ -789,11 +793,11 @@ def test_a_client_refines_no_model_of_another_question() -> None:
     played(strategy, grid, rounds=1)
     old = orders(grid)[0]
     node = old.metadata.dst_node_id
-    messages = list(strategy.configure_train(2, start(), ConfigRecord(), grid))
+    messages = list(strategy._ask(2, start(), ConfigRecord(), grid))
     (trained,) = grid.send_and_receive([one for one in messages if one.metadata.dst_node_id == node])
     (late,) = grid.send_and_receive([old])
     assert "holds no model of round 1" in late.error.reason
-    old.content[LETTER]["question"] = trained.content[LETTER]["question"]
+    old.content[FNR_RECORD]["question"] = trained.content[FNR_RECORD]["question"]
     (refined,) = grid.send_and_receive([old])
     assert "arrays" in refined.content  # the model of round 2 is still held
     (again,) = grid.send_and_receive([old])
@@ -803,11 +807,11 @@ def test_a_client_refines_no_model_of_another_question() -> None:
 def test_a_node_that_left_is_not_waited_for() -> None:
     grid = grid_of()
     strategy = FeatureNormStrategy(flower.FedAvg(), share=1.0)
-    messages = strategy.configure_train(1, start(), ConfigRecord(), grid)
+    messages = strategy._ask(1, start(), ConfigRecord(), grid)
     replies = list(grid.send_and_receive(messages))
     gone = grid.apps.pop(88)
     assert gone is not None
-    _, metrics = strategy.aggregate_train(1, replies)
+    _, metrics = strategy._refine_and_aggregate(1, replies)
     assert metrics is not None
     assert (metrics["fnr-refined"], metrics["fnr-fell-back"]) == (4, 1)
     assert 88 not in {message.metadata.dst_node_id for message in orders(grid)}
@@ -874,9 +878,9 @@ def test_differential_privacy_inside_is_refused_when_it_is_put_together(name: st
 
 
 @pytest.mark.parametrize("name", PRIVATE)
-def test_differential_privacy_outside_is_refused_before_a_message_is_sent(name: str) -> None:
+def test_a_strategy_outside_is_refused_before_a_message_is_sent(name: str) -> None:
     grid = grid_of()
-    with pytest.raises(CompatibilityError, match=f"^FNR cannot go together with {name}: "):
+    with pytest.raises(CompatibilityError, match="^FNR cannot go together with a strategy around it: .*outermost"):
         played(PRIVATE[name](FeatureNormStrategy(flower.FedAvg())), grid)
     assert grid.sent == []
 
@@ -886,57 +890,15 @@ def test_secure_aggregation_on_the_server_is_refused() -> None:
         FeatureNormStrategy(SecAggPlusWorkflow(3, 2))  # type: ignore[arg-type]
 
 
-MODS: dict[str, Any] = {
-    "LocalDpMod": LocalDpMod(1.0, 1.0, 1.0, 1e-5),
-    "fixedclipping_mod": fixedclipping_mod,
-    "adaptiveclipping_mod": adaptiveclipping_mod,
-    "secagg_mod": older.secagg_mod,
-    "secaggplus_mod": older.secaggplus_mod,
-}
-
-
-@pytest.mark.parametrize("place", ["app", "function", "partial"])
-@pytest.mark.parametrize("name", MODS)
-def test_a_private_mod_inside_is_refused_with_the_reason(name: str, place: str) -> None:
-    mine, private = FeatureNormMod(made, public), MODS[name]
-    if place == "function":
-        app = ClientApp(mods=[mine])
-        app.train(mods=[private])(train)
-    else:
-        app = client_app(mine, arrays_size_mod, functools.partial(private) if place == "partial" else private)
-    grid = grid_of(app)
-    with pytest.raises(CompatibilityError, match=f"FNR cannot go together with {name}: .* would not hold"):
-        played(FeatureNormStrategy(flower.FedAvg()), grid)
-    assert not orders(grid)
-
-
-@pytest.mark.parametrize("name", ["LocalDpMod", "fixedclipping_mod", "adaptiveclipping_mod"])
-def test_a_private_mod_outside_is_refused_with_the_reason(name: str) -> None:
-    from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
-
-    grid = grid_of(client_app(MODS[name], message_size_mod, FeatureNormMod(made, public)))
-    # FNR's letter is a second ConfigRecord, at which the clipping mods stop by themselves; here it is the only one.
-    for message in FeatureNormStrategy(flower.FedAvg()).configure_train(1, start(), ConfigRecord(), grid):
-        letter = {**message.content[LETTER], KEY_CLIPPING_NORM: 1.0}
-        message.content = RecordDict({"arrays": message.content["arrays"], LETTER: ConfigRecord(letter)})
-        (reply,) = grid.send_and_receive([message])
-        assert f"FNR cannot go together with {name}: " in reply.error.reason
-
-
-@pytest.mark.parametrize("name", MODS)
-def test_no_app_with_a_private_mod_outside_is_ever_refined(name: str) -> None:
-    grid = grid_of(client_app(MODS[name], FeatureNormMod(made, public)))
-    try:
-        result = played(FeatureNormStrategy(flower.FedAvg()), grid, rounds=1)
-    except CompatibilityError:
-        assert name == "LocalDpMod"
-    else:
-        assert len(result.arrays) == 0  # the other mod refused FNR's messages itself
+@pytest.mark.parametrize("mod", [fixedclipping_mod, adaptiveclipping_mod, older.secagg_mod, older.secaggplus_mod])
+def test_no_app_with_a_mod_outside_that_a_servers_strategy_must_know_is_refined(mod: Any) -> None:
+    grid = grid_of(client_app(mod, FeatureNormMod(made, public)))
+    assert len(played(FeatureNormStrategy(flower.FedAvg()), grid, rounds=1).arrays) == 0  # the mod refused the messages
     assert not orders(grid)
 
 
 def test_a_private_app_runs_as_before_when_the_server_has_no_fnr() -> None:
-    app = client_app(MODS["LocalDpMod"], FeatureNormMod(made, public))
+    app = client_app(LocalDpMod(1.0, 1.0, 1.0, 1e-5), FeatureNormMod(made, public))
     assert len(played(flower.FedAvg(), grid_of(app), rounds=1).arrays)
 
 

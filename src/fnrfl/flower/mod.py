@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from fnrfl.algorithms.parts.norms import ClassNorms
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.rng import stream_kept
-from fnrfl.flower.guarantees import refuse_callers, refuse_inside
-from fnrfl.flower.norm_letters import LETTER, MEASURE, REFINE, REFINE_OPTIONS, NormLetter
+from fnrfl.flower.fnr_record import MEASURE, RECORD_NAME, REFINE, REFINE_OPTIONS, FnrRecord
 from fnrfl.runs.functional import Batches, Loader, accuracy_on, measured, refine
 
 HELD = "fnrfl.held"  # the trained model, in the context's state until the next round
-HELD_LETTER = "fnrfl.letter"  # for which question it is held
+HELD_FOR = "fnrfl.record"  # for which question it is held
 
 
 class FeatureNormMod:
@@ -50,26 +49,24 @@ class FeatureNormMod:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a message of FNR's; hand every other to the app."""
-        if not message.has_content() or LETTER not in message.content.config_records:
+        if not message.has_content() or RECORD_NAME not in message.content.config_records:
             return call_next(message, context)
-        refuse_callers()
-        refuse_inside(call_next)
-        letter: NormLetter = dict(message.content.config_records[LETTER])
-        if letter.get("phase") == REFINE:
-            return self._refined(message, context, letter)
-        message.content = RecordDict({name: record for name, record in message.content.items() if name != LETTER})
+        record: FnrRecord = dict(message.content.config_records[RECORD_NAME])
+        if record.get("phase") == REFINE:
+            return self._refined(message, context, record)
+        message.content = RecordDict({name: record for name, record in message.content.items() if name != RECORD_NAME})
         asked_with = list(message.content.array_records)
-        return self._measured(call_next(message, context), context, letter, asked_with)
+        return self._measured(call_next(message, context), context, record, asked_with)
 
-    def _measured(self, reply: Message, context: Context, letter: NormLetter, asked_with: list[str]) -> Message:
-        """The app's reply to training, with class norms and accuracy of its model in a letter beside it.
+    def _measured(self, reply: Message, context: Context, record: FnrRecord, asked_with: list[str]) -> Message:
+        """The app's reply to training, with class norms and accuracy of its model in a record beside it.
 
-        What goes wrong here is written into the letter: the app's training is not lost for it.
+        What goes wrong here is written into the record: the app's training is not lost for it.
         """
         context.state.pop(HELD, None)
         if reply.has_error():
             return reply
-        answer: NormLetter = {"phase": MEASURE, "round": letter["round"], "question": letter["question"]}
+        answer: FnrRecord = {"phase": MEASURE, "round": record["round"], "question": record["question"]}
         number = context.node_config.get("partition-id")
         if isinstance(number, int):
             answer["client"] = number
@@ -80,29 +77,29 @@ class FeatureNormMod:
                 model = self._loaded(arrays)
                 got = measured(model, _readable(self.public_loader), ClassNorms, None, self.features)
                 answer["accuracy"] = accuracy_on(model, _readable(self.ranking_loader), features=self.features)
-            context.state[HELD], context.state[HELD_LETTER] = arrays, ConfigRecord(answer)
+            context.state[HELD], context.state[HELD_FOR] = arrays, ConfigRecord(answer)
             answer |= {"arrays": name, "norms": got["norms"].tolist(), "counts": got["count"].long().tolist()}
         except Exception as error:
             answer["problem"] = f"{type(error).__name__}: {error}"
-        reply.content = RecordDict({**reply.content, LETTER: ConfigRecord(answer)})
+        reply.content = RecordDict({**reply.content, RECORD_NAME: ConfigRecord(answer)})
         return reply
 
-    def _refined(self, message: Message, context: Context, letter: NormLetter) -> Message:
+    def _refined(self, message: Message, context: Context, record: FnrRecord) -> Message:
         """The model that this client holds, refined; an error goes back as an error does in any Flower app."""
-        held_for: Mapping[str, object] = context.state.config_records.get(HELD_LETTER, {})
-        if HELD not in context.state or held_for.get("question") != letter["question"]:
+        held_for: Mapping[str, object] = context.state.config_records.get(HELD_FOR, {})
+        if HELD not in context.state or held_for.get("question") != record["question"]:
             raise FnrflError(
-                f"This node holds no model of round {letter['round']} to refine: it was restarted, or has trained "
+                f"This node holds no model of round {record['round']} to refine: it was restarted, or has trained "
                 "another since. The server goes on with the model that it was sent."
             )
         arrays = context.state.array_records.pop(HELD)
         with stream_kept():
             model = self._loaded(arrays)
-            targets = torch.tensor(letter["targets"], dtype=torch.float64)
-            options = {name: letter[name] for name in REFINE_OPTIONS}
+            targets = torch.tensor(record["targets"], dtype=torch.float64)
+            options = {name: record[name] for name in REFINE_OPTIONS}
             refine(model, _readable(self.public_loader), targets, features=self.features, **options)
-        answer: NormLetter = {"phase": REFINE, "round": letter["round"], "question": letter["question"]}
-        content = RecordDict({"arrays": _as_arrays(model, arrays), LETTER: ConfigRecord(answer)})
+        answer: FnrRecord = {"phase": REFINE, "round": record["round"], "question": record["question"]}
+        content = RecordDict({"arrays": _as_arrays(model, arrays), RECORD_NAME: ConfigRecord(answer)})
         return Message(content, reply_to=message)
 
     def _loaded(self, arrays: ArrayRecord) -> nn.Module:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fnrfl.core.errors import CompatibilityError, FnrflError
+from fnrfl.core.errors import FnrflError
 from fnrfl.core.words import printable
-from fnrfl.flower.guarantees import REFUSAL
-from fnrfl.flower.norm_letters import (
-    LETTER,
+from fnrfl.flower.fnr_record import (
     MEASURE,
+    RECORD_NAME,
     REFINE,
+    FnrRecord,
     Measured,
-    NormLetter,
     RefinementOrder,
     RefinementTerms,
-    num_classes_of,
     read_measured,
 )
 
@@ -41,13 +40,13 @@ class NormRound:
         self.asked: list[int] = []  # to refine
         self.refined: dict[int, ArrayRecord] = {}
         self.failed: dict[int, str] = {}  # node -> why its refined model cannot be used
-        letter = self._letter(MEASURE)
+        record = self._record(MEASURE)
         for message in messages:  # they may share one RecordDict
-            message.content = RecordDict({**message.content, LETTER: letter})
+            message.content = RecordDict({**message.content, RECORD_NAME: record})
 
-    def _letter(self, phase: str, **more: object) -> ConfigRecord:
-        letter: NormLetter = {"phase": phase, "round": self.number, "question": self.question, **more}
-        return ConfigRecord(letter)
+    def _record(self, phase: str, **more: object) -> ConfigRecord:
+        record: FnrRecord = {"phase": phase, "round": self.number, "question": self.question, **more}
+        return ConfigRecord(record)
 
     # -- replies to training ------------------------------------------------------------------------------------------
     def receive(self, replies: Iterable[Message]) -> list[Message]:
@@ -59,10 +58,8 @@ class NormRound:
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
-                if REFUSAL in (reply.error.reason or ""):
-                    raise CompatibilityError(f"Node {node} refused: {one_line(reply.error.reason or '')}.")
                 errors.append(reply)
-            elif node not in self.sent or letter_of(reply).get("question", self.question) != self.question:
+            elif node not in self.sent or record_of(reply).get("question", self.question) != self.question:
                 flower_log.warning("FNR: a late reply of node %d is ignored", node)
             elif node in self.replies:
                 flower_log.warning("FNR: a second reply of node %d is ignored", node)
@@ -74,17 +71,18 @@ class NormRound:
     def rank(self) -> None:
         """Read what clients measured; whoever said nothing sound is not ranked."""
         for node, reply in self.replies.items():
-            letter = letter_of(reply)
+            record = record_of(reply)
             try:
-                if not letter:
+                if not record:
                     raise FnrflError("its ClientApp has no mods=[FeatureNormMod(...)], which measures class norms")
-                measured = read_measured(node, letter)
-                if letter.get("arrays") not in reply.content.array_records:
-                    raise FnrflError("its letter names no ArrayRecord of its reply")
+                measured = read_measured(node, record)
+                if record.get("arrays") not in reply.content.array_records:
+                    raise FnrflError("its record names no ArrayRecord of its reply")
                 self.ranked[node] = measured
             except FnrflError as error:
                 self.unranked[node] = one_line(str(error))
-        classes = num_classes_of(list(self.ranked.values())) if self.ranked else 0
+        usual = Counter(len(one.norms) for one in self.ranked.values()).most_common(1)
+        classes = usual[0][0] if usual else 0
         for node in [node for node, one in self.ranked.items() if len(one.norms) != classes]:
             self.unranked[node] = f"it has norms of {len(self.ranked.pop(node).norms)} classes, others of {classes}"
         for node, why in self.unranked.items():
@@ -99,9 +97,9 @@ class NormRound:
     def message(self, order: RefinementOrder, terms: RefinementTerms, ttl: float | None) -> Message:
         """What asks a client to refine: it has the configs, and goes the way, of the message that asked to train."""
         options = {name: value for name, value in vars(terms).items() if name not in ("share", "target")}
-        letter = self._letter(REFINE, targets=list(order.targets), peers=order.peers, **options)
+        record = self._record(REFINE, targets=list(order.targets), peers=order.peers, **options)
         sent, configs = self.sent[order.node]
-        content = RecordDict({**configs, LETTER: letter})
+        content = RecordDict({**configs, RECORD_NAME: record})
         return Message(content, dst_node_id=order.node, message_type=sent.message_type, group_id=sent.group_id, ttl=ttl)
 
     def take(self, reply: Message, messages: list[Message]) -> None:
@@ -113,7 +111,7 @@ class NormRound:
             self.failed[node] = one_line(reply.error.reason or "its reply is an error without a reason")
         elif node not in self.asked or node in self.refined:
             flower_log.warning("FNR: a refined model of node %d that came twice or unasked is ignored", node)
-        elif (letter_of(reply).get("question"), letter_of(reply).get("phase")) != (self.question, REFINE):
+        elif (record_of(reply).get("question"), record_of(reply).get("phase")) != (self.question, REFINE):
             flower_log.warning("FNR: a late reply of node %d is ignored", node)
         else:
             new = reply.content.array_records.get("arrays")
@@ -124,13 +122,13 @@ class NormRound:
                 self.refined[node] = new
 
     def _name_of_model(self, node: int) -> str:
-        return str(letter_of(self.replies[node])["arrays"])
+        return str(record_of(self.replies[node])["arrays"])
 
     def finish(self) -> None:
-        """Put refined models into the replies, and take the letters out: nothing else of a reply changes."""
+        """Put refined models into the replies, and take the records out: nothing else of a reply changes."""
         for node, reply in self.replies.items():
             model = {self._name_of_model(node): self.refined[node]} if node in self.refined else {}
-            reply.content = RecordDict({k: model.get(k, v) for k, v in reply.content.items() if k != LETTER})
+            reply.content = RecordDict({k: model.get(k, v) for k, v in reply.content.items() if k != RECORD_NAME})
 
     def metrics(self) -> dict[str, float | int]:
         """What the metrics of the round say about FNR."""
@@ -145,9 +143,9 @@ class NormRound:
         return counts
 
 
-def letter_of(reply: Message) -> NormLetter:
-    """The letter in a reply; nothing if it has none."""
-    return dict(reply.content.config_records.get(LETTER, {}))
+def record_of(reply: Message) -> FnrRecord:
+    """Return FNR's record of a reply; nothing if it has none."""
+    return dict(reply.content.config_records.get(RECORD_NAME, {}))
 
 
 def one_line(text: str) -> str:
@@ -157,7 +155,7 @@ def one_line(text: str) -> str:
 
 def _place(node: int, reply: Message) -> tuple[bool, int, int]:
     """Where a reply stands among the others: by the client's number, where it has one, then by node."""
-    number = letter_of(reply).get("client")
+    number = record_of(reply).get("client")
     return (False, number, node) if isinstance(number, int) else (True, 0, node)
 
 

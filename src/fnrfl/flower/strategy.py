@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -16,8 +15,7 @@ from fnrfl.algorithms.parts.norms import num_refined
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.training import BatchNormMode, Training
-from fnrfl.flower.guarantees import refuse_callers, refuse_inside
-from fnrfl.flower.norm_letters import RefinementTerms, other_public_data, refinement_orders
+from fnrfl.flower.fnr_record import RefinementTerms, other_public_data, refinement_orders
 from fnrfl.flower.norm_round import NormRound, flower_log
 
 FRUITLESS_ROUNDS = 2  # in which everybody who was asked has failed to refine, before anybody has: the run stops
@@ -60,64 +58,49 @@ class FeatureNormStrategy(Strategy):
             weight_decay=weight_decay, batchnorm=batchnorm,
         )  # fmt: skip
         self._configure_train, self._aggregate_train = strategy.configure_train, strategy.aggregate_train
-        self._seconds = timeout
-        self._fruitless, self._warned = 0.0, False
+        self._seconds, self._fruitless, self._warned = timeout, 0.0, False
         self._grid: Grid | None = None
         self._round: NormRound | None = None
 
     def start(self, *args: Any, **options: Any) -> Result:
-        """Run all rounds: `start` of the strategy inside, with its arguments, and with FNR in its training.
-
-        It is Flower's own, unless the strategy has another.
-        """
+        """Run all rounds: `start` of the strategy inside, with its arguments, and with FNR in its training."""
         given = inspect.signature(self.strategy.start).bind(*args, **options)
         given.apply_defaults()
         self._seconds = given.arguments.get("timeout") if self.timeout is None else self.timeout
         self._fruitless, self._warned = 0.0, False
-        if type(self.strategy).start is Strategy.start:
-            return super().start(*args, **options)
-        with self._inside_its_own_loop():
-            return self.strategy.start(*args, **options)
-
-    @contextmanager
-    def _inside_its_own_loop(self) -> Iterator[None]:
-        """While this lasts, the strategy inside trains with FNR when it calls itself."""
-        refining = {"configure_train": self.configure_train, "aggregate_train": self.aggregate_train}
-        before = {name: vars(self.strategy)[name] for name in refining if name in vars(self.strategy)}
-        vars(self.strategy).update(refining)
+        flower_log.info("FNR around %s: %s", type(self.strategy).__name__, self.terms)
+        attributes = vars(self.strategy)
+        before = dict(attributes)
+        attributes.update(configure_train=self._ask, aggregate_train=self._refine_and_aggregate)
         try:
-            yield
+            return self.strategy.start(*args, **options)
         finally:
-            for name in refining:
-                del vars(self.strategy)[name]
-            vars(self.strategy).update(before)
+            for name in ("configure_train", "aggregate_train"):
+                del attributes[name]
+                attributes.update({name: before[name]} if name in before else {})
 
     def summary(self) -> None:
-        """Log what FNR does, and then what the strategy inside does."""
-        flower_log.info("\t├──> FNR around %s: %s", type(self.strategy).__name__, self.terms)
+        """Log what the strategy inside does."""
         self.strategy.summary()
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As the strategy inside does."""
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+    def _not_outermost(self, *_: object) -> NoReturn:
+        """Refuse to be called by another strategy's `start`, which would send FNR's messages past what it promises."""
+        raise CompatibilityError(
+            "FNR cannot go together with a strategy around it: refinement sends class norms, an accuracy and a second "
+            "model past it, so what it promises about privacy would not hold. Make FeatureNormStrategy the outermost "
+            "strategy, and call its start()."
+        )
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the strategy inside does."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
+    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _not_outermost
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """The messages of the strategy inside, with the question for class norms, if somebody is to be refined."""
-        refuse_callers()
+    def _ask(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Return the messages of the strategy inside, asking for class norms if somebody is to be refined."""
         messages = list(self._configure_train(server_round, arrays, config, grid))
         refines = num_refined(len(messages), self.terms.share) > 0
         self._grid, self._round = grid, NormRound(server_round, messages) if refines else None
         return messages
 
-    def aggregate_train(
+    def _refine_and_aggregate(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Refine the weakest, and have the strategy inside put the models together."""
@@ -169,7 +152,13 @@ class FeatureNormStrategy(Strategy):
 
 
 def _check_strategy(strategy: object) -> None:
-    refuse_inside(strategy)
+    """Refuse what FNR cannot go around, such as promises about every number that leaves a client."""
+    classes = [cls.__name__ for one in _strategies(strategy, set()) for cls in type(one).__mro__]
+    if private := [name for name in classes if name.startswith(("DifferentialPrivacy", "SecAgg"))]:
+        raise CompatibilityError(
+            f"FNR cannot go together with {private[0]}: refinement sends class norms, an accuracy and a second model "
+            "past it, so what it promises about privacy would not hold. Use one of the two."
+        )
     if isinstance(strategy, FeatureNormStrategy):
         raise CompatibilityError("FeatureNormStrategy is around this strategy already. Use it once.")
     if isinstance(strategy, FedXgbBagging | FedXgbCyclic):
@@ -178,6 +167,15 @@ def _check_strategy(strategy: object) -> None:
         )
     if not isinstance(strategy, Strategy):
         raise ConfigError(
-            f"FeatureNormStrategy goes around a strategy object of flwr.serverapp.strategy, such as FedAvg(), and was "
+            "FeatureNormStrategy goes around a strategy object of flwr.serverapp.strategy, such as FedAvg(), and was "
             f"given a {type(strategy).__module__}.{type(strategy).__name__}."
         )
+
+
+def _strategies(outer: object, seen: set[int]) -> Iterator[object]:
+    """Yield a strategy and those that it has as attributes, at any depth."""
+    if id(outer) not in seen:
+        seen.add(id(outer))
+        yield outer
+        for part in vars(outer).values() if isinstance(outer, Strategy) else ():
+            yield from _strategies(part, seen)

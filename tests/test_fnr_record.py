@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 
 from fnrfl.algorithms.parts.norms import norm_targets, weakest
 from fnrfl.core.errors import ConfigError, FnrflError
-from fnrfl.flower.norm_letters import (
-    Measured,
-    RefinementTerms,
-    num_classes_of,
-    other_public_data,
-    read_measured,
-    refinement_orders,
-)
+from fnrfl.flower.fnr_record import Measured, RefinementTerms, other_public_data, read_measured, refinement_orders
 
 USUAL: dict[str, Any] = {
     "share": 0.5, "weight": 0.1, "penalty": "relative", "target": "others", "epochs": 5, "lr": 0.01, "momentum": 0.9,
@@ -55,36 +48,22 @@ def test_the_constant_penalty_is_sent_differences() -> None:
     assert (order.node, order.targets, order.peers) == (1, (6.0, 3.0), 2)
 
 
+SOUND: dict[str, Any] = {"norms": [1.0, 0.0], "accuracy": 0.5, "counts": [3, 0]}
+
+
 @pytest.mark.parametrize(
-    "letter",
+    "changed",
     [
-        {},
-        {"norms": [1.0]},
-        {"accuracy": 0.5},
-        {"norms": [], "accuracy": 0.5},
-        {"norms": 3.0, "accuracy": 0.5},
-        {"norms": [float("nan")], "accuracy": 0.5, "counts": [1]},
-        {"norms": [float("inf")], "accuracy": 0.5, "counts": [1]},
-        {"norms": [-1.0], "accuracy": 0.5, "counts": [1]},
-        {"norms": ["1"], "accuracy": 0.5, "counts": [1]},
-        {"norms": [1.0], "accuracy": 0.5},
-        {"norms": [1.0], "accuracy": 0.5, "counts": [1, 2]},
-        {"norms": [1.0], "accuracy": 0.5, "counts": ["1"]},
-        {"norms": [1.0], "accuracy": float("nan"), "counts": [1]},
-        {"norms": [1.0], "accuracy": 1.5, "counts": [1]},
-        {"norms": [1.0], "accuracy": "0.5", "counts": [1]},
-        {"norms": [1.0], "accuracy": [0.5], "counts": [1]},
-        {"norms": [1.0], "accuracy": 0.5, "problem": "no public data", "counts": [1]},
+        {"norms": None}, {"accuracy": None}, {"counts": None}, {"norms": []}, {"norms": 3.0},
+        {"norms": [1.0, float("nan")]}, {"norms": [1.0, float("inf")]}, {"norms": [1.0, -1.0]}, {"norms": [1.0, "1"]}, {"counts": [1]},
+        {"counts": [1, "1"]}, {"accuracy": float("nan")}, {"accuracy": 1.5}, {"accuracy": "0.5"}, {"accuracy": [0.5]},
+        {"problem": "no public data"},
     ],
-)
-def test_a_letter_without_sound_numbers_is_refused(letter: dict[str, Any]) -> None:
+)  # fmt: skip
+def test_a_record_without_sound_numbers_is_refused(changed: dict[str, Any]) -> None:
+    assert read_measured(1, SOUND) == Measured(1, (1.0, 0.0), 0.5, (3, 0))
     with pytest.raises(FnrflError):
-        read_measured(1, letter)
-
-
-def test_sound_letters_are_read() -> None:
-    letter = {"norms": [1.0, 0.0], "accuracy": 0.5, "counts": [3, 0]}
-    assert read_measured(1, letter) == Measured(1, (1.0, 0.0), 0.5, (3, 0))
+        read_measured(1, {key: value for key, value in (SOUND | changed).items() if value is not None})
 
 
 def test_nodes_with_other_numbers_of_labels_than_most_are_named() -> None:
@@ -92,10 +71,6 @@ def test_nodes_with_other_numbers_of_labels_than_most_are_named() -> None:
     nodes = [replace(one, node=node) for node, one in enumerate([same, fewer, same, more, same])]
     assert other_public_data(nodes) == [1, 3]
     assert other_public_data(nodes[::2]) == []
-
-
-def test_most_clients_say_how_many_classes_there_are() -> None:
-    assert num_classes_of([Measured(1, (1.0,), 0.5), Measured(2, (1.0, 2.0), 0.5), Measured(3, (1.0, 2.0), 0.5)]) == 2
 
 
 @pytest.mark.parametrize(

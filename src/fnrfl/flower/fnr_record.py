@@ -1,7 +1,7 @@
 """What FNR writes between a Flower server and its clients, and whom the server refines; Flower is not needed here.
 
-A letter is a dict of numbers, names and lists of numbers, and travels as one ConfigRecord beside the records of the
-app, under the name `LETTER`. It carries no code: penalties and modes are names.
+A record is a dict of numbers, names and lists of numbers, and travels as one ConfigRecord beside the records of the
+app, under the name `RECORD_NAME`. It carries no code: penalties and modes are names.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fnrfl.core.options import options_of
 from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.training import BatchNormMode, Training
 
-LETTER = "fnrfl"  # the name of the record
+RECORD_NAME = "fnrfl"
 MEASURE, REFINE = "measure", "refine"  # the phases of a round
 REFINE_OPTIONS = ("penalty", "weight", "epochs", "lr", "momentum", "weight_decay", "batchnorm", "peers")  # of `refine`
 
-NormLetter = dict[str, Any]
+FnrRecord = dict[str, Any]
 
 _STEPS = {option.name: option for option in options_of(Training) if option.name in ("lr", "momentum", "weight_decay")}
 _OPTIONS = {option.name: option for option in options_of(FnrOptions)} | _STEPS
@@ -55,7 +55,7 @@ class RefinementTerms:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a client says of the model that it has trained."""
+    """A client's measurement of the model that it has trained."""
 
     node: int
     norms: tuple[float, ...]  # of each class, on public data
@@ -72,11 +72,11 @@ class RefinementOrder:
     peers: int
 
 
-def read_measured(node: int, letter: NormLetter) -> Measured:
-    """The class norms and the accuracy in a client's letter; refused if they cannot be such."""
-    if "problem" in letter:
-        raise FnrflError(str(letter["problem"]))
-    norms, counts, accuracy = letter.get("norms"), letter.get("counts"), letter.get("accuracy")
+def read_measured(node: int, record: FnrRecord) -> Measured:
+    """Return the class norms and the accuracy in a client's record; raise if they cannot be."""
+    if "problem" in record:
+        raise FnrflError(str(record["problem"]))
+    norms, counts, accuracy = record.get("norms"), record.get("counts"), record.get("accuracy")
     if not isinstance(norms, list) or not norms or not all(_is_number(norm) and norm >= 0 for norm in norms):
         raise FnrflError("its class norms are not a list of finite numbers that are 0 or more")
     if not isinstance(counts, list) or len(counts) != len(norms) or not all(map(_is_number, counts)):
@@ -90,19 +90,14 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def num_classes_of(measured: Sequence[Measured]) -> int:
-    """How many classes most clients have, so that one with another number can be left out."""
-    return Counter(len(one.norms) for one in measured).most_common(1)[0][0]
-
-
 def other_public_data(measured: Sequence[Measured]) -> list[int]:
-    """The nodes whose public data has other numbers of labels than that of most nodes."""
+    """Return the nodes whose public data has other numbers of labels than that of most nodes."""
     usual = Counter(one.counts for one in measured).most_common(1)
     return [one.node for one in measured if one.counts != usual[0][0]]
 
 
 def refinement_orders(measured: Sequence[Measured], terms: RefinementTerms) -> list[RefinementOrder]:
-    """Who is refined, towards which norms; of clients with equal accuracy the one that comes first."""
+    """Return who is refined, towards which norms; of clients with equal accuracy the one that comes first."""
     norms = torch.tensor([one.norms for one in measured], dtype=torch.float64)  # [M, C]
     refined = weakest(torch.tensor([one.accuracy for one in measured], dtype=torch.float64), terms.share)
     towards = norm_differences if terms.penalty == "constant" else norm_targets
