@@ -27,7 +27,7 @@ from fnrfl.federation.node_service import NodeService
 from fnrfl.flower import supervisor, worker
 from fnrfl.flower.app_files import check_before_run, write_app
 from fnrfl.flower.deployment import FLOWER_QUIET, Address, Deployment
-from fnrfl.flower.own_config import OwnConfig
+from fnrfl.flower.node_settings import NodeSettings
 from fnrfl.flower.worker import SOCKET, WorkerLink
 from fnrfl.process import isolated, until_left
 from node_services import begin, content, describe
@@ -217,20 +217,20 @@ def test_an_app_that_was_changed_or_signed_with_another_key_is_not_the_signed_on
 def test_a_node_says_who_it_is_from_its_own_configuration(tmp_path: Path) -> None:
     given = {"folder": str(tmp_path)}
     with pytest.raises(ConfigError, match="neither a partition nor a name"):
-        _ = OwnConfig.of(given).label
+        _ = NodeSettings.of(given).label
     (tmp_path / "node.toml").write_text('name = "Évora"\n', encoding="utf-8")
-    assert OwnConfig.of(given).label == "Évora"
-    assert OwnConfig.of(given | {"partition-id": 2, "num-partitions": 3}).label == "2"
+    assert NodeSettings.of(given).label == "Évora"
+    assert NodeSettings.of(given | {"partition-id": 2, "num-partitions": 3}).label == "2"
     (tmp_path / "node.toml").write_text("name = ")
     with pytest.raises(ConfigError, match="TOML"):
-        _ = OwnConfig.of(given).label
+        _ = NodeSettings.of(given).label
     with pytest.raises(ConfigError, match="folder"):
-        OwnConfig.of({"folder": str(tmp_path / "missing")})
+        NodeSettings.of({"folder": str(tmp_path / "missing")})
 
 
 def service(folder: Path) -> NodeService:
     (folder / "node.toml").write_text('partition = 0\ndata = "digits"\n')
-    return NodeService(OwnConfig.of({"folder": str(folder)}).read, folder / "runs")
+    return NodeService(NodeSettings.of({"folder": str(folder)}).read, folder / "runs")
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_the_process_of_a_message_imports_neither_torch_nor_flower_nor_data() ->
 
 def link(folder: Path) -> WorkerLink:
     folder.mkdir(parents=True, exist_ok=True)
-    return WorkerLink(OwnConfig(folder, {}))
+    return WorkerLink(NodeSettings(folder, {}))
 
 
 def test_letters_reach_a_worker_however_long_its_path_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,9 +54,9 @@ SOUND: dict[str, Any] = {"norms": [1.0, 0.0], "accuracy": 0.5, "counts": [3, 0]}
 @pytest.mark.parametrize(
     "changed",
     [
-        {"norms": None}, {"accuracy": None}, {"counts": None}, {"norms": []}, {"norms": 3.0},
-        {"norms": [1.0, float("nan")]}, {"norms": [1.0, float("inf")]}, {"norms": [1.0, -1.0]}, {"norms": [1.0, "1"]}, {"counts": [1]},
-        {"counts": [1, "1"]}, {"accuracy": float("nan")}, {"accuracy": 1.5}, {"accuracy": "0.5"}, {"accuracy": [0.5]},
+        {"norms": None}, {"norms": []}, {"norms": 3.0}, {"norms": [1.0, float("nan")]}, {"norms": [1.0, float("inf")]},
+        {"norms": [1.0, -1.0]}, {"norms": [1.0, "1"]}, {"counts": None}, {"counts": [1]}, {"counts": [1, "1"]},
+        {"accuracy": None}, {"accuracy": float("nan")}, {"accuracy": 1.5}, {"accuracy": "0.5"}, {"accuracy": [0.5]},
         {"problem": "no public data"},
     ],
 )  # fmt: skip

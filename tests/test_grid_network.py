@@ -18,8 +18,7 @@ from flwr.app import Context, Message, RecordDict
 from flower_grid import DirectGrid
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.flower import grid_network
-from fnrfl.flower.client_app import client_app
-from fnrfl.flower.envelopes import WHO, packed, unpacked, weight
+from fnrfl.flower.client_app import WHO, client_app, packed, unpacked, weight
 from fnrfl.flower.grid_network import GridNetwork
 from fnrfl.flower.worker import WorkerLink
 
@@ -231,5 +230,5 @@ def test_more_sites_than_the_run_has_are_refused(grid: DirectGrid) -> None:
 
 
 def test_a_message_of_another_app_has_no_letter_in_it() -> None:
-    with pytest.raises(FnrflError, match="no letter"):
+    with pytest.raises(FnrflError, match="no request"):
         unpacked(Message(RecordDict(), 1, "train"))

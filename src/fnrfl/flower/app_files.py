@@ -17,7 +17,7 @@ from fnrfl.data.scenarios import Natural
 from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.federation.handshake import refuse_what_sites_cannot
 from fnrfl.flower.deployment import Deployment
-from fnrfl.flower.own_config import NODE_FILE, OwnConfig
+from fnrfl.flower.node_settings import NODE_FILE, NodeSettings
 from fnrfl.runs.setup.method import method_title
 
 RECIPE_FILE = "recipe.toml"
@@ -98,7 +98,7 @@ def check_before_run(
     config = load(begun, words, trust=trust) if resume is None else load(resume / "config.toml", trust=trust)
     if test is not None and not test.exists():
         raise ConfigError(f"--test {test} is no such file or folder. Name the server's test set.")
-    told = [one.values for node in deployment.nodes if (one := OwnConfig(node, {})).file.is_file()]
+    told = [one.values for node in deployment.nodes if (one := NodeSettings(node, {})).file.is_file()]
     if told and not any("partition" in values for values in told):
         refuse_what_sites_cannot(config, str(test or ""))
 

@@ -1,7 +1,7 @@
-"""The network of a Flower deployment: letters to clients, by the nodes on which they are.
+"""The network of a Flower deployment: requests to clients, by the nodes on which they are.
 
 Flower's Grid knows nodes by numbers that may change when a SuperNode starts again. Which client is on a node is asked
-of the node. Replies are asked for every few hundredths of a second; Flower's own `send_and_receive` sleeps 3 seconds.
+of the node. Replies are looked for every few hundredths of a second; Flower's `send_and_receive` sleeps 3 seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.words import printable
 from fnrfl.federation.remote_clients import Network
-from fnrfl.flower.envelopes import ASK, RECORD, WHO, packed, unpacked, weight
+from fnrfl.flower.client_app import ASK, RECORD, WHO, packed, unpacked, weight
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -24,30 +24,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fnrfl")
 
-REPLY_SECONDS = 0.05  # between two looks for replies, at first; the wait grows to a twentieth of the time waited
-SLOWEST = 1.0
-LOOK_SECONDS = 0.5  # seconds between two looks for nodes, while some are sought
-ASK_AGAIN = 5.0  # seconds without a reply after which a node is asked whether it is still there
+POLL_SECONDS = 0.05  # between two looks for replies, at first; the wait grows to a twentieth of the time waited
+SLOWEST_POLL = 1.0
+NODE_POLL_SECONDS = 0.5  # between two looks for nodes, while some are sought
+ASK_AGAIN = (
+    30.0  # seconds without a reply after which a node is asked whether it is there: it starts a process for that
+)
+
+Key = tuple[str, bytes]  # the label of a client and a request's SHA-256: the same request to the same client
 
 
 @dataclass(frozen=True)
 class Sending:
-    """Where a message went, and when."""
+    """Where a message went, and when; a request's has its key."""
 
     node: int
+    key: Key = ("", b"")
     when: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True)
-class SentLetter(Sending):
-    """Where a letter went, and which it is: the same letter to the same client has the same key."""
-
-    key: tuple[str, bytes] = ("", b"")  # the label of its client, and its SHA-256
 
 
 @dataclass
 class Carried:
-    """What Flower has carried, in bytes with its own headers, beside the letters themselves."""
+    """What Flower has carried, in bytes with its headers, beside the requests and replies themselves."""
 
     letters_down: int = 0
     letters_up: int = 0
@@ -56,7 +54,7 @@ class Carried:
 
     @property
     def overhead(self) -> float:
-        """Bytes that Flower has added, in percent of the letters."""
+        """Bytes that Flower has added, in percent of the requests and replies."""
         letters = self.letters_down + self.letters_up
         return 100.0 * (self.flower_down + self.flower_up - letters) / letters if letters else 0.0
 
@@ -69,15 +67,17 @@ class GridNetwork(Network):
     labels: Sequence[str] = ()  # of each client, by its number
     carried: Carried = field(default_factory=Carried)
     nodes: dict[str, int] = field(default_factory=dict)  # label -> node
-    _asked: dict[str, Sending] = field(default_factory=dict)  # questions that are under way
-    _under_way: dict[str, SentLetter] = field(default_factory=dict)  # letters without a reply, by message
+    _asked: dict[str, Sending] = field(default_factory=dict)  # questions that are under way, by message
+    _under_way: dict[str, Sending] = field(default_factory=dict)  # requests without a reply, by message
     _replaced: dict[int, str] = field(default_factory=dict)  # nodes in whose place another was found, and their label
     _doubled: str = ""  # the sentence about two nodes with one label
     _silent: dict[int, float] = field(default_factory=dict)  # nodes that could not say, and when they were asked
     _next_look: float = 0.0
 
+    # -- which clients are there --------------------------------------------------------------------------------------
+
     def wait_for(self, count: int) -> list[str]:
-        """Wait until so many nodes have said who they are; their labels, in order.
+        """Wait until so many nodes have said who they are; return their labels, in order.
 
         Of nodes with partitions, those from 0 to count - 1 take part. Of nodes with names, no others may be there.
         """
@@ -89,17 +89,14 @@ class GridNetwork(Network):
             self._ask_who([None])
             if time.monotonic() > told + 30:
                 told = time.monotonic()
-                there = f" ({self._names()})" if self.nodes else ""
-                log.warning(
-                    "%d nodes are there%s after %.0f s; %d must be", len(self.nodes), there, told - begun, count
-                )
-            time.sleep(REPLY_SECONDS)
+                there, seconds = len(self.nodes), told - begun
+                log.warning("%d nodes are there (%s) after %.0f s; %d must be", there, self._names(), seconds, count)
+            time.sleep(POLL_SECONDS)
         return labels
 
     def _complete(self, count: int) -> list[str] | None:
-        """The labels of the nodes that take part; None while some are missing, or have not yet said who they are."""
-        young = any(time.monotonic() - one.when < ASK_AGAIN for one in self._asked.values())
-        if len(self.nodes) < count or young:
+        """Return the labels of the nodes that take part, or None while some have not said who they are."""
+        if len(self.nodes) < count or any(time.monotonic() - one.when < ASK_AGAIN for one in self._asked.values()):
             return None
         partitions = [str(number) for number in range(count)]
         if self.nodes.keys() >= set(partitions):
@@ -116,110 +113,24 @@ class GridNetwork(Network):
     def _names(self) -> str:
         return ", ".join(map(printable, sorted(self.nodes)))
 
-    def exchange(self, letters: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
-        """Send each client its letter; yield replies as they come, until all are in or the seconds have passed.
-
-        A client that still has the same letter from an earlier exchange does not get it again: its reply is waited for.
-        """
-        begun = time.monotonic()
-        owed = dict(letters)
-        keys = {client: (self.labels[client], hashlib.sha256(letter).digest()) for client, letter in letters.items()}
-        sent = {one.key: one for one in self._under_way.values()}  # where a letter went last
-        while owed and (seconds is None or time.monotonic() < begun + seconds):
-            alive = self._heard_from()
-            replies = self._replies()
-            for client in [client for client in owed if keys[client] in replies]:
-                del owed[client]
-                yield client, replies[keys[client]]
-            again = {c: node for c in owed if (node := self._must_send(c, sent.get(keys[c]), alive)) is not None}
-            sent |= self._send({client: owed[client] for client in again}, again, keys)
-            self._ask_who([sent.get(keys[client]) for client in owed])
-            if owed:
-                time.sleep(min(SLOWEST, max(REPLY_SECONDS, (time.monotonic() - begun) / 20)))
-
-    def _must_send(self, client: int, last: Sending | None, alive: Mapping[int, float]) -> int | None:
-        """The node to which a letter must go: it has not gone there yet, or the node has lost it.
-
-        A SuperNode takes one message after the other: one that has answered a question asked after the letter went has
-        lost the letter, because it was started again.
-        """
-        node = self.nodes.get(self.labels[client])
-        if node is None or last is None or last.node != node:
-            return node
-        return node if alive.get(node, 0.0) > last.when else None
-
-    def _send(
-        self, letters: Mapping[int, bytes], nodes: Mapping[int, int], keys: Mapping[int, tuple[str, bytes]]
-    ) -> dict[tuple[str, bytes], SentLetter]:
-        """Push letters; where each went.
-
-        Messages live as long as Flower lets them. With a deadline as their `ttl`, the SuperLink would refuse a reply
-        that comes after it, and that is the reply to the letter for which the next exchange waits.
-        """
-        messages = [self._message(packed(letter), nodes[c], ASK) for c, letter in letters.items()]
-        if not messages:
-            return {}
-        for message, letter in zip(messages, letters.values(), strict=True):
-            self.carried.letters_down += len(letter)
-            self.carried.flower_down += weight(message)
-        ids = list(self.grid.push_messages(messages))
-        sent = {keys[client]: SentLetter(nodes[client], key=keys[client]) for client in letters}
-        self._under_way |= {one: letter for one, letter in zip(ids, sent.values(), strict=True) if one}
-        return sent
-
-    def _replies(self) -> dict[tuple[str, bytes], bytes | str]:
-        """Replies that have come, by the letter's key; of copies of a letter, one that was answered counts.
-
-        A node that has answered a letter will not answer those that it got before: they are forgotten.
-        """
-        replies: dict[tuple[str, bytes], bytes | str] = {}
-        for message in self._pulled(self._under_way):
-            letter = self._under_way.pop(message.metadata.reply_to_message_id, None)
-            if letter is None:
-                continue
-            reply = self._opened(message)
-            if isinstance(reply, bytes) or letter.key not in replies:
-                replies[letter.key] = reply
-            for one, earlier in [*self._under_way.items()]:
-                if earlier.node == letter.node and earlier.when < letter.when:
-                    del self._under_way[one]
-        return replies
-
-    def _opened(self, message: Message) -> bytes | str:
-        """The letter in a message; an error of Flower's or of the app becomes the reason for which there is none."""
-        if message.has_error():
-            return f"{message.error.reason or 'no reason given'} (Flower's error {message.error.code})"
-        try:
-            letter = unpacked(message)
-        except FnrflError as error:
-            return str(error)
-        self.carried.letters_up += len(letter)
-        self.carried.flower_up += weight(message)
-        return letter
-
-    def _pulled(self, ids: Iterable[str]) -> list[Message]:
-        wanted = list(ids)
-        return list(self.grid.pull_messages(wanted)) if wanted else []
-
     def _ask_who(self, owing: Sequence[Sending | None]) -> None:
         """Ask nodes which client they are: those that are new, if clients are sought, and those that owe a reply."""
         now = time.monotonic()
         late = {one.node for one in owing if one is not None and now - one.when > ASK_AGAIN}
         if now < self._next_look or not (late or None in owing):
             return
-        self._next_look = now + LOOK_SECONDS
+        self._next_look = now + NODE_POLL_SECONDS
         online = set(self.grid.get_node_ids())
         asked = {one.node for one in self._asked.values()}
         asked |= {node for node, when in self._silent.items() if now - when < ASK_AGAIN}
-        nodes = sorted((online - set(self.nodes.values()) | (online & late)) - asked)
-        if nodes:
+        if nodes := sorted((online - set(self.nodes.values()) | (online & late)) - asked):
             from flwr.app import RecordDict
 
             ids = self.grid.push_messages([self._message(RecordDict(), node, WHO) for node in nodes])
             self._asked |= {one: Sending(node) for one, node in zip(ids, nodes, strict=True) if one}
 
     def _heard_from(self) -> dict[int, float]:
-        """Take the answers to questions: nodes that are alive, and when they had been asked."""
+        """Take the answers to questions; return the nodes that are alive, and when they had been asked."""
         alive = {}
         for message in self._pulled(self._asked):
             asked = self._asked.pop(message.metadata.reply_to_message_id)
@@ -231,8 +142,7 @@ class GridNetwork(Network):
                 log.warning("Node %d does not say which client it is: %s", asked.node, printable(failed[:500]))
                 continue
             alive[asked.node] = asked.when
-            registered = self._registered(asked.node)
-            if registered and registered != label:
+            if (registered := self._registered(asked.node)) not in ("", label):
                 self._silent[asked.node] = asked.when
                 log.warning("The node registered as %s says that it is %s", *map(printable, (registered, label)))
             else:
@@ -240,7 +150,7 @@ class GridNetwork(Network):
         return alive
 
     def _found(self, label: str, asked: Sending) -> None:
-        """A node says that it is a client; another that said so was stopped, unless it says so once more."""
+        """Take a node that says that it is a client; another that said so was stopped, unless it says so once more."""
         before = self.nodes.get(label)
         if before is None or self._replaced.get(asked.node) != label:
             self.nodes[label] = asked.node
@@ -257,9 +167,90 @@ class GridNetwork(Network):
             log.warning(self._doubled)
 
     def _registered(self, node: int) -> str:
-        """The name under which a node's key was registered; empty where nodes have no keys."""
+        """Return the name under which a node's key was registered; empty where nodes have no keys."""
         nodes: Iterable[Any] = getattr(self.grid, "get_nodes", list)()
         return next((str(one.name) for one in nodes if one.node_id == node), "")
+
+    # -- requests and replies -----------------------------------------------------------------------------------------
+
+    def exchange(self, requests: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
+        """Send each client its request; yield replies as they come, until all are in or the seconds have passed.
+
+        A client that still has the same request from an earlier exchange does not get it again: its reply is awaited.
+        """
+        begun = time.monotonic()
+        owed = dict(requests)
+        keys = {client: (self.labels[client], hashlib.sha256(one).digest()) for client, one in requests.items()}
+        sent = {one.key: one for one in self._under_way.values()}  # where a request went last
+        while owed and (seconds is None or time.monotonic() < begun + seconds):
+            alive = self._heard_from()
+            replies = self._replies()
+            for client in [client for client in owed if keys[client] in replies]:
+                del owed[client]
+                yield client, replies[keys[client]]
+            to = {c: node for c in owed if (node := self._target(c, sent.get(keys[c]), alive)) is not None}
+            sent |= self._send([(owed[client], Sending(node, keys[client])) for client, node in to.items()])
+            self._ask_who([sent.get(keys[client]) for client in owed])
+            if owed:
+                time.sleep(min(SLOWEST_POLL, max(POLL_SECONDS, (time.monotonic() - begun) / 20)))
+
+    def _target(self, client: int, last: Sending | None, alive: Mapping[int, float]) -> int | None:
+        """Return the node to (re)send to, or None while the request is in flight there.
+
+        A SuperNode takes one message after the other: one that has answered a question asked after the request went has
+        lost the request, because it was started again.
+        """
+        node = self.nodes.get(self.labels[client])
+        if node is None or last is None or last.node != node:
+            return node
+        return node if alive.get(node, 0.0) > last.when else None
+
+    def _send(self, requests: Sequence[tuple[bytes, Sending]]) -> dict[Key, Sending]:
+        """Push requests; return where each went.
+
+        Messages live as long as Flower lets them. With a deadline as their `ttl`, the SuperLink would refuse a reply
+        that comes after it, and that is the reply to the request for which the next exchange waits.
+        """
+        messages = [self._message(packed(request), sending.node, ASK) for request, sending in requests]
+        self.carried.letters_down += sum(len(request) for request, _ in requests)
+        self.carried.flower_down += sum(map(weight, messages))
+        ids = self.grid.push_messages(messages) if messages else ()
+        self._under_way |= {one: sending for one, (_, sending) in zip(ids, requests, strict=True) if one}
+        return {sending.key: sending for _, sending in requests}
+
+    def _replies(self) -> dict[Key, bytes | str]:
+        """Return replies that have come, by the request's key; of copies of a request, one that was answered counts.
+
+        A node that has answered a request will not answer those that it got before: they are forgotten.
+        """
+        replies: dict[Key, bytes | str] = {}
+        for message in self._pulled(self._under_way):
+            request = self._under_way.pop(message.metadata.reply_to_message_id, None)
+            if request is None:
+                continue
+            reply = self._opened(message)
+            if isinstance(reply, bytes) or request.key not in replies:
+                replies[request.key] = reply
+            for one, earlier in [*self._under_way.items()]:
+                if earlier.node == request.node and earlier.when < request.when:
+                    del self._under_way[one]
+        return replies
+
+    def _opened(self, message: Message) -> bytes | str:
+        """Return the reply in a message; an error of Flower's or of the app becomes the reason why there is none."""
+        if message.has_error():
+            return f"{message.error.reason or 'no reason given'} (Flower's error {message.error.code})"
+        try:
+            reply = unpacked(message)
+        except FnrflError as error:
+            return str(error)
+        self.carried.letters_up += len(reply)
+        self.carried.flower_up += weight(message)
+        return reply
+
+    def _pulled(self, ids: Iterable[str]) -> list[Message]:
+        wanted = list(ids)
+        return list(self.grid.pull_messages(wanted)) if wanted else []
 
     def _message(self, content: RecordDict, node: int, kind: str) -> Message:
         from flwr.app import Message

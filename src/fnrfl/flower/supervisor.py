@@ -24,7 +24,7 @@ import psutil
 
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.flower.deployment import Address, Deployment
-from fnrfl.flower.own_config import OwnConfig
+from fnrfl.flower.node_settings import NodeSettings
 from fnrfl.flower.superlink import num_online, register_nodes
 from fnrfl.rundir import files
 
@@ -132,7 +132,7 @@ def start_federation(
         start_superlink(deployment, listen)
         tell(f"SuperLink  {address}  {'TLS' if address.secure else 'without TLS'}")
         if address.secure:
-            labels = {folder: OwnConfig.of({"folder": str(folder)}).label for folder in deployment.nodes}
+            labels = {folder: NodeSettings.of({"folder": str(folder)}).label for folder in deployment.nodes}
             register_nodes(deployment, labels)
         started = [start_node(deployment, client) for client in range(nodes)]
         if nodes:

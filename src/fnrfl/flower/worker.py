@@ -26,7 +26,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from fnrfl.core.errors import FnrflError
-from fnrfl.flower.own_config import OwnConfig
+from fnrfl.flower.node_settings import NodeSettings
 
 SOCKET, LOCK, LOG = "worker.sock", "worker.lock", "worker.log"
 IDLE = 900.0  # seconds without a letter after which a worker ends; the next letter starts another
@@ -38,7 +38,7 @@ START_TIMEOUT = 120.0  # seconds that a worker may take to start: it imports tor
 class WorkerLink:
     """The way to the worker of a node."""
 
-    config: OwnConfig
+    config: NodeSettings
 
     def ask(self, letter: bytes) -> bytes:
         """Return the worker's reply. A worker that dies meanwhile is started again, and asked once more."""
@@ -109,7 +109,7 @@ def end_with(parent: int) -> None:
 
 def work(parent: str, given: str) -> None:
     """Open the node and answer its letters."""
-    config = OwnConfig.of(json.loads(given))
+    config = NodeSettings.of(json.loads(given))
     Thread(target=end_with, args=(int(parent),), daemon=True).start()
     from fnrfl.federation.node_service import NodeService
     from fnrfl.process import isolated
