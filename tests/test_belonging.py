@@ -57,7 +57,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refusal(wanted: list[Cell], monkeypatch: pytest.MonkeyPatch) -> str:
     """The sentence, once it is known that nothing was run and nothing was written."""
-    monkeypatch.setattr(runs, "_train_rounds", None)
+    monkeypatch.setattr(runs, "_train", None)
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
     with pytest.raises(ConfigError) as caught:
         compare(wanted, "out")
@@ -163,7 +163,7 @@ def test_public_data_that_changed_is_refused(here: Path, monkeypatch: pytest.Mon
     wanted = cells((0,), "fedavg,fedprox", "public.source=public.csv", "public.size=0.5", "name=public")
     compare(wanted[:1], "out/public")
     write_table(here / "public.csv", shift=1.0)
-    monkeypatch.setattr(runs, "_train_rounds", None)
+    monkeypatch.setattr(runs, "_train", None)
     with pytest.raises(ConfigError, match="fedavg-seed-0 and out/public/fedprox-seed-0 have different public data"):
         compare(wanted, "out/public")
 

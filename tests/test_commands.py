@@ -99,8 +99,10 @@ def test_a_forecast_is_what_a_run_meters(variant: tuple[str, ...], monkeypatch: 
 
     monkeypatch.setattr(fnrfl.engines.job, "local_step", counted)
     result = runs.run(config, out=None)
-    assert list(forecast.bytes_up) == [event["bytes_up"] for event in result.rounds]
-    assert list(forecast.bytes_down) == [event["bytes_down"] for event in result.rounds]
+    for way in ("up", "down"):
+        told = [forecast.bytes_in_round(way, t) for t in range(len(result.rounds))]
+        assert told == [event[f"bytes_{way}"] for event in result.rounds]
+        assert forecast.bytes_in_all(way) == sum(told)
     assert sum(forecast.steps.values()) == taken["steps"]
     assert forecast.config == result.config
 

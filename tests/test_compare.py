@@ -541,7 +541,7 @@ def test_nothing_finished_is_done_again(
 ) -> None:
     out, found, _ = whole
     monkeypatch.setattr(runs, "run", None)
-    monkeypatch.setattr(runs, "_train_rounds", None)
+    monkeypatch.setattr(runs, "_train", None)
     before, seen = marks(out), list[Notice]()
     assert facts(compare(small(), out, progress=seen.append)) == facts(found)
     assert [notice.what for notice in seen] == ["kept"] * 4

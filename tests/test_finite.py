@@ -17,7 +17,7 @@ from fnrfl.config.registry import load_method
 from fnrfl.core.errors import ClientError, CompatibilityError, FnrflError
 from fnrfl.core.types import State
 from fnrfl.rundir import events
-from fnrfl.runs.finite import check_scores, check_state, for_json
+from fnrfl.runs.error_context import check_scores, check_state, for_json
 
 KEYS: dict[str, Any] = {"rounds": 2, "clients": 3, "out": None, "client": {"epochs": 1}, "model": "mlp(hidden=8)"}
 

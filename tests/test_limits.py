@@ -106,13 +106,6 @@ def test_a_forecast_of_many_cohorts_is_near(monkeypatch: pytest.MonkeyPatch) -> 
     assert plan.forecast(config).steps["local"] == pytest.approx(exact, rel=0.1)
 
 
-def test_traffic_is_a_list_of_rounds() -> None:
-    assert list(plan.Traffic((5, 3), 4)) == [5, 3, 3, 3]
-    assert plan.Traffic((5, 3), 4)[1:3] == [3, 3]
-    assert plan.Traffic((5,), 1).total == 5
-    assert plan.Traffic((5, 3), 4).total == 14
-
-
 # -- lazy layers -------------------------------------------------------------------------------------------------------
 
 

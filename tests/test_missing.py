@@ -162,7 +162,7 @@ def test_what_crosses_is_counted(finished: Result) -> None:
         "headers": clients * inputs * 8,
     }
     told = forecast(finished.config)
-    assert (told.bytes_up.total, told.bytes_down.total) == (finished.bytes_up, finished.bytes_down)
+    assert (told.bytes_in_all("up"), told.bytes_in_all("down")) == (finished.bytes_up, finished.bytes_down)
 
 
 def test_a_run_that_goes_on_and_another_engine_agree(finished: Result, tmp_path: Path) -> None:

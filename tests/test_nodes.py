@@ -309,7 +309,7 @@ def test_the_server_of_a_network_uses_no_private_example() -> None:
     """Also where it could, as in an experiment."""
     nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
     met = agree(digits("algorithm=centralised", "engine=loop"), nodes)
-    engine = build_engine(met.parts.config, met.parts.algorithm, met.parts.net, met.parts.pool, None)
+    engine = build_engine(met.parts, None)
     with pytest.raises(CompatibilityError, match="private examples of the clients are not on this machine"):
         met.parts.algorithm.round(met.parts.algorithm.init(met.parts.net), torch.arange(4), engine)
 

@@ -245,7 +245,7 @@ def test_what_pays_in_a_grid_is_prepared_unless_a_run_must_decide_alone(
     monkeypatch.setattr(setup_engine, "assemble", lambda *_, **given: asked.append(given["rounds"]))
     monkeypatch.setattr(setup_engine, "_gpus", lambda config: ())
     config = replace(built.config, engine=options)
-    setup_engine.build_engine(config, built.algorithm, built.net, built.pool, None, runs_alike=10)
+    setup_engine.build_engine(replace(built, config=config), None, runs_alike=10)
     assert asked == [rounds]
 
 

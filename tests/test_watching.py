@@ -133,7 +133,7 @@ def test_seconds_of_watching_are_no_training() -> None:
     from fnrfl.runs.run import run
 
     config = load("digits", ["fnr.watch=true", "rounds=1", "client.epochs=1", "fnr.epochs=1"])
-    assert forecast(config).bytes_up == forecast(with_keys(config, {"fnr.watch": False})).bytes_up
+    assert forecast(config).sent == forecast(with_keys(config, {"fnr.watch": False})).sent
     told = run(config, out=None).rounds[-1]
     assert told["seconds"]["observe"] > 0
     assert training_seconds(told) == pytest.approx(

@@ -1,15 +1,23 @@
-"""Whose fault it is: errors out of a method or a model become sentences that name it."""
+"""What goes wrong in a round becomes a sentence that names its cause: a method, a model, or numbers too large."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fnrfl import usercode
+from torch import Tensor
+
+from fnrfl.algorithms.fnr import FNR
 from fnrfl.config import registry
-from fnrfl.core.errors import CompatibilityError, FnrflError, from_system, out_of_memory
+from fnrfl import usercode
+from fnrfl.core.algorithm import Algorithm
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError, from_system, out_of_memory
+from fnrfl.core.types import State
+from fnrfl.engines.federation import Federation
 
 if TYPE_CHECKING:
     from fnrfl.config import RunConfig
@@ -17,7 +25,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def method_errors(config: RunConfig, when: str) -> Iterator[None]:
-    """Inside, a method is at work: what it raises names it, and what was asked of it."""
+    """Name the method, and its options, in what it raises inside."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -36,7 +44,7 @@ def method_errors(config: RunConfig, when: str) -> Iterator[None]:
 
 @contextmanager
 def model_errors(config: RunConfig, what: str) -> Iterator[None]:
-    """Inside, a model is called: what it raises names it, and says what could not be done."""
+    """Name the model, and what could not be done, in what it raises inside."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -53,7 +61,75 @@ def _has_words(error: BaseException) -> bool:
 
 
 def _told(error: BaseException) -> str:
-    """What was raised, and where in a user's own code if it was there."""
+    """Return what was raised, and where in a user's own code if it was there."""
     said, place = str(error).strip().partition("\n")[0], usercode.where(error)
     told = f"{type(error).__name__}{f': {said}' if said else ''}{f' ({place})' if place else ''}"
     return told if told.endswith(".") else f"{told}."
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def check_shapes(run_dir: Path, state: State | None, engine: Federation) -> None:
+    """Refuse a checkpoint that does not fit the model: a server's state, or what a client remembers.
+
+    What clients on other machines remember is theirs to check.
+    """
+    model = engine.server.initial
+    wanted = {"params": model.params} | model.buffers
+    given = [("the server", {} if state is None else {"params": state.params} | state.buffers, wanted)]
+    clients = engine.memory if engine.simulated else ()
+    given += [(f"client {c}", engine.memory.get(c), engine.memory.birth) for c in clients]
+    for whose, found, like in given:
+        for name, tensor in found.items():
+            if name not in like or tensor.shape != like[name].shape:
+                right = f"shape {list(like[name].shape)}" if name in like else "no such values"
+                raise ConfigError(
+                    f"The checkpoint in {run_dir} has {name} of {whose} with shape {list(tensor.shape)}, and the model "
+                    f"has {right}. It belongs to another run: put its files back as they were, or run again into "
+                    "another directory."
+                )
+
+
+def check_state(state: State, initial: State, algorithm: Algorithm, t: int) -> None:
+    """Refuse a server's state of round t that is not finite: engines have looked at what the clients sent.
+
+    A buffer that was not finite before the first round, such as a mask of attention, may stay so.
+    """
+    buffers = {k: v for k, v in state.buffers.items() if k not in initial.buffers or _finite(initial.buffers[k])}
+    for what, tensors in (("model", [state.params, *buffers.values()]), ("memory", list(state.extra.values()))):
+        if not all(_finite(tensor) for tensor in tensors):
+            raise FnrflError(
+                f"The server's {what} is no longer finite after round {t + 1}, although the models of the clients "
+                f"were. Lower {_steps_of(algorithm)}."
+            )
+
+
+def check_scores(scores: dict[str, Any], algorithm: Algorithm, t: int) -> None:
+    """Refuse scores of round t that are not finite: a model of finite numbers may be too large to be asked."""
+    for name in ("accuracy", "loss", "validation_accuracy"):
+        if scores[name] is not None and not math.isfinite(scores[name]):
+            raise FnrflError(
+                f"The {name.replace('_', ' ')} after round {t + 1} is not finite, although the server's model is: its "
+                f"numbers are too large. Lower {_steps_of(algorithm)}."
+            )
+
+
+def for_json(value: Any) -> Any:
+    """Return a value with null in the place of every number that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: for_json(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [for_json(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
+
+
+def _steps_of(algorithm: Algorithm) -> str:
+    """Return the keys that say how far the server goes in a round."""
+    method = algorithm.inner if isinstance(algorithm, FNR) else algorithm  # FNR has no step of its own
+    rates = [f"algorithm.{f.name}" for f in fields(method) if f.name == "lr" or f.name.endswith("_lr")]
+    return " or ".join([*rates, "client.lr"])

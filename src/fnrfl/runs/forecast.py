@@ -11,10 +11,9 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from torch import Tensor
 
@@ -38,46 +37,27 @@ COPIES = 8  # of a model that a client in training keeps in memory, roughly
 
 
 @dataclass(frozen=True)
-class Traffic(Sequence[int]):
-    """Bytes of each round, however many there are: those after the first ones are as many as in the last of these."""
-
-    first: tuple[int, ...]
-    rounds: int
-
-    def __len__(self) -> int:
-        return self.rounds
-
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[int]: ...
-    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(self.rounds))]
-        at = range(self.rounds)[at]
-        return self.first[min(at, len(self.first) - 1)]
-
-    @property
-    def total(self) -> int:
-        """Bytes of all rounds."""
-        return sum(self.first) + (self.rounds - len(self.first)) * self.first[-1]
-
-
-@dataclass(frozen=True)
 class Forecast:
     """The cost of a run; `config` is resolved, with the engine that it would use."""
 
     config: RunConfig
     parameters: int
     steps: dict[str, int]  # optimiser steps of all clients in all rounds, by phase
-    bytes_up: Traffic
-    bytes_down: Traffic
+    sent: tuple[dict[str, int], ...]  # bytes "up" and "down" of the first rounds; all others send what the last does
     seconds: float  # an estimate
     memory: int | None  # bytes, an estimate; None where the system does not say
     notices: tuple[str, ...]
 
+    def bytes_in_round(self, way: str, t: int) -> int:
+        """Return the bytes "up" or "down" of round t."""
+        return self.sent[min(t, len(self.sent) - 1)][way]
+
+    def bytes_in_all(self, way: str) -> int:
+        """Return the bytes "up" or "down" of all rounds."""
+        return sum(sent[way] for sent in self.sent) + (self.config.rounds - len(self.sent)) * self.sent[-1][way]
+
     def summary(self) -> dict[str, Any]:
-        """The forecast as one JSON object."""
+        """Return the forecast as one JSON object."""
         engine = self.config.engine
         return {
             "engine": engine.name,
@@ -87,10 +67,8 @@ class Forecast:
             "rounds": self.config.rounds,
             "steps": sum(self.steps.values()),
             "steps_by_phase": self.steps,
-            "bytes_up": self.bytes_up.total,
-            "bytes_down": self.bytes_down.total,
-            "bytes_up_per_round": self.bytes_up[-1],
-            "bytes_down_per_round": self.bytes_down[-1],
+            **{f"bytes_{way}": self.bytes_in_all(way) for way in ("up", "down")},
+            **{f"bytes_{way}_per_round": self.sent[-1][way] for way in ("up", "down")},
             "memory_estimate": self.memory,
             "seconds_estimate": self.seconds,
             "leaks": list(self.config.leaks_on),
@@ -101,7 +79,7 @@ class Forecast:
 
 @isolated()
 def forecast(config: RunConfig) -> Forecast:
-    """Build what a run would build, and count; nothing is written, and nothing is trained that anybody keeps."""
+    """Build what a run would build, and count; write nothing, and keep nothing that is trained."""
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         built = build(_timed_here(config), Path(scratch))
         with built.engine:
@@ -110,7 +88,6 @@ def forecast(config: RunConfig) -> Forecast:
             sent = rehearsal.bytes()
             steps = rehearsal.steps()
             seconds = _seconds(built, rehearsal, steps)
-    up, down = (Traffic(tuple(count[way] for count in sent), built.config.rounds) for way in ("up", "down"))
     memory, chosen, notices = _memory(built, before, _peak()), built.config, (*built.notices, *built.on_split)
     if config.engine.name == "ray":
         asked, gpus = config.engine.precision, config.network.gpus
@@ -118,7 +95,7 @@ def forecast(config: RunConfig) -> Forecast:
         chosen = replace(chosen, engine=replace(chosen.engine, name="ray", precision=precision))
         if gpus:
             notices += (f"network.gpus = {gpus:g}: Ray actors train on GPUs, and the time is that of this CPU.",)
-    return Forecast(chosen, built.net.size, steps, up, down, seconds, memory, notices)
+    return Forecast(chosen, built.net.size, steps, tuple(sent), seconds, memory, notices)
 
 
 def _timed_here(config: RunConfig) -> RunConfig:

@@ -30,8 +30,7 @@ from fnrfl.rundir.events import Event
 from fnrfl.rundir.interrupt import interruptible, stoppable
 from fnrfl.runs import personal, run_files
 from fnrfl.runs.callbacks import Listeners
-from fnrfl.runs.error_context import method_errors, model_errors
-from fnrfl.runs.finite import check_scores, check_shapes, check_state, for_json
+from fnrfl.runs.error_context import check_scores, check_shapes, check_state, for_json, method_errors, model_errors
 from fnrfl.runs.notices import log_once
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
 from fnrfl.runs.result import Result
@@ -80,11 +79,11 @@ def run(
         log_once(built.notices)
         log_once(built.on_split, logging.INFO)  # how every run begins: a command shows it
         if out is None:
-            return _train_rounds(built, RunWriter(None, checkpoint_every), Begun(), told, phase)
+            return _train(built, RunWriter(None, checkpoint_every), Begun(), told, phase)
         with ExitStack() as stack:
             place, header = run_files.create_run_dir(stack, names, built, overwrite=overwrite)
-            recorder = RunWriter(place, checkpoint_every, events.line(header))
-            return _train_rounds(built, recorder, Begun(header), told, phase)
+            writer = RunWriter(place, checkpoint_every, events.line(header))
+            return _train(built, writer, Begun(header), told, phase)
 
 
 @stoppable()
@@ -123,8 +122,8 @@ def resume(
             check_shapes(run_dir, state, built.engine)
         logged = b"".join(found.log)
         files.write(run_dir / "events.jsonl", logged)
-        recorder = RunWriter(place, checkpoint_every, logged)
-        return _train_rounds(built, recorder, Begun(header, rounds, state, True), told, phase)
+        writer = RunWriter(place, checkpoint_every, logged)
+        return _train(built, writer, Begun(header, rounds, state, True), told, phase)
 
 
 @isolated()
@@ -172,10 +171,7 @@ class Begun:
 
 
 class RunWriter:
-    """Writes a run into its directory: every round into the log, and a checkpoint from time to time.
-
-    Without a directory it writes nothing.
-    """
+    """Writes every round of a run into the log of its directory, if it has one, and a checkpoint from time to time."""
 
     def __init__(self, place: RunDir | None, checkpoint_every: float, logged: bytes = b"") -> None:
         """`logged` is what the event log has so far."""
@@ -209,49 +205,42 @@ class RunWriter:
         self.restart_clock()
 
 
-def _train_rounds(built: Built, recorder: RunWriter, begun: Begun, told: Listeners, phase: Phase | None) -> Result:
+def _train(built: Built, writer: RunWriter, begun: Begun, told: Listeners, phase: Phase | None) -> Result:
     """Train all rounds that are still to come."""
-    with told.hearing(built.config, lambda: begun.facts(built, recorder.place)):
-        rounds, state = _loop(built, recorder, begun, told, phase)
-        result = _result(built, recorder.place, rounds, state)
+    config, engine = built.config, built.engine
+    metered = Metered(engine, phase or (lambda name: None), engine.clock)
+    rounds, state = list(begun.rounds), begun.state
+    with told.hearing(config, lambda: begun.facts(built, writer.place)):
+        with engine, nullcontext(lambda: None) if writer.place is None else interruptible() as stop:
+            if state is None:
+                with method_errors(config, "before the first round"):
+                    state = built.algorithm.init(built.net)
+            engine.warm_up()
+            writer.restart_clock()
+            for t in range(len(rounds), config.rounds):
+                state, event = _train_round(built, metered, state, t)
+                rounds.append(event)
+                last = t + 1 == config.rounds
+                stopping = None if last else stop()  # a signal that comes later takes effect after the next round
+                due = stopping or last or writer.due
+                writer.write(event)
+                if due:
+                    writer.save(built, rounds, state)
+                try:
+                    told.round(event)
+                except BaseException:  # whoever listens may stop a run as well, such as a pipe that was closed
+                    if not due:
+                        writer.save(built, rounds, state)
+                    raise
+                if stopping:
+                    raise stopping
+        result = _result(built, writer.place, rounds, state)
     told.end(result)
     return result
 
 
-def _loop(
-    built: Built, recorder: RunWriter, begun: Begun, told: Listeners, phase: Phase | None
-) -> tuple[list[Event], State]:
-    config, engine = built.config, built.engine
-    metered = Metered(engine, phase or (lambda name: None), engine.clock)
-    rounds, state = list(begun.rounds), begun.state
-    with engine, nullcontext(lambda: None) if recorder.place is None else interruptible() as stop:
-        if state is None:
-            with method_errors(config, "before the first round"):
-                state = built.algorithm.init(built.net)
-        engine.warm_up()
-        recorder.restart_clock()
-        for t in range(len(rounds), config.rounds):
-            state, event = _train_round(built, metered, state, t)
-            rounds.append(event)
-            last = t + 1 == config.rounds
-            stopping = None if last else stop()  # a signal that comes later takes effect after the next round
-            due = stopping or last or recorder.due
-            recorder.write(event)
-            if due:
-                recorder.save(built, rounds, state)
-            try:
-                told.round(event)
-            except BaseException:  # whoever listens may stop a run as well, such as a pipe that was closed
-                if not due:
-                    recorder.save(built, rounds, state)
-                raise
-            if stopping:
-                raise stopping
-    return rounds, state
-
-
 def _result(built: Built, place: RunDir | None, rounds: list[Event], state: State) -> Result:
-    """What came out after the last round; in a run directory, `model.safetensors` says that the run is finished."""
+    """Return what came out after the last round; in a run directory, `model.safetensors` marks the run finished."""
     weights = aligned(moved(built.net.named(state.params, state.buffers), CPU))
     personalised = built.algorithm.personalised
     if place is None:

@@ -92,12 +92,10 @@ def build(
     parts = parts or gather_parts(config, passed)
     try_out(metrics, parts.splits.test.y, parts.dataset.num_classes)
     if parts.config.dataset.asks_for_means:
-        columns = parts.dataset.columns
-        scaling = scaling or ask_for_scaling(parts.config, parts.net, parts.pool, columns, connection)
+        scaling = scaling or ask_for_scaling(parts, connection)
         parts = parts.scaled_by(scaling)
-    made = (parts.config, parts.algorithm, parts.net, parts.pool)
     actors = ray_actors(parts, scaling, passed) if parts.config.engine.name == "ray" else None
-    engine = build_engine(*made, scratch, runs_alike, connection or actors, scaling)
+    engine = build_engine(parts, scratch, runs_alike, connection or actors, scaling)
     parts = replace(parts, notices=(*parts.notices, *notes(parts)))
     values = {field.name: getattr(parts, field.name) for field in fields(parts)}
     return Built(**values, engine=engine, scaling=scaling, metrics=metrics, passed=passed, connection=connection)

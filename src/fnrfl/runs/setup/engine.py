@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from fnrfl.config import RunConfig, registry
-from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.feed import Feed
 from fnrfl.core.messages import ClientSide
@@ -20,7 +19,6 @@ from fnrfl.core.trees import Tree
 from fnrfl.core.words import INPUT_SCALE
 from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset
-from fnrfl.data.reading import Columns
 from fnrfl.data.scaling import Scaling, ask_clients
 from fnrfl.engines.assemble import Layout, assemble, assemble_trainer
 from fnrfl.engines.federation import Federation
@@ -30,6 +28,9 @@ from fnrfl.engines.ray.actors import RayActors
 from fnrfl.engines.trainer import Trainer
 from fnrfl.runs.setup.method import cohort_size
 from fnrfl.runs.setup.vmap_support import VmapError, vmap_failure
+
+if TYPE_CHECKING:
+    from fnrfl.runs.setup.inputs import RunParts
 
 SMALL = 1_000_000  # parameters times batch of a dense net up to which clients step together
 WORTH_RECORDING = 50  # steps of groups of clients in a run, on a CPU
@@ -75,9 +76,12 @@ def choose_engine(config: RunConfig, net: Net) -> tuple[RunConfig, tuple[str, ..
 
 
 def _name_that_can(config: RunConfig, net: Net) -> tuple[str, tuple[str, ...]]:
-    """The engine, and a notice if it is not the one that somebody may expect."""
-    auto = config.engine.name == "auto"
-    name = _chosen_name(config, net) if auto else config.engine.name
+    """Return the engine, and a notice if it is not the one that somebody may expect."""
+    name, auto = config.engine.name, config.engine.name == "auto"
+    if auto and not net.convolutional and net.size * config.client.batch <= SMALL:  # the overhead of a step dominates
+        name = "batched" if cohort_size(config) > 1 else "loop"
+    elif auto:
+        name = "gpu" if torch.cuda.is_available() else "loop"
     if auto and name == "loop" and not torch.cuda.is_available():
         return name, ("engine = auto found no GPU and runs on the CPU.",)
     tried = name in ("batched", "gpu")
@@ -90,7 +94,7 @@ def _name_that_can(config: RunConfig, net: Net) -> tuple[str, tuple[str, ...]]:
 
 
 def _precision_that_can(config: RunConfig, net: Net, engine: str) -> tuple[str, tuple[str, ...]]:
-    """The precision, and a notice if a user's own model does not compute in bf16."""
+    """Return the precision, and a notice if a user's own model does not compute in bf16."""
     precision = _chosen_precision(config, net, engine)
     tried = engine == "gpu" and precision == "bf16"
     why = vmap_failure(config, net, engine, loops=True, compute=torch.bfloat16) if tried else None
@@ -122,13 +126,6 @@ def _num_workers(config: RunConfig, engine: str) -> int:
         "Set network.gpus = 0: actors then train on the CPU. For a cluster, set network.address and engine.threads."
     )
     return int(len(found_devices(f'engine = "ray" with network.gpus = {network.gpus:g}', way_out)) / network.gpus)
-
-
-def _chosen_name(config: RunConfig, net: Net) -> str:
-    """Stepping together on a CPU pays where a step is so small that its overhead dominates."""
-    if not net.convolutional and net.size * config.client.batch <= SMALL:
-        return "batched" if cohort_size(config) > 1 else "loop"
-    return "gpu" if torch.cuda.is_available() else "loop"
 
 
 def _chosen_precision(config: RunConfig, net: Net, engine: str) -> str:
@@ -187,34 +184,41 @@ class RunNetwork:
     network: ClientNetwork
     run: str  # its id, which names a folder at each node; the same when the run goes on
 
+    def connect(self, parts: RunParts, birth: Tree, **told: Any) -> ClientSide:
+        return self.network.connect(self.run, parts.net, birth, parts.pool, parts.config.network, **told)
+
 
 def build_engine(
-    config: RunConfig,
-    algorithm: Algorithm,
-    net: Net,
-    pool: Pool,
+    parts: RunParts,
     scratch: Path | None,
     runs_alike: int | None = None,
     there: RunNetwork | RayActors | None = None,
     scaling: Scaling | None = None,
 ) -> Federation:
-    """The engine that a resolved config names; `scratch` is a folder for what does not fit in memory.
+    """Put the engine together that a resolved config names; `scratch` is a folder for what does not fit in memory.
 
     Of `runs_alike` runs each uses what is compiled for one. But a run that is to be the same to the last bit, alone or
     among others, decides alone. `there` is the way to clients on other machines, who are told `scaling`, or the actors
     that train clients.
     """
-    if config.engine.name == "flower":
-        return _remote_engine(config, algorithm, net, pool, there if isinstance(there, RunNetwork) else None, scaling)
+    config, algorithm = parts.config, parts.algorithm
+    memory = algorithm.client_state(parts.net)
+    if config.engine.name == "flower":  # what the server does itself, it does as the loop engine
+        assert isinstance(there, RunNetwork)
+        server = assemble("loop", parts.net, parts.pool, config.client, seed=config.seed, rounds=config.rounds).server
+        told, personal = None if scaling is None else scaling.as_tree(), algorithm.personalised
+        clients = there.connect(parts, memory, reads_memory=personal, scale=told)
+        options, (seed, rounds) = config.client, (config.seed, config.rounds)
+        return Federation(clients, server, options, seed=seed, rounds=rounds, network=config.network, simulated=False)
     alone = config.engine.deterministic or config.engine.name != "gpu"
     return assemble(
         config.engine.name,  # type: ignore[arg-type]
-        net,
-        pool,
+        parts.net,
+        parts.pool,
         config.client,
         seed=config.seed,
-        client_memory=algorithm.client_state(net),
-        layout=_layout(config, net, pool, scratch),
+        client_memory=memory,
+        layout=_layout(config, parts.net, parts.pool, scratch),
         rounds=config.rounds * (1 if alone else runs_alike or 1),
         participation=cohort_size(config) / config.clients,
         network=config.network,
@@ -223,7 +227,7 @@ def build_engine(
 
 
 def build_trainer(config: RunConfig, net: Net, pool: Pool) -> Trainer:
-    """What takes the steps of clients on a machine of their own, as the engine that the config names does."""
+    """Put together what takes the steps of clients on a machine of their own, as the engine of the config does."""
     return assemble_trainer(
         config.engine.name,  # type: ignore[arg-type]
         net,
@@ -236,7 +240,7 @@ def build_trainer(config: RunConfig, net: Net, pool: Pool) -> Trainer:
 
 
 def _layout(config: RunConfig, net: Net, pool: Pool, scratch: Path | None) -> Layout:
-    """How a resolved config uses the machine."""
+    """Return how a resolved config uses the machine."""
     at_once, on_gpu = int(config.engine.clients_at_once), config.engine.name == "gpu"
     return Layout(
         threads=min(int(config.engine.threads), max(at_once, os.cpu_count() or 1)),  # each holds a net
@@ -259,51 +263,20 @@ def refuse_without_network(config: RunConfig, connection: RunNetwork | None) -> 
         )
 
 
-def _remote_engine(
-    config: RunConfig,
-    algorithm: Algorithm,
-    net: Net,
-    pool: Pool,
-    connection: RunNetwork | None,
-    scaling: Scaling | None,
-) -> Federation:
-    """An engine whose clients are on other machines; what the server does itself, it does as the loop engine."""
-    assert connection is not None
-    here = assemble("loop", net, pool, config.client, seed=config.seed, rounds=config.rounds)
-    clients = connection.network.connect(
-        connection.run,
-        net,
-        algorithm.client_state(net),
-        pool,
-        config.network,
-        reads_memory=algorithm.personalised,
-        scale=None if scaling is None else scaling.as_tree(),
-    )
-    return Federation(
-        clients,
-        here.server,
-        config.client,
-        seed=config.seed,
-        rounds=config.rounds,
-        network=config.network,
-        simulated=False,
-    )
-
-
-def ask_for_scaling(
-    config: RunConfig, net: Net, pool: Pool, columns: Columns | None, connection: RunNetwork | None = None
-) -> Scaling:
-    """What the clients answer about their inputs, before there is a model that could be trained."""
+def ask_for_scaling(parts: RunParts, connection: RunNetwork | None = None) -> Scaling:
+    """Return what the clients answer about their inputs, before there is a model that could be trained."""
+    config, pool = parts.config, parts.pool.in_type(torch.float64)
     layout = Layout(threads=1 if config.engine.name == "gpu" else int(config.engine.threads))
-    with assemble("loop", net, pool.in_type(torch.float64), config.client, seed=config.seed, layout=layout) as engine:
-        if connection is not None:
-            engine.clients = connection.network.connect(connection.run, net, {}, pool, config.network)
-        gaps = config.dataset.missing == "mean"
+    engine = assemble("loop", parts.net, pool, config.client, seed=config.seed, layout=layout)
+    if connection is not None:
+        engine = Federation(connection.connect(parts, {}), engine.server, config.client, seed=config.seed)
+    with engine:
+        gaps, columns = config.dataset.missing == "mean", parts.dataset.columns
         return ask_clients(engine, f'dataset = "{config.dataset.name}"', gaps=gaps, columns=columns)
 
 
 def _gpus(config: RunConfig) -> list[torch.device]:
-    """The GPUs that a run uses."""
+    """Return the GPUs that a run uses."""
     devices, asked = found_devices(), int(config.engine.threads)
     if len(devices) < asked:
         raise CompatibilityError(
