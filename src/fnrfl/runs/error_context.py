@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fnrfl import usercode
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.config import registry
-from fnrfl import usercode
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError, from_system, out_of_memory
 from fnrfl.core.types import State

@@ -1,0 +1,182 @@
+"""What a run must have is asked for before it starts, in a sentence with the value, the rule and the way out."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fnrfl import cli
+from fnrfl.config import load, registry
+from fnrfl.core.errors import CompatibilityError
+from fnrfl.runs.setup.build import build
+from fnrfl.runs.setup.checks import NOTES, RULES, Rule
+
+NETS = '''
+from torch import nn
+
+
+def whole(num_classes):
+    """A net with everything that a method may need: BatchNorm, and a Linear that reads the features."""
+    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(256, 16), nn.ReLU(), nn.Linear(16, num_classes))
+
+
+def without_linear(num_classes):
+    layers = [nn.Conv2d(1, num_classes, 3), nn.BatchNorm2d(num_classes), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers)
+
+
+def softmax(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes), nn.Softmax(1))
+
+
+def tokens(num_classes):
+    return nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.LazyLinear(num_classes))
+'''
+BASE = ("rounds=1", "model=nets:whole", "client.epochs=1")
+TOKENS = ("dataset=tokens.npz", "model=nets:tokens", "clients=2", "scenario=iid")
+TABLE = ("dataset=table.csv", "model=mlp", "clients=2", "scenario=iid")
+ONE_BY_ONE = ("dataset=table.csv", "model=mlp", "scenario=natural", "dataset.client=who", "public.size=0",
+              "validation.size=0")  # fmt: skip
+
+# For each row of the tables, in their order: keys of a run that breaks it.
+BREAKING: tuple[tuple[str, ...], ...] = (
+    ("model=nets:without_linear", "algorithm=moon"),
+    ('model.features="3"', "algorithm=fedgen"),
+    ("model=mlp", "algorithm=fedbn"),
+    ("public.distill=0.0", "algorithm=feddf"),
+    ("public.size=0", "algorithm=public-only"),
+    ("client.optimizer=adam", "algorithm=scaffold"),
+    (*TOKENS, "dataset.missing=mean"),
+    (*TOKENS, "dataset.scale=standard"),
+    ("client.class_weights=1,2",),
+    (*TOKENS, "scenario=feature-noise(0.1)"),
+    ("algorithm=public-share", "scenario=feature-noise(0.1, redraw=false)"),
+    ("fnr=on", "fnr.share=1.0", "fnr.target=all", "clients=2", "client.dropout=0.5"),
+    ("engine.threads=100000",),
+    ("client.epochs=1000000000000",),
+    ("client.batch=2000000000",),
+    ("model=mlp(norm=batch)", "client.batch=1"),
+    (),  # no scenario leaves a client empty; a file that somebody has written may
+    ("client.last_batch=drop", "client.batch=1000"),
+)
+NOTED: tuple[tuple[str, ...], ...] = (
+    ("model=nets:softmax",),
+    ("public.source=public.npz", "public.size=0.3"),
+    ("fnr=on", "fnr.share=0.01"),
+    ("fnr=on", "algorithm=public-share"),
+    (*TABLE, "dataset=one-class.npz"),
+    (*TABLE, "dataset=unseen.npz", "public.size=0", "validation.size=0"),
+    (*TABLE, "dataset=mine.npz", "public.source=few.npz", "fnr=on"),
+    (*ONE_BY_ONE, "dataset.scale=standard"),
+    (*TABLE, "dataset.scale=none"),
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "nets.py").write_text(NETS)
+    dice, y = np.random.default_rng(0), np.arange(120) % 3
+    np.savez("tokens.npz", x=dice.integers(9, size=(120, 5)), y=y)
+    np.savez("public.npz", x=dice.random((40, 1, 8, 8), np.float32), y=np.arange(40) % 10)
+    x = dice.random((120, 3), np.float32)
+    np.savez("mine.npz", x=x, y=y)
+    np.savez("few.npz", x=dice.random((40, 3), np.float32), y=np.arange(40) % 2, classes=np.array(["0", "1", "2"]))
+    np.savez("one-class.npz", x_train=x, y_train=0 * y, x_test=x + 1, y_test=y)
+    np.savez("unseen.npz", x_train=x, y_train=y % 2, x_test=x + 1, y_test=y)
+    who = [0, *range(60), *range(59)]
+    rows = [f"{1000 * a},{b},{kind},{one}" for (a, b, _), kind, one in zip(x, y, who, strict=True)]
+    Path("table.csv").write_text("\n".join(["salary,age,kind,who", *rows]) + "\n")
+    sys.modules.pop("nets", None)
+    yield tmp_path
+    sys.modules.pop("nets", None)
+
+
+def pattern(rule: Rule) -> str:
+    """What a rule's sentence looks like, with any values."""
+    return ".*".join(re.escape(part) for part in re.split(r"\{[^}]*\}", rule.sentence))
+
+
+@pytest.mark.parametrize(
+    ("rule", "keys"),
+    [one for one in zip(RULES, BREAKING, strict=True) if one[1]],
+    ids=lambda one: getattr(one, "key", ""),
+)
+def test_a_run_that_breaks_a_rule_is_refused_by_that_one(rule: Rule, keys: tuple[str, ...]) -> None:
+    with pytest.raises(CompatibilityError) as refusal:
+        build(load("digits", [*BASE, *keys]))
+    assert re.fullmatch(pattern(rule), str(refusal.value), re.DOTALL), str(refusal.value)
+
+
+def test_a_client_without_examples_is_named() -> None:
+    run: Any = SimpleNamespace(config=load("digits"), partition=SimpleNamespace(sizes=np.array([3, 0])))
+    assert "client 1 has no examples" in str(RULES[BREAKING.index(())].broken(run))
+
+
+@pytest.mark.parametrize(("rule", "keys"), zip(NOTES, NOTED, strict=True), ids=lambda one: getattr(one, "key", ""))
+def test_what_a_user_should_know_is_noted(rule: Rule, keys: tuple[str, ...]) -> None:
+    said = build(load("digits", [*BASE, *keys])).notices
+    assert any(re.fullmatch(pattern(rule), one, re.DOTALL) for one in said), said
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.key)
+def test_a_sentence_has_a_value_a_rule_and_a_way_out(rule: Rule) -> None:
+    """The way out is the last sentence, an order."""
+    assert "{" in rule.sentence and rule.sentence.endswith(".")
+    *_, way_out = re.split(r"(?<=\.) (?=[A-Z])", rule.sentence)
+    assert way_out.split()[0] in ("Choose", "Give", "Leave", "Name", "Set", "Use"), way_out
+    assert rule.key.rpartition(".")[2] in rule.sentence or "{found.section}" in rule.sentence
+
+
+# What is missing, how that comes about, and the needs that it leaves unmet.
+LACKS = {
+    "public data": (["public.size=0"], {"public-labels", "distill"}),
+    "data to distil on": (["public.distill=0.0"], {"distill"}),
+    "a Linear": (["model=nets:without_linear"], {"features", "head"}),
+    "a head": (['model.features="3"'], {"head"}),
+    "BatchNorm": (["model=mlp"], {"batchnorm"}),
+    "linear steps": (["client.optimizer=adam"], {"linear-optimiser"}),
+}
+
+
+@pytest.mark.parametrize("name", registry.algorithms())
+def test_a_need_that_is_not_met_is_refused_and_no_other(name: str) -> None:
+    """Whoever does not need what is missing is built, and with everything there all are, bare and under FNR."""
+    needs = registry.load_method(name)().needs
+    for fnr in ("off", "on"):
+        build(load("digits", [*BASE, f"algorithm={name}", f"fnr={fnr}"]))
+    for keys, unmet in LACKS.values():
+        config = load("digits", [*BASE, f"algorithm={name}", *keys])
+        if not needs & unmet:
+            build(config)
+            continue
+        with pytest.raises(CompatibilityError, match=f"^{name} "):
+            build(config)
+
+
+def test_methods_that_divide_by_travel_need_linear_steps() -> None:
+    found = {name for name in registry.algorithms() if "linear-optimiser" in registry.load_method(name)().needs}
+    assert {"fednova", "scaffold"} <= found
+
+
+@pytest.mark.parametrize("keys", [("public.size=0",), ("model=nets:without_linear",)])
+@pytest.mark.parametrize("how", [("-o", "here"), ("--dry-run",)])
+def test_a_refusal_is_one_line_exit_code_2_and_leaves_nothing_behind(
+    keys: tuple[str, ...], how: tuple[str, ...], folder: Path
+) -> None:
+    """FNR adds its own needs."""
+    before = sorted(path.name for path in folder.iterdir())
+    got = CliRunner().invoke(cli.app, ["run", "digits", *BASE, "fnr=on", *keys, *how])
+    assert got.exit_code == 2 and "Traceback" not in got.output, got.output
+    assert len(got.stderr.splitlines()) == 1 and re.match("fnrfl: (fnr|FNR) ", got.stderr)
+    assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == before
