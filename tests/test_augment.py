@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.rng import generator
 from fnrfl.core.training import Training
-from fnrfl.data.augment import add_noise, crop_flip, draw_crop_flip, resolve, source_pixels
+from fnrfl.data.augment import crop_flip, draw_crop_flip, resolve, source_pixels
 from fnrfl.data.batches import Pool
+from fnrfl.data.noise import add_noise
 
 
 def one_by_one(x: Tensor, crops: Tensor, pad: int) -> Tensor:

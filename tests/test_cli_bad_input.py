@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from fnrfl import cli
 from fnrfl.config import load
 from fnrfl.core.errors import ConfigError
-from fnrfl.data.sources import digits, fashion_mnist, fetching
+from fnrfl.data.sources import EMBEDDED_FILE, fashion_mnist, fetching
 from fnrfl.rundir import outputs
 from fnrfl.runs.run import run
 
@@ -136,14 +136,14 @@ def csv(folder: Path, name: str = "mine.csv", rows: int = 400) -> Path:
 
 def corrupt(data: Path) -> None:
     data.mkdir()
-    shutil.copy(digits.EMBEDDED_FILE, data / "cifar10.npz")
+    shutil.copy(EMBEDDED_FILE, data / "cifar10.npz")
 
 
 DATA: dict[str, tuple[Callable[[Path], object], list[str], list[str]]] = {
     "missing file": (lambda f: None, ["dataset=nowhere.csv"], ["nowhere.csv", "does not exist"]),
     "missing folder": (lambda f: None, ["dataset=nowhere/"], ["nowhere"]),
     "truncated": (
-        lambda f: (f / "mine.npz").write_bytes(digits.EMBEDDED_FILE.read_bytes()[:1000]),
+        lambda f: (f / "mine.npz").write_bytes(EMBEDDED_FILE.read_bytes()[:1000]),
         ["dataset=mine.npz"],
         ["mine.npz", "truncated"],
     ),

@@ -292,7 +292,7 @@ def test_data_list_says_where_and_how(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FNRFL_DATA", str(folder / "data"))
     lines = command("data", "list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(sources.NAMED_DATASETS)
-    assert str(sources.digits.EMBEDDED_FILE) in lines[0]
+    assert str(sources.EMBEDDED_FILE) in lines[0]
     assert "fnrfl data get cifar10" in lines[2]
     rows = json.loads(command("data", "list", "--json").stdout)
     assert rows[2]["where"] is None
@@ -300,7 +300,7 @@ def test_data_list_says_where_and_how(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_data_get_verifies_what_is_there() -> None:
-    assert str(sources.digits.EMBEDDED_FILE) in command("data", "get", "digits").stdout
+    assert str(sources.EMBEDDED_FILE) in command("data", "get", "digits").stdout
     assert command("data", "get", "digits", "--quiet").output == ""
 
 

@@ -35,10 +35,8 @@ from fnrfl.core.rng import numpy_generator
 from fnrfl.data import datasets, sources
 from fnrfl.data.datasets import Dataset, Part, load, object_source
 from fnrfl.data.partition.stratify import stratified_order
-from fnrfl.data.sources import available, cifar10, fashion_mnist, fetch, fetching
-from fnrfl.data.sources.cache import cache_dir
-from fnrfl.data.sources.digits import EMBEDDED_FILE
-from fnrfl.data.sources.entry import Arrays
+from fnrfl.data.sources import EMBEDDED_FILE, available, cifar10, fashion_mnist, fetch, fetching
+from fnrfl.data.sources.entry import Arrays, cache_dir
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from fnrfl.cli import app
 from fnrfl.config import load
 from fnrfl.core.errors import ConfigError
 from fnrfl.data.datasets import load as load_data
-from fnrfl.data.sources.cache import cache_dir
+from fnrfl.data.sources.entry import cache_dir
 from fnrfl.results.compare import compare, grid
 from fnrfl.results.report import report
 from fnrfl.results.statistics import Difference

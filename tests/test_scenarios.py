@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.data.noise import mask
 from fnrfl.data.partition import niid
 from fnrfl.data.partition.draw import draw
 from fnrfl.data.partition.value import Partition
@@ -29,7 +30,6 @@ from fnrfl.data.scenarios import (
     QuantityDirichlet,
     Scenario,
     describe,
-    mask,
     parse,
 )
 

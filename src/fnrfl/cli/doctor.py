@@ -140,7 +140,7 @@ def _gpu() -> str:
 
 def _data() -> Iterator[Finding]:
     from fnrfl.data.sources import available
-    from fnrfl.data.sources.cache import cache_dir
+    from fnrfl.data.sources.entry import cache_dir
 
     chosen = " (FNRFL_DATA)" if os.environ.get("FNRFL_DATA") else ""
     yield Finding("data", "folder", f"{cache_dir()}{chosen}")

@@ -1,4 +1,4 @@
-"""Crop, flip and noise on whole batches, from random numbers that are drawn apart so that engines can share them.
+"""Crop and flip on whole batches, from random numbers that are drawn apart so that engines can share them.
 
 Nothing here loops over examples or waits for the device, and leading axes are free: [B, C, H, W] and
 [M, B, C, H, W] both work.
@@ -49,24 +49,6 @@ def source_pixels(height: int, width: int, crops: Tensor, pad: int = PAD) -> Ten
     columns = _reflect(width, place % side - pad)
     columns = torch.where(crops.unsqueeze(-1) % 2 == 1, columns.flip(-1), columns)
     return rows.unsqueeze(-1) * width + columns.unsqueeze(-2)
-
-
-def add_noise(
-    x: Tensor,
-    std: float | Tensor,
-    mean: float | Tensor = 0.0,
-    mask: Tensor | None = None,
-    *,
-    generator: torch.Generator,
-) -> Tensor:
-    """Gaussian feature noise, x + (eps * mask) * std + mean; the mean is added outside the mask too, as in the paper.
-
-    Values are not clipped. eps is drawn in float32 whatever x is, so that all precisions see the same numbers.
-    """
-    eps = torch.randn(x.shape, generator=generator, device=generator.device, dtype=torch.float32).to(x)
-    if mask is not None:
-        eps = eps * mask
-    return x + eps * std + mean
 
 
 def _reflect(size: int, shift: Tensor) -> Tensor:

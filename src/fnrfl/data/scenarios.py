@@ -20,9 +20,8 @@ from dataclasses import MISSING, dataclass, fields
 from typing import ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
-import numpy.typing as npt
 
-from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import Floats
 from fnrfl.core.nearest import did_you_mean
 
@@ -120,7 +119,7 @@ class FeatureNoise(Term):
     """Gaussian noise on the inputs, x' = x + (eps * M(x)) * sigma + mean, laid over any split.
 
     level: M is one everywhere and client i of n has the standard deviation sigma * i / (n - 1); an only client, like
-    client 0, has none. mask: every client has sigma, inside a square patch of its own (`mask`). The mean is added
+    client 0, has none. mask: every client has sigma, inside a square patch of its own (`noise.mask`). The mean is added
     everywhere, outside the mask and to client 0 as well, as the paper's equation has it. With `redraw`, eps is new
     each time an example is used; without, an example keeps its noise.
     """
@@ -202,27 +201,6 @@ class Scenario:
         if self.noise is None:
             return str(self.split)
         return str(self.noise) if self.split == Iid() else f"{self.split} + {self.noise}"
-
-
-def mask(client: int, clients: int, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    """M(x) for one client: true in its square patch of an image [..., height, width].
-
-    The clients' patches lie row by row on a grid of g = ceil(sqrt(clients)) by g places spread over the image; their
-    side is the shorter image side divided by g, at least one pixel. They do not overlap unless the image is smaller
-    than the grid.
-    """
-    if len(shape) < 2:
-        raise CompatibilityError(
-            f"feature-noise with kind=mask needs images, and the examples have shape {shape}. Use kind=level."
-        )
-    height, width = shape[-2:]
-    grid = math.isqrt(clients - 1) + 1
-    side = max(1, min(height, width) // grid)
-    row, column = divmod(client, grid)
-    top, left = ((size - side) * place // max(1, grid - 1) for size, place in ((height, row), (width, column)))
-    inside = np.zeros(shape, dtype=np.bool_)
-    inside[..., top : top + side, left : left + side] = True
-    return inside
 
 
 def as_typed(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The data of a run: what is set aside as public and validation data, what each client holds, and feature noise."""
+"""The data of a run: what is set aside as public and validation data, and what each client holds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.net import Net
 from fnrfl.core.words import counted
-from fnrfl.data import augment, scenarios
+from fnrfl.data import scenarios
 from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset, load, object_source, refuse_keys_of_others
+from fnrfl.data.noise import feature_noise
 from fnrfl.data.partition import by_client as natural
 from fnrfl.data.partition.draw import draw
 from fnrfl.data.partition.holdout import Carved, carve
@@ -27,7 +28,7 @@ from fnrfl.data.partition.saved import read_saved_split
 from fnrfl.data.partition.value import Partition
 from fnrfl.data.partition.views import Splits
 from fnrfl.data.reading import Expected, Reading
-from fnrfl.data.scenarios import Natural, SavedSplit, mask
+from fnrfl.data.scenarios import Natural, SavedSplit
 from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.runs.passed import PassedObjects
 
@@ -198,16 +199,6 @@ def count_split(config: RunConfig, examples: int, classes: int) -> list[list[int
     labels = np.repeat(np.arange(classes), examples // classes)
     partition = draw(scenarios.parse(config.scenario), labels, config.clients, config.seed, num_classes=classes)
     return [[int(count) for count in row] for row in partition.counts]
-
-
-def feature_noise(partition: Partition, client: int, x: Tensor, stream: torch.Generator) -> Tensor:
-    """x + (eps * M(x)) * sigma_i + mean."""
-    noise = partition.noise
-    assert noise is not None
-    patch = None
-    if noise.kind == "mask":
-        patch = torch.from_numpy(mask(client, len(partition.positions), tuple(x.shape[1:]))).to(x)
-    return augment.add_noise(x, float(partition.levels[client]), noise.mean, patch, generator=stream)
 
 
 def build_pool(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,10 +12,10 @@ from fnrfl.core.feed import forward_batch
 from fnrfl.core.ndarrays import Floats, Ragged
 from fnrfl.core.net import Net
 from fnrfl.core.quality import TEST_METRICS, known_or_none, recall_by_class
-from fnrfl.core.rng import elsewhere, generator
 from fnrfl.core.types import State
 from fnrfl.data.batches import scaled
 from fnrfl.data.datasets import Part
+from fnrfl.data.noise import mixed_noise, noise_of_scores
 from fnrfl.rundir.events import Event
 from fnrfl.runs.custom_metrics import CustomMetric, computed_metrics
 from fnrfl.runs.metrics import OWN
@@ -42,14 +42,14 @@ def score_round(built: Built, state: State, *, last: bool = True) -> Event:
     config, splits = built.config, built.splits
     personal = built.algorithm.personalised
     noisy = built.partition.noise is not None and not (config.leaks.clean_test_for_fnr and config.fnr is not None)
-    keep = _keeps_outputs(built, last=last)
+    keep, drawn = _keeps_outputs(built, last=last), (built.partition, config.seed)
 
     def by_client(x: Tensor, y: Tensor, name: str | None = None) -> list[Score]:
         """Score each client's model, with its noise over the data if that has a name."""
 
         def score(net: Net, client: int) -> Score:
             mine = built.algorithm.personal(net, state, client, built.engine.memory.get(client)) if personal else state
-            noise = None if name is None else _noise_of(built, client, name, net.device)
+            noise = None if name is None else noise_of_scores(*drawn, client, name, net.device)
             return score_model(net, mine, x, y, built.dataset.num_classes, noise, keep=keep)
 
         return built.engine.each(config.clients, score)
@@ -60,7 +60,9 @@ def score_round(built: Built, state: State, *, last: bool = True) -> Event:
     def seen_together(name: str, part: Part) -> list[Score]:
         if not noisy:
             return clean(part)
-        return by_client(_mixed(built, name, part.x), part.y) if personal else by_client(part.x, part.y, name)
+        if not personal:
+            return by_client(part.x, part.y, name)
+        return by_client(mixed_noise(*drawn, name, scaled(part.x, built.net.input_dtype)), part.y)
 
     test = seen_together("test", splits.test)
     mine = by_client(splits.test.x, splits.test.y, "test") if personal and noisy else test
@@ -83,21 +85,6 @@ def score_round(built: Built, state: State, *, last: bool = True) -> Event:
         "validation_accuracy": validation,
         **_metrics(whole, built.metrics, last=last),
     }
-
-
-def _noise_of(built: Built, client: int, name: str, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return what lays a client's feature noise over the batches of some data, one after another."""
-    stream = elsewhere(generator(built.config.seed, client, name, "feature-noise"), device)
-    return lambda x: built.noise(client, x, stream)
-
-
-def _mixed(built: Built, name: str, x: Tensor) -> Tensor:
-    """Return the examples, j under the noise of client j mod N."""
-    x = scaled(x, built.net.input_dtype).clone()
-    for client in range(built.config.clients):
-        mine = slice(client, None, built.config.clients)
-        x[mine] = _noise_of(built, client, name, x.device)(x[mine])
-    return x
 
 
 def _in_batches(built: Built, state: State, part: Part, *, keep: bool) -> Score:

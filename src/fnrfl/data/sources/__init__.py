@@ -1,7 +1,8 @@
 """The named data sets: where each is looked for, how it is fetched, and the checksum that it must have.
 
 Whatever it is read from, a named data set ends in the same verified arrays, kept in the cache as `<name>.npz`. Nothing
-that was downloaded is executed, unpickled or unpacked to disk. One file here describes one data set.
+that was downloaded is executed, unpickled or unpacked to disk. One file here describes one data set; digits, which are
+part of the package, stand here.
 """
 
 from __future__ import annotations
@@ -14,19 +15,34 @@ from pathlib import Path
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import did_you_mean
 from fnrfl.data.reading import UNREADABLE
-from fnrfl.data.sources import cifar10, digits, fashion_mnist
-from fnrfl.data.sources.cache import (
+from fnrfl.data.sources import cifar10, fashion_mnist
+from fnrfl.data.sources.entry import (
+    Arrays,
+    NamedDataset,
     cache_dir,
     cache_if_possible,
     cached_origin,
     read_cached,
     write_cached,
 )
-from fnrfl.data.sources.entry import Arrays, NamedDataset
 from fnrfl.process import in_turn
 
+EMBEDDED_FILE = Path(__file__).parents[1] / "files" / "digits.npz"
+
+DIGITS = NamedDataset(  # from scikit-learn
+    classes=tuple("0123456789"),
+    checksum="cdcd4849301b0357eab1801245e84def8b43e1b9431815a0111c61339096b15d",
+    provenance="1,797 handwritten digits of 8 x 8 pixels (UCI optical recognition of handwritten digits, test set)",
+    licence="CC BY 4.0",
+    how="It is part of the package; install the package again if it is missing.",
+    originals=list,
+    read_original=read_cached,
+    download=None,
+    embedded=EMBEDDED_FILE,
+)
+
 NAMED_DATASETS: dict[str, NamedDataset] = {
-    "digits": digits.DATASET,
+    "digits": DIGITS,
     "fashion-mnist": fashion_mnist.DATASET,
     "cifar10": cifar10.DATASET,
 }

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fnrfl.data.sources import fetching
-from fnrfl.data.sources.cache import cache_dir
-from fnrfl.data.sources.entry import Arrays, NamedDataset
+from fnrfl.data.sources.entry import Arrays, NamedDataset, cache_dir
 
 FILES = {
     "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",

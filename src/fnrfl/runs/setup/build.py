@@ -13,11 +13,12 @@ from fnrfl.config import RunConfig
 from fnrfl.core.words import counted
 from fnrfl.data import scenarios
 from fnrfl.data.datasets import Facts
+from fnrfl.data.noise import feature_noise
 from fnrfl.data.scaling import Scaling
 from fnrfl.data.scenarios import SavedSplit
 from fnrfl.engines.federation import Federation
 from fnrfl.runs.custom_metrics import CustomMetric, load_custom_metrics, try_out
-from fnrfl.runs.data import feature_noise, learns_from_public
+from fnrfl.runs.data import learns_from_public
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
 from fnrfl.runs.ray_run import ray_actors
 from fnrfl.runs.setup.checks import notes

@@ -24,11 +24,11 @@ from fnrfl.core.net import Net
 from fnrfl.core.training import BALANCED, NONE, read_class_weights
 from fnrfl.core.words import counted
 from fnrfl.data.datasets import Dataset
+from fnrfl.data.noise import mask
 from fnrfl.data.partition.by_client import some_of
 from fnrfl.data.partition.value import Partition
 from fnrfl.data.partition.views import Splits
 from fnrfl.data.scaling import looks_unscaled
-from fnrfl.data.scenarios import mask
 from fnrfl.runs.setup.method import cohort_size, method_title, num_answers
 
 MAX_THREADS = 1024  # whatever the machine: a run may go on elsewhere
