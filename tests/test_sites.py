@@ -198,7 +198,7 @@ def test_train_and_test_are_parts_and_never_clients() -> None:
     write_images(Path("pictures/test"), 1)
     assert load_data("pictures").train_clients is None
     write_images(Path("pictures/H1"), 1)
-    assert "H1, which are not used: only train and test are" in " ".join(load_data("pictures").notices)
+    assert "pictures also has H1, which is not read." in " ".join(load_data("pictures").notices)
     with pytest.raises(ConfigError, match="names none"):
         load_data("pictures", by_client=True)
 
@@ -261,7 +261,7 @@ def test_what_no_client_is_read_from_is_said() -> None:
     Path("data/README.txt").touch()
     Path("data/.hidden").touch()
     Path("data/H7").mkdir()
-    assert "data also has H7, README.txt, which no client is read from." in load_data("data").notices
+    assert "data also has H7, README.txt, which is not read." in load_data("data").notices
     Path("data/H7").rmdir()
     Path("data/README.txt").unlink()
     assert load_data("data").notices == ()

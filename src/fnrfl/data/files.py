@@ -15,8 +15,8 @@ import numpy as np
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import read_arrays
-from fnrfl.core.words import counted
 from fnrfl.data.arrays import class_names, grey_as_colour
+from fnrfl.data.partition.by_client import some_of
 from fnrfl.data.reading import (
     ONLY_PART,
     PARTS,
@@ -98,77 +98,37 @@ def _unused(path: Path, names: Sequence[str]) -> list[str]:
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def read_images(folder: Path, expected: Expected | None = None, reading: Reading = PLAIN_READING) -> RawData:
-    """Images in a folder for each class, under train/ and test/, or without a test part.
-
-    For a model that is only asked they may also lie in the folder itself, without labels.
-    """
-    loose = images_in(folder)  # in no folder of a class
-    part_folders = [folder / part for part in PARTS if _subfolders(folder / part)] or [folder]
-    files = [[file for class_ in _subfolders(part) for file in images_in(class_)] for part in part_folders]
-    if expected is not None and not expected.labelled and loose:
-        return _unlabelled_images(folder, loose, files, expected, reading)
-    _check_part_folders(folder, part_folders, files)
-    stack, converted = _stack([file for of_part in files for file in of_part], expected, reading)
-    pixels = np.split(stack, np.cumsum([len(of_part) for of_part in files])[:-1])
-    parts = {
-        ONLY_PART if len(part_folders) == 1 else part.name: _labelled_images(folder, x, of_part)
-        for part, x, of_part in zip(part_folders, pixels, files, strict=True)
+def read_images(folder: Path, root: Path, expected: Expected | None, reading: Reading) -> RawData:
+    """Images in a folder for each class; their names are paths from `root`."""
+    classes, loose = _subfolders(folder), images_in(folder)
+    files = [file for class_ in classes for file in images_in(class_)]
+    pixels, converted = _stack(files, expected, reading)
+    labels = np.array([file.parent.name for file in files])
+    examples = Examples(pixels, labels, [str(file.relative_to(root)) for file in files])
+    passed_over = {
+        "folders without an image in them, which make no class": [at for at in classes if not images_in(at)],
+        "folders inside the classes' folders, which are not read": [at for one in classes for at in _subfolders(one)],
+        "images outside of the classes' folders, which are not used": loose,
     }
-    return RawData(parts).with_notices(*converted, *_passed_over(folder, part_folders, loose))
+    notices = [
+        f"{root} has {what}: {some_of([str(at.relative_to(root)) for at in paths])}."
+        for what, paths in passed_over.items()
+        if paths
+    ]
+    return RawData({ONLY_PART: examples}, notices=(*converted, *notices))
 
 
-def _unlabelled_images(
-    folder: Path, loose: list[Path], files: list[list[Path]], expected: Expected | None, reading: Reading
-) -> RawData:
-    """The images that lie in the folder itself, for a model that is only asked."""
-    if inside := [file for of_part in files for file in of_part]:
+def read_loose_images(folder: Path, expected: Expected, reading: Reading) -> RawData:
+    """The images that lie in a folder itself, without labels, for a model that is only asked."""
+    inside = [file for at in sorted(folder.rglob("*")) if at.is_dir() for file in images_in(at)]
+    if inside:
         raise ConfigError(
-            f"{folder} has images of its own, such as {loose[0].name}, and others in folders, such as "
+            f"{folder} has images of its own, such as {images_in(folder)[0].name}, and others in folders, such as "
             f"{inside[0].relative_to(folder)}. Ask about one kind at a time."
         )
-    pixels, converted = _stack(loose, expected, reading)
-    return RawData({ONLY_PART: Examples(pixels, names=[file.name for file in loose])}, notices=converted)
-
-
-def _labelled_images(folder: Path, x: np.ndarray, files: list[Path]) -> Examples:
-    """Images whose class is the name of the folder that they lie in."""
-    classes = np.array([file.parent.name for file in files])
-    return Examples(x, classes, [str(file.relative_to(folder)) for file in files])
-
-
-def _check_part_folders(folder: Path, part_folders: list[Path], files: list[list[Path]]) -> None:
-    if part_folders == [folder / "test"]:
-        raise ConfigError(f"{folder} has a folder test but no folder train, which must go with it. Add one.")
-    for part, of_part in zip(part_folders, files, strict=True):
-        if not of_part:
-            raise ConfigError(
-                f"{part} has no images in folders named by their class; it must hold <class>/<image>, an image "
-                f"ending in {', '.join(sorted(IMAGE_ENDINGS))}. Sort the images into a folder for each class."
-            )
-
-
-def _passed_over(folder: Path, part_folders: list[Path], loose: list[Path]) -> list[str]:
-    """Sentences about folders and images that no part was read from."""
-    notices = []
-    if part_folders != [folder] and (others := [at for at in _subfolders(folder) if at not in part_folders]):
-        listed = _listed(others, folder)
-        notices.append(f"{folder} also has the folders {listed}, which are not used: only train and test are.")
-    classes = [class_ for part in part_folders for class_ in _subfolders(part)]
-    if empty := [class_ for class_ in classes if not images_in(class_)]:
-        notices.append(f"{folder} has folders without an image in them, which make no class: {_listed(empty, folder)}.")
-    if inner := [at for class_ in classes if class_ not in empty for at in _subfolders(class_)]:
-        notices.append(
-            f"{folder} has folders inside the classes' folders, which are not read: {_listed(inner, folder)}."
-        )
-    if loose:
-        images = counted(len(loose), "image")
-        notices.append(f"{folder} has {images} outside of the classes' folders, which fnrfl does not use.")
-    return notices
-
-
-def _listed(paths: list[Path], folder: Path) -> str:
-    return ", ".join(str(path.relative_to(folder)) for path in paths)
+    files = images_in(folder)
+    pixels, converted = _stack(files, expected, reading)
+    return RawData({ONLY_PART: Examples(pixels, names=[file.name for file in files])}, notices=converted)
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -93,7 +93,8 @@ def _in_one_form(pieces: Sequence[Piece]) -> tuple[list[Piece], list[str]]:
         if (values.shape[1:], values.dtype) != (x[0].shape[1:], x[0].dtype):
             raise ConfigError(
                 f"{pieces[0].title('x')} has examples of {x[0].dtype}{list(x[0].shape[1:])} and {piece.title('x')} of "
-                f"{values.dtype}{list(values.shape[1:])}; they must be alike. Prepare them in one way."
+                f"{values.dtype}{list(values.shape[1:])}; they must be alike. Prepare them in one way, or set "
+                "dataset.image_size if they are the images of a folder."
             )
     made = [replace(one, examples=replace(one.examples, x=values)) for one, values in zip(pieces, x, strict=True)]
     counts = [len(piece.examples.x) for piece in grey]

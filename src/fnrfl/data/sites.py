@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import same_spelling
-from fnrfl.data.files import images_in, read_images, read_leaf, read_npz
+from fnrfl.data.files import IMAGE_ENDINGS, images_in, read_images, read_leaf, read_loose_images, read_npz
 from fnrfl.data.partition.by_client import in_natural_order, some_of
 from fnrfl.data.reading import ONLY_PART, PARTS, Expected, Held, RawData, Reading
 from fnrfl.data.tables import read_tables
@@ -27,6 +27,7 @@ from fnrfl.data.tables import read_tables
 PART_WORDS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})  # in any case
 TABLE_ENDINGS = (".csv", ".npz")
 LEAF_ENDING = ".json"
+IMAGES = "images"  # the kind of a folder with a folder of images for each class
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Site:
 
     name: str
     kind: str  # .csv, .npz or images
-    parts: Mapping[str, Path]  # of images: its folder, under ONLY_PART
+    parts: Mapping[str, Path]  # of images: the folder with the folders of the classes
 
 
 # -- which folder is what ----------------------------------------------------------------------------------------------
@@ -53,10 +54,15 @@ def _read_folder(folder: Path, expected: Expected | None, reading: Reading) -> H
     """A folder of images by class, of sites, or of LEAF's files."""
     if found := _leaf_files(folder):
         return read_leaf(found)
+    if expected is not None and not expected.labelled and images_in(folder):
+        return [("", read_loose_images(folder, expected, reading))]
     sites = find_sites(folder)
     if not sites:
         refuse_other_tables(folder)
-        return [("", read_images(folder, expected, reading))]
+        raise ConfigError(
+            f"{folder} has no images in folders named by their class; it must hold <class>/<image>, an image ending in "
+            f"{', '.join(sorted(IMAGE_ENDINGS))}. Sort the images into a folder for each class."
+        )
     kinds = {site.kind: site for site in sites}
     if len(kinds) > 1:
         one, other = list(kinds.values())[:2]
@@ -90,24 +96,18 @@ def _only_json(folder: Path) -> list[Path]:
 def find_sites(folder: Path) -> list[Site]:
     """The clients that a folder has a file or folder for, in natural order; empty if it has none."""
     entries = _entries(folder)
-    if (alone := site_at(folder)) is not None and alone.kind != "images":  # train.csv and test.csv of no client
-        _refuse_other_part_names(folder, [at.stem for at in entries if at.suffix.lower() == alone.kind])
+    if (alone := site_at(folder)) is not None:  # the data of no client in particular
+        images = alone.kind == IMAGES
+        names = [at.stem for at in entries if (_holds_classes(at) if images else at.suffix.lower() == alone.kind)]
+        _refuse_other_part_names(folder, names)
         return [replace(alone, name="")]
-    if any(at.is_dir() and images_in(at) for at in entries):
-        return []  # CLASS/*.png; folders that lie deeper are told of by whoever reads it
     found = [site for at in entries if (site := site_at(at)) is not None]
     names = [site.name for site in found]
     _refuse_other_part_names(folder, names)
-    if set(names) & set(PARTS):
-        return []  # train/CLASS/*.png: parts of one data set; whoever reads them says what lies beside them
-    _refuse_twice_the_same(folder, names)
-    order = {name: at for at, name in enumerate(in_natural_order(names))}
-    return sorted(found, key=lambda site: order[site.name])
-
-
-def _refuse_twice_the_same(folder: Path, names: Sequence[str]) -> None:
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"{folder} has more than one file or folder for the client {twice[0]}. Leave one of them.")
+    order = {name: at for at, name in enumerate(in_natural_order(names))}
+    return sorted(found, key=lambda site: order[site.name])
 
 
 def _refuse_other_part_names(folder: Path, names: Sequence[str]) -> None:
@@ -127,15 +127,19 @@ def site_at(at: Path) -> Site | None:
     if not at.is_dir():
         kind = at.suffix.lower()
         return Site(same_spelling(at.stem), kind, {ONLY_PART: at}) if kind in TABLE_ENDINGS else None
-    for kind in TABLE_ENDINGS:
-        parts = {part: at / f"{part}{kind}" for part in PARTS if (at / f"{part}{kind}").is_file()}
+    for kind in (*TABLE_ENDINGS, IMAGES):
+        found = {part: at / (part if kind == IMAGES else f"{part}{kind}") for part in PARTS}
+        parts = {part: path for part, path in found.items() if _holds_classes(path) or path.is_file()}
         if list(parts) == ["test"]:
-            raise ConfigError(f"{at} has test{kind} but no train{kind}, which must go with it. Add one.")
+            name, other = found["test"].name, found["train"].name
+            raise ConfigError(f"{at} has {name} but no {other}, which must go with it. Add one.")
         if parts:
             return Site(same_spelling(at.name), kind, parts if len(parts) == 2 else {ONLY_PART: parts["train"]})
-    classes = [*_folders(at), *(inside for part in PARTS for inside in _folders(at / part))]
-    found = any(map(images_in, classes))
-    return Site(same_spelling(at.name), "images", {ONLY_PART: at}) if found else None
+    return Site(same_spelling(at.name), IMAGES, {ONLY_PART: at}) if _holds_classes(at) else None
+
+
+def _holds_classes(folder: Path) -> bool:
+    return any(map(images_in, _folders(folder)))
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -146,8 +150,8 @@ def _entries(folder: Path) -> list[Path]:
 def _unused(folder: Path, sites: Sequence[Site]) -> list[str]:
     """A sentence about files and folders that no client is read from."""
     used = {path for site in sites for at in site.parts.values() for path in (at, *at.parents)}
-    others = [at.name for at in _entries(folder) if at not in used]
-    return [f"{folder} also has {some_of(others)}, which no client is read from."] if others else []
+    others = [at.name for at in _entries(folder) if at not in used] if sites[0].parts.get(ONLY_PART) != folder else []
+    return [f"{folder} also has {some_of(others)}, which is not read."] if others else []
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -173,7 +177,7 @@ def refuse_other_tables(folder: Path) -> None:
 
 
 def _kind_in_words(site: Site) -> str:
-    return "a folder of images" if site.kind == "images" else f"{site.kind} files"
+    return "a folder of images" if site.kind == IMAGES else f"{site.kind} files"
 
 
 # -- what sites read ---------------------------------------------------------------------------------------------------
@@ -181,11 +185,14 @@ def _kind_in_words(site: Site) -> str:
 
 def read_sites(sites: Sequence[Site], expected: Expected | None, reading: Reading) -> Held:
     """What clients bring; the columns of tables are those that `expected` has, or those of all of them together."""
-    if sites[0].kind == "images":
-        return [(site.name, read_images(site.parts[ONLY_PART], expected, reading)) for site in sites]
     files = [(site.name, part, path) for site in sites for part, path in site.parts.items()]
     if sites[0].kind == ".npz":
         return [(name, _one_part(part, path, read_npz(path, expected, reading))) for name, part, path in files]
+    if sites[0].kind == IMAGES:
+        return [
+            (name, _one_part(part, path, read_images(path, path.parent if part else path, expected, reading)))
+            for name, part, path in files
+        ]
     read = read_tables([path for _, _, path in files], expected, reading)
     held = [
         (name, RawData({part: examples}, read.classes, read.columns))
