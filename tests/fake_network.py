@@ -110,7 +110,7 @@ def _spoilt(answer: NodeReply, how: str) -> NodeReply:
     if how == "travel":
         return replace(answer, content=replace(content, replies=replace(replies, travel=torch.ones(3))))
     if replies.params.shape[1]:
-        return replace(answer, content=replace(content, replies=replace(replies, params=spoil(replies.params))))
+        return replace(answer, content=replace(content, replies=replace(replies, trained=spoil(replies.trained))))
     return replace(answer, content=replace(content, replies=replace(replies, loss=spoil(replies.loss))))
 
 

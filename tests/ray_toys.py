@@ -50,11 +50,8 @@ class ToyActors(RayActors):
             self._ray, self._open, self._idle, self._starting = None, ExitStack(), [], {}  # others may have closed them
             self.__enter__()
         elif last is not self:
-            self._ray, self._open, actors = last._ray, last._open, last._idle
-            self._described_there = self._ray.put(self._described())
-            self._starting = {actor.get_ready.remote(self._make, self._described_there): actor for actor in actors}
-            self._idle = []
-            self._wait_for_all()
+            self._ray, self._open = last._ray, last._open
+            self._prepare([*last._idle])
 
 
 @atexit.register

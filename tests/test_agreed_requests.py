@@ -274,9 +274,9 @@ def form(answer: bytes) -> Any:
     """All that an answer has, but for the numbers in its tensors."""
     content = from_bytes(answer).content
     if isinstance(content, TrainReply):
-        assert not content.missing and not content.notes
+        assert not content.missing and not content.notes and content.replies.refined is None
         trees = {name: value for name, value in vars(content.replies).items() if not content.not_finite}
-        content = {"reply": torch.zeros(0)} | {k: v for k, v in trees.items() if not isinstance(v, dict)} | {
+        content = {"reply": torch.zeros(0)} | {k: v for k, v in trees.items() if isinstance(v, torch.Tensor)} | {
             f"{k} {name}": v for k, tree in trees.items() if isinstance(tree, dict) for name, v in tree.items()
         }  # fmt: skip
     return tuple((name, tuple(value.shape), value.dtype) for name, value in sorted(content.items()))

@@ -315,7 +315,7 @@ class Poisoned(Decorator):
         for replies in self.engine.stream(cohort, task):
             keep = task.send_model or not task.is_private_training
             gone = torch.full_like(replies.params, torch.nan)
-            yield replies if keep else replace(replies, trained=gone, params=gone)
+            yield replies if keep else replace(replies, trained=gone, refined=None)
 
 
 @each()

@@ -153,7 +153,7 @@ def test_private_training_is_a_field_and_not_a_word(folder: Path) -> None:
 
 
 def test_a_round_of_fnr_without_private_training_is_refused(folder: Path) -> None:
-    body = STEADY.replace('"local", state)', '"train", state, private=False)')
+    body = STEADY.replace('"local", state)', '"train", state, role="extra")')
     (folder / "steady.py").write_text(body, encoding="utf-8")
     with pytest.raises(FnrflError, match="No task of Steady in round 1 was private training"):
         fnrfl.run("digits", algorithm="steady:Steady", fnr="on", rounds=1, out=None)

@@ -80,7 +80,7 @@ def replies(examples: list[int], first: int) -> Replies:
     c = clients.double()
     params = torch.stack([c, c.square()], 1)
     buffers = {"mean": c[:, None], "count": 10 - clients}
-    return Replies(clients, torch.tensor(examples), clients + 1, c / 2, c, params, params, buffers, {})
+    return Replies(clients, torch.tensor(examples), clients + 1, c / 2, c, params, buffers, {})
 
 
 @pytest.mark.parametrize("uniform", [False, True])

@@ -260,7 +260,7 @@ class Nudged(Decorator):
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         for replies in self.engine.stream(cohort, task):
-            yield replace(replies, params=replies.params + self.by[replies.clients])
+            yield replace(replies, refined=replies.params + self.by[replies.clients])
 
 
 def test_card9_fnr_fixed_point_is_feddyns() -> None:

@@ -237,7 +237,7 @@ def test_card8_a_constant_on_a_teachers_logits_changes_nothing() -> None:
     replies, (x, _) = replies_of(played), played.world.pool.all("distill")
     lifted = replies.params.clone()
     lifted[1, played.net.mask({"head.bias"})] += 7.0
-    one, other = (votes(played.net, replace(replies, params=p), x, "logits", 1.0) for p in (replies.params, lifted))
+    one, other = (votes(played.net, replace(replies, refined=p), x, "logits", 1.0) for p in (replies.params, lifted))
     assert distance(one[1], other[1]) > 6.9
     assert distance(verdict(one.sum(0), 4, "logits", 1.0), verdict(other.sum(0), 4, "logits", 1.0)) < 1e-12
 
@@ -289,7 +289,7 @@ def stream(name: str) -> torch.Generator:
 def test_card8_a_student_that_equals_its_teacher_stays() -> None:
     """One teacher, no BatchNorm: loss and gradient are 0, and SGD leaves the weights. (Adam would amplify noise.)"""
     net, model, x = student()
-    alone = Replies(*[torch.zeros(1)] * 5, model.params[None], model.params[None], {}, {})
+    alone = Replies(*[torch.zeros(1)] * 5, model.params[None], {}, {})
     target = verdict(votes(net, alone, x, "logits", 1.0).sum(0), 1, "logits", 1.0)
     sgd = Training("sgd", 10.0, momentum=0.0, weight_decay=0.0, batch=30, batchnorm="frozen")
     taught = distill(net, model, x, target, SoftTargets(1.0, 0.0), sgd, steps=3, stream=stream)

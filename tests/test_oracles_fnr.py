@@ -904,8 +904,8 @@ MUTANTS = [
     *mutants(
         _with_models,
         trained_is_the_refined=(
-            "replace(chunk, params=got.params[order], buffers=...)",
-            "replace(chunk, params=got.params[order], trained=got.params[order], buffers=...)",
+            "replace(chunk, refined=got.params[order], buffers=...)",
+            "replace(chunk, refined=got.params[order], trained=got.params[order], buffers=...)",
         ),
         refined_model_not_used=("got.params[order]", "chunk.params"),
         refined_rows_mixed_up=("got.params[order]", "got.params"),

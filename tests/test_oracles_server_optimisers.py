@@ -391,7 +391,7 @@ MUTANTS = [
         Apart.stream,
         refinement_weighted_uniformly=("replies.examples", "0 * replies.examples + 1"),
         refinement_sign=("replies.params - replies.trained", "replies.trained - replies.params"),
-        refinement_twice=("replies = replace(replies, params=replies.trained)", "pass"),
+        refinement_twice=("replies = replace(replies, refined=None)", "pass"),
     ),
     *mutants(
         Optimised.round,

@@ -272,7 +272,7 @@ def test_what_goes_wrong_at_a_client_is_told_and_want_of_memory_is_raised() -> N
 
     world = Run(FedAvg())
     request = world.engine.request(world.cohort(0), world_task(world))
-    part, common = to_message((request, None, {}, 1)), to_message((world.state, {}))
+    part, common = to_message((request, None, {})), to_message((world.state, {}))
     actor = ActorTrainer(Broken())  # type: ignore[arg-type]
     failure = from_message(actor.answer("one", lambda: common, part))
     assert failure == Failure("no.", 3, 1, "local")
@@ -318,7 +318,7 @@ def test_a_cluster_that_has_lost_its_room_is_named(
     monkeypatch.setattr(ray_actors, "SECONDS_FOR_ROOM", 0.02)
     actors = RayActors(1, NetworkOptions(on_missing=policy), faulty_trainer, lambda: b"")
     actor = SimpleNamespace(answer=SimpleNamespace(remote=lambda *_: "answer"))
-    actors._ray, actors._starting = NoRoom(cpus, asks), {"starts": actor}
+    actors._ray, actors._starting, actors._source = NoRoom(cpus, asks), {"starts": actor}, (faulty_trainer, [])
     asked = actors.ask(SimpleNamespace(hex=lambda: "one"), lambda rows: [], [slice(0, 1)], None)
     if asks == 999:
         with pytest.raises(CompatibilityError, match=r"need 1 CPUs \(network\.cpus each\), and the Ray cluster has 0"):
@@ -713,7 +713,7 @@ class Silent:
 
 @pytest.mark.parametrize(
     ("task", "seconds"),
-    [({}, 3.0), ({"private": False}, 3.0), ({"data": "public", "private": False}, 4.0), ({"data": "public"}, 4.0)],
+    [({}, 3.0), ({"role": "extra"}, 3.0), ({"data": "public", "role": "extra"}, 4.0), ({"data": "public"}, 4.0)],
 )
 def test_ray_waits_for_all_work_on_private_data_as_long_as_for_training(task: dict[str, Any], seconds: float) -> None:
     """As a network does: SCAFFOLD's second pass over private data takes as long as training, and no refinement."""

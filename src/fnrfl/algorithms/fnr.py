@@ -61,7 +61,7 @@ class FNR(FnrOptions, MethodWrapper):
         if self.trains_clients and not refining.saw_private_training:
             raise FnrflError(
                 f"No task of {type(self.inner).__name__} in round {engine.round + 1} was private training, so FNR had "
-                "nobody to refine. Leave LocalTask.private at True for the clients' training on their own data."
+                "nobody to refine. Leave LocalTask.role out for the clients' training on their own data."
             )
         if self.when == "refine" or refining.norms is None:
             return new
@@ -236,7 +236,7 @@ class Refining(Decorator):
         training = replace(self._training(), frozen=task.never_sent)
         return LocalTask(
             objective, "refine", own=own, data="public", training=training, remember=False, send_model=task.send_model,
-            hold_model=True, optional=True, never_sent=task.never_sent,
+            hold_model=True, on_missing="keep", never_sent=task.never_sent,
         )  # fmt: skip
 
     def _training(self) -> Training:
@@ -270,7 +270,7 @@ class Refining(Decorator):
         """No step at all: the client sends the model that it holds."""
         training = replace(self.engine.training, epochs=0)
         return LocalTask(
-            Objective(), "deliver", training=training, private=False, remember=False, never_sent=task.never_sent
+            Objective(), "deliver", training=training, role="extra", remember=False, never_sent=task.never_sent
         )
 
 
@@ -286,4 +286,4 @@ def _with_models(chunk: Replies, parts: list[Replies]) -> Replies:
     if not len(chunk.clients):
         return chunk
     got, order = Replies.stack(parts), torch.tensor([row[client] for client in chunk.clients.tolist()])
-    return replace(chunk, params=got.params[order], buffers=trees.rows(got.buffers, order))
+    return replace(chunk, refined=got.params[order], buffers=trees.rows(got.buffers, order))

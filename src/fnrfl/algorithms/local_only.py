@@ -48,6 +48,6 @@ class LocalOnly(Algorithm):
         # Without a step: what is kept is the model held, and refinement may have changed that after training.
         still = replace(engine.training, epochs=0)
         engine.fold(
-            got.clients, LocalTask(Keeping(), "keep", training=still, private=False, send_model=False), mean=nothing
+            got.clients, LocalTask(Keeping(), "keep", training=still, role="extra", send_model=False), mean=nothing
         )
         return state

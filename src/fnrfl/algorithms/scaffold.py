@@ -113,5 +113,5 @@ class Scaffold(Algorithm):
             shuffle=False, augment=False, batchnorm="batch",
         )  # fmt: skip
         return LocalTask(
-            AtStart(training.weight_decay), "gradient", state, training=once, private=False, send_model=False
+            AtStart(training.weight_decay), "gradient", state, training=once, role="extra", send_model=False
         )

@@ -1,7 +1,7 @@
 """Named tensors, and values made of them: indexed, stacked, moved and packed here and nowhere else.
 
-A tree is a tensor, a dict or a tuple of trees, or a dataclass that is marked with `node`: `State`, `Carry`, `Batch`,
-`Replies`. torch's own transforms (`vmap`) take marked dataclasses apart in the same way.
+A tree is a tensor, None, a dict or a tuple of trees, or a dataclass that is marked with `node`: `State`, `Carry`,
+`Batch`, `Replies`. torch's own transforms (`vmap`) take marked dataclasses apart in the same way.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ def mapped(change: Callable[..., Tensor], first: Any, *others: Any) -> Any:
     if not others:
         return _changed(change, first)  # by far the most common case, without lists of one
     kind = type(first)
+    if first is None:
+        return None
     if isinstance(first, Tensor):
         return change(first, *others)
     if isinstance(first, dict):
@@ -53,6 +55,8 @@ def _changed(change: Callable[[Tensor], Tensor], value: Any) -> Any:
         return change(value)
     if isinstance(value, dict):
         return {k: change(v) if type(v) is Tensor else _changed(change, v) for k, v in value.items()}
+    if value is None:
+        return None
     names = _NODES.get(kind)
     inner = value if names is None else [getattr(value, name) for name in names]
     parts = [change(part) if type(part) is Tensor else _changed(change, part) for part in inner]
@@ -83,6 +87,8 @@ def rebuilt(like: T, tensors: Iterator[Tensor]) -> T:
     made: Any
     if isinstance(like, Tensor):
         made = next(tensors)
+    elif like is None:
+        made = None
     elif isinstance(like, dict):
         made = {k: rebuilt(like[k], tensors) for k in sorted(like)}
     elif (names := _NODES.get(type(like))) is not None:

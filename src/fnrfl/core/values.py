@@ -80,6 +80,10 @@ class State:
     buffers: Tree
     extra: Tree = field(default_factory=dict)
 
+    def is_same_model(self, other: State | None) -> bool:
+        """Return whether another has the very parameters of this one, so that they need not travel again."""
+        return other is not None and self.params is other.params
+
     def to(self, device: torch.device) -> State:
         """The same on a device."""
         return trees.moved(self, device)
@@ -103,25 +107,23 @@ class LocalTask:
     """What the server asks of a cohort."""
 
     objective: Objective
-    purpose: (
-        str  # the name of the phase, "local" or "refine": part of every random address; bytes and seconds count for it
-    )
+    purpose: str  # name of the phase, "local" or "refine": part of every random address; bytes and seconds count for it
     start: State | None = None  # None: the model that the client holds
     shared: Tree = field(default_factory=dict)  # the same for every client
     own: Tree = field(default_factory=dict)  # [M, ...], row m addressed to client m
     data: Data = "private"
     training: Training | None = None  # None: the client's own
-    private: bool = True  # False: an extra pass over private data, not the client's training of this round
+    role: Literal["train", "extra"] = "train"  # extra: a pass over private data beside the training of the round
     remember: bool = True  # read and write the client's memory
     send_model: bool = True  # False: the model stays with the client
     hold_model: bool = False  # keep the end model for a following probe or task of this round
-    optional: bool = False  # the round goes on with the model that a client had before, if it does not answer
+    on_missing: Literal["network", "keep"] = "network"  # no answer: do as [network] says, or keep the client's model
     never_sent: frozenset[str] = frozenset()  # parameters and buffers that belong to the client alone
 
     @property
     def is_private_training(self) -> bool:
         """Whether stragglers, dropout and FNR apply: the clients' training of this round, on their own data."""
-        return self.private and self.data == "private"
+        return self.role == "train" and self.data == "private"
 
     def rows(self, where: slice | Tensor) -> LocalTask:
         """The same task for some of the cohort."""
@@ -136,7 +138,7 @@ class LocalTask:
 class Replies:
     """Answers of some clients, stacked in cohort order; all but `clients` are where the models are.
 
-    Estimate gradients and drift from `trained`; average `params`. Refinement changes `params` and `buffers` only.
+    Estimate gradients and drift from `trained`; average `params`. Refinement changes `refined` and `buffers` only.
     """
 
     clients: Tensor  # [M]
@@ -145,9 +147,14 @@ class Replies:
     travel: Tensor  # [M] sum of the coefficients of raw gradients in start - trained; nan where there is none (Adam)
     loss: Tensor  # [M] mean training loss
     trained: Tensor  # [M, P] where private training ended; [M, 0] if the server did not receive it
-    params: Tensor  # [M, P] the model handed over
     buffers: Tree  # [M, ...]
     extras: Tree  # [M, ...]
+    refined: Tensor | None = None  # [M, P] the model handed over; None: `trained` is
+
+    @property
+    def params(self) -> Tensor:
+        """The model handed over, [M, P]."""
+        return self.trained if self.refined is None else self.refined
 
     def pick(self, rows: Tensor | slice) -> Replies:
         """Some of the rows."""
@@ -158,6 +165,8 @@ class Replies:
         """All chunks as one."""
         if not chunks:
             raise nobody_answered()
+        if any(chunk.refined is not None for chunk in chunks):
+            chunks = [replace(chunk, refined=chunk.params) for chunk in chunks]
         return chunks[0] if len(chunks) == 1 else trees.joined(chunks)
 
     @staticmethod
@@ -165,7 +174,7 @@ class Replies:
         """The replies of no client, to a task with such a model."""
         ids, numbers, models = torch.zeros(0, dtype=torch.int64), model.params.new_zeros(0), model.params[None][:0]
         buffers = {name: value[None][:0] for name, value in model.buffers.items()}
-        return Replies(ids, numbers, ids, numbers, numbers, models, models, buffers, {})
+        return Replies(ids, numbers, ids, numbers, numbers, models, buffers, {})
 
 
 def nobody_answered() -> FnrflError:

@@ -77,7 +77,7 @@ class Federation(Engine):
         for reply in self.clients.train(self.request(cohort, task, slow)):
             self._check_finite(reply, task.purpose)
             missing |= reply.missing
-            self._check_missing(missing, len(cohort), task.purpose, optional=task.optional)
+            self._check_missing(missing, len(cohort), task.purpose, keep=task.on_missing == "keep")
             self.notes.update(reply.notes)
             if len(reply.replies.clients):
                 yield reply.replies
@@ -101,7 +101,7 @@ class Federation(Engine):
 
     def observe_models(self, cohort: Tensor, question: Callable[[Tensor], T]) -> T:
         training = replace(self.training, epochs=0)  # no step: each client sends the model that it holds
-        task = LocalTask(Objective(), "observe", training=training, private=False, remember=False)
+        task = LocalTask(Objective(), "observe", training=training, role="extra", remember=False)
         return question(torch.cat([reply.replies.params for reply in self.clients.train(self.request(cohort, task))]))
 
     def _slow_and_lost(self, cohort: Tensor) -> tuple[set[int], set[int]]:
@@ -143,11 +143,11 @@ class Federation(Engine):
         if reply.not_finite:
             self._note_clients("skipped", set(reply.not_finite))
 
-    def _check_missing(self, missing: dict[int, str], asked: int, purpose: str, *, optional: bool = False) -> None:
+    def _check_missing(self, missing: dict[int, str], asked: int, purpose: str, *, keep: bool = False) -> None:
         """Clients that have not answered are an error, or the round goes on without them and the log says so."""
         answered, network = asked - len(missing), self.network
         for client, reason in missing.items():
-            if not optional and not network.may_proceed(answered, asked):
+            if not keep and not network.may_proceed(answered, asked):
                 few = f"{answered} of {asked} clients have answered, and network.min_share = {network.min_share:g}."
                 reason = f"{reason} {few}" if network.on_missing == "proceed" else reason
                 raise ClientError(reason, client=client, round=self.round + 1, stage=purpose)

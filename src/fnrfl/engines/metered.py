@@ -50,7 +50,7 @@ class Metered(Decorator):
         """Start counting a round."""
         self.bytes: dict[str, dict[str, int]] = {}
         self.seconds: dict[str, float] = {}
-        self._sent: list[tuple[object, set[int]]] = []
+        self._sent: list[tuple[State, set[int]]] = []  # models, and the clients that have each
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         self.tell(task.purpose)
@@ -100,13 +100,13 @@ class Metered(Decorator):
             return wire_bytes(start.params) + _tree(start.buffers) - len(cohort) * self._staying(stays)
         clients = set(cohort.tolist())
         for model, had in self._sent:
-            if model is start.params:
+            if start.is_same_model(model):
                 new = clients - had
                 had |= clients
                 break
         else:
             new = clients
-            self._sent.append((start.params, clients))
+            self._sent.append((start, clients))
         return len(new) * (wire_bytes(start.params) + _tree(start.buffers) - self._staying(stays))
 
     def _staying(self, names: frozenset[str]) -> int:

@@ -73,7 +73,6 @@ class Rehearsal(Engine):
             travel=ones,
             loss=ones,
             trained=params,
-            params=params,
             buffers=_expanded(model.buffers, m),
             extras=_expanded(extras, m),
         )

@@ -164,7 +164,6 @@ class Trainer:
             travel=end.params.new_tensor([travel[n] for n in steps]),
             loss=_means(losses),
             trained=end.params,
-            params=end.params,
             buffers=end.buffers,
             extras={},
         )

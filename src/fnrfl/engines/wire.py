@@ -94,7 +94,8 @@ def _plain(value: Any, tensors: list[Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
-        return {"tensor": _place(value, tensors)}
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
     if isinstance(value, list):
         return [_plain(one, tensors) for one in value]
     if isinstance(value, tuple | frozenset):
@@ -103,15 +104,6 @@ def _plain(value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, dict):
         return {"dict": [[k, _plain(v, tensors)] for k, v in value.items()]}
     return _plain_object(value, tensors)
-
-
-def _place(tensor: Tensor, tensors: list[Tensor]) -> int:
-    """The number of a tensor among those put aside; a model that is two fields of a reply is there once."""
-    for i, known in enumerate(tensors):
-        if known is tensor:
-            return i
-    tensors.append(tensor)
-    return len(tensors) - 1
 
 
 def _plain_object(value: Any, tensors: list[Tensor]) -> dict[str, Any]:

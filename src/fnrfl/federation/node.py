@@ -198,9 +198,9 @@ def uploaded(reply: TrainReply, task: LocalTask, net: Net, initial: State) -> Tr
     reply, replies = replace(reply, notes={}), reply.replies  # notes are of the node's machine
     if not task.send_model:
         gone = replies.params.new_zeros(len(replies.clients), 0)
-        return replace(reply, replies=replace(replies, params=gone, trained=gone, buffers={}))
+        return replace(reply, replies=replace(replies, trained=gone, buffers={}))
     if not task.never_sent:
         return reply
     params = torch.where(net.mask(task.never_sent), initial.params, replies.params)
     buffers = {k: initial.buffers[k].expand_as(v) if k in task.never_sent else v for k, v in replies.buffers.items()}
-    return replace(reply, replies=replace(replies, params=params, trained=params, buffers=buffers))
+    return replace(reply, replies=replace(replies, trained=params, buffers=buffers))

@@ -86,7 +86,9 @@ def refuse_reply(
         ((who, step),) = content.not_finite.items()
         right = (who, len(replies.clients)) == (client, 0) and type(step) is int and -1 <= step <= steps
         return None if right else "it does not say in the right form that its numbers are not finite."
-    facts = ("clients", "examples", "steps", "travel", "loss", "trained", "params")
+    if replies.refined is not None:
+        return "it has a second model beside the one that it was trained to."
+    facts = ("clients", "examples", "steps", "travel", "loss", "trained")
     named = {name: getattr(replies, name) for name in facts}
     named |= _labelled("buffer", replies.buffers) | _labelled("extra", replies.extras)
     return refuse_tree(named, _reply_fields(client, request, model, extras, examples, steps))
@@ -106,7 +108,6 @@ def _reply_fields(
         "travel": exactly(params.new_tensor(optim.travel(request.training, steps))),
         "loss": Field(params.new_zeros(()), 0.0 if never_negative else -math.inf),
         "trained": Field(params),
-        "params": Field(params),
         **_labelled("buffer", fields_like(buffers)),
         **_labelled("extra", fields_like(extras)),
     }

@@ -58,5 +58,5 @@ class Apart(Decorator):
                 shares = replies.examples.to(replies.params.dtype)
                 self._total = self._total + shares @ (replies.params - replies.trained)
                 self._examples += float(shares.sum())
-                replies = replace(replies, params=replies.trained)
+                replies = replace(replies, refined=None)
             yield replies

@@ -24,13 +24,12 @@ class SpilledReplies:
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # made for the first chunk that goes to disk
         self._only: Replies | None = None
         self._shapes: list[Replies] = []  # of the chunks on disk: their names, types and devices, without rows
-        self._one_model: list[bool] = []  # whether `trained` and `params` of such a chunk are one tensor, written once
         clients = []
         for chunk in chunks:
             clients.append(chunk.clients)
             if not keep_models:
                 gone = chunk.params.new_zeros(len(chunk.clients), 0)  # a view would keep all of them
-                chunk = replace(chunk, params=gone, trained=gone, buffers={})
+                chunk = replace(chunk, trained=gone, refined=None, buffers={})
             if len(clients) == 1:
                 self._only = chunk
                 continue
@@ -48,14 +47,10 @@ class SpilledReplies:
         if self._folder is not None:
             with self._folder as folder:
                 for i in range(len(self._shapes)):
-                    chunk = self._load(Path(folder) / f"{i}.safetensors", self._shapes[i])
-                    yield replace(chunk, trained=chunk.params) if self._one_model[i] else chunk
+                    yield self._load(Path(folder) / f"{i}.safetensors", self._shapes[i])
 
     def _save(self, chunk: Replies) -> None:
         self._folder = self._folder or tempfile.TemporaryDirectory(prefix="fnrfl-")
-        self._one_model.append(chunk.trained is chunk.params)
-        if self._one_model[-1]:
-            chunk = replace(chunk, trained=chunk.params[:, :0])
         tensors = {str(i): leaf for i, leaf in enumerate(trees.leaves(trees.aligned(chunk)))}
         save_file(tensors, Path(self._folder.name) / f"{len(self._shapes)}.safetensors")
         self._shapes.append(trees.mapped(lambda t: t[:0].clone(), chunk))

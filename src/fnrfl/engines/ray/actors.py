@@ -1,4 +1,4 @@
-"""Ray actors that train clients: asked side by side, replaced when they die or hang, and let go when the run ends."""
+"""Ray actors that train clients: asked side by side, started again when they die or hang, let go when the run ends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from fnrfl.core.errors import FnrflError
 from fnrfl.core.messages import Failure
 from fnrfl.core.network import NetworkOptions
-from fnrfl.engines.ray.messages import ActorTrainer, Message
+from fnrfl.engines.ray.messages import ActorTrainer, Message, to_message
 from fnrfl.engines.ray.session import LOOK, Need, check_room, connected, last_line, why_not_answered
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.process import isolated
 
 log = logging.getLogger("fnrfl")
-STARTS = 3  # of actors that die before they have their data, one after another
+STARTS = 3  # of an actor that dies before it has its data, one after another
 SECONDS_FOR_ROOM = 60.0  # seconds until it is said that Ray has no room for an actor
 
 
@@ -28,25 +28,37 @@ class Actor:
     """What runs in a Ray actor: a trainer that is made there, with its data. No client's state stays in it."""
 
     def __init__(self) -> None:
-        self._settings = ExitStack()
+        self._settings, self._made_of = ExitStack(), None
         self._trainer: ActorTrainer | None = None
 
-    def get_ready(self, make: Callable[[bytes], Trainer], described: bytes) -> bytes:
+    def get_ready(self, make: Callable[[bytes], Trainer], described: list[Any]) -> bytes:
         """Make the trainer, and load its data; the answer is None, or a `Failure`."""
-        self._settings.close()
-        self._settings.enter_context(isolated())  # until another trainer is made
         try:
-            self._trainer = ActorTrainer(make(described))
+            self._made(make, described)
         except Exception as error:
             return to_bytes(Failure.of(error))
         return to_bytes(None)
 
-    def answer(self, name: str, common: list[Any], part: Message) -> Message:
+    def answer(
+        self, make: Callable[[bytes], Trainer], described: list[Any], common: list[Any], part: Message
+    ) -> Message:
         """The answer to a part; `common` has a reference, so that an actor fetches it once for all parts of a task."""
         import ray
 
-        assert self._trainer is not None
-        return self._trainer.answer(name, lambda: ray.get(common[0]), part)
+        try:
+            trainer = self._made(make, described)  # anew, if the actor was started again
+        except Exception as error:
+            return to_message(Failure.of(error))
+        return trainer.answer(common[0].hex(), lambda: ray.get(common[0]), part)
+
+    def _made(self, make: Callable[[bytes], Trainer], described: list[Any]) -> ActorTrainer:
+        import ray
+
+        if self._trainer is None or self._made_of != described[0].hex():
+            self._settings.close()
+            self._settings.enter_context(isolated())  # until another trainer is made
+            self._trainer, self._made_of = ActorTrainer(make(ray.get(described[0]))), described[0].hex()
+        return self._trainer
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,7 @@ class _SentRows:
 class RayActors:
     """`count` actors, each with a trainer that `make(described)` builds in it; `make` is a function of a module.
 
-    A context: inside, the actors are there. Whoever asks outside starts them, and closes them afterwards.
+    A context: inside, the actors are there. Outside, the first request starts them, and `close` lets them go.
     """
 
     def __init__(
@@ -77,16 +89,17 @@ class RayActors:
         self._ray: Any = None
         self._idle: list[Any] = []
         self._starting: dict[Any, Any] = {}  # what `get_ready` will answer -> the actor
-        self._failed_starts = 0
-        self._since, self._told = 0.0, False  # when an actor was there last, while parts are asked; whether none is
+        self._since, self._told = 0.0, False  # when an actor was there last, and whether it was said that none is
 
     # -- beginning and end --------------------------------------------------------------------------------------------
     def __enter__(self) -> RayActors:
         """Start the actors, and wait until each has its data."""
         if self._ray is None:
             try:
-                self._start()
-                self._wait_for_all()
+                self._ray = self._open.enter_context(connected(self._network.address, self.count * self._network.cpus))
+                check_room(self._ray, f"engine.threads = {self.count} Ray actors need", self._needs(self.count))
+                actors = [self._new_actor() for _ in range(self.count)]
+                self._prepare(actors)
             except BaseException:
                 self.close()
                 raise
@@ -98,42 +111,43 @@ class RayActors:
     def close(self) -> None:
         """Let the actors go, and Ray too, if it was started for this run."""
         self._open.close()
-        self._ray, self._idle, self._starting, self._failed_starts = None, [], {}, 0
+        self._ray, self._idle, self._starting = None, [], {}
 
-    def _start(self) -> None:
-        self._ray = self._open.enter_context(connected(self._network.address, self.count * self._network.cpus))
-        check_room(self._ray, f"engine.threads = {self.count} Ray actors need", self._needs(self.count))
-        self._described_there = self._ray.put(self._described())
-        for _ in range(self.count):
-            self._add_actor()
+    def _new_actor(self) -> Any:
+        kind = self._ray.remote(Actor).options(
+            num_cpus=self._network.cpus, num_gpus=self._network.gpus, max_restarts=-1, max_task_retries=0
+        )
+        actor = kind.remote()
+        self._open.callback(self._kill, actor, no_restart=True)
+        return actor
+
+    def _prepare(self, actors: Sequence[Any]) -> None:
+        """Have actors load this run's data, and wait until all have."""
+        self._source = self._make, [self._ray.put(self._described())]  # a list: a reference inside is not fetched
+        self._idle, self._since, self._told = [], time.monotonic(), False
+        for actor in actors:
+            self._start(actor)
+        while self._starting:
+            self._next_answers({}, LOOK)
 
     def _needs(self, actors: int) -> list[Need]:
         smaller = "Set a smaller engine.threads or" if actors > 1 else "Set a smaller"
         each = (("CPU", "network.cpus", self._network.cpus), ("GPU", "network.gpus", self._network.gpus))
         return [Need(what, actors * count, f"{key} each", f"{smaller} {key}") for what, key, count in each]
 
-    def _add_actor(self) -> None:
-        kind = self._ray.remote(Actor).options(
-            num_cpus=self._network.cpus, num_gpus=self._network.gpus, max_restarts=0, max_task_retries=0
-        )
-        actor = kind.remote()
-        self._open.callback(self._end, actor)
-        self._starting[actor.get_ready.remote(self._make, self._described_there)] = actor
+    def _start(self, actor: Any) -> None:
+        """Have an actor load its data; Ray starts it again if it dies meanwhile, a few times."""
+        get_ready = actor.get_ready.options(max_task_retries=STARTS - 1)
+        self._starting[get_ready.remote(*self._source)] = actor
 
-    def _end(self, actor: Any) -> None:
+    def _restart(self, actor: Any) -> None:
+        self._kill(actor, no_restart=False)
+        self._start(actor)
+
+    def _kill(self, actor: Any, *, no_restart: bool) -> None:
         if self._ray.is_initialized():  # else it would start anew to do this
             with suppress(Exception):  # it may be gone already
-                self._ray.kill(actor, no_restart=True)
-
-    def _wait_for_all(self) -> None:
-        began, told = time.monotonic(), False
-        while self._starting:
-            done, _ = self._ray.wait([*self._starting], num_returns=1, timeout=LOOK)
-            for answer in done:
-                self._greet(answer)
-            if not told and time.monotonic() - began > SECONDS_FOR_ROOM:
-                told = True
-                log.warning(f"{len(self._starting)} of {self.count} Ray actors wait for room, or for their data.")
+                self._ray.kill(actor, no_restart=no_restart)
 
     def _greet(self, answer: Any) -> None:
         """An actor has its data, or has failed to get it."""
@@ -145,40 +159,36 @@ class RayActors:
                 f"A Ray actor could not begin: {last_line(error)} Install the same version of fnrfl on every machine."
             ) from None
         except self._ray.exceptions.RayError as error:
-            self._failed_starts += 1
-            self._end(actor)
-            if self._failed_starts >= STARTS:
-                raise FnrflError(
-                    f"Ray actors die while they load the run's data, {STARTS} times one after another: "
-                    f"{why_not_answered(error)} Set a smaller engine.threads, or give each machine more memory."
-                ) from None
-            self._add_actor()
-            return
+            raise FnrflError(
+                f"A Ray actor has died {STARTS} times while it loaded the run's data: {why_not_answered(error)} "
+                "Set a smaller engine.threads, or give each machine more memory."
+            ) from None
         if failure is not None:
             raise failure.error()
-        self._failed_starts = 0
         self._idle.append(actor)
 
     # -- work ---------------------------------------------------------------------------------------------------------
     def put(self, message: Message) -> object:
-        """See `Actors.put`."""
+        """Send what many parts have in common to where every actor can read it."""
         self.__enter__()
         return self._ray.put(message)
 
     def ask(
         self, common: object, message: Callable[[slice], Message], parts: Sequence[slice], seconds: float | None
     ) -> Iterator[tuple[slice, Message | str]]:
-        """See `Actors.ask`."""
+        """(rows, answer) for parts of the rows, begun in their order, as they come; a text says why there is none.
+
+        A part that has no answer after `seconds`, or whose actor died, is tried again, row by row.
+        """
         waiting = deque(_SentRows(part) for part in parts)
         running: dict[Any, _SentRows] = {}
-        name = common.hex()  # type: ignore[attr-defined]
         self._since, self._told = time.monotonic(), False
         try:
             while waiting or running:
                 while waiting and self._idle:
                     part, actor = waiting.popleft(), self._idle.pop()
                     until = float("inf") if seconds is None else time.monotonic() + seconds
-                    sent = actor.answer.remote(name, [common], message(part.rows))
+                    sent = actor.answer.remote(*self._source, [common], message(part.rows))
                     running[sent] = replace(part, actor=actor, until=until)
                 for part, answer, reason in self._answers(running, seconds):
                     if answer is not None:
@@ -190,25 +200,19 @@ class RayActors:
                         yield part.rows, reason
         finally:
             for part in running.values():  # nobody wants their answers any more
-                self._replace(part.actor)
+                self._restart(part.actor)
 
     def _answers(
         self, running: dict[Any, _SentRows], seconds: float | None
     ) -> Iterator[tuple[_SentRows, Message | None, str]]:
         """(part, answer, why there is none) for the next parts that come back, or are late."""
         first = min((part.until for part in running.values()), default=float("inf"))
-        timeout = min(LOOK, max(0.0, first - time.monotonic()))
-        done, _ = self._ray.wait([*running, *self._starting], num_returns=1, timeout=timeout)
-        self._look_for_room(bool(done or running))
-        for answer in done:
-            if answer in self._starting:
-                self._greet(answer)
-                continue
+        for answer in self._next_answers(running, min(LOOK, max(0.0, first - time.monotonic()))):
             part = running.pop(answer)
             try:
                 got = self._ray.get(answer)
             except self._ray.exceptions.RayError as error:
-                self._replace(part.actor)
+                self._restart(part.actor)
                 yield part, None, why_not_answered(error)
             else:
                 self._idle.append(part.actor)
@@ -216,13 +220,17 @@ class RayActors:
         for answer, part in [*running.items()]:
             if part.until <= time.monotonic():
                 del running[answer]
-                self._replace(part.actor)
+                self._restart(part.actor)
                 yield part, None, f"it did not answer within {seconds:g} seconds."
 
-    def _look_for_room(self, there: bool) -> None:
-        """Say it if no actor has been there for long, and stop if none can be: machines of the cluster may be gone."""
+    def _next_answers(self, running: dict[Any, _SentRows], timeout: float) -> list[Any]:
+        """The next answers to parts; actors that have their data meanwhile are idle.
+
+        Say it if no actor has been there for long, and stop if none can be: machines of the cluster may be gone.
+        """
+        done, _ = self._ray.wait([*running, *self._starting], num_returns=1, timeout=timeout)
         now = time.monotonic()
-        if there:
+        if done or running:
             self._since, self._told = now, False
         elif now - self._since > SECONDS_FOR_ROOM:
             if not self._told:
@@ -230,7 +238,7 @@ class RayActors:
             self._since, self._told = now, True
             if self._network.on_missing != "wait":
                 check_room(self._ray, "Ray actors need", self._needs(1))
-
-    def _replace(self, actor: Any) -> None:
-        self._end(actor)
-        self._add_actor()
+        for answer in done:
+            if answer in self._starting:
+                self._greet(answer)
+        return [answer for answer in done if answer in running]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import secrets
-import shutil
 import signal
 import socket
 import sys
@@ -19,27 +17,15 @@ from typing import Any
 
 from fnrfl.core.errors import CompatibilityError, FnrflError
 
-# What Ray's processes are told: report nothing, and let nobody in who does not have the token.
-_TOKEN = secrets.token_hex(32)
-RAY_QUIET = {
+# What Ray's processes inherit.
+_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_AUTO_CONNECT": "0",  # no call starts a Ray by itself
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no line about what later versions will do
 }
-
-
 LOOK = 1.0  # seconds between two looks at the clock, and at whether somebody wants to stop
 LONGEST_PATH = 24  # characters of a temporary folder: names of sockets below it must have at most 107
-
-
-class _Started:
-    """The Ray that was started by this process, and how many runs use it."""
-
-    def __init__(self) -> None:
-        self.lock, self.users, self.open = threading.Lock(), 0, ExitStack()
-
-
-_started = _Started()
+_lock, _users, _session = threading.Lock(), 0, ExitStack()  # runs that use the Ray that this process has joined
 
 
 @contextmanager
@@ -49,23 +35,82 @@ def connected(address: str, cpus: float) -> Iterator[Any]:
     A program that has called ray.init goes on with its Ray, which stays. Else Ray connects to `address`, or is started
     here with `cpus` cores at least, for all runs of this process, and ends with the last of them.
     """
-    with _started.lock:
-        if not _started.users and not _is_initialized():
-            _started.open.enter_context(_joined(address) if address else _local(cpus))
-            _started.users += 1
-            mine = True
-        else:
-            mine = _started.users > 0
-            _started.users += mine
+    global _users
+    with _lock:
+        mine = _users > 0 or not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
+        if mine and not _users:
+            _session.enter_context(_joined(address, cpus))
+        _users += mine
     try:
         import ray
 
         yield ray
     finally:
-        with _started.lock:
-            _started.users -= mine
-            if mine and not _started.users:
-                _started.open.close()
+        with _lock:
+            _users -= mine
+            if mine and not _users:
+                _session.close()
+
+
+@contextmanager
+def _joined(address: str, cpus: float) -> Iterator[None]:
+    """Connect to a cluster; without an address, start Ray on this machine alone, whose files go when it ends."""
+    options: dict[str, Any] = {"address": address}
+    refused = (
+        f'network.address = "{address}": there is no Ray cluster to connect to. Start one with `ray start --head`, or '
+        "leave network.address out: then Ray is started here. Ray says: "
+    )
+    with ExitStack() as stack:
+        if not address:
+            parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_PATH else "/tmp"
+            folder = tempfile.TemporaryDirectory(prefix="fnrfl-ray-", dir=parent, ignore_cleanup_errors=True)
+            if "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:  # read when Ray is imported, and kept
+                _ENVIRONMENT["RAY_AUTH_MODE"] = "token"  # its ports let in who has the token in this user's ~/.ray
+            cores = max(os.cpu_count() or 1, math.ceil(cpus))
+            options = {"address": "local", "num_cpus": cores, "include_dashboard": False}
+            options["_temp_dir"] = stack.enter_context(folder)
+            refused = "Ray could not be started on this machine: "
+        with _environment(), _signals_as_before():
+            import ray
+
+            stack.callback(ray.shutdown)
+            try:
+                _knock(address)
+                ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+            except Exception as error:  # of many kinds: nobody there, no room on a disk or in memory, no free port
+                raise FnrflError(refused + last_line(error)) from error
+        yield
+
+
+def _knock(address: str) -> None:
+    """Raise an OSError if nobody answers at an address: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Inside, the environment has what Ray's processes inherit."""
+    before = dict(os.environ)
+    os.environ.update(_ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name in _ENVIRONMENT.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update({name: before[name] for name in _ENVIRONMENT.keys() & before.keys()})
+
+
+@contextmanager
+def _signals_as_before() -> Iterator[None]:
+    """Without the handler that Ray puts in the place of SIGTERM's."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        with suppress(ValueError, TypeError):  # only the main thread may, and Ray leaves the others alone
+            signal.signal(signal.SIGTERM, before)
 
 
 @dataclass(frozen=True)
@@ -91,132 +136,15 @@ def check_room(ray: Any, who_needs: str, needs: Sequence[Need]) -> None:
 
 
 def last_line(error: object) -> str:
-    """What an error of Python says at its end."""
+    """Return what an error of Python says at its end."""
     return next((line.strip() for line in reversed(str(error).splitlines()) if len(line.strip()) > 1), "no reason.")
 
 
 def why_not_answered(error: Any) -> str:
-    """Why a process of Ray has not answered, in words."""
+    """Return why a process of Ray has not answered, in words."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, Exception):  # raised inside
         return str(cause) if isinstance(cause, MemoryError) else last_line(error)
     if type(error).__name__ == "OutOfMemoryError":
         return "Ray has ended its process, because the machine's memory was full."
     return "its Ray process died before it answered."
-
-
-def _is_initialized() -> bool:
-    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
-
-
-@contextmanager
-def _joined(address: str) -> Iterator[None]:
-    """A driver of a cluster that exists."""
-    with _environment(RAY_QUIET):
-        import ray
-
-        with _signals_as_before():
-            try:
-                _knock(address)
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            except (OSError, RuntimeError, ValueError, ImportError) as error:
-                raise FnrflError(
-                    f'network.address = "{address}": there is no Ray cluster to connect to ({last_line(error)}). Start '
-                    "one with `ray start --head`, or leave network.address out: then Ray is started here."
-                ) from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _knock(address: str) -> None:
-    """Raise an OSError if nobody answers at an address: Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-
-
-@contextmanager
-def _local(cpus: float) -> Iterator[None]:
-    """Ray on this machine alone, without dashboard; its files go when it ends."""
-    where = tempfile.gettempdir()
-    folder = tempfile.mkdtemp(prefix="fnrfl-ray-", dir=where if len(where) <= LONGEST_PATH else "/tmp")
-    with ExitStack() as open:
-        open.callback(shutil.rmtree, folder, ignore_errors=True)
-        with _environment(RAY_QUIET | _token()):
-            import ray
-
-            with _signals_as_before(), _no_dashboard_process():
-                open.callback(ray.shutdown)
-                try:
-                    ray.init(
-                        address="local",
-                        num_cpus=max(os.cpu_count() or 1, math.ceil(cpus)),
-                        include_dashboard=False,
-                        log_to_driver=False,
-                        logging_level=logging.ERROR,
-                        _temp_dir=folder,
-                    )
-                except Exception as error:  # of many kinds: no room on a disk or in memory, no free port
-                    raise FnrflError(f"Ray could not be started on this machine: {last_line(error)}") from error
-        yield
-
-
-def _token() -> dict[str, str]:
-    """The environment under which Ray's ports, which are open to the network, accept this process alone.
-
-    Ray reads the mode when it is imported, and keeps it.
-    """
-    if "RAY_AUTH_MODE" in os.environ:  # the user's choice
-        return {}
-    if "ray" in sys.modules:
-        inside = sys.modules["ray"]._raylet
-        if inside.get_authentication_mode() != inside.AuthenticationMode.TOKEN:
-            return {}
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Inside, the environment that Ray's processes inherit has these values."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _signals_as_before() -> Iterator[None]:
-    """Without the handler that Ray puts in the place of SIGTERM's."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        with suppress(ValueError, TypeError):  # only the main thread may, and Ray leaves the others alone
-            signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _no_dashboard_process() -> Iterator[None]:
-    """Inside, Ray starts no process for its dashboard.
-
-    Without a dashboard it would start one that only reports usage; even where it may not, it asks the addresses of
-    cloud providers whose machine this is.
-    """
-    from ray._private.node import Node
-
-    found = getattr(Node, "start_api_server", None)
-    if found is not None:  # another version of Ray may have another way
-        Node.start_api_server = lambda self, **_: None
-    try:
-        yield
-    finally:
-        if found is not None:
-            Node.start_api_server = found

@@ -5,9 +5,8 @@ It is handed all that a client remembers and holds, and keeps nothing: `KeptClie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from fnrfl.core import trees
 from fnrfl.core.errors import MissingClients
@@ -15,35 +14,17 @@ from fnrfl.core.messages import Failure, MeasureRequest, TrainRequest
 from fnrfl.core.network import NetworkOptions
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Replies, State
+from fnrfl.engines.ray.actors import RayActors
 from fnrfl.engines.ray.messages import Message, common_and_part, from_message, to_message
 from fnrfl.engines.trainer import Trained, Trainer
 
 PARTS_PER_ACTOR = 16  # of a chunk, about: actors that are done early take another, and crowds share messages
 
 
-class Actors(Protocol):
-    """Processes that train clients, side by side."""
-
-    count: int
-
-    def put(self, message: Message) -> object:
-        """Send what many parts have in common to where every actor can read it."""
-        ...
-
-    def ask(
-        self, common: object, message: Callable[[slice], Message], parts: Sequence[slice], seconds: float | None
-    ) -> Iterator[tuple[slice, Message | str]]:
-        """(rows, answer) for parts of the rows, begun in their order, as they come; a text says why there is none.
-
-        A part that has no answer after `seconds`, or whose actor died, is tried again, row by row.
-        """
-        ...
-
-
 class RayTrainer:
     """A `ClientTrainer` whose clients train in actors; the server's own work is done by `here`."""
 
-    def __init__(self, here: Trainer, actors: Actors, network: NetworkOptions, *, in_groups: bool = False) -> None:
+    def __init__(self, here: Trainer, actors: RayActors, network: NetworkOptions, *, in_groups: bool = False) -> None:
         """With `in_groups` the clients of a part step together, so that an actor gets as many as it can."""
         self.initial, self.place, self.runner = here.initial, here.place, here.runner
         self._actors, self._network, self._in_groups = actors, network, in_groups
@@ -57,7 +38,7 @@ class RayTrainer:
         answers = answers or [(Replies.of_nobody(self.initial), {}, {})]
         replies, memories, not_finite = zip(*answers, strict=True)
         went_wrong = {client: step for part in not_finite for client, step in part.items()}
-        return Trained(_joined(replies), trees.joined(memories), went_wrong, missing)
+        return Trained(trees.joined(replies), trees.joined(memories), went_wrong, missing)
 
     def measure(self, request: MeasureRequest, held: Callable[[int], State]) -> Tree:
         asked = request.at is None and request.probe.asks_model
@@ -106,10 +87,3 @@ class RayTrainer:
         parts = [slice(first, min(first + width, rows)) for first in range(0, rows, width)]
         examples = [self._examples[client] for client in clients]
         return sorted(parts, key=lambda part: -sum(examples[part.start : part.stop]))
-
-
-def _joined(parts: Sequence[Replies]) -> Replies:
-    """Replies end to end; the models that private training came to are copied once, also if they are handed over."""
-    same = all(part.trained is part.params for part in parts)
-    whole = trees.joined([replace(part, trained=part.params[:, :0]) for part in parts] if same else parts)
-    return replace(whole, trained=whole.params) if same else whole
