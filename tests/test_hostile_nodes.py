@@ -119,6 +119,7 @@ REPLIES = {
     "travel 0": in_reply(travel=full(0.0)),
     "travel inf": in_reply(travel=full(math.inf)),
     "large model": in_reply(trained=full(3e38)),
+    "second model": lambda answer: in_reply(refined=lambda _: answer.content.replies.trained)(answer),
     "large extras": in_reply(extras=lambda t: {name: full(3e38)(value) for name, value in t.items()}),
     "steps -1": in_reply(steps=full(-1)),
     "steps 10**9": in_reply(steps=full(10**9)),

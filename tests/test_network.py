@@ -187,7 +187,7 @@ def test_clients_that_say_they_are_not_finite_are_skipped_and_nobody_else(hot: t
     assert all(event["skipped"] == list(hot) and "missing" not in event for event in result.rounds)
 
 
-@pytest.mark.parametrize("spoilt", [{"params": torch.zeros(0, 3)}, {"params": None}])
+@pytest.mark.parametrize("spoilt", [{"trained": torch.zeros(0, 3)}, {"refined": torch.zeros(0, 3)}, {"trained": None}])
 def test_nothing_of_a_reply_is_used_that_says_it_is_not_finite(spoilt: dict[str, Any], tmp_path: Path) -> None:
     """Whatever else is in it, the server goes on without this client."""
 
