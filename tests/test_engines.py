@@ -38,11 +38,11 @@ from fnrfl.core.step import Carry, ReusedMemory
 from fnrfl.core.store import ClientStore
 from fnrfl.core.types import Batch, Decorator, Engine, Flat, LocalTask, Out, Replies, State, Training, Tree
 from fnrfl.data.batches import Pool, plan
+from fnrfl.engines.devices import Threads, Worker
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import Gpus
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.one_by_one import OneByOne
-from fnrfl.engines.place import Station, Threads
 from fnrfl.engines.trainer import Trainer
 from toys import (
     NUM_CLASSES,
@@ -922,7 +922,7 @@ def test_the_error_of_the_first_client_goes_on_and_nobody_begins_after_it(thread
         [],
     )
 
-    def work(station: Station, i: int) -> int:
+    def work(worker: Worker, i: int) -> int:
         begun.append(i)
         if i in (3, 4):
             raise ValueError(i)

@@ -22,8 +22,8 @@ from fnrfl.core.algorithm import Objective
 from fnrfl.core.net import Model, Net
 from fnrfl.core.types import Batch, Flat, LocalTask, Out, Training, Tree
 from fnrfl.data.batches import Pool
+from fnrfl.engines.devices import Threads
 from fnrfl.engines.groups import GROUP_SIZE, halves, in_groups, shrinking
-from fnrfl.engines.place import Threads
 from fnrfl.engines.recorder import recorder as recorder_module
 from fnrfl.engines.recorder import torchscript, tracer
 from fnrfl.engines.recorder.programs import FlatProgram, Program, Recording

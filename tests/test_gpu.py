@@ -25,9 +25,9 @@ from fnrfl.core.errors import CompatibilityError, FnrflError
 from fnrfl.core.store import ClientStore
 from fnrfl.core.types import LocalTask, Tree
 from fnrfl.data.batches import Pool
+from fnrfl.engines.devices import DevicePool
 from fnrfl.engines.gpus import Gpus, choose_kernels, found_devices
 from fnrfl.engines.job import Job
-from fnrfl.engines.place import Place
 from fnrfl.engines.recorder import cuda_graphs
 from fnrfl.engines.recorder.cuda_graphs import cudnn_autotune
 from fnrfl.engines.recorder.programs import MAX_RELATIVE_ERROR, close_enough
@@ -162,31 +162,21 @@ def test_several_devices_give_what_one_gives() -> None:
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-class Tight:
+class Tight(Runner):
     """A runner like another, on a device where only some jobs fit in memory."""
 
     def __init__(self, runner: Runner, fits: Callable[[Job], bool], full: Exception) -> None:
+        super().__init__(runner.recorder, runner.estimate, group_size=runner.group_size)
         self.runner, self.fits, self.full = runner, fits, full
-        self.recorder = runner.recorder
 
-    @property
-    def group_size(self) -> int:
-        return self.runner.group_size
-
-    @group_size.setter
-    def group_size(self, clients: int) -> None:
-        self.runner.group_size = clients
-
-    def run(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:
+    def run(self, job: Job, pool: DevicePool, blame: Blame) -> list[Tensor]:
         if not self.fits(job):
             raise self.full
-        return self.runner.run(job, place, blame)
+        self.runner.group_size = self.group_size
+        return self.runner.run(job, pool, blame)
 
-    def measure(self, probing: Probing, place: Place) -> list[Tree]:
-        return self.runner.measure(probing, place)
-
-    def warm_up(self) -> None:
-        self.runner.warm_up()
+    def measure(self, probing: Probing, pool: DevicePool) -> list[Tree]:
+        return self.runner.measure(probing, pool)
 
 
 FULL = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("Triton Error [CUDA]: out of memory")]
@@ -551,8 +541,8 @@ def test_a_phase_ends_when_its_gpus_have(monkeypatch: Any) -> None:
     engine = Run(FedAvg(), "gpu", record=False).engine
     engine.clock()
     assert waited == []  # of a CPU
-    assert isinstance(engine.server.place, Gpus)
-    engine.server.place._devices = gpus = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert isinstance(engine.server.pool, Gpus)
+    engine.server.pool._devices = gpus = [torch.device("cuda", 0), torch.device("cuda", 1)]
     assert engine.clock() <= engine.clock() and waited == gpus * 2
 
 

@@ -241,7 +241,7 @@ def test_an_actor_on_a_gpu_that_cannot_train_a_model_says_what_helps(
         ray_run.trainer_in_actor(told)
     assert "loop" not in str(refused.value)
     with isolated():
-        assert ray_run.trainer_in_actor(told_of_own_model(tmp_path, monkeypatch, 0.0)).place.devices  # as it says
+        assert ray_run.trainer_in_actor(told_of_own_model(tmp_path, monkeypatch, 0.0)).pool.devices  # as it says
 
 
 def test_actors_for_which_there_is_no_gpu_say_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +318,7 @@ def test_a_cluster_that_has_lost_its_room_is_named(
     monkeypatch.setattr(ray_actors, "SECONDS_FOR_ROOM", 0.02)
     actors = RayActors(1, NetworkOptions(on_missing=policy), faulty_trainer, lambda: b"")
     actor = SimpleNamespace(answer=SimpleNamespace(remote=lambda *_: "answer"))
-    actors._ray, actors._starting, actors._source = NoRoom(cpus, asks), {"starts": actor}, (faulty_trainer, [])
+    actors._ray, actors._starting = NoRoom(cpus, asks), {"starts": actor}
     asked = actors.ask(SimpleNamespace(hex=lambda: "one"), lambda rows: [], [slice(0, 1)], None)
     if asks == 999:
         with pytest.raises(CompatibilityError, match=r"need 1 CPUs \(network\.cpus each\), and the Ray cluster has 0"):

@@ -1,6 +1,6 @@
 """Engines, put together from their parts.
 
-| name | clients | runner | place | recorder |
+| name | clients | runner | pool | recorder |
 |---|---|---|---|---|
 | loop | `KeptClients` | `OneByOne` | `Threads` | none or `TorchScript` |
 | batched | `KeptClients` | `Vectorised` | `Threads` | none or `TorchScript` |
@@ -24,12 +24,12 @@ from fnrfl.core.network import NetworkOptions
 from fnrfl.core.store import CPU, ClientStore
 from fnrfl.core.training import ClientOptions
 from fnrfl.core.trees import Tree
+from fnrfl.engines.devices import DevicePool, Threads
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import Gpus
 from fnrfl.engines.groups import GROUP_SIZE
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.one_by_one import OneByOne
-from fnrfl.engines.place import Place, Threads
 from fnrfl.engines.ray.actors import RayActors
 from fnrfl.engines.ray.trainer import RayTrainer
 from fnrfl.engines.recorder.cuda_graphs import CudaGraphs
@@ -99,8 +99,10 @@ def assemble_trainer(
     participation: float = 1.0,
 ) -> Trainer:
     """What takes the steps of clients, here or on a machine of their own."""
-    on_gpu = name == "gpu"
-    place: Place = Gpus(net, feed, layout.devices, tf32=layout.tf32) if on_gpu else Threads(net, feed, layout.threads)
+    if name == "gpu":
+        pool: DevicePool = Gpus(net, feed, layout.devices, tf32=layout.tf32)
+    else:
+        pool = Threads(net, feed, layout.threads)
     recorder = Recorder(_backend(net, layout), net.fingerprint()) if layout.record else None
     estimate = StepEstimate([int(n) for n in feed.examples.tolist()], rounds, participation)
     runner: Runner = (
@@ -108,7 +110,7 @@ def assemble_trainer(
         if name in ("loop", "ray")
         else Vectorised(recorder, estimate, group_size=_group_size(layout))
     )
-    return Trainer(place, runner, seed=seed)
+    return Trainer(pool, runner, seed=seed)
 
 
 def _block(net: Net, threads: int) -> int:

@@ -25,7 +25,6 @@ from fnrfl.core.store import ClientMemory
 from fnrfl.core.training import ClientOptions, Training
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import SERVER, Data, LocalTask, Replies, State
-from fnrfl.engines.runner import free_programs
 from fnrfl.engines.trainer import Trainer
 
 T = TypeVar("T")
@@ -167,7 +166,7 @@ class Federation(Engine):
 
     def repeat(self, key: Hashable, step: Step, carry: Any, fixed: Any, turns: Any) -> Tensor:
         recorder = self.server.runner.recorder
-        with self.server.place.layer_precision():
+        with self.server.pool.layer_precision():
             if recorder is None:
                 return run_steps(step, carry, fixed, turns)
             constants, each = trees.leaves((carry, fixed)), trees.leaves(turns)
@@ -181,7 +180,7 @@ class Federation(Engine):
 
     def each(self, count: int, work: Callable[[Net, int], T]) -> list[T]:
         """`work(net, i)` for every i below count, side by side, each with a net that nobody else uses."""
-        return self.server.place.each(count, lambda station, i: work(station.net, i))
+        return self.server.pool.each(count, lambda worker, i: work(worker.net, i))
 
     def pool(self, data: Data) -> tuple[Tensor, Tensor]:
         return self.server.feed.all(data)
@@ -193,7 +192,7 @@ class Federation(Engine):
         except RuntimeError as error:
             if not gpu_out_of_memory(error):
                 raise
-        free_programs(self.server.runner, self.server.place)
+        self.server.runner.free_programs(self.server.pool)
         return work()
 
     # -- a run's edges ------------------------------------------------------------------------------------------------
@@ -210,7 +209,7 @@ class Federation(Engine):
 
     def clock(self) -> float:
         """Seconds of work that is done, from any time on, without those of preparing."""
-        self.server.place.wait()
+        self.server.pool.wait()
         return time.perf_counter() - self.seconds_preparing
 
     def warm_up(self) -> None:
@@ -224,7 +223,7 @@ class Federation(Engine):
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         """Let the threads and other workers go; whoever is interrupted does not wait for threads."""
         self._workers.__exit__(None, None, None)
-        self.server.place.close(wait=kind is None or issubclass(kind, Exception))
+        self.server.pool.close(wait=kind is None or issubclass(kind, Exception))
 
 
 def num_drawn(cohort: int, share: float) -> int:

@@ -1,4 +1,4 @@
-"""GPUs as a place: a net and the examples on every device, and the settings of torch's kernels."""
+"""GPUs as a pool of devices: a net and the examples on every device, and the settings of torch's kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.feed import Feed
 from fnrfl.core.net import Net
-from fnrfl.engines.place import Station, StationPool, Work
+from fnrfl.engines.devices import DevicePool, Work, Worker
 from fnrfl.kernels.layers import BATCHNORMS, Norm, shared_norm
 
 T = TypeVar("T")
@@ -59,11 +59,11 @@ def kernel_settings(*, deterministic: bool, tf32: bool, use_cudnn: bool = True) 
     """Inside, torch's kernels are chosen as a run needs them, for the whole process: runs take turns."""
     cudnn, matmul, utils = torch.backends.cudnn, torch.backends.cuda.matmul, torch.utils.deterministic
     with _kernels_lock, ExitStack() as before:
-        for place, name in (
+        for owner, name in (
             (cudnn, "allow_tf32"), (cudnn, "benchmark"), (cudnn, "deterministic"), (cudnn, "enabled"),
             (matmul, "allow_tf32"), (utils, "fill_uninitialized_memory"),
         ):  # fmt: skip
-            before.callback(setattr, place, name, getattr(place, name))
+            before.callback(setattr, owner, name, getattr(owner, name))
         before.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
         choose_kernels(deterministic=deterministic, tf32=tf32)
         cudnn.enabled = use_cudnn
@@ -87,30 +87,30 @@ def clients_that_fit(size: int, itemsize: int, cohort: int) -> int:
     return max(1, min(cohort, int(MODEL_MEMORY_SHARE * total / (MODEL_COPIES * size * itemsize))))
 
 
-class Gpus:
-    """One station on each device; the server is on the first. `devices` may be anything that torch knows."""
+class Gpus(DevicePool):
+    """One worker on each device; the server is on the first. `devices` may be anything that torch knows."""
 
     probes_together, max_gather_bytes, idle_rows_cost = False, 256 << 20, False
 
     def __init__(self, net: Net, feed: Feed, devices: Sequence[torch.device] = (), *, tf32: bool = False) -> None:
-        self.net, self.feed, self.tf32 = net, feed, tf32
+        self.tf32 = tf32
         self._devices = list(devices) or [net.device]
         if net.device.type == "cuda" and len(set(self._devices)) < len(self._devices):
             raise ValueError("A GPU can be named once: programs write to tensors of their own.")
         others = [device for device in dict.fromkeys(self._devices) if device != net.device]
-        self._first = [Station(net, feed), *(Station(net.copy(other), feed.on_device(other)) for other in others)]
-        feeds = {station.net.device: station.feed for station in self._first}
-        self._pool = StationPool([Station(net.copy(device), feeds[device]) for device in self._devices])
+        self._first = [Worker(net, feed), *(Worker(net.copy(other), feed.on_device(other)) for other in others)]
+        feeds = {worker.net.device: worker.feed for worker in self._first}
+        super().__init__(net, feed, [Worker(net.copy(device), feeds[device]) for device in self._devices])
 
     def each(self, count: int, work: Work[T]) -> list[T]:
-        def there(station: Station, i: int) -> T:
-            device = station.net.device
+        def there(worker: Worker, i: int) -> T:
+            device = worker.net.device
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                return work(station, i)
+                return work(worker, i)
 
-        return self._pool.each(count, there)
+        return super().each(count, there)
 
-    def devices(self) -> list[Station]:
+    def devices(self) -> list[Worker]:
         return self._first
 
     @contextmanager
@@ -130,6 +130,3 @@ class Gpus:
     def free_memory(self) -> None:
         if self.net.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def close(self, *, wait: bool) -> None:
-        self._pool.close(wait=wait)

@@ -20,7 +20,7 @@ from fnrfl.core.step import Carry, Gradient, local_step
 from fnrfl.core.training import Training
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch, LocalTask, Shapes, State
-from fnrfl.engines.place import Station
+from fnrfl.engines.devices import Worker
 
 
 class Fixed(NamedTuple):
@@ -89,18 +89,18 @@ class Job:
             drawn.append({k: _padded(some[k], shape) for k, shape in wanted.items()})
         return {k: torch.cat([some[k] for some in drawn]) for k in wanted}
 
-    def batches_of(self, m: int, first: int, last: int, station: Station) -> Iterator[tuple[int, Batch]]:
+    def batches_of(self, m: int, first: int, last: int, worker: Worker) -> Iterator[tuple[int, Batch]]:
         """One client's batches from step `first` up to `last`: (size, [steps, size, ...]) of those of one size.
 
         Their examples are gathered at once: that takes as long as many small batches do.
         """
         plan = self.plans[m]
         index, crops = plan.part(first, last)
-        x, y = station.feed.take(self.task.data, index, crops)
+        x, y = worker.feed.take(self.task.data, index, crops)
         if plan.noise is not None:
             for batch in x.split(plan.sizes[first:last]):
                 batch.copy_(plan.noise(batch))
-        x, index, taken, draws = station.net.laid_out(x), index.to(x.device), 0, bool(self.noise_shapes(1))
+        x, index, taken, draws = worker.net.laid_out(x), index.to(x.device), 0, bool(self.noise_shapes(1))
         for size, run in groupby(plan.sizes[first:last]):
             steps = len(list(run))
             some = slice(taken, taken + steps * size)

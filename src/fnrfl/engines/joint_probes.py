@@ -15,7 +15,7 @@ from fnrfl.core.engine import Probe, Step
 from fnrfl.core.net import Net
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch, State
-from fnrfl.engines.place import Place, Station
+from fnrfl.engines.devices import DevicePool, Worker
 from fnrfl.engines.recorder.programs import Program
 from fnrfl.engines.recorder.recorder import ProgramRequest, Recorder
 from fnrfl.engines.runner import Probing
@@ -25,30 +25,32 @@ PassPrograms = dict[tuple[torch.device, int, int], Program]  # (device, number o
 MIN_BATCHES_FOR_PROGRAM = 100  # batches of one size in the probes of a run: fewer are not worth a program
 
 
-def ask_together(probing: Probing, place: Place, group_size: int, recorder: Recorder | None, rounds: int) -> list[Tree]:
+def ask_together(
+    probing: Probing, pool: DevicePool, group_size: int, recorder: Recorder | None, rounds: int
+) -> list[Tree]:
     """The answers of all clients, who look at the same batches; `rounds` says how often they will be asked about."""
     count, probe = len(probing.request.clients), probing.request.probe
     groups = [range(first, min(first + group_size, count)) for first in range(0, count, group_size)]
-    programs = {} if recorder is None else _programs(probing, place, groups, recorder, rounds)
+    programs = {} if recorder is None else _programs(probing, pool, groups, recorder, rounds)
 
-    def ask(station: Station, g: int) -> list[Tree]:
-        net, models, total = station.net, _models(probing, station, groups[g]), dict[str, Tensor]()
-        for size, alike in groupby(_batches(probing, station, groups[g]), lambda batch: len(batch.y)):
+    def ask(worker: Worker, g: int) -> list[Tree]:
+        net, models, total = worker.net, _models(probing, worker, groups[g]), dict[str, Tensor]()
+        for size, alike in groupby(_batches(probing, worker, groups[g]), lambda batch: len(batch.y)):
             program = programs.get((net.device, len(groups[g]), size))
             if program is None or not total:
                 for batch in alike if program is None else islice(alike, 1):
                     total = probe.add(total, _answers(probing, net, models, batch))
             if program is not None:
                 total = trees.aligned(total)
-                for batches in _some_at_once(alike, place.max_gather_bytes):
+                for batches in _some_at_once(alike, pool.max_gather_bytes):
                     program(total, (models, net.scale), batches)
         return [probe.finish({k: v[i] for k, v in total.items()}) for i in range(len(groups[g]))]
 
-    return [answer for group in place.each(len(groups), ask) for answer in group]
+    return [answer for group in pool.each(len(groups), ask) for answer in group]
 
 
-def _batches(probing: Probing, station: Station, group: Sequence[int]) -> Iterator[Batch]:
-    return probing.shared_batches(station, [probing.request.clients[m] for m in group])
+def _batches(probing: Probing, worker: Worker, group: Sequence[int]) -> Iterator[Batch]:
+    return probing.shared_batches(worker, [probing.request.clients[m] for m in group])
 
 
 def _some_at_once(batches: Iterator[Batch], most_bytes: int) -> Iterator[Batch]:
@@ -58,8 +60,8 @@ def _some_at_once(batches: Iterator[Batch], most_bytes: int) -> Iterator[Batch]:
         yield trees.stacked([first, *islice(batches, max(0, most_bytes // size - 1))])
 
 
-def _models(probing: Probing, station: Station, group: Sequence[int]) -> State:
-    return trees.moved(trees.stacked([probing.model(m) for m in group]), station.net.device)
+def _models(probing: Probing, worker: Worker, group: Sequence[int]) -> State:
+    return trees.moved(trees.stacked([probing.model(m) for m in group]), worker.net.device)
 
 
 def _answers(probing: Probing, net: Net, models: State, batch: Batch) -> Tree:
@@ -87,7 +89,7 @@ def _pass(probing: Probing, net: Net) -> Step:
 
 
 def _programs(
-    probing: Probing, place: Place, groups: Sequence[Sequence[int]], recorder: Recorder, rounds: int
+    probing: Probing, pool: DevicePool, groups: Sequence[Sequence[int]], recorder: Recorder, rounds: int
 ) -> PassPrograms:
     """Passes over batches of the most frequent size, recorded for every device and number of models.
 
@@ -96,14 +98,14 @@ def _programs(
     request, training = probing.request, probing.request.probe.training
     if training is None or not _is_a_value(request.probe):
         return {}
-    sizes = place.feed.plan(request.clients[0], request.data, training, probing.stream(request.clients[0])).sizes
+    sizes = pool.feed.plan(request.clients[0], request.data, training, probing.stream(request.clients[0])).sizes
     often = sizes.count(sizes[0]) * rounds if sizes else 0
     if often < MIN_BATCHES_FOR_PROGRAM:
         return {}
-    asked = [(station, width) for width in {len(group) for group in groups} for station in place.devices()]
-    wanted = [_request(probing, station, range(width), sizes[0], often * width) for station, width in asked]
+    asked = [(worker, width) for width in {len(group) for group in groups} for worker in pool.devices()]
+    wanted = [_request(probing, worker, range(width), sizes[0], often * width) for worker, width in asked]
     found = zip(asked, recorder.programs_of(wanted), strict=True)
-    return {(station.net.device, width, sizes[0]): program for (station, width), program in found if program}
+    return {(worker.net.device, width, sizes[0]): program for (worker, width), program in found if program}
 
 
 def _is_a_value(probe: Probe) -> bool:
@@ -117,13 +119,11 @@ def _is_a_value(probe: Probe) -> bool:
     return type(probe).add is Probe.add
 
 
-def _request(
-    probing: Probing, station: Station, group: Sequence[int], size: int, expected_steps: int
-) -> ProgramRequest:
-    probe, net = probing.request.probe, station.net
+def _request(probing: Probing, worker: Worker, group: Sequence[int], size: int, expected_steps: int) -> ProgramRequest:
+    probe, net = probing.request.probe, worker.net
 
     def example() -> tuple[Step, Tree, ModelsAndScale, Batch]:
-        models, batch = _models(probing, station, group), next(_batches(probing, station, group))
+        models, batch = _models(probing, worker, group), next(_batches(probing, worker, group))
         answers = trees.aligned(_answers(probing, net, models, batch))
         return _pass(probing, net), answers, (models, net.scale), batch
 

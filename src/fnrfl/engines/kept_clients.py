@@ -11,7 +11,6 @@ from fnrfl.core.messages import MeasureRequest, TrainReply, TrainRequest
 from fnrfl.core.store import CPU, ClientStore
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import State
-from fnrfl.engines.runner import free_programs
 from fnrfl.engines.trainer import ClientTrainer, Trained
 
 log = logging.getLogger("fnrfl")
@@ -112,21 +111,18 @@ class KeptClients:
         Programs are let go once: those that cannot be there together would be recorded anew in every round.
         """
         runner = self.trainer.runner
-        free_programs(runner, self.trainer.place)
+        runner.free_programs(self.trainer.pool)
         if not self._was_full:
             self._was_full = True
             return {}
-        group = min(runner.group_size, clients)
-        if group > 1:
-            runner.group_size = -(-group // 2)
+        if runner.halve_groups(clients):
             self.clients_at_once = runner.group_size * self.num_devices
             self.memory.move(CPU)
             self.held_models.move(CPU)
             message = "the GPU's memory is full: from now on %d clients are trained at once."
             log.warning(message, self.clients_at_once)
             return {"clients_at_once": self.clients_at_once}
-        if runner.recorder is not None and not runner.recorder.closed:
-            runner.recorder.close()
+        if runner.stop_recording():
             return {}
         raise FnrflError(
             "One client's training does not fit in the GPU's memory. Set a smaller client.batch, or "

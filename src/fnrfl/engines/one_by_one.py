@@ -8,72 +8,61 @@ from torch import Tensor
 from fnrfl.core import trees
 from fnrfl.core.engine import Step, run_steps
 from fnrfl.core.step import Carry, by_autograd, by_transform
-from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch
+from fnrfl.engines.devices import DevicePool, Worker
 from fnrfl.engines.job import Fixed, Job
-from fnrfl.engines.place import Place, Station
 from fnrfl.engines.recorder.programs import Program
-from fnrfl.engines.recorder.recorder import ProgramRequest, Recorder
-from fnrfl.engines.runner import Blame, Probing, stretches
-from fnrfl.engines.step_estimate import NO_ESTIMATE, StepEstimate
+from fnrfl.engines.recorder.recorder import ProgramRequest
+from fnrfl.engines.runner import Blame, Runner, stretches
 
 
-class OneByOne:
+class OneByOne(Runner):
     """Ordinary autograd, client by client; steps of frequent batch sizes are recorded if there is a recorder."""
 
-    def __init__(self, recorder: Recorder | None = None, estimate: StepEstimate = NO_ESTIMATE) -> None:
-        self.recorder, self.estimate, self.group_size = recorder, estimate, 1
-
-    def run(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:
-        programs = self._programs(job, place)
+    def run(self, job: Job, pool: DevicePool, blame: Blame) -> list[Tensor]:
+        programs = self._programs(job, pool)
         longest = sorted(range(len(job.clients)), key=lambda m: -job.steps[m])  # nobody waits for a late start
 
-        def train(station: Station, i: int) -> Tensor:
+        def train(worker: Worker, i: int) -> Tensor:
             m = longest[i]
             with blame(job.clients[m : m + 1]):
-                return self._train_client(station, place, job, m, programs)
+                return self._train_client(worker, pool, job, m, programs)
 
-        losses = dict(zip(longest, place.each(len(longest), train), strict=True))
+        losses = dict(zip(longest, pool.each(len(longest), train), strict=True))
         return [losses[m] for m in range(len(longest))]
 
-    def measure(self, probing: Probing, place: Place) -> list[Tree]:
-        return place.each(len(probing.request.clients), probing.answer)
-
-    def warm_up(self) -> None:
-        """Nothing: autograd is ready."""
-
-    def _train_client(self, station: Station, place: Place, job: Job, m: int, programs: ProgramsBySize) -> Tensor:
+    def _train_client(self, worker: Worker, pool: DevicePool, job: Job, m: int, programs: ProgramsBySize) -> Tensor:
         carry, fixed = trees.rows(job.carry, m), _fixed(job, m)
         by_hand = fixed._replace(lr=job.training.lr)  # a number, which needs no vector in between
-        step, tensors = job.step(station.net, by_autograd), trees.leaves((carry, fixed))
+        step, tensors = job.step(worker.net, by_autograd), trees.leaves((carry, fixed))
         losses: list[Tensor] = []
-        for a, b in stretches(job, place, 0, job.steps[m], 1):
-            for size, batches in job.batches_of(m, a, b, station):
+        for a, b in stretches(job, pool, 0, job.steps[m], 1):
+            for size, batches in job.batches_of(m, a, b, worker):
                 if (program := programs.get(size)) is not None:
                     losses.append(program(tensors, (), batches))
                 else:
                     losses.append(run_steps(step, carry, by_hand, batches))
         return torch.cat(losses) if losses else job.carry.params.new_zeros(0)
 
-    def _programs(self, job: Job, place: Place) -> ProgramsBySize:
+    def _programs(self, job: Job, pool: DevicePool) -> ProgramsBySize:
         """Recorded steps, for full batches and for last ones of a frequent size."""
         if self.recorder is None:
             return {}
         with_size = {size: m for m, plan in enumerate(job.plans) for size in plan.sizes}  # somebody who has it
         full, most = {job.training.batch} & with_size.keys(), self.recorder.backend.max_programs // 2
         sizes = sorted(full | self.estimate.frequent_sizes(job, most) & with_size.keys())
-        found = self.recorder.programs_of([_request(job, place, with_size[size], size) for size in sizes])
+        found = self.recorder.programs_of([_request(job, pool, with_size[size], size) for size in sizes])
         return {size: program for size, program in zip(sizes, found, strict=True) if program is not None}
 
 
 ProgramsBySize = dict[int, Program]  # by the size of batches
 
 
-def _request(job: Job, place: Place, m: int, size: int) -> ProgramRequest:
-    net = place.net
+def _request(job: Job, pool: DevicePool, m: int, size: int) -> ProgramRequest:
+    net = pool.net
 
     def example() -> tuple[Step, Carry, Fixed, Batch]:
-        batch = trees.rows(job.example_batch([m], size, place.feed, net.dtype), 0)
+        batch = trees.rows(job.example_batch([m], size, pool.feed, net.dtype), 0)
         return job.step(net, by_transform), trees.rows(job.carry, m), _fixed(job, m), batch
 
     return ProgramRequest((size, job.key), example)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from torch import Tensor
 
@@ -16,9 +15,10 @@ from fnrfl.core.messages import MeasureRequest
 from fnrfl.core.net import Net
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch, Flat, Out, RandomStream, State
+from fnrfl.engines.devices import DevicePool, Worker
 from fnrfl.engines.job import Job
-from fnrfl.engines.place import Place, Station
 from fnrfl.engines.recorder.recorder import Recorder
+from fnrfl.engines.step_estimate import NO_ESTIMATE, StepEstimate
 
 Blame = Callable[[Sequence[int]], AbstractContextManager[None]]  # names these clients in every error inside
 
@@ -40,24 +40,24 @@ class Probing:
         held = self.held(self.request.clients[m]) if self.request.at is None else None
         return self.request.model(m, held)
 
-    def answer(self, station: Station, m: int) -> Tree:
+    def answer(self, worker: Worker, m: int) -> Tree:
         """Client m's answer."""
-        net, probe, model = station.net, self.request.probe, self.model(m).to(station.net.device)
+        net, probe, model = worker.net, self.request.probe, self.model(m).to(worker.net.device)
         total: Tree = {}
-        for batch in self.batches(station, self.request.clients[m]):
+        for batch in self.batches(worker, self.request.clients[m]):
             batch = replace(batch, x=net.laid_out(batch.x)) if probe.asks_model else batch
             out = self.forward(net, model.params, model.buffers, batch) if probe.asks_model else Out.empty(batch)
             total = probe.add(total, probe(out, batch))
         return probe.finish(total)
 
-    def batches(self, station: Station, client: int) -> Iterator[Batch]:
+    def batches(self, worker: Worker, client: int) -> Iterator[Batch]:
         """The batches that a client is asked about."""
-        for batch in self.shared_batches(station, [client]):
+        for batch in self.shared_batches(worker, [client]):
             yield replace(batch, noise=trees.rows(batch.noise, 0))
 
-    def shared_batches(self, station: Station, clients: Sequence[int]) -> Iterator[Batch]:
+    def shared_batches(self, worker: Worker, clients: Sequence[int]) -> Iterator[Batch]:
         """The batches that clients are asked about who look at the same examples; dropout masks are [M, ...]."""
-        feed, training, first = station.feed, self.request.probe.training, clients[0]
+        feed, training, first = worker.feed, self.request.probe.training, clients[0]
         if training is None:
             yield from feed.probe_batches(first, self.request.data, self.stream(first))
             return
@@ -74,37 +74,52 @@ class Probing:
         return net.apply(params, buffers, batch.x, mode="batch", masks=batch.noise)[0]
 
 
-class Runner(Protocol):
-    """How steps are taken."""
+class Runner:
+    """How steps are taken: the base of `OneByOne` and `Vectorised`."""
 
-    recorder: Recorder | None
-    group_size: int  # clients that step together, at most
+    def __init__(
+        self, recorder: Recorder | None = None, estimate: StepEstimate = NO_ESTIMATE, *, group_size: int = 1
+    ) -> None:
+        """At most `group_size` clients step together."""
+        self.recorder, self.estimate, self.group_size = recorder, estimate, group_size
 
-    def run(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:
-        """Take all steps of a job, changing its carry; returns the losses of each client, [steps]."""
-        ...
+    def run(self, job: Job, pool: DevicePool, blame: Blame) -> list[Tensor]:
+        """Take all steps of a job, changing its carry; return the losses of each client, [steps]."""
+        raise NotImplementedError
 
-    def measure(self, probing: Probing, place: Place) -> list[Tree]:
-        """The answer of each client."""
-        ...
+    def measure(self, probing: Probing, pool: DevicePool) -> list[Tree]:
+        """Return the answer of each client."""
+        return pool.each(len(probing.request.clients), probing.answer)
 
     def warm_up(self) -> None:
         """Pay now what the first step would pay otherwise, so that a round's seconds are the round's."""
-        ...
+
+    # -- memory that is full ------------------------------------------------------------------------------------------
+    def free_programs(self, pool: DevicePool) -> None:
+        """Let all recorded programs go, and the memory that torch keeps for later."""
+        if self.recorder is not None:
+            self.recorder.clear()
+        gc.collect()  # programs may hold each other
+        pool.free_memory()
+
+    def halve_groups(self, clients: int) -> bool:
+        """Have half as many of some clients step together from now on; return False if they step one by one already."""
+        group = min(self.group_size, clients)
+        self.group_size = -(-group // 2)
+        return group > 1
+
+    def stop_recording(self) -> bool:
+        """Take steps without programs from now on; return False if there are none already."""
+        if self.recorder is None or self.recorder.closed:
+            return False
+        self.recorder.close()
+        return True
 
 
-def free_programs(runner: Runner, place: Place) -> None:
-    """Let all recorded programs go, and the memory that torch keeps for later."""
-    if runner.recorder is not None:
-        runner.recorder.clear()
-    gc.collect()  # programs may hold each other
-    place.free_memory()
-
-
-def stretches(job: Job, place: Place, first: int, last: int, clients: int) -> Iterator[tuple[int, int]]:
+def stretches(job: Job, pool: DevicePool, first: int, last: int, clients: int) -> Iterator[tuple[int, int]]:
     """(first, last) cut so that the batches of some clients are not too large to be gathered at once."""
-    net = place.net
+    net = pool.net
     bytes_a_step = clients * job.training.batch * math.prod(net.input_shape) * net.dtype.itemsize
-    most = max(1, place.max_gather_bytes // bytes_a_step)
+    most = max(1, pool.max_gather_bytes // bytes_a_step)
     for a in range(first, last, most):
         yield a, min(a + most, last)

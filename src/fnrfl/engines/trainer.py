@@ -20,8 +20,8 @@ from fnrfl.core.step import Carry, ReusedMemory
 from fnrfl.core.training import BALANCED, NONE, read_class_weights
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import RandomStream, Replies, Shapes, State
+from fnrfl.engines.devices import DevicePool
 from fnrfl.engines.job import Job
-from fnrfl.engines.place import Place
 from fnrfl.engines.runner import Probing, Runner
 from fnrfl.process import one_intra_op_thread
 
@@ -40,7 +40,7 @@ class ClientTrainer(Protocol):
     """Whoever trains clients and answers probes for them, here or elsewhere; it remembers nothing of them."""
 
     initial: State
-    place: Place  # the server's
+    pool: DevicePool  # the server's
     runner: Runner
 
     def train(self, request: TrainRequest, held: State | None, memory: Tree) -> Trained:
@@ -55,9 +55,9 @@ class ClientTrainer(Protocol):
 class Trainer:
     """Takes the steps of clients, a chunk of them at a time, and answers probes about models."""
 
-    def __init__(self, place: Place, runner: Runner, *, seed: int) -> None:
-        self.place, self.runner, self.seed = place, runner, seed
-        self.net, self.feed = place.net, place.feed
+    def __init__(self, pool: DevicePool, runner: Runner, *, seed: int) -> None:
+        self.pool, self.runner, self.seed = pool, runner, seed
+        self.net, self.feed = pool.net, pool.feed
         self.initial = State(*self.net.flatten())
         self._examples = self.feed.examples.to(self.net.device)
         self._reused = ReusedMemory() if self.net.device.type == "cpu" else None  # of the clients' models
@@ -88,14 +88,14 @@ class Trainer:
     def measure(self, request: MeasureRequest, held: Callable[[int], State]) -> Tree:
         """Every client's answer to a probe, [M, ...]; `held(client)` is the model that it holds."""
         stream = lambda client: self._stream(request.round, client, "measure")  # noqa: E731
-        with torch.no_grad(), one_intra_op_thread(), self.place.layer_precision():
-            answers = self.runner.measure(Probing(request, held, stream, self.initial, self._mask_draws), self.place)
-        several = len(self.place.devices()) > 1
+        with torch.no_grad(), one_intra_op_thread(), self.pool.layer_precision():
+            answers = self.runner.measure(Probing(request, held, stream, self.initial, self._mask_draws), self.pool)
+        several = len(self.pool.devices()) > 1
         return trees.stacked([trees.moved(each, self.net.device) for each in answers] if several else answers)
 
     def _run(self, job: Job, round: int) -> list[Tensor]:
-        with self.place.layer_precision():
-            return self.runner.run(job, self.place, lambda clients: _named(clients, round, job.task.purpose))
+        with self.pool.layer_precision():
+            return self.runner.run(job, self.pool, lambda clients: _named(clients, round, job.task.purpose))
 
     # -- before the steps ---------------------------------------------------------------------------------------------
     def _job(self, request: TrainRequest, held: State | None, memory: Tree) -> Job:

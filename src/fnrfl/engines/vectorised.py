@@ -14,6 +14,7 @@ from fnrfl.core.errors import gpu_out_of_memory
 from fnrfl.core.step import Carry, by_transform, ready_to_transform
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch
+from fnrfl.engines.devices import DevicePool, Worker
 from fnrfl.engines.groups import (
     GROUP_SIZE,
     ShortSizes,
@@ -28,16 +29,15 @@ from fnrfl.engines.groups import (
 from fnrfl.engines.job import CLIENT_AXES, Fixed, Job, write_rows
 from fnrfl.engines.joint_probes import ask_together
 from fnrfl.engines.padding import TRIED_ROWS, can_be_tried_with, takes_padding
-from fnrfl.engines.place import Place, Station
 from fnrfl.engines.recorder.programs import Program
 from fnrfl.engines.recorder.recorder import ProgramRequest, Recorder
-from fnrfl.engines.runner import Blame, Probing, free_programs, stretches
+from fnrfl.engines.runner import Blame, Probing, Runner, stretches
 from fnrfl.engines.step_estimate import NO_ESTIMATE, StepEstimate
 
 MAX_PADDING = 0.25  # of the examples: padding that takes less time than short batches apart, where rows take time
 
 
-class Vectorised:
+class Vectorised(Runner):
     """Models have a client axis in front, [M, P]; groups of clients step together, the groups side by side.
 
     Groups are a rule of the clients' numbers of steps alone, so that results do not depend on the number of threads.
@@ -46,77 +46,76 @@ class Vectorised:
     def __init__(
         self, recorder: Recorder | None = None, estimate: StepEstimate = NO_ESTIMATE, *, group_size: int = GROUP_SIZE
     ) -> None:
-        self.recorder, self.estimate, self.group_size = recorder, estimate, group_size
+        super().__init__(recorder, estimate, group_size=group_size)
         self._takes_padding: bool | None = None  # of the net; None: not tried yet
 
     def warm_up(self) -> None:
         ready_to_transform()
 
     # -- probes -------------------------------------------------------------------------------------------------------
-    def measure(self, probing: Probing, place: Place) -> list[Tree]:
+    def measure(self, probing: Probing, pool: DevicePool) -> list[Tree]:
         request = probing.request
-        one_by_one = lambda: place.each(len(request.clients), probing.answer)  # noqa: E731
         training = request.probe.training  # if there is one, batches do not fill a device
         differ = request.data == "private" or (training is not None and training.shuffle)
-        if differ or not (request.probe.asks_model and (place.probes_together or training is not None)):
-            return one_by_one()
+        if differ or not (request.probe.asks_model and (pool.probes_together or training is not None)):
+            return super().measure(probing, pool)
         try:
-            return ask_together(probing, place, self.group_size, self.recorder, self.estimate.rounds)
+            return ask_together(probing, pool, self.group_size, self.recorder, self.estimate.rounds)
         except RuntimeError as error:
             # Memory is full, or an operator cannot be batched; one that is wrong says so again.
             full = gpu_out_of_memory(error)
         if full:
-            free_programs(self, place)
-        return one_by_one()
+            self.free_programs(pool)
+        return super().measure(probing, pool)
 
     # -- training -----------------------------------------------------------------------------------------------------
-    def run(self, job: Job, place: Place, blame: Blame) -> list[Tensor]:
+    def run(self, job: Job, pool: DevicePool, blame: Blame) -> list[Tensor]:
         steps, sizes = job.steps, {size for plan in job.plans for size in plan.sizes}
         if not sizes:
             return [job.carry.params.new_zeros(0) for _ in steps]
         groups = in_groups(steps, self.group_size)
-        pads = len(sizes) > 1 and self._pads(job, place)
+        pads = len(sizes) > 1 and self._pads(job, pool)
         even = pads or len(sizes) == 1
-        train_group = self._trains_even(job, place, groups, pads) if even else self._trains_uneven(job, place, groups)
+        train_group = self._trains_even(job, pool, groups, pads) if even else self._trains_uneven(job, pool, groups)
 
-        def train(station: Station, g: int) -> list[Tensor]:
+        def train(worker: Worker, g: int) -> list[Tensor]:
             with blame([job.clients[m] for m in groups[g]]):
-                return train_group(station, g)
+                return train_group(worker, g)
 
-        losses = zip(groups, place.each(len(groups), train), strict=True)
+        losses = zip(groups, pool.each(len(groups), train), strict=True)
         by_row = {m: loss for group, rows in losses for m, loss in zip(group, rows, strict=True)}
         return [by_row[m] for m in range(len(steps))]
 
-    def _pads(self, job: Job, place: Place) -> bool:
+    def _pads(self, job: Job, pool: DevicePool) -> bool:
         """Whether short batches are padded: it must change nothing, and take less time than going apart."""
         if not job.task.objective.takes_padding:
             return False
-        if place.idle_rows_cost:
+        if pool.idle_rows_cost:
             together_anyway = all(plan.sizes == job.plans[0].sizes for plan in job.plans)
             rows, taken = sum(job.steps) * self.estimate.largest_batch(job), sum(sum(plan.sizes) for plan in job.plans)
             if together_anyway or rows > (1 + MAX_PADDING) * taken:
                 return False
         longest = max((plan.order for plan in job.plans), key=len)
-        x, _ = place.feed.take(job.task.data, longest[:TRIED_ROWS])
+        x, _ = pool.feed.take(job.task.data, longest[:TRIED_ROWS])
         if not can_be_tried_with(x):  # looked at anew for each task: a resumed run must make the same choice
             return False
         if self._takes_padding is None:
-            self._takes_padding = takes_padding(place.net, x)
+            self._takes_padding = takes_padding(pool.net, x)
         return self._takes_padding
 
-    def _trains_even(self, job: Job, place: Place, groups: list[list[int]], pads: bool) -> TrainGroup:
+    def _trains_even(self, job: Job, pool: DevicePool, groups: list[list[int]], pads: bool) -> TrainGroup:
         """How groups are trained whose batches are all of one size, or are padded to it."""
         width, size = max(map(len, groups)), job.plans[groups[0][0]].sizes[0]
         size = self.estimate.largest_batch(job) if pads else size
-        widths = halves(width) if place.idle_rows_cost else self.estimate.widths(job, width)
+        widths = halves(width) if pool.idle_rows_cost else self.estimate.widths(job, width)
         parts = [shrinking([job.steps[m] for m in group], widths) for group in groups]
         shapes = {StepShape(rows, size, pads) for each in parts for _, _, rows in each}
-        programs = self._programs(job, place, groups[0], shapes, widths)
-        return lambda station, g: self._train_group(
-            station, place, job, groups[g], [(a, b, StepShape(rows, size, pads)) for a, b, rows in parts[g]], programs
+        programs = self._programs(job, pool, groups[0], shapes, widths)
+        return lambda worker, g: self._train_group(
+            worker, pool, job, groups[g], [(a, b, StepShape(rows, size, pads)) for a, b, rows in parts[g]], programs
         )
 
-    def _trains_uneven(self, job: Job, place: Place, groups: list[list[int]]) -> TrainGroup:
+    def _trains_uneven(self, job: Job, pool: DevicePool, groups: list[list[int]]) -> TrainGroup:
         """How groups are trained whose batches are of several sizes."""
         width = max(map(len, groups))
         most = 0 if self.recorder is None else self.recorder.backend.max_programs // 2
@@ -124,17 +123,17 @@ class Vectorised:
         turns = [turns_of({m: job.plans[m].sizes for m in group}, width, short) for group in groups]
         recorded = {job.training.batch, *short.recorded}
         shapes = {StepShape(turn.width, turn.size) for each in turns for turn in each if turn.size in recorded}
-        programs = self._programs(job, place, groups[0], shapes, halves(width))
+        programs = self._programs(job, pool, groups[0], shapes, halves(width))
 
-        def train(station: Station, g: int) -> list[Tensor]:
-            losses = self._take_turns(station, place, job, turns[g], width, programs) if turns[g] else {}
+        def train(worker: Worker, g: int) -> list[Tensor]:
+            losses = self._take_turns(worker, pool, job, turns[g], width, programs) if turns[g] else {}
             none = job.carry.params.new_zeros(0)
             return [torch.cat(losses[m]) if m in losses else none for m in groups[g]]
 
         return train
 
     def _train_group(
-        self, station: Station, place: Place, job: Job, group: list[int], parts: list[Part], programs: Programs
+        self, worker: Worker, pool: DevicePool, job: Job, group: list[int], parts: list[Part], programs: Programs
     ) -> list[Tensor]:
         """All steps of some clients, sorted by their number of steps; a group short of all rows has idle ones.
 
@@ -142,7 +141,7 @@ class Vectorised:
         know of each other, and a step costs nearly the same with one row more.
         """
         net, steps, rows = (
-            station.net,
+            worker.net,
             [job.steps[m] for m in group],
             max([len(group), *(shape.width for *_, shape in parts)]),
         )
@@ -150,33 +149,33 @@ class Vectorised:
         losses = carry.params.new_zeros(max(steps), rows)
         for first, last, shape in parts:
             top = slice(0, shape.width)
-            program = programs.get((net.device, shape)) or _plain_program(job, station)
+            program = programs.get((net.device, shape)) or _plain_program(job, worker)
             some = fixed._replace(start=trees.rows(fixed.start, top), own=trees.rows(fixed.own, top))
             live = [m for m, n in zip(group, steps, strict=True) if n > first]
-            for a, b in stretches(job, place, first, last, shape.width):
+            for a, b in stretches(job, pool, first, last, shape.width):
                 padded_to = shape.size if shape.pads else None
                 batches = job.batches(
-                    dict.fromkeys(live, a), b - a, station.feed, idle=shape.width - len(live), padded_to=padded_to
+                    dict.fromkeys(live, a), b - a, worker.feed, idle=shape.width - len(live), padded_to=padded_to
                 )
                 losses[a:b, top] = program(trees.rows(carry, top), some, batches)
             if ended := [i for i, n in enumerate(steps) if n == last]:
                 write_rows(job.carry, [group[i] for i in ended], carry, ended)
-        return [losses[:n, i].to(place.net.device) for i, n in enumerate(steps)]
+        return [losses[:n, i].to(pool.net.device) for i, n in enumerate(steps)]
 
     def _take_turns(
-        self, station: Station, place: Place, job: Job, turns: list[Turn], width: int, programs: Programs
+        self, worker: Worker, pool: DevicePool, job: Job, turns: list[Turn], width: int, programs: Programs
     ) -> dict[int, list[Tensor]]:
         """All steps of some clients whose batches are of several sizes (`last_batch = "keep"`); their losses."""
-        device, group = station.net.device, turns[0].group
+        device, group = worker.net.device, turns[0].group
         carry, fixed = job.rows(padded(group, width), device)
         losses: dict[int, list[Tensor]] = {}
         for turn in turns:
-            program = programs.get((device, StepShape(turn.width, turn.size))) or _plain_program(job, station)
+            program = programs.get((device, StepShape(turn.width, turn.size))) or _plain_program(job, worker)
             some, start, own = trees.rows((carry, fixed.start, fixed.own), turn.where)
-            for a, b in stretches(job, place, 0, turn.steps, turn.width):
+            for a, b in stretches(job, pool, 0, turn.steps, turn.width):
                 at = {m: first + a for m, first in turn.at.items()}
-                batches = job.batches(at, b - a, station.feed, idle=turn.width - len(at))
-                stepped = program(some, fixed._replace(start=start, own=own), batches).to(place.net.device)
+                batches = job.batches(at, b - a, worker.feed, idle=turn.width - len(at))
+                stepped = program(some, fixed._replace(start=start, own=own), batches).to(pool.net.device)
                 for m, loss in zip(at, stepped.unbind(1), strict=False):
                     losses.setdefault(m, []).append(loss)
             if not isinstance(turn.where, slice):  # rows that were copied
@@ -187,42 +186,42 @@ class Vectorised:
 
     # -- programs -----------------------------------------------------------------------------------------------------
     def _programs(
-        self, job: Job, place: Place, group: list[int], shapes: set[StepShape], widths: list[int]
+        self, job: Job, pool: DevicePool, group: list[int], shapes: set[StepShape], widths: list[int]
     ) -> Programs:
         """Return programs for steps of these shapes, on every device; groups shrink to `widths`."""
         if self.recorder is None:
             return {}
         expected = self.estimate.most_frequent(job, widths)
         # The widest first: it takes longest to compile.
-        wanted = [(station, shape) for shape in sorted(shapes, reverse=True) for station in place.devices()]
-        requests = [self._request(job, station, group, shape, expected) for station, shape in wanted]
+        wanted = [(worker, shape) for shape in sorted(shapes, reverse=True) for worker in pool.devices()]
+        requests = [self._request(job, worker, group, shape, expected) for worker, shape in wanted]
         found = zip(wanted, self.recorder.programs_of(requests), strict=True)
-        return {(station.net.device, shape): program for (station, shape), program in found if program is not None}
+        return {(worker.net.device, shape): program for (worker, shape), program in found if program is not None}
 
     def _request(
-        self, job: Job, station: Station, group: list[int], shape: StepShape, expected_steps: int
+        self, job: Job, worker: Worker, group: list[int], shape: StepShape, expected_steps: int
     ) -> ProgramRequest:
         """Return a step of a shape, to be recorded."""
-        net = station.net
+        net = worker.net
 
         def example() -> tuple[Step, Carry, Fixed, Batch]:
             rows = padded(group, shape.width)[: shape.width]
-            batch = job.example_batch(rows, shape.size, station.feed, net.dtype, padded=shape.pads)
-            return _vectorised_step(job, station), *job.rows(rows, net.device), batch
+            batch = job.example_batch(rows, shape.size, worker.feed, net.dtype, padded=shape.pads)
+            return _vectorised_step(job, worker), *job.rows(rows, net.device), batch
 
         return ProgramRequest((*shape, job.key, net.device), example, expected_steps)
 
 
-TrainGroup = Callable[[Station, int], list[Tensor]]  # at a station, group -> the losses of its clients
+TrainGroup = Callable[[Worker, int], list[Tensor]]  # at a worker, group -> the losses of its clients
 Part = tuple[int, int, StepShape]  # steps of a group, from the first up to the last, that are all of one shape
 Programs = dict[tuple[torch.device, StepShape], Program]  # recorded steps
 
 
-def _vectorised_step(job: Job, station: Station) -> Step:
-    return vmap(job.step(station.net, by_transform), in_dims=CLIENT_AXES)
+def _vectorised_step(job: Job, worker: Worker) -> Step:
+    return vmap(job.step(worker.net, by_transform), in_dims=CLIENT_AXES)
 
 
-def _plain_program(job: Job, station: Station) -> Program:
+def _plain_program(job: Job, worker: Worker) -> Program:
     """The vectorised step as it is, once for every turn."""
-    step = _vectorised_step(job, station)
+    step = _vectorised_step(job, worker)
     return lambda carry, fixed, batches: run_steps(step, carry, fixed, batches)

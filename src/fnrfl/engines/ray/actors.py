@@ -1,4 +1,4 @@
-"""Ray actors that train clients: asked side by side, started again when they die or hang, let go when the run ends."""
+"""Ray actors that train clients: asked side by side, replaced when they die or hang, let go when the run ends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from fnrfl.core.errors import FnrflError
 from fnrfl.core.messages import Failure
 from fnrfl.core.network import NetworkOptions
-from fnrfl.engines.ray.messages import ActorTrainer, Message, to_message
+from fnrfl.engines.ray.messages import ActorTrainer, Message
 from fnrfl.engines.ray.session import LOOK, Need, check_room, connected, last_line, why_not_answered
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.process import isolated
 
 log = logging.getLogger("fnrfl")
-STARTS = 3  # of an actor that dies before it has its data, one after another
+STARTS = 3  # of actors that die before they have their data, one after another
 SECONDS_FOR_ROOM = 60.0  # seconds until it is said that Ray has no room for an actor
 
 
@@ -28,37 +28,25 @@ class Actor:
     """What runs in a Ray actor: a trainer that is made there, with its data. No client's state stays in it."""
 
     def __init__(self) -> None:
-        self._settings, self._made_of = ExitStack(), None
+        self._settings = ExitStack()
         self._trainer: ActorTrainer | None = None
 
-    def get_ready(self, make: Callable[[bytes], Trainer], described: list[Any]) -> bytes:
+    def get_ready(self, make: Callable[[bytes], Trainer], described: bytes) -> bytes:
         """Make the trainer, and load its data; the answer is None, or a `Failure`."""
+        self._settings.close()
+        self._settings.enter_context(isolated())  # until another trainer is made
         try:
-            self._made(make, described)
+            self._trainer = ActorTrainer(make(described))
         except Exception as error:
             return to_bytes(Failure.of(error))
         return to_bytes(None)
 
-    def answer(
-        self, make: Callable[[bytes], Trainer], described: list[Any], common: list[Any], part: Message
-    ) -> Message:
+    def answer(self, common: list[Any], part: Message) -> Message:
         """The answer to a part; `common` has a reference, so that an actor fetches it once for all parts of a task."""
         import ray
 
-        try:
-            trainer = self._made(make, described)  # anew, if the actor was started again
-        except Exception as error:
-            return to_message(Failure.of(error))
-        return trainer.answer(common[0].hex(), lambda: ray.get(common[0]), part)
-
-    def _made(self, make: Callable[[bytes], Trainer], described: list[Any]) -> ActorTrainer:
-        import ray
-
-        if self._trainer is None or self._made_of != described[0].hex():
-            self._settings.close()
-            self._settings.enter_context(isolated())  # until another trainer is made
-            self._trainer, self._made_of = ActorTrainer(make(ray.get(described[0]))), described[0].hex()
-        return self._trainer
+        assert self._trainer is not None
+        return self._trainer.answer(common[0].hex(), lambda: ray.get(common[0]), part)
 
 
 @dataclass(frozen=True)
@@ -89,7 +77,7 @@ class RayActors:
         self._ray: Any = None
         self._idle: list[Any] = []
         self._starting: dict[Any, Any] = {}  # what `get_ready` will answer -> the actor
-        self._since, self._told = 0.0, False  # when an actor was there last, and whether it was said that none is
+        self._failed_starts, self._since, self._told = 0, 0.0, False  # `_since`: when an actor was there last
 
     # -- beginning and end --------------------------------------------------------------------------------------------
     def __enter__(self) -> RayActors:
@@ -98,8 +86,7 @@ class RayActors:
             try:
                 self._ray = self._open.enter_context(connected(self._network.address, self.count * self._network.cpus))
                 check_room(self._ray, f"engine.threads = {self.count} Ray actors need", self._needs(self.count))
-                actors = [self._new_actor() for _ in range(self.count)]
-                self._prepare(actors)
+                self._prepare([self._new_actor() for _ in range(self.count)])
             except BaseException:
                 self.close()
                 raise
@@ -114,40 +101,39 @@ class RayActors:
         self._ray, self._idle, self._starting = None, [], {}
 
     def _new_actor(self) -> Any:
+        # Not started again by Ray: that counts a call that comes meanwhile as one of its tries.
         kind = self._ray.remote(Actor).options(
-            num_cpus=self._network.cpus, num_gpus=self._network.gpus, max_restarts=-1, max_task_retries=0
+            num_cpus=self._network.cpus, num_gpus=self._network.gpus, max_restarts=0, max_task_retries=0
         )
         actor = kind.remote()
-        self._open.callback(self._kill, actor, no_restart=True)
+        self._open.callback(self._end, actor)
         return actor
+
+    def _end(self, actor: Any) -> None:
+        if self._ray.is_initialized():  # else it would start anew to do this
+            with suppress(Exception):  # it may be gone already
+                self._ray.kill(actor, no_restart=True)
 
     def _prepare(self, actors: Sequence[Any]) -> None:
         """Have actors load this run's data, and wait until all have."""
-        self._source = self._make, [self._ray.put(self._described())]  # a list: a reference inside is not fetched
-        self._idle, self._since, self._told = [], time.monotonic(), False
+        self._described_there = self._ray.put(self._described())
+        self._idle, self._failed_starts, self._since, self._told = [], 0, time.monotonic(), False
         for actor in actors:
             self._start(actor)
         while self._starting:
             self._next_answers({}, LOOK)
 
+    def _start(self, actor: Any) -> None:
+        self._starting[actor.get_ready.remote(self._make, self._described_there)] = actor
+
+    def _replace(self, actor: Any) -> None:
+        self._end(actor)
+        self._start(self._new_actor())
+
     def _needs(self, actors: int) -> list[Need]:
         smaller = "Set a smaller engine.threads or" if actors > 1 else "Set a smaller"
         each = (("CPU", "network.cpus", self._network.cpus), ("GPU", "network.gpus", self._network.gpus))
         return [Need(what, actors * count, f"{key} each", f"{smaller} {key}") for what, key, count in each]
-
-    def _start(self, actor: Any) -> None:
-        """Have an actor load its data; Ray starts it again if it dies meanwhile, a few times."""
-        get_ready = actor.get_ready.options(max_task_retries=STARTS - 1)
-        self._starting[get_ready.remote(*self._source)] = actor
-
-    def _restart(self, actor: Any) -> None:
-        self._kill(actor, no_restart=False)
-        self._start(actor)
-
-    def _kill(self, actor: Any, *, no_restart: bool) -> None:
-        if self._ray.is_initialized():  # else it would start anew to do this
-            with suppress(Exception):  # it may be gone already
-                self._ray.kill(actor, no_restart=no_restart)
 
     def _greet(self, answer: Any) -> None:
         """An actor has its data, or has failed to get it."""
@@ -159,12 +145,17 @@ class RayActors:
                 f"A Ray actor could not begin: {last_line(error)} Install the same version of fnrfl on every machine."
             ) from None
         except self._ray.exceptions.RayError as error:
-            raise FnrflError(
-                f"A Ray actor has died {STARTS} times while it loaded the run's data: {why_not_answered(error)} "
-                "Set a smaller engine.threads, or give each machine more memory."
-            ) from None
+            self._failed_starts += 1
+            if self._failed_starts >= STARTS:
+                raise FnrflError(
+                    f"Ray actors die while they load the run's data, {STARTS} times one after another: "
+                    f"{why_not_answered(error)} Set a smaller engine.threads, or give each machine more memory."
+                ) from None
+            self._replace(actor)
+            return
         if failure is not None:
             raise failure.error()
+        self._failed_starts = 0
         self._idle.append(actor)
 
     # -- work ---------------------------------------------------------------------------------------------------------
@@ -188,7 +179,7 @@ class RayActors:
                 while waiting and self._idle:
                     part, actor = waiting.popleft(), self._idle.pop()
                     until = float("inf") if seconds is None else time.monotonic() + seconds
-                    sent = actor.answer.remote(*self._source, [common], message(part.rows))
+                    sent = actor.answer.remote([common], message(part.rows))
                     running[sent] = replace(part, actor=actor, until=until)
                 for part, answer, reason in self._answers(running, seconds):
                     if answer is not None:
@@ -200,7 +191,7 @@ class RayActors:
                         yield part.rows, reason
         finally:
             for part in running.values():  # nobody wants their answers any more
-                self._restart(part.actor)
+                self._replace(part.actor)
 
     def _answers(
         self, running: dict[Any, _SentRows], seconds: float | None
@@ -212,7 +203,7 @@ class RayActors:
             try:
                 got = self._ray.get(answer)
             except self._ray.exceptions.RayError as error:
-                self._restart(part.actor)
+                self._replace(part.actor)
                 yield part, None, why_not_answered(error)
             else:
                 self._idle.append(part.actor)
@@ -220,7 +211,7 @@ class RayActors:
         for answer, part in [*running.items()]:
             if part.until <= time.monotonic():
                 del running[answer]
-                self._restart(part.actor)
+                self._replace(part.actor)
                 yield part, None, f"it did not answer within {seconds:g} seconds."
 
     def _next_answers(self, running: dict[Any, _SentRows], timeout: float) -> list[Any]:

@@ -26,7 +26,7 @@ class RayTrainer:
 
     def __init__(self, here: Trainer, actors: RayActors, network: NetworkOptions, *, in_groups: bool = False) -> None:
         """With `in_groups` the clients of a part step together, so that an actor gets as many as it can."""
-        self.initial, self.place, self.runner = here.initial, here.place, here.runner
+        self.initial, self.pool, self.runner = here.initial, here.pool, here.runner
         self._actors, self._network, self._in_groups = actors, network, in_groups
         self._examples = [int(n) for n in here.feed.examples.tolist()]
         self._sent: tuple[State | None, Tree, object] | None = None  # what the actors were sent last
