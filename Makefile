@@ -5,12 +5,18 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 DOCS := .venv-docs
-CHECKED := src tests benchmarks docs/site examples
+CHECKED := src reproduction tests benchmarks docs/site examples
 
-.PHONY: demo test quick test-all test-gpu test-loggers test-deploy lint types format docs setup clean
+.PHONY: demo paper test quick test-all test-gpu test-loggers test-deploy lint types format docs setup clean
 
 demo: $(READY)
 	$(BIN)/python -m fnrfl.cli.demo
+
+# Every table of the paper, and its page: of scale tiny what is computed here, of the others what is committed.
+paper: $(READY)
+	$(BIN)/python -m reproduction all --scale tiny --on processes
+	$(BIN)/python -m reproduction all --scale full --show
+	$(BIN)/python -m reproduction all --scale quick --show
 
 test: lint types quick
 

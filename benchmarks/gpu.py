@@ -16,6 +16,7 @@ import datetime
 import gc
 import itertools
 import json
+import os
 import resource
 import tempfile
 import time
@@ -33,7 +34,6 @@ from fnrfl.algorithms.parts.norms import ClassNorms
 from fnrfl.config import RunConfig, load, registry
 from fnrfl.engines.metered import Metered
 from fnrfl.engines.recorder.cuda_graphs import CudaGraphs
-from fnrfl.results.reproduce import cell_lines
 from fnrfl.runs import run as runs
 from fnrfl.runs.model_score import score_model
 from fnrfl.runs.setup.build import Built, build
@@ -353,8 +353,18 @@ def held(methods: tuple[str, ...] = HELD_METHODS, scenarios: tuple[str, ...] = H
         row = whole("held", *keys, *refined)
         yield {"benchmark": "held", "place": place, "keys": [*keys, *refined], "accuracy": row["accuracy"]} | {
             "seconds_preparing": row["seconds_preparing"],
-            "memory": cell_lines.memory_held(),
+            "memory": memory_held(),
         }
+
+
+def memory_held() -> dict[str, int]:
+    """Return what the process holds after a run: megabytes on the host and on the GPU."""
+    held, statm = {"process": os.getpid()}, Path("/proc/self/statm")
+    if statm.exists():  # Linux
+        held["host_mb"] = int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 10**6
+    if torch.cuda.is_available():
+        held["gpu_mb"] = torch.cuda.memory_reserved() // 10**6
+    return held
 
 
 def fedavg() -> Iterator[Row]:

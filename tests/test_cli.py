@@ -305,10 +305,15 @@ def test_answers_are_alike_if_the_classes_of_the_examples_differ(confusion: Any,
 # ---- help and typos ----
 
 
-@pytest.mark.parametrize("words", [["rnu"], ["reproduce", "acuracy"], ["data", "gett"]])
+@pytest.mark.parametrize("words", [["rnu"], ["data", "gett"]])
 def test_a_command_that_is_not_there_is_answered_once(words: list[str]) -> None:
     got = CliRunner().invoke(cli.app, words)
     assert got.exit_code == 2 and got.stderr.count("Did you mean") == 1 and got.stderr.count(words[-1]) == 1
+
+
+def test_reproduce_says_where_the_papers_tables_are() -> None:
+    got = CliRunner().invoke(cli.app, ["reproduce", "accuracy", "--scale", "tiny"])
+    assert got.exit_code == 2 and "python -m reproduction" in got.stderr and got.stdout == ""
 
 
 def commands() -> list[tuple[str, ...]]:

@@ -7,7 +7,6 @@ import dataclasses
 import doctest
 import importlib
 import inspect
-import itertools
 import re
 import runpy
 import shlex
@@ -146,6 +145,7 @@ def headings(page: Path) -> set[str]:
 LINKING = [
     *(ROOT / page for page in (*PROSE, "SECURITY.md", "docs/tutorial.ipynb")),
     *sorted((ROOT / "results").glob("*/README.md")),
+    *sorted((ROOT / "reproduction").rglob("*.md")),
     ROOT / "src/fnrfl/data/files/README.md",
 ]  # every page of the site
 
@@ -446,24 +446,6 @@ def test_the_readme_can_be_read_aloud_in_two_minutes() -> None:
     """Without its tables, code, headings and pictures: 200 words a minute."""
     lines = [line for line in PROSE["README.md"].splitlines() if not line.startswith(("|", "#", "!"))]
     assert len(re.sub(r"\]\([^)]*\)", "]", "\n".join(lines)).split()) <= 400
-
-
-def test_the_readme_gives_the_papers_numbers_as_printed_and_its_own_as_committed() -> None:
-    from fnrfl.results.reproduce.kept_lines import KeptLines
-    from fnrfl.results.reproduce.printed import PRINTED
-
-    rows = {row[0]: row[1:] for row in table("README.md", "About the paper")}
-    lines = KeptLines.read(ROOT / "none.jsonl").committed
-    committed = {name: f"{line['accuracy']:.4f}" for name, line in lines.items() if "failed" not in line}
-    skews = {"label skew": "label", "feature skew": "feature-0.5", "quantity skew": "quantity"}
-    methods = {"FedAvg": "fedavg", "FedAvg + FNR": "fedavg+fnr"}
-    control = f"{next(iter(skews))}: FNR with weight 0"
-    assert rows.keys() == {f"{skew}: {method}" for skew in skews for method in methods} | {control}
-    assert rows[control] == ["", "", committed["resnet18/label/honest/fedavg+weight-0/seed0@full"]]
-    for (skew_name, skew), (method_name, method) in itertools.product(skews.items(), methods.items()):
-        cells = [f"resnet18/{skew}/{protocol}/{method}/seed0@full" for protocol in ("paper", "honest")]
-        printed = f"{PRINTED['accuracy', 'resnet18', skew, method].value:.4f}"
-        assert rows[f"{skew_name}: {method_name}"] == [printed, *(committed.get(cell, "not run") for cell in cells)]
 
 
 def test_the_changelog_and_citation_name_this_version() -> None:

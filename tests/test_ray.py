@@ -46,7 +46,7 @@ from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.process import isolated
 from fnrfl.results import compare as comparing
-from fnrfl.runs import ray_run, runs_on_ray
+from fnrfl.runs import ray_run, workers
 from fnrfl.runs.forecast import forecast
 from fnrfl.runs.passed import NOTHING_PASSED
 from fnrfl.runs.run import resume, run
@@ -342,9 +342,10 @@ def test_a_cluster_that_has_lost_its_room_is_named(
 def test_a_cluster_without_room_for_a_run_is_told_with_the_key_that_asks_for_it(
     keys: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs_on_ray, "connected", lambda *_: nullcontext(NoRoom(2.0, 0)))
-    with pytest.raises(CompatibilityError) as refused:
-        next(runs_on_ray.run_on_ray([(load("digits", keys), Path("run"))], 60.0))
+    monkeypatch.setattr(workers, "connected", lambda *_: nullcontext(NoRoom(2.0, 0)))
+    config = load("digits", keys)
+    with workers.ray_workers(config, 60.0) as cluster, pytest.raises(CompatibilityError) as refused:
+        cluster.submit(config, Path("run"))
     assert said in str(refused.value)
 
 

@@ -35,8 +35,6 @@ ALLOWED = {
     "cli": {"cli", "results", "flower", "federation", "runs", "rundir", "data", "config", "core", *HOUSE},
 }
 
-THEORY = {"algorithms", "engines", "data"}  # the problem with known constants is put together by hand
-
 # Names that several modules of one room define, each with its reason. Every other class, function and constant has one
 # home in its room.
 DEFINED_TWICE = {
@@ -72,8 +70,7 @@ def imported(path: Path) -> set[str]:
 def test_imports_point_one_way(path: Path) -> None:
     room = name(path).split(".")[0]
     if room in ALLOWED:  # all but the doors: __init__, __main__ and method
-        more = THEORY if name(path) == "results.reproduce.convex_problem" else set()
-        assert {other.split(".")[0] for other in imported(path)} <= ALLOWED[room] | more | {"__version__"}
+        assert {other.split(".")[0] for other in imported(path)} <= ALLOWED[room] | {"__version__"}
 
 
 def test_the_package_is_a_few_rooms() -> None:

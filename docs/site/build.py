@@ -17,7 +17,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
-PAGES = ("*.md", "docs/**/*.md", "results/*/README.md", "src/fnrfl/data/files/README.md")
+PAGES = (
+    "*.md", "docs/**/*.md", "results/*/README.md", "reproduction/*.md", "reproduction/results/*.md",
+    "src/fnrfl/data/files/README.md",
+)  # fmt: skip
 FILES = ("docs/images/*", "docs/tutorial.ipynb", "LICENSE", "CITATION.cff")
 MOVED = {"README.md": "index.md", "docs/tutorial.ipynb": "docs/tutorial.md"}  # pages with another name in the site
 
@@ -36,9 +39,12 @@ CONTENTS = {
         "docs/concepts", "docs/protocols", "docs/correctness", "docs/performance", "docs/compared-with-others",
         "docs/faq", "docs/not-included", "ARCHITECTURE", "SECURITY",
     ],
-    "The paper": ["docs/reproduction", "docs/claims", "docs/paper-to-code", "docs/theory"],
+    "The paper": [
+        "docs/reproduction", "docs/paper-to-code", "docs/theory", "reproduction/README", "reproduction/results/claims",
+        "reproduction/FINDINGS",
+    ],
     "Results and notes": [
-        "results/methods/README", "results/reproduction/README", "results/cpu/README", "results/gpu/README",
+        "results/methods/README", "reproduction/results/README", "results/cpu/README", "results/gpu/README",
         "src/fnrfl/data/files/README", "CHANGELOG",
     ],
 }  # fmt: skip

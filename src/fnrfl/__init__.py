@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from fnrfl.results import statistics
     from fnrfl.results.compare import Comparison, Notice
     from fnrfl.runs import loggers
     from fnrfl.runs.callbacks import Callback
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 __all__ = [
     "Callback", "Result", "__version__", "class_norms", "compare", "evaluate", "load", "loggers", "norm_targets",
-    "predict", "refine", "report", "resume", "run", "weakest",
+    "predict", "refine", "report", "resume", "run", "statistics", "weakest",
 ]  # fmt: skip
 _HOMES = dict.fromkeys(("class_norms", "norm_targets", "refine", "weakest"), "functional")
+_MODULES = {"loggers": "fnrfl.runs.loggers", "statistics": "fnrfl.results.statistics"}
 _HOMES |= {"Callback": "callbacks", "Result": "result"}
 
 
@@ -122,8 +124,9 @@ def load(
 def compare(
     recipe: str | Path | None = None,
     *,
-    over: Mapping[str, Iterable[Any]],
+    over: Mapping[str, Iterable[Any]] | None = None,
     seeds: Iterable[int] = (0, 1, 2),
+    cells: Mapping[str, Sequence[str]] | None = None,
     dataset: Any = None,
     model: Any = None,
     algorithm: Any = None,
@@ -137,28 +140,42 @@ def compare(
     progress: Callable[[Notice], None] | None = None,
     callbacks: Sequence[Any] = (),
     checkpoint_every: float = 30.0,
-    on: Literal["here", "ray"] = "here",
+    on: Literal["here", "processes", "ray"] = "here",
+    workers: int = 2,
+    stop_after: float | None = None,
     **keys: object,
 ) -> Comparison:
     """Run every combination of the values in `over` with every seed, as `fnrfl compare` does.
 
     `over` has lists of values by key: `{"algorithm": ["fedavg", "scaffold"], "client.lr": [0.01, 0.1]}`; methods and
-    data may be objects there too, and models functions. The runs are kept in `out`, by default
-    runs/compare-<name>-<hash>. Called again, finished runs are kept, and unfinished ones go on; `on` Ray side by side.
+    data may be objects there too, and models functions. In its place `cells` names runs one by one, each with its keys:
+    `{"first": ["algorithm=moon", "seed=3"]}`. The runs are kept in `out`, by default runs/compare-<name>-<hash>. Called
+    again, finished runs are kept, and unfinished ones go on. They run one after another, or side by side `on` a Ray
+    cluster or in `workers` processes. No run begins that would not end before `stop_after` seconds.
     Groups are compared by `metric`, by default accuracy, or accuracy_own if all methods are personalised; one of your
     own is also named in the key `metrics`.
     """
+    from fnrfl.core.errors import ConfigError
     from fnrfl.results import compare as comparing
     from fnrfl.runs.passed import split_arguments, split_axes
 
     named = {"dataset": dataset, "model": model, "algorithm": algorithm}
     words, passed = split_arguments(keys | {key: value for key, value in named.items() if value is not None}, init)
-    axes, passed = split_axes(over, passed)
-    overrides, lists = comparing.overrides_in_words(words), comparing.axes_in_words(axes)
-    cells = comparing.grid(recipe, overrides, lists, comparing.seeds_in_list(seeds), control=control, trust=trust)
+    overrides = comparing.overrides_in_words(words)
+    if (over is None) == (cells is None):
+        raise ConfigError(
+            "Give `over`, keys with the values that each takes in turn, or `cells`, runs with their keys."
+        )
+    if cells is not None:
+        grid = comparing.named_cells(recipe, {name: [*overrides, *own] for name, own in cells.items()}, trust=trust)
+    else:
+        axes, passed = split_axes(over or {}, passed)
+        lists, listed = comparing.axes_in_words(axes), comparing.seeds_in_list(seeds)
+        grid = comparing.grid(recipe, overrides, lists, listed, control=control, trust=trust)
     return comparing.compare(
-        cells, out or comparing.default_out(cells), baseline=baseline, metric=metric, target=target, progress=progress,
-        callbacks=callbacks, checkpoint_every=checkpoint_every, passed=passed, on=on,
+        grid, out or comparing.default_out(grid), baseline=baseline, metric=metric, target=target, progress=progress,
+        callbacks=callbacks, checkpoint_every=checkpoint_every, passed=passed, on=on, workers=workers,
+        stop_after=stop_after,
     )  # fmt: skip
 
 
@@ -233,8 +250,8 @@ def predict(
 
 def __getattr__(name: str) -> Any:
     """Names that need torch are imported when they are first asked for."""
-    if name == "loggers":
-        return importlib.import_module("fnrfl.runs.loggers")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"fnrfl.runs.{_HOMES[name]}"), name)

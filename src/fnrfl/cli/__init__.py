@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 
-from fnrfl.cli import deploy, listing, look, reproduce, train, use
+from fnrfl.cli import deploy, listing, look, train, use
 from fnrfl.cli.common import app
 from fnrfl.cli.keywords import KeyValueCommand, PlainCommand, PlainGroup
 from fnrfl.rundir.interrupt import OutputClosed
@@ -21,11 +21,11 @@ app.command()(use.report)
 app.command()(use.evaluate)
 app.command()(use.predict)
 app.add_typer(look.data, name="data")
-app.add_typer(reproduce.reproduce, name="reproduce")
+app.command("reproduce", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(use.reproduce)
 app.add_typer(deploy.deploy, name="deploy")
 app.command("list")(listing.list_)
 app.command()(look.doctor)
-for group in (app, look.scenario, look.data, reproduce.reproduce, deploy.deploy):
+for group in (app, look.scenario, look.data, deploy.deploy):
     group.info.cls = PlainGroup
     for command in group.registered_commands:
         if not issubclass(command.cls or PlainCommand, PlainCommand):

@@ -70,8 +70,18 @@ TargetOption = Annotated[
 Control = Annotated[bool, typer.Option("--control/--no-control", help="Run FNR without its penalty beside every FNR.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the runs.")]
 On = Annotated[
-    Literal["here", "ray"],
-    typer.Option("--on", help="here: one run after another; ray: side by side, on a Ray cluster (network.address)."),
+    Literal["here", "processes", "ray"],
+    typer.Option(
+        "--on",
+        help="here: one run after another; side by side: processes, or ray, a Ray cluster (network.address).",
+    ),
+]
+WorkerCount = Annotated[
+    int, typer.Option("--workers", min=1, max=64, metavar="N", help="Runs side by side with --on processes.")
+]
+StopAfter = Annotated[
+    str | None,
+    typer.Option("--stop-after", metavar="TIME", help="Begin no run that would not end by then: 90s, 9m or 2h."),
 ]
 PlanOnly = Annotated[
     bool, typer.Option("--dry-run", help="Say which runs there would be and how long they take, and stop.")
@@ -169,6 +179,8 @@ def compare(
     control: Control = True,
     report: Report = True,
     on: On = "here",
+    workers: WorkerCount = 2,
+    stop_after: StopAfter = None,
     dry_run: PlanOnly = False,
     trust: Trust = False,
     quiet: Quiet = False,
@@ -197,8 +209,12 @@ def compare(
         judged = {"baseline": baseline, "metric": comparing.compared_metric(cells, metric).name, "target": target}
         if dry_run:
             return _plan(cells, folder, judged, screen, json=json)
-        found = _run_grid(cells, folder, screen, log or (), judged | {"checkpoint_every": checkpoint_every, "on": on})
+        placed = {"on": on, "workers": workers, "stop_after": comparing.read_duration(stop_after)}
+        options = judged | placed | {"checkpoint_every": checkpoint_every}
+        found = _run_grid(cells, folder, screen, log or (), options)
         _show_comparison(found, screen, json=json)
+        if found.left:
+            screen.print(f"{counted(found.left, 'run')} would not have ended within {stop_after}. {HOW_TO_CONTINUE}")
         if report and found.runs:
             _report(folder, screen)
         raise typer.Exit(found.exit_code)

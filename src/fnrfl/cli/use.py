@@ -22,6 +22,7 @@ from fnrfl.cli.common import (
     print_leaks,
     print_notes,
     print_table,
+    say,
 )
 from fnrfl.cli.display import notices
 from fnrfl.core.words import counted, printable
@@ -189,3 +190,17 @@ def predict(
             return
         write_named(out, found.to_csv())
         console(quiet=quiet).print(f"{counted(len(found.labels), 'prediction')} in {out}")
+
+
+def reproduce() -> None:
+    """Say where the paper's tables are.
+
+    \b
+    fnrfl reproduce
+    """
+    say(
+        "fnrfl reproduce is no longer part of the package: the paper's tables, their results and their page are in the "
+        "folder reproduction/ of the repository, and `python -m reproduction TABLE` shows and computes them. "
+        "`fnrfl run label-skew protocol=paper` still makes a run by the paper's protocol."
+    )
+    raise typer.Exit(2)

@@ -7,12 +7,13 @@ print(found.to_markdown())
 
 from __future__ import annotations
 
-from fnrfl.results.compare.cells import Cell, Group, grid
+from fnrfl.results.compare.cells import Cell, Group, grid, named_cells
 from fnrfl.results.compare.folder import default_out
 from fnrfl.results.compare.lists import (
     about_seeds,
     axes_in_words,
     overrides_in_words,
+    read_duration,
     read_seeds,
     seeds_in_list,
     split_commas,
@@ -25,6 +26,7 @@ from fnrfl.results.compare.tables import Comparison, notes, table
 
 __all__ = [
     "METRICS", "Cell", "Comparison", "FailedCell", "Group", "Notice", "PlannedRun", "Row", "about_seeds",
-    "axes_in_words", "compare", "compared_metric", "default_out", "grid", "notes", "overrides_in_words", "plan_grid",
-    "read_seeds", "seeds_in_list", "split_commas", "summarise", "table",
+    "axes_in_words", "compare", "compared_metric", "default_out", "grid", "named_cells", "notes",
+    "overrides_in_words", "plan_grid", "read_duration", "read_seeds", "seeds_in_list", "split_commas",
+    "summarise", "table",
 ]  # fmt: skip

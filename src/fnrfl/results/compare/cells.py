@@ -41,6 +41,20 @@ class Cell:
     group: Group
     seed: int
     config: RunConfig
+    named: bool = False  # one by one, and not as a combination of values
+
+
+def named_cells(recipe: str | Path | None, cells: Mapping[str, Sequence[str]], *, trust: bool = False) -> list[Cell]:
+    """Return a cell for each name and its keys ("key=value"); each is a group, and none has a control."""
+    if not cells:
+        raise ConfigError("cells is empty. Name at least one run and its keys.")
+    configs = {name: load(recipe, keys, trust=trust) for name, keys in cells.items()}
+    groups = {name: Group((("run", name),), config) for name, config in configs.items()}
+    folders = names(cells)
+    return [
+        Cell(folder, groups[name], configs[name].seed, configs[name], named=True)
+        for folder, name in zip(folders, cells, strict=True)
+    ]
 
 
 def grid(

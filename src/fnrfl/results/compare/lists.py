@@ -42,6 +42,20 @@ def read_seeds(text: str) -> list[int]:
     return found
 
 
+def read_duration(text: str | None) -> float | None:
+    """Return the seconds of a time such as 90s, 9m or 1.5h.
+
+    >>> read_duration("9m"), read_duration("90")
+    (540.0, 90.0)
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d+)?)\s*([smh]?)\s*", text, re.ASCII)
+    if match is None:
+        raise ConfigError(f'"{text}" is not a time; write it as 90s, 9m or 2h.')
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
 def about_seeds(text: str) -> str | None:
     """What to tell somebody who may have meant a number of seeds, and gave one seed."""
     number = int(text) if re.fullmatch(r"\s*\d{1,9}\s*", text, re.ASCII) else 0

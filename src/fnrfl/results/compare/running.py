@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +30,9 @@ from fnrfl.runs.notices import series_of_runs
 if TYPE_CHECKING:
     from fnrfl.runs.passed import PassedObjects
     from fnrfl.runs.result import Result
+    from fnrfl.runs.workers import On
+
+MANY_ALIKE = 100  # cells named one by one may share programs: what is compiled does not depend on their number
 
 
 @dataclass(frozen=True)
@@ -54,24 +59,29 @@ def compare(
     callbacks: Sequence[Any] = (),
     checkpoint_every: float = 30.0,
     passed: PassedObjects | None = None,
-    on: Literal["here", "ray"] = "here",
+    on: On = "here",
+    workers: int = 2,
+    stop_after: float | None = None,
 ) -> Comparison:
     """Run every cell into a folder of its own below `out`, one after another, and write the table beside them.
 
-    One after another, because seconds are among the results; `on` Ray side by side. Called again, finished runs are
+    One after another, because seconds are among the results; side by side `on` Ray, or in `workers` processes of this
+    machine. No cell begins that would not end before `stop_after` seconds. Called again, finished runs are
     kept and unfinished ones go on, those that failed before last. A run that fails is recorded and the others go on.
     `baseline` names a group, or some of the words of one: "fedavg" compares each group with the one that has fedavg and
     is otherwise the same, by `metric`, or that of the methods. Nothing is written unless all groups can be built.
     """
     chosen = check_judged(cells, baseline, metric, target, passed)
     out, tell = Path(out), progress or (lambda notice: None)
-    how = _How(out, _objects(passed), callbacks, checkpoint_every, tell)
-    turns = (_turns if on == "here" else _turns_on_ray)(cells, how)
+    alike = MANY_ALIKE if cells[0].named else len(cells)
+    clock = StopAfter(stop_after)
+    how = _RunSettings(out, _objects(passed), callbacks, checkpoint_every, tell, clock, workers, alike)
+    if on != "here":
+        _check_elsewhere(cells, on, how)
     members = _prepare(cells, how)
     summaries, failures = dict[str, Summary](), dict[str, str]()
-    for notice, finish in turns:
+    for notice, finish in _turns(cells, on, how):
         cell, kept = notice.cell, notice.what == "kept"
-        tell(notice)
         try:
             summary = _summary(result := finish(), chosen[1], target)
         except (Exception, SystemExit) as error:  # a full memory or disk, or a user's own code: the others may still do
@@ -130,7 +140,7 @@ def _objects(passed: PassedObjects | None) -> PassedObjects:
     return passed or NOTHING_PASSED
 
 
-def _prepare(cells: Sequence[Cell], how: _How) -> Members:
+def _prepare(cells: Sequence[Cell], how: _RunSettings) -> Members:
     """Check the folder, the runs in it and every group; then write the grid. What is returned knows the runs."""
     check_comparison_folder(how.out, cells)
     members = Members(how.out, cells)
@@ -152,7 +162,7 @@ def _failed_last(cells: Sequence[Cell], out: Path) -> list[Cell]:
 
 
 @dataclass(frozen=True)
-class _How:
+class _RunSettings:
     """How cells are run."""
 
     out: Path
@@ -160,49 +170,88 @@ class _How:
     callbacks: Sequence[Any]
     checkpoint_every: float
     tell: Callable[[Notice], None]
+    stop_after: StopAfter
+    workers: int
+    runs_alike: int
+
+
+class StopAfter:
+    """The time after which no cell begins, nor one that would not end by then, judged by the median of those done."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self._took: list[float] = []
+
+    def allows_one_more(self) -> bool:
+        """Whether a cell may begin."""
+        if self._end is None:
+            return True
+        left = self._end - time.monotonic()
+        return left > 0 and left >= (statistics.median(self._took) if self._took else 0.0)
+
+    def add(self, seconds: float) -> None:
+        """Count a cell that has ended."""
+        self._took.append(seconds)
 
 
 Turns = Iterator[tuple[Notice, Callable[[], "Result"]]]  # of each cell, and what gives its result or raises
 
 
-def _notices(cells: Sequence[Cell], out: Path) -> list[Notice]:
-    """The cells in their order: which are finished, and which are to start."""
-    return [
-        Notice("kept" if is_finished(out / cell.name) else "start", cell, number, len(cells))
-        for number, cell in enumerate(_failed_last(cells, out), 1)
+def _turns(cells: Sequence[Cell], on: On, how: _RunSettings) -> Turns:
+    """Yield finished cells, and the others as they come: one after another here, or as they end elsewhere."""
+    notices = [
+        Notice("kept" if is_finished(how.out / cell.name) else "start", cell, number, len(cells))
+        for number, cell in enumerate(_failed_last(cells, how.out), 1)
     ]
-
-
-def _turns(cells: Sequence[Cell], how: _How) -> Turns:
-    """One cell after another, in this process."""
-    for notice in _notices(cells, how.out):
+    if on == "here":
+        for notice in notices:
+            if notice.what == "kept" or how.stop_after.allows_one_more():
+                how.tell(notice)
+                began = time.monotonic()
+                yield notice, partial(_carry_out, notice, how)
+                if notice.what == "start":
+                    how.stop_after.add(time.monotonic() - began)
+        return
+    for notice in (notice for notice in notices if notice.what == "kept"):
+        how.tell(notice)
         yield notice, partial(_carry_out, notice, how)
+    if new := [notice for notice in notices if notice.what == "start"]:
+        yield from _side_by_side(new, on, how)
 
 
-def _turns_on_ray(cells: Sequence[Cell], how: _How) -> Turns:
-    """Finished cells, then the others as they end, side by side on a Ray cluster."""
-    from fnrfl.runs.runs_on_ray import refuse_on_ray, run_on_ray
+def _side_by_side(notices: Sequence[Notice], on: On, how: _RunSettings) -> Turns:
+    """Yield cells as they end in other processes."""
+    from fnrfl.runs.workers import process_workers, ray_workers
+
+    first, every, left = notices[0].cell.config, how.checkpoint_every, list(notices)
+    with process_workers(how.workers, every) if on == "processes" else ray_workers(first, every) as workers:
+        busy: dict[Any, tuple[Notice, float]] = {}
+        while left or busy:
+            while left and len(busy) < workers.slots() and how.stop_after.allows_one_more():
+                notice = left.pop(0)
+                how.tell(notice)
+                config, folder = notice.cell.config, how.out / notice.cell.name
+                busy[workers.submit(config, folder)] = notice, time.monotonic()
+            if not busy:
+                return
+            for run, failed in workers.finished([*busy]).items():
+                notice, began = busy.pop(run)
+                how.stop_after.add(time.monotonic() - began)
+                yield notice, partial(_from_elsewhere, notice, how, failed)
+
+
+def _check_elsewhere(cells: Sequence[Cell], on: On, how: _RunSettings) -> None:
+    """Refuse what cannot be carried out in another process."""
+    from fnrfl.runs.workers import refuse_elsewhere
 
     if how.callbacks:
-        raise ConfigError("Loggers and callbacks are in this process, and --on ray runs in others. Leave one out.")
+        raise ConfigError(f"Loggers and callbacks are in this process, and --on {on} runs in others. Leave one out.")
     for cell in cells:
-        refuse_on_ray(cell.config, how.passed)
-
-    def turns() -> Turns:
-        notices = _notices(cells, how.out)
-        for notice in notices:
-            if notice.what == "kept":
-                yield notice, partial(_carry_out, notice, how)
-        new = [notice for notice in notices if notice.what == "start"]
-        wanted = [(notice.cell.config, how.out / notice.cell.name) for notice in new]
-        for number, failed in run_on_ray(wanted, how.checkpoint_every):
-            yield new[number], partial(_from_ray, new[number], how, failed)
-
-    return turns()
+        refuse_elsewhere(cell.config, how.passed, on)
 
 
-def _from_ray(notice: Notice, how: _How, failed: str) -> Result:
-    """The result of a cell that has ended on Ray."""
+def _from_elsewhere(notice: Notice, how: _RunSettings, failed: str) -> Result:
+    """Return the result of a cell that has ended in another process."""
     if failed:
         raise FnrflError(failed)
     folder = how.out / notice.cell.name
@@ -214,7 +263,7 @@ def _from_ray(notice: Notice, how: _How, failed: str) -> Result:
     return _carry_out(notice, how)
 
 
-def _carry_out(notice: Notice, how: _How) -> Result:
+def _carry_out(notice: Notice, how: _RunSettings) -> Result:
     """Run the cell that a notice is about, or go on with it if its folder is there."""
     from fnrfl.runs import run as runs
 
@@ -222,14 +271,14 @@ def _carry_out(notice: Notice, how: _How) -> Result:
         how.tell(replace(notice, what="round", event=event))
 
     config, folder = notice.cell.config, how.out / notice.cell.name
-    told: dict[str, Any] = {
+    options: dict[str, Any] = {
         "progress": show,
         "callbacks": how.callbacks,
         "checkpoint_every": how.checkpoint_every,
-        "runs_alike": notice.total,
+        "runs_alike": how.runs_alike,
         "passed": how.passed.used_by(config),
     }
-    return runs.resume(folder, **told) if folder.exists() else runs.run(config, out=folder, **told)
+    return runs.resume(folder, **options) if folder.exists() else runs.run(config, out=folder, **options)
 
 
 def _summary(result: Result, metric: Metric, target: float | None) -> Summary:
@@ -241,7 +290,7 @@ def _summary(result: Result, metric: Metric, target: float | None) -> Summary:
     return result.summary() | ways | {"target": target} | took
 
 
-def _check_groups(cells: Sequence[Cell], members: Members, how: _How) -> None:
+def _check_groups(cells: Sequence[Cell], members: Members, how: _RunSettings) -> None:
     """Build the first run of every group that has not begun: what cannot go together is known before the first starts.
 
     The other seeds differ in their draws alone.
@@ -253,7 +302,7 @@ def _check_groups(cells: Sequence[Cell], members: Members, how: _How) -> None:
     checked: set[str] = set()
     for number, cell in enumerate(cells, 1):
         label = cell.group.label
-        if label in checked or (how.out / cell.name).exists():
+        if label in checked or (how.out / cell.name).exists() or (cell.named and checked):
             continue
         checked.add(label)
         how.tell(Notice("check", cell, number, len(cells)))

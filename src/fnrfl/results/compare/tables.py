@@ -61,6 +61,11 @@ class Comparison:
         return 3 if self.failed else 0
 
     @property
+    def left(self) -> int:
+        """Runs that have not begun, or were stopped."""
+        return self.cells - len(self.runs) - len(self.failed)
+
+    @property
     def leaks(self) -> tuple[str, ...]:
         """Every leak that some row has."""
         return tuple(dict.fromkeys(leak for row in self.rows for leak in row.leaks))

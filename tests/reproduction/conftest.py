@@ -1,0 +1,6 @@
+"""Makes `import reproduction` work from a clone."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
