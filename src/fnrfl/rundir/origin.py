@@ -74,7 +74,7 @@ def read_origin(folder: Path) -> Origin:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise files.damaged(folder, f"config.toml or partition.json: {_why(error)}") from error
     try:
-        record.check_run(folder, config, header, partition)
+        record.check_run(folder, header, partition)
         found = Origin(folder, text, config, header, partition, record.read_index(folder))
         _check_config(found, flat(_as_toml(header["config"])))
         _check_split(found, str(header["partition"]))
@@ -110,33 +110,25 @@ class Pairs:
 
 def check_pair(one: Origin, other: Origin, way_out: str) -> None:
     """Refuse two runs that are to be compared if what their configs call the same data, code or split is not."""
-    if data_keys(one.config) == data_keys(other.config) and one.data != other.data:
-        raise ConfigError(
-            f"{one.folder} and {other.folder} are of different data, so they cannot be compared: dataset = "
-            f"{value_in_words(one.config['dataset.name'])} has the sha256 {short_hash(one.data)} in the first and "
-            f"{short_hash(other.data)} in the second. {way_out}"
-        )
-    for module in one.code.keys() & other.code.keys():
-        if one.code[module] != other.code[module]:
+    same_split = split_keys(one.config) == split_keys(other.config)
+    dataset, source = (value_in_words(one.config.get(key)) for key in ("dataset.name", "public.source"))
+    rules = [  # (what differs, which of it, its value in each): equal values are the same
+        ("are of different code", f"the module {module}", one.code[module], other.code[module])
+        for module in one.code.keys() & other.code.keys()
+    ]
+    if data_keys(one.config) == data_keys(other.config):
+        rules.insert(0, ("are of different data", f"dataset = {dataset}", one.data, other.data))
+    if same_split:
+        which = "with one seed, scenario and number of clients, what clients, validation and test hold"
+        rules.append(("have different splits of the same data", which, one.split, other.split))
+    if same_split and one.public[0] == other.public[0]:  # methods may divide public data in different ways
+        rules.append(("have different public data", f"public.source = {source}", one.public[1], other.public[1]))
+    for what, which, mine, theirs in rules:
+        if mine != theirs:
             raise ConfigError(
-                f"{one.folder} and {other.folder} are of different code, so they cannot be compared: the module "
-                f"{module} has the sha256 {short_hash(one.code[module])} in the first and "
-                f"{short_hash(other.code[module])} in the second. {way_out}"
+                f"{one.folder} and {other.folder} {what}, so they cannot be compared: {which} has the sha256 "
+                f"{short_hash(mine)} in the first and {short_hash(theirs)} in the second. {way_out}"
             )
-    if split_keys(one.config) != split_keys(other.config):
-        return
-    if one.split != other.split:
-        raise ConfigError(
-            f"{one.folder} and {other.folder} have different splits of the same data, so they cannot be compared: with "
-            "the same seed, scenario and number of clients, the examples of the clients, of validation or of the test "
-            f"differ (sha256 {short_hash(one.split)} and {short_hash(other.split)}). {way_out}"
-        )
-    (sizes, data), (other_sizes, other_data) = one.public, other.public
-    if sizes == other_sizes and data != other_data:  # methods may divide public data in different ways
-        raise ConfigError(
-            f"{one.folder} and {other.folder} have different public data, so they cannot be compared: public.source = "
-            f"{value_in_words(one.config['public.source'])} was changed between them. {way_out}"
-        )
 
 
 def split_keys(config: Config) -> Config:

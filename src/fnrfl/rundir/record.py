@@ -24,23 +24,6 @@ Share = float | None  # None: the data says nothing about this class or client
 CHECKPOINT_FORMAT = 3  # 2 (version 0.1.0): no hashes; 1: convolutions were not channels-last
 
 
-class RunSettings(BaseModel):
-    """Keys of config.toml that readers name, by dotted key."""
-
-    model_config = ConfigDict(strict=True)
-
-    seed: int
-    rounds: int
-    clients: int
-    dataset: str = Field(alias="dataset.name")
-    scenario: str
-    protocol: str
-    model: str = Field(alias="model.name")
-    algorithm: str = Field(alias="algorithm.name")
-    engine: str = Field(alias="engine.name")
-    precision: str = Field(alias="engine.precision")
-
-
 class DataFacts(TypedDict):
     """What the first line says about the data; `Facts` has more."""
 
@@ -124,9 +107,8 @@ class PartitionFile(TypedDict):
     ids: NotRequired[list[str] | None]
 
 
-def check_run(where: Path, config: Mapping[str, Any], header: object, partition: Mapping[str, Any]) -> None:
-    """Refuse a run whose config, first line or split breaks the schema, with the file and the value that is wrong."""
-    _check(where, "config.toml", RunSettings, config)
+def check_run(where: Path, header: object, partition: Mapping[str, Any]) -> None:
+    """Refuse a run whose first line or split breaks the schema, with the file and the value that is wrong."""
     _check(where, "partition.json", PartitionFile, partition)
     began: RunHeader = _check(where, "events.jsonl, line 1", RunHeader, header)
     classes = {len(row) for row in partition["counts"]}

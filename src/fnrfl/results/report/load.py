@@ -105,10 +105,10 @@ def _below(path: Path) -> list[Path]:
 class Found:
     """What there is to report: runs, and sentences about those that are left out."""
 
-    runs: list[Run]
-    failed: list[str]  # runs that a comparison gave up
-    damaged: list[str]  # runs that cannot be read
-    astray: list[str]  # what a comparison's folder lacks, and what does not belong into it
+    runs: Sequence[Run] = ()
+    failed: Sequence[str] = ()  # runs that a comparison gave up
+    damaged: Sequence[str] = ()  # runs that cannot be read
+    astray: Sequence[str] = ()  # what a comparison's folder lacks, and what does not belong into it
 
 
 def load_runs(paths: Sequence[Path]) -> Found:
@@ -116,10 +116,10 @@ def load_runs(paths: Sequence[Path]) -> Found:
     found = find_run_dirs(paths)
     comparisons = {folder: _comparison(folder) for folder in dict.fromkeys([*(path.parent for path in found), *paths])}
     failed = {folder / cell: error for folder, (_, failures) in comparisons.items() for cell, error in failures.items()}
-    grids = consistency.of_their_grids(found, paths, failed.keys())
+    members, astray = consistency.of_their_grids(found, paths, failed.keys())
     runs: list[Run] = []
     damaged: list[ConfigError] = []
-    for path in grids.members:
+    for path in members:
         try:
             runs.append(read_run(path, *comparisons[path.parent][0].get(path.name, ())))
         except ConfigError as error:
@@ -132,7 +132,7 @@ def load_runs(paths: Sequence[Path]) -> Found:
     for folder, origins in inside.items():
         consistency.check_grid_folder(folder, origins)
     told = [f"{place.name}: {error}" for place, error in failed.items()]
-    return Found(runs, told, [f"{error} It is left out." for error in damaged], grids.told)
+    return Found(runs, told, [f"{error} It is left out." for error in damaged], astray)
 
 
 def _comparison(folder: Path) -> tuple[dict[str, tuple[tuple[str, ...], str]], dict[str, str]]:

@@ -29,6 +29,7 @@ from fnrfl.rundir.outputs import check_output, write_output
 
 log = logging.getLogger("fnrfl")
 
+NOTHING_LEFT_OUT = load.Found()
 # What follows the summary, by name: each is a link, a part that folds, and the template sections/NAME.html.
 PAGE_SECTIONS = {
     "results": "Results",
@@ -59,24 +60,18 @@ def report(
     """
     out = out or (run_dirs[0] if len(run_dirs) == 1 else Path())
     found = load.load_runs(run_dirs)
-    runs, begun = found.runs, [run for run in found.runs if run.rounds]
+    begun = [run for run in found.runs if run.rounds]
     for sentence in (*found.damaged, *found.astray):
         log.warning(sentence)
     if not begun:
+        first = found.runs[0].path
         raise ConfigError(
-            f"{runs[0].path} has no finished round yet, so there is nothing to report. Go on with `fnrfl resume "
-            f"{shlex.quote(str(runs[0].path))}`."
+            f"{first} has no finished round yet, so there is nothing to report. Go on with `fnrfl resume "
+            f"{shlex.quote(str(first))}`."
         )
     out = check_output(Path(out) if Path(out).suffix in (".html", ".htm") else Path(out) / "report.html")
     panels = panels_of(begun, page_metric(begun, metric))
-    page = render(
-        panels,
-        title=title,
-        waiting=[run for run in runs if not run.rounds],
-        failed=found.failed,
-        damaged=found.damaged,
-        astray=found.astray,
-    )
+    page = render(panels, title=title, found=found)
     if plots:
         from fnrfl.results.report.plots import draw_figures  # matplotlib is slow to import
 
@@ -86,16 +81,8 @@ def report(
     return out
 
 
-def render(
-    panels: Sequence[Panel],
-    *,
-    title: str | None = None,
-    waiting: Sequence[Run] = (),
-    failed: Sequence[str] = (),
-    damaged: Sequence[str] = (),
-    astray: Sequence[str] = (),
-) -> str:
-    """The page as text; `waiting` are runs without a finished round, the rest are sentences about runs left out."""
+def render(panels: Sequence[Panel], *, title: str | None = None, found: load.Found = NOTHING_LEFT_OUT) -> str:
+    """Return the page as text; `found` has runs without a finished round, and sentences about runs left out."""
     groups = [group for panel in panels for group in panel.groups]
     runs = [run for panel in panels for run in panel.runs]
     lead, told = sentences.summary(panels)
@@ -115,19 +102,19 @@ def render(
         "groups": groups,
         "reruns": [_rerun(group) for group in groups],
         "facts": _facts(runs),
-        "failed": failed,
-        "damaged": damaged,
-        "astray": astray,
+        "failed": found.failed,
+        "damaged": found.damaged,
+        "astray": found.astray,
+        "waiting": [run for run in found.runs if not run.rounds],
     }
-    return fill("page", SHARED, drawn, values | _banners(groups, runs, waiting))
+    return fill("page", SHARED, drawn, values | _banners(groups, runs))
 
 
-def _banners(groups: Sequence[LineGroup], runs: Sequence[Run], waiting: Sequence[Run]) -> dict[str, Any]:
+def _banners(groups: Sequence[LineGroup], runs: Sequence[Run]) -> dict[str, Any]:
     """What a reader must know before anything else."""
     return {
         "leaks": {leak: sentences.LEAKS.get(leak, leak) for group in groups for leak in group.leaks},
         "unfinished": [run for run in runs if not run.finished],
-        "waiting": waiting,
         "notices": list(dict.fromkeys(notice for run in runs for notice in run.about["notices"])),
         "apart": consistency.sentences([run.origin for run in runs]),
     }
