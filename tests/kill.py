@@ -50,7 +50,8 @@ def finished(run_dir: Path, *words: str) -> Outcome:
     process = started(*words)
     told = process.communicate(timeout=900)[0]
     assert process.returncode == 0, f"exit code {process.returncode}"
-    facts = [{key: value for key, value in event.items() if not key.startswith("seconds")} for event in events(run_dir)[1:]]
+    logged = [event.items() for event in events(run_dir)[1:]]
+    facts = [{key: value for key, value in event if not key.startswith("seconds")} for event in logged]
     return json.loads(told)["model_sha256"], facts
 
 

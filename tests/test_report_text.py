@@ -28,7 +28,7 @@ def mark_all(patch: pytest.MonkeyPatch) -> None:
     for message in privacy_table.MESSAGES:
         for name in ("what", "says"):
             patch.setitem(vars(message), name, getattr(message, name) + MARK)
-    known = [tables.METHOD_COLUMN, *privacy_table.COLUMNS, *(column for column, _, _ in tables.COSTS)]
+    known = [tables.METHOD_COLUMN, *privacy_table.LEARNED_COLUMNS, *(column for column, _, _ in tables.COSTS)]
     for column in known:
         patch.setitem(vars(column), "name", column.name + MARK)
     made, part = tables.Column.__init__, template._part

@@ -57,7 +57,7 @@ def draw_figures(data: Chart, folder: Path) -> list[Path]:
     with page_style():
         for name, parts in (("differences", data["forests"]), *((name, data["panels"]) for name in FIGURES)):
             for number, part in enumerate(parts, 1):
-                figure = FIGURES.get(name, differences)(data, part)
+                figure = FIGURES.get(name, draw_differences)(data, part)
                 for suffix in ("png", "svg"):
                     path = folder / (f"{name}.{suffix}" if number == 1 else f"{name}-{number}.{suffix}")
                     date = {"Date": None} if suffix == "svg" else None  # the same figure is the same file
@@ -173,7 +173,7 @@ def split(data: Chart, panel: Chart) -> Figure:
     return figure
 
 
-def differences(data: Chart, forest: Chart) -> Figure:
+def draw_differences(data: Chart, forest: Chart) -> Figure:
     """Paired differences with their intervals."""
     rows, metric = [row for block in forest["blocks"] for row in block["rows"]], data["metrics"][0]
     figure, axes = _figure(["not what an honest run would reach"] if forest["leak"] else [], 1.2 + 0.32 * len(rows))

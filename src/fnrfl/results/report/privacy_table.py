@@ -20,7 +20,7 @@ SAYS = {
     "ktpfl": "What its model answers on public examples, class by class.",
     "scaffold": "The change of its control variate: the mean direction in which its own data pulls.",
 }
-COLUMNS = (
+LEARNED_COLUMNS = (
     Column("what", number=False),
     Column("numbers", "for each client and round, at most"),
     Column("sent by", number=False),
@@ -80,7 +80,7 @@ MESSAGES = (
 def learned(groups: Sequence[LineGroup]) -> Table:
     """Return what crossed from a client to the server, kind by kind, and what it says about the client."""
     rows = [*_rows(MESSAGES[:3], groups), *_own_messages(groups), *_rows(MESSAGES[3:], groups)]
-    return Table(COLUMNS, tuple(tuple(map(TableCell, row)) for row in rows), sorts=False)
+    return Table(LEARNED_COLUMNS, tuple(tuple(map(TableCell, row)) for row in rows), sorts=False)
 
 
 def _rows(messages: Iterable[Message], groups: Sequence[LineGroup]) -> Iterable[tuple[str, ...]]:
