@@ -19,7 +19,7 @@ from fnrfl.federation.node_service import NodeService, build_node, recipe_at_nod
 from fnrfl.federation.remote_clients import Network
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import run
-from fnrfl.runs.setup.inputs import RunParts
+from fnrfl.runs.setup.build import RunParts
 from settings import with_keys
 
 

@@ -44,9 +44,8 @@ from fnrfl.federation.messages import HandshakeRequest, NodeRequest
 from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.node_service import NodeService
 from fnrfl.runs.run import run
-from fnrfl.runs.setup.build import Built, build
+from fnrfl.runs.setup.build import Built, build, gather_parts
 from fnrfl.runs.setup.engine import RunNetwork
-from fnrfl.runs.setup.inputs import gather_parts
 from node_services import ServiceNetwork, agree, begin, content, describe
 from settings import with_keys
 from test_hostile_nodes import with_changes

@@ -32,9 +32,8 @@ from fnrfl.federation.agreement import Agreement, SiteFacts, agree_on_experiment
 from fnrfl.federation.handshake import recipe_for_nodes
 from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.node_service import recipe_at_node
-from fnrfl.runs.setup.build import Built, build
+from fnrfl.runs.setup.build import Built, build, gather_parts
 from fnrfl.runs.setup.engine import build_engine
-from fnrfl.runs.setup.inputs import gather_parts
 from node_services import BuiltNode, agree, clients_of
 from settings import with_keys
 

@@ -52,8 +52,7 @@ from fnrfl.runs.passed import NOTHING_PASSED
 from fnrfl.runs.run import resume, run
 from fnrfl.runs.setup import engine as setup_engine
 from fnrfl.runs.setup import vmap_support
-from fnrfl.runs.setup.build import build
-from fnrfl.runs.setup.inputs import gather_parts
+from fnrfl.runs.setup.build import build, gather_parts
 from settings import with_keys
 from toys import SIZES, Run, assert_same, described, named, run_elsewhere
 

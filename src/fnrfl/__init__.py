@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fnrfl.runs import loggers
     from fnrfl.runs.callbacks import Callback
     from fnrfl.runs.functional import class_norms, norm_targets, refine, weakest
-    from fnrfl.runs.predictions import Evaluation, Prediction
+    from fnrfl.runs.predict import evaluate, predict
     from fnrfl.runs.result import Result
 
 __version__ = "0.2.0.dev0"
@@ -29,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 _HOMES = dict.fromkeys(("class_norms", "norm_targets", "refine", "weakest"), "functional")
 _MODULES = {"loggers": "fnrfl.runs.loggers", "statistics": "fnrfl.results.statistics"}
-_HOMES |= {"Callback": "callbacks", "Result": "result"}
+_HOMES |= {"Callback": "callbacks", "Result": "result", "evaluate": "predict", "predict": "predict"}
 
 
 def run(
@@ -71,9 +71,15 @@ def run(
 
     named = {"dataset": dataset, "model": model, "algorithm": algorithm}
     words, passed = split_arguments(keys | {key: value for key, value in named.items() if value is not None}, init)
-    told: dict[str, Any] = {"progress": progress, "callbacks": callbacks}
-    how: dict[str, Any] = {"out": out, "overwrite": overwrite, "checkpoint_every": checkpoint_every}
-    return start(config(recipe, words, trust=trust), passed=passed, **how, **told)
+    return start(
+        config(recipe, words, trust=trust),
+        passed=passed,
+        out=out,
+        overwrite=overwrite,
+        checkpoint_every=checkpoint_every,
+        progress=progress,
+        callbacks=callbacks,
+    )
 
 
 def resume(
@@ -200,52 +206,6 @@ def report(
     if len(folders) < max(1, len(listed)):
         raise ConfigError("There is no run directory to report on. Give runs that have one: with out=None they do not.")
     return write(folders, None if out is None else Path(out), title=title, metric=metric, plots=plots)
-
-
-def evaluate(
-    run: str | Path | Result,
-    data: Any,
-    *,
-    client: int | str | None = None,
-    metrics: Sequence[str] = (),
-    model: Any = None,
-    algorithm: Any = None,
-    init: Mapping[str, Any] | None = None,
-    trust: bool = False,
-) -> Evaluation:
-    """Score the model of a finished run on any data, as `fnrfl evaluate` does.
-
-    `data` is what `dataset` of `run` may be, and `metrics` what `fnrfl list metrics` names, for `summary()`. A run
-    directory that was given its model needs it again.
-    """
-    from fnrfl.runs.passed import objects_for_run
-    from fnrfl.runs.predict import evaluate as score
-
-    passed = objects_for_run(model=model, algorithm=algorithm, init=init)
-    return score(run, data, client=client, metrics=metrics, trust=trust, passed=passed)
-
-
-def predict(
-    run: str | Path | Result,
-    data: Any,
-    *,
-    client: int | str | None = None,
-    id_column: str | None = None,
-    model: Any = None,
-    algorithm: Any = None,
-    init: Mapping[str, Any] | None = None,
-    trust: bool = False,
-) -> Prediction:
-    """What the model of a finished run says about every example, as `fnrfl predict` does.
-
-    `labels` has the names of the classes, `probabilities` [n, classes] their probabilities. `data` is what `dataset`
-    of `run` may be, or an array of examples without labels.
-    """
-    from fnrfl.runs.passed import objects_for_run
-    from fnrfl.runs.predict import predict as ask
-
-    passed = objects_for_run(model=model, algorithm=algorithm, init=init)
-    return ask(run, data, client=client, id_column=id_column, trust=trust, passed=passed)
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,7 @@ from fnrfl.data.reading import Columns, Reading
 from fnrfl.data.sources.entry import checksum
 from fnrfl.data.table_summary import ColumnSummary, TableSummary, listed_columns, merge_classes, merge_columns
 from fnrfl.federation.node_config import NodeInWords
-from fnrfl.runs.setup.inputs import RunParts
+from fnrfl.runs.setup.build import RunParts
 
 T = TypeVar("T")
 

@@ -37,7 +37,7 @@ from fnrfl.federation.reply_checks import in_short
 from fnrfl.federation.stand_in import load_test_set, partition_elsewhere, stand_in
 from fnrfl.runs.data import learns_from_public, reading_of
 from fnrfl.runs.passed import labels_in
-from fnrfl.runs.setup.inputs import RunParts, gather_parts, parts_with
+from fnrfl.runs.setup.build import RunParts, gather_parts, parts_with
 from fnrfl.runs.setup.method import build_algorithm
 
 

@@ -52,12 +52,12 @@ class CustomMetric:
 
 
 def load_custom_metrics(words: str) -> tuple[CustomMetric, ...]:
-    """The functions that `metrics` names, imported."""
+    """Import the functions that `metrics` names."""
     return tuple(_load(str(one)) for one in usercode.each_name("metrics", words)) if words != "none" else ()
 
 
-def with_given(recorded: str, names: Sequence[str]) -> tuple[CustomMetric, ...]:
-    """The functions that a run's config names, and those among the `names` that a user has typed or passed in."""
+def typed_metrics(recorded: str, names: Sequence[str]) -> tuple[CustomMetric, ...]:
+    """Import the functions that a run's config names, and those among the `names` that a user has typed."""
     given = [name for name in names if ":" in name]
     words = dict.fromkeys([*([] if recorded == "none" else usercode.each_name("metrics", recorded)), *given])
     together = ", ".join(map(str, words)) or "none"
@@ -67,8 +67,8 @@ def with_given(recorded: str, names: Sequence[str]) -> tuple[CustomMetric, ...]:
     return load_custom_metrics(together)
 
 
-def chosen(names: Sequence[str], own: Sequence[CustomMetric], known: Sequence[str]) -> tuple[str, ...]:
-    """The metrics that were asked for, each by its name; "all" is all of them. One that there is not is refused."""
+def select_metrics(names: Sequence[str], own: Sequence[CustomMetric], known: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the metrics to show, "all" for all of them; refuse one that there is not."""
     found: dict[str, None] = {}
     every = [*known, *(metric.name for metric in own)]
     for name in names:
@@ -79,11 +79,6 @@ def chosen(names: Sequence[str], own: Sequence[CustomMetric], known: Sequence[st
     return tuple(found)
 
 
-def computed_metrics(metrics: Sequence[CustomMetric], answers: Answers) -> dict[str, float | None]:
-    """The value of each function, by its name."""
-    return {metric.name: metric.ask(answers) for metric in metrics}
-
-
 def _load(words: str) -> CustomMetric:
     said, target = f'metrics = "{words}"', usercode.target("metrics", words)
     function = usercode.fetch(said, target)
@@ -92,8 +87,8 @@ def _load(words: str) -> CustomMetric:
     return CustomMetric(words, target.name, function)
 
 
-def try_out(metrics: Sequence[CustomMetric], labels: Tensor, num_classes: int) -> None:
-    """Ask each function about made-up probabilities: one that fails is refused before anything is trained."""
+def try_metrics(metrics: Sequence[CustomMetric], labels: Tensor, num_classes: int) -> None:
+    """Try each function on made-up probabilities, so that one that fails is refused before anything is trained."""
     if metrics:
         known = labels[:TRIED_EXAMPLES].cpu().numpy()
         shares = 0.5 * np.eye(num_classes)[known] + 0.5 / num_classes

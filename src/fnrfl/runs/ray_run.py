@@ -16,8 +16,8 @@ from fnrfl.engines.ray.actors import RayActors
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.runs.passed import INIT, PassedObject, PassedObjects
+from fnrfl.runs.setup.build import RunParts, gather_parts
 from fnrfl.runs.setup.engine import build_trainer
-from fnrfl.runs.setup.inputs import RunParts, gather_parts
 from fnrfl.runs.setup.vmap_support import VmapError
 
 ON_THE_CPU = "Set network.gpus = 0, with which actors train one client after another on the CPU"

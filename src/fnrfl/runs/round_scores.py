@@ -17,7 +17,7 @@ from fnrfl.data.batches import scaled
 from fnrfl.data.datasets import Part
 from fnrfl.data.noise import mixed_noise, noise_of_scores
 from fnrfl.rundir.events import Event
-from fnrfl.runs.custom_metrics import CustomMetric, computed_metrics
+from fnrfl.runs.custom_metrics import CustomMetric
 from fnrfl.runs.metrics import OWN
 from fnrfl.runs.model_score import Score, pooled, score_model
 from fnrfl.runs.setup.build import Built
@@ -147,4 +147,4 @@ def _metrics(score: Score, custom: Sequence[CustomMetric], *, last: bool) -> Eve
         most = CLASSES_OF_CONFUSION if metric.shape == "matrix" and last else CLASSES_EVERY_ROUND
         if metric.shape == "number" or score.num_classes <= most or (last and metric.shape == "by class"):
             event[name] = metric.compute(score.answers)
-    return event | ({OWN: computed_metrics(custom, score.answers)} if custom else {})
+    return event | ({OWN: {metric.name: metric.ask(score.answers) for metric in custom}} if custom else {})

@@ -35,9 +35,8 @@ from fnrfl.runs.notices import log_once
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
 from fnrfl.runs.result import Result
 from fnrfl.runs.round_scores import score_round
-from fnrfl.runs.setup.build import Built, build
+from fnrfl.runs.setup.build import Built, RunParts, build
 from fnrfl.runs.setup.engine import ClientNetwork, RunNetwork
-from fnrfl.runs.setup.inputs import RunParts
 from fnrfl.runs.setup.method import build_algorithm, cohort
 
 Progress = Callable[[Event], None]

@@ -116,7 +116,7 @@ def check_judged(
 
 def compared_metric(cells: Sequence[Cell], name: str | None, passed: PassedObjects | None = None) -> Metric:
     """Choose the metric that is compared: the one named, which every run must have, or what the methods lead with."""
-    from fnrfl.runs.custom_metrics import chosen, load_custom_metrics
+    from fnrfl.runs.custom_metrics import load_custom_metrics, select_metrics
     from fnrfl.runs.setup.method import build_algorithm
 
     if name is None:
@@ -128,7 +128,7 @@ def compared_metric(cells: Sequence[Cell], name: str | None, passed: PassedObjec
         raise ConfigError(
             f"{name} is not one number, so it cannot be compared. Choose one of {', '.join(NUMBER_METRICS)}."
         )
-    (found,) = chosen([name], own, NUMBER_METRICS)
+    (found,) = select_metrics([name], own, NUMBER_METRICS)
     mine = next((metric for metric in own if metric.name == found), None)
     return TEST_METRICS[found] if mine is None else Metric(found, mine.words, mine.higher_is_better)
 

@@ -30,7 +30,7 @@ from fnrfl.runs.setup.method import cohort_size
 from fnrfl.runs.setup.vmap_support import VmapError, vmap_failure
 
 if TYPE_CHECKING:
-    from fnrfl.runs.setup.inputs import RunParts
+    from fnrfl.runs.setup.build import RunParts
 
 SMALL = 1_000_000  # parameters times batch of a dense net up to which clients step together
 WORTH_RECORDING = 50  # steps of groups of clients in a run, on a CPU
