@@ -26,7 +26,6 @@ from rich.console import Console
 import fnrfl
 from fnrfl.config import load
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.quality import TEST_METRICS
 from fnrfl.results.compare import (
     Cell,
     Comparison,
@@ -45,6 +44,7 @@ from fnrfl.results.compare import (
 from fnrfl.results.compare.baselines import find_baseline
 from fnrfl.results.compare.cells import names
 from fnrfl.runs import run as runs
+from fnrfl.runs.quality import TEST_METRICS
 from settings import with_keys
 
 SMALL = ["rounds=2", "clients=4", "client.epochs=1", "client.batch=256"]

@@ -327,7 +327,7 @@ REFUSED = {
     "algorithm=json:loads": "must be a dataclass that derives from fnrfl's Algorithm.",
     "dataset=cifar1": 'dataset = "cifar1" is not known. Did you mean cifar10? Choose one of digits, fashion-mnist',
     "public.source=trian": 'public.source = "trian" is not known. Choose "train", or give file.npz, ',
-    "model=resnet1(head=10)": 'model = "resnet1" is not known. Did you mean resnet18?',
+    "model=resnet1(head=10)": 'model = "resnet1(head=10)" is not known. Did you mean resnet18?',
     "engine=lop": 'engine = "lop" is not known. Did you mean loop? Choose one of auto, loop, batched, gpu, ray, ',
     "scenario=label-dirichle(0.1)": "Did you mean 'label-dirichlet'?",
     "rounds": '"rounds" is not an override; write key=value, as in client.lr=0.1.',

@@ -461,7 +461,7 @@ def test_the_changelog_and_citation_name_this_version() -> None:
         "fnrfl.algorithms.parts.norms",
         "fnrfl.config.resolving",
         "fnrfl.core.nearest",
-        "fnrfl.core.quality",
+        "fnrfl.runs.quality",
         "fnrfl.data.scenarios",
         "fnrfl.results.statistics",
         "fnrfl.core.rng",
@@ -477,8 +477,8 @@ def test_reading_the_report_goes_through_the_whole_page() -> None:
     """Every section, column, button and phase of the page is on the page about it."""
     from importlib.resources import files
 
-    from fnrfl.core.quality import TEST_METRICS
     from fnrfl.results.report import charts, page, tables
+    from fnrfl.runs.quality import TEST_METRICS
 
     told = PAGES["docs/reading-the-report.md"]
     templates = files("fnrfl.results.report").joinpath("sections")

@@ -17,17 +17,16 @@ from typer.testing import CliRunner
 import fnrfl
 from fnrfl import cli
 from fnrfl.config import load
-from fnrfl.core import quality
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.quality import NAMES_OF_RESULTS, NUMBER_METRICS, TEST_METRICS, Answers
 from fnrfl.results.compare import Comparison, compare, grid, summarise, table
 from fnrfl.results.compare.rows import METRICS
 from fnrfl.results.report import metric_tables
 from fnrfl.results.report.groups import panels_of
 from fnrfl.results.report.load import load_runs, read_run
 from fnrfl.results.report.page import report
-from fnrfl.runs import round_scores
+from fnrfl.runs import quality, round_scores
 from fnrfl.runs.predict import evaluate
+from fnrfl.runs.quality import NAMES_OF_RESULTS, NUMBER_METRICS, TEST_METRICS, Answers
 
 CASES = 200
 EQUAL = dict(rel=1e-9, abs=1e-9)
@@ -257,8 +256,8 @@ def test_own_metrics_are_in_every_round_under_their_functions_names(mine: Path) 
         ("mine:yes", "has returned a bool; it must return a number"),
         ("mine:fails", r"has failed \(IndexError: .*; mine.py, line 17, in fails\)"),
         ("mine:number", "is a int; it must be a function"),
-        ("mine:brier, mine", '"mine" is none'),
-        ("auc", '"auc" is none.* --metric NAME of `fnrfl compare` and `fnrfl evaluate` shows one'),
+        ("mine:brier, mine", 'not "mine"'),
+        ("auc", 'not "auc".* --metric NAME of `fnrfl compare` and `fnrfl evaluate` shows one'),
         ("mine:brier, mine:brier", "has two functions brier"),
         ("other:auc", "auc is the name of a metric of fnrfl's"),
         ("other:kappa", "kappa is something else in the results of a run"),

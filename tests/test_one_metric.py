@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 import fnrfl
 from fnrfl import cli
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 from fnrfl.results.compare import Comparison, grid, summarise, table
 from fnrfl.results.compare.baselines import find_baseline
 from fnrfl.results.compare.folder import write_tables
@@ -28,6 +27,7 @@ from fnrfl.results.report.groups import panels_of
 from fnrfl.results.report.metric_tables import page_metric
 from fnrfl.results.report.numbers import in_words, points, signed
 from fnrfl.runs.metrics import of_round
+from fnrfl.runs.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 from test_report import Elements, fake_run, page_of, payload, seeds
 
 METHODS = ("fedavg", "scaffold", "moon")

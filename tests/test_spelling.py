@@ -223,8 +223,7 @@ def test_a_folder_does_not_change_what_a_method_is_called(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("sample=0.1", "participation"), ("eligible_perc=0.1", "participation"), ("beta=0.5", "scenario"),
-        ("alpha=0.5", "scenario"), ("noise=0.1", "scenario"),
+        ("fraction=0.1", "participation"), ("beta=0.5", "scenario"), ("alpha=0.5", "scenario"),
     ],
 )  # fmt: skip
 def test_words_of_other_systems_lead_to_the_key(typed: str, meant: str) -> None:

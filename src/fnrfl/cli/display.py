@@ -61,7 +61,7 @@ def display(screen: Console, leak: str, config: RunConfig) -> Iterator[Display]:
 
     @cache
     def metric() -> str:  # the method can be built once there is a round
-        from fnrfl.core.quality import leading_metric
+        from fnrfl.runs.quality import leading_metric
         from fnrfl.runs.setup.method import build_algorithm
 
         return leading_metric([build_algorithm(config).personalised]).name

@@ -83,7 +83,7 @@ def _table(subject: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         "recipes": registry.recipes,
     }
     if subject == "metrics":
-        from fnrfl.core.quality import TEST_METRICS
+        from fnrfl.runs.quality import TEST_METRICS
 
         better = {True: "higher", False: "lower", None: ""}
         rows: list[tuple[str, ...]] = [

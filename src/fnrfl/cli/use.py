@@ -128,7 +128,7 @@ def evaluate(
 
 def _print_metrics(found: dict[str, Any], shown: Sequence[str]) -> None:
     """The metrics that are one number, and the confusion matrix, as far as they were asked for."""
-    from fnrfl.core.quality import TEST_METRICS
+    from fnrfl.runs.quality import TEST_METRICS
 
     numbers = {name: found[OWN][name] if name in found[OWN] else found[name] for name in shown}
     rows = [

@@ -9,12 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fnrfl.config.protocol import PAPER
     from fnrfl.config.resolving import load, loads
-    from fnrfl.config.schema import RunConfig, describe_keys, introduced, slug
+    from fnrfl.config.schema import PAPER, RunConfig, describe_keys, introduced, slug
 
 __all__ = ["PAPER", "RunConfig", "describe_keys", "introduced", "load", "loads", "slug"]
-_HOMES = {"PAPER": "protocol", "load": "resolving", "loads": "resolving"}  # all others: schema
+_HOMES = {"load": "resolving", "loads": "resolving"}  # all others: schema
 
 
 def __getattr__(name: str) -> Any:

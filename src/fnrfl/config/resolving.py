@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from fnrfl import usercode
 from fnrfl.config import registry, schema
 from fnrfl.config.keys import Key, checked, keys_of
-from fnrfl.config.protocol import default_values
-from fnrfl.config.refusals import is_own_data, refuse_bad_text, refuse_config, refuse_unknown_keys, refuse_value
+from fnrfl.config.refusals import is_own_data, refuse_config, refuse_keys, refuse_value
 from fnrfl.config.schema import MethodOptions, RunConfig
 from fnrfl.config.spelling import as_known
 from fnrfl.config.typed import (
@@ -123,10 +122,10 @@ def _resolve(recipe: FlatValues, overrides: FlatValues, name: str) -> RunConfig:
     known = keys_of(options)
     given: FlatValues = {"name": name} | recipe | overrides
     refining = given.pop("fnr", False)
-    problems = [*refuse_unknown_keys(given, known, algorithm), *refuse_bad_text(given, known)]
+    problems = [*refuse_keys(given, known, algorithm)]
     given = {key: value for key, value in given.items() if key in known and (refining or not key.startswith("fnr."))}
     given |= _spelled_choices(given, known)
-    values, wrong = _checked(default_values(given, known) | given, options, known)
+    values, wrong = _checked(schema.default_values(given, known) | given, options, known)
     if wrong:
         raise ConfigError(" ".join([*problems, *wrong]))
     for key, canonical in (("scenario", schema.canonical), ("client.class_weights", canonical_class_weights)):

@@ -7,33 +7,22 @@ from collections.abc import Iterable
 
 # What others call a key, and what it is called here.
 OTHER_NAMES = {
-    "learning_rate": "lr", "learningrate": "lr", "step_size": "lr", "eta": "lr",
-    "learning_rate_decay": "lr_decay", "batch_size": "batch", "batchsize": "batch", "local_batch_size": "batch",
-    "mini_batch": "batch", "local_epochs": "epochs", "num_epochs": "epochs", "n_epochs": "epochs", "epoch": "epochs",
-    "num_local_epochs": "epochs", "local_ep": "epochs", "num_clients": "clients", "n_clients": "clients",
-    "nclients": "clients", "number_of_clients": "clients", "n_parties": "clients", "num_rounds": "rounds",
-    "n_rounds": "rounds", "comm_round": "rounds", "communication_rounds": "rounds", "global_rounds": "rounds",
-    "random_seed": "seed", "weightdecay": "weight_decay", "wd": "weight_decay", "l2": "weight_decay",
-    "optimiser": "optimizer", "opt": "optimizer", "data": "dataset", "data_set": "dataset", "partition": "scenario",
-    "split": "scenario", "skew": "scenario", "fraction": "participation", "frac": "participation",
-    "join_ratio": "participation", "client_fraction": "participation", "sample": "participation",
-    "eligible_perc": "participation", "alpha": "scenario", "beta": "scenario", "noise": "scenario",
-    "distribution": "scenario", "network": "model", "net": "model",
-    "arch": "model", "architecture": "model", "method": "algorithm", "algo": "algorithm", "alg": "algorithm",
-    "device": "engine", "backend": "engine", "num_threads": "threads", "workers": "threads", "num_workers": "threads",
-    "penalty_weight": "weight", "refine_share": "share",
+    "learning_rate": "lr", "batch_size": "batch", "local_epochs": "epochs", "optimiser": "optimizer",
+    "num_clients": "clients", "num_rounds": "rounds", "fraction": "participation", "data": "dataset",
+    "partition": "scenario", "alpha": "scenario", "beta": "scenario", "method": "algorithm", "network": "model",
+    "device": "engine", "workers": "threads",
 }  # fmt: skip
 
 
 def as_known(word: str, known: Iterable[str]) -> str:
-    """The known name that `word` is a spelling of, as FedAvg and fed_avg are of fedavg; the word itself if none is."""
+    """Return the known name that `word` is a spelling of, as FedAvg and fed_avg are of fedavg; else the word itself."""
     names = list(known)
     alike = [name for name in names if _bare(name) == _bare(word)]
     return alike[0] if word not in names and len(alike) == 1 else word
 
 
 def same_key(key: str, known: Iterable[str]) -> list[str]:
-    """The known keys that somebody who typed `key` may have meant: those of the same section if there are any."""
+    """Return the known keys that `key` may have meant: those of the same section if there are any."""
     section, _, word = key.lower().replace("-", "_").rpartition(".")
     names = list(known)
     found = _ending_in(word, names) or _ending_in(OTHER_NAMES.get(word, word), names)

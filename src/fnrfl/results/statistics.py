@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from fnrfl.core.quality import TEST_METRICS, Metric
 from fnrfl.rundir.events import Event
 from fnrfl.runs.metrics import of_round, training_seconds
+from fnrfl.runs.quality import TEST_METRICS, Metric
 
 LEVEL = 0.95
 ROUNDING = 1e-9  # a spread below this share of the values is rounding: accuracies are fractions of a few hundred

@@ -14,9 +14,9 @@ from fnrfl.core.algorithm import cross_entropy
 from fnrfl.core.feed import forward_batch
 from fnrfl.core.ndarrays import Floats
 from fnrfl.core.net import Net
-from fnrfl.core.quality import Answers
 from fnrfl.core.types import State
 from fnrfl.data.batches import scaled
+from fnrfl.runs.quality import Answers
 
 Noise = Callable[[Tensor], Tensor]
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.feed import forward_batch
-from fnrfl.core.quality import TEST_METRICS, recall_by_class
 from fnrfl.core.types import State
 from fnrfl.core.words import counted, same_spelling
 from fnrfl.data.batches import scaled
@@ -36,6 +35,7 @@ from fnrfl.runs.prepared_data import (
     own_data,
     prepare,
 )
+from fnrfl.runs.quality import TEST_METRICS, recall_by_class
 from fnrfl.runs.result import Result
 from fnrfl.runs.round_scores import NUMBERS_LAST_ROUND
 from fnrfl.runs.run import load

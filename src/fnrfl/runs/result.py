@@ -16,7 +16,6 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.modules import InputScale
 from fnrfl.core.nearest import choices
 from fnrfl.core.net import Net
-from fnrfl.core.quality import NUMBER_METRICS, leading_metric
 from fnrfl.core.types import Tree
 from fnrfl.core.words import counted
 from fnrfl.data.datasets import Facts
@@ -25,6 +24,7 @@ from fnrfl.rundir.events import Event
 from fnrfl.runs import personal
 from fnrfl.runs.metrics import OWN, RunMetrics
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
+from fnrfl.runs.quality import NUMBER_METRICS, leading_metric
 from fnrfl.runs.setup.method import build_algorithm
 from fnrfl.runs.setup.model import build_net
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from fnrfl.core.feed import forward_batch
 from fnrfl.core.ndarrays import Floats, Ragged
 from fnrfl.core.net import Net
-from fnrfl.core.quality import TEST_METRICS, known_or_none, recall_by_class
 from fnrfl.core.types import State
 from fnrfl.data.batches import scaled
 from fnrfl.data.datasets import Part
@@ -20,6 +19,7 @@ from fnrfl.rundir.events import Event
 from fnrfl.runs.custom_metrics import CustomMetric
 from fnrfl.runs.metrics import OWN
 from fnrfl.runs.model_score import Score, pooled, score_model
+from fnrfl.runs.quality import TEST_METRICS, known_or_none, recall_by_class
 from fnrfl.runs.setup.build import Built
 
 CLIENTS_EVERY_ROUND = 1_000  # with more of them, the log has a number for each of them in the last round alone

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fnrfl.config import RunConfig
-from fnrfl.core.quality import NUMBER_METRICS
 from fnrfl.results.statistics import Difference, Estimate
+from fnrfl.runs.quality import NUMBER_METRICS
 
 Summary = Mapping[str, Any]
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fnrfl.core.errors import ConfigError, FnrflError, sentence
-from fnrfl.core.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 from fnrfl.results.compare.baselines import find_baseline
 from fnrfl.results.compare.belonging import Members
 from fnrfl.results.compare.cells import Cell, Parts
@@ -26,6 +25,7 @@ from fnrfl.results.statistics import reached
 from fnrfl.rundir.directory import is_finished
 from fnrfl.rundir.events import Event
 from fnrfl.runs.notices import series_of_runs
+from fnrfl.runs.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 
 if TYPE_CHECKING:
     from fnrfl.runs.passed import PassedObjects

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from fnrfl.core.quality import TEST_METRICS, Metric
 from fnrfl.results.compare.baselines import counterpart
 from fnrfl.results.compare.cells import Cell, Parts
 from fnrfl.results.compare.rows import METRICS, FailedCell, Row, Summary
 from fnrfl.results.compare.tables import Comparison
 from fnrfl.results.statistics import Estimate, estimate, paired
 from fnrfl.runs.metrics import OWN
+from fnrfl.runs.quality import TEST_METRICS, Metric
 
 
 def summarise(

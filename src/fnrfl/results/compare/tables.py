@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fnrfl.core.quality import TEST_METRICS, Metric
 from fnrfl.core.words import counted
 from fnrfl.results.compare.rows import FailedCell, Row, Summary, as_line, as_tree
 from fnrfl.results.statistics import Difference
 from fnrfl.rundir.outputs import csv_text
 from fnrfl.runs.metrics import MIB
+from fnrfl.runs.quality import TEST_METRICS, Metric
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fnrfl.core.quality import TEST_METRICS, Metric
 from fnrfl.results.report.client_view import CLIENTS, inside
 from fnrfl.results.report.groups import LineGroup, Panel
 from fnrfl.results.report.metric_tables import confusion_over_seeds
@@ -13,6 +12,7 @@ from fnrfl.results.report.numbers import POINTS, chart_number, shown_mean, thinn
 from fnrfl.results.report.pairs import VERDICTS, LinePair, line_pairs, ranked
 from fnrfl.results.report.references import axis_span, least_span, references
 from fnrfl.runs.metrics import LOOKING, MIB
+from fnrfl.runs.quality import TEST_METRICS, Metric
 
 # Seven, so that with eight colours fifty-six lines differ.
 DASHES = ("none", "7 4", "2 4", "10 4 2 4", "14 5", "5 3 1 3 1 3", "4 2")

@@ -6,12 +6,12 @@ import json
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from fnrfl.core.quality import TEST_METRICS, Metric
 from fnrfl.results.report import consistency
 from fnrfl.results.report.labels import line_labels
 from fnrfl.results.report.load import Run
 from fnrfl.rundir import origin
 from fnrfl.rundir.configs import Config
+from fnrfl.runs.quality import TEST_METRICS, Metric
 
 COLOURS = 8
 ACCURACY = TEST_METRICS["accuracy"]

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices
-from fnrfl.core.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 from fnrfl.results.report.client_view import CLIENTS
 from fnrfl.results.report.groups import LineGroup, Panel
 from fnrfl.results.report.load import Run
 from fnrfl.results.report.numbers import as_percent
 from fnrfl.results.report.tables import Column, Table, TableCell, line_table, measure, over_seeds
+from fnrfl.runs.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 
 CONFUSION_CLASSES = 40  # more cells than that nobody can read, and a page stays light
 

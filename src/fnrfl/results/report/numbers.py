@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from fnrfl.core.quality import Metric
+from fnrfl.runs.quality import Metric
 
 SPACE = "\N{NO-BREAK SPACE}"
 T = TypeVar("T")

