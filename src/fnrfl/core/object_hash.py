@@ -101,8 +101,11 @@ def _parts(value: object) -> tuple[object, ...]:
             return (value.__func__,)
         case property():
             return value.fget, value.fset
-    if hasattr(value, "__wrapped__"):
-        return (value.__wrapped__,)
+    return (value.__wrapped__,) if hasattr(value, "__wrapped__") else _parts_of_copy(value)
+
+
+def _parts_of_copy(value: object) -> tuple[object, ...]:
+    """Return what a copy of an object would be made from; of one that cannot be copied, something unique."""
     try:
         reduced = value.__reduce_ex__(4)
     except Exception:  # whatever a user's class raises
