@@ -354,7 +354,7 @@ def fuzz(count: int, seed: int = 0) -> tuple[int, int]:
     ):  # more than one method asks
         while network.drawn < count:
             clients._round += 1  # every time a new round, and nothing is kept of the last one
-            clients.memory._versions.clear()
+            clients.memory.versions.clear()
             for each in (task, refine):
                 replies = list(played.engine.stream(cohort, each))
                 got = torch.cat([one.clients for one in replies])

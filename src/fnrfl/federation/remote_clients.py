@@ -65,65 +65,43 @@ class RemoteMemory:
     def __init__(self, birth: Tree, fetch: Callable[[int], Tree] | None = None) -> None:
         self.birth, self.fetch = birth, fetch
         self.changed: set[int] = set()
-        self._versions: dict[int, Version] = {}
-        self._at_start: dict[int, Version] = {}  # of the round
+        self.versions: dict[int, Version] = {}  # what clients have written last, as far as the server has heard
+        self.at_start: dict[int, Version] = {}  # of the round: a server that is started again may have to go back to it
         self._fetched: dict[int, tuple[Version, Tree]] = {}
 
     def __contains__(self, client: int) -> bool:
-        return client in self._versions
+        return client in self.versions
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._versions))
-
-    def begin_round(self) -> None:
-        """Remember what clients have now: a server that is started again may have to go back to it."""
-        self._at_start = dict(self._versions)
-
-    def version(self, client: int) -> Version | None:
-        """What a client has written last, as far as the server has heard."""
-        return self._versions.get(client)
-
-    def version_at_start(self, client: int) -> Version | None:
-        """What it had written when the round began."""
-        return self._at_start.get(client)
-
-    def heard(self, client: int, version: Version) -> None:
-        """A client has written its memory."""
-        self._versions[client] = version
-        self.changed.add(client)
+        return iter(sorted(self.versions))
 
     def get(self, client: int) -> Tree:
-        """The version as tensors, for a checkpoint; with `fetch`, beside the memory itself."""
-        version = self._versions.get(client)
-        if version is None:
+        """Return the version as tensors, for a checkpoint; with `fetch`, beside the memory itself."""
+        if (version := self.versions.get(client)) is None:
             return self.birth
-        return (self._content(client, version) if self.fetch is not None else {}) | {
+        if self.fetch is not None and self._fetched.get(client, (None,))[0] != version:
+            self._fetched[client] = version, self.fetch(client)
+        return (self._fetched[client][1] if self.fetch is not None else {}) | {
             "node.version": torch.tensor([version.round, version.number]),
             "node.sha256": torch.tensor(list(bytes.fromhex(version.sha256)), dtype=torch.uint8),
         }
 
     def put(self, client: int, memory: Tree) -> None:
-        """What a checkpoint has: the version that the client must go on from."""
+        """Take from a checkpoint the version that the client must go on from."""
         if "node.version" not in memory:
             raise FnrflError(
                 f"The checkpoint holds the memory of client {client} itself, so it is of a run on another engine. "
                 "Go on with it there."
             )
         round, number = memory["node.version"].tolist()
-        self._versions[client] = Version(round, number, bytes(memory["node.sha256"].tolist()).hex())
-
-    def _content(self, client: int, version: Version) -> Tree:
-        if self._fetched.get(client, (None,))[0] != version:
-            assert self.fetch is not None
-            self._fetched[client] = version, self.fetch(client)
-        return self._fetched[client][1]
+        self.versions[client] = Version(round, number, bytes(memory["node.sha256"].tolist()).hex())
 
 
 class RemoteClients:
-    """A client side over a network: one letter for each client, asked again or given up as the options say.
+    """A client side over a network: one request for each client, asked again or given up as the options say.
 
-    An answer counts if it has the id of the letter that is waited for, so late and repeated ones do not. An answer
-    that breaks its schema (`reply_checks`) is refused, and the client counts as missing.
+    A reply counts if it has the id of the request that waits for it, so late and repeated ones do not. One that breaks
+    its schema (`reply_checks`) is refused, and the client counts as missing.
     """
 
     def __init__(
@@ -144,14 +122,13 @@ class RemoteClients:
         self.network, self.run, self.net, self.options = network, check_run_id(run), net, options
         self.initial, self.feed = State(*net.flatten()), feed
         self.memory = RemoteMemory(birth, self._fetch if reads_memory else None)
-        self._server = uuid.uuid4().hex  # no two servers send the same letter, not even of one run
-        self._letters = count()
+        server = uuid.uuid4().hex  # no two servers send the same request, not even of one run
+        self._ids = (f"{server}-{number}" for number in count())
         self._round, self._number = -1, 0
         self._held: dict[int, Version] = {}
         self._lengths: dict[str, int] = {}  # how many examples the server has, by the name of the data
         self._bytes = {"down": 0, "up": 0}  # of this round, as they are sent
 
-    # -- requests -----------------------------------------------------------------------------------------------------
     def train(self, request: TrainRequest) -> Iterator[TrainReply]:
         self._enter_round(request.round)
         task, training = request.task, request.training
@@ -165,39 +142,33 @@ class RemoteClients:
             steps = replace(training, epochs=epochs).steps(self._lengths[task.data] or examples)
             return refuse_reply(content, client, request, self.initial, extras, examples, steps)
 
-        answers, missing = self._ask(request, task.purpose, seconds, check)
+        replies, missing = self._ask(request, task.purpose, seconds, check)
         if missing:
             yield TrainReply(Replies.of_nobody(self.initial), missing=missing)
-        there = [client for client in request.clients if client in answers]
+        there = [client for client in request.clients if client in replies]
         for first in range(0, len(there), FOLD_ROWS):  # as many as are summed at once
-            yield self._joined([answers.pop(client) for client in there[first : first + FOLD_ROWS]])
+            yield self._joined([replies.pop(client) for client in there[first : first + FOLD_ROWS]])
 
     def measure(self, request: MeasureRequest) -> Tree:
         self._enter_round(request.round)
-        seconds = self.options.measure_deadline or None
-        probe = request.probe
-        one = rehearsed_answer(probe, self.net, self.initial)
+        probe, one = request.probe, rehearsed_answer(request.probe, self.net, self.initial)
 
         def check(client: int, content: Any) -> str | None:
             wrong = refuse_tree(content, fields_like(one))
             right = wrong or probe.accepts(content, one, float(self.feed.examples[client]))
             return wrong if right else f"its answer to {type(probe).__name__} cannot be."
 
-        answers, missing = self._ask(request, "measure", seconds, check)
-        if missing:
-            raise MissingClients(missing, round=request.round + 1, stage="measure")
-        return trees.joined([answers[client].content for client in request.clients])
+        return trees.joined([reply.content for reply in self._ask_all(request, "measure", check)])
 
     def _fetch(self, client: int) -> Tree:
-        seconds = self.options.measure_deadline or None
+        """Read the memory of a client."""
         fields = fields_like(self.memory.birth)
         check = lambda _, content: refuse_tree({k: v[None] for k, v in content.items()}, fields)  # noqa: E731
-        answers, missing = self._ask(MemoryRequest(client), "memory", seconds, check)
-        if client in answers and answers[client].lost_memory:
-            missing = {client: "it no longer has what it remembered."}
-        if missing:
-            raise MissingClients(missing, round=self._round + 1, stage="memory")
-        content: Tree = answers[client].content
+        (reply,) = self._ask_all(MemoryRequest(client), "memory", check)
+        if reply.lost_memory:
+            lost = {client: "it no longer has what it remembered."}
+            raise MissingClients(lost, round=self._round + 1, stage="memory")
+        content: Tree = reply.content
         return content
 
     def _enter_round(self, round: int) -> None:
@@ -205,92 +176,88 @@ class RemoteClients:
             self._round, self._number = round, 0
             self._held.clear()
             self._bytes = {"down": 0, "up": 0}
-            self.memory.begin_round()
+            self.memory.at_start = dict(self.memory.versions)
 
-    def _joined(self, answers: list[NodeReply]) -> TrainReply:
-        """Some clients' replies as one; from here on the server knows what these clients keep."""
-        for answer in answers:
-            if answer.memory is not None:
-                self.memory.heard(answer.client, answer.memory)
-            if answer.held is not None:
-                self._held[answer.client] = answer.held
-        lost = sorted(answer.client for answer in answers if answer.lost_memory)
+    def _joined(self, replies: list[NodeReply]) -> TrainReply:
+        """Join some clients' replies; from here on the server knows what these clients keep."""
+        memories = {reply.client: reply.memory for reply in replies if reply.memory is not None}
+        self.memory.versions |= memories
+        self.memory.changed |= memories.keys()
+        self._held |= {reply.client: reply.held for reply in replies if reply.held is not None}
+        lost = sorted(reply.client for reply in replies if reply.lost_memory)
         notes = {"wire_bytes": dict(self._bytes)} | ({"lost_memory": lost} if lost else {})
-        whole = [answer.content.replies for answer in answers if not answer.content.not_finite]
-        replies = trees.joined(whole) if whole else Replies.of_nobody(self.initial)
-        not_finite = {k: v for answer in answers for k, v in answer.content.not_finite.items()}
-        return TrainReply(replies, not_finite, notes)
+        whole = [reply.content.replies for reply in replies if not reply.content.not_finite]
+        joined = trees.joined(whole) if whole else Replies.of_nobody(self.initial)
+        not_finite = {k: v for reply in replies for k, v in reply.content.not_finite.items()}
+        return TrainReply(joined, not_finite, notes)
 
-    # -- letters ------------------------------------------------------------------------------------------------------
+    def _ask_all(self, request: MeasureRequest | MemoryRequest, phase: str, check: Check) -> list[NodeReply]:
+        """Return the replies of all clients, in the order of the request; refuse to go on without one."""
+        replies, missing = self._ask(request, phase, self.options.measure_deadline or None, check)
+        if missing:
+            raise MissingClients(missing, round=self._round + 1, stage=phase)
+        return [replies[client] for client in _clients(request)]
+
     def _ask(
         self, request: Any, phase: str, seconds: float | None, check: Check
     ) -> tuple[dict[int, NodeReply], dict[int, str]]:
-        """The answers that count, and why others have none."""
+        """Return the replies that count, and why other clients have none."""
         self._number += 1
-        waiting = {letter.client: letter for letter in self._written(request, phase)}
-        answers: dict[int, NodeReply] = {}
-        reasons = dict.fromkeys(waiting, "it has not answered in time.")
-        refused: dict[int, str] = {}  # whoever answers so would do it again
+        waiting = {one.client: one for one in self._written(request, phase)}
+        missing, replies = dict.fromkeys(waiting, "it has not answered in time."), dict[int, NodeReply]()
         for attempt in count():
-            sent = {client: to_bytes(letter) for client, letter in waiting.items()}
+            sent = {client: to_bytes(one) for client, one in waiting.items()}
             self._bytes["down"] += sum(map(len, sent.values()))
             for client, message in self.network.exchange(sent, seconds):
-                if isinstance(message, str):
-                    reasons[client] = in_short(message)
+                self._bytes["up"] += 0 if isinstance(message, str) else len(message)
+                if client not in waiting:
                     continue
-                self._bytes["up"] += len(message)
-                self._open(client, message, waiting, answers, refused, check)
+                if isinstance(message, str):
+                    missing[client] = in_short(message)
+                    continue
+                reply, wrong = _judged(message, waiting[client], check)
+                if reply is not None or wrong:  # who is refused would answer the same again
+                    del waiting[client], missing[client]
+                    replies |= {} if reply is None else {client: reply}
+                    missing |= {client: wrong} if wrong else {}
             if not waiting or (attempt >= self.options.retries and self.options.on_missing != "wait"):
-                return answers, refused | {client: reasons[client] for client in waiting}
+                break
             time.sleep(PAUSE)
-        raise AssertionError("a count has no end")
-
-    def _open(
-        self,
-        client: int,
-        message: bytes,
-        waiting: dict[int, NodeRequest],
-        answers: dict[int, NodeReply],
-        refused: dict[int, str],
-        check: Check,
-    ) -> None:
-        """Take an answer, if it is one to a letter that waits for it."""
-        try:
-            answer = from_bytes(message, REPLIES)
-            if client not in waiting or (answer.id, answer.client) != (waiting[client].id, client):
-                return  # late, or a second time
-            wrong = refuse_envelope(answer, waiting[client]) or check(client, answer.content)
-        except Exception:  # whatever is in it: the server does not stop for it
-            answer, wrong = None, "its answer cannot be read."
-        if waiting.pop(client, None) is None:
-            return
-        if wrong is not None:
-            refused[client] = wrong
-        else:
-            answers[client] = answer
+        return replies, missing
 
     def _written(self, request: Any, phase: str) -> Iterator[NodeRequest]:
-        clients = [request.client] if isinstance(request, MemoryRequest) else request.clients
-        for m, client in enumerate(clients):
+        """The request to each client, with nothing of the server's state but the model."""
+        for m, client in enumerate(_clients(request)):
+            mine = request if isinstance(request, MemoryRequest) else request.rows(slice(m, m + 1))
+            if isinstance(mine, TrainRequest):
+                mine = replace(mine, task=replace(mine.task, start=model_alone(mine.task.start)))
+            elif isinstance(mine, MeasureRequest):
+                mine = replace(mine, at=model_alone(mine.at))
             yield NodeRequest(
                 run=self.run,
-                id=f"{self._server}-{next(self._letters)}",
+                id=next(self._ids),
                 client=client,
                 round=self._round,
                 number=self._number,
                 phase=phase,
-                request=_for_one(request, m),
-                memory=self.memory.version(client),
-                kept=self.memory.version_at_start(client),
+                request=mine,
+                memory=self.memory.versions.get(client),
+                kept=self.memory.at_start.get(client),
                 held=self._held.get(client),
             )
 
 
-def _for_one(request: Any, m: int) -> Any:
-    """The request to the client in row m, with nothing of the server's state but the model."""
-    if isinstance(request, MemoryRequest):
-        return request
-    mine = request.rows(slice(m, m + 1))
-    if isinstance(mine, TrainRequest):
-        return replace(mine, task=replace(mine.task, start=model_alone(mine.task.start)))
-    return replace(mine, at=model_alone(mine.at))
+def _clients(request: TrainRequest | MeasureRequest | MemoryRequest) -> list[int]:
+    return [request.client] if isinstance(request, MemoryRequest) else request.clients
+
+
+def _judged(message: bytes, request: NodeRequest, check: Check) -> tuple[NodeReply | None, str]:
+    """(a reply that counts, "") or (None, why it is refused); (None, "") if it is late, or there a second time."""
+    try:
+        reply = from_bytes(message, REPLIES)
+        if (reply.id, reply.client) != (request.id, request.client):
+            return None, ""
+        wrong = refuse_envelope(reply, request) or check(request.client, reply.content)
+    except Exception:  # whatever is in it: the server does not stop for it
+        return None, "its answer cannot be read."
+    return (None, wrong) if wrong else (reply, "")
