@@ -170,7 +170,7 @@ def test_before_inputs_are_scaled_a_node_tells_the_sums_of_the_simulator() -> No
     ("values", "words"),
     [
         ({"dato": "digits"}, "has the key 'dato'.* Did you mean 'data'"),
-        ({"partition-id": 1}, "has the key 'partition-id'.* Did you mean 'partition'"),
+        ({"partition-id": 1}, "has the key 'partition_id'.* Did you mean 'partition'"),
         ({}, "no key data, and a recipe's dataset.name is not followed by a node"),
         ({"data": "digits"}, "neither of the keys partition and name"),
         ({"data": "digits", "partition": 0, "name": "Aachen"}, "both of the keys partition and name"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -72,18 +72,21 @@ class NodeConfig(NodeInWords):
     @classmethod
     def from_values(cls, values: Mapping[str, object], origin: str = "The node's configuration") -> NodeConfig:
         """From plain values, as Flower hands a node its own; keys may have hyphens. `origin` begins the refusals."""
+        types = {field.name: str(field.type) for field in fields(cls)}
         given = {key.replace("-", "_"): value for key, value in values.items()}
-        known = {field.name: field for field in fields(cls)}
-        for key in values:
-            if key.replace("-", "_") not in known:
-                raise ConfigError(
-                    f"{origin} has the key {key!r}, which a node has not.{did_you_mean(key, known)} The keys are "
-                    f"{', '.join(known)}."
-                )
         for key, value in given.items():
-            _check_type(origin, key, value)
+            if key not in types:
+                raise ConfigError(
+                    f"{origin} has the key {key!r}, which a node has not.{did_you_mean(key, types)} The keys are "
+                    f"{', '.join(types)}."
+                )
+            if type(value).__name__ != types[key].removesuffix(" | None"):
+                raise ConfigError(f"{origin} has {key} = {value!r}; it must be {TYPES[types[key]]}. Correct it.")
         made = cls(**given)  # type: ignore[arg-type]
-        _check_together(origin, made)
+        for broken, reason in NODE_RULES:
+            if broken(made):
+                near = did_you_mean(made.engine, NODE_ENGINES)
+                raise ConfigError(f"{origin} {reason.format(node=made, near=near)}")
         return made
 
     @classmethod
@@ -107,43 +110,45 @@ class NodeConfig(NodeInWords):
         return {key: value for key, value in asdict(self).items() if value not in ("", None)}
 
 
-def _check_type(origin: str, key: str, value: object) -> None:
-    numbers = dict.fromkeys(("partition", "max_examples", "keep_runs"), (int, "a whole number"))
-    kind, rule = (numbers | {"share_memory": (bool, "true or false")}).get(key, (str, "text"))
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{origin} has {key} = {value!r}; it must be {rule}. Correct it.")
-
-
-def _check_together(origin: str, node: NodeConfig) -> None:
-    """Refuse a node that nobody can be sure about."""
-    if not node.data.strip():
-        raise ConfigError(
-            f"{origin} has no key data, and a recipe's dataset.name is not followed by a node. Set data to a file, a "
-            "folder, a data set's name or module:function."
-        )
-    if (node.partition is None) == (not node.name.strip()):
-        has = "neither" if node.partition is None else "both"
-        raise ConfigError(
-            f"{origin} has {has} of the keys partition and name; a node must have one of them. Set name if all of data "
-            "is this client's own, or partition, a number from 0, if it is to take a part of a whole data set."
-        )
-    if node.partition is not None and node.partition < 0:
-        raise ConfigError(f"{origin} has partition = {node.partition}; clients are numbered from 0. Correct it.")
-    if min(node.max_examples, node.keep_runs) < 1:
-        raise ConfigError(
-            f"{origin} has max_examples = {node.max_examples} and keep_runs = {node.keep_runs}; both must be at least "
-            "1. Correct them."
-        )
-    if node.ignore and node.partition is not None:
-        raise ConfigError(
-            f"{origin} has ignore = {node.ignore!r} beside a partition; everybody in an experiment reads the same "
-            "columns. Leave it out, and set dataset.ignore in the recipe."
-        )
-    if node.engine not in NODE_ENGINES:
-        raise ConfigError(
-            f"{origin} has engine = {node.engine!r}; it must be one of {', '.join(NODE_ENGINES)}."
-            + did_you_mean(node.engine, NODE_ENGINES)
-        )
+ONE_OF_TWO = (
+    "a node must have one of them. Set name if all of data is this client's own, or partition, a number from 0, if it "
+    "is to take a part of a whole data set."
+)
+# What cannot be right, and what is said of it after the name of the file.
+NODE_RULES: tuple[tuple[Callable[[NodeConfig], object], str], ...] = (
+    (
+        lambda node: not node.data.strip(),
+        "has no key data, and a recipe's dataset.name is not followed by a node. Set data to a file, a folder, a data "
+        "set's name or module:function.",
+    ),
+    (
+        lambda node: node.partition is None and not node.name.strip(),
+        f"has neither of the keys partition and name; {ONE_OF_TWO}",
+    ),
+    (
+        lambda node: node.partition is not None and node.name.strip(),
+        f"has both of the keys partition and name; {ONE_OF_TWO}",
+    ),
+    (
+        lambda node: (node.partition or 0) < 0,
+        "has partition = {node.partition}; clients are numbered from 0. Correct it.",
+    ),
+    (
+        lambda node: min(node.max_examples, node.keep_runs) < 1,
+        "has max_examples = {node.max_examples} and keep_runs = {node.keep_runs}; both must be at least 1. Correct "
+        "them.",
+    ),
+    (
+        lambda node: node.ignore and node.partition is not None,
+        "has ignore = {node.ignore!r} beside a partition; everybody in an experiment reads the same columns. Leave it "
+        "out, and set dataset.ignore in the recipe.",
+    ),
+    (
+        lambda node: node.engine not in NODE_ENGINES,
+        f"has engine = {{node.engine!r}}; it must be one of {', '.join(NODE_ENGINES)}.{{near}}",
+    ),
+)
+TYPES = {"int": "a whole number", "int | None": "a whole number", "bool": "true or false", "str": "text"}
 
 
 def _beside(file: Path, words: object) -> object:
