@@ -67,6 +67,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture
+def tmp_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a test, with a state folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FNRFL_STATE", str(tmp_path / "state"))
+    return tmp_path
+
+
+@pytest.fixture
 def no_programs() -> Iterator[None]:
     """No program of an earlier test is found, and none of this test's by later ones."""
     from fnrfl.engines.recorder.programs import STORE

@@ -7,7 +7,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,7 +19,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
@@ -40,15 +39,15 @@ from fnrfl.federation import agreed_requests
 from fnrfl.federation.agreed_requests import AgreedRequests
 from fnrfl.federation.agreement import Agreement, as_plain, from_plain
 from fnrfl.federation.handshake import Handshake
-from fnrfl.federation.messages import HandshakeRequest, NodeRequest
+from fnrfl.federation.messages import NodeRequest
 from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.node_service import NodeService
 from fnrfl.runs.run import run
 from fnrfl.runs.setup.build import Built, build, gather_parts
 from fnrfl.runs.setup.engine import RunNetwork
+from fuzzing import from_text, spoilt
 from node_services import ServiceNetwork, agree, begin, content, describe
 from settings import with_keys
-from test_hostile_nodes import with_changes
 from test_network import config as network_config
 from test_network import on_loop, same
 from test_nodes import digits
@@ -61,10 +60,7 @@ WORDS = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FNRFL_STATE", str(tmp_path / "state"))
+pytestmark = pytest.mark.usefixtures("tmp_cwd")
 
 
 def write_sites(folder: Path, test_seed: int = 0) -> None:
@@ -212,53 +208,6 @@ METHODS = {
     "scaffold": (),
     "ktpfl": ("public.distill=0.5",),
 }
-STRANGE = (
-    None, True, -1, 0, 1, 2, 10**6, 2**63, 10**30, -1.0, 0.0, 1e30, float("inf"), "", "test", "private", "public",
-    "ranking", "validation", "local", "refine", "deliver", "keep", "../../etc", "x" * 300, [], {"dict": []},
-    {"set": []}, {"tensor": 0},
-    {"tuple": [1]}, {"class": "Objective", "fields": []}, {"class": "Keeping", "fields": []},
-    {"class": "Accuracy", "fields": []}, {"class": "SoftPredictions", "fields": [["size", 12], ["temperature", 1.0]]},
-    {"class": "LabelCounts", "fields": [["num_classes", 2]]}, {"class": "InputMoments", "fields": [["gaps", False]]},
-)  # fmt: skip
-
-
-def spots(plain: Any) -> Iterator[tuple[Any, Any]]:
-    """Every place of a JSON value that can be given another value."""
-    for at in list(plain) if isinstance(plain, dict) else range(len(plain)) if isinstance(plain, list) else ():
-        yield plain, at
-        yield from spots(plain[at])
-
-
-def spoilt_tensor(tensor: torch.Tensor, dice: random.Random) -> torch.Tensor:
-    if dice.random() < 0.3:
-        return dice.choice([tensor.flatten()[:1], tensor[None], tensor.double(), tensor.long(), tensor.flatten()[:0]])
-    value = dice.choice([0.0, 1.0, -1.0, 1e30, float("nan"), 1e-3])
-    return torch.full_like(tensor, value) if tensor.is_floating_point() else tensor + 1
-
-
-def mutated(letters: Sequence[bytes], dice: random.Random) -> bytes:
-    """A letter with a few fields that are other values, or fields of other letters."""
-    text, tensors = to_parts(from_bytes(dice.choice(letters)))
-    plain, other = json.loads(text), json.loads(to_parts(from_bytes(dice.choice(letters)))[0])
-    for _ in range(dice.choice((0, 1, 1, 1, 2, 4))):
-        if tensors and dice.random() < 0.25:
-            at = dice.randrange(len(tensors))
-            tensors[at] = spoilt_tensor(tensors[at], dice)
-            continue
-        where, at = dice.choice(list(spots(plain)))
-        there, from_at = dice.choice(list(spots(other)))
-        where[at] = dice.choice([*STRANGE, there[from_at], there[from_at], there[from_at]])
-        plain = json.loads(json.dumps(plain))
-    message = from_text(json.dumps(plain).encode(), tensors)
-    if dice.random() < 0.1:  # and some that are no messages any more
-        at = dice.randrange(len(message))
-        message = message[:at] + bytes([dice.randrange(256)]) + message[at + 1 :]
-    return message
-
-
-def from_text(text: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
-    stored = {str(i): tensor.clone().contiguous() for i, tensor in enumerate(tensors)}
-    return b"".join([len(text).to_bytes(8, "big"), text, save(stored)])
 
 
 def numbers(answer: bytes) -> Any:
@@ -293,13 +242,13 @@ def test_whatever_a_server_sends_nothing_leaves_but_what_the_method_sends(method
     honest = {form(answer) for answer in network.answers} | {(("reply", (0,), torch.float32),)}
     planted = [np.array(value, kind).tobytes() for value in (PLANTED, PLANTED_TEST) for kind in ("f4", "f8")]
     planted += [str(value)[:7].encode() for value in (PLANTED, PLANTED_TEST)]
-    answered = 0
+    letters, answered = list(map(from_bytes, network.letters)), 0
 
     @settings(max_examples=examples, deadline=None, database=None)
     @given(st.integers(0, 2**40))
     def check(seed: int) -> None:
         nonlocal answered
-        letter = mutated(network.letters, random.Random(seed))
+        letter = spoilt(letters, random.Random(seed))
         answer = network.send(letter)
         assert numbers(answer) == numbers(twin.send(letter)) and not any(value in answer for value in planted)
         if not isinstance(from_bytes(answer).content, Failure):
@@ -327,15 +276,11 @@ def test_fuzzed_messages_are_answered_by_a_whole_node_and_nothing_is_raised(
     write_sites(Path("sites"))
     words, dice, answered = (f"algorithm={method}", *MORE_METHODS[method]), random.Random(count), 0
     network, _ = carried(*words)
-    node, questions = network.services[0], [to_bytes(one) for one in network.seen if isinstance(one, HandshakeRequest)]
+    node, requests = network.services[0], [one for one in network.seen if getattr(one, "client", 0) == 0]
     logging.disable()
     try:
         for _ in range(count):
-            if (kind := dice.random()) < 0.1:
-                text, _ = to_parts(from_bytes(dice.choice(questions)))
-                message = from_text(json.dumps(with_changes(json.loads(text), dice)).encode(), [])
-            else:
-                message = mutated(network.letters, dice) if kind < 0.95 else dice.randbytes(dice.randrange(300))
+            message = spoilt(requests, dice) if dice.random() < 0.95 else dice.randbytes(dice.randrange(300))
             answer = node.answer(message)
             answered += not isinstance(content(answer), Failure)
             capsys.readouterr()

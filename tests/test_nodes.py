@@ -45,10 +45,7 @@ DIGITS = (
 PARTS: tuple[Data, ...] = ("public", "ranking", "distill", "validation")
 
 
-@pytest.fixture(autouse=True)
-def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FNRFL_STATE", str(tmp_path / "state"))
+pytestmark = pytest.mark.usefixtures("tmp_cwd")
 
 
 def digits(*words: str) -> RunConfig:

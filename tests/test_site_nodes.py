@@ -58,10 +58,7 @@ WORDS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FNRFL_STATE", str(tmp_path / "state"))
+pytestmark = pytest.mark.usefixtures("tmp_cwd")
 
 
 def recipe(*words: str) -> RunConfig:
@@ -311,11 +308,16 @@ def write_gaps() -> None:
         write_table(Path(f"{place}.csv"), rows, columns)
 
 
+def with_gaps(*words: str) -> tuple[RunConfig, list[NodeConfig]]:
+    """A recipe over these tables, and the nodes in another order than the clients."""
+    write_gaps()
+    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    return recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", *words), nodes
+
+
 @pytest.mark.parametrize("words", [(), ("fnr=on", "algorithm=scaffold", "dataset.scale=none")])
 def test_a_run_over_sites_is_the_simulators_and_asks_them_for_means(words: tuple[str, ...]) -> None:
-    write_gaps()
-    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", *words)
-    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    config, nodes = with_gaps(*words)
     result, network = over_network(config, nodes, "test.csv", forgetful=True)
     simulated = run(config, out="here")
     assert result.rounds[0]["bytes"] == simulated.rounds[0]["bytes"] and "scale" in result.rounds[0]["bytes"]
@@ -387,53 +389,35 @@ def pictures(**changed: Any) -> SiteSchema:
 AGE, WARD = schema().columns
 
 
+def many(letter: str) -> dict[str, Any]:
+    """A column of words that do not repeat, and are others at each site."""
+    return {"columns": (AGE, replace(WARD, categories=tuple(f"{letter}{i}" for i in range(15)), known=20))}
+
+
+UNLIKE_TABLES = [
+    ({}, {"label": "sick"}, "dataset.label"),
+    ({}, {"columns": (AGE,)}, "'B' has other columns than the node 'A': it lacks 'ward'"),
+    ({"columns": (AGE,)}, {}, "'B' has other columns than the node 'A': it has 'ward'"),
+    ({}, {"columns": (AGE, ColumnSummary("ward", "integer", 3))}, "text at the node 'A' and numbers at the node 'B'"),
+    (many("a"), many("b"), "'ward' of all tables together holds 30 different texts in 40 rows"),
+    ({"labels": ("1",)}, {"labels": ("1.0",)}, "Write a class in one way"),
+]
+UNLIKE_PICTURES = [
+    ({}, {"kind": "arrays"}, "'A' brings pictures and the node 'B' brings arrays"),
+    ({}, {"input_shape": (1, 4, 5)}, r"uint8\[1, 4, 5\].*dataset.image_size"),
+    ({"kind": "arrays"}, {"kind": "arrays", "dtype": "float64"}, "'B' has examples of float64"),
+    ({}, {"named": False}, "'A' has names as labels and the node 'B' has numbers"),
+    ({"classes": ("cat",)}, {"classes": ("dog", "cat")}, "the node 'B' has the classes 'dog', 'cat'"),
+    ({"classes": ("dog",)}, {"classes": ("dog",)}, "'A' has the label 'cat', which is not among"),
+]
+
+
 @pytest.mark.parametrize(
-    ("one", "other", "words"),
-    [
-        (schema(), pictures(), "'A' brings table and the node 'B' brings pictures"),
-        (
-            schema(),
-            schema(label="sick"),
-            "column ill and the node 'B' has its classes in the column sick.*dataset.label",
-        ),
-        (schema(), schema(columns=(AGE,)), "'B' has other columns than the node 'A': it lacks 'ward'"),
-        (
-            schema(columns=(AGE,)),
-            schema(),
-            "'B' has other columns than the node 'A': it has 'ward', which the node 'A' had not",
-        ),
-        (
-            schema(),
-            schema(columns=(AGE, ColumnSummary("ward", "integer", 3))),
-            "'ward' holds text at the node 'A' and numbers at the node 'B'.*dataset.categories",
-        ),
-        (
-            schema(columns=(AGE, replace(WARD, categories=tuple(f"a{i}" for i in range(15)), known=20))),
-            schema(columns=(AGE, replace(WARD, categories=tuple(f"b{i}" for i in range(15)), known=20))),
-            "Column 'ward' of all tables together holds 30 different texts in 40 rows",
-        ),
-        (
-            schema(labels=("1",)),
-            schema(labels=("1.0",)),
-            "class '1' of the node 'A' is written '1.0' in the node 'B'",
-        ),
-        (pictures(), pictures(input_shape=(1, 4, 5)), r"uint8\[1, 4, 5\].*Set dataset.image_size"),
-        (
-            pictures(kind="arrays"),
-            pictures(kind="arrays", dtype="float64"),
-            "'B' has examples of float64.*one way",
-        ),
-        (pictures(), pictures(named=False), "'A' has names as labels and the node 'B' has numbers"),
-        (
-            pictures(classes=("cat",)),
-            pictures(classes=("dog", "cat")),
-            "'A' has the classes 'cat' and the node 'B' has the classes 'dog', 'cat'",
-        ),
-        (pictures(classes=("dog",)), pictures(classes=("dog",)), "'A' has the label 'cat', which is not among"),
-    ],
+    ("make", "one", "other", "words"),
+    [*((schema, *row) for row in UNLIKE_TABLES), *((pictures, *row) for row in UNLIKE_PICTURES)],
 )
-def test_sites_that_do_not_fit_are_refused_by_name(one: SiteSchema, other: SiteSchema, words: str) -> None:
-    facts = [SiteFacts("B", {}, schema=other), SiteFacts("A", {}, schema=one)]
+def test_sites_that_do_not_fit_are_refused_by_name(make: Any, one: Any, other: Any, words: str) -> None:
+    facts = [SiteFacts("B", {}, schema=make(**other)), SiteFacts("A", {}, schema=make(**one))]
     with pytest.raises(FnrflError, match=words):
         agree_on_sites(facts, Reading())
 
@@ -520,9 +504,7 @@ def test_data_that_is_not_one_sites_own_is_refused(data: str, said: str) -> None
 
 
 def test_other_public_data_no_test_set_and_server_work_on_private_data_are_refused() -> None:
-    write_gaps()
-    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "algorithm=centralised")
-    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    config, nodes = with_gaps("algorithm=centralised")
     with pytest.raises(CompatibilityError, match="the server has no test set.*--test"):
         agree(config, nodes)
     Path("old.csv").write_text("\n".join(Path("public.csv").read_text().splitlines()[:-1]) + "\n")
@@ -559,9 +541,7 @@ def test_functions_of_the_nodes_own_configuration_bring_tokens() -> None:
 
 
 def test_a_node_answers_scaled_tasks_alone_and_nothing_about_its_test_examples() -> None:
-    write_gaps()
-    config = recipe("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "fnr=on")
-    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in ("H10", "Aachen", "H2")]
+    config, nodes = with_gaps("fnr=on")
     scaling, met = build(config).scaling, agree(config, nodes, "test.csv")
     node = Node(clients_of(met, nodes, scaling)[1].participant, Path("state"), "run")
     ask = MeasureRequest([1], 0, Accuracy(), "ranking")
