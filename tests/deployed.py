@@ -24,7 +24,7 @@ PLAIN = ("engine.threads=1", "engine.accelerate=false")  # as nodes and simulato
 HERE = {"PYTHONPATH": str(Path(__file__).parent.parent / "src"), "OMP_NUM_THREADS": "1"}
 
 
-def fnrfl(*words: object, fails: bool = False, seconds: float = 300) -> str:
+def fnrfl(*words: object, fails: bool = False, seconds: float = 600) -> str:
     """What a command prints, on both outputs."""
     command = [sys.executable, "-m", "fnrfl", *map(str, words)]
     done = subprocess.run(command, env=os.environ | HERE, capture_output=True, text=True, timeout=seconds)
@@ -69,7 +69,7 @@ class Run:
         told = self.log.open("wb")
         self.process = subprocess.Popen(command, env=os.environ | HERE, stdout=told, stderr=told)
 
-    def wait(self, *, fails: bool = False, seconds: float = 300) -> Path:
+    def wait(self, *, fails: bool = False, seconds: float = 900) -> Path:
         assert (self.process.wait(seconds) != 0) == fails, self.log.read_text()
         return self.out
 
@@ -81,7 +81,7 @@ def letters(made: Deployment, client: int) -> list[str]:
     return [line for line in lines if line.startswith("round ")]
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 90) -> None:
+def wait_until(condition: Callable[[], Any], seconds: float = 300) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it has not happened"
@@ -117,13 +117,14 @@ def kill_node(made: Deployment, client: int) -> None:
 
 def restart_node(made: Deployment, client: int) -> None:
     """Until the server has missed the killed node's heartbeats, it refuses the key, and Flower's SuperNode ends."""
-    for _ in range(12):
+    log = made.logs / f"node-{client}.log"
+    admitted = log.read_text().count("SuperNode ID")
+    for _ in range(40):
         node = start_node(made, client)
-        with suppress(AssertionError):
-            wait_until(lambda node=node: node.handle is None, 12)
-            continue
-        return
-    raise AssertionError("the node does not stay")
+        wait_until(lambda node=node: node.handle is None or log.read_text().count("SuperNode ID") > admitted)
+        if node.handle is not None:
+            return
+    raise AssertionError("the node is not let in")
 
 
 def restart_superlink(made: Deployment) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("flwr")
@@ -28,6 +29,7 @@ from deployed import (
     federation,
     fnrfl,
     free_ports,
+    kill,
     kill_node,
     letters,
     loop,
@@ -149,8 +151,7 @@ def supernode(made: Deployment, folder: Path, root: Path, key: Path | None, *wor
     try:
         code: int | None = process.wait(40)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        kill([*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)])
         code = None
     return code, log.read_text()
 
