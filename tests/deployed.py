@@ -57,7 +57,7 @@ def federation(folder: Path, *words: object, nodes: int = 3, secure: bool = True
         yield made
     finally:
         fnrfl("deploy", "down", folder)
-        wait_until(lambda: not running(made), 10)  # also what ends by itself
+        wait_until(lambda: not working_in(made.root), 10)  # also what ends by itself
 
 
 class Run:
@@ -88,12 +88,12 @@ def wait_until(condition: Callable[[], Any], seconds: float = 300) -> None:
         time.sleep(0.02)
 
 
-def running(made: Deployment, below: str = "") -> list[psutil.Process]:
-    """The processes that work in a deployment's folder, or in a folder below it."""
+def working_in(folder: Path) -> list[psutil.Process]:
+    """The processes that work in a folder, or below it."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()).is_relative_to(made.root / below):
+            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()).is_relative_to(folder):
                 found.append(process)
     return found
 
@@ -108,11 +108,11 @@ def kill(processes: list[psutil.Process]) -> None:
 
 def server_process(made: Deployment) -> psutil.Process:
     """The process in which the ServerApp runs."""
-    return next(one for one in running(made) if "flwr-serverapp" in " ".join(one.cmdline()))
+    return next(one for one in working_in(made.root) if "flwr-serverapp" in " ".join(one.cmdline()))
 
 
 def kill_node(made: Deployment, client: int) -> None:
-    kill(running(made, f"nodes/{client}"))
+    kill(working_in(made.node(client)))
 
 
 def restart_node(made: Deployment, client: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from deployed import free_ports, running, wait_until
+from deployed import free_ports, wait_until, working_in
 from fnrfl.flower.deployment import Deployment
 from fnrfl.flower.supervisor import stop
 from test_own_data import typed
@@ -35,4 +35,4 @@ def test_the_walk_ends_with_a_model_of_three_nodes(tmp_path: Path, monkeypatch: 
     finally:
         stop(made)
     assert (tmp_path / "runs/network/report.html").is_file()
-    wait_until(lambda: not running(made), 10)
+    wait_until(lambda: not working_in(made.root), 10)

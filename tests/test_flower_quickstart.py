@@ -138,7 +138,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from flower_processes import FlowerProcesses
 
     folder = tmp_path_factory.mktemp("federation")
-    with FlowerProcesses(folder / "files", nodes=2, ports=range(21000, 22000)) as running:
+    with FlowerProcesses(folder / "files", nodes=2) as running:
         yield running
         assert running.running()
     assert not running.running()
@@ -151,7 +151,7 @@ def test_the_app_on_real_processes_prints_what_it_prints_in_this_one(
     patched: bool, federation: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app = copied(tmp_path / "app", patched=patched)
-    output = federation.run(app, CONFIG, seconds=280)
+    output = federation.run(app, CONFIG, seconds=600)
     expected, _ = played(app, capsys)
     assert accuracies(output) == expected, federation.logs()
     assert ("FNR: 1 of 2 clients refined" in output) == patched
@@ -173,7 +173,7 @@ class Slow(FeatureNormMod):
 
 app = ClientApp(mods=[Slow("""
     client.write_text(client.read_text().replace("app = ClientApp(mods=[FeatureNormMod(", slow))
-    output = federation.run(app, CONFIG | {"num-rounds": 1}, seconds=280)
+    output = federation.run(app, CONFIG | {"num-rounds": 1}, seconds=600)
     assert "counts with its model before refinement: there was no reply in 3 seconds" in output, federation.logs()
     assert "'fnr-fell-back': 1" in output
     assert len(accuracies(output)) == 2
@@ -188,8 +188,8 @@ def test_the_app_with_fnr_runs_in_flowers_simulation(tmp_path: Path, capsys: pyt
 
     app = copied(tmp_path / "app", patched=True)
     folder = tmp_path / "simulation"
-    with FlowerProcesses(folder, nodes=2, ports=range(21000, 22000), simulation=True) as federation:
-        output = federation.run(app, CONFIG, seconds=280)
+    with FlowerProcesses(folder, nodes=2, simulation=True) as federation:
+        output = federation.run(app, CONFIG, seconds=600)
         expected, _ = played(app, capsys)
         assert accuracies(output) == expected, federation.logs()
     assert not federation.running()

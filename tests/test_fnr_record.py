@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fnrfl.algorithms.parts.norms import norm_targets, weakest
 from fnrfl.core.errors import ConfigError, FnrflError
-from fnrfl.flower.fnr_record import Measured, RefinementTerms, other_public_data, read_measured, refinement_orders
+from fnrfl.flower.fnr_record import Measured, RefinementTerms, other_public_data, read_measured, refinement_targets
 
 USUAL: dict[str, Any] = {
     "share": 0.5, "weight": 0.1, "penalty": "relative", "target": "others", "epochs": 5, "lr": 0.01, "momentum": 0.9,
@@ -37,15 +37,15 @@ def test_orders_are_the_packages_ranking_and_targets(
     measured = [Measured(100 + row, tuple(norms), accuracy) for row, (accuracy, norms) in enumerate(clients)]
     refined = weakest(torch.tensor([accuracy for accuracy, _ in clients], dtype=torch.float64), share)
     targets = norm_targets(torch.tensor([norms for _, norms in clients], dtype=torch.float64), refined, target)
-    orders = refinement_orders(measured, terms(share=share, target=target))
-    assert [order.node - 100 for order in orders] == refined.tolist()
-    assert [list(order.targets) for order in orders] == targets.tolist()
+    got, peers = refinement_targets(measured, terms(share=share, target=target))
+    assert [*got] == [100 + row for row in refined.tolist()]
+    assert [*got.values()] == targets.tolist()
+    assert peers == (len(clients) - len(refined) if target == "others" else len(clients) - 1)
 
 
 def test_the_constant_penalty_is_sent_differences() -> None:
     measured = [Measured(1, (2.0, 1.0), 0.1), Measured(2, (4.0, 1.0), 0.8), Measured(3, (6.0, 4.0), 0.9)]
-    (order,) = refinement_orders(measured, terms(penalty="constant"))
-    assert (order.node, order.targets, order.peers) == (1, (6.0, 3.0), 2)
+    assert refinement_targets(measured, terms(penalty="constant")) == ({1: [6.0, 3.0]}, 2)
 
 
 SOUND: dict[str, Any] = {"norms": [1.0, 0.0], "accuracy": 0.5, "counts": [3, 0]}

@@ -63,15 +63,6 @@ class Measured:
     counts: tuple[int, ...] = ()  # of the examples of each class in its public data
 
 
-@dataclass(frozen=True)
-class RefinementOrder:
-    """What a client that is refined is sent beside the terms."""
-
-    node: int
-    targets: tuple[float, ...]
-    peers: int
-
-
 def read_measured(node: int, record: FnrRecord) -> Measured:
     """Return the class norms and the accuracy in a client's record; raise if they cannot be."""
     if "problem" in record:
@@ -96,12 +87,14 @@ def other_public_data(measured: Sequence[Measured]) -> list[int]:
     return [one.node for one in measured if one.counts != usual[0][0]]
 
 
-def refinement_orders(measured: Sequence[Measured], terms: RefinementTerms) -> list[RefinementOrder]:
-    """Return who is refined, towards which norms; of clients with equal accuracy the one that comes first."""
+def refinement_targets(measured: Sequence[Measured], terms: RefinementTerms) -> tuple[dict[int, list[float]], int]:
+    """Return the norms for each node that is refined, and over how many peers they were averaged.
+
+    Of clients with equal accuracy the one that comes first is refined.
+    """
     norms = torch.tensor([one.norms for one in measured], dtype=torch.float64)  # [M, C]
     refined = weakest(torch.tensor([one.accuracy for one in measured], dtype=torch.float64), terms.share)
     towards = norm_differences if terms.penalty == "constant" else norm_targets
-    targets = towards(norms, refined, terms.target)
-    peers = num_peers(len(measured), len(refined), terms.target)
-    rows = zip(refined.tolist(), targets.tolist(), strict=True)
-    return [RefinementOrder(measured[row].node, tuple(target), peers) for row, target in rows]
+    targets = towards(norms, refined, terms.target).tolist()
+    nodes = [measured[row].node for row in refined.tolist()]
+    return dict(zip(nodes, targets, strict=True)), num_peers(len(measured), len(refined), terms.target)

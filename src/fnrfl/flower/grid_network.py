@@ -177,6 +177,8 @@ class GridNetwork(Network):
         """Send each client its request; yield replies as they come, until all are in or the seconds have passed.
 
         A client that still has the same request from an earlier exchange does not get it again: its reply is awaited.
+        Messages live as long as Flower lets them. With a deadline as their `ttl`, the SuperLink would refuse a reply
+        that comes after it, and that is the reply to the request for which the next exchange waits.
         """
         begun = time.monotonic()
         owed = dict(requests)
@@ -189,7 +191,14 @@ class GridNetwork(Network):
                 del owed[client]
                 yield client, replies[keys[client]]
             to = {c: node for c in owed if (node := self._target(c, sent.get(keys[c]), alive)) is not None}
-            sent |= self._send([(owed[client], Sending(node, keys[client])) for client, node in to.items()])
+            if to:
+                messages = [self._message(packed(owed[client]), node, ASK) for client, node in to.items()]
+                self.carried.letters_down += sum(len(owed[client]) for client in to)
+                self.carried.flower_down += sum(map(weight, messages))
+                ids = self.grid.push_messages(messages)
+                sendings = [Sending(node, keys[client]) for client, node in to.items()]
+                self._under_way |= {one: sending for one, sending in zip(ids, sendings, strict=True) if one}
+                sent |= {sending.key: sending for sending in sendings}
             self._ask_who([sent.get(keys[client]) for client in owed])
             if owed:
                 time.sleep(min(SLOWEST_POLL, max(POLL_SECONDS, (time.monotonic() - begun) / 20)))
@@ -204,19 +213,6 @@ class GridNetwork(Network):
         if node is None or last is None or last.node != node:
             return node
         return node if alive.get(node, 0.0) > last.when else None
-
-    def _send(self, requests: Sequence[tuple[bytes, Sending]]) -> dict[Key, Sending]:
-        """Push requests; return where each went.
-
-        Messages live as long as Flower lets them. With a deadline as their `ttl`, the SuperLink would refuse a reply
-        that comes after it, and that is the reply to the request for which the next exchange waits.
-        """
-        messages = [self._message(packed(request), sending.node, ASK) for request, sending in requests]
-        self.carried.letters_down += sum(len(request) for request, _ in requests)
-        self.carried.flower_down += sum(map(weight, messages))
-        ids = self.grid.push_messages(messages) if messages else ()
-        self._under_way |= {one: sending for one, (_, sending) in zip(ids, requests, strict=True) if one}
-        return {sending.key: sending for _, sending in requests}
 
     def _replies(self) -> dict[Key, bytes | str]:
         """Return replies that have come, by the request's key; of copies of a request, one that was answered counts.

@@ -12,16 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fnrfl.core.errors import FnrflError
 from fnrfl.core.words import printable
-from fnrfl.flower.fnr_record import (
-    MEASURE,
-    RECORD_NAME,
-    REFINE,
-    FnrRecord,
-    Measured,
-    RefinementOrder,
-    RefinementTerms,
-    read_measured,
-)
+from fnrfl.flower.fnr_record import MEASURE, RECORD_NAME, REFINE, FnrRecord, Measured, RefinementTerms, read_measured
 
 flower_log = logging.getLogger("flwr")
 
@@ -94,13 +85,12 @@ class NormRound:
             )
 
     # -- refinement ---------------------------------------------------------------------------------------------------
-    def message(self, order: RefinementOrder, terms: RefinementTerms, ttl: float | None) -> Message:
-        """What asks a client to refine: it has the configs, and goes the way, of the message that asked to train."""
+    def message(self, node: int, terms: RefinementTerms, ttl: float | None, **towards: object) -> Message:
+        """Ask a client to refine: with the configs, and on the way, of the message that asked it to train."""
         options = {name: value for name, value in vars(terms).items() if name not in ("share", "target")}
-        record = self._record(REFINE, targets=list(order.targets), peers=order.peers, **options)
-        sent, configs = self.sent[order.node]
-        content = RecordDict({**configs, RECORD_NAME: record})
-        return Message(content, dst_node_id=order.node, message_type=sent.message_type, group_id=sent.group_id, ttl=ttl)
+        sent, configs = self.sent[node]
+        content = RecordDict({**configs, RECORD_NAME: self._record(REFINE, **options, **towards)})
+        return Message(content, dst_node_id=node, message_type=sent.message_type, group_id=sent.group_id, ttl=ttl)
 
     def take(self, reply: Message, messages: list[Message]) -> None:
         """Keep a refined model, or why it cannot be used; ignore what is late or comes twice."""

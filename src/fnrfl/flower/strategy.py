@@ -15,7 +15,7 @@ from fnrfl.algorithms.parts.norms import num_refined
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.training import BatchNormMode, Training
-from fnrfl.flower.fnr_record import RefinementTerms, other_public_data, refinement_orders
+from fnrfl.flower.fnr_record import RefinementTerms, other_public_data, refinement_targets
 from fnrfl.flower.norm_round import NormRound, flower_log
 
 FRUITLESS_ROUNDS = 2  # in which everybody who was asked has failed to refine, before anybody has: the run stops
@@ -124,13 +124,17 @@ class FeatureNormStrategy(Strategy):
 
     def _refine(self, current: NormRound, grid: Grid) -> None:
         """Have the weakest clients refine; who does not, counts with the model that it has sent."""
-        orders = refinement_orders(list(current.ranked.values()), self.terms)
-        current.asked = [order.node for order in orders]
+        targets, peers = refinement_targets(list(current.ranked.values()), self.terms)
+        current.asked = [*targets]
         connected = set(grid.get_node_ids())
-        current.failed = {node: "it is not connected any more" for node in current.asked if node not in connected}
-        if orders and self.terms.weight and not orders[0].peers:
+        current.failed = {node: "it is not connected any more" for node in targets if node not in connected}
+        if targets and self.terms.weight and not peers:
             flower_log.info("FNR: nobody else is there whose class norms could be targets: no penalty")
-        messages = [current.message(order, self.terms, self._seconds) for order in orders if order.node in connected]
+        messages = [
+            current.message(node, self.terms, self._seconds, targets=norms, peers=peers)
+            for node, norms in targets.items()
+            if node in connected
+        ]
         for reply in grid.send_and_receive(messages, timeout=self._seconds) if messages else ():
             current.take(reply, messages)
         self._check_refined(current)

@@ -42,22 +42,19 @@ class WorkerLink:
 
     def ask(self, letter: bytes) -> bytes:
         """Return the worker's reply. A worker that dies meanwhile is started again, and asked once more."""
-        try:
-            return self._ask(letter)
-        except (OSError, EOFError):
+        for attempt in ("first", "second"):
+            try:
+                with self._connected() as worker:
+                    worker.send_bytes(letter)
+                    return worker.recv_bytes()
+            except (OSError, EOFError) as error:
+                if attempt == "second":
+                    raise FnrflError(
+                        f"The worker of the node has ended twice while it answered ({error}). Its worker.log says why."
+                    ) from None
             with suppress(Timeout), FileLock(self.config.folder / LOCK, timeout=EXIT_TIMEOUT):
                 pass  # it is gone: until then its socket would take one more letter
-            try:
-                return self._ask(letter)
-            except (OSError, EOFError) as error:
-                raise FnrflError(
-                    f"The worker of the node has ended twice while it answered ({error}). Its worker.log says why."
-                ) from None
-
-    def _ask(self, letter: bytes) -> bytes:
-        with self._connected() as worker:
-            worker.send_bytes(letter)
-            return worker.recv_bytes()
+        raise AssertionError("it has returned or raised")
 
     def _connected(self) -> Connection:
         """Return a connection to the worker, which is started if there is none."""
