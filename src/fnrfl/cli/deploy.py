@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,15 +30,17 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", show_default=False, help=
 Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="How many; as many as the recipe has clients.")]
 
 
-def _there(folder: Path) -> Deployment:
-    """The deployment of a folder, where Flower is installed."""
+@contextmanager
+def _deployment(folder: Path, debug: bool) -> Iterator[Deployment]:
+    """Enter the deployment of a folder, where Flower is installed; say in words what goes wrong there."""
     from importlib.util import find_spec
 
-    if find_spec("flwr") is None or find_spec("psutil") is None:
-        raise ConfigError("Flower is not installed. Install it with: pip install 'fnrfl[flower]'")
-    from fnrfl.flower.deployment import Deployment
+    with errors_in_words(debug):
+        if find_spec("flwr") is None or find_spec("psutil") is None:
+            raise ConfigError("Flower is not installed. Install it with: pip install 'fnrfl[flower]'")
+        from fnrfl.flower.deployment import Deployment
 
-    return Deployment.at(folder)
+        yield Deployment.at(folder)
 
 
 @deploy.command("init")
@@ -57,27 +61,22 @@ def init(
 
     with errors_in_words(debug):
         made = write_app(folder, load(recipe, overrides or (), trust=trust), nodes or 0)
-        screen = console()
-        screen.print(f"app    {quoted(folder / 'app')}")
-        screen.print(f"nodes  {len(made.nodes)}, in {quoted(folder / 'nodes')}")
+        console().print(f"app    {quoted(folder / 'app')}")
+        console().print(f"nodes  {len(made.nodes)}, in {quoted(folder / 'nodes')}")
 
 
 @deploy.command("certs")
 def certs(
     folder: Folder,
     nodes: Nodes = None,
-    host: Annotated[
-        list[str] | None,
-        typer.Option("--host", metavar="NAME", help="Of the server, as nodes call it; may be repeated."),
-    ] = None,
+    host: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Of the server; may be repeated.")] = None,
     debug: Debug = False,
 ) -> None:
     """Make certificates, node keys and the key that signs the app.
 
     fnrfl deploy certs federation
     """
-    with errors_in_words(debug):
-        there = _there(folder)
+    with _deployment(folder, debug) as there:
         from fnrfl.flower.certificates import write_certificates
 
         for path in write_certificates(there, nodes or len(there.nodes), host or ()):
@@ -89,9 +88,7 @@ def up(
     folder: Folder,
     nodes: Nodes = None,
     port: Annotated[int, typer.Option("--port", min=1024, max=65000, help="The server's; nodes take the next.")] = 8000,
-    listen: Annotated[
-        str, typer.Option("--listen", metavar="ADDRESS", help="Of this machine; 0.0.0.0: all.")
-    ] = "127.0.0.1",
+    listen: Annotated[str, typer.Option(metavar="ADDRESS", help="Of this machine; 0.0.0.0: all.")] = "127.0.0.1",
     server_only: Annotated[bool, typer.Option("--server-only", help="Nodes are on other machines.")] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS, node keys and signatures.")] = False,
     debug: Debug = False,
@@ -102,8 +99,7 @@ def up(
 
     fnrfl deploy up federation --port 8000
     """
-    with errors_in_words(debug):
-        there = _there(folder)
+    with _deployment(folder, debug) as there:
         from fnrfl.flower.supervisor import start_federation
 
         count = 0 if server_only else nodes or len(there.nodes)
@@ -115,12 +111,8 @@ def run(
     folder: Folder,
     overrides: OverridesArgument = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="RUN_DIR", help="Where the run goes.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="RUN_DIR", help="Go on with a run that was interrupted.")
-    ] = None,
-    test: Annotated[
-        Path | None, typer.Option("--test", help="The server's test set, where nodes bring data of their own.")
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN_DIR", help="Go on with an interrupted run.")] = None,
+    test: Annotated[Path | None, typer.Option(help="The server's test set, where nodes are sites.")] = None,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -130,8 +122,7 @@ def run(
     """
     import shlex
 
-    with errors_in_words(debug):
-        there = _there(folder)
+    with _deployment(folder, debug) as there:
         from fnrfl.flower.app_files import check_before_run
         from fnrfl.flower.superlink import run_app
 
@@ -148,8 +139,7 @@ def status(folder: Folder, debug: Debug = False) -> None:
 
     fnrfl deploy status federation
     """
-    with errors_in_words(debug):
-        there = _there(folder)
+    with _deployment(folder, debug) as there:
         from fnrfl.flower.superlink import num_online
         from fnrfl.flower.supervisor import recorded
 
@@ -170,8 +160,7 @@ def down(folder: Folder, debug: Debug = False) -> None:
 
     fnrfl deploy down federation
     """
-    with errors_in_words(debug):
-        there = _there(folder)
+    with _deployment(folder, debug) as there:
         from fnrfl.flower.supervisor import stop
 
         killed = stop(there)
