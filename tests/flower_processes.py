@@ -20,7 +20,7 @@ import psutil
 
 from deployed import HERE, free_ports, kill, wait_until, working_in
 from fnrfl.flower.deployment import FLOWER_QUIET, Address
-from fnrfl.flower.supervisor import _listens
+from fnrfl.flower.supervisor import listens
 
 BIN = Path(sys.executable).parent
 
@@ -44,7 +44,7 @@ class FlowerProcesses:
         words = ["--insecure", "--host", self.address.host, "--port", str(self.address.port)]
         try:
             self.start("superlink", "flower-superlink", *words, *(["--simulation"] if self.simulation else []))
-            wait_until(lambda: _listens(self.address))
+            wait_until(lambda: listens(self.address.host, self.address.port))
             for number in range(0 if self.simulation else self.num_nodes):
                 self.start(
                     f"supernode-{number}", "flower-supernode", "--insecure", "--superlink", str(self.address),

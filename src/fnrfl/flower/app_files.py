@@ -80,7 +80,7 @@ data = {data}
 
 
 def _with_whole_paths(config: RunConfig) -> RunConfig:
-    """Paths of data from the root on, since the SuperLink and the nodes work in folders of their own."""
+    """Make paths of data absolute, since the SuperLink and the nodes work in other folders."""
 
     def whole(name: str) -> str:
         is_path = name not in (*NAMED_DATASETS, "train", "test") and Path(name).exists()
@@ -93,18 +93,18 @@ def _with_whole_paths(config: RunConfig) -> RunConfig:
 def check_before_run(
     deployment: Deployment, overrides: Sequence[str], resume: Path | None, test: Path | None, *, trust: bool = False
 ) -> None:
-    """Refuse what nodes could not run, before any of them is asked."""
+    """Refuse what nodes could not run, before a message is sent."""
     begun, words = deployment.app / RECIPE_FILE, [*overrides, "engine=flower"]
     config = load(begun, words, trust=trust) if resume is None else load(resume / "config.toml", trust=trust)
     if test is not None and not test.exists():
         raise ConfigError(f"--test {test} is no such file or folder. Name the server's test set.")
-    told = [one.values for node in deployment.nodes if (one := NodeSettings(node, {})).file.is_file()]
-    if told and not any("partition" in values for values in told):
+    settings = [one.values for node in deployment.nodes if (one := NodeSettings(node, {})).file.is_file()]
+    if settings and not any("partition" in values for values in settings):
         refuse_what_sites_cannot(config, str(test or ""))
 
 
 def write_app(folder: Path, config: RunConfig, nodes: int = 0) -> Deployment:
-    """A folder with the app, and a folder for each node; refuses a folder that has something in it.
+    """Write a folder with the app, and a folder for each node; refuse a folder that has something in it.
 
     A node takes a part of the recipe's data set, or, if the scenario is natural, brings data of its own.
     """
@@ -134,10 +134,8 @@ def write_app(folder: Path, config: RunConfig, nodes: int = 0) -> Deployment:
     }
     for client in range(nodes):
         label = f'name = "site {client}"' if own_data else f"partition = {client}"
-        told = NODE_TEXT.format(
-            label=label, data=json.dumps("" if own_data else config.dataset.name, ensure_ascii=False)
-        )
-        texts[f"nodes/{client}/{NODE_FILE}"] = told
+        data = json.dumps("" if own_data else config.dataset.name, ensure_ascii=False)
+        texts[f"nodes/{client}/{NODE_FILE}"] = NODE_TEXT.format(label=label, data=data)
     for relative, text in texts.items():
         path = deployment.root / relative
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -81,15 +81,15 @@ class GridNetwork(Network):
 
         Of nodes with partitions, those from 0 to count - 1 take part. Of nodes with names, no others may be there.
         """
-        begun = told = time.monotonic()
+        begun = logged = time.monotonic()
         while (labels := self._complete(count)) is None:
             self._heard_from()
             if self._doubled:
                 raise ConfigError(self._doubled)
             self._ask_who([None])
-            if time.monotonic() > told + 30:
-                told = time.monotonic()
-                there, seconds = len(self.nodes), told - begun
+            if time.monotonic() > logged + 30:
+                logged = time.monotonic()
+                there, seconds = len(self.nodes), logged - begun
                 log.warning("%d nodes are there (%s) after %.0f s; %d must be", there, self._names(), seconds, count)
             time.sleep(POLL_SECONDS)
         return labels

@@ -59,7 +59,7 @@ class FeatureNormMod:
         return self._measured(call_next(message, context), context, record, asked_with)
 
     def _measured(self, reply: Message, context: Context, record: FnrRecord, asked_with: list[str]) -> Message:
-        """The app's reply to training, with class norms and accuracy of its model in a record beside it.
+        """Put class norms and accuracy of the app's model into a record beside its reply to training.
 
         What goes wrong here is written into the record: the app's training is not lost for it.
         """
@@ -85,7 +85,7 @@ class FeatureNormMod:
         return reply
 
     def _refined(self, message: Message, context: Context, record: FnrRecord) -> Message:
-        """The model that this client holds, refined; an error goes back as an error does in any Flower app."""
+        """Refine the model that this client holds; an error goes back as an error does in any Flower app."""
         held_for: Mapping[str, object] = context.state.config_records.get(HELD_FOR, {})
         if HELD not in context.state or held_for.get("question") != record["question"]:
             raise FnrflError(
@@ -103,7 +103,7 @@ class FeatureNormMod:
         return Message(content, reply_to=message)
 
     def _loaded(self, arrays: ArrayRecord) -> nn.Module:
-        """The app's model with these weights, which have the names of its state_dict or are listed in its order."""
+        """Load the app's model with these weights, which have the names of its state_dict or are in its order."""
         model = self.model()
         tensors = [torch.from_numpy(array.numpy().copy()) for array in arrays.values()]
         model.load_state_dict(dict(zip(_names(model, arrays), tensors, strict=True)))
@@ -111,7 +111,7 @@ class FeatureNormMod:
 
 
 def _readable(load: Callable[[], Batches]) -> Loader:
-    """The batches that a function gives; the function itself if it yields them, since it is called for each pass."""
+    """Return the batches that a function gives, or the function if it yields them: it is called for each pass."""
     loader = load()
     if isinstance(loader, Iterator) and load() is loader:
         raise ConfigError(
@@ -122,11 +122,10 @@ def _readable(load: Callable[[], Batches]) -> Loader:
 
 
 def _model_record(replied: list[str], asked_with: list[str]) -> str:
-    """Which of the reply's ArrayRecords is the model: the only one, or the one that is named as the server's."""
-    same = [name for name in replied if name in asked_with]
-    for candidates in (replied, same):
-        if len(candidates) == 1:
-            return candidates[0]
+    """Return which of the reply's ArrayRecords is the model: the only one, or that with the server's name."""
+    candidates = replied if len(replied) == 1 else [name for name in replied if name in asked_with]
+    if len(candidates) == 1:
+        return candidates[0]
     raise CompatibilityError(
         f"The reply to training has the ArrayRecords {replied}, and FNR cannot tell which is the model. Name it as the "
         "server's message does, or send it alone."
@@ -140,7 +139,7 @@ def _names(model: nn.Module, arrays: ArrayRecord) -> list[str]:
 
 
 def _as_arrays(model: nn.Module, like: ArrayRecord) -> ArrayRecord:
-    """The model's weights under the names, in the order and of the types of what was trained."""
+    """Return the model's weights under the names, in the order and of the types of what was trained."""
     state: Mapping[str, Tensor] = model.state_dict()
     values = [state[name].detach().cpu().numpy() for name in _names(model, like)]
     pairs = zip(like.items(), values, strict=True)

@@ -18,7 +18,7 @@ flower_log = logging.getLogger("flwr")
 
 
 class NormRound:
-    """What the clients of a round were asked, and what came of it; nodes are Flower's ids."""
+    """The requests and replies of a round; nodes are Flower's ids."""
 
     def __init__(self, number: int, messages: list[Message]) -> None:
         """Put the question for class norms into the messages that ask clients to train."""
@@ -41,7 +41,7 @@ class NormRound:
 
     # -- replies to training ------------------------------------------------------------------------------------------
     def receive(self, replies: Iterable[Message]) -> list[Message]:
-        """The replies to this round, one for each client and then errors; what is late or comes twice is left out.
+        """Return the replies to this round, one for each client and then errors, without late and repeated ones.
 
         They are in the order of clients' numbers, then of nodes, so that the order of arrival changes no result.
         """
@@ -56,11 +56,11 @@ class NormRound:
                 flower_log.warning("FNR: a second reply of node %d is ignored", node)
             else:
                 self.replies[node] = reply
-        self.replies = dict(sorted(self.replies.items(), key=lambda one: _place(*one)))
+        self.replies = dict(sorted(self.replies.items(), key=lambda one: _sort_key(*one)))
         return [*self.replies.values(), *sorted(errors, key=lambda reply: reply.metadata.src_node_id)]
 
     def rank(self) -> None:
-        """Read what clients measured; whoever said nothing sound is not ranked."""
+        """Read what clients measured; a client with an unsound record is not ranked."""
         for node, reply in self.replies.items():
             record = record_of(reply)
             try:
@@ -121,7 +121,7 @@ class NormRound:
             reply.content = RecordDict({k: model.get(k, v) for k, v in reply.content.items() if k != RECORD_NAME})
 
     def metrics(self) -> dict[str, float | int]:
-        """What the metrics of the round say about FNR."""
+        """Return FNR's metrics of the round."""
         counts: dict[str, float | int] = {
             "fnr-ranked": len(self.ranked),
             "fnr-unranked": len(self.unranked),
@@ -139,18 +139,18 @@ def record_of(reply: Message) -> FnrRecord:
 
 
 def one_line(text: str) -> str:
-    """What a node says, as a part of a sentence: on one line, without a last full stop."""
+    """Return a node's words as a part of a sentence: on one line, without a last full stop."""
     return printable(" ".join(text.split())).rstrip(".")
 
 
-def _place(node: int, reply: Message) -> tuple[bool, int, int]:
-    """Where a reply stands among the others: by the client's number, where it has one, then by node."""
+def _sort_key(node: int, reply: Message) -> tuple[bool, int, int]:
+    """Sort key of a reply: the client's number, where it has one, then the node."""
     number = record_of(reply).get("client")
     return (False, number, node) if isinstance(number, int) else (True, 0, node)
 
 
 def _unusable(refined: ArrayRecord | None, before: ArrayRecord) -> str:
-    """Why a refined model cannot take the place of the one before; nothing if it can."""
+    """Return why a refined model cannot take the place of the one before; empty if it can."""
     if refined is None or list(refined) != list(before):
         return "its refined model has other arrays than the model before"
     for name, array in before.items():

@@ -32,15 +32,15 @@ CARRIED = "flower.json"  # in the run's folder: what Flower has carried
 
 
 def server_app(file: str) -> ServerApp:
-    """An app that runs `recipe.toml` of the app whose package has this file."""
+    """Return an app that runs `recipe.toml` of the app whose package has this file."""
     from flwr.serverapp import ServerApp
 
     app, folder = ServerApp(), Path(file).resolve().parent.parent
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        told = {key: str(context.run_config.get(key, "")) for key in ("overrides", "out", "resume", "test")}
-        run_over(grid, folder / "recipe.toml", nodes=int(context.run_config.get("nodes", 0)), **told)
+        settings = {key: str(context.run_config.get(key, "")) for key in ("overrides", "out", "resume", "test")}
+        run_over(grid, folder / "recipe.toml", nodes=int(context.run_config.get("nodes", 0)), **settings)
 
     return app
 
@@ -59,25 +59,22 @@ def run_over(
     from fnrfl.runs.run_files import verify
 
     network = GridNetwork(grid)
+    recipe_words = [*shlex.split(overrides), "engine.name=flower"]
+    config = verify(Path(resume), trust=False).config if resume else load(recipe, recipe_words)
+    agreed = _agreed(network, config, test, nodes)
     if resume:
-        config = verify(Path(resume), trust=False).config
-        agreed = _agreed(network, config, test, nodes)
         result = runs.resume(resume, progress=_say, network=agreed.network, parts=agreed.parts)
     else:
-        config = load(recipe, [*shlex.split(overrides), "engine.name=flower"])
-        agreed = _agreed(network, config, test, nodes)
         result = runs.run(config, out=out or True, progress=_say, network=agreed.network, parts=agreed.parts)
-    print(result, flush=True)
-    carried = network.carried
-    told = asdict(carried) | {"overhead_percent": round(carried.overhead, 3)}
-    print(f"Flower has carried {json.dumps(told)}", flush=True)
+    carried = asdict(network.carried) | {"overhead_percent": round(network.carried.overhead, 3)}
+    print(result, f"Flower has carried {json.dumps(carried)}", sep="\n", flush=True)
     if result.run_dir is not None:
-        files.write(result.run_dir / CARRIED, json.dumps(told) + "\n")
+        files.write(result.run_dir / CARRIED, json.dumps(carried) + "\n")
     return result
 
 
 def _agreed(network: GridNetwork, config: RunConfig, test: str, nodes: int) -> Handshake:
-    """Meet the nodes, and agree with them on data and columns."""
+    """Wait for the nodes, and agree with them on data and columns."""
     from fnrfl.federation.handshake import handshake
 
     count = nodes or config.clients

@@ -121,8 +121,8 @@ def start_federation(
     The SuperLink listens on an address of this machine, 0.0.0.0 for all of them.
     """
     _check(deployment, nodes, secure, listen)
-    for one in range(port, port + nodes + 1):
-        _check_free(one)
+    if taken := [one for one in range(port, port + nodes + 1) if listens(HOST, one)]:
+        raise ConfigError(f"Something else listens on {HOST}:{taken[0]}. Give another port with --port.")
     address = Address(HOST if listen == "0.0.0.0" else listen, port, secure)
     address.write(deployment)
     if nodes:  # nodes that were killed are still online in the old database, and their keys would be refused
@@ -154,7 +154,7 @@ def start_superlink(deployment: Deployment, listen: str = HOST) -> None:
         *(tls if address.secure else ["--insecure"]),
     ]
     link = start(deployment, "superlink", command, deployment.root)
-    _wait(deployment, [link], lambda: _listens(address))
+    _wait(deployment, [link], lambda: listens(address.host, address.port))
 
 
 def start_node(deployment: Deployment, client: int) -> Recorded:
@@ -199,18 +199,10 @@ def _check(deployment: Deployment, nodes: int, secure: bool, listen: str) -> Non
         raise ConfigError(f"A server that listens on {listen} must have TLS and node keys. Leave --insecure out.")
 
 
-def _check_free(port: int) -> None:
+def listens(host: str, port: int) -> bool:
+    """Return whether a program listens on a port."""
     with socket.socket() as door:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            door.bind((HOST, port))
-        except OSError:
-            raise ConfigError(f"Something else listens on {HOST}:{port}. Give another port with --port.") from None
-
-
-def _listens(address: Address) -> bool:
-    with socket.socket() as door:
-        return door.connect_ex((address.host, address.port)) == 0
+        return door.connect_ex((host, port)) == 0
 
 
 def _wait(deployment: Deployment, processes: Sequence[Recorded], ready: Callable[[], bool]) -> None:
@@ -219,9 +211,8 @@ def _wait(deployment: Deployment, processes: Sequence[Recorded], ready: Callable
     while not ready():
         for one in processes:
             log = _log(deployment, one.name)
-            if not one.handle:
+            if not one.handle or time.monotonic() > until:
+                state = f"is not up after {START_SECONDS:.0f} s" if one.handle else "has ended"
                 end = " ".join(log.read_text(errors="replace").split()[-60:])
-                raise FnrflError(f"The process {one.name!r} has ended. The end of {log}: {end}")
-            if time.monotonic() > until:
-                raise FnrflError(f"The process {one.name!r} is not up after {START_SECONDS:.0f} s. Look into {log}.")
+                raise FnrflError(f"The process {one.name!r} {state}. The end of {log}: {end}")
         time.sleep(0.2)
