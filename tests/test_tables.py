@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,13 @@ def test_text_that_does_not_repeat_is_no_category_unless_a_key_says_so(tmp_path:
     with pytest.raises(ConfigError, match='40 different texts in 40 rows.*dataset.ignore = "c"'):
         examples_of(path)
     np.testing.assert_array_equal(examples_of(path, categories=("c",)).x.sum(1), np.ones(40))
+
+
+def test_without_pandas_a_table_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "t.csv", hospitals())
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match=r'pip install "fnrfl\[tables\]"'):
+        load(path)
 
 
 def test_a_cell_with_an_underscore_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +18,38 @@ from fnrfl.core.words import counted, same_spelling
 from fnrfl.data.reading import refuse_amounts
 
 USUAL_CHANNELS = (1, 3, 4)  # of a picture
+
+
+@dataclass(frozen=True)
+class ArrayRule:
+    """What no value of an array may be; the sentence has the value, the rule and the way out."""
+
+    key: str
+    broken: Callable[[np.ndarray], np.ndarray]
+    sentence: str  # {title}, {count} values that break it, {value} the first, {at} its example
+
+    def check(self, values: np.ndarray, title: str) -> None:
+        """Raise the sentence if some value breaks the rule."""
+        if len(bad := np.argwhere(self.broken(values))):
+            first = values[tuple(bad[0])]
+            raise ConfigError(self.sentence.format(title=title, count=f"{len(bad):,}", value=first, at=bad[0][0]))
+
+
+_NOT_FINITE = (
+    "{title} holds values that are not finite ({count}, the first {value} in example {at}); all must be finite "
+    'numbers. Fill them in, leave those examples out, or set dataset.missing = "mean" or "drop" where NaN stands for '
+    "a missing value."
+)
+FINITE = ArrayRule("finite", lambda x: ~np.isfinite(x), _NOT_FINITE)
+FINITE_OR_MISSING = ArrayRule("finite or missing", np.isinf, _NOT_FINITE)
+_LABEL = "{title} holds the label {value} (example {at}, {count} in all); "
+_NUMBER = "Number the classes 0, 1, 2, ... or give their names as strings. fnrfl is for classification only."
+LABEL_RULES = (
+    ArrayRule("missing", np.isnan, _LABEL + "a label is never filled in. Label those examples or leave them out."),
+    ArrayRule("whole", lambda y: y != np.floor(y), _LABEL + "class labels must be whole numbers. " + _NUMBER),
+    ArrayRule("from 0", lambda y: y < 0, _LABEL + "class labels must be numbered from 0. " + _NUMBER),
+    ArrayRule("in int64", lambda y: y >= 2.0**63, _LABEL + "class numbers must fit into int64. Give names as strings."),
+)
 
 
 def tensor(array: np.ndarray) -> Tensor:
@@ -63,13 +96,7 @@ def features(values: object, title: str, *, gaps: bool = False) -> np.ndarray:
             raise ConfigError(f"{title} holds {x.max()}; whole numbers must fit into int64. Store it as float64.")
         return x.astype(np.int64, copy=False)
     x = x.astype({1: np.float32, 2: np.float16, 4: np.float32}.get(x.dtype.itemsize, np.float64), copy=False)
-    bad = np.argwhere(np.isinf(x) if gaps else ~np.isfinite(x))
-    if len(bad):
-        raise ConfigError(
-            f"{title} holds {counted(len(bad), 'value that is', 'values that are')} not finite, the first "
-            f"{x[tuple(bad[0])]} in example {bad[0][0]}; all must be finite numbers. Fill them in, leave those "
-            'examples out, or set dataset.missing = "mean" or "drop" where NaN stands for a missing value.'
-        )
+    (FINITE_OR_MISSING if gaps else FINITE).check(x, title)
     return x
 
 
@@ -131,21 +158,8 @@ def class_labels(values: object, title: str) -> np.ndarray:
         return _in_same_spelling(_decoded(y, title))
     if y.dtype.kind not in "biuf":
         raise ConfigError(f"{title} is of type {y.dtype}; labels must be class numbers from 0, or names. Convert them.")
-    if len(gaps := np.flatnonzero(np.isnan(y))):
-        raise ConfigError(
-            f"{title} has {counted(len(gaps), 'example')} without a label (nan), the first at {gaps[0]}; a label must "
-            "be a whole number or a name, and is never filled in. Label those examples or leave them out."
-        )
-    for bad, rule in ((y != np.floor(y), "whole numbers"), (y < 0, "numbered from 0")):
-        if bad.any():
-            raise ConfigError(
-                f"{title} holds the label {y[bad][0]} (example {np.flatnonzero(bad)[0]}); class labels must be {rule}. "
-                "Number the classes 0, 1, 2, ... or give their names as strings. fnrfl is for classification only."
-            )
-    if len(y) and float(y.max()) >= 2**63:
-        raise ConfigError(
-            f"{title} holds the label {y.max()}; class numbers must fit into int64. Give names as strings."
-        )
+    for rule in LABEL_RULES:
+        rule.check(y, title)
     if y.dtype.kind == "f":
         refuse_amounts(y.tolist(), title)
     return y.astype(np.int64)
