@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -12,9 +12,10 @@ import numpy as np
 from torch import Tensor
 
 from fnrfl import usercode
+from fnrfl.config.typed import show_value
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices
-from fnrfl.runs.quality import Answers
+from fnrfl.runs.quality import NAMES_OF_RESULTS, TEST_METRICS, Answers
 
 TRIED_EXAMPLES = 1000  # on which a function is tried out before anything is trained
 
@@ -51,8 +52,32 @@ class CustomMetric:
 
 
 def load_custom_metrics(words: str) -> tuple[CustomMetric, ...]:
-    """Import the functions that `metrics` names."""
-    return tuple(_load(str(one)) for one in usercode.each_name("metrics", words)) if words != "none" else ()
+    """Import the functions that `metrics` names; a name that is taken is refused."""
+    if words == "none":
+        return ()
+    each = [str(one) for one in usercode.each_name("metrics", words)]
+    if problems := list(_wrong_names(words, each)):
+        raise ConfigError(" ".join(problems))
+    return tuple(map(_load, each))
+
+
+def _wrong_names(words: str, each: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with metrics: they are no functions of the user's, or their names are taken."""
+    said, targets = f"metrics = {show_value(words)}", {one: usercode.target("metrics", one) for one in each}
+    if others := [f'"{one}"' for one, target in targets.items() if target is None]:
+        yield (
+            f'{said} must name functions of yours, "module:function", joined by commas; not {", ".join(others)}. '
+            "The metrics of `fnrfl list metrics` are in the log of every run and are not named here: --metric NAME of "
+            "`fnrfl compare` and `fnrfl evaluate` shows one."
+        )
+    names = [one.rpartition(":")[2] for one in each]
+    for name in dict.fromkeys(names):
+        if name in TEST_METRICS:
+            yield f"{said}: {name} is the name of a metric of fnrfl's. Rename the function."
+        elif name in NAMES_OF_RESULTS:
+            yield f"{said}: {name} is something else in the results of a run. Rename the function."
+        elif names.count(name) > 1:
+            yield f"{said} has two functions {name}, and a metric has its function's name. Rename one."
 
 
 def typed_metrics(recorded: str, names: Sequence[str]) -> tuple[CustomMetric, ...]:
