@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from logging import INFO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -124,16 +124,8 @@ def run(
         if dry_run:
             print_forecast(config, json=json)
             return
-        told_too = named_loggers(log or ())
-        run_dir = choose_run_dir(config, out, overwrite=overwrite)
-
-        def start(**told: Any) -> Result:
-            from fnrfl.runs.run import run
-
-            how: dict[str, Any] = {"overwrite": overwrite, "checkpoint_every": checkpoint_every}
-            return run(config, out=run_dir, callbacks=told_too, **how, **told)
-
-        _carry_out(start, config, run_dir, quiet=quiet, json=json)
+        options = {"callbacks": named_loggers(log or ()), "checkpoint_every": checkpoint_every, "overwrite": overwrite}
+        _train(config, choose_run_dir(config, out, overwrite=overwrite), options, quiet=quiet, json=json)
 
 
 def resume(
@@ -155,16 +147,10 @@ def resume(
         from fnrfl.rundir import directory
         from fnrfl.runs.loggers import named_loggers
 
-        told_too = named_loggers(log or ())
+        options = {"callbacks": named_loggers(log or ()), "checkpoint_every": checkpoint_every, "trust": trust}
         directory.check_is_run(run_dir)
         config = load(run_dir / "config.toml", trust=trust)
-
-        def start(**told: Any) -> Result:
-            from fnrfl.runs.run import resume
-
-            return resume(run_dir, trust=trust, callbacks=told_too, checkpoint_every=checkpoint_every, **told)
-
-        _carry_out(start, config, run_dir, quiet=quiet, json=json)
+        _train(config, run_dir, options, resumed=True, quiet=quiet, json=json)
 
 
 def compare(
@@ -240,8 +226,10 @@ def _grid(
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
-def _carry_out(start: Callable[..., Result], config: RunConfig, run_dir: Path, *, quiet: bool, json: bool) -> None:
-    """Start or resume a run, show how it proceeds and what comes out; `start` gets who is told."""
+def _train(
+    config: RunConfig, run_dir: Path, options: dict[str, Any], *, resumed: bool = False, quiet: bool, json: bool
+) -> None:
+    """Start or resume a run, show how it proceeds and what comes out."""
     screen = console(quiet=quiet, stderr=json)
     leak = "leak" if config.leaks_on else ""
     try:
@@ -249,7 +237,10 @@ def _carry_out(start: Callable[..., Result], config: RunConfig, run_dir: Path, *
             screen.print(title(config))
             print_leaks(config.leaks_on, quiet=quiet, stderr=json)
             with notices(screen, INFO), display(screen, leak, config) as shown:
-                result = start(progress=shown.round, phase=shown.phase)
+                from fnrfl.runs import run as runs  # seconds, with torch: the title is there before
+
+                options |= {"progress": shown.round, "phase": shown.phase}
+                result = runs.resume(run_dir, **options) if resumed else runs.run(config, out=run_dir, **options)
     except Exception as error:
         if (out_of_memory(error) or from_system(error) is not None) and _way_on(run_dir, config):
             raise FnrflError(sentence(error, _way_on(run_dir, config))) from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -194,8 +195,7 @@ def _seconds_per_step(built: Built, clients: Tensor, task: LocalTask) -> float:
 
     if config.name != "loop" or engine.server.runner.recorder is not None:
         timed(1)  # the first vmap of a process takes seconds, and recording a step takes a while
-    once = timed(1)
-    return min(once, timed(1)) if once > SLOW else min(timed(TIMED_STEPS) for _ in range(3))
+    return _least(timed, 1, TIMED_STEPS)
 
 
 def _seconds_per_look(built: Built) -> float:
@@ -208,10 +208,13 @@ def _seconds_per_look(built: Built) -> float:
         score_model(built.net, state, x, y, built.dataset.num_classes)
         return (time.perf_counter() - began) / len(y)
 
-    once = timed(GLANCE)
-    if GLANCE * once > SLOW:
-        return min(once, timed(GLANCE))
-    return min(timed(forward_batch(built.net.device)) for _ in range(3))
+    return _least(timed, GLANCE, forward_batch(built.net.device))
+
+
+def _least(timed: Callable[[int], float], few: int, many: int) -> float:
+    """Return the least seconds for one of `many` of something; where that would take long, for one of a few."""
+    once = timed(few)
+    return min(once, timed(few)) if few * once > SLOW else min(timed(many) for _ in range(3))
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -168,20 +168,20 @@ def _write(model: nn.Module, values: Tree) -> None:
 
 
 def _check_options(penalty: str, weight: float, epochs: int, lr: float, batchnorm: str, targets: Tensor) -> None:
-    if penalty not in PENALTIES:
-        raise ConfigError(f"penalty = {penalty!r} is not known. Choose one of {', '.join(PENALTIES)}.")
-    if batchnorm not in get_args(BatchNormMode):
-        modes = ", ".join(get_args(BatchNormMode))
-        raise ConfigError(f"batchnorm = {batchnorm!r} is not known. Choose one of {modes}.")
-    if not (weight >= 0 and epochs >= 0 and lr > 0):
-        raise ConfigError(
-            f"weight = {weight}, epochs = {epochs} and lr = {lr} cannot be. Give weight >= 0, epochs >= 0 and lr > 0."
-        )
-    if targets.ndim != 1:
-        raise ConfigError(
-            f"targets must be the class norms of one model, [C], and have the shape {tuple(targets.shape)}. Take the "
-            "row of this model."
-        )
+    modes, shape = get_args(BatchNormMode), tuple(targets.shape)
+    for kept, sentence in (
+        (penalty in PENALTIES, f"penalty = {penalty!r} is not known. Choose one of {', '.join(PENALTIES)}."),
+        (batchnorm in modes, f"batchnorm = {batchnorm!r} is not known. Choose one of {', '.join(modes)}."),
+        (weight >= 0, f"weight = {weight} is negative. Give weight >= 0."),
+        (epochs >= 0, f"epochs = {epochs} is negative. Give epochs >= 0."),
+        (lr > 0, f"lr = {lr} is not positive. Give lr > 0."),
+        (
+            len(shape) == 1,
+            f"targets must be the class norms of one model, [C], and are {shape}. Give this model's row.",
+        ),
+    ):
+        if not kept:
+            raise ConfigError(sentence)
 
 
 def _check_readable(loader: Loader, epochs: int) -> None:

@@ -181,7 +181,9 @@ def build(
     """
     refuse_without_network(config, connection)
     metrics = load_custom_metrics(config.metrics)
-    parts = parts or gather_parts(config, passed)
+    if parts is None:
+        dataset = load_data(config, passed)
+        parts = parts_with(config, dataset, dataset.notices, passed)
     try_metrics(metrics, parts.splits.test.y, parts.dataset.num_classes)
     if parts.config.dataset.asks_for_means:
         scaling = scaling or ask_for_scaling(parts, connection)
