@@ -43,13 +43,13 @@ from fnrfl.algorithms.parts.penalties import (
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import load
 from fnrfl.core.algorithm import Algorithm, Objective, class_indicator
+from fnrfl.core.engine import Probe
 from fnrfl.core.errors import ClientError, ConfigError
 from fnrfl.core.rng import generator
 from fnrfl.core.step import local_step
 from fnrfl.core.types import Batch, LocalTask, Out, Replies, Training
 from fnrfl.data import batches
 from fnrfl.data.batches import Pool, plan
-from fnrfl.engines import joint_probes
 from fnrfl.engines.runner import Probing
 from fnrfl.runs.setup.method import build_algorithm
 from mutants import mutants
@@ -455,21 +455,12 @@ def test_norm_pass_in_train_mode_overwrites_the_statistics_of_all(inner: Algorit
 
 @pytest.mark.parametrize("engine", ["loop", "batched", "batched-fast", "gpu", "gpu-fast"])
 @pytest.mark.parametrize("dropout", [False, True])
-def test_norms_of_the_train_mode_pass_are_those_of_its_batches(
-    engine: str, dropout: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under the leak BatchNorm is that of each batch of the pass, as in the paper's code; else it is in eval mode.
-
-    Many batches of one size are one recorded program; the last one here is shorter.
-    """
-    monkeypatch.setattr(joint_probes, "MIN_BATCHES_FOR_PROGRAM", 1)
+def test_norms_of_the_train_mode_pass_are_those_of_its_batches(engine: str, dropout: bool) -> None:
+    """Under the leak BatchNorm is that of each batch of the pass, as in the paper's code; else it is in eval mode."""
     world = classification(module=Mlp if dropout else NormedOnly)
     training = replace(world.training, last_batch="keep", batch=15)  # each example once
     fnr = FNR(FedAvg(), norm_pass_train_mode=True, batch=8)
     played, private, _ = handed_over(fnr, engine=engine, world=world, training=training)
-    recorder = played.engine.server.runner.recorder
-    recorded = [] if recorder is None else [key for key in recorder.programs if "probe" in key]
-    assert bool(recorded) == engine.endswith("fast")
     told = torch.tensor(played.engine.notes["norms"], dtype=torch.float64)
     x, y = played.world.pool.take("public", torch.arange(55))
     for m, client in enumerate(private.clients.tolist()):
@@ -769,7 +760,7 @@ def test_the_log_has_one_ranking_for_each_client_of_the_cohort_in_its_order() ->
 # -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------
 
 MUTANTS = [
-    *mutants(joint_probes._pass, last_batch_alone=("total[name].add_(part)", "total[name].copy_(part)")),
+    *mutants(Probe.add, last_batch_alone=("total[k] + v if k in total else v", "v")),
     *mutants(
         Probing.shared_batches,
         everybody_has_one_mask=(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ def run_steps(step: Step, carry: Any, fixed: Any, turns: Any) -> Tensor:
     return torch.stack([step(carry, fixed, trees.rows(turns, i)) for i in range(steps)])
 
 
-class Engine(Protocol):
+class Engine:
     """What a cohort can be asked, and what the server itself has. `stream` is the primitive; decorators override it.
 
     Rounds are counted from 0.
@@ -78,11 +78,11 @@ class Engine(Protocol):
 
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
         """Train, a chunk of the cohort at a time, in cohort order. Lazy: consume once, to the end."""
-        ...
+        raise NotImplementedError
 
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
         """Ask each client about the model that it holds, or is sent with `at`; each value [M, ...]."""
-        ...
+        raise NotImplementedError
 
     def ask(self, clients: Tensor, probe: Probe, *, data: Data = "public") -> tuple[Tensor, Tree]:
         """(the clients that answer, their answers): the round goes on without the others, if `network` allows it."""
@@ -94,26 +94,26 @@ class Engine(Protocol):
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
         """The same as `measure` for the event log alone: no part of the protocol, so it costs no bytes."""
-        ...
+        raise NotImplementedError
 
     def observe_models(self, cohort: Tensor, question: Callable[[Tensor], T]) -> T:
         """What a question says about the models that clients hold, all in memory, [M, P]; for the event log alone."""
-        ...
+        raise NotImplementedError
 
     def note(self, **facts: object) -> None:
         """Put facts into this round's line of the event log."""
-        ...
+        raise NotImplementedError
 
     def fit(self, task: LocalTask) -> State:
         """The server itself takes a task on data that it has: nothing crosses, nobody remembers.
 
         On "private" data it stands for everybody at once, which only a control may do.
         """
-        ...
+        raise NotImplementedError
 
     def generator(self, *key: object) -> torch.Generator:
         """The server's random stream of this round for some purpose."""
-        ...
+        raise NotImplementedError
 
     def repeat(self, key: Hashable, step: Step, carry: Any, fixed: Any, turns: Any) -> Tensor:
         """`step(carry, fixed, turn)` for one turn after another, as the server's own work; turns [S, ...], losses [S].
@@ -126,7 +126,7 @@ class Engine(Protocol):
 
     def pool(self, data: Data) -> tuple[Tensor, Tensor]:
         """(x, y) of data that the server has: everything but "private"."""
-        ...
+        raise NotImplementedError
 
     def fold(
         self,
@@ -152,53 +152,13 @@ class Decorator(Engine):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    @property
-    def net(self) -> Net:  # type: ignore[override]
-        return self.engine.net
 
-    @property
-    def round(self) -> int:  # type: ignore[override]
-        return self.engine.round
+def _of_inner(name: str) -> property:
+    return property(lambda self: getattr(self.engine, name))
 
-    @property
-    def simulated(self) -> bool:  # type: ignore[override]
-        return self.engine.simulated
 
-    @property
-    def num_classes(self) -> int:  # type: ignore[override]
-        return self.engine.num_classes
-
-    @property
-    def examples(self) -> Tensor:  # type: ignore[override]
-        return self.engine.examples
-
-    @property
-    def training(self) -> Training:  # type: ignore[override]
-        return self.engine.training
-
-    def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
-        return self.engine.stream(cohort, task)
-
-    def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
-        return self.engine.measure(cohort, probe, data=data, at=at)
-
-    def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
-        return self.engine.observe(cohort, probe, data=data)
-
-    def observe_models(self, cohort: Tensor, question: Callable[[Tensor], T]) -> T:
-        return self.engine.observe_models(cohort, question)
-
-    def note(self, **facts: object) -> None:
-        self.engine.note(**facts)
-
-    def fit(self, task: LocalTask) -> State:
-        return self.engine.fit(task)
-
-    def generator(self, *key: object) -> torch.Generator:
-        return self.engine.generator(*key)
-
-    def repeat(self, key: Hashable, step: Step, carry: Any, fixed: Any, turns: Any) -> Tensor:
-        return self.engine.repeat(key, step, carry, fixed, turns)
-
-    def pool(self, data: Data) -> tuple[Tensor, Tensor]:
-        return self.engine.pool(data)
+for _name in (
+    "net", "num_classes", "examples", "training", "round", "simulated",
+    "stream", "measure", "observe", "observe_models", "note", "fit", "generator", "repeat", "pool",
+):  # fmt: skip
+    setattr(Decorator, _name, _of_inner(_name))

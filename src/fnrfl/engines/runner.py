@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from torch import Tensor
+from torch.func import vmap
 
 from fnrfl.core import trees
 from fnrfl.core.messages import MeasureRequest
@@ -49,6 +50,26 @@ class Probing:
             out = self.forward(net, model.params, model.buffers, batch) if probe.asks_model else Out.empty(batch)
             total = probe.add(total, probe(out, batch))
         return probe.finish(total)
+
+    def joint_answers(self, worker: Worker, rows: Sequence[int]) -> list[Tree]:
+        """Return the answers of clients m who look at the same batches, in one pass for all of their models."""
+        net, probe = worker.net, self.request.probe
+        models = trees.moved(trees.stacked([self.model(m) for m in rows]), net.device)
+        total: Tree = {}
+        for batch in self.shared_batches(worker, [self.request.clients[m] for m in rows]):
+            total = probe.add(total, self.joint_sums(net, models, batch))
+        return [probe.finish({k: v[i] for k, v in total.items()}) for i in range(len(rows))]
+
+    def joint_sums(self, net: Net, models: State, batch: Batch) -> Tree:
+        """Return the sums over one batch, of every model."""
+        x = net.laid_out(batch.x)
+
+        def sums(params: Tensor, buffers: Tree, masks: Tree) -> Tree:
+            mine = replace(batch, x=x, noise=masks)
+            return self.request.probe(self.forward(net, params, buffers, mine), mine)
+
+        found: Tree = vmap(sums)(models.params, models.buffers, batch.noise)
+        return found
 
     def batches(self, worker: Worker, client: int) -> Iterator[Batch]:
         """The batches that a client is asked about."""

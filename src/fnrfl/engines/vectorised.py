@@ -27,7 +27,6 @@ from fnrfl.engines.groups import (
     turns_of,
 )
 from fnrfl.engines.job import CLIENT_AXES, Fixed, Job, write_rows
-from fnrfl.engines.joint_probes import ask_together
 from fnrfl.engines.padding import TRIED_ROWS, can_be_tried_with, takes_padding
 from fnrfl.engines.recorder.programs import Program
 from fnrfl.engines.recorder.recorder import ProgramRequest, Recorder
@@ -59,8 +58,11 @@ class Vectorised(Runner):
         differ = request.data == "private" or (training is not None and training.shuffle)
         if differ or not (request.probe.asks_model and (pool.probes_together or training is not None)):
             return super().measure(probing, pool)
+        count, size = len(request.clients), self.group_size
+        groups = [range(first, min(first + size, count)) for first in range(0, count, size)]
         try:
-            return ask_together(probing, pool, self.group_size, self.recorder, self.estimate.rounds)
+            answers = pool.each(len(groups), lambda worker, g: probing.joint_answers(worker, groups[g]))
+            return [answer for group in answers for answer in group]
         except RuntimeError as error:
             # Memory is full, or an operator cannot be batched; one that is wrong says so again.
             full = gpu_out_of_memory(error)
