@@ -7,7 +7,7 @@ the rule.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -103,6 +103,7 @@ class Row:
     tables: tuple[str, ...] = ()
     printed: str = ""  # what is printed instead of a number that can be computed
     others: dict[str, str] = field(default_factory=dict)  # methods that the paper's protocol has others for
+    less_control: bool = False  # the number of the first run minus that of the second
 
     def cells(self, setting: str, seed: int, scale: str) -> list[Cell]:
         """Return the runs under a setting."""
@@ -111,8 +112,11 @@ class Row:
 
     def number(self, lines: Sequence[Line]) -> float | None:
         """Return the number that some lines give."""
-        found: float | None = getattr(measures, self.measure)(*lines)
-        return found
+        measure: Callable[..., float | None] = getattr(measures, self.measure)
+        if not self.less_control:
+            return measure(*lines)
+        fnr, control = map(measure, lines)
+        return None if fnr is None or control is None else fnr - control
 
     @property
     def printed_number(self) -> float | None:
@@ -133,6 +137,7 @@ def rows_of(claim: str) -> list[Row]:
             counts, gains = zip(*REFINED_CLASSES.values(), strict=True)
             printed = found.get("printed", "").format(correlation=f"{statistics.rank_correlation(counts, gains):+.2f}")
             more = {name: found[name] for name in ("form", "bound", "smaller") if name in found}
+            more |= {"less_control": found.get("less-control", False)}
             label = found.get("label", "{skew}").format(**names)
             runs = tuple((net, skew, method) for skew in skews for method in methods)
             others = UNDER_PAPER if found.get("under-paper") else {}

@@ -91,58 +91,26 @@ class SoftmaxLoss:
         return spread * (n - batch) / (batch * (n - 1)) if n > 1 else 0.0
 
 
-@dataclass(frozen=True, eq=False)
 class Problem:
     """The clients' losses and the public one, with the constants of the analysis."""
 
-    clients: tuple[SoftmaxLoss, ...]
-    public: SoftmaxLoss
-
-    @cached_property
-    def whole(self) -> SoftmaxLoss:
-        """Phi: clients have equally many examples, so it is the loss of all of them."""
-        return SoftmaxLoss(torch.cat([one.x for one in self.clients]), torch.cat([one.y for one in self.clients]))
-
-    @cached_property
-    def optimum(self) -> Tensor:
-        """w*."""
-        return self.whole.minimiser
-
-    @cached_property
-    def first_distance(self) -> float:
-        """|w - w*|^2 at the start, w = 0."""
-        return float(self.optimum.square().sum())
-
-    @property
-    def share(self) -> float:
-        """p_i, the same for every client."""
-        return 1 / len(self.clients)
-
-    @cached_property
-    def L(self) -> float:
-        """Smoothness of every loss, the public one included."""
-        return max(loss.smoothness for loss in (*self.clients, self.public))
-
-    @cached_property
-    def G(self) -> float:
-        """Longest gradient of any batch at any model that can occur."""
-        longest = max(float(loss.x.norm(dim=1).max()) for loss in (*self.clients, self.public))
-        return 2 * 2**0.5 * longest
-
-    @cached_property
-    def gamma_printed(self) -> float:
-        """Gamma as the paper prints it: Phi(w*) - sum p_i Phi_i(w*)."""
-        return float(self.whole(self.optimum)) - self.share * sum(float(one(self.optimum)) for one in self.clients)
-
-    @cached_property
-    def gamma(self) -> float:
-        """Gamma as it is meant: Phi* - sum p_i Phi_i*."""
-        return self.whole.least - self.share * sum(one.least for one in self.clients)
-
-    @cached_property
-    def gamma_public(self) -> float:
-        """How far w* is from the best for public data: Phi_public(w*) - Phi_public*."""
-        return float(self.public(self.optimum)) - self.public.least
+    def __init__(self, clients: Sequence[SoftmaxLoss], public: SoftmaxLoss) -> None:
+        everybody = (*clients, public)
+        self.clients, self.public = tuple(clients), public
+        self.share = 1 / len(clients)  # p_i, the same for every client
+        # Phi: clients have equally many examples, so it is the loss of all of them.
+        self.whole = SoftmaxLoss(torch.cat([one.x for one in clients]), torch.cat([one.y for one in clients]))
+        self.optimum = self.whole.minimiser  # w*
+        self.first_distance = float(self.optimum.square().sum())  # |w - w*|^2 at the start, w = 0
+        self.L = max(loss.smoothness for loss in everybody)  # smoothness of every loss
+        # The longest gradient of any batch at any model that can occur.
+        self.G = 2 * 2**0.5 * max(float(loss.x.norm(dim=1).max()) for loss in everybody)
+        # Gamma as the paper prints it, Phi(w*) - sum p_i Phi_i(w*), and as it is meant, Phi* - sum p_i Phi_i*.
+        at_optimum = self.share * sum(float(one(self.optimum)) for one in clients)
+        self.gamma_printed = float(self.whole(self.optimum)) - at_optimum
+        self.gamma = self.whole.least - self.share * sum(one.least for one in clients)
+        # How far w* is from the best for public data: Phi_public(w*) - Phi_public*.
+        self.gamma_public = float(public(self.optimum)) - public.least
 
 
 def skewed_problem(*, public_is_everybodys: bool = False) -> Problem:

@@ -114,12 +114,11 @@ def rare_classes(line: Line) -> float | None:
     It is taken over the classes of each refined client in each round, and averaged.
     """
     found = []
-    for logged in watched(line):
-        for counts, before, after in zip(
-            logged["counts"], logged["accuracy_before"], logged["accuracy_after"], strict=True
-        ):
+    for seen in watched(line):
+        for counts, before, after in zip(seen["counts"], seen["accuracy_before"], seen["accuracy_after"], strict=True):
             known = [c for c, value in enumerate(before) if value is not None and after[c] is not None]
-            found.append(statistics.rank_correlation([counts[c] for c in known], [after[c] - before[c] for c in known]))
+            gains = [after[c] - before[c] for c in known]
+            found.append(statistics.rank_correlation([counts[c] for c in known], gains))
     return _mean_of_known(found)
 
 
@@ -129,8 +128,8 @@ def gap_and_angle(line: Line) -> float | None:
     It is taken before refinement in each round, and averaged.
     """
     found = []
-    for logged in watched(line):
-        pairs = zip(logged["gaps_before"], logged["cosines_before"], strict=True)
+    for seen in watched(line):
+        pairs = zip(seen["gaps_before"], seen["cosines_before"], strict=True)
         known = [(gap, -cosine) for gap, cosine in pairs if cosine is not None]
         found.append(statistics.rank_correlation([gap for gap, _ in known], [turned for _, turned in known]))
     return _mean_of_known(found)
@@ -138,47 +137,25 @@ def gap_and_angle(line: Line) -> float | None:
 
 def closer_updates(line: Line) -> float | None:
     """Return how much refinement adds to the mean cosine of the angle between two clients' updates."""
-    return _mean_of_known([_mean_change(logged, "cosines") for logged in watched(line)])
+    return _mean_of_known([_mean_change(seen, "cosines") for seen in watched(line)])
 
 
 def smaller_gaps(line: Line) -> float | None:
     """Return by which share refinement makes the mean gap between two clients' class norms smaller."""
-    shares = []
-    for logged in watched(line):
-        before = statistics.mean(logged["gaps_before"])
-        shares.append(-(_mean_change(logged, "gaps") or 0.0) / before if before else None)
-    return _mean_of_known(shares)
-
-
-def rare_classes_by_penalty(fnr: Line, control: Line) -> float | None:
-    """Return how much further that correlation is from the one of refinement without the penalty."""
-    return _difference(rare_classes(fnr), rare_classes(control))
-
-
-def closer_updates_by_penalty(fnr: Line, control: Line) -> float | None:
-    """Return how much more refinement adds than without the penalty."""
-    return _difference(closer_updates(fnr), closer_updates(control))
-
-
-def smaller_gaps_by_penalty(fnr: Line, control: Line) -> float | None:
-    """Return how much larger that share is than in refinement without the penalty."""
-    return _difference(smaller_gaps(fnr), smaller_gaps(control))
+    means = [(statistics.mean(seen["gaps_before"]), _mean_change(seen, "gaps") or 0.0) for seen in watched(line)]
+    return _mean_of_known([-change / before if before else None for before, change in means])
 
 
 def watched(line: Line) -> list[Mapping[str, Any]]:
     """Return what was logged in each round; nothing if the run was made without `fnr.watch`."""
-    return [logged for of_round in line.notes.get("watched", []) for logged in of_round or []]
+    return [seen for of_round in line.notes.get("watched", []) for seen in of_round or []]
 
 
-def _mean_change(logged: Mapping[str, Any], what: str) -> float | None:
-    pairs = zip(logged[f"{what}_before"], logged[f"{what}_after"], strict=True)
+def _mean_change(seen: Mapping[str, Any], what: str) -> float | None:
+    pairs = zip(seen[f"{what}_before"], seen[f"{what}_after"], strict=True)
     return _mean_of_known([after - before for before, after in pairs if None not in (before, after)])
 
 
 def _mean_of_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.mean(known) if known else None
-
-
-def _difference(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a - b

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -37,11 +37,11 @@ def render_page(results: Results, scale: str, figures: Mapping[str, bytes]) -> s
     images = {name: base64.b64encode(image).decode() for name, image in figures.items()}
     loader = FileSystemLoader(DATA)
     environment = Environment(autoescape=True, undefined=StrictUndefined, loader=loader, trim_blocks=True)
-    ran, cells = (sum(len(kind) for group in groups for kind in kinds(group)) for kinds in (_ran, _all))
+    ran, waiting = (sum(len(getattr(group, kind)) for group in groups) for kind in ("ran", "waiting"))
     return environment.get_template("page.html").render(
         style=Markup(style),
         style_hash="sha256-" + base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        what=text("page", "what", about=scale_note(scale), ran=ran, cells=cells),
+        what=text("page", "what", about=scale_note(scale), ran=ran, cells=ran + waiting),
         leaks=once_each(table.leaks for table in tables.values()),
         lead=lead(top, scale),
         text=text,
@@ -98,14 +98,6 @@ def cell_groups(results: Results, scale: str) -> list[CellGroup]:
         leaks = any(cell.leaks for cell, _ in found)
         groups.append(CellGroup(setting, text("meanings", setting) + cost, leaks, ran, waiting))
     return groups
-
-
-def _ran(group: CellGroup) -> Sequence[list[tuple[Cell, CellResult]]]:
-    return [group.ran]
-
-
-def _all(group: CellGroup) -> Sequence[list[tuple[Cell, CellResult]]]:
-    return [group.ran, group.waiting]
 
 
 def run_command(cell: Cell, found: CellResult) -> str:

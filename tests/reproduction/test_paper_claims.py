@@ -139,15 +139,15 @@ def test_what_is_watched_is_averaged_over_rounds_and_clients() -> None:
     gains = [[b - a for a, b in zip(*row, strict=True)] for row in rows]
     each = [rank_correlation(counts, gain) or 0 for counts, gain in zip(seen["counts"], gains, strict=True)]
     assert of.rare_classes(line) == pytest.approx(plain.fmean(each))
-    by_penalty = plain.fmean(each) - (of.rare_classes(other) or 9)
-    assert of.rare_classes_by_penalty(line, other) == pytest.approx(by_penalty)
+    (by_penalty,) = {row.number([line, other]) for row in rows_of("rare-by-penalty")}
+    assert by_penalty == pytest.approx(plain.fmean(each) - (of.rare_classes(other) or 9))
     angles = [1 - cosine for cosine in seen["cosines_before"]]
     assert of.gap_and_angle(line) == pytest.approx(rank_correlation(seen["gaps_before"], angles))
     closer, without = (plain.fmean(s["cosines_after"]) - plain.fmean(s["cosines_before"]) for s in (seen, control))
     assert of.closer_updates(line) == pytest.approx(closer)
-    assert of.closer_updates_by_penalty(line, other) == pytest.approx(closer - without)
+    assert rows_of("closer-by-penalty")[0].number([line, other]) == pytest.approx(closer - without)
     smaller = 1 - plain.fmean(seen["gaps_after"]) / plain.fmean(seen["gaps_before"])
-    assert of.smaller_gaps(line) == pytest.approx(smaller) and of.smaller_gaps_by_penalty(line, line) == 0
+    assert of.smaller_gaps(line) == pytest.approx(smaller)
 
 
 def test_an_update_of_nothing_and_a_class_without_examples_are_left_out() -> None:
@@ -247,7 +247,7 @@ def test_no_claim_is_about_seconds_beside_other_processes_or_runs_without_watch(
                     assert others.words == ("cannot be told: not measured" if old.key == "verdict" else "-")
                     timed = before.key[0] in ("headline-time", "time") or label.startswith(("seconds", "kappa"))
                     lost.add((before.key[0], timed))
-    of_watch = {claim for claim in CLAIMS if rows_of(claim)[0].measure.removesuffix("_by_penalty") in WATCHING}
+    of_watch = {claim for claim in CLAIMS if rows_of(claim)[0].measure in WATCHING}
     assert lost == {(claim, False) for claim in of_watch} | {
         (claim, True) for claim in ("headline-time", "time", "convergence", "kappa-rho")
     }
@@ -255,7 +255,7 @@ def test_no_claim_is_about_seconds_beside_other_processes_or_runs_without_watch(
 
 
 def test_cells_of_claims_about_rounds_are_watched() -> None:
-    rows = [row for claim in CLAIMS for row in rows_of(claim) if row.measure.removesuffix("_by_penalty") in WATCHING]
+    rows = [row for claim in CLAIMS for row in rows_of(claim) if row.measure in WATCHING]
     assert len(rows) == 21
     assert all(cell.logged for row in rows for setting in SEEDS for cell in row.cells(setting, 0, "quick"))
 
