@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from rich.console import Console
 import fnrfl
 from fnrfl.config import load
 from fnrfl.core.errors import ConfigError
+from fnrfl.results import compare as comparing
 from fnrfl.results.compare import (
     Cell,
     Comparison,
@@ -36,13 +38,13 @@ from fnrfl.results.compare import (
     notes,
     plan_grid,
     read_seeds,
+    running,
     seeds_in_list,
     split_commas,
     summarise,
     table,
 )
-from fnrfl.results.compare.baselines import find_baseline
-from fnrfl.results.compare.cells import names
+from fnrfl.results.compare.cells import find_baseline, names
 from fnrfl.runs import run as runs
 from fnrfl.runs.quality import TEST_METRICS
 from settings import with_keys
@@ -663,14 +665,74 @@ def test_the_same_grid_has_the_same_folder() -> None:
     assert re.fullmatch(r"runs/compare-digits-[0-9a-f]{6}", str(default_out(small())))
 
 
+def test_cells_in_processes_are_those_of_cells_here_and_one_that_fails_is_alone(
+    whole: tuple[Path, Comparison, list[Notice]], tmp_path: Path
+) -> None:
+    seen = list[Notice]()
+    cells = [*small([0]), *(replace(c, name=f"bad-{c.name}") for c in grid("digits", SMALL, ["client.lr=1e30"], [0]))]
+    found = compare(cells, tmp_path / "out", on="processes", workers=2, progress=seen.append)
+    assert [(notice.what, notice.cell.name) for notice in seen if notice.what == "failed"] == [
+        ("failed", "bad-client.lr-1e30-seed-0")
+    ]
+    assert [notice.what for notice in seen].count("done") == 2 and "no longer finite" in found.failed[0].error
+    expected = {run["cell"]: run["model_sha256"] for run in whole[1].runs}
+    assert {run["cell"]: run["model_sha256"] for run in found.runs}.items() <= expected.items()
+    kept = compare(cells, tmp_path / "out", on="processes", progress=seen.append)
+    assert facts(kept) == facts(found) and [notice.what for notice in seen].count("kept") == 2
+    with pytest.raises(ConfigError, match="Loggers and callbacks are in this process, and --on processes"):
+        compare(cells, tmp_path / "other", on="processes", callbacks=[object()])
+
+
+def test_no_cell_begins_that_would_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(running.time, "monotonic", lambda: now[0])
+    clock, endless = running.StopAfter(10.0), running.StopAfter(None)
+    assert clock.allows_one_more()  # nothing is known of how long a cell takes
+    for took in (1.0, 8.0, 2.0):
+        clock.add(took)
+    for now[0], allowed in ((8.0, True), (8.1, False), (10.0, False)):  # the median is 2
+        assert clock.allows_one_more() == allowed and endless.allows_one_more()
+
+
+@pytest.mark.parametrize("on", ["here", "processes"])
+def test_what_did_not_fit_is_left_and_goes_on_later(
+    on: Any, whole: tuple[Path, Comparison, list[Notice]], tmp_path: Path
+) -> None:
+    none = compare(small(), tmp_path, stop_after=0.0, on=on)
+    assert (none.left, none.runs, none.failed, none.exit_code) == (4, (), (), 0)
+    assert "0 of 4 runs are finished." in none.to_markdown()
+    if on == "here":
+        assert facts(compare(small(), tmp_path, stop_after=3600.0)) == facts(whole[1])
+
+
+def test_cells_can_be_named_one_by_one(tmp_path: Path) -> None:
+    cells = {"first one": [*SMALL, "algorithm=moon", "seed=3"], "second": [*SMALL, "seed=4"]}
+    found = fnrfl.compare("digits", cells=cells, out=tmp_path)
+    assert [(row.group, row.seeds, row.config.algorithm.name) for row in found.rows] == [
+        ("first one", (3,), "moon"), ("second", (4,), "fedavg")
+    ]  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"first-one", "second"}
+    for wrong in ({}, {"cells": cells, "over": {"seed": [1]}}, {"cells": {}}):
+        with pytest.raises(ConfigError, match="cells"):
+            fnrfl.compare("digits", out=tmp_path / "wrong", **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "9 minutes", "1e3"])
+def test_a_time_is_read_as_people_write_it(text: str) -> None:
+    assert [comparing.read_duration(good) for good in ("90", "90s", "1.5m", "2h")] == [90.0, 90.0, 90.0, 7200.0]
+    with pytest.raises(ConfigError, match="is not a time; write it as 90s, 9m or 2h"):
+        comparing.read_duration(text)
+
+
 @pytest.mark.slow
-def test_a_killed_comparison_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on", ["here", "processes"])
+def test_a_killed_comparison_loses_nothing(on: str, tmp_path: Path) -> None:
     """Killed without warning in the second, third and fourth run; finished runs keep their very files."""
-    code = """
+    code = f"""
 import sys
 from fnrfl.results.compare import compare, grid
 cells = grid("digits", ["rounds=10"], ["algorithm=fedavg,scaffold", "fnr=off,on"], [0])
-compare(cells, sys.argv[1], checkpoint_every=0.1)
+compare(cells, sys.argv[1], checkpoint_every=0.1, on="{on}")
 """
 
     def start(out: Path) -> subprocess.Popen[bytes]:
@@ -690,6 +752,7 @@ compare(cells, sys.argv[1], checkpoint_every=0.1)
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
+        time.sleep(2)  # processes of it end when they notice
         assert before.items() <= marks(out).items()
         before = marks(out)
     assert start(out).wait(timeout=300) == 0

@@ -19,7 +19,7 @@ from fnrfl import cli
 from fnrfl.config import load
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.compare import Comparison, compare, grid, summarise, table
-from fnrfl.results.compare.rows import METRICS
+from fnrfl.results.compare.tables import METRICS
 from fnrfl.results.report import metric_tables
 from fnrfl.results.report.groups import panels_of
 from fnrfl.results.report.load import load_runs, read_run

@@ -20,7 +20,7 @@ import fnrfl
 from fnrfl import cli
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.compare import Comparison, grid, summarise, table
-from fnrfl.results.compare.baselines import find_baseline
+from fnrfl.results.compare.cells import find_baseline
 from fnrfl.results.compare.folder import write_tables
 from fnrfl.results.report import load, page, sentences
 from fnrfl.results.report.groups import panels_of

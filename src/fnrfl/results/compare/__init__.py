@@ -18,11 +18,8 @@ from fnrfl.results.compare.lists import (
     seeds_in_list,
     split_commas,
 )
-from fnrfl.results.compare.planning import PlannedRun, plan_grid
-from fnrfl.results.compare.rows import METRICS, FailedCell, Row
-from fnrfl.results.compare.running import Notice, compare, compared_metric
-from fnrfl.results.compare.summary import summarise
-from fnrfl.results.compare.tables import Comparison, notes, table
+from fnrfl.results.compare.running import Notice, PlannedRun, compare, compared_metric, plan_grid
+from fnrfl.results.compare.tables import METRICS, Comparison, FailedCell, Row, notes, summarise, table
 
 __all__ = [
     "METRICS", "Cell", "Comparison", "FailedCell", "Group", "Notice", "PlannedRun", "Row", "about_seeds",

@@ -1,23 +1,26 @@
-"""A comparison as a table: for programs, for documents, for a terminal."""
+"""What came out of a grid: rows over seeds with paired differences, for programs, for documents, for a terminal."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fnrfl.config import RunConfig
 from fnrfl.core.words import counted
-from fnrfl.results.compare.rows import FailedCell, Row, Summary, as_line, as_tree
-from fnrfl.results.statistics import Difference
+from fnrfl.results.compare.cells import Cell, Parts, counterpart
+from fnrfl.results.statistics import Difference, Estimate, estimate, paired
 from fnrfl.rundir.outputs import csv_text
-from fnrfl.runs.metrics import MIB
-from fnrfl.runs.quality import TEST_METRICS, Metric
+from fnrfl.runs.metrics import MIB, OWN
+from fnrfl.runs.quality import NUMBER_METRICS, TEST_METRICS, Metric
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+Summary = Mapping[str, Any]
 COMPARISON_FORMAT = 1
 DISPENSABLE = (
     "MiB up", "MiB down", "best", "last 3", "rho", "kappa", "p of penalty", "seconds", "worst client", "MiB", "p",
@@ -29,6 +32,85 @@ OWN_EXAMPLES = {
     "accuracy_own": "its client's mixture of classes",
 }
 LEAST_NAME = 12  # characters of a line of a run's name
+METRICS = (
+    "accuracy", "accuracy_last3", "accuracy_best", "balanced_accuracy", "worst_client", "bytes_up", "bytes_down",
+    "seconds_train", "kappa", "rho", "rounds_to_target", "bytes_to_target", "seconds_to_target",
+    *(name for name in NUMBER_METRICS if name not in ("accuracy", "balanced_accuracy", "worst_client")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """A group in numbers."""
+
+    group: str
+    config: RunConfig  # of the first seed
+    seeds: tuple[int, ...]  # that are finished
+    metrics: dict[str, Estimate | None]  # by the names of METRICS and of the user's own, as far as there are any
+    baseline: str | None
+    difference: Difference | None  # of the metric that is compared, to the baseline
+    control: str | None
+    penalty: Difference | None  # of the same, to the control: what the penalty adds to refinement
+    metric: str = "accuracy"  # the metric that is compared
+
+    @property
+    def leaks(self) -> tuple[str, ...]:
+        """The leaks that its runs have."""
+        return self.config.leaks_on
+
+
+@dataclass(frozen=True)
+class FailedCell:
+    """A run that stopped with an error."""
+
+    cell: str
+    group: str
+    seed: int
+    error: str
+
+
+def as_tree(row: Row) -> dict[str, Any]:
+    """A row with everything that is known about it, in as many levels as it takes."""
+    differences = {
+        "baseline": row.baseline,
+        "difference": row.difference,
+        "control": row.control,
+        "penalty": row.penalty,
+    }
+    return _facts(row) | {"seeds": row.seeds} | row.metrics | differences
+
+
+def as_line(row: Row) -> dict[str, Any]:
+    """A row with one number per field."""
+    flat = _facts(row) | {
+        "fnr": "off" if row.config.fnr is None else "on",
+        "leaks": f"leak: {', '.join(row.leaks)}" if row.leaks else "",
+    }
+    for name, value in row.metrics.items():
+        flat |= {name: value and value.mean, f"{name}_sd": value and value.sd}
+    for name in dict.fromkeys(("accuracy", row.metric)):
+        value = row.metrics[name]
+        flat |= {f"{name}_low": value and value.low, f"{name}_high": value and value.high}
+    flat["metric"] = row.metric
+    paired = (("difference", row.baseline, row.difference), ("penalty", row.control, row.penalty))
+    for name, other, value in paired:
+        flat |= {f"{name}_to": other, name: value and value.mean}
+        flat |= {f"{name}_{field}": value and getattr(value, field) for field in ("low", "high", "p", "n")}
+    return flat
+
+
+def _facts(row: Row) -> dict[str, Any]:
+    config = row.config
+    return {
+        "group": row.group,
+        "algorithm": config.algorithm.name,
+        "fnr": config.as_dict()["fnr"],
+        "dataset": config.dataset.name,
+        "scenario": config.scenario,
+        "protocol": config.protocol,
+        "leaks": row.leaks,
+        "n": len(row.seeds),
+    }
 
 
 @dataclass(frozen=True, repr=False)
@@ -251,3 +333,78 @@ def _p(value: Difference | None) -> str:
     if value is None:
         return ""
     return "-" if value.p is None else "<0.001" if value.p < 0.001 else f"{value.p:.3f}"
+
+
+# -- from finished runs to rows ----------------------------------------------------------------------------------------
+
+
+def summarise(
+    cells: Sequence[Cell],
+    summaries: Mapping[str, Summary],
+    failures: Mapping[str, str],
+    baseline: Parts,
+    metric: Metric = TEST_METRICS["accuracy"],
+) -> Comparison:
+    """The table of what is finished; groups without a finished run have a row without numbers.
+
+    Differences are of one metric; a run without a value of it, such as one of an older version, is in no pair.
+    """
+    groups = {cell.group.label: cell.group for cell in cells}
+    found: dict[str, dict[int, Summary]] = {label: {} for label in groups}
+    for cell in cells:
+        if cell.name in summaries:
+            found[cell.group.label][cell.seed] = summaries[cell.name]
+
+    names = _names(summaries.values(), metric)
+    values = {label: _by_seed(metric.name, seeds) for label, seeds in found.items()}
+    rows = []
+    for label, group in groups.items():
+        base = counterpart(group, groups.values(), baseline)
+        rows.append(
+            Row(
+                label,
+                group.config,
+                tuple(found[label]),
+                {name: _estimate(name, found[label].values()) for name in names},
+                base,
+                paired(values[label], values[base]) if base != label else None,
+                group.control,
+                paired(values[label], values[group.control]) if group.control else None,
+                metric.name,
+            )
+        )
+    return Comparison(
+        tuple(rows),
+        tuple(FailedCell(c.name, c.group.label, c.seed, failures[c.name]) for c in cells if c.name in failures),
+        tuple({"cell": c.name, "group": c.group.label, **summaries[c.name]} for c in cells if c.name in summaries),
+        len(cells),
+        metric,
+    )
+
+
+def _names(summaries: Iterable[Summary], metric: Metric) -> tuple[str, ...]:
+    """The numbers that a row has: first what is compared, those of every run, and metrics of the user's own."""
+    own = (name for summary in summaries for name in summary.get(OWN, {}))
+    compared = (metric.name, f"{metric.name}_last3", f"{metric.name}_best")
+    return tuple(dict.fromkeys((*compared, *METRICS, *own)))
+
+
+def _by_seed(name: str, summaries: Mapping[int, Summary]) -> dict[int, float]:
+    """A number of the runs that have it, by seed."""
+    known = {seed: _number(name, summary) for seed, summary in summaries.items()}
+    return {seed: value for seed, value in known.items() if value is not None}
+
+
+def _estimate(name: str, summaries: Iterable[Summary]) -> Estimate | None:
+    """Over the seeds that have this number; of a way to a target, only if every seed has got there."""
+    values = [_number(name, summary) for summary in summaries]
+    known = [value for value in values if value is not None]
+    if not known or (name.endswith("_to_target") and len(known) < len(values)):
+        return None
+    return estimate(known)
+
+
+def _number(name: str, summary: Summary) -> float | None:
+    """A number of a run, or its value of a metric of the user's own; None where there is none."""
+    value = summary.get(name, summary.get(OWN, {}).get(name))
+    return value if value is not None and math.isfinite(value) else None
