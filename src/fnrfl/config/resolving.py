@@ -80,7 +80,7 @@ def loads(
 
 
 def read_keys(text: str, *, origin: str) -> FlatValues:
-    """The values of TOML text by dotted key, before any is checked."""
+    """Return the values of TOML text by dotted key, before any is checked."""
     try:
         return flatten(parse_toml(text), schema.text_keys())
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -98,7 +98,7 @@ def from_flat(values: FlatValues) -> RunConfig:
 
 
 def _find_recipe(recipe: str | Path) -> Path:
-    """Where a recipe is; a bare word is a packaged one, anything with a suffix or a separator is a file."""
+    """Return the path of a recipe: a bare word is a packaged one, anything with a suffix or a separator is a file."""
     if not isinstance(recipe, str | os.PathLike):
         raise ConfigError(
             f"The recipe is a {type(recipe).__name__}; it must be a name or a TOML file. Data and models are given by "
@@ -115,7 +115,7 @@ def _find_recipe(recipe: str | Path) -> Path:
 
 
 def _resolve(recipe: FlatValues, overrides: FlatValues, name: str) -> RunConfig:
-    """The config that a recipe and overrides stand for; all problems are reported at once."""
+    """Return the config of a recipe and overrides; all problems are reported at once."""
     recipe, overrides = _spelled(PassedLabel.marked(recipe)), _spelled(PassedLabel.marked(overrides))
     algorithm, recipe = _algorithm(recipe, overrides)
     options = schema.options_by_key(registry.options(algorithm))
@@ -143,7 +143,7 @@ def _resolve(recipe: FlatValues, overrides: FlatValues, name: str) -> RunConfig:
 
 
 def _num_clients(values: FlatValues, recipe: FlatValues, overrides: FlatValues) -> int:
-    """How many clients were asked for; 0 where the scenario counts them and nobody asked for this scenario."""
+    """Return the number of clients; 0 where the scenario counts them and no number was typed for it."""
     chosen = "clients" in overrides or ("scenario" not in overrides and "clients" in recipe)
     return 0 if schema.counts_clients(values["scenario"]) and not chosen else int(values["clients"])
 
@@ -175,7 +175,7 @@ def _checked(values: FlatValues, options: dict[str, Option], known: dict[str, Ke
 
 
 def _typed(values: FlatValues, refining: bool) -> RunConfig:
-    """Checked values as the objects that use them."""
+    """Return checked values as the objects that use them."""
     tree = nest(values)
     method = tree.pop("algorithm")
     sections = {name: cls(**tree.pop(name)) for name, cls in schema.section_classes().items() if name != "algorithm"}
@@ -185,28 +185,29 @@ def _typed(values: FlatValues, refining: bool) -> RunConfig:
 
 
 def _spelled_choices(given: FlatValues, known: dict[str, Key]) -> FlatValues:
-    """The words among the values that are one of a few choices, as the choice is written."""
+    """Return the words that are one of a few choices, as the choice is written."""
     words = {key: value for key, value in given.items() if isinstance(value, str) and known[key].choices}
     return {key: as_known(word, known[key].choices) for key, word in words.items()}
 
 
 def _spelled(flat: FlatValues) -> FlatValues:
-    """Names as the tables have them, where they were spelled in another way: FedAvg, ResNet18, cifar-10."""
+    """Return the values with names as the tables have them: FedAvg, ResNet18 and cifar-10 are known names."""
     tables = {
         "algorithm.name": [*registry.algorithms(), "fnr"],
         "algorithm.inner": registry.algorithms(),
-        "engine.name": list(registry.ENGINES),
+        "engine.name": registry.ENGINES,
         "public.source": ["train", "test"],
+        "dataset.name": registry.DATASETS,
+        "model.name": registry.MODELS,
     }
     spelled = dict(flat)
-    flat = {key: word for key, word in flat.items() if not isinstance(word, PassedLabel)}
     for key, known in tables.items():
         word = flat.get(key)
-        if isinstance(word, str) and not (is_own_data(word) if key == "public.source" else ":" in word):
+        if not isinstance(word, str) or isinstance(word, PassedLabel):
+            continue
+        if key == "model.name":  # perhaps with options
+            name, bracket, rest = word.partition("(")
+            spelled[key] = as_known(name.strip(), known) + bracket + rest
+        elif not (is_own_data(word) if key in ("dataset.name", "public.source") else ":" in word):
             spelled[key] = as_known(word, known)
-    if isinstance(word := flat.get("dataset.name"), str) and not is_own_data(word):
-        spelled["dataset.name"] = as_known(word, registry.DATASETS)
-    if isinstance(word := flat.get("model.name"), str):
-        name, bracket, rest = word.partition("(")
-        spelled["model.name"] = as_known(name.strip(), registry.MODELS) + bracket + rest
     return spelled
