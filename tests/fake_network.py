@@ -26,7 +26,7 @@ from fnrfl.runs.setup.method import cohort_size
 from settings import with_keys
 
 # What a node may do with a letter, beside answering it.
-SPOILT = ("nan", "shape", "somebody-else", "no-clients", "travel", "version", "no-step")  # answers that can be read
+SPOILT = ("nan", "shape", "somebody-else", "version")  # replies that can be read; test_hostile_nodes.py has many more
 FAULTS = ("dies-before", "dies-after", "hangs", "twice", "garbage", "forgets", *SPOILT)
 
 
@@ -93,25 +93,16 @@ class FakeNetwork(Network):
 def _spoilt(answer: NodeReply, how: str) -> NodeReply:
     if how == "somebody-else":
         return replace(answer, client=answer.client + 1)
-    if how == "version":
-        return replace(answer, memory=Version(0, 0, "../../etc"))
     content = answer.content
+    if how == "version" or not isinstance(content, dict | TrainReply):
+        return replace(answer, memory=Version(0, 0, "../../etc"))
     spoil = (lambda t: t * torch.nan) if how == "nan" else (lambda t: torch.cat([t, t], -1))
     if isinstance(content, dict):
         name = next(iter(content))
         return replace(answer, content=content | {name: spoil(content[name].double())})
-    if not hasattr(content, "replies"):
-        return answer
-    replies = content.replies
-    if how == "no-step":
-        return replace(answer, content=TrainReply(replies.pick(slice(0, 0)), {answer.client: "in the middle"}))
-    if how == "no-clients":
-        return replace(answer, content=replace(content, replies=replace(replies, clients=None)))
-    if how == "travel":
-        return replace(answer, content=replace(content, replies=replace(replies, travel=torch.ones(3))))
-    if replies.params.shape[1]:
-        return replace(answer, content=replace(content, replies=replace(replies, trained=spoil(replies.trained))))
-    return replace(answer, content=replace(content, replies=replace(replies, loss=spoil(replies.loss))))
+    name = "trained" if content.replies.trained.shape[1] else "loss"
+    replies = replace(content.replies, **{name: spoil(getattr(content.replies, name))})
+    return replace(answer, content=replace(content, replies=replies))
 
 
 def nodes_of(config: Any, folder: Path) -> Callable[[int, str], Node]:

@@ -112,14 +112,6 @@ def test_a_client_that_does_not_answer_training_is_missing_and_named(fault: str,
         )
 
 
-def test_without_a_client_the_round_is_that_of_the_others(tmp_path: Path) -> None:
-    """The same as a round in which that client's reply was lost."""
-    at = first_letter_of("local", "fedavg")
-    result, network = on_network(config("fedavg", *PROCEED), tmp_path / "nodes", faults={at: "dies-before"})
-    whole, _ = on_network(config("fedavg", *PROCEED), tmp_path / "whole")
-    assert network.met and not same(result, whole)
-
-
 @pytest.mark.parametrize(
     "fault",
     ["dies-after", *(pytest.param(f, marks=pytest.mark.slow) for f in ("dies-before", "hangs", "nan", "shape"))],

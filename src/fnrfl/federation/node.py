@@ -98,17 +98,17 @@ class Node:
                 raise ShareableError(reason)
         return self._answer(request)
 
-    def _refusals(self, letter: Any) -> Iterator[tuple[bool, str]]:
+    def _refusals(self, node_request: Any) -> Iterator[tuple[bool, str]]:
         """What is no request to this client, not of the agreed method, or not allowed by the node's configuration."""
         mine, shares = self.participant.client, self.participant.shares_memory
-        yield not isinstance(letter, NodeRequest), "A message is no request of fnrfl's."
-        versions = [one for one in (letter.memory, letter.kept, letter.held) if one is not None]
-        numbers = [letter.round, letter.number, *(n for one in versions for n in (one.round, one.number))]
-        plain = all(type(number) is int for number in numbers) and isinstance(letter.id, str)  # they name files
+        yield not isinstance(node_request, NodeRequest), "A message is no request of fnrfl's."
+        versions = [one for one in (node_request.memory, node_request.kept, node_request.held) if one is not None]
+        numbers = [node_request.round, node_request.number, *(n for one in versions for n in (one.round, one.number))]
+        plain = all(type(number) is int for number in numbers) and isinstance(node_request.id, str)  # they name files
         yield not plain, f"A request to client {mine} is not in the right form."
-        right = (letter.run, letter.client) == (self.run, mine)
+        right = (node_request.run, node_request.client) == (self.run, mine)
         yield not right, f"A request is for another client or another run than client {mine}'s."
-        request = letter.request
+        request = node_request.request
         if isinstance(request, MemoryRequest):
             yield (
                 request != MemoryRequest(mine) or not shares,
@@ -116,7 +116,7 @@ class Node:
                 "server: set share_memory = true in the node's own configuration to allow it.",
             )
             return
-        agreed = request in self.participant.agreed and letter.round == request.round
+        agreed = request in self.participant.agreed and node_request.round == request.round
         yield not agreed, f"Client {mine} is asked for something that the agreed method does not ask for."
         yield (
             isinstance(request, TrainRequest) and self._examples(request) > self.participant.max_examples,
@@ -132,11 +132,11 @@ class Node:
             self._sizes[data] = int(feed.examples[self.participant.client]) if private else len(feed.all(data)[1])
         return request.epochs[0] * self._sizes[data] + min(request.epochs[0], 1) * request.training.batch
 
-    def _answer(self, letter: NodeRequest) -> NodeReply:
-        request, client, trainer = letter.request, letter.client, self.participant.trainer
-        kept = None if letter.memory is None else self.memories.read(letter.memory)
-        lost = letter.memory is not None and kept is None
-        reply = NodeReply(letter.id, client, self.participant.birth if kept is None else kept, lost_memory=lost)
+    def _answer(self, node_request: NodeRequest) -> NodeReply:
+        request, client, trainer = node_request.request, node_request.client, self.participant.trainer
+        kept = None if node_request.memory is None else self.memories.read(node_request.memory)
+        lost = node_request.memory is not None and kept is None
+        reply = NodeReply(node_request.id, client, self.participant.birth if kept is None else kept, lost_memory=lost)
         if isinstance(request, MemoryRequest):
             return reply
         memories = ClientStore(self.participant.birth, None, trainer.net.device)
@@ -144,24 +144,24 @@ class Node:
         if kept is not None:
             memories.put(client, kept)
             memories.changed.clear()
-        if letter.held is not None:
-            held = self.models.read(letter.held)
+        if node_request.held is not None:
+            held = self.models.read(node_request.held)
             if held is None:
                 raise ShareableError(
-                    f"Client {client} no longer has the model that it held in round {letter.round + 1}."
+                    f"Client {client} no longer has the model that it held in round {node_request.round + 1}."
                 )
             models.put(client, held)
-        clients = KeptClients(trainer, memories, models, round=letter.round)
+        clients = KeptClients(trainer, memories, models, round=node_request.round)
         if isinstance(request, MeasureRequest):
             return replace(reply, content=clients.measure(request))
         (trained,) = clients.train(request)
-        new = Version(letter.round, letter.number)
+        new = Version(node_request.round, node_request.number)
         if client in memories.changed:
             reply = replace(reply, memory=self.memories.write(new, memories.get(client)))
-            self.memories.remove_all_but([letter.kept, letter.memory, reply.memory])
+            self.memories.remove_all_but([node_request.kept, node_request.memory, reply.memory])
         if request.task.hold_model and client in models:
             reply = replace(reply, held=self.models.write(new, models.get(client)))
-            self.models.remove_all_but([letter.held, reply.held])
+            self.models.remove_all_but([node_request.held, reply.held])
         return replace(reply, content=uploaded(trained, request.task, trainer.net, trainer.initial))
 
 

@@ -1,4 +1,4 @@
-"""Clients on other machines, behind a network: the server's letters to them, and what it believes of what they keep."""
+"""Clients on other machines, behind a network: the server's requests to them, and which versions they keep."""
 
 from __future__ import annotations
 

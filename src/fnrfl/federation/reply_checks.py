@@ -63,13 +63,13 @@ def refuse_tree(tree: Any, fields: Fields) -> str | None:
     return next((wrong for name, field in fields.items() if (wrong := field.refuse(name, tree[name]))), None)
 
 
-def refuse_envelope(answer: NodeReply, letter: NodeRequest) -> str | None:
+def refuse_envelope(answer: NodeReply, request: NodeRequest) -> str | None:
     """Say what is wrong with all but the content of an answer, or what its client says has gone wrong."""
     if isinstance(answer.content, Failure):
         return in_short(answer.content.reason) or "it failed without a reason."
     right = type(answer.lost_memory) is bool and all(
         version is None
-        or (_is_hash(version.sha256) and str(version) == str(Version(letter.round, letter.number, version.sha256)))
+        or (_is_hash(version.sha256) and str(version) == str(Version(request.round, request.number, version.sha256)))
         for version in (answer.memory, answer.held)
     )
     return None if right else "it does not say in the right form what it keeps."
