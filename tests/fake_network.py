@@ -17,9 +17,8 @@ from fnrfl.core.messages import TrainReply
 from fnrfl.engines.assemble import assemble
 from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.engines.wire import from_bytes, to_bytes
-from fnrfl.federation.agreed_requests import AgreedRequests
 from fnrfl.federation.messages import NodeReply, Version
-from fnrfl.federation.node import Node, Participant, answer_bytes
+from fnrfl.federation.node import AgreedRequests, Node, Participant, answer_bytes
 from fnrfl.federation.remote_clients import Network
 from fnrfl.runs.setup.build import build
 from fnrfl.runs.setup.method import cohort_size

@@ -35,11 +35,11 @@ from fnrfl.core.types import Batch, LocalTask, Out, Probe, State, Tree
 from fnrfl.data.batches import Pool
 from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.engines.wire import from_bytes, to_bytes, to_parts
-from fnrfl.federation import agreed_requests
-from fnrfl.federation.agreed_requests import AgreedRequests
+from fnrfl.federation import node
 from fnrfl.federation.agreement import Agreement, as_plain, from_plain
 from fnrfl.federation.handshake import Handshake
 from fnrfl.federation.messages import NodeRequest
+from fnrfl.federation.node import AgreedRequests
 from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.node_service import NodeService
 from fnrfl.runs.run import run
@@ -294,7 +294,7 @@ def test_fuzzed_messages_are_answered_by_a_whole_node_and_nothing_is_raised(
 
 def test_the_search_for_a_request_that_nobody_makes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of 600 clients under FNR, one for each number of those that answer, would take half a minute."""
-    monkeypatch.setattr(agreed_requests, "MOST_REHEARSALS", 3)
+    monkeypatch.setattr(node, "MOST_REHEARSALS", 3)
     parts = gather_parts(digits())
     crowd = SimpleNamespace(num_classes=10, examples=torch.full((600,), 50), all=parts.pool.all)
     played = Rehearsal(FNR(FedAvg()), parts.net, crowd, parts.config.client, simulated=False)  # type: ignore[arg-type]

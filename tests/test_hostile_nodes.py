@@ -37,7 +37,6 @@ from fnrfl.data.scaling import InputMoments
 from fnrfl.data.table_summary import ColumnSummary
 from fnrfl.engines.wire import from_bytes, from_parts, to_bytes
 from fnrfl.federation import messages, remote_clients
-from fnrfl.federation.agreed_requests import AgreedRequests
 from fnrfl.federation.agreement import (
     SiteFacts,
     SiteHolding,
@@ -49,6 +48,7 @@ from fnrfl.federation.agreement import (
 )
 from fnrfl.federation.handshake import HandshakeNetwork
 from fnrfl.federation.messages import NodeReply, Version
+from fnrfl.federation.node import AgreedRequests
 from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.remote_clients import Network, RemoteClients
 from fnrfl.runs.result import Result

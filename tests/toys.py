@@ -38,8 +38,7 @@ from fnrfl.engines.federation import Federation
 from fnrfl.engines.metered import Metered
 from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.engines.wire import to_bytes
-from fnrfl.federation.agreed_requests import AgreedRequests
-from fnrfl.federation.node import Node, Participant
+from fnrfl.federation.node import AgreedRequests, Node, Participant
 from fnrfl.federation.remote_clients import RemoteClients
 from fnrfl.process import one_intra_op_thread
 from ray_toys import ToyActors

@@ -1,6 +1,6 @@
 """Play rounds of a method without training: clients answer at once, and their requests are written down.
 
-A forecast counts them. A node compares each request with them (`federation/agreed_requests.py`).
+A forecast counts them. A node compares each request with them (`federation/node.py`).
 """
 
 from __future__ import annotations

@@ -9,17 +9,24 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+import torch
 
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import CompatibilityError, ShareableError
 from fnrfl.core.messages import Failure
+from fnrfl.core.ndarrays import Ints
 from fnrfl.core.trees import Tree
 from fnrfl.core.words import printable
 from fnrfl.data import scenarios
-from fnrfl.data.scenarios import Natural
+from fnrfl.data.datasets import Dataset, DataSource, Part, read_source
+from fnrfl.data.partition.value import Partition
+from fnrfl.data.partition.views import both_parts
+from fnrfl.data.reading import Expected, Reading
+from fnrfl.data.scenarios import Natural, Scenario
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.federation.agreement import (
     Agreement,
+    Schema,
     SiteFacts,
     SiteHolding,
     agree_on_experiment,
@@ -31,10 +38,8 @@ from fnrfl.federation.agreement import (
     split_hash,
     with_counts,
 )
-from fnrfl.federation.messages import REPLIES, HandshakeRequest, NodeReply
+from fnrfl.federation.messages import REPLIES, HandshakeRequest, NodeReply, in_short
 from fnrfl.federation.remote_clients import Network
-from fnrfl.federation.reply_checks import in_short
-from fnrfl.federation.stand_in import load_test_set, partition_elsewhere, stand_in
 from fnrfl.runs.data import learns_from_public, reading_of
 from fnrfl.runs.passed import labels_in
 from fnrfl.runs.setup.build import RunParts, gather_parts, parts_with
@@ -175,3 +180,60 @@ def refuse_what_sites_cannot(recipe: RunConfig, test: str | None = None) -> None
     if wrong := [sentence for applies, sentence in rules if applies]:
         numbered = " ".join(f"({at}) {sentence}" for at, sentence in enumerate(wrong, 1))
         raise ShareableError(f"Nodes that bring data of their own cannot run this recipe: {numbered}")
+
+
+# -- what the server has in place of the sites' data -------------------------------------------------------------------
+
+
+def _schema_of(agreement: Agreement) -> Schema:
+    assert agreement.schema is not None
+    return agreement.schema
+
+
+def stand_in(agreement: Agreement, test: Part) -> Dataset:
+    """Return the sites' data as the server knows it: how many examples there are of each class, and no example.
+
+    Inputs and labels are tensors without values (torch's "meta" device): they have a shape and a type, and take no
+    memory, however many examples a site claims. Reading one fails, so that nothing can use them by mistake.
+    """
+    schema, count = _schema_of(agreement), sum(agreement.sizes)
+    blank = torch.empty(count, *schema.input_shape, dtype=getattr(torch, schema.dtype), device="meta")
+    return Dataset(
+        "the sites' data",
+        Part(blank, torch.empty(count, dtype=torch.int64, device="meta")),
+        test,
+        schema.classes,
+        "each site's own machine",
+        agreement.data,
+        columns=schema.columns,
+    )
+
+
+def load_test_set(path: str, agreement: Agreement, reading: Reading) -> Part:
+    """The server's own test set, with the columns and class numbers that the sites have agreed on."""
+    schema = _schema_of(agreement)
+    expected = Expected(schema.columns, colour=schema.colour, whose="the sites")
+    what, dtype = f"The server's test set {path}", getattr(torch, schema.dtype)
+    part = both_parts(_undivided(read_source(path, expected, reading)), schema.classes, what)
+    pixels = [one == torch.uint8 for one in (part.x.dtype, dtype)]
+    if tuple(part.x.shape[1:]) != schema.input_shape or pixels[0] != pixels[1]:
+        raise CompatibilityError(
+            f"{what} has examples of {str(part.x.dtype).removeprefix('torch.')}{list(part.x.shape[1:])}, and the sites "
+            f"have {schema.dtype}{list(schema.input_shape)}; they must be alike. Prepare it in the same way."
+        )
+    floating = part.x.is_floating_point() and not dtype.is_floating_point  # fractions stay what they are
+    return part if floating else Part(part.x.to(dtype), part.y)
+
+
+def _undivided(source: DataSource) -> Dataset:
+    """All examples of a source, of which none are set aside."""
+    parts = list(source.raw.parts.values())
+    if len(parts) == 2:
+        return source.dataset()
+    twice = replace(source, raw=replace(source.raw, parts={"train": parts[0], "test": parts[0]})).dataset()
+    return replace(twice, test=twice.test.take(torch.arange(0)))
+
+
+def partition_elsewhere(agreement: Agreement, counts: Ints, scenario: Scenario, seed: int) -> Partition:
+    """Who holds how many examples of each class, [clients, classes], and no position of any."""
+    return Partition((np.arange(0),) * len(counts), counts, scenario, seed, agreement.sites)

@@ -27,7 +27,6 @@ from fnrfl.data.scaling import InputMoments, Scaling
 from fnrfl.data.scenarios import SavedSplit
 from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.engines.wire import Parsed
-from fnrfl.federation.agreed_requests import AgreedRequests
 from fnrfl.federation.agreement import (
     Agreement,
     SiteFacts,
@@ -37,12 +36,11 @@ from fnrfl.federation.agreement import (
     public_hash,
     split_hash,
 )
-from fnrfl.federation.handshake import refuse_what_sites_cannot
+from fnrfl.federation.handshake import partition_elsewhere, refuse_what_sites_cannot
 from fnrfl.federation.messages import HandshakeRequest, NodeReply, check_run_id
-from fnrfl.federation.node import Node, Participant, answer_bytes
+from fnrfl.federation.node import AgreedRequests, Node, Participant, answer_bytes
 from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.site_data import changed_since, describe_site, read_agreed
-from fnrfl.federation.stand_in import stand_in_partition
 from fnrfl.process import isolated
 from fnrfl.rundir import files
 from fnrfl.runs.data import build_pool, divide, load_public, reading_of, with_counted_clients
@@ -297,7 +295,9 @@ def _site_splits(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> S
 def _site_parts(recipe: RunConfig, site: SiteSplits, agreement: Agreement, client: int) -> RunParts:
     """Return the parts of a run as one site has them; the server has checked what concerns all clients."""
     dataset, scenario = site.dataset, scenarios.parse(recipe.scenario)
-    partition = stand_in_partition(agreement, client, site.counts, scenario, recipe.seed)
+    counts = np.zeros((len(agreement.sizes), len(site.counts)), dtype=np.int64)
+    counts[:, 0], counts[client] = agreement.sizes, site.counts  # all that others hold counts as of the first class
+    partition = partition_elsewhere(agreement, counts, scenario, recipe.seed)
     config, net = fitting_net(with_counted_clients(recipe, partition), dataset, site.algorithm)
     check_values(config, net, site.splits)
     config, _ = choose_engine(config, net)  # the server says what is to be said about it

@@ -22,11 +22,16 @@ from fnrfl.core.trees import Tree
 from fnrfl.core.values import Replies, State
 from fnrfl.engines.rehearsal import rehearsed_answer, rehearsed_extras
 from fnrfl.engines.wire import from_bytes, to_bytes
-from fnrfl.federation.messages import REPLIES, NodeReply, NodeRequest, Version, check_run_id, model_alone
-from fnrfl.federation.reply_checks import (
+from fnrfl.federation.messages import (
+    REPLIES,
     Check,
+    NodeReply,
+    NodeRequest,
+    Version,
+    check_run_id,
     fields_like,
     in_short,
+    model_alone,
     refuse_envelope,
     refuse_reply,
     refuse_tree,
@@ -101,7 +106,7 @@ class RemoteClients:
     """A client side over a network: one request for each client, asked again or given up as the options say.
 
     A reply counts if it has the id of the request that waits for it, so late and repeated ones do not. One that breaks
-    its schema (`reply_checks`) is refused, and the client counts as missing.
+    its schema (`messages.py`) is refused, and the client counts as missing.
     """
 
     def __init__(
