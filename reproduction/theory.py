@@ -1,4 +1,4 @@
-"""The paper's convergence analysis, lemma by lemma, on a problem with known constants; docs/theory.md has the words.
+"""The paper's convergence analysis, lemma by lemma, on a problem with known constants; THEORY.md has the words.
 
 `check()` tries every statement on the problem of `convex_problem.py` and says whether it holds, follows the printed
 recursion under both readings of Gamma, and compares corrected bounds with runs of the package's own FedAvg and FNR.
@@ -258,7 +258,7 @@ def printed_recursion(problem: Problem, gamma: float, *, noise: float = 0.0) -> 
 
 
 def corrected(problem: Problem, steps: Steps) -> Recursion:
-    """The bound that docs/theory.md derives: eta^2 Gamma is kept, steps are counted, and refinement is in it.
+    """The bound that reproduction/THEORY.md derives: eta^2 Gamma is kept, steps are counted, and refinement is in it.
 
     eta is constant within a round, so after s steps clients are at most s eta G apart from where they began.
     """

@@ -27,7 +27,7 @@ from fnrfl.core.refinement import FnrOptions
 from fnrfl.data import scenarios
 
 ROOT = Path(__file__).parent.parent
-TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "reproduction/PAPER-TO-CODE.md")
 PAGES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in map(ROOT.joinpath, TOP)}
 PAGES |= {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
@@ -70,7 +70,7 @@ def numbers(rows: list[list[str]]) -> list[int]:
 
 # -- paper to code ----------------------------------------------------------------------------------------------------
 
-MAP = "docs/paper-to-code.md"
+MAP = "reproduction/PAPER-TO-CODE.md"
 ALGORITHMS = {
     "Algorithm 1: Calculate Class Average Feature Norms": 16,
     "Algorithm 2: Calculate Feature Norms Differences": 9,

@@ -40,8 +40,8 @@ CONTENTS = {
         "docs/faq", "docs/not-included", "ARCHITECTURE", "SECURITY",
     ],
     "The paper": [
-        "docs/reproduction", "docs/paper-to-code", "docs/theory", "reproduction/README", "reproduction/results/claims",
-        "reproduction/FINDINGS",
+        "docs/reproduction", "reproduction/README", "reproduction/PAPER-TO-CODE", "reproduction/THEORY",
+        "reproduction/results/claims", "reproduction/FINDINGS",
     ],
     "Results and notes": [
         "results/methods/README", "reproduction/results/README", "results/cpu/README", "results/gpu/README",

@@ -205,7 +205,7 @@ def whole() -> TheoryCheck:
 
 @pytest.mark.slow
 def test_the_page_has_these_verdicts_and_numbers(whole: TheoryCheck) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "theory.md").read_text()
+    page = (Path(__file__).parents[2] / "reproduction" / "THEORY.md").read_text()
     rows = [[cell.strip() for cell in line.split(" | ")] for line in page.splitlines() if line.startswith("| ")]
     told = [(row[0].removeprefix("| "), row[2]) for row in rows if row[2:3] and row[2] in ("holds", "fails")]
     verdict = {True: "holds", False: "fails"}
