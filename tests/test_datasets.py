@@ -627,7 +627,7 @@ GOOD = {
         ({"x_train": np.array([["a", "b"]] * 8)}, "must be numbers"),
         ({"x_train": np.zeros((8, 3), np.uint8)}, r"uint8\[8, 3\]; uint8 means pixels"),
         ({"x_train": np.zeros((0, 3)), "y_train": np.zeros(0)}, "no examples in x_train"),
-        ({"classes": np.array(["one"])}, "the label 1, but names 1 class;"),
+        ({"classes": np.array(["one"])}, "the label 1, which is not among its 1 class one; numbers count them from 0"),
         ({"y_train": np.array(list("abababab")), "y_test": np.array(list("aabb")), "classes": ["a"]}, "the label 'b'"),
         (
             {"y_train": np.array(list("01010101"))},

@@ -238,50 +238,25 @@ def numbered(
     Names are numbered in sorted order. Where labels are numbers and nothing names the classes, the numbers that occur
     are the names: 1, 2, 3 make three classes.
     """
+    every = np.concatenate(y)
     if classes is None:
-        known, y = _classes_that_occur(y)
+        known, numbers = np.unique(every, return_inverse=True)
+        listed = tuple(str(label) for label in known)
     else:
-        known = _different(classes, name)
-        if kind_of_labels(y[0]) == "names":
-            y = [_numbers_of(labels, known, name) for labels in y]
-        else:
-            _check_highest(y, known, name)
-    if len(known) > len(y[0]):
+        listed = tuple(classes)
+        if twice := [label for label, count in Counter(listed).items() if count > 1]:
+            raise ConfigError(f"{name} names the class {twice[0]!r} more than once; names must differ. Rename one.")
+        place = {label: at for at, label in enumerate(listed if every.dtype.kind == "U" else range(len(listed)))}
+        if unknown := sorted({*every.tolist()} - {*place}):
+            raise ConfigError(
+                f"{name} has the label {unknown[0]!r}, which is not among its "
+                f"{counted(len(listed), 'class', 'classes')} {', '.join(listed)}; "
+                "numbers count them from 0. Add it to the classes or correct the label."
+            )
+        numbers = np.array([place[label] for label in every.tolist()], dtype=np.int64)
+    if len(listed) > len(y[0]):
         raise ConfigError(
-            f"{name} has {counted(len(known), 'class', 'classes')} for {counted(len(y[0]), 'training example')}; there "
-            "must be at least as many examples as classes. Check that the labels are classes."
+            f"{name} has {counted(len(listed), 'class', 'classes')} for {counted(len(y[0]), 'training example')}; "
+            "there must be at least as many examples as classes. Check that the labels are classes."
         )
-    return list(y), known
-
-
-def _classes_that_occur(y: Sequence[np.ndarray]) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """The classes that occur in the labels, by name, and the labels as their numbers."""
-    classes, numbers = np.unique(np.concatenate(y), return_inverse=True)
-    ends = np.cumsum([len(labels) for labels in y])[:-1]
-    return tuple(str(label) for label in classes), np.split(numbers.astype(np.int64), ends)
-
-
-def _different(classes: Sequence[str], name: str) -> tuple[str, ...]:
-    """The names of the classes, if no two are the same."""
-    if twice := [label for label, count in Counter(classes).items() if count > 1]:
-        raise ConfigError(f"{name} names the class {twice[0]!r} more than once; names must differ. Rename one.")
-    return tuple(classes)
-
-
-def _check_highest(y: Sequence[np.ndarray], known: tuple[str, ...], name: str) -> None:
-    highest = max(int(labels.max()) for labels in y)
-    if highest >= len(known):
-        raise ConfigError(
-            f"{name} has the label {highest}, but names {counted(len(known), 'class', 'classes')}; labels must be "
-            "below that. Name every class or correct the label."
-        )
-
-
-def _numbers_of(y: np.ndarray, known: tuple[str, ...], name: str) -> np.ndarray:
-    number = {label: index for index, label in enumerate(known)}
-    if unknown := sorted(set(y.tolist()) - set(known)):
-        raise ConfigError(
-            f"{name} has the label {unknown[0]!r}, which is not among its classes {', '.join(known)}. "
-            "Add it to the classes or correct the label."
-        )
-    return np.array([number[label] for label in y.tolist()], dtype=np.int64)
+    return np.split(numbers.astype(np.int64), np.cumsum([len(labels) for labels in y])[:-1]), listed

@@ -60,7 +60,7 @@ def read_tables(
     else:
         columns = plain_columns(tables[0])
     x = [_inputs(table, columns, reading, training=expected is None) for table in tables]
-    y, classes = _class_numbers(tables, others)
+    y, classes = _class_names(tables, others)
     examples = [
         Examples(values.astype(np.float32), labels, carried=table.carried(others.carried), clients=table.client_ids())
         for table, values, labels in zip(tables, x, y, strict=True)
@@ -203,40 +203,27 @@ def _refuse_missing(table: Table, inputs: Sequence[str], *, training: bool) -> N
 # -- classes -----------------------------------------------------------------------------------------------------------
 
 
-def _class_numbers(
+def _class_names(
     tables: Sequence[Table], expected: Expected
 ) -> tuple[Sequence[np.ndarray | None], Sequence[str] | None]:
-    """Class numbers and names; labels in tables are names even where they look like numbers, as 1, 2, 3 or -1, 1.
+    """(the class of each row, all classes); labels are names even where they look like numbers, as 1, 2, 3 or -1, 1.
 
-    Classes that were agreed on are numbered in their order. Labels with gaps are none at all if they are not used.
+    Labels with gaps are none at all if they are not used.
     """
-    known = None if any(table.label is None for table in tables) else _known_classes(tables, expected)
-    return ([None] * len(tables), None) if known is None else (_numbered(tables, known), known)
-
-
-def _known_classes(tables: Sequence[Table], expected: Expected) -> Sequence[str] | None:
+    none: list[np.ndarray | None] = [None] * len(tables)
+    if any(table.label is None for table in tables):
+        return none, None
     try:
-        return expected.classes or merge_classes([_labels(table) for table in tables])
+        known = expected.classes or merge_classes([_labels(table) for table in tables])
     except (ConfigError, CompatibilityError):
         if expected.labels_used:
             raise
-        return None
-
-
-def _numbered(tables: Sequence[Table], known: Sequence[str]) -> list[np.ndarray]:
-    """The class of each row of each table, as its place among the classes."""
-    numeric, index = all(map(is_number, known)), {name: at for at, name in enumerate(known)}
-    whole = [label for table in tables for label in table.labels.cells]
-    numbers = {label: index.get(class_name(label, numeric=numeric)) for label in {*whole}}
-    if unknown := [label for label, number in numbers.items() if number is None]:
-        raise ConfigError(
-            f"{tables[0].path} has the class {unknown[0]!r}, which nobody had when the classes were agreed on. Put the "
-            "table back as it was, or begin again."
-        )
-    if numeric and not all(label.lstrip("+-").isdigit() for label in numbers):
+        return none, None
+    numeric, whole = all(map(is_number, known)), [label for table in tables for label in table.labels.cells]
+    if numeric and not all(label.lstrip("+-").isdigit() for label in {*whole}):
         refuse_amounts(whole, f"column {tables[0].label!r} of {tables[0].path}")
-    y = np.array([numbers[label] for label in whole], dtype=np.int64)
-    return np.split(y, np.cumsum([len(table.labels.cells) for table in tables])[:-1])
+    names = {label: class_name(label, numeric=numeric) for label in {*whole}}
+    return [np.array([names[label] for label in table.labels.cells], dtype=np.str_) for table in tables], known
 
 
 def _labels(table: Table) -> TableSummary:

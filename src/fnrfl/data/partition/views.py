@@ -125,10 +125,16 @@ def _check_carved(carved: Carved, clients: Ragged[np.ndarray]) -> None:
     if carved.ranking_share:
         holders["the ranking data"] = carved.ranking
     holders["the validation data"] = carved.validation
-    every = np.concatenate([*holders.values(), clients.flat])
-    if len(np.unique(every)) == len(every):
+    found, times = np.unique(np.concatenate([*holders.values(), clients.flat]), return_counts=True)
+    if not len(twice := found[times > 1]):
         return
-    check_disjoint(holders | {f"client {index}": held for index, held in enumerate(clients)})
+    everybody = [*holders.items(), *((f"client {client}", held) for client, held in enumerate(clients))]
+    names = [name for name, held in everybody for position in held if position == twice[0]]
+    raise CompatibilityError(
+        f"Both {names[0]} and {names[1]} hold the training example at position {twice[0]}, and so it is with "
+        f"{counted(len(twice), 'example')} in all; all parts must be disjoint. Partition only what is left after "
+        "carving."
+    )
 
 
 def _handed_out(
@@ -175,36 +181,15 @@ def _owners(
     return owner
 
 
-def check_disjoint(
-    indices: Mapping[str, np.ndarray], *, outside: Part | None = None, inside: Mapping[str, Part] | None = None
-) -> None:
-    """Refuse examples that two hold: the same position in `indices`, or the same bytes `outside` and `inside`.
+def refuse_overlap(outside: Part, inside: Mapping[str, Part]) -> None:
+    """Refuse public data from outside that has the same bytes as examples of the run.
 
-    Contents are compared only for data from outside: inside a data set, the few pictures that its authors put into
-    both the training and the test part are part of the benchmark.
+    Inside a data set, the few pictures that its authors put into both the training and the test part are part of the
+    benchmark.
     """
-    size = 1 + max((int(index.max()) for index in indices.values() if len(index)), default=-1)
-    holder = np.full(size, -1)
-    names = list(indices)
-    for number, (name, index) in enumerate(indices.items()):
-        if len(twice := index[holder[index] >= 0]):
-            other = names[holder[twice[0]]]
-            count = int((holder[index] == holder[twice[0]]).sum())
-            raise CompatibilityError(
-                f"Both {other} and {name} hold {counted(count, 'training example')}, the first at position {twice[0]}; "
-                "all parts must be disjoint. Partition only what is left after carving."
-            )
-        if len(np.unique(index)) < len(index):
-            raise CompatibilityError(
-                f"{name} holds {counted(len(index) - len(np.unique(index)), 'training example')} more than once; "
-                "each may be held once. Partition without repeating."
-            )
-        holder[index] = number
-    if outside is None:
-        return
     found = fingerprints(outside.x)
     known = set(found)
-    common = {name: known & set(fingerprints(part.x)) for name, part in (inside or {}).items()}
+    common = {name: known & set(fingerprints(part.x)) for name, part in inside.items()}
     if overlaps := {name: sum(one in both for one in found) for name, both in common.items() if both}:
         listed = " and ".join(f"{count} that are also in {name}" for name, count in overlaps.items())
         raise CompatibilityError(
@@ -261,7 +246,7 @@ def _public_from_other_source(
     inside = {"the training set": dataset.train, "the test set": dataset.test}
     compared = _type_to_compare(pool.x.dtype, like.dtype)
     in_one_type = {name: Part(_in_type(one.x, compared), one.y) for name, one in inside.items()}
-    check_disjoint({}, outside=Part(_in_type(pool.x, compared), pool.y), inside=in_one_type)
+    refuse_overlap(Part(_in_type(pool.x, compared), pool.y), in_one_type)
     if pool.x.is_floating_point() and not like.is_floating_point():  # fractions beside whole numbers stay what they are
         return pool
     return Part(pool.x.to(like.dtype), pool.y)
