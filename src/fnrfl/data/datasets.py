@@ -8,13 +8,14 @@ training and for use.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from fnrfl import usercode
@@ -76,18 +77,9 @@ class Facts:
     def from_json(cls, values: dict[str, Any]) -> Facts:
         """The inverse of `as_json`; runs of version 0.1.0 know less."""
         try:
-            return cls(
-                source=values["source"],
-                sha256=values["sha256"],
-                classes=tuple(values["classes"]),
-                input_shape=tuple(values["input_shape"]),
-                pixels=values["pixels"],
-                tokens=values.get("tokens", False),
-                columns=Columns.from_json(values["columns"]) if values.get("columns") else None,
-                examples=tuple(values["examples"]) if values.get("examples") else None,
-                clients=tuple(values["clients"]) if values.get("clients") else None,
-            )
-        except (KeyError, TypeError, AttributeError) as error:
+            columns = Columns.from_json(values["columns"]) if values.get("columns") else None
+            return TypeAdapter(cls).validate_python(values | {"columns": columns})
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ConfigError(
                 f"The run's first event does not describe its data as it must ({type(error).__name__}: {error}). Put "
                 "events.jsonl back as it was, or run again."
@@ -166,10 +158,25 @@ class DataSource:
             raise natural.names_nobody(self.name)
         if by_client and self.raw.emptied:
             raise natural.left_with_nothing(self.name, self.raw.emptied)
+        if any(part.y is None for part in parts):
+            raise ConfigError(f"{self.name} has no labels, and they are needed here. Add the labels.")
         if len(parts) == 1:
             parts = _draw_test_part(self.name, parts[0], seed, by_client)
-        made = _assemble(self.name, parts, self.raw.classes, self.source, self.checksum)
-        return replace(made, columns=self.raw.columns, notices=self.raw.notices)
+        x = [part.x for part in parts]
+        y, classes = arrays.numbered([part.y for part in parts], self.raw.classes, self.name)
+        train, test = (Part(arrays.tensor(values), arrays.tensor(labels)) for values, labels in zip(x, y, strict=True))
+        clients = [None if part.clients is None else tuple(str(one) for one in part.clients) for part in parts]
+        return Dataset(
+            self.name,
+            train,
+            test,
+            classes,
+            self.source,
+            self.checksum or checksum(x[0], y[0], x[1], y[1]),
+            self.raw.columns,
+            self.raw.notices,
+            *clients,
+        )
 
 
 def load(
@@ -262,28 +269,6 @@ def _not_read(name: str, path: Path, known: Collection[str]) -> ConfigError:
     )
 
 
-def _assemble(
-    name: str, parts: Sequence[Examples], classes: Sequence[str] | None, source: str, known: str | None
-) -> Dataset:
-    """A data set of two checked parts; `known` is its checksum if somebody has made sure of it."""
-    if any(part.y is None for part in parts):
-        raise ConfigError(f"{name} has no labels, and they are needed here. Add the labels.")
-    y, named_classes = arrays.numbered([part.y for part in parts], classes, name)
-    x = [part.x for part in parts]
-    train, test = (Part(arrays.tensor(values), arrays.tensor(labels)) for values, labels in zip(x, y, strict=True))
-    clients = [None if part.clients is None else tuple(str(one) for one in part.clients) for part in parts]
-    return Dataset(
-        name,
-        train,
-        test,
-        named_classes,
-        source,
-        known or checksum(x[0], y[0], x[1], y[1]),
-        train_clients=clients[0],
-        test_clients=clients[1],
-    )
-
-
 def _named_source(name: str, verified: Arrays, source: str) -> DataSource:
     """A named data set; its arrays have been verified to the last bit."""
     parts = {"train": Examples(verified.x_train, verified.y_train), "test": Examples(verified.x_test, verified.y_test)}
@@ -292,8 +277,6 @@ def _named_source(name: str, verified: Arrays, source: str) -> DataSource:
 
 def _draw_test_part(name: str, examples: Examples, seed: int, by_client: bool) -> list[Examples]:
     """Checked examples that come without a test part, in two: a stratified fifth of them becomes one."""
-    if examples.y is None:
-        return [examples, examples]  # refused by whoever needs labels
     if by_client:
         held = natural.positions_by_client(examples.clients.tolist())
         test = strata.draw_test_part_by_client(examples.y, held, seed)
