@@ -316,12 +316,6 @@ def test_refined_models_are_averaged_before_the_server_goes_on(method: Algorithm
         assert all(torch.equal(mine.state.buffers[k], v) for k, v in average.buffers.items())
 
 
-@pytest.mark.parametrize("name", ["public-finetune", "public-only", "bn-recalibrate"])
-def test_without_public_data_it_is_refused(name: str) -> None:
-    with pytest.raises(CompatibilityError, match=f"{name} needs labelled public data and there is none"):
-        fnrfl.run("digits", out=None, rounds=1, algorithm=name, model="cnn(norm=batch)", public={"size": 0})
-
-
 def test_without_batchnorm_there_is_nothing_to_recalibrate() -> None:
     with pytest.raises(CompatibilityError, match="bn-recalibrate .* BatchNorm"):
         fnrfl.run("digits", out=None, rounds=1, algorithm="bn-recalibrate", model="mlp")

@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fnrfl
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fedbn import FedBN, OwnNorms
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
 from fnrfl.core.rng import generator
 from fnrfl.core.types import State, Training
@@ -273,11 +271,6 @@ def test_card13_a_client_uses_its_layers_with_the_refined_average() -> None:
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
-
-
-def test_card13_a_model_without_batchnorm_is_refused() -> None:
-    with pytest.raises(CompatibilityError, match="works on BatchNorm layers"):
-        fnrfl.run("digits", out=None, algorithm="fedbn", model="mlp")
 
 
 @pytest.mark.parametrize("norm", [partial(nn.GroupNorm, 4), nn.LayerNorm])

@@ -17,7 +17,7 @@ from fnrfl.algorithms.feddyn import Dynamic, FedDyn
 from fnrfl.algorithms.fedprox import FedProx
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.scaffold import Scaffold
-from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.types import Decorator, LocalTask, Replies, State, Tree
 from mutants import mutants
 from toys import Run, assert_same, bowls, distance, optimum, quadratic, run
@@ -236,11 +236,6 @@ def test_card9_sends_two_vectors_and_a_number_beside_the_model() -> None:
     model = 4 * (size + 32) + 8  # BatchNorm of 16, with its counter
     assert played.metered.bytes["local"]["down"] == 4 * (model + 4 * size)
     assert played.metered.bytes["local"]["up"] == 4 * (model + 4 * size)
-
-
-def test_card9_adam_is_refused() -> None:
-    with pytest.raises(CompatibilityError, match="feddc needs local steps that are linear"):
-        fnrfl.run("digits", out=None, rounds=1, algorithm="feddc", client={"optimizer": "adam"})
 
 
 def test_card9_alpha_must_be_positive() -> None:

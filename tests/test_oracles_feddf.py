@@ -21,7 +21,7 @@ from fnrfl.algorithms.parts.distill import SoftTargets, batch_positions, cosine,
 from fnrfl.algorithms.parts.ensemble import accuracy, logits, verdict, votes
 from fnrfl.core import trees
 from fnrfl.core.algorithm import Algorithm, Objective
-from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
+from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.net import Net
 from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch, Data, Engine, LocalTask, Out, Replies, State, Training
@@ -494,11 +494,6 @@ def test_card8_three_sets_serve_three_purposes(monkeypatch: pytest.MonkeyPatch) 
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
-
-
-def test_without_examples_to_distil_from_it_is_refused() -> None:
-    with pytest.raises(CompatibilityError, match=r"feddf needs public data to distil on and there is none"):
-        fnrfl.run("digits", out=None, rounds=1, algorithm="feddf", public={"size": 0})
 
 
 @pytest.mark.parametrize(

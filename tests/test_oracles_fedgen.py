@@ -27,7 +27,7 @@ from fnrfl.algorithms.parts.generator import (
 )
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Objective, class_indicator
-from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.net import Model
 from fnrfl.core.rng import generator
 from fnrfl.core.step import Carry
@@ -378,11 +378,6 @@ def test_card10_under_fnr_refined_heads_teach_and_public_examples_do_not_count(
     assert torch.equal(
         watched.heads[-1][[i for i in range(4) if i not in rows]], heads[[i for i in range(4) if i not in rows]]
     )
-
-
-def test_card10_it_needs_a_head_that_reads_the_features() -> None:
-    with pytest.raises(CompatibilityError, match="needs a last Linear that reads the features"):
-        fnrfl.run("digits", out=None, rounds=1, algorithm="fedgen", model={"name": "mlp", "features": "1"})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.ktpfl import Approach, Imitation, KTpFL, SoftPredictions
 from fnrfl.algorithms.local_only import LocalOnly
 from fnrfl.algorithms.parts.coefficients import curvature, gradient, projected, released, simplex, weighted_sums
-from fnrfl.core.errors import CompatibilityError, ConfigError
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.net import Model
 from fnrfl.core.rng import generator
 from fnrfl.core.types import Batch, State, Training
@@ -438,11 +438,6 @@ def test_a_last_step_of_imitation_is_as_large_as_the_others() -> None:
 def test_bad_options_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         fnrfl.run("digits", out=None, rounds=1, algorithm={"name": "ktpfl", **bad})
-
-
-def test_it_is_refused_without_public_data() -> None:
-    with pytest.raises(CompatibilityError, match="ktpfl needs public data to distil on"):
-        fnrfl.run("digits", out=None, rounds=1, algorithm="ktpfl", public={"size": 0})
 
 
 # -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------

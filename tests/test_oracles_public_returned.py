@@ -137,11 +137,6 @@ def test_refining_nobody_is_the_method_and_refining_somebody_is_not(engine: str)
     assert min(bare.accuracy, refined.accuracy) > 0.3
 
 
-def test_without_public_data_it_is_refused() -> None:
-    with pytest.raises(CompatibilityError, match="public-returned needs labelled public data.*algorithm = fedavg"):
-        built("public-returned", "public.size=0")
-
-
 def test_public_data_that_never_was_the_clients_is_refused() -> None:
     with pytest.raises(CompatibilityError, match='never was theirs. Set public.source = "train", or .* public-share'):
         built("public-returned", "protocol=paper", "dataset=digits", "model=mlp", "clients=5")

@@ -176,11 +176,6 @@ def test_refining_nobody_is_the_method_and_refining_somebody_is_not(engine: str)
     assert min(bare.accuracy, refined.accuracy) > 0.3
 
 
-def test_without_public_data_it_is_refused() -> None:
-    with pytest.raises(CompatibilityError, match="public-share needs labelled public data.*public.size = 0.1"):
-        built("public-share", "public.size=0")
-
-
 def test_noise_that_an_example_keeps_is_refused() -> None:
     fixed = "scenario=iid + feature-noise(0.1, redraw=false)"
     with pytest.raises(CompatibilityError, match="an example keeps the noise of one. Leave out redraw=false"):
