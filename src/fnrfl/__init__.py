@@ -116,7 +116,7 @@ def load(
     init: Mapping[str, Any] | None = None,
     trust: bool = False,
 ) -> Result:
-    """A finished run from disk; `trust` allows code that its config.toml names and that was never allowed before.
+    """Load a finished run from disk; `trust` allows code that its config.toml names and that was never allowed before.
 
     A run that was given its model needs it again for `Result.model`, and so do a method that was given, and first
     weights where not all of them are trained. The numbers are there without them.

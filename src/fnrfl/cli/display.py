@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def title(config: RunConfig) -> str:
-    """A run in one line."""
+    """Describe a run in one line."""
     method = config.algorithm.name + ("" if config.fnr is None else " + FNR")
     return (
         f"{config.name}: {method}, {config.dataset.name}, {config.model.name}, {config.scenario}, "
@@ -32,7 +32,7 @@ def title(config: RunConfig) -> str:
 
 
 def clients_in_words(config: RunConfig) -> str:
-    """How many clients a run has; before its data is read, that may not be known."""
+    """Say how many clients a run has; before its data is read, that may not be known."""
     return counted(config.clients, "client") if config.clients else "clients of the data"
 
 
@@ -45,12 +45,12 @@ class Display:
 
 
 def _absent(event: Event) -> str:
-    """How many clients have not answered in a round, if any."""
+    """Say how many clients have not answered in a round, if any."""
     return f"  {counted(len(event['missing']), 'client')} missing" if event.get("missing") else ""
 
 
 def _scored(event: Event, metric: str) -> str:
-    """The metric of a round."""
+    """Return the metric of a round in words."""
     value = of_round(event, metric)
     return f"{metric} {'-' if value is None else f'{value:.4f}'}"
 
@@ -121,7 +121,7 @@ def grid_display(screen: Console, metric: str) -> Iterator[Callable[[Notice], No
 
 
 def _grid_line(notice: Notice, metric: str) -> str | None:
-    """What is said of a run that is done, kept or failed; None of all others."""
+    """Return the line of a run that is done, kept or failed; None for all others."""
     name = f"{notice.number}/{notice.total}  {notice.cell.name}"
     leak = "  leak" if notice.cell.config.leaks_on else ""
     match notice.what:

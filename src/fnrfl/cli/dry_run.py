@@ -31,7 +31,7 @@ def duration(seconds: float) -> str:
 
 
 def print_forecast(config: RunConfig, *, json: bool) -> None:
-    """What a run would take, as comments above its config, so that the whole is a TOML file that runs."""
+    """Print what a run would take, as comments above its config, so that the whole is a TOML file that runs."""
     missing = missing_dataset(config)
     if missing is not None:
         lines = [f"{missing} is not on this machine, so nothing can be counted. To get it: fnrfl data get {missing}"]
@@ -52,7 +52,7 @@ def print_forecast(config: RunConfig, *, json: bool) -> None:
 
 
 def missing_dataset(config: RunConfig) -> str | None:
-    """The data set of a run if it is one that has to be fetched first."""
+    """Return the data set of a run if it is one that has to be fetched first."""
     from fnrfl.data.sources import available
 
     return next((entry.name for entry in available() if entry.name == config.dataset.name and not entry.found), None)
@@ -81,7 +81,7 @@ def _forecast_lines(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def print_plan(planned: Sequence[PlannedRun], folder: Path, *, json: bool) -> None:
-    """What a comparison would take: a line for each group, and the sum."""
+    """Print what a comparison would take: a line for each group, and the sum."""
     known = [run.seconds for run in planned if run.seconds is not None]
     total = sum(known) if len(known) == len(planned) else None
     if json:
@@ -105,7 +105,7 @@ def _sum_line(planned: Sequence[PlannedRun], folder: Path, total: float | None) 
 
 
 def _group_lines(planned: Sequence[PlannedRun]) -> Iterator[str]:
-    """A line for each group; on a terminal a long name is folded."""
+    """Yield a line for each group; on a terminal a long name is folded."""
     groups: dict[str, list[PlannedRun]] = {}
     for run in planned:
         groups.setdefault(run.cell.group.label, []).append(run)

@@ -127,7 +127,7 @@ def evaluate(
 
 
 def _print_metrics(found: dict[str, Any], shown: Sequence[str]) -> None:
-    """The metrics that are one number, and the confusion matrix, as far as they were asked for."""
+    """Print the metrics that are one number, and the confusion matrix, where they were asked for."""
     from fnrfl.runs.quality import TEST_METRICS
 
     numbers = {name: found[OWN][name] if name in found[OWN] else found[name] for name in shown}

@@ -77,7 +77,7 @@ class Listeners:
             self._tell(callback, "round", copy.deepcopy(event))
 
     def end(self, result: Result) -> None:
-        """Every callback hears of the end."""
+        """Tell every callback of the end."""
         for place, callback in enumerate(self.callbacks):
             try:
                 _call(callback, "end", result)
@@ -134,5 +134,5 @@ def _name(callback: object) -> str:
 
 
 def _why(error: BaseException) -> str:
-    """An error as a sentence of its own."""
+    """Return an error as a sentence."""
     return f"{type(error).__name__}: {error}".rstrip(". ") + "."

@@ -34,11 +34,11 @@ class CustomMetric:
         return bool(getattr(self.function, "higher_is_better", True))
 
     def as_json(self) -> dict[str, Any]:
-        """What the log's first line says about it."""
+        """Return what the log's first line says about it."""
         return {"function": self.words, "higher_is_better": self.higher_is_better}
 
     def ask(self, answers: Answers) -> float | None:
-        """The value of the metric; None if the probabilities were not kept, or the value is not finite."""
+        """Return the value of the metric; None if the probabilities were not kept, or the value is not finite."""
         if answers.probabilities is None:
             return None
         said = f'metrics = "{self.words}"'

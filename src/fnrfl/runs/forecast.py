@@ -100,7 +100,7 @@ def forecast(config: RunConfig) -> Forecast:
 
 
 def _timed_here(config: RunConfig) -> RunConfig:
-    """The config whose steps are timed: no Ray is started to forecast a run, and its actors do what the loop does.
+    """Return the config whose steps are timed: no Ray is started for a forecast; its actors do what the loop does.
 
     Those with GPUs do it in any precision, which the loop has not.
     """
@@ -156,7 +156,7 @@ class CountedRehearsal(Rehearsal):
         return {purpose: steps * config.rounds // counted for purpose, steps in total.items()}
 
     def steps_of(self, client: int, task: LocalTask) -> int:
-        """How many steps a task takes a client."""
+        """Count the steps that a task takes a client."""
         training = task.training or self.training
         key = (client if task.data == "private" else -1, task.data, training)
         if key not in self._counted:
@@ -221,7 +221,7 @@ def _least(timed: Callable[[int], float], few: int, many: int) -> float:
 
 
 def _peak() -> int | None:
-    """The most memory that this process has used so far."""
+    """Return the most memory that this process has used so far."""
     try:
         import resource
     except ImportError:  # Windows
@@ -230,7 +230,7 @@ def _peak() -> int | None:
 
 
 def _memory(built: Built, before: int | None, after: int | None) -> int | None:
-    """What there was before training and the models of clients trained together, and what clients remember."""
+    """Estimate memory: what there was before, models of clients trained together, what clients remember."""
     if before is None or after is None:
         return None
     config, model = built.config, built.net.flatten()

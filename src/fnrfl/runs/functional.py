@@ -42,7 +42,7 @@ Loader = Batches | Callable[[], Batches]  # a function is called for each pass
 def class_norms(
     model: nn.Module, loader: Loader, *, num_classes: int | None = None, features: str | None = None
 ) -> Tensor:
-    """The mean length of the features of each class in the data, [C]; 0 for a class that it has not.
+    """Return the mean length of the features of each class in the data, [C]; 0 for a class that it has not.
 
     The data is read once, in eval mode and without gradient; the model and torch's global random stream are left as
     they were. The features are the input of the Linear that is called last, or the output of the layer that `features`
@@ -52,7 +52,7 @@ def class_norms(
 
 
 def accuracy_on(model: nn.Module, loader: Loader, *, features: str | None = None) -> float:
-    """The share of right answers on some data, by which clients are ranked; the model is left as it was."""
+    """Return the share of right answers on some data, by which clients are ranked; leave the model as it was."""
     return float(measured(model, loader, lambda _: Accuracy(), None, features)["accuracy"])
 
 
@@ -61,7 +61,7 @@ def accuracy_on(model: nn.Module, loader: Loader, *, features: str | None = None
 def measured(
     model: nn.Module, loader: Loader, probe_of: Callable[[int], Probe], num_classes: int | None, features: str | None
 ) -> Tree:
-    """The sums of a probe and its answer; it is made for the model's number of logits."""
+    """Return the sums of a probe, made for the model's number of logits, and its answer."""
     net: Net | None = None
     total: Tree = {}
     with _borrowed(model), stream_kept():  # a DataLoader draws a number even if it shuffles nothing
@@ -127,7 +127,7 @@ def refine(
 
 
 def _batches(model: nn.Module, loader: Loader) -> Iterator[Batch]:
-    """The loader's batches, where the model is."""
+    """Yield the loader's batches, where the model is."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     for batch in loader() if callable(loader) else loader:
         if isinstance(batch, Mapping) or len(batch) != 2:

@@ -20,15 +20,15 @@ class RunMetrics:
     rounds: list[Event]
 
     def series(self, metric: str) -> list[float | None]:
-        """A number of every round, None where there is none; a metric of the user's own has its function's name."""
+        """Return a number of every round, None where there is none; a user's own metric has its function's name."""
         return [of_round(event, metric) for event in self.rounds]
 
     def last(self, metric: str) -> float | None:
-        """A number after the last round; None if there is none."""
+        """Return a number after the last round; None if there is none."""
         return of_round(self.rounds[-1], metric)
 
     def curve(self) -> dict[str, list[float | None]]:
-        """Every number that rounds have, as columns of equal length: what pandas.DataFrame takes. None: not known."""
+        """Return every number that rounds have, as columns of equal length for pandas.DataFrame; None: not known."""
         names = [name for name, value in self.rounds[-1].items() if isinstance(value, int | float) and name != "rounds"]
         return {name: self.series(name) for name in [*names, "worst_client"]} | {"seconds": list(self.seconds)}
 
@@ -43,7 +43,7 @@ class RunMetrics:
         return None if None in tail else sum(value for value in tail if value is not None) / len(tail)
 
     def best(self, metric: str) -> float | None:
-        """A number after the round that was best on validation data; None without such data."""
+        """Return a number after the round that was best on validation data; None without such data."""
         judged = [event for event in self.rounds if event["validation_accuracy"] is not None]
         return of_round(max(judged, key=lambda e: float(e["validation_accuracy"])), metric) if judged else None
 
@@ -104,7 +104,7 @@ class RunMetrics:
 
 
 def of_round(event: Event, metric: str) -> float | None:
-    """A number of a round by its name; None if the round has none."""
+    """Return a number of a round by its name; None if the round has none."""
     if metric in LOWEST:
         known = [one for one in event.get(LOWEST[metric], ()) if one is not None]
         return _finite(min(known, default=event.get(metric)))  # of many clients the log has the lowest alone
@@ -117,5 +117,5 @@ def training_seconds(event: Event) -> float:
 
 
 def _finite(value: object) -> float | None:
-    """A number, or None for what JSON and a chart cannot show."""
+    """Return a number, or None for what JSON and a chart cannot show."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -83,7 +83,7 @@ def score_model(
 
 
 def pooled(scores: list[Score]) -> Score:
-    """The score on several data sets taken together."""
+    """Return the score on several data sets taken together."""
     if len(scores) == 1:
         return scores[0]
     total = sum(len(s.labels) for s in scores)

@@ -41,7 +41,7 @@ class ClientModels:
         return (self[client] for client in range(len(self)))
 
     def number(self, client: int | str) -> int:
-        """The number of the client that is called so."""
+        """Return the number of the client of this name."""
         if str(client) in self.names:
             return self.names.index(str(client))
         numbered = all(name == str(number) for number, name in enumerate(self.names))
@@ -71,7 +71,7 @@ class ClientModels:
 
 
 def on_disk(run_dir: Path, saved: Index) -> Keeper:
-    """What the last checkpoint of a finished run has; read, and held against its hashes, when somebody asks."""
+    """Keep the last checkpoint of a finished run; it is read, and compared with its hashes, when it is needed."""
     path = run_dir.absolute()  # the working folder may be another by then
 
     def read() -> Kept:
@@ -86,7 +86,7 @@ def on_disk(run_dir: Path, saved: Index) -> Keeper:
 
 
 def in_memory(state: State, store: ClientMemory) -> Keeper:
-    """What an engine has at the end of a run that writes nothing; memories on disk are copied, for theirs will go."""
+    """Keep what an engine has at the end of a run that writes nothing; memories on disk are copied, for they go."""
     state = state.to(CPU)
     if not isinstance(store, ClientStore) or store.folder is None:
         memories = {client: {k: v.cpu() for k, v in store.get(client).items()} for client in store}

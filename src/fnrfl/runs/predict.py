@@ -71,7 +71,7 @@ class Evaluation:
 
     @property
     def models(self) -> int:
-        """How many models were asked about each example."""
+        """How many models were scored on each example."""
         return 1 if self.per_client is None else len(self.per_client)
 
     @property
@@ -81,7 +81,7 @@ class Evaluation:
 
     @property
     def where(self) -> str:
-        """Which examples of which data, and whose models were asked, in words."""
+        """Say which examples of which data, and whose models, were scored."""
         data = "the data" if self.data == WITHOUT_NAME else self.data
         other = self.what == OTHER_TEST
         said = f"the test part of {data}, which is not the run's data" if other else f"{self.what} of {data}"
@@ -92,7 +92,7 @@ class Evaluation:
         return f"{said}; {whose}"
 
     def summary(self) -> dict[str, Any]:
-        """The scores as one JSON object."""
+        """Return the scores as one JSON object."""
         return {
             "run_dir": None if self.trained.run_dir is None else str(self.trained.run_dir),
             "data": self.data,
@@ -139,7 +139,7 @@ class Prediction:
         return f"Prediction({counted(len(self), 'example')}: {shown})"
 
     def to_csv(self) -> str:
-        """A line per example: where it is, the likeliest class, the probability of each, and what each client says."""
+        """Return a line per example: where it is, the likeliest class, each probability, each client's label."""
         answers = [
             "label",
             *(f"p_{name}" for name in self.trained.classes),

@@ -54,7 +54,7 @@ class Result(RunMetrics):
         return f"{name} {'-' if value is None else f'{value:.4f}'} after {counted(len(self.rounds), 'round')}"
 
     def _repr_html_(self) -> str:
-        """The result in a notebook: what was run, and the numbers of the last round."""
+        """Show in a notebook what was run, and the numbers of the last round."""
         shown = {name: values[-1] for name, values in self.curve().items()}
         cells = "".join(
             f"<tr><th>{escape(name)}</th><td>{escape(_short(value))}</td></tr>" for name, value in shown.items()
@@ -67,7 +67,7 @@ class Result(RunMetrics):
         return f"{config.algorithm.name}{'' if config.fnr is None else ' + FNR'} on {config.dataset.name}"
 
     def plot(self, metric: str = "accuracy", ax: Any = None) -> Any:
-        """A curve of `curve()` over the rounds, drawn with matplotlib; its axes."""
+        """Draw a curve of `curve()` over the rounds with matplotlib; return its axes."""
         try:
             from matplotlib import pyplot
         except ImportError as error:
@@ -134,7 +134,7 @@ class Result(RunMetrics):
         return personal.ClientModels(algorithm, self.net, self.clients, self.keeper)
 
     def client_model(self, client: int | str) -> nn.Module:
-        """The model that a client uses, an ordinary module in eval mode, for methods that give each its own.
+        """Return a client's model, an ordinary module in eval mode, for methods that give each its own.
 
         A client is called by its id where the data names the clients (`clients`), and else by its number.
         """
@@ -156,7 +156,7 @@ class Result(RunMetrics):
         return digest.hexdigest()
 
     def summary(self) -> dict[str, Any]:
-        """The run as one JSON object."""
+        """Return the run as one JSON object."""
         return {
             "algorithm": self.config.algorithm.name,
             "fnr": self.config.as_dict()["fnr"],

@@ -127,7 +127,7 @@ def resume(
 
 @isolated()
 def load(run_dir: str | Path, *, trust: bool = False, passed: PassedObjects = NOTHING_PASSED) -> Result:
-    """A finished run from disk; `trust` allows code that its config.toml names.
+    """Load a finished run from disk; `trust` allows code that its config.toml names.
 
     Of a run that was given objects, the numbers are there without them; its model needs the model again.
     """
@@ -161,7 +161,7 @@ class Begun:
     resumed: bool = False
 
     def facts(self, built: Built, place: RunDir | None) -> dict[str, Any]:
-        """What a callback is told when the run begins."""
+        """Return what a callback is told when the run begins."""
         header = run_files.log_header(built) if self.header is None else self.header
         read = json.loads(events.line(header))  # as a resumed run has it
         known = {key: value for key, value in read.items() if key != "config"}
@@ -179,7 +179,7 @@ class RunWriter:
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """The seconds to the next checkpoint count from now on."""
+        """Count the seconds to the next checkpoint from now on."""
         self._saved = time.monotonic()
 
     @property

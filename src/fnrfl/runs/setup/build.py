@@ -58,7 +58,7 @@ class RunParts(Candidate):
     notices: tuple[str, ...]  # about the data, and about the engine
 
     def scaled_by(self, scaling: Scaling) -> RunParts:
-        """The same parts with a net that scales its inputs, and fills in missing ones, as the config says."""
+        """Return the parts with a net that scales its inputs, and fills in missing ones, as the config says."""
         options, net = self.config.dataset, self.net
         scale, fill = options.scale == "standard", options.missing == "mean"
         layer = scaling.layer(net.input_shape, net.dtype, scale=scale, fill=fill)
@@ -78,7 +78,7 @@ def parts_with(
     passed: PassedObjects = NOTHING_PASSED,
     partition: Partition | None = None,
 ) -> RunParts:
-    """The parts of a run with this data: it is divided, the model is built, and what cannot go together is refused.
+    """Divide this data, build the model, and refuse what cannot go together: the parts of a run.
 
     A `partition` says who holds how many examples on other machines.
     """
@@ -100,7 +100,7 @@ def parts_with(
 def fitting_net(
     config: RunConfig, dataset: Dataset, algorithm: Algorithm, passed: PassedObjects = NOTHING_PASSED
 ) -> tuple[RunConfig, Net]:
-    """The model for a data set, and the config that says whether its inputs are scaled."""
+    """Return the model for a data set, and the config that says whether its inputs are scaled."""
     net = build_net(
         config, dataset.input_shape, dataset.num_classes, algorithm, integers=dataset.integers, passed=passed
     )
@@ -110,7 +110,7 @@ def fitting_net(
 
 
 def on_device(config: RunConfig, net: Net) -> Net:
-    """The net where the engine computes; for a GPU, torch is set up until the run has ended."""
+    """Move the net to where the engine computes; for a GPU, torch is set up until the run has ended."""
     if config.engine.name != "gpu":
         return net
     precision, repeats = config.engine.precision, config.engine.deterministic
@@ -156,11 +156,11 @@ class Built(RunParts):
         return (f"Of {examples}, {listed} are set aside; the clients share the other {rest}",)
 
     def noise(self, client: int, x: Tensor, stream: torch.Generator) -> Tensor:
-        """A client's feature noise over a batch."""
+        """Lay a client's feature noise over a batch."""
         return feature_noise(self.partition, client, x, stream)
 
     def manifest(self) -> dict[str, Any]:
-        """Which example goes to whom, and what is set aside, with hashes: the content of partition.json."""
+        """Return the content of partition.json: which example goes to whom, what is set aside, and hashes."""
         return self.partition.manifest() | {"splits": self.splits.manifest()}
 
 

@@ -49,7 +49,7 @@ class Passes:
     train_mode: bool
 
     def smallest(self, last_batch: str) -> int:
-        """The size of the smallest batch."""
+        """Return the size of the smallest batch."""
         rest = self.examples % self.batch
         return rest if last_batch == "keep" and rest else self.batch
 

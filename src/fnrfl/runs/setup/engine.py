@@ -40,7 +40,7 @@ CHUNK_BYTES = 4 << 30  # what the models of clients trained together may take, e
 
 
 def choose_scale(config: RunConfig, dataset: Dataset, net: Net) -> RunConfig:
-    """What `dataset.scale = "auto"` stands for: a user's own numbers and pixels are scaled, tokens cannot be.
+    """Resolve `dataset.scale = "auto"`: a user's own numbers and pixels are scaled, tokens cannot be.
 
     The named data sets are not, so that results can be compared with those that others have printed.
     """
@@ -52,7 +52,7 @@ def choose_scale(config: RunConfig, dataset: Dataset, net: Net) -> RunConfig:
 
 
 def choose_engine(config: RunConfig, net: Net) -> tuple[RunConfig, tuple[str, ...]]:
-    """What `auto` stands for: a fixed rule of model, machine and cohort, never a stopwatch, so that runs repeat.
+    """Resolve `auto`: a fixed rule of model, machine and cohort, never a stopwatch, so that runs repeat.
 
     With it come notices: if there is no GPU, if the clients of a user's own model cannot step together, or not in bf16.
     """
@@ -109,7 +109,7 @@ def _precision_that_can(config: RunConfig, net: Net, engine: str) -> tuple[str, 
 
 
 def _num_workers(config: RunConfig, engine: str) -> int:
-    """Who can work side by side: GPUs, cores, or as many Ray actors as this machine has room for."""
+    """Count who can work side by side: GPUs, cores, or as many Ray actors as this machine has room for."""
     if engine == "gpu":
         return len(found_devices())
     cores, network = os.cpu_count() or 1, config.network
@@ -143,7 +143,7 @@ def _chosen_precision(config: RunConfig, net: Net, engine: str) -> str:
 
 
 def records_steps(config: RunConfig, net: Net, most_examples: int) -> bool:
-    """Whether steps are recorded: recording one takes as long as some twenty steps, and large steps gain little.
+    """Decide whether steps are recorded: recording one takes as long as some twenty steps, and large steps gain little.
 
     `most_examples` is what the client with the most holds.
     """

@@ -34,7 +34,7 @@ def build_net(
     passed: PassedObjects = NOTHING_PASSED,
     trained: bool = False,
 ) -> Net:
-    """The freshly initialised model that a config's method trains, for data of this shape.
+    """Build the freshly initialised model that a config's method trains, for data of this shape.
 
     Data of `integers` is handed to it as it is if it takes that, such as tokens to an Embedding; else as its own type.
     With `trained`, it will get the weights of a run, so that the first ones matter for untrained parameters alone.
@@ -77,7 +77,7 @@ def build_net(
 def _build_module(
     config: RunConfig, input_shape: tuple[int, ...], num_classes: int, passed: PassedObjects
 ) -> nn.Module:
-    """The module that a config names, or that was given: then it is a copy, in float32 as all modules are at first."""
+    """Build the module that a config names, or copy the one that was passed, in float32 as all are at first."""
     name = config.model.name
     model = passed.find("model", name)
     if isinstance(model, nn.Module):
@@ -89,7 +89,7 @@ def _build_module(
 
 
 def _keeping_padding(module: nn.Module) -> nn.Module:
-    """The module, whose transformers compute the same in eval mode as in train mode.
+    """Return the module, its transformers computing in eval mode what they do in train mode.
 
     In eval mode alone torch's TransformerEncoder cuts padding out: it answers 0 there, fails where an example is
     nothing but padding, and cannot be batched over clients. The model that comes out of a run has this off as well.
@@ -111,7 +111,7 @@ def _takes(module: nn.Module, example: Tensor) -> bool:
 
 
 def check_values(config: RunConfig, net: Net, splits: Splits) -> None:
-    """Numbers in the data that the model cannot take."""
+    """Refuse numbers in the data that the model cannot take."""
     parts = {f'dataset = "{config.dataset.name}"': [splits.train, splits.test]}
     if config.public.source not in ("train", "test"):
         parts[f'public.source = "{config.public.source}"'] = [splits.public, splits.ranking, splits.distill]

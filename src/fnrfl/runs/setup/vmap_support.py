@@ -38,7 +38,7 @@ class VmapError(CompatibilityError):
 def vmap_failure(
     config: RunConfig, net: Net, engine: str, *, loops: bool, compute: torch.dtype | None = None
 ) -> str | None:
-    """What torch says to a step of two clients of a user's own model; None if it takes one, as with fnrfl's models.
+    """Return what torch says to a step of two clients of a user's own model; None if it takes one, or is fnrfl's.
 
     The step is taken where the engine takes its steps: on a GPU a layer may be computed by other operators. For some
     operators torch goes through the clients one by one inside the step, which is slower than one client after another.
@@ -63,7 +63,7 @@ def vmap_failure(
 
 
 def _without_own_kernels(net: Net) -> Net:
-    """The same net; kernels of fnrfl's own would have to be compiled for one step."""
+    """Return the net without kernels of fnrfl's own, which would have to be compiled for one step."""
     for layer in net.module.modules():
         if isinstance(layer, ClientConv2d):
             layer.own_kernels = False
@@ -72,7 +72,7 @@ def _without_own_kernels(net: Net) -> Net:
 
 @contextmanager
 def _warnings_here() -> Iterator[list[str]]:
-    """What this thread is warned of inside: Python has one place for all threads, and others may use `vmap` as well."""
+    """Collect what this thread is warned of: Python has one place for all threads, and others may use `vmap` too."""
     here, warned = threading.get_ident(), list[str]()
 
     def keep(message: object, *_: Any, **__: Any) -> None:
