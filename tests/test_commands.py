@@ -100,7 +100,7 @@ def test_a_forecast_is_what_a_run_meters(variant: tuple[str, ...], monkeypatch: 
     monkeypatch.setattr(fnrfl.engines.job, "local_step", counted)
     result = runs.run(config, out=None)
     for way in ("up", "down"):
-        told = [forecast.bytes_in_round(way, t) for t in range(len(result.rounds))]
+        told = [forecast.sent[min(t, 1)][way] for t in range(len(result.rounds))]
         assert told == [event[f"bytes_{way}"] for event in result.rounds]
         assert forecast.bytes_in_all(way) == sum(told)
     assert sum(forecast.steps.values()) == taken["steps"]

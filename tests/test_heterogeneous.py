@@ -408,8 +408,8 @@ def test_a_dry_run_counts_everybody_whole() -> None:
     assert forecast.sent == whole.sent
     result = runs.run(config, out=None)
     for t, event in enumerate(result.rounds):
-        assert event["bytes_down"] == forecast.bytes_in_round("down", t)
-        assert event["bytes_up"] < forecast.bytes_in_round("up", t)
+        assert event["bytes_down"] == forecast.sent[t]["down"]
+        assert event["bytes_up"] < forecast.sent[t]["up"]
 
 
 @pytest.mark.parametrize("key", ["client.stragglers", "client.dropout"])

@@ -191,16 +191,6 @@ def notices_on_clients(config: RunConfig, dataset: Dataset, partition: Partition
         )
 
 
-def count_split(config: RunConfig, examples: int, classes: int) -> list[list[int]]:
-    """How many examples of each class every client gets, of a training set with as many examples in each class.
-
-    The draw depends on these numbers alone, so that the data itself need not be there.
-    """
-    labels = np.repeat(np.arange(classes), examples // classes)
-    partition = draw(scenarios.parse(config.scenario), labels, config.clients, config.seed, num_classes=classes)
-    return [[int(count) for count in row] for row in partition.counts]
-
-
 def build_pool(
     config: RunConfig, dataset: Dataset, partition: Partition, splits: Splits, net: Net, client: int | None = None
 ) -> Pool:

@@ -49,10 +49,6 @@ class Forecast:
     memory: int | None  # bytes, an estimate; None where the system does not say
     notices: tuple[str, ...]
 
-    def bytes_in_round(self, way: str, t: int) -> int:
-        """Return the bytes "up" or "down" of round t."""
-        return self.sent[min(t, len(self.sent) - 1)][way]
-
     def bytes_in_all(self, way: str) -> int:
         """Return the bytes "up" or "down" of all rounds."""
         return sum(sent[way] for sent in self.sent) + (self.config.rounds - len(self.sent)) * self.sent[-1][way]
