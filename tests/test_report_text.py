@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fnrfl.results.report import charts, page, pairs, privacy_table, report, sentences, tables, template
-from fnrfl.runs.quality import TEST_METRICS
+from fnrfl.core.quality import TEST_METRICS
+from fnrfl.results.report import charts, page, pairs, privacy_table, report, sentences, tables
 from test_report import fake_run, leaky
 
 MARK = "§"
@@ -31,18 +31,18 @@ def mark_all(patch: pytest.MonkeyPatch) -> None:
     known = [tables.METHOD_COLUMN, *privacy_table.LEARNED_COLUMNS, *(column for column, _, _ in tables.COSTS)]
     for column in known:
         patch.setitem(vars(column), "name", column.name + MARK)
-    made, part = tables.Column.__init__, template._part
+    made, part = tables.Column.__init__, page._part
 
     def marked(self: tables.Column, name: str, *more: Any, **named: Any) -> None:
         made(self, name + MARK, *more, **named)
 
-    def marked_part(package: str, name: str) -> str:
-        text = part(package, name)
+    def marked_part(name: str) -> str:
+        text = part(name)
         words = re.compile(r"(?<=[>}])([^<>{}]*[a-z][^<>{}]*)(?=<)")
         return words.sub(rf"\1{MARK}", text) if name.endswith(".html") else text
 
     patch.setattr(tables.Column, "__init__", marked)
-    patch.setattr(template, "_part", marked_part)
+    patch.setattr(page, "_part", marked_part)
 
 
 @pytest.mark.parametrize("leak", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,59 +117,28 @@ def figure(
     names: Sequence[str] | None = None,
 ) -> None:
     """Draw an image file: who holds how many of each class, and the sizes beside it; `names` are the clients'."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError(
-            "a figure needs matplotlib, which is not installed. Run `pip install matplotlib`, or leave --png out."
-        ) from error
-    matplotlib.use("Agg")
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a matplotlibrc in the working folder may ask for another program, such as TeX
-        held = np.asarray(counts, dtype=np.int64)
-        shown = [_for_matplotlib(name) for name in names or map(str, range(len(held)))]
-        write_output(path, _drawn(held, [*map(_for_matplotlib, classes)], scores, title, path, shown))
+    from fnrfl.results.report.plots import as_image, draw_heat, new_figure, page_style
+
+    held = np.asarray(counts, dtype=np.int64)
+    clients, num_classes = held.shape
+    with page_style():
+        drawing = new_figure((8, min(12.0, 1.6 + 0.3 * clients)))
+        left, right = drawing.subplots(1, 2, width_ratios=(3, 1), sharey=True)
+        shown = [_for_matplotlib(name) for name in names or map(str, range(clients))]
+        draw_heat(left, held.tolist(), shown, lambda number: f"{number:.0f}" if number else "", int(held.max()))
+        left.set(xlabel="class", ylabel="client", title=title)
+        if num_classes <= 20:
+            few = max(map(len, classes)) < 3
+            left.set_xticks(range(num_classes), map(_for_matplotlib, classes), rotation=0 if few else 45, ha="center")
+        right.barh(range(clients), scores.sizes, color="#0b62a4")
+        right.set(xlabel="examples", title=f"Gini {scores.gini:.2f}")
+        try:
+            content = as_image(drawing, path.suffix.lower().removeprefix(".") or "png")
+        except ValueError as error:  # an ending that is no image format
+            raise ConfigError(f"{path} cannot be drawn: {error}. End its name in .png, .svg or .pdf.") from error
+    write_output(path, content)
 
 
 def _for_matplotlib(name: str) -> str:
-    """A name from the data as it is: a dollar would begin a formula."""
+    """Return a name from the data as it is: a dollar would begin a formula."""
     return printable(name if len(name) <= LONGEST_SHOWN else name[: LONGEST_SHOWN - 1] + "…").replace("$", r"\$")
-
-
-def _drawn(
-    counts: npt.NDArray[np.int64], classes: Sequence[str], scores: Skew, title: str, path: Path, names: Sequence[str]
-) -> bytes:
-    from matplotlib import pyplot
-
-    clients, num_classes = counts.shape
-    height = min(12.0, 1.6 + 0.3 * clients)
-    drawing, (left, right) = pyplot.subplots(
-        1, 2, figsize=(8, height), width_ratios=(3, 1), sharey=True, layout="constrained"
-    )
-    image = left.imshow(counts, aspect="auto", cmap="Blues", vmin=0)
-    left.set(xlabel="class", ylabel="client", title=title)
-    left.title.set_fontsize("medium")
-    if num_classes <= 20:
-        left.set_xticks(range(num_classes), classes, rotation=0 if max(map(len, classes)) < 3 else 45, ha="center")
-    if clients <= 30:
-        left.set_yticks(range(clients), names)
-    if clients <= 30 and num_classes <= 20:
-        dark = counts.max() / 2
-        for client, held in np.ndindex(clients, num_classes):
-            if number := int(counts[client, held]):
-                colour = "white" if number > dark else "black"
-                left.text(held, client, str(number), ha="center", va="center", fontsize="x-small", color=colour)
-    else:
-        drawing.colorbar(image, ax=left, label="examples", location="bottom", shrink=0.6)
-    right.barh(range(clients), scores.sizes, color="tab:blue")
-    right.set(xlabel="examples", title=f"Gini {scores.gini:.2f}")
-    right.title.set_fontsize("medium")
-    right.spines[["top", "right"]].set_visible(False)
-    drawn = io.BytesIO()
-    try:
-        drawing.savefig(drawn, format=path.suffix.lower().removeprefix(".") or "png", dpi=150)
-    except ValueError as error:  # an ending that is no image format
-        raise ConfigError(f"{path} cannot be drawn: {error}. End its name in .png, .svg or .pdf.") from error
-    finally:
-        pyplot.close(drawing)
-    return drawn.getvalue()

@@ -164,7 +164,7 @@ const exporting = (() => {
       ["CSV", "save this table for a spreadsheet", () => save(file("csv"), csv(table), "text/csv")],
       ["LaTeX", "save this table for a paper", () => save(file("tex"), latex(table), "application/x-tex")]));
   }
-  for (const place of document.querySelectorAll(".plot:not(.samples)")) {
+  for (const place of document.querySelectorAll(".plot")) {
     function caption() {
       const said = place.closest("figure").querySelector("figcaption").cloneNode(true);
       said.querySelectorAll(".tag").forEach((tag) => tag.remove());

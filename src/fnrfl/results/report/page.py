@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,6 @@ from fnrfl.results.report.metric_tables import (
 )
 from fnrfl.results.report.pairs import is_control_line
 from fnrfl.results.report.privacy_table import learned
-from fnrfl.results.report.template import SHARED, fill
 from fnrfl.rundir.outputs import check_output, write_output
 
 log = logging.getLogger("fnrfl")
@@ -107,7 +109,7 @@ def render(panels: Sequence[Panel], *, title: str | None = None, found: load.Fou
         "astray": found.astray,
         "waiting": [run for run in found.runs if not run.rounds],
     }
-    return fill("page", SHARED, drawn, values | _banners(groups, runs))
+    return fill(drawn, values | _banners(groups, runs))
 
 
 def _banners(groups: Sequence[LineGroup], runs: Sequence[Run]) -> dict[str, Any]:
@@ -194,3 +196,39 @@ def _examples(run: Run) -> str:
     parts = {"with the clients": sum(map(sum, run.counts))} | held
     told = ", ".join(f"{count:,} {name}" for name, count in parts.items())
     return f"{run.config['dataset.name']}: {counted(run.examples['train'], 'training example')}; {told}"
+
+
+# -- the template: style, scripts and data inside, nothing fetched, no markup from the outside ------------------------
+
+
+def fill(data: object, values: Mapping[str, Any]) -> str:
+    """Return page.html with `values`, its style and scripts, and `data` for the scripts.
+
+    The page's own policy lets the browser run these scripts and this style and nothing else, and load nothing.
+    """
+    try:
+        from jinja2 import Environment, FunctionLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise ConfigError("A page needs the package jinja2. Install it with `pip install jinja2`.") from error
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(_part)
+    )
+    style, script = _part("page.css"), "".join(map(_part, ("drawing.js", "page.js", "exports.js")))
+    # JSON that can stand in a script element: no character of markup is left in it.
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    text = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    ours = {"style": style, "script": script, "data": text}
+    hashes = {"style_hash": _policy_hash(style), "script_hash": _policy_hash(script)}
+    inside = {name: Markup(content) for name, content in ours.items()}
+    return environment.get_template("page.html").render({**values, **inside, **hashes}).lstrip()
+
+
+def _part(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+def _policy_hash(text: str) -> str:
+    """Return what the page's own policy calls this text."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

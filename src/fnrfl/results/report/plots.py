@@ -77,6 +77,11 @@ def page_style(**more: object) -> Iterator[None]:
         yield
 
 
+def new_figure(inches: tuple[float, float]) -> Figure:
+    """Return an empty figure."""
+    return Figure(figsize=inches, layout="constrained")
+
+
 def as_image(figure: Figure, suffix: str = "png", metadata: Mapping[str, str | None] | None = None) -> bytes:
     """A figure as the content of a file."""
     drawn = io.BytesIO()
@@ -85,7 +90,7 @@ def as_image(figure: Figure, suffix: str = "png", metadata: Mapping[str, str | N
 
 
 def _figure(leaks: Sequence[str], height: float = 4.2) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7.2, height), layout="constrained")
+    figure = new_figure((7.2, height))
     axes = figure.subplots()
     axes.set_axisbelow(True)
     if leaks:

@@ -34,17 +34,13 @@ class Column:
 class TableCell:
     """What is shown, what sorting compares, what stands beside it smaller, and the line that it names.
 
-    A cell without a line may have a leak of its own, numbers of footnotes, and a command below it. `ends` are those of
-    an interval.
+    `ends` are those of an interval.
     """
 
     text: str
     value: TableValue = None
     beside: str = ""
     group: LineGroup | None = None
-    leak: bool = False
-    footnotes: tuple[int, ...] = ()
-    command: str = ""
     ends: tuple[str, ...] = ()
 
 
